@@ -1,0 +1,1 @@
+//! Ops over planned pools.

@@ -1,0 +1,1 @@
+//! Bookkeeping without tensors: blocks, slots, tables, the prefix tree.

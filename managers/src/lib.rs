@@ -1,0 +1,7 @@
+//! The managers: the only place that allocates device memory for caches.
+//!
+//! Two halves: [`book`] is plain bookkeeping without candle; `device` holds the tensors.
+
+pub mod book;
+#[cfg(feature = "device")]
+pub mod device;

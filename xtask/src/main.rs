@@ -1,0 +1,2 @@
+//! Contributor tools.
+fn main() {}
