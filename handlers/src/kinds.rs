@@ -1,0 +1,138 @@
+//! Constructors of the known kinds.
+
+use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Split};
+
+const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
+
+impl ResourceHandler {
+    /// Keys and values of attention: shape `[kv_factor = 2, num_kv_heads, head_dim]` per token, in pages, HND.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn kv_paged(num_kv_heads: u64, head_dim: u64, dtype: DType) -> Result<Self, HandlerError> {
+        let shape = kv_shape(2, num_kv_heads, head_dim);
+        Self::new(Kind::KvPaged, EVERY_TOKEN, shape, dtype, Some(KvLayout::Hnd))
+    }
+
+    /// The latent cache of MLA: shape `[kv_factor = 1, 1, kv_lora_rank + qk_rope_head_dim]` per token, in pages.
+    ///
+    /// The latent is shared by all heads, so ranks do not divide it.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn mla_paged(kv_lora_rank: u64, qk_rope_head_dim: u64, dtype: DType) -> Result<Self, HandlerError> {
+        let latent = kv_lora_rank.saturating_add(qk_rope_head_dim);
+        if kv_lora_rank == 0 {
+            return Err(HandlerError::ZeroDim { kind: Kind::MlaPaged, dim: "kv_lora_rank".into() });
+        }
+        let shape = vec![Dim::whole("kv_factor", 1), Dim::whole("num_kv_heads", 1), Dim::whole("head_dim", latent)];
+        Self::new(Kind::MlaPaged, EVERY_TOKEN, shape, dtype, Some(KvLayout::Hnd))
+    }
+
+    /// The recurrent state of Mamba-2 and its relatives: shape `[num_heads, head_dim, d_state]` per sequence.
+    ///
+    /// A gated delta net's state is `[num_v_heads, head_k_dim, head_v_dim]`; Mamba-1's is `[d_inner, 1, d_state]`.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn ssm(num_heads: u64, head_dim: u64, d_state: u64, dtype: DType) -> Result<Self, HandlerError> {
+        let shape = vec![
+            Dim::split("num_heads", num_heads, Split::Heads),
+            Dim::whole("head_dim", head_dim),
+            Dim::whole("d_state", d_state),
+        ];
+        Self::new(Kind::Ssm, Growth::PerSequence, shape, dtype, None)
+    }
+
+    /// The state of a causal convolution: logical shape `[conv_dim, d_conv - 1]` per sequence.
+    ///
+    /// `sections` are the consecutive channel groups that ranks divide one by one, `[d_inner, g, g]` for Mamba-2;
+    /// empty for one group. A convolution of width 1 has no state and needs no handler.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension, `d_conv < 2`, or sections that do not add up to `conv_dim`.
+    pub fn causal_conv(conv_dim: u64, d_conv: u64, sections: Vec<u64>, dtype: DType) -> Result<Self, HandlerError> {
+        let sections = if sections.is_empty() { vec![conv_dim] } else { sections };
+        let shape = vec![
+            Dim::split("conv_dim", conv_dim, Split::Sections(sections)),
+            Dim::whole("d_conv - 1", d_conv.saturating_sub(1)),
+        ];
+        Self::new(Kind::CausalConv, Growth::PerSequence, shape, dtype, None)
+    }
+
+    /// Any other state of a fixed shape per sequence.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn state(shape: &[u64], dtype: DType) -> Result<Self, HandlerError> {
+        Self::new(Kind::State, Growth::PerSequence, numbered(shape), dtype, None)
+    }
+
+    /// Per-token data outside pages: every slot holds `max_seq_len` entries of `token_shape`.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn unpaged(token_shape: &[u64], dtype: DType) -> Result<Self, HandlerError> {
+        Self::new(Kind::Unpaged, Growth::PerSlotToken, numbered(token_shape), dtype, None)
+    }
+
+    /// The speculative twin of a recurrent or convolution state: the same shape at each candidate position.
+    ///
+    /// `None` for kinds that need no twin.
+    pub fn intermediate(&self) -> Option<Self> {
+        let kind = match self.kind() {
+            Kind::Ssm => Kind::IntermediateSsm,
+            Kind::CausalConv => Kind::IntermediateCausalConv,
+            _ => return None,
+        };
+        Self::new(kind, Growth::PerDraftPosition, self.shape().to_vec(), self.dtype(), None).ok()
+    }
+
+    /// The same KV resource in another memory order.
+    #[must_use]
+    pub fn with_layout(self, layout: KvLayout) -> Self {
+        Self { layout: Some(layout), ..self }
+    }
+
+    /// The same paged resource, kept for the last `window` tokens only.
+    ///
+    /// # Errors
+    /// A window of 0 tokens.
+    pub fn with_window(self, window: u32) -> Result<Self, HandlerError> {
+        let layout = self.layout();
+        let (kind, growth, shape, dtype) = (self.kind, self.growth, self.shape, self.dtype);
+        let growth = match growth {
+            Growth::Paged { stride, .. } => Growth::Paged { stride, window: Some(window) },
+            other => other,
+        };
+        Self::new(kind, growth, shape, dtype, layout)
+    }
+
+    /// The same KV resource with one tensor (`kv_factor` 1) or keys and values apart (2).
+    ///
+    /// # Errors
+    /// Any other factor.
+    pub fn with_kv_factor(self, kv_factor: u64) -> Result<Self, HandlerError> {
+        if !(1..=2).contains(&kv_factor) {
+            return Err(HandlerError::KvFactor(kv_factor));
+        }
+        let layout = self.layout();
+        let (kind, growth, mut shape, dtype) = (self.kind, self.growth, self.shape, self.dtype);
+        if let Some(dim) = shape.iter_mut().find(|dim| dim.name == "kv_factor") {
+            dim.size = kv_factor;
+        }
+        Self::new(kind, growth, shape, dtype, layout)
+    }
+}
+
+fn kv_shape(kv_factor: u64, num_kv_heads: u64, head_dim: u64) -> Vec<Dim> {
+    vec![
+        Dim::whole("kv_factor", kv_factor),
+        Dim::split("num_kv_heads", num_kv_heads, Split::KvHeads),
+        Dim::whole("head_dim", head_dim),
+    ]
+}
+
+fn numbered(shape: &[u64]) -> Vec<Dim> {
+    shape.iter().enumerate().map(|(axis, &size)| Dim::whole(format!("dim{axis}"), size)).collect()
+}
