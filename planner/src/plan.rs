@@ -1,0 +1,286 @@
+//! The plan: plain data that says where every byte of inference state lives, who owns it, and why.
+
+use std::fmt;
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_transforms::ModelInfo;
+use serde::{Deserialize, Serialize};
+
+/// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Where every byte of one model's caches lives on one device.
+///
+/// Every allocation is a [`Pool`], those that no manager owns included, so that the pools' bytes add up to all of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CachePlan {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema_version: u32,
+    /// Version of the library that made the plan.
+    pub tool_version: String,
+    /// What the plan was made from.
+    pub fingerprint: Fingerprint,
+    /// The model.
+    pub model: ModelInfo,
+    /// The grouping policy.
+    pub policy: Policy,
+    /// The manager that the runtime creates (phase 4).
+    pub manager: ManagerKind,
+    /// Limits that the plan was made for.
+    pub limits: Limits,
+    /// Sequence slots.
+    pub slots: SlotDomain,
+    /// Every resource, in registration order.
+    pub resources: Vec<PlannedResource>,
+    /// Every allocation.
+    pub pools: Vec<Pool>,
+    /// What the pools admit.
+    pub capacity: Capacity,
+    /// Sums over the resources and pools.
+    pub totals: Totals,
+    /// Where the device's bytes go, caches included.
+    pub ledger: Vec<LedgerLine>,
+}
+
+/// Hashes (lower-case hex) of what a plan was made from; a plan runs only where they match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// The model's resources.
+    pub model: String,
+    /// Budget, limits and workload.
+    pub budget: String,
+    /// The device's name and size.
+    pub device: String,
+}
+
+/// The limits of a plan, with their TensorRT-LLM names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// The longest sequence, prompt and output, in tokens.
+    pub max_seq_len: u64,
+    /// The most sequences in one step.
+    pub max_batch_size: u64,
+    /// The most tokens in one step.
+    pub max_num_tokens: u64,
+    /// Candidate positions of a speculative step, the committed one included; 1 without speculation.
+    pub draft_positions: u64,
+}
+
+/// How resources are grouped into pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// AutoDeploy's rule: the first handler of a kind is the reference, what does not match it is local.
+    FirstReference,
+    /// AutoDeploy's later rule: one pool per window, a mix inside one is an error.
+    ByWindow,
+    /// One pool per compatibility class.
+    #[default]
+    ByKey,
+}
+
+/// Which manager a plan needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ManagerKind {
+    /// Paged caches only.
+    KvCacheManager,
+    /// Paged caches and states.
+    MambaHybridCacheManager,
+}
+
+/// Who allocates and frees a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Owner {
+    /// Blocks.
+    KvCacheManager,
+    /// Slots.
+    MambaCacheManager,
+    /// A tensor of its own, in the same slot domain.
+    Local,
+    /// Bytes that are used but that nobody here allocates.
+    Unaccounted,
+}
+
+impl Owner {
+    /// Whether a manager owns it.
+    pub const fn is_managed(self) -> bool {
+        matches!(self, Self::KvCacheManager | Self::MambaCacheManager)
+    }
+}
+
+/// What a pool is divided into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// A page of `tokens_per_block` tokens.
+    Block,
+    /// One sequence's state.
+    Slot,
+    /// One tensor.
+    Fixed,
+}
+
+/// How a number is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Follows from shapes and dtypes.
+    Exact,
+    /// Was measured on the device.
+    Measured,
+    /// Was assumed; the real number may differ.
+    Assumed,
+}
+
+/// One allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Unique name, `kv_paged.0`; the resource's own name for a local allocation.
+    pub id: String,
+    /// Who allocates it.
+    pub owner: Owner,
+    /// What it is divided into.
+    pub unit: Unit,
+    /// Bytes of one unit over all members.
+    pub unit_bytes: u64,
+    /// How many units, those reserved for padding included.
+    pub units: u64,
+    /// `unit_bytes * units`.
+    pub bytes: u64,
+    /// The absolute layers with a member here, ascending.
+    pub layers: Vec<u32>,
+    /// The element type of all members.
+    pub dtype: DType,
+    /// Tokens in a block; absent for slots and fixed tensors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_block: Option<u64>,
+    /// The sliding window in tokens; absent for full attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// The members in memory order: a unit is their concatenation.
+    pub members: Vec<Member>,
+}
+
+/// A resource's place inside a unit of its pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// The resource's name.
+    pub resource: String,
+    /// Bytes from the start of the unit.
+    pub offset: u64,
+    /// Bytes in each unit.
+    pub bytes: u64,
+}
+
+/// One resource with its owner and the reason for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedResource {
+    /// Unique name.
+    pub name: String,
+    /// The absolute layer; absent for a whole-model resource.
+    pub layer: Option<u32>,
+    /// The kind's name.
+    pub kind: String,
+    /// Who allocates it.
+    pub owner: Owner,
+    /// The pool it is a member of.
+    pub pool: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Bytes that one more token costs, rounded up for compressed resources; 0 if it does not grow.
+    pub bytes_per_token: u64,
+    /// Bytes that each sequence costs whatever its length.
+    pub bytes_per_sequence: u64,
+    /// Bytes that are there once.
+    pub bytes_fixed: u64,
+    /// Why this owner, in one sentence.
+    pub reason: String,
+    /// How the bytes are known.
+    pub source: Source,
+    /// What it is.
+    pub handler: ResourceHandler,
+    /// Layers that read it without owning one (shared KV).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_by: Vec<u32>,
+}
+
+/// The one count of sequence slots that every consumer takes its rows from.
+///
+/// Slots are numbered: padding first (slot 0 reads as zero and is never written), then live, then checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotDomain {
+    /// Slots that pad a batch; reads give zero, writes go nowhere.
+    pub padding: u64,
+    /// Slots of running sequences.
+    pub live: u64,
+    /// Slots that hold states for prefix reuse.
+    pub checkpoints: u64,
+}
+
+impl SlotDomain {
+    /// All slots.
+    pub const fn total(self) -> u64 {
+        self.padding + self.live + self.checkpoints
+    }
+}
+
+/// What the pools admit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Tokens that the paged pools hold at once; `None` if nothing is paged.
+    pub tokens: Option<u64>,
+    /// Sequences of `max_seq_len` (or of the stated workload) that run at once.
+    pub sequences: u64,
+    /// The pool or limit that runs out first, by name.
+    pub capped_by: String,
+}
+
+/// Sums over resources and pools, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// What one more token costs over all paged resources, before any window stops the growth.
+    pub kv_bytes_per_token: u64,
+    /// What one more sequence costs over all states.
+    pub state_bytes_per_sequence: u64,
+    /// Pools that a manager owns.
+    pub managed_bytes: u64,
+    /// Pools that are local.
+    pub unmanaged_bytes: u64,
+}
+
+/// One line of the device's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerLine {
+    /// `weights`, `activations`, a pool's id, `reserve`, ….
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// How they are known.
+    pub source: Source,
+    /// What the number rests on, in one sentence.
+    pub note: String,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::FirstReference => "first-reference",
+            Self::ByWindow => "by-window",
+            Self::ByKey => "by-key",
+        })
+    }
+}
+
+impl CachePlan {
+    /// The pool called `id`.
+    pub fn pool(&self, id: &str) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.id == id)
+    }
+
+    /// The resource called `name`.
+    pub fn resource(&self, name: &str) -> Option<&PlannedResource> {
+        self.resources.iter().find(|resource| resource.name == name)
+    }
+}
