@@ -70,6 +70,14 @@ impl DType {
         }
     }
 
+    /// The cache dtype that `stated` asks for, where `auto` is the dtype of the tensor that is cached.
+    ///
+    /// # Errors
+    /// A name that [`DType::from_str`] does not know.
+    pub fn resolve(stated: &str, tensor: Self) -> Result<Self, UnknownDType> {
+        if stated == "auto" { Ok(tensor) } else { stated.parse() }
+    }
+
     /// Elements that are stored together: 1 for plain types, the scale group for block formats.
     pub const fn elements_per_block(self) -> u64 {
         match self {

@@ -12,6 +12,7 @@
 //! # Ok::<(), cacheplan_handlers::HandlerError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod compat;
 mod dtype;
