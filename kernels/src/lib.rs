@@ -1,1 +1,39 @@
 //! Ops over planned pools.
+//!
+//! Every op works in place on the pools that a plan lays out, finds its data through block tables or slots, and
+//! never gathers a cache. Layouts are described by [`KvLayerView`] and [`StateLayerView`]; a step's sequences by
+//! [`PagedBatch`] and [`StateBatch`]. Arithmetic is in f32 whatever the pool stores.
+//!
+//! Each op has a fast path on the CPU and, in `portable`, one made of candle's own ops that serves every other
+//! device; the device of the operands decides. `reference` holds slow f64 versions that share no code with either.
+//!
+//! Padding is the same everywhere: a token with slot -1 writes nothing, a sequence with slot -1 or context 0 gives
+//! zeros and touches no state.
+
+mod attention;
+mod batch;
+mod conv1d;
+mod error;
+mod kv_cache;
+mod mamba2;
+mod norm;
+mod pool;
+mod portable;
+mod rope;
+mod simd;
+mod storage;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use attention::{Attention, Window, paged_attention};
+pub use batch::{PagedBatch, StateBatch};
+pub use conv1d::{Activation, causal_conv1d};
+pub use error::{KernelError, Result};
+pub use kv_cache::reshape_and_cache;
+pub use mamba2::{Mamba2, mamba2_scan};
+pub use norm::{GateOrder, gated_rms_norm};
+pub use pool::{copy_rows, gather_rows, scatter_rows, zero_rows};
+pub use rope::{Rope, RopeLayout, RopeScaling};
+pub use view::{KvLayerView, KvOrder, StateLayerView};

@@ -1,0 +1,283 @@
+//! Attention over paged KV pools: prefill, chunked prefill and decode in one entry point.
+
+mod tile;
+
+use crate::batch::PagedBatch;
+use crate::error::{KernelError, Result};
+use crate::portable;
+use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool};
+use crate::view::KvLayerView;
+use candle_core::Tensor;
+use rayon::prelude::*;
+use std::ops::Range;
+use tile::{Accumulator, Scratch};
+
+const OP: &str = "paged_attention";
+
+/// Which past keys a query sees. Attention is always causal: a key after the query is never seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// All of them.
+    Full,
+    /// The last `n` positions, the query's own included.
+    Sliding(usize),
+    /// Those in the query's own chunk of `n` positions.
+    Chunked(usize),
+}
+
+impl Window {
+    /// The first position that the query at `position` sees.
+    pub(crate) fn first_visible(self, position: usize) -> usize {
+        match self {
+            Self::Full => 0,
+            Self::Sliding(n) => (position + 1).saturating_sub(n),
+            Self::Chunked(n) => position / n * n,
+        }
+    }
+}
+
+/// How scores are made from queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Which keys are seen.
+    pub window: Window,
+    /// `[num_heads]` logits that take part in the softmax's denominator only.
+    pub sinks: Option<&'a [f32]>,
+    /// `[num_heads]` ALiBi slopes: `slope * (key position - query position)` is added to the score.
+    pub alibi_slopes: Option<&'a [f32]>,
+    /// Elements of a value row. Less than `head_dim` only in a latent pool (`kv_factor` 1), whose values are the
+    /// first elements of its keys (absorbed MLA).
+    pub value_dim: usize,
+}
+
+impl Attention<'_> {
+    /// Plain causal attention with values as wide as keys.
+    pub fn new(scale: f32, value_dim: usize) -> Self {
+        Self {
+            scale,
+            softcap: None,
+            window: Window::Full,
+            sinks: None,
+            alibi_slopes: None,
+            value_dim,
+        }
+    }
+}
+
+/// Attends from `q` `[total_tokens, num_heads, head_dim]` to the cached keys and values of each sequence.
+///
+/// This step's keys and values must have been written before ([`crate::reshape_and_cache`]). Query heads are
+/// grouped: consecutive `num_heads / num_kv_heads` of them share a KV head. A layer that shares the cache of
+/// another passes that layer's view. Returns `[total_tokens, num_heads, value_dim]` in the dtype of `q`.
+pub fn paged_attention(
+    q: &Tensor,
+    pool: &Tensor,
+    view: &KvLayerView,
+    batch: &PagedBatch<'_>,
+    attention: &Attention<'_>,
+) -> Result<Tensor> {
+    let num_blocks = view.check(OP, pool)?;
+    let (total_tokens, num_heads, head_dim) = match q.dims() {
+        &[tokens, heads, dim] => (tokens, heads, dim),
+        found => {
+            return Err(KernelError::Shape {
+                op: OP,
+                operand: "q",
+                found: found.to_vec(),
+                expected: "[total_tokens, num_heads, head_dim]".to_owned(),
+            });
+        }
+    };
+    batch.check(OP, total_tokens)?;
+    check(view, attention, num_heads, head_dim)?;
+    check_blocks(view, batch, attention.window, num_blocks)?;
+    if !q.device().is_cpu() {
+        return portable::attention::paged_attention(q, pool, view, batch, attention);
+    }
+    let mut out = vec![0f32; total_tokens * num_heads * attention.value_dim];
+    let input = Input::new(q)?;
+    with_float_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| {
+        let step = Step { q: input.rows(), pool, view, batch, attention, num_heads };
+        step.run(&mut out);
+        Ok(())
+    }))?;
+    let out = Tensor::from_vec(
+        out,
+        (total_tokens, num_heads, attention.value_dim),
+        q.device(),
+    )?;
+    Ok(out.to_dtype(q.dtype())?)
+}
+
+fn check(
+    view: &KvLayerView,
+    attention: &Attention<'_>,
+    num_heads: usize,
+    head_dim: usize,
+) -> Result<()> {
+    let refuse = |reason: String| Err(KernelError::Argument { op: OP, reason });
+    if head_dim != view.head_dim {
+        return refuse(format!(
+            "q has head_dim {head_dim}, the layer {}",
+            view.head_dim
+        ));
+    }
+    if num_heads == 0 || !num_heads.is_multiple_of(view.num_kv_heads) {
+        return refuse(format!(
+            "{num_heads} query heads cannot share {} KV heads evenly",
+            view.num_kv_heads
+        ));
+    }
+    let value_dim = attention.value_dim;
+    let fits = match view.kv_factor {
+        1 => (1..=head_dim).contains(&value_dim),
+        _ => value_dim == head_dim,
+    };
+    if !fits {
+        return refuse(format!(
+            "value_dim {value_dim} does not fit head_dim {head_dim} with kv_factor {}",
+            view.kv_factor
+        ));
+    }
+    if matches!(attention.window, Window::Sliding(0) | Window::Chunked(0)) {
+        return refuse("a window of 0 positions sees nothing".to_owned());
+    }
+    for (per_head, name) in [
+        (attention.sinks, "sinks"),
+        (attention.alibi_slopes, "alibi_slopes"),
+    ] {
+        if let Some(found) = per_head.map(<[f32]>::len).filter(|&len| len != num_heads) {
+            return refuse(format!("{name} has {found} entries for {num_heads} heads"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every block that some query sees exists.
+fn check_blocks(
+    view: &KvLayerView,
+    batch: &PagedBatch<'_>,
+    window: Window,
+    num_blocks: usize,
+) -> Result<()> {
+    for sequence in 0..batch.len() {
+        let kv_len = batch.kv_lens[sequence] as usize;
+        let queries = batch.rows(sequence).len();
+        if kv_len == 0 || queries == 0 {
+            continue;
+        }
+        let first = window.first_visible(kv_len - queries) / view.tokens_per_block;
+        let last = (kv_len - 1) / view.tokens_per_block;
+        let blocks = batch.blocks(sequence);
+        for logical in first..=last {
+            let found = blocks.get(logical).copied().unwrap_or(-1);
+            if usize::try_from(found).map_or(true, |block| block >= num_blocks) {
+                return Err(KernelError::Index {
+                    op: OP,
+                    operand: "block_tables",
+                    at: sequence * batch.max_blocks + logical,
+                    found: i64::from(found),
+                    expected: format!(
+                        "but sequence {sequence} sees that block: expected less than {num_blocks}"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Query tokens that one task takes together. Their scores against a block stay in the nearest cache.
+const QUERY_TILE: usize = 32;
+/// Context that one task of a decode step takes. The cut depends on positions alone, never on the batch or the
+/// thread count, so that results do not depend on them either.
+const KV_SPLIT: usize = 512;
+
+/// One call on the CPU.
+struct Step<'a, T> {
+    q: Rows<'a>,
+    pool: &'a [T],
+    view: &'a KvLayerView,
+    batch: &'a PagedBatch<'a>,
+    attention: &'a Attention<'a>,
+    num_heads: usize,
+}
+
+/// Some query tokens of one sequence, the positions they stand at, and the context they see.
+struct QueryTile {
+    sequence: usize,
+    rows: Range<usize>,
+    first_position: usize,
+    context: Range<usize>,
+}
+
+impl<T: Element> Step<'_, T> {
+    fn run(&self, out: &mut [f32]) {
+        let tiles = self.tiles();
+        let out = DisjointMut::new(out);
+        let heads = self.view.num_kv_heads;
+        (0..tiles.len() * heads)
+            .into_par_iter()
+            .for_each(|task| self.attend(&tiles[task / heads], task % heads, &out));
+    }
+
+    fn tiles(&self) -> Vec<QueryTile> {
+        let mut tiles = Vec::with_capacity(self.batch.len());
+        for sequence in 0..self.batch.len() {
+            let rows = self.batch.rows(sequence);
+            let kv_len = self.batch.kv_lens[sequence] as usize;
+            if kv_len == 0 {
+                continue;
+            }
+            for start in rows.clone().step_by(QUERY_TILE) {
+                let end = (start + QUERY_TILE).min(rows.end);
+                let first_position = kv_len - (rows.end - start);
+                let last_position = kv_len - 1 - (rows.end - end);
+                tiles.push(QueryTile {
+                    sequence,
+                    rows: start..end,
+                    first_position,
+                    context: self.attention.window.first_visible(first_position)..last_position + 1,
+                });
+            }
+        }
+        tiles
+    }
+
+    /// Writes the output of one tile for the query heads of one KV head.
+    fn attend(&self, tile: &QueryTile, kv_head: usize, out: &DisjointMut<'_, f32>) {
+        let group = self.num_heads / self.view.num_kv_heads;
+        let mut scratch = Scratch::default();
+        let parts: Vec<Accumulator> = split(&tile.context)
+            .map(|context| {
+                let mut part = Accumulator::new(tile.rows.len() * group, self.attention.value_dim);
+                crate::simd::vectorized(
+                    #[inline(always)]
+                    || tile::attend(self, tile, kv_head, context, &mut part, &mut scratch),
+                );
+                part
+            })
+            .collect();
+        let total = Accumulator::combine(parts);
+        for (row, token) in tile.rows.clone().enumerate() {
+            for member in 0..group {
+                let head = kv_head * group + member;
+                let start = (token * self.num_heads + head) * self.attention.value_dim;
+                // SAFETY: this task alone has this token and this head.
+                let target = unsafe { out.slice(start..start + self.attention.value_dim) };
+                let sink = self.attention.sinks.map(|sinks| sinks[head]);
+                total.finish(row * group + member, sink, target);
+            }
+        }
+    }
+}
+
+fn split(context: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let Range { start, end } = *context;
+    (start / KV_SPLIT..end.div_ceil(KV_SPLIT))
+        .map(move |part| (part * KV_SPLIT).max(start)..((part + 1) * KV_SPLIT).min(end))
+}

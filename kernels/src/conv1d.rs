@@ -1,0 +1,184 @@
+//! Causal depthwise convolution over time with a carried state.
+
+use crate::batch::StateBatch;
+use crate::error::{KernelError, Result};
+use crate::portable;
+use crate::simd::{silu, vectorized};
+use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool_mut};
+use crate::view::StateLayerView;
+use candle_core::Tensor;
+use rayon::prelude::*;
+use std::ops::Range;
+
+const OP: &str = "causal_conv1d";
+
+/// What follows the convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    None,
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// Convolves `x` `[total_tokens, conv_dim]` with `weight` `[d_conv, conv_dim]` and moves the state on.
+///
+/// `y[t, d] = act(bias[d] + sum_k weight[k, d] * x[t - (d_conv - 1) + k, d])`, where the rows before a sequence's
+/// first token are its state. Prefill, chunked prefill and decode are the same call; a new sequence starts from a
+/// zeroed slot. Afterwards the state holds the last `d_conv - 1` inputs, the oldest first. `weight` is the
+/// checkpoint's `[conv_dim, 1, d_conv]` transposed once at load, so that all operands are contiguous over channels.
+pub fn causal_conv1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    pool: &Tensor,
+    view: &StateLayerView,
+    batch: &StateBatch<'_>,
+) -> Result<Tensor> {
+    let num_slots = view.check(OP, pool)?;
+    let (total_tokens, conv_dim) = x.dims2()?;
+    batch.check(OP, total_tokens, num_slots)?;
+    let d_conv = view.shape[0] + 1;
+    let expect = |operand, tensor: &Tensor, dims: &[usize]| {
+        if tensor.dims() == dims {
+            return Ok(());
+        }
+        Err(KernelError::Shape {
+            op: OP,
+            operand,
+            found: tensor.dims().to_vec(),
+            expected: format!("{dims:?}"),
+        })
+    };
+    expect("x", x, &[total_tokens, view.shape[1] * view.shape[2]])?;
+    expect("weight", weight, &[d_conv, conv_dim])?;
+    if let Some(bias) = bias {
+        expect("bias", bias, &[conv_dim])?;
+    }
+    if !x.device().is_cpu() {
+        return portable::conv1d::causal_conv1d(x, weight, bias, activation, pool, view, batch);
+    }
+    let (input, weight) = (Input::new(x)?, Input::new(weight)?);
+    let bias = Input::optional_flat(bias)?;
+    let mut out = vec![0f32; total_tokens * conv_dim];
+    let conv = Conv {
+        x: input.rows(),
+        weight: weight.rows(),
+        bias: bias.as_ref().map(|bias| bias.rows().row(0)),
+        activation,
+    };
+    with_float_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
+        conv.run(pool, view, batch, &mut out);
+        Ok(())
+    }))?;
+    Ok(Tensor::from_vec(out, (total_tokens, conv_dim), x.device())?.to_dtype(x.dtype())?)
+}
+
+/// Rows that one task convolves.
+const ROWS_PER_TASK: usize = 64;
+
+struct Conv<'a> {
+    x: Rows<'a>,
+    weight: Rows<'a>,
+    bias: Option<&'a [f32]>,
+    activation: Activation,
+}
+
+impl Conv<'_> {
+    fn run<T: Element>(
+        &self,
+        pool: &mut [T],
+        view: &StateLayerView,
+        batch: &StateBatch<'_>,
+        out: &mut [f32],
+    ) {
+        let state_of = |slot: usize| {
+            let start = slot * view.slot_elems + view.layer_offset;
+            start..start + view.elems()
+        };
+        let tasks: Vec<(Range<usize>, usize, Range<usize>)> = batch
+            .active()
+            .flat_map(|(rows, slot)| {
+                rows.clone().step_by(ROWS_PER_TASK).map(move |start| {
+                    (
+                        rows.clone(),
+                        slot,
+                        start..(start + ROWS_PER_TASK).min(rows.end),
+                    )
+                })
+            })
+            .collect();
+        let target = DisjointMut::new(out);
+        let states = &*pool;
+        tasks.par_iter().for_each(|(rows, slot, task)| {
+            let widened;
+            let state = &states[state_of(*slot)];
+            let state = match T::as_f32(state) {
+                Some(state) => state,
+                None => {
+                    widened = state.iter().map(|value| value.load()).collect::<Vec<_>>();
+                    &widened
+                }
+            };
+            let width = self.x.width();
+            // SAFETY: tasks have distinct rows.
+            let out = unsafe { target.slice(task.start * width..task.end * width) };
+            vectorized(
+                #[inline(always)]
+                || self.convolve(rows.start, state, task.clone(), out),
+            );
+        });
+        // States move only after every task has read them.
+        let pool = DisjointMut::new(pool);
+        let active: Vec<_> = batch.active().collect();
+        active.par_iter().for_each(|(rows, slot)| {
+            // SAFETY: a slot belongs to one sequence.
+            let state = unsafe { pool.slice(state_of(*slot)) };
+            self.shift(rows.clone(), state);
+        });
+    }
+
+    /// Convolves the rows of `task`, which belong to the sequence that starts at row `first`.
+    #[inline(always)]
+    fn convolve(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+        let width = self.x.width();
+        let d_conv = self.weight.len();
+        for (row, out) in task.zip(out.chunks_exact_mut(width)) {
+            match self.bias {
+                Some(bias) => out.copy_from_slice(bias),
+                None => out.fill(0.0),
+            }
+            for tap in 0..d_conv {
+                let back = d_conv - 1 - tap;
+                let source = if row >= first + back {
+                    self.x.row(row - back)
+                } else {
+                    &state[(row - first + tap) * width..][..width]
+                };
+                for ((out, weight), x) in out.iter_mut().zip(self.weight.row(tap)).zip(source) {
+                    *out += weight * x;
+                }
+            }
+            if self.activation == Activation::Silu {
+                for out in out.iter_mut() {
+                    *out = silu(*out);
+                }
+            }
+        }
+    }
+
+    /// Makes the state hold the last inputs of the sequence.
+    fn shift<T: Element>(&self, rows: Range<usize>, state: &mut [T]) {
+        let width = self.x.width();
+        let keep = self.weight.len() - 1;
+        let new = rows.len().min(keep);
+        state.copy_within(new * width.., 0);
+        for (slot, row) in (keep - new..keep).zip(rows.end - new..rows.end) {
+            let target = &mut state[slot * width..][..width];
+            for (target, &source) in target.iter_mut().zip(self.x.row(row)) {
+                *target = T::store(source);
+            }
+        }
+    }
+}

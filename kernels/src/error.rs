@@ -1,0 +1,69 @@
+//! What a kernel refuses, and why.
+
+use candle_core::DType;
+
+/// The result of a kernel.
+pub type Result<T> = std::result::Result<T, KernelError>;
+
+/// Why a kernel did not run. Nothing has been written when one of these is returned by a check.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// A tensor does not have the shape that the operands around it ask for.
+    #[error("{op}: `{operand}` has shape {found:?}, expected {expected}")]
+    Shape {
+        /// The op that refused.
+        op: &'static str,
+        /// The operand as it is called in the op's signature.
+        operand: &'static str,
+        /// Its shape.
+        found: Vec<usize>,
+        /// What the op needs, in words.
+        expected: String,
+    },
+    /// A tensor has an element type that the op does not handle.
+    #[error("{op}: `{operand}` has dtype {found:?}, expected {expected}")]
+    DType {
+        /// The op that refused.
+        op: &'static str,
+        /// The operand as it is called in the op's signature.
+        operand: &'static str,
+        /// Its element type.
+        found: DType,
+        /// What the op handles, in words.
+        expected: &'static str,
+    },
+    /// A block, slot, position or length points outside what it indexes.
+    #[error("{op}: `{operand}`[{at}] is {found}, {expected}")]
+    Index {
+        /// The op that refused.
+        op: &'static str,
+        /// The index list as it is called in the op's signature.
+        operand: &'static str,
+        /// The place in the list.
+        at: usize,
+        /// The value found there.
+        found: i64,
+        /// What is allowed, in words.
+        expected: String,
+    },
+    /// A layout or a scalar argument makes no sense.
+    #[error("{op}: {reason}")]
+    Argument {
+        /// The op that refused.
+        op: &'static str,
+        /// What is wrong and what would do.
+        reason: String,
+    },
+    /// Candle itself failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl From<KernelError> for candle_core::Error {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::Candle(inner) => inner,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Attention per sequence over gathered keys and values.
+
+use super::softmax;
+use crate::attention::Attention;
+use crate::batch::PagedBatch;
+use crate::error::Result;
+use crate::view::KvLayerView;
+use candle_core::{D, DType, Tensor};
+
+pub(crate) fn paged_attention(
+    q: &Tensor,
+    pool: &Tensor,
+    view: &KvLayerView,
+    batch: &PagedBatch<'_>,
+    attention: &Attention<'_>,
+) -> Result<Tensor> {
+    let (total_tokens, num_heads, _) = q.dims3()?;
+    let mut outputs = Vec::with_capacity(batch.len());
+    for sequence in 0..batch.len() {
+        let rows = batch.rows(sequence);
+        if rows.is_empty() {
+            continue;
+        }
+        let shape = (rows.len(), num_heads, attention.value_dim);
+        outputs.push(if batch.kv_lens[sequence] == 0 {
+            Tensor::zeros(shape, q.dtype(), q.device())?
+        } else {
+            let q = q.narrow(0, rows.start, rows.len())?;
+            one_sequence(&q, pool, view, batch, sequence, attention)?
+                .reshape(shape)?
+                .to_dtype(q.dtype())?
+        });
+    }
+    if outputs.is_empty() {
+        return Ok(Tensor::zeros(
+            (total_tokens, num_heads, attention.value_dim),
+            q.dtype(),
+            q.device(),
+        )?);
+    }
+    Ok(Tensor::cat(&outputs, 0)?)
+}
+
+fn one_sequence(
+    q: &Tensor,
+    pool: &Tensor,
+    view: &KvLayerView,
+    batch: &PagedBatch<'_>,
+    sequence: usize,
+    attention: &Attention<'_>,
+) -> Result<Tensor> {
+    let (queries, num_heads, head_dim) = q.dims3()?;
+    let group = num_heads / view.num_kv_heads;
+    let kv_len = batch.kv_lens[sequence] as usize;
+    let first_position = kv_len - queries;
+    let first_key = attention.window.first_visible(first_position);
+    let keys = kv_len - first_key;
+
+    let gather = |kv: usize| -> Result<Tensor> {
+        let blocks = batch.blocks(sequence);
+        let index: Vec<u32> = (0..view.num_kv_heads)
+            .flat_map(|head| {
+                (first_key..kv_len).map(move |position| {
+                    let block = blocks[position / view.tokens_per_block] as usize;
+                    let offset = view.row_offset(kv, head, position % view.tokens_per_block);
+                    ((block * view.block_elems + offset) / head_dim) as u32
+                })
+            })
+            .collect();
+        let index = Tensor::new(index, pool.device())?;
+        Ok(pool
+            .reshape(((), head_dim))?
+            .index_select(&index, 0)?
+            .to_dtype(DType::F32)?
+            .reshape((view.num_kv_heads, keys, head_dim))?)
+    };
+    let k = gather(0)?;
+    let v = match view.kv_factor {
+        1 => k.narrow(2, 0, attention.value_dim)?.contiguous()?,
+        _ => gather(1)?,
+    };
+
+    // [num_kv_heads, group * queries, ..] rows, the group outermost.
+    let q = q
+        .to_dtype(DType::F32)?
+        .reshape((queries, view.num_kv_heads, group, head_dim))?
+        .permute((1, 2, 0, 3))?
+        .reshape((view.num_kv_heads, group * queries, head_dim))?;
+    let mut scores = (q.matmul(&k.t()?.contiguous()?)? * f64::from(attention.scale))?;
+    if let Some(cap) = attention.softcap {
+        scores = ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?;
+    }
+    let bias: Vec<f32> = (0..num_heads)
+        .flat_map(|head| {
+            let slope = attention.alibi_slopes.map_or(0.0, |slopes| slopes[head]);
+            (first_position..kv_len).flat_map(move |query| {
+                let first = attention.window.first_visible(query);
+                (first_key..kv_len).map(move |key| {
+                    if key < first || key > query {
+                        f32::NEG_INFINITY
+                    } else {
+                        -slope * (query - key) as f32
+                    }
+                })
+            })
+        })
+        .collect();
+    let bias = Tensor::from_vec(bias, scores.shape(), q.device())?;
+    scores = (scores + bias)?;
+    if let Some(sinks) = attention.sinks {
+        let sinks = Tensor::new(sinks, q.device())?
+            .reshape((view.num_kv_heads, group, 1, 1))?
+            .broadcast_as((view.num_kv_heads, group, queries, 1))?
+            .reshape((view.num_kv_heads, group * queries, 1))?;
+        scores = Tensor::cat(&[&scores, &sinks], D::Minus1)?;
+    }
+    let weights = softmax(&scores)?.narrow(D::Minus1, 0, keys)?.contiguous()?;
+    Ok(weights
+        .matmul(&v)?
+        .reshape((view.num_kv_heads, group, queries, attention.value_dim))?
+        .permute((2, 0, 1, 3))?
+        .contiguous()?)
+}

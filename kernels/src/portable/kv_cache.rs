@@ -1,0 +1,47 @@
+//! Cache writes as row scatters.
+
+use crate::error::Result;
+use crate::view::KvLayerView;
+use candle_core::{DType, Tensor};
+
+pub(crate) fn reshape_and_cache(
+    pool: &Tensor,
+    view: &KvLayerView,
+    k: &Tensor,
+    v: Option<&Tensor>,
+    slot_mapping: &[i64],
+) -> Result<()> {
+    let live: Vec<(u32, usize)> = slot_mapping
+        .iter()
+        .enumerate()
+        .filter_map(|(token, &slot)| Some((token as u32, usize::try_from(slot).ok()?)))
+        .collect();
+    if live.is_empty() {
+        return Ok(());
+    }
+    let tokens = Tensor::from_iter(live.iter().map(|(token, _)| *token), pool.device())?;
+    let pool_rows = pool.reshape(((), view.head_dim))?;
+    for (kv, input) in [Some(k), v].into_iter().flatten().enumerate() {
+        let rows = input
+            .index_select(&tokens, 0)?
+            .reshape(((), view.head_dim))?
+            .to_dtype(pool.dtype())?;
+        let index: Vec<u32> = live
+            .iter()
+            .flat_map(|&(_, slot)| {
+                let block = slot / view.tokens_per_block * view.block_elems;
+                (0..view.num_kv_heads).map(move |head| {
+                    let offset = view.row_offset(kv, head, slot % view.tokens_per_block);
+                    ((block + offset) / view.head_dim) as u32
+                })
+            })
+            .collect();
+        let index = Tensor::new(index, pool.device())?
+            .to_dtype(DType::U32)?
+            .unsqueeze(1)?
+            .broadcast_as(rows.shape())?
+            .contiguous()?;
+        pool_rows.scatter_set(&index, &rows, 0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! Typed access to the memory behind candle tensors on the CPU.
+
+use crate::error::{KernelError, Result};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, WithDType};
+use half::{bf16, f16};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// An element type that a floating-point pool may have. Arithmetic is always done in f32.
+pub(crate) trait Element: WithDType + Send + Sync {
+    fn load(self) -> f32;
+    fn store(value: f32) -> Self;
+    /// The elements as f32 without a copy, where they are f32.
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+    /// The elements as f32 without a copy, where they are f32.
+    fn as_f32_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
+    fn slice_of(storage: &CpuStorage) -> Option<&[Self]>;
+    fn slice_of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
+}
+
+macro_rules! element {
+    ($type:ty, $variant:ident, $load:expr, $store:expr $(, $identity:item)*) => {
+        impl Element for $type {
+            #[inline(always)]
+            fn load(self) -> f32 {
+                $load(self)
+            }
+            #[inline(always)]
+            fn store(value: f32) -> Self {
+                $store(value)
+            }
+            fn slice_of(storage: &CpuStorage) -> Option<&[Self]> {
+                match storage {
+                    CpuStorage::$variant(data) => Some(data),
+                    _ => None,
+                }
+            }
+            fn slice_of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+                match storage {
+                    CpuStorage::$variant(data) => Some(data),
+                    _ => None,
+                }
+            }
+            $($identity)*
+        }
+    };
+}
+
+element!(
+    f32,
+    F32,
+    |value| value,
+    |value| value,
+    #[inline(always)]
+    fn as_f32(data: &[Self]) -> Option<&[f32]> {
+        Some(data)
+    },
+    #[inline(always)]
+    fn as_f32_mut(data: &mut [Self]) -> Option<&mut [f32]> {
+        Some(data)
+    }
+);
+element!(f16, F16, f16::to_f32, f16::from_f32);
+element!(bf16, BF16, bf16::to_f32, bf16::from_f32);
+
+/// Runs `$body` with `$element` bound to the element type of a floating-point pool of dtype `$dtype`.
+macro_rules! with_float_pool {
+    ($op:expr, $dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $element = f32;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $element = half::f16;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $element = half::bf16;
+                $body
+            }
+            found => Err($crate::error::KernelError::DType {
+                op: $op,
+                operand: "pool",
+                found,
+                expected: "f32, f16 or bf16",
+            }),
+        }
+    };
+}
+pub(crate) use with_float_pool;
+
+/// Runs `body` on the elements of a contiguous pool, in place, and returns what it returns.
+pub(crate) fn with_pool_mut<T: Element, R>(
+    op: &'static str,
+    pool: &Tensor,
+    body: impl FnOnce(&mut [T]) -> Result<R>,
+) -> Result<R> {
+    struct Op<F, R, T> {
+        name: &'static str,
+        body: RefCell<Option<F>>,
+        result: RefCell<Option<Result<R>>>,
+        element: PhantomData<T>,
+    }
+    impl<T: Element, R, F: FnOnce(&mut [T]) -> Result<R>> InplaceOp1 for Op<F, R, T> {
+        fn name(&self) -> &'static str {
+            self.name
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+            let Some(range) = contiguous(layout) else {
+                candle_core::bail!("{}: the pool is not contiguous", self.name)
+            };
+            let Some(data) = T::slice_of_mut(storage) else {
+                candle_core::bail!("{}: the pool is not {:?}", self.name, T::DTYPE)
+            };
+            let body = self.body.borrow_mut().take();
+            *self.result.borrow_mut() = body.map(|body| body(&mut data[range]));
+            Ok(())
+        }
+    }
+    let inplace = Op {
+        name: op,
+        body: RefCell::new(Some(body)),
+        result: RefCell::new(None),
+        element: PhantomData,
+    };
+    pool.inplace_op1(&inplace)?;
+    inplace.result.into_inner().unwrap_or_else(|| {
+        Err(KernelError::Argument {
+            op,
+            reason: "candle did not run the op".to_owned(),
+        })
+    })
+}
+
+/// Runs `body` on the elements of a contiguous pool.
+pub(crate) fn with_pool<T: Element, R>(
+    op: &'static str,
+    pool: &Tensor,
+    body: impl FnOnce(&[T]) -> Result<R>,
+) -> Result<R> {
+    let (storage, layout) = pool.storage_and_layout();
+    let data = match &*storage {
+        Storage::Cpu(cpu) => T::slice_of(cpu),
+        _ => None,
+    };
+    match (data, contiguous(layout)) {
+        (Some(data), Some(range)) => body(&data[range]),
+        _ => Err(KernelError::Argument {
+            op,
+            reason: format!(
+                "the pool is not a contiguous {:?} tensor on the CPU",
+                T::DTYPE
+            ),
+        }),
+    }
+}
+
+fn contiguous(layout: &Layout) -> Option<Range<usize>> {
+    layout.contiguous_offsets().map(|(start, end)| start..end)
+}
+
+/// An activation or parameter tensor as f32 rows: its first dimension counts rows, the others are one row.
+///
+/// A column slice of a wider f32 projection is read in place through its row stride; another dtype or a stranger
+/// stride costs a copy.
+pub(crate) enum Input<'a> {
+    Borrowed {
+        storage: StorageRef<'a>,
+        offset: usize,
+        shape: RowShape,
+    },
+    Owned {
+        data: Vec<f32>,
+        shape: RowShape,
+    },
+}
+
+/// Rows of equal width at equal distance.
+#[derive(Clone, Copy)]
+pub(crate) struct RowShape {
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    pub(crate) stride: usize,
+}
+
+/// Borrowed f32 rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    data: &'a [f32],
+    shape: RowShape,
+}
+
+impl<'a> Input<'a> {
+    /// Rows counted by the first dimension.
+    pub(crate) fn new(tensor: &'a Tensor) -> Result<Self> {
+        let rows = tensor.dim(0)?;
+        Self::with_rows(tensor, rows, &tensor.dims()[1..], &tensor.stride()[1..])
+    }
+
+    /// The whole tensor as one row.
+    pub(crate) fn flat(tensor: &'a Tensor) -> Result<Self> {
+        Self::with_rows(tensor, 1, tensor.dims(), tensor.stride())
+    }
+
+    fn with_rows(
+        tensor: &'a Tensor,
+        rows: usize,
+        dims: &[usize],
+        strides: &[usize],
+    ) -> Result<Self> {
+        let mut width = 1;
+        let mut dense = true;
+        for (&dim, &stride) in dims.iter().zip(strides).rev() {
+            dense &= dim == 1 || stride == width;
+            width *= dim;
+        }
+        let stride = match tensor.stride() {
+            [first, ..] if rows > 1 => *first,
+            _ => width,
+        };
+        let (storage, layout) = tensor.storage_and_layout();
+        if dense && matches!(&*storage, Storage::Cpu(CpuStorage::F32(_))) {
+            return Ok(Self::Borrowed {
+                storage,
+                offset: layout.start_offset(),
+                shape: RowShape {
+                    rows,
+                    width,
+                    stride,
+                },
+            });
+        }
+        drop(storage);
+        Ok(Self::Owned {
+            data: tensor
+                .to_dtype(DType::F32)?
+                .flatten_all()?
+                .to_vec1::<f32>()?,
+            shape: RowShape {
+                rows,
+                width,
+                stride: width,
+            },
+        })
+    }
+
+    /// An optional parameter vector as one row.
+    pub(crate) fn optional_flat(tensor: Option<&'a Tensor>) -> Result<Option<Self>> {
+        tensor.map(Self::flat).transpose()
+    }
+
+    pub(crate) fn rows(&self) -> Rows<'_> {
+        match self {
+            Self::Borrowed {
+                storage,
+                offset,
+                shape,
+            } => {
+                let data = match &**storage {
+                    Storage::Cpu(CpuStorage::F32(data)) => &data[*offset..],
+                    // `new` borrows nothing else, and a storage never changes its kind.
+                    _ => &[],
+                };
+                Rows {
+                    data,
+                    shape: *shape,
+                }
+            }
+            Self::Owned { data, shape } => Rows {
+                data,
+                shape: *shape,
+            },
+        }
+    }
+}
+
+impl<'a> Rows<'a> {
+    pub(crate) fn row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.shape.stride..][..self.shape.width]
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.shape.width
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shape.rows
+    }
+
+    pub(crate) fn expect(
+        &self,
+        op: &'static str,
+        operand: &'static str,
+        rows: usize,
+        width: usize,
+    ) -> Result<()> {
+        if (self.len(), self.width()) == (rows, width) {
+            return Ok(());
+        }
+        Err(KernelError::Shape {
+            op,
+            operand,
+            found: vec![self.len(), self.width()],
+            expected: format!("[{rows}, {width}]"),
+        })
+    }
+}
+
+/// One mutable slice handed out in pieces to parallel tasks.
+pub(crate) struct DisjointMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the pointer stands for a `&mut [T]`, and `slice` obliges its callers to keep the pieces apart.
+unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
+// SAFETY: as above; sharing the handle shares nothing but the right to ask for disjoint pieces.
+unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
+
+impl<'a, T> DisjointMut<'a, T> {
+    pub(crate) fn new(data: &'a mut [T]) -> Self {
+        Self {
+            start: data.as_mut_ptr(),
+            len: data.len(),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The elements in `range`.
+    ///
+    /// # Safety
+    /// No other piece that is alive at the same time may overlap `range`.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "handing out disjoint pieces is what the type is for"
+    )]
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds by the assertion, unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,73 @@
+//! Tests of the ops against their references, and of the two paths against each other.
+
+mod portable;
+
+use candle_core::{DType, Device, Tensor};
+
+/// A small generator of repeatable test data.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// Uniform in `-1..1`.
+    pub(crate) fn unit(&mut self) -> f32 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let bits = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40;
+        bits as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (((self.unit() + 1.0) / 2.0 * bound as f32) as usize).min(bound - 1)
+    }
+
+    pub(crate) fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.unit()).collect()
+    }
+
+    pub(crate) fn tensor(&mut self, shape: &[usize]) -> Tensor {
+        let data = self.vec(shape.iter().product());
+        Tensor::from_vec(data, shape, &Device::Cpu).unwrap()
+    }
+}
+
+pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor
+        .to_dtype(DType::F32)
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1()
+        .unwrap()
+}
+
+/// Offsets of consecutive sequences.
+pub(crate) fn cu_seqlens(lens: &[usize]) -> Vec<u32> {
+    std::iter::once(0)
+        .chain(lens.iter().scan(0, |sum, len| {
+            *sum += *len as u32;
+            Some(*sum)
+        }))
+        .collect()
+}
+
+/// Asserts that the largest difference is at most `tolerance` times the largest magnitude, and no value is NaN.
+#[track_caller]
+pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    let magnitude = expected
+        .iter()
+        .fold(1e-6f32, |max, value| max.max(value.abs()));
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs() / magnitude;
+        assert!(
+            error <= tolerance,
+            "[{at}] {found} instead of {expected}: off by {error:e}"
+        );
+    }
+}

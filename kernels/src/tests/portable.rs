@@ -1,0 +1,197 @@
+//! The portable path gives what the fast path gives.
+
+use super::{Random, assert_close, cu_seqlens, values};
+use crate::portable;
+use crate::*;
+use candle_core::{DType, Device, Tensor};
+use rstest::rstest;
+
+fn kv_view(kv_factor: usize, order: KvOrder) -> KvLayerView {
+    KvLayerView {
+        block_elems: 2 * 2 * 3 * 4 * 16,
+        layer_offset: 2 * 4 * 16,
+        kv_factor,
+        num_kv_heads: 3,
+        head_dim: 16,
+        tokens_per_block: 4,
+        order,
+    }
+}
+
+#[rstest]
+fn cache_writes_agree(
+    #[values(1, 2)] kv_factor: usize,
+    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+    #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+) {
+    let mut random = Random::new(1);
+    let view = kv_view(kv_factor, order);
+    let k = random.tensor(&[5, 3, 16]);
+    let v = random.tensor(&[5, 3, 16]);
+    let v = (kv_factor == 2).then_some(&v);
+    let slots = [7, -1, 2, 11, 0];
+    let fast = random
+        .tensor(&[3, view.block_elems])
+        .to_dtype(dtype)
+        .unwrap();
+    let slow = fast.copy().unwrap();
+    reshape_and_cache(&fast, &view, &k, v, &slots).unwrap();
+    portable::kv_cache::reshape_and_cache(&slow, &view, &k, v, &slots).unwrap();
+    assert_eq!(values(&fast), values(&slow));
+}
+
+#[rstest]
+#[case::plain(|_: &mut Attention<'_>| {})]
+#[case::sliding(|attention: &mut Attention<'_>| attention.window = Window::Sliding(3))]
+#[case::chunked(|attention: &mut Attention<'_>| attention.window = Window::Chunked(4))]
+#[case::softcap(|attention: &mut Attention<'_>| attention.softcap = Some(0.5))]
+#[case::sinks(|attention: &mut Attention<'_>| attention.sinks = Some(&[0.3, -1.0, 2.0, 0.0, 1.0, -4.0]))]
+#[case::alibi(|attention: &mut Attention<'_>| attention.alibi_slopes = Some(&[0.5, 0.25, 0.1, 0.0, 1.0, 2.0]))]
+fn attention_agrees(
+    #[case] change: fn(&mut Attention<'_>),
+    #[values(1, 2)] kv_factor: usize,
+    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+) {
+    let mut random = Random::new(2);
+    let view = kv_view(kv_factor, order);
+    let pool = random.tensor(&[6, view.block_elems]);
+    let q = random.tensor(&[8, 6, 16]);
+    let batch = PagedBatch {
+        cu_seqlens: &[0, 1, 6, 8, 8],
+        kv_lens: &[9, 5, 0, 3],
+        block_tables: &[3, 0, 5, 1, 4, -1, -1, -1, -1, 2, -1, -1],
+        max_blocks: 3,
+    };
+    let mut attention = Attention::new(0.3, if kv_factor == 1 { 12 } else { 16 });
+    change(&mut attention);
+    let fast = paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+    let slow = portable::attention::paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+    assert_eq!(fast.dims(), slow.dims());
+    assert_close(&values(&fast), &values(&slow), 2e-6);
+}
+
+#[rstest]
+fn convolution_agrees(
+    #[values(Activation::None, Activation::Silu)] activation: Activation,
+    #[values(DType::F32, DType::BF16)] dtype: DType,
+    #[values(true, false)] biased: bool,
+) {
+    let mut random = Random::new(3);
+    let view = StateLayerView::conv(100, 20, 4, 24);
+    let fast = random.tensor(&[4, 100]).to_dtype(dtype).unwrap();
+    let slow = fast.copy().unwrap();
+    let lens = [1, 70, 2, 3, 0];
+    let total = lens.iter().sum();
+    // A column slice, as the projection hands it over.
+    let x = random.tensor(&[total, 30]).narrow(1, 4, 24).unwrap();
+    let weight = random.tensor(&[4, 24]);
+    let bias = random.tensor(&[24]);
+    let bias = biased.then_some(&bias);
+    let cu = cu_seqlens(&lens);
+    let batch = StateBatch {
+        cu_seqlens: &cu,
+        slots: &[2, 0, -1, 1, 3],
+    };
+    let found = causal_conv1d(&x, &weight, bias, activation, &fast, &view, &batch).unwrap();
+    let expected =
+        portable::conv1d::causal_conv1d(&x, &weight, bias, activation, &slow, &view, &batch)
+            .unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-6);
+    assert_eq!(values(&fast), values(&slow));
+}
+
+#[rstest]
+fn mamba2_agrees(
+    #[values(1, 2)] groups: usize,
+    #[values(DType::F32, DType::F16)] dtype: DType,
+    #[values((0.0, f32::INFINITY), (0.1, 0.6))] dt_limit: (f32, f32),
+) {
+    let mut random = Random::new(4);
+    let view = StateLayerView::matrix(4 * 5 * 6 + 7, 7, [4, 5, 6]);
+    let fast = random
+        .tensor(&[3, view.slot_elems])
+        .to_dtype(dtype)
+        .unwrap();
+    let slow = fast.copy().unwrap();
+    let lens = [9, 1, 2, 0];
+    let total = lens.iter().sum();
+    let x = random.tensor(&[total, 20]);
+    let dt = random.tensor(&[total, 4]);
+    let b = random.tensor(&[total, groups * 6]);
+    let c = random.tensor(&[total, groups * 6]);
+    let a = (random.tensor(&[4]) - 1.5).unwrap();
+    let d = random.tensor(&[4]);
+    let dt_bias = random.tensor(&[4]);
+    let layer = Mamba2 {
+        a: &a,
+        d: Some(&d),
+        dt_bias: Some(&dt_bias),
+        dt_softplus: true,
+        dt_limit,
+    };
+    let cu = cu_seqlens(&lens);
+    let batch = StateBatch {
+        cu_seqlens: &cu,
+        slots: &[1, 2, -1, 0],
+    };
+    let found = mamba2_scan(&x, &dt, &b, &c, &layer, &fast, &view, &batch).unwrap();
+    let expected =
+        portable::mamba2::mamba2_scan(&x, &dt, &b, &c, &layer, &slow, &view, &batch).unwrap();
+    assert_close(&values(&found), &values(&expected), 2e-6);
+    let tolerance = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
+    assert_close(&values(&fast), &values(&slow), tolerance);
+}
+
+#[rstest]
+fn gated_norm_agrees(
+    #[values(GateOrder::GateThenNorm, GateOrder::NormThenGate, GateOrder::GateOnly)]
+    order: GateOrder,
+    #[values(24, 8)] weights: usize,
+) {
+    let mut random = Random::new(5);
+    let (x, z) = (random.tensor(&[5, 24]), random.tensor(&[5, 24]));
+    let weight = random.tensor(&[weights]);
+    let fast = gated_rms_norm(&x, &z, &weight, 1e-5, 8, order).unwrap();
+    let slow = portable::norm::gated_rms_norm(&x, &z, &weight, 1e-5, 8, order).unwrap();
+    assert_close(&values(&fast), &values(&slow), 1e-6);
+}
+
+#[rstest]
+fn rotation_agrees(
+    #[values(RopeLayout::Neox, RopeLayout::Interleaved)] layout: RopeLayout,
+    #[values(8, 16)] rotary_dim: usize,
+) {
+    let mut random = Random::new(6);
+    let x = random.tensor(&[3, 2, 16]);
+    let rope = Rope::new(1e4, rotary_dim, layout, &RopeScaling::None).unwrap();
+    let table = rope.table(&[0, 7, 1000], 3, 16).unwrap();
+    let fast = rope.apply(&x, &[0, 7, 1000]).unwrap();
+    let slow = portable::rope::apply(&x, &table).unwrap();
+    assert_close(&values(&fast), &values(&slow), 1e-6);
+}
+
+#[test]
+fn row_moves_agree() {
+    let fast = Random::new(7).tensor(&[5, 70_000]);
+    let slow = fast.copy().unwrap();
+    let pairs = [(0, 3), (3, 1), (4, 4), (2, 0)];
+    copy_rows(&fast, &pairs).unwrap();
+    portable::pool::copy_rows(&slow, &pairs).unwrap();
+    zero_rows(&fast, &[2]).unwrap();
+    portable::pool::zero_rows(&slow, &[2]).unwrap();
+    assert_eq!(values(&fast), values(&slow));
+}
+
+#[test]
+fn rows_survive_the_way_to_the_host_and_back() {
+    let pool = Random::new(8).tensor(&[4, 10]);
+    let before = values(&pool);
+    let saved = gather_rows(&pool, &[2, 0]).unwrap();
+    zero_rows(&pool, &[0, 2]).unwrap();
+    assert!(values(&pool)[..10].iter().all(|&value| value == 0.0));
+    scatter_rows(&pool, &[2, 0], &saved.to_device(&Device::Cpu).unwrap()).unwrap();
+    assert_eq!(values(&pool), before);
+    let bytes = Tensor::new(&[[1u8, 2], [3, 4]], &Device::Cpu).unwrap();
+    copy_rows(&bytes, &[(0, 1)]).unwrap();
+    assert_eq!(bytes.to_vec2::<u8>().unwrap(), [[1, 2], [1, 2]]);
+}

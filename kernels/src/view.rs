@@ -1,0 +1,152 @@
+//! Where one layer's cache lies inside a pool.
+
+use crate::error::{KernelError, Result};
+use candle_core::Tensor;
+
+/// The order of the dimensions of one layer inside a KV block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvOrder {
+    /// `[kv_factor, num_kv_heads, tokens_per_block, head_dim]`.
+    Hnd,
+    /// `[kv_factor, tokens_per_block, num_kv_heads, head_dim]`.
+    Nhd,
+}
+
+/// One layer of a KV pool `[num_blocks, block_elems]`.
+///
+/// A block holds all layers of the pool one after the other; this layer starts `layer_offset` elements into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayerView {
+    /// Elements of a whole block, all layers together.
+    pub block_elems: usize,
+    /// First element of the layer inside a block.
+    pub layer_offset: usize,
+    /// 2 for keys and values, 1 for a latent (MLA) that serves as both.
+    pub kv_factor: usize,
+    /// KV heads of this layer; layers of one pool may differ.
+    pub num_kv_heads: usize,
+    /// Elements per head and token.
+    pub head_dim: usize,
+    /// Tokens in a block.
+    pub tokens_per_block: usize,
+    /// The order of the dimensions.
+    pub order: KvOrder,
+}
+
+impl KvLayerView {
+    /// Elements that the layer takes in each block.
+    pub fn layer_elems(&self) -> usize {
+        self.kv_factor * self.num_kv_heads * self.tokens_per_block * self.head_dim
+    }
+
+    /// Offset inside a block of row `token` of `head`; `kv` is 0 for keys and 1 for values.
+    pub fn row_offset(&self, kv: usize, head: usize, token: usize) -> usize {
+        let row = match self.order {
+            KvOrder::Hnd => (kv * self.num_kv_heads + head) * self.tokens_per_block + token,
+            KvOrder::Nhd => (kv * self.tokens_per_block + token) * self.num_kv_heads + head,
+        };
+        self.layer_offset + row * self.head_dim
+    }
+
+    /// Distance in elements between consecutive tokens of one head.
+    pub(crate) fn token_stride(&self) -> usize {
+        match self.order {
+            KvOrder::Hnd => self.head_dim,
+            KvOrder::Nhd => self.num_kv_heads * self.head_dim,
+        }
+    }
+
+    /// Checks that `pool` is a pool that this view fits, and returns its number of blocks.
+    pub(crate) fn check(&self, op: &'static str, pool: &Tensor) -> Result<usize> {
+        let argument = |reason: String| Err(KernelError::Argument { op, reason });
+        if self.kv_factor == 0 || self.kv_factor > 2 {
+            return argument(format!("kv_factor is {}, expected 1 or 2", self.kv_factor));
+        }
+        if self.num_kv_heads * self.head_dim * self.tokens_per_block == 0 {
+            return argument("the layer view has a dimension of size 0".to_owned());
+        }
+        if self.layer_offset + self.layer_elems() > self.block_elems {
+            return argument(format!(
+                "the layer ends at element {} of a block of {}",
+                self.layer_offset + self.layer_elems(),
+                self.block_elems
+            ));
+        }
+        if !self.layer_offset.is_multiple_of(self.head_dim)
+            || !self.block_elems.is_multiple_of(self.head_dim)
+        {
+            return argument(format!(
+                "layer_offset {} and block_elems {} must be multiples of head_dim {}",
+                self.layer_offset, self.block_elems, self.head_dim
+            ));
+        }
+        check_pool(op, pool, self.block_elems)
+    }
+}
+
+/// One layer of a state pool `[num_slots, slot_elems]`.
+///
+/// A slot holds all layers of one sequence; this layer's state `[d0, d1, d2]` is contiguous at `layer_offset`.
+/// Mamba-2 states are `[heads, head_dim, d_state]`, conv states `[d_conv - 1, conv_dim, 1]`,
+/// delta-rule states `[value_heads, key_dim, value_dim]`, Mamba-1 states `[d_inner, 1, d_state]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateLayerView {
+    /// Elements of a whole slot, all layers together.
+    pub slot_elems: usize,
+    /// First element of the layer inside a slot.
+    pub layer_offset: usize,
+    /// The shape of the layer's state.
+    pub shape: [usize; 3],
+}
+
+impl StateLayerView {
+    /// A Mamba-2 state `[heads, head_dim, d_state]`, or any other matrix state.
+    pub fn matrix(slot_elems: usize, layer_offset: usize, shape: [usize; 3]) -> Self {
+        Self {
+            slot_elems,
+            layer_offset,
+            shape,
+        }
+    }
+
+    /// A conv state `[d_conv - 1, conv_dim]`.
+    pub fn conv(slot_elems: usize, layer_offset: usize, d_conv: usize, conv_dim: usize) -> Self {
+        Self {
+            slot_elems,
+            layer_offset,
+            shape: [d_conv.saturating_sub(1), conv_dim, 1],
+        }
+    }
+
+    /// Elements of the layer's state.
+    pub fn elems(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Checks that `pool` is a pool that this view fits, and returns its number of slots.
+    pub(crate) fn check(&self, op: &'static str, pool: &Tensor) -> Result<usize> {
+        if self.layer_offset + self.elems() > self.slot_elems {
+            return Err(KernelError::Argument {
+                op,
+                reason: format!(
+                    "the layer ends at element {} of a slot of {}",
+                    self.layer_offset + self.elems(),
+                    self.slot_elems
+                ),
+            });
+        }
+        check_pool(op, pool, self.slot_elems)
+    }
+}
+
+fn check_pool(op: &'static str, pool: &Tensor, row_elems: usize) -> Result<usize> {
+    match pool.dims() {
+        [rows, elems] if *elems == row_elems && pool.is_contiguous() => Ok(*rows),
+        dims => Err(KernelError::Shape {
+            op,
+            operand: "pool",
+            found: dims.to_vec(),
+            expected: format!("a contiguous [_, {row_elems}]"),
+        }),
+    }
+}
