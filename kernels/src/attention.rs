@@ -57,14 +57,7 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// Plain causal attention with values as wide as keys.
     pub fn new(scale: f32, value_dim: usize) -> Self {
-        Self {
-            scale,
-            softcap: None,
-            window: Window::Full,
-            sinks: None,
-            alibi_slopes: None,
-            value_dim,
-        }
+        Self { scale, softcap: None, window: Window::Full, sinks: None, alibi_slopes: None, value_dim }
     }
 }
 
@@ -105,32 +98,17 @@ pub fn paged_attention(
         step.run(&mut out);
         Ok(())
     }))?;
-    let out = Tensor::from_vec(
-        out,
-        (total_tokens, num_heads, attention.value_dim),
-        q.device(),
-    )?;
+    let out = Tensor::from_vec(out, (total_tokens, num_heads, attention.value_dim), q.device())?;
     Ok(out.to_dtype(q.dtype())?)
 }
 
-fn check(
-    view: &KvLayerView,
-    attention: &Attention<'_>,
-    num_heads: usize,
-    head_dim: usize,
-) -> Result<()> {
+fn check(view: &KvLayerView, attention: &Attention<'_>, num_heads: usize, head_dim: usize) -> Result<()> {
     let refuse = |reason: String| Err(KernelError::Argument { op: OP, reason });
     if head_dim != view.head_dim {
-        return refuse(format!(
-            "q has head_dim {head_dim}, the layer {}",
-            view.head_dim
-        ));
+        return refuse(format!("q has head_dim {head_dim}, the layer {}", view.head_dim));
     }
     if num_heads == 0 || !num_heads.is_multiple_of(view.num_kv_heads) {
-        return refuse(format!(
-            "{num_heads} query heads cannot share {} KV heads evenly",
-            view.num_kv_heads
-        ));
+        return refuse(format!("{num_heads} query heads cannot share {} KV heads evenly", view.num_kv_heads));
     }
     let value_dim = attention.value_dim;
     let fits = match view.kv_factor {
@@ -146,10 +124,7 @@ fn check(
     if matches!(attention.window, Window::Sliding(0) | Window::Chunked(0)) {
         return refuse("a window of 0 positions sees nothing".to_owned());
     }
-    for (per_head, name) in [
-        (attention.sinks, "sinks"),
-        (attention.alibi_slopes, "alibi_slopes"),
-    ] {
+    for (per_head, name) in [(attention.sinks, "sinks"), (attention.alibi_slopes, "alibi_slopes")] {
         if let Some(found) = per_head.map(<[f32]>::len).filter(|&len| len != num_heads) {
             return refuse(format!("{name} has {found} entries for {num_heads} heads"));
         }
@@ -158,12 +133,7 @@ fn check(
 }
 
 /// Checks that every block that some query sees exists.
-fn check_blocks(
-    view: &KvLayerView,
-    batch: &PagedBatch<'_>,
-    window: Window,
-    num_blocks: usize,
-) -> Result<()> {
+fn check_blocks(view: &KvLayerView, batch: &PagedBatch<'_>, window: Window, num_blocks: usize) -> Result<()> {
     for sequence in 0..batch.len() {
         let kv_len = batch.kv_lens[sequence] as usize;
         let queries = batch.rows(sequence).len();
@@ -181,9 +151,7 @@ fn check_blocks(
                     operand: "block_tables",
                     at: sequence * batch.max_blocks + logical,
                     found: i64::from(found),
-                    expected: format!(
-                        "but sequence {sequence} sees that block: expected less than {num_blocks}"
-                    ),
+                    expected: format!("but sequence {sequence} sees that block: expected less than {num_blocks}"),
                 });
             }
         }
@@ -220,9 +188,7 @@ impl<T: Element> Step<'_, T> {
         let tiles = self.tiles();
         let out = DisjointMut::new(out);
         let heads = self.view.num_kv_heads;
-        (0..tiles.len() * heads)
-            .into_par_iter()
-            .for_each(|task| self.attend(&tiles[task / heads], task % heads, &out));
+        (0..tiles.len() * heads).into_par_iter().for_each(|task| self.attend(&tiles[task / heads], task % heads, &out));
     }
 
     fn tiles(&self) -> Vec<QueryTile> {

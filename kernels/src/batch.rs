@@ -95,23 +95,15 @@ impl StateBatch<'_> {
 
     /// The sequences that have a slot and at least one token, as `(rows, slot)`.
     pub(crate) fn active(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(|(sequence, &slot)| {
-                let rows = self.rows(sequence);
-                let slot = usize::try_from(slot).ok()?;
-                (!rows.is_empty()).then_some((rows, slot))
-            })
+        self.slots.iter().enumerate().filter_map(|(sequence, &slot)| {
+            let rows = self.rows(sequence);
+            let slot = usize::try_from(slot).ok()?;
+            (!rows.is_empty()).then_some((rows, slot))
+        })
     }
 
     /// Checks lengths, and that every slot exists and belongs to one sequence only.
-    pub(crate) fn check(
-        &self,
-        op: &'static str,
-        total_tokens: usize,
-        num_slots: usize,
-    ) -> Result<()> {
+    pub(crate) fn check(&self, op: &'static str, total_tokens: usize, num_slots: usize) -> Result<()> {
         check_cu_seqlens(op, self.cu_seqlens, self.len(), total_tokens)?;
         check_distinct(op, "slots", self.slots, num_slots)
     }
@@ -121,12 +113,7 @@ fn rows(cu_seqlens: &[u32], sequence: usize) -> Range<usize> {
     cu_seqlens[sequence] as usize..cu_seqlens[sequence + 1] as usize
 }
 
-fn check_cu_seqlens(
-    op: &'static str,
-    cu_seqlens: &[u32],
-    batch: usize,
-    total_tokens: usize,
-) -> Result<()> {
+fn check_cu_seqlens(op: &'static str, cu_seqlens: &[u32], batch: usize, total_tokens: usize) -> Result<()> {
     let bounds_hold = cu_seqlens.len() == batch + 1
         && cu_seqlens[0] == 0
         && cu_seqlens[batch] as usize == total_tokens
@@ -144,20 +131,9 @@ fn check_cu_seqlens(
 }
 
 /// Checks that every non-negative entry exists and that none occurs twice: a kernel writes through each of them.
-pub(crate) fn check_distinct(
-    op: &'static str,
-    operand: &'static str,
-    entries: &[i32],
-    count: usize,
-) -> Result<()> {
+pub(crate) fn check_distinct(op: &'static str, operand: &'static str, entries: &[i32], count: usize) -> Result<()> {
     let refuse = |at: usize, expected: String| {
-        Err(KernelError::Index {
-            op,
-            operand,
-            at,
-            found: i64::from(entries[at]),
-            expected,
-        })
+        Err(KernelError::Index { op, operand, at, found: i64::from(entries[at]), expected })
     };
     for (at, &entry) in entries.iter().enumerate() {
         if entry < -1 || (entry >= 0 && entry as usize >= count) {

@@ -44,12 +44,7 @@ pub fn causal_conv1d(
         if tensor.dims() == dims {
             return Ok(());
         }
-        Err(KernelError::Shape {
-            op: OP,
-            operand,
-            found: tensor.dims().to_vec(),
-            expected: format!("{dims:?}"),
-        })
+        Err(KernelError::Shape { op: OP, operand, found: tensor.dims().to_vec(), expected: format!("{dims:?}") })
     };
     expect("x", x, &[total_tokens, view.shape[1] * view.shape[2]])?;
     expect("weight", weight, &[d_conv, conv_dim])?;
@@ -62,12 +57,8 @@ pub fn causal_conv1d(
     let (input, weight) = (Input::new(x)?, Input::new(weight)?);
     let bias = Input::optional_flat(bias)?;
     let mut out = vec![0f32; total_tokens * conv_dim];
-    let conv = Conv {
-        x: input.rows(),
-        weight: weight.rows(),
-        bias: bias.as_ref().map(|bias| bias.rows().row(0)),
-        activation,
-    };
+    let conv =
+        Conv { x: input.rows(), weight: weight.rows(), bias: bias.as_ref().map(|bias| bias.rows().row(0)), activation };
     with_float_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
         conv.run(pool, view, batch, &mut out);
         Ok(())
@@ -86,13 +77,7 @@ struct Conv<'a> {
 }
 
 impl Conv<'_> {
-    fn run<T: Element>(
-        &self,
-        pool: &mut [T],
-        view: &StateLayerView,
-        batch: &StateBatch<'_>,
-        out: &mut [f32],
-    ) {
+    fn run<T: Element>(&self, pool: &mut [T], view: &StateLayerView, batch: &StateBatch<'_>, out: &mut [f32]) {
         let state_of = |slot: usize| {
             let start = slot * view.slot_elems + view.layer_offset;
             start..start + view.elems()
@@ -100,13 +85,9 @@ impl Conv<'_> {
         let tasks: Vec<(Range<usize>, usize, Range<usize>)> = batch
             .active()
             .flat_map(|(rows, slot)| {
-                rows.clone().step_by(ROWS_PER_TASK).map(move |start| {
-                    (
-                        rows.clone(),
-                        slot,
-                        start..(start + ROWS_PER_TASK).min(rows.end),
-                    )
-                })
+                rows.clone()
+                    .step_by(ROWS_PER_TASK)
+                    .map(move |start| (rows.clone(), slot, start..(start + ROWS_PER_TASK).min(rows.end)))
             })
             .collect();
         let target = DisjointMut::new(out);

@@ -27,11 +27,7 @@ pub fn reshape_and_cache(
             reason: format!(
                 "a layer with kv_factor {} takes {} values",
                 view.kv_factor,
-                if view.kv_factor == 2 {
-                    "keys and"
-                } else {
-                    "keys but no"
-                }
+                if view.kv_factor == 2 { "keys and" } else { "keys but no" }
             ),
         });
     }
@@ -44,12 +40,7 @@ pub fn reshape_and_cache(
     let inputs = [Some(k.rows()), v.as_ref().map(Input::rows)];
     for (input, operand) in inputs.iter().zip(["k", "v"]) {
         if let Some(rows) = input {
-            rows.expect(
-                OP,
-                operand,
-                slot_mapping.len(),
-                view.num_kv_heads * view.head_dim,
-            )?;
+            rows.expect(OP, operand, slot_mapping.len(), view.num_kv_heads * view.head_dim)?;
         }
     }
     with_float_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
@@ -59,10 +50,7 @@ pub fn reshape_and_cache(
 }
 
 fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {
-    match slot_mapping
-        .iter()
-        .position(|&slot| slot < -1 || slot >= slots as i64)
-    {
+    match slot_mapping.iter().position(|&slot| slot < -1 || slot >= slots as i64) {
         None => Ok(()),
         Some(at) => Err(KernelError::Index {
             op: OP,
@@ -74,32 +62,24 @@ fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {
     }
 }
 
-fn write<T: Element>(
-    pool: &mut [T],
-    view: &KvLayerView,
-    inputs: [Option<Rows<'_>>; 2],
-    slot_mapping: &[i64],
-) {
+fn write<T: Element>(pool: &mut [T], view: &KvLayerView, inputs: [Option<Rows<'_>>; 2], slot_mapping: &[i64]) {
     let pool = DisjointMut::new(pool);
     // One task owns one head of keys or values, so tasks never meet and repeated slots stay in token order.
-    (0..view.kv_factor * view.num_kv_heads)
-        .into_par_iter()
-        .for_each(|task| {
-            let (kv, head) = (task / view.num_kv_heads, task % view.num_kv_heads);
-            let Some(rows) = inputs[kv] else { return };
-            for (token, &slot) in slot_mapping.iter().enumerate() {
-                let Ok(slot) = usize::try_from(slot) else {
-                    continue;
-                };
-                let block = slot / view.tokens_per_block;
-                let start = block * view.block_elems
-                    + view.row_offset(kv, head, slot % view.tokens_per_block);
-                let source = &rows.row(token)[head * view.head_dim..][..view.head_dim];
-                // SAFETY: rows of different (kv, head) never overlap, and this task alone has this pair.
-                let target = unsafe { pool.slice(start..start + view.head_dim) };
-                for (target, &source) in target.iter_mut().zip(source) {
-                    *target = T::store(source);
-                }
+    (0..view.kv_factor * view.num_kv_heads).into_par_iter().for_each(|task| {
+        let (kv, head) = (task / view.num_kv_heads, task % view.num_kv_heads);
+        let Some(rows) = inputs[kv] else { return };
+        for (token, &slot) in slot_mapping.iter().enumerate() {
+            let Ok(slot) = usize::try_from(slot) else {
+                continue;
+            };
+            let block = slot / view.tokens_per_block;
+            let start = block * view.block_elems + view.row_offset(kv, head, slot % view.tokens_per_block);
+            let source = &rows.row(token)[head * view.head_dim..][..view.head_dim];
+            // SAFETY: rows of different (kv, head) never overlap, and this task alone has this pair.
+            let target = unsafe { pool.slice(start..start + view.head_dim) };
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = T::store(source);
             }
-        });
+        }
+    });
 }

@@ -12,15 +12,21 @@
 
 mod attention;
 mod batch;
+mod check;
 mod conv1d;
 mod error;
 mod kv_cache;
+mod linear_attention;
+mod mamba1;
 mod mamba2;
 mod norm;
 mod pool;
 mod portable;
+pub mod reference;
+mod rg_lru;
 mod rope;
 mod simd;
+mod state;
 mod storage;
 mod view;
 
@@ -32,8 +38,11 @@ pub use batch::{PagedBatch, StateBatch};
 pub use conv1d::{Activation, causal_conv1d};
 pub use error::{KernelError, Result};
 pub use kv_cache::reshape_and_cache;
-pub use mamba2::{Mamba2, mamba2_scan};
+pub use linear_attention::{Decay, LinearAttention, linear_attention};
+pub use mamba1::{Mamba1, mamba1_scan};
+pub use mamba2::{Mamba2, ScanInput, TimeStep, mamba2_scan};
 pub use norm::{GateOrder, gated_rms_norm};
 pub use pool::{copy_rows, gather_rows, scatter_rows, zero_rows};
+pub use rg_lru::{RgLru, rg_lru};
 pub use rope::{Rope, RopeLayout, RopeScaling};
 pub use view::{KvLayerView, KvOrder, StateLayerView};

@@ -33,12 +33,7 @@ pub fn gated_rms_norm(
 ) -> Result<Tensor> {
     let (rows, width) = x.dims2()?;
     let expected = |operand, found: &Tensor, expected: String| {
-        Err(KernelError::Shape {
-            op: OP,
-            operand,
-            found: found.dims().to_vec(),
-            expected,
-        })
+        Err(KernelError::Shape { op: OP, operand, found: found.dims().to_vec(), expected })
     };
     if z.dims() != x.dims() {
         return expected("z", z, format!("[{rows}, {width}]"));
@@ -58,38 +53,17 @@ pub fn gated_rms_norm(
     let (x_in, z_in, w_in) = (Input::new(x)?, Input::new(z)?, Input::flat(weight)?);
     let (x_rows, z_rows, w) = (x_in.rows(), z_in.rows(), w_in.rows().row(0));
     let mut out = vec![0f32; rows * width];
-    out.par_chunks_mut(width.max(1))
-        .with_min_len(8)
-        .enumerate()
-        .for_each(|(row, out)| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    normalise(
-                        x_rows.row(row),
-                        z_rows.row(row),
-                        w,
-                        eps,
-                        group_size,
-                        order,
-                        out,
-                    )
-                },
-            );
-        });
+    out.par_chunks_mut(width.max(1)).with_min_len(8).enumerate().for_each(|(row, out)| {
+        vectorized(
+            #[inline(always)]
+            || normalise(x_rows.row(row), z_rows.row(row), w, eps, group_size, order, out),
+        );
+    });
     Ok(Tensor::from_vec(out, (rows, width), x.device())?.to_dtype(x.dtype())?)
 }
 
 #[inline(always)]
-fn normalise(
-    x: &[f32],
-    z: &[f32],
-    weight: &[f32],
-    eps: f32,
-    group_size: usize,
-    order: GateOrder,
-    out: &mut [f32],
-) {
+fn normalise(x: &[f32], z: &[f32], weight: &[f32], eps: f32, group_size: usize, order: GateOrder, out: &mut [f32]) {
     match order {
         GateOrder::NormThenGate => out.copy_from_slice(x),
         GateOrder::GateThenNorm | GateOrder::GateOnly => {

@@ -37,10 +37,7 @@ pub fn gather_rows(pool: &Tensor, rows: &[u32]) -> Result<Tensor> {
     if rows.is_empty() {
         return Ok(pool.narrow(0, 0, 0)?.copy()?);
     }
-    let parts = rows
-        .iter()
-        .map(|&row| pool.narrow(0, row as usize, 1))
-        .collect::<candle_core::Result<Vec<_>>>()?;
+    let parts = rows.iter().map(|&row| pool.narrow(0, row as usize, 1)).collect::<candle_core::Result<Vec<_>>>()?;
     // One part alone would come back as a view of the pool.
     Ok(match parts.as_slice() {
         [part] => part.copy()?,
@@ -76,12 +73,7 @@ pub fn scatter_rows(pool: &Tensor, rows: &[u32], values: &Tensor) -> Result<()> 
     Ok(())
 }
 
-fn check_rows(
-    op: &'static str,
-    operand: &'static str,
-    rows: impl Iterator<Item = u32>,
-    count: usize,
-) -> Result<()> {
+fn check_rows(op: &'static str, operand: &'static str, rows: impl Iterator<Item = u32>, count: usize) -> Result<()> {
     for (at, row) in rows.enumerate() {
         if row as usize >= count {
             return Err(KernelError::Index {

@@ -72,12 +72,7 @@ pub struct Rope {
 
 impl Rope {
     /// The embedding of the first `rotary_dim` elements of each head.
-    pub fn new(
-        theta: f32,
-        rotary_dim: usize,
-        layout: RopeLayout,
-        scaling: &RopeScaling,
-    ) -> Result<Self> {
+    pub fn new(theta: f32, rotary_dim: usize, layout: RopeLayout, scaling: &RopeScaling) -> Result<Self> {
         if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
             return Err(KernelError::Argument {
                 op: OP,
@@ -85,18 +80,11 @@ impl Rope {
             });
         }
         let half = rotary_dim / 2;
-        let base: Vec<f32> = (0..half)
-            .map(|i| 1.0 / theta.powf((2 * i) as f32 / rotary_dim as f32))
-            .collect();
+        let base: Vec<f32> = (0..half).map(|i| 1.0 / theta.powf((2 * i) as f32 / rotary_dim as f32)).collect();
         let (inverse_frequencies, attention_factor) = match scaling {
             RopeScaling::None => (base, 1.0),
             RopeScaling::Linear(factor) => (base.iter().map(|f| f / factor).collect(), 1.0),
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position,
-            } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 let context = *original_max_position as f32;
                 let scale = |f: f32| {
                     let wavelength = TAU / f;
@@ -105,25 +93,16 @@ impl Rope {
                     } else if wavelength > context / low_freq_factor {
                         f / factor
                     } else {
-                        let keep = (context / wavelength - low_freq_factor)
-                            / (high_freq_factor - low_freq_factor);
+                        let keep = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                         (1.0 - keep) * f / factor + keep * f
                     }
                 };
                 (base.into_iter().map(scale).collect(), 1.0)
             }
-            RopeScaling::Yarn {
-                factor,
-                original_max_position,
-                beta_fast,
-                beta_slow,
-                truncate,
-                attention_factor,
-            } => {
+            RopeScaling::Yarn { factor, original_max_position, beta_fast, beta_slow, truncate, attention_factor } => {
                 // The dimension whose frequency makes this many rotations over the original context.
                 let dimension = |rotations: f32| {
-                    rotary_dim as f32 * (*original_max_position as f32 / (rotations * TAU)).ln()
-                        / (2.0 * theta.ln())
+                    rotary_dim as f32 * (*original_max_position as f32 / (rotations * TAU)).ln() / (2.0 * theta.ln())
                 };
                 let (mut low, mut high) = (dimension(*beta_fast), dimension(*beta_slow));
                 if *truncate {
@@ -138,20 +117,10 @@ impl Rope {
                     let divide = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
                     f / factor * divide + f * (1.0 - divide)
                 };
-                let default = if *factor <= 1.0 {
-                    1.0
-                } else {
-                    0.1 * factor.ln() + 1.0
-                };
-                (
-                    base.into_iter().enumerate().map(blend).collect(),
-                    attention_factor.unwrap_or(default),
-                )
+                let default = if *factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+                (base.into_iter().enumerate().map(blend).collect(), attention_factor.unwrap_or(default))
             }
-            RopeScaling::PerFrequency {
-                divisors,
-                attention_factor,
-            } => {
+            RopeScaling::PerFrequency { divisors, attention_factor } => {
                 if divisors.len() != half {
                     return Err(KernelError::Argument {
                         op: OP,
@@ -162,12 +131,7 @@ impl Rope {
                 (scaled, *attention_factor)
             }
         };
-        Ok(Self {
-            axes: vec![0; inverse_frequencies.len()],
-            inverse_frequencies,
-            attention_factor,
-            layout,
-        })
+        Ok(Self { axes: vec![0; inverse_frequencies.len()], inverse_frequencies, attention_factor, layout })
     }
 
     /// Makes frequencies follow several position axes: `sections[a]` of them follow axis `a`.
@@ -184,15 +148,7 @@ impl Rope {
         }
         let count = sections.len();
         self.axes = if interleaved {
-            (0..half)
-                .map(|i| {
-                    if i < sections[i % count] * count {
-                        i % count
-                    } else {
-                        0
-                    }
-                })
-                .collect()
+            (0..half).map(|i| if i < sections[i % count] * count { i % count } else { 0 }).collect()
         } else {
             let axis = |(axis, &len)| std::iter::repeat_n(axis, len);
             sections.iter().enumerate().flat_map(axis).collect()
@@ -217,25 +173,17 @@ impl Rope {
         let input = Input::new(x)?;
         let rows = input.rows();
         let mut out = vec![0f32; tokens * heads * head_dim];
-        out.par_chunks_mut((heads * head_dim).max(1))
-            .with_min_len(4)
-            .enumerate()
-            .for_each(|(token, out)| {
-                let heads = rows.row(token).chunks_exact(head_dim);
-                for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
-                    table.rotate(token, source, target);
-                }
-            });
+        out.par_chunks_mut((heads * head_dim).max(1)).with_min_len(4).enumerate().for_each(|(token, out)| {
+            let heads = rows.row(token).chunks_exact(head_dim);
+            for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
+                table.rotate(token, source, target);
+            }
+        });
         Ok(Tensor::from_vec(out, (tokens, heads, head_dim), x.device())?.to_dtype(x.dtype())?)
     }
 
     /// The cosines and sines of `tokens` positions.
-    pub(crate) fn table(
-        &self,
-        positions: &[u32],
-        tokens: usize,
-        head_dim: usize,
-    ) -> Result<RopeTable> {
+    pub(crate) fn table(&self, positions: &[u32], tokens: usize, head_dim: usize) -> Result<RopeTable> {
         let axes = 1 + self.axes.iter().copied().max().unwrap_or(0);
         if positions.len() != axes * tokens || self.rotary_dim() > head_dim {
             return Err(KernelError::Argument {
@@ -257,12 +205,7 @@ impl Rope {
                 sin.push(angle.sin() * self.attention_factor);
             }
         }
-        Ok(RopeTable {
-            cos,
-            sin,
-            half,
-            layout: self.layout,
-        })
+        Ok(RopeTable { cos, sin, half, layout: self.layout })
     }
 }
 

@@ -84,12 +84,9 @@ macro_rules! with_float_pool {
                 type $element = half::bf16;
                 $body
             }
-            found => Err($crate::error::KernelError::DType {
-                op: $op,
-                operand: "pool",
-                found,
-                expected: "f32, f16 or bf16",
-            }),
+            found => {
+                Err($crate::error::KernelError::DType { op: $op, operand: "pool", found, expected: "f32, f16 or bf16" })
+            }
         }
     };
 }
@@ -123,19 +120,12 @@ pub(crate) fn with_pool_mut<T: Element, R>(
             Ok(())
         }
     }
-    let inplace = Op {
-        name: op,
-        body: RefCell::new(Some(body)),
-        result: RefCell::new(None),
-        element: PhantomData,
-    };
+    let inplace = Op { name: op, body: RefCell::new(Some(body)), result: RefCell::new(None), element: PhantomData };
     pool.inplace_op1(&inplace)?;
-    inplace.result.into_inner().unwrap_or_else(|| {
-        Err(KernelError::Argument {
-            op,
-            reason: "candle did not run the op".to_owned(),
-        })
-    })
+    inplace
+        .result
+        .into_inner()
+        .unwrap_or_else(|| Err(KernelError::Argument { op, reason: "candle did not run the op".to_owned() }))
 }
 
 /// Runs `body` on the elements of a contiguous pool.
@@ -153,10 +143,7 @@ pub(crate) fn with_pool<T: Element, R>(
         (Some(data), Some(range)) => body(&data[range]),
         _ => Err(KernelError::Argument {
             op,
-            reason: format!(
-                "the pool is not a contiguous {:?} tensor on the CPU",
-                T::DTYPE
-            ),
+            reason: format!("the pool is not a contiguous {:?} tensor on the CPU", T::DTYPE),
         }),
     }
 }
@@ -170,15 +157,8 @@ fn contiguous(layout: &Layout) -> Option<Range<usize>> {
 /// A column slice of a wider f32 projection is read in place through its row stride; another dtype or a stranger
 /// stride costs a copy.
 pub(crate) enum Input<'a> {
-    Borrowed {
-        storage: StorageRef<'a>,
-        offset: usize,
-        shape: RowShape,
-    },
-    Owned {
-        data: Vec<f32>,
-        shape: RowShape,
-    },
+    Borrowed { storage: StorageRef<'a>, offset: usize, shape: RowShape },
+    Owned { data: Vec<f32>, shape: RowShape },
 }
 
 /// Rows of equal width at equal distance.
@@ -208,12 +188,7 @@ impl<'a> Input<'a> {
         Self::with_rows(tensor, 1, tensor.dims(), tensor.stride())
     }
 
-    fn with_rows(
-        tensor: &'a Tensor,
-        rows: usize,
-        dims: &[usize],
-        strides: &[usize],
-    ) -> Result<Self> {
+    fn with_rows(tensor: &'a Tensor, rows: usize, dims: &[usize], strides: &[usize]) -> Result<Self> {
         let mut width = 1;
         let mut dense = true;
         for (&dim, &stride) in dims.iter().zip(strides).rev() {
@@ -229,24 +204,13 @@ impl<'a> Input<'a> {
             return Ok(Self::Borrowed {
                 storage,
                 offset: layout.start_offset(),
-                shape: RowShape {
-                    rows,
-                    width,
-                    stride,
-                },
+                shape: RowShape { rows, width, stride },
             });
         }
         drop(storage);
         Ok(Self::Owned {
-            data: tensor
-                .to_dtype(DType::F32)?
-                .flatten_all()?
-                .to_vec1::<f32>()?,
-            shape: RowShape {
-                rows,
-                width,
-                stride: width,
-            },
+            data: tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?,
+            shape: RowShape { rows, width, stride: width },
         })
     }
 
@@ -257,25 +221,15 @@ impl<'a> Input<'a> {
 
     pub(crate) fn rows(&self) -> Rows<'_> {
         match self {
-            Self::Borrowed {
-                storage,
-                offset,
-                shape,
-            } => {
+            Self::Borrowed { storage, offset, shape } => {
                 let data = match &**storage {
                     Storage::Cpu(CpuStorage::F32(data)) => &data[*offset..],
                     // `new` borrows nothing else, and a storage never changes its kind.
                     _ => &[],
                 };
-                Rows {
-                    data,
-                    shape: *shape,
-                }
+                Rows { data, shape: *shape }
             }
-            Self::Owned { data, shape } => Rows {
-                data,
-                shape: *shape,
-            },
+            Self::Owned { data, shape } => Rows { data, shape: *shape },
         }
     }
 }
@@ -293,13 +247,7 @@ impl<'a> Rows<'a> {
         self.shape.rows
     }
 
-    pub(crate) fn expect(
-        &self,
-        op: &'static str,
-        operand: &'static str,
-        rows: usize,
-        width: usize,
-    ) -> Result<()> {
+    pub(crate) fn expect(&self, op: &'static str, operand: &'static str, rows: usize, width: usize) -> Result<()> {
         if (self.len(), self.width()) == (rows, width) {
             return Ok(());
         }
@@ -326,21 +274,14 @@ unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 
 impl<'a, T> DisjointMut<'a, T> {
     pub(crate) fn new(data: &'a mut [T]) -> Self {
-        Self {
-            start: data.as_mut_ptr(),
-            len: data.len(),
-            lifetime: PhantomData,
-        }
+        Self { start: data.as_mut_ptr(), len: data.len(), lifetime: PhantomData }
     }
 
     /// The elements in `range`.
     ///
     /// # Safety
     /// No other piece that is alive at the same time may overlap `range`.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "handing out disjoint pieces is what the type is for"
-    )]
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint pieces is what the type is for")]
     pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds by the assertion, unaliased by the caller's promise.

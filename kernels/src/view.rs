@@ -72,9 +72,7 @@ impl KvLayerView {
                 self.block_elems
             ));
         }
-        if !self.layer_offset.is_multiple_of(self.head_dim)
-            || !self.block_elems.is_multiple_of(self.head_dim)
-        {
+        if !self.layer_offset.is_multiple_of(self.head_dim) || !self.block_elems.is_multiple_of(self.head_dim) {
             return argument(format!(
                 "layer_offset {} and block_elems {} must be multiples of head_dim {}",
                 self.layer_offset, self.block_elems, self.head_dim
@@ -102,20 +100,12 @@ pub struct StateLayerView {
 impl StateLayerView {
     /// A Mamba-2 state `[heads, head_dim, d_state]`, or any other matrix state.
     pub fn matrix(slot_elems: usize, layer_offset: usize, shape: [usize; 3]) -> Self {
-        Self {
-            slot_elems,
-            layer_offset,
-            shape,
-        }
+        Self { slot_elems, layer_offset, shape }
     }
 
     /// A conv state `[d_conv - 1, conv_dim]`.
     pub fn conv(slot_elems: usize, layer_offset: usize, d_conv: usize, conv_dim: usize) -> Self {
-        Self {
-            slot_elems,
-            layer_offset,
-            shape: [d_conv.saturating_sub(1), conv_dim, 1],
-        }
+        Self { slot_elems, layer_offset, shape: [d_conv.saturating_sub(1), conv_dim, 1] }
     }
 
     /// Elements of the layer's state.

@@ -15,12 +15,7 @@ pub(super) struct Accumulator {
 
 impl Accumulator {
     pub(super) fn new(rows: usize, value_dim: usize) -> Self {
-        Self {
-            max: vec![f32::NEG_INFINITY; rows],
-            sum: vec![0.0; rows],
-            out: vec![0.0; rows * value_dim],
-            value_dim,
-        }
+        Self { max: vec![f32::NEG_INFINITY; rows], sum: vec![0.0; rows], out: vec![0.0; rows * value_dim], value_dim }
     }
 
     /// Merges the parts of one split context, in order.
@@ -94,11 +89,7 @@ pub(super) fn attend<T: Element>(
         let end = ((logical + 1) * view.tokens_per_block).min(context.end);
         let block = blocks[logical] as usize * view.block_elems;
         let offset = |kv| block + view.row_offset(kv, kv_head, position % view.tokens_per_block);
-        let Scratch {
-            scores,
-            keys,
-            values,
-        } = scratch;
+        let Scratch { scores, keys, values } = scratch;
         let k = Block::load(step, offset(0), end - position, view.head_dim, keys);
         let v = match view.kv_factor {
             1 => k,
@@ -136,10 +127,7 @@ impl<'a> Block<'a> {
             let row = &source[token * stride..][..width];
             buffer.extend(row.iter().map(|value| value.load()));
         }
-        Self {
-            data: buffer,
-            stride: width,
-        }
+        Self { data: buffer, stride: width }
     }
 
     #[inline(always)]
@@ -149,10 +137,7 @@ impl<'a> Block<'a> {
 }
 
 #[inline(always)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the inner loop's operands, all of them borrowed"
-)]
+#[allow(clippy::too_many_arguments, reason = "the inner loop's operands, all of them borrowed")]
 fn add_block<T: Element>(
     step: &Step<'_, T>,
     tile: &QueryTile,
@@ -169,10 +154,7 @@ fn add_block<T: Element>(
     let value_dim = attention.value_dim;
     for (index, token) in tile.rows.clone().enumerate() {
         let query_position = tile.first_position + index;
-        let first = attention
-            .window
-            .first_visible(query_position)
-            .max(positions.start);
+        let first = attention.window.first_visible(query_position).max(positions.start);
         let end = (query_position + 1).min(positions.end);
         if first >= end {
             continue;
@@ -182,8 +164,7 @@ fn add_block<T: Element>(
             let q = &step.q.row(token)[head * head_dim..][..head_dim];
             scores.clear();
             for position in first..end {
-                let mut score =
-                    dot(q, k.row(position - positions.start, head_dim)) * attention.scale;
+                let mut score = dot(q, k.row(position - positions.start, head_dim)) * attention.scale;
                 if let Some(cap) = attention.softcap {
                     score = cap * (score / cap).tanh();
                 }

@@ -26,17 +26,11 @@ pub(crate) fn paged_attention(
             Tensor::zeros(shape, q.dtype(), q.device())?
         } else {
             let q = q.narrow(0, rows.start, rows.len())?;
-            one_sequence(&q, pool, view, batch, sequence, attention)?
-                .reshape(shape)?
-                .to_dtype(q.dtype())?
+            one_sequence(&q, pool, view, batch, sequence, attention)?.reshape(shape)?.to_dtype(q.dtype())?
         });
     }
     if outputs.is_empty() {
-        return Ok(Tensor::zeros(
-            (total_tokens, num_heads, attention.value_dim),
-            q.dtype(),
-            q.device(),
-        )?);
+        return Ok(Tensor::zeros((total_tokens, num_heads, attention.value_dim), q.dtype(), q.device())?);
     }
     Ok(Tensor::cat(&outputs, 0)?)
 }
@@ -68,11 +62,11 @@ fn one_sequence(
             })
             .collect();
         let index = Tensor::new(index, pool.device())?;
-        Ok(pool
-            .reshape(((), head_dim))?
-            .index_select(&index, 0)?
-            .to_dtype(DType::F32)?
-            .reshape((view.num_kv_heads, keys, head_dim))?)
+        Ok(pool.reshape(((), head_dim))?.index_select(&index, 0)?.to_dtype(DType::F32)?.reshape((
+            view.num_kv_heads,
+            keys,
+            head_dim,
+        ))?)
     };
     let k = gather(0)?;
     let v = match view.kv_factor {
@@ -96,11 +90,7 @@ fn one_sequence(
             (first_position..kv_len).flat_map(move |query| {
                 let first = attention.window.first_visible(query);
                 (first_key..kv_len).map(move |key| {
-                    if key < first || key > query {
-                        f32::NEG_INFINITY
-                    } else {
-                        -slope * (query - key) as f32
-                    }
+                    if key < first || key > query { f32::NEG_INFINITY } else { -slope * (query - key) as f32 }
                 })
             })
         })

@@ -26,21 +26,14 @@ pub(crate) fn causal_conv1d(
             continue;
         }
         let Ok(slot) = usize::try_from(slot) else {
-            outputs.push(Tensor::zeros(
-                (rows.len(), conv_dim),
-                DType::F32,
-                x.device(),
-            )?);
+            outputs.push(Tensor::zeros((rows.len(), conv_dim), DType::F32, x.device())?);
             continue;
         };
         let new = x.narrow(0, rows.start, rows.len())?.to_dtype(DType::F32)?;
         let state = load_state(pool, view, slot)?.reshape((keep, conv_dim))?;
         let padded = Tensor::cat(&[&state, &new], 0)?;
         let mut y = match bias {
-            Some(bias) => bias
-                .to_dtype(DType::F32)?
-                .broadcast_as((rows.len(), conv_dim))?
-                .contiguous()?,
+            Some(bias) => bias.to_dtype(DType::F32)?.broadcast_as((rows.len(), conv_dim))?.contiguous()?,
             None => new.zeros_like()?,
         };
         for tap in 0..=keep {

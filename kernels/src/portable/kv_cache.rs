@@ -22,10 +22,7 @@ pub(crate) fn reshape_and_cache(
     let tokens = Tensor::from_iter(live.iter().map(|(token, _)| *token), pool.device())?;
     let pool_rows = pool.reshape(((), view.head_dim))?;
     for (kv, input) in [Some(k), v].into_iter().flatten().enumerate() {
-        let rows = input
-            .index_select(&tokens, 0)?
-            .reshape(((), view.head_dim))?
-            .to_dtype(pool.dtype())?;
+        let rows = input.index_select(&tokens, 0)?.reshape(((), view.head_dim))?.to_dtype(pool.dtype())?;
         let index: Vec<u32> = live
             .iter()
             .flat_map(|&(_, slot)| {

@@ -6,23 +6,96 @@
 pub(crate) mod attention;
 pub(crate) mod conv1d;
 pub(crate) mod kv_cache;
+pub(crate) mod linear_attention;
+pub(crate) mod mamba1;
 pub(crate) mod mamba2;
 pub(crate) mod norm;
 pub(crate) mod pool;
+pub(crate) mod rg_lru;
 pub(crate) mod rope;
 
+use crate::batch::StateBatch;
 use crate::error::Result;
+use crate::mamba2::TimeStep;
 use crate::view::StateLayerView;
-use candle_core::{D, Tensor};
+use candle_core::{D, DType, Tensor};
+
+/// The states of a step's sequences, for ops that go token by token.
+struct StepState<'a> {
+    pool: &'a Tensor,
+    view: &'a StateLayerView,
+    batch: &'a StateBatch<'a>,
+}
+
+impl StepState<'_> {
+    /// Runs `step(row, state) -> (state, output)` over all rows of all active sequences.
+    ///
+    /// Returns `[total_tokens, width]` in f32, with zeros in the rows of padding sequences.
+    fn scan(
+        &self,
+        width: usize,
+        step: impl Fn(usize, &Tensor) -> candle_core::Result<(Tensor, Tensor)>,
+    ) -> Result<Tensor> {
+        let device = self.pool.device();
+        let mut outputs = vec![Tensor::zeros((0, width), DType::F32, device)?];
+        for (sequence, &slot) in self.batch.slots.iter().enumerate() {
+            let rows = self.batch.rows(sequence);
+            if rows.is_empty() {
+                continue;
+            }
+            let Ok(slot) = usize::try_from(slot) else {
+                outputs.push(Tensor::zeros((rows.len(), width), DType::F32, device)?);
+                continue;
+            };
+            let mut state = load_state(self.pool, self.view, slot)?;
+            for row in rows {
+                let (next, output) = step(row, &state)?;
+                state = next.reshape(self.view.shape.as_slice())?;
+                outputs.push(output.reshape((1, width))?);
+            }
+            store_state(self.pool, self.view, slot, &state)?;
+        }
+        Ok(Tensor::cat(&outputs, 0)?)
+    }
+
+    /// `rows` with those of padding sequences replaced by zeros.
+    fn live(&self, rows: &Tensor) -> Result<Tensor> {
+        let mut live = vec![0u8; rows.dim(0)?];
+        for (rows, _) in self.batch.active() {
+            live[rows].fill(1);
+        }
+        let live = Tensor::new(live, rows.device())?.unsqueeze(1)?.broadcast_as(rows.shape())?;
+        Ok(live.where_cond(rows, &rows.zeros_like()?)?)
+    }
+}
+
+/// `[total_tokens, width]` in f32.
+fn wide_rows(tensor: &Tensor) -> Result<Tensor> {
+    let width = tensor.dims()[1..].iter().product::<usize>();
+    Ok(tensor.to_dtype(DType::F32)?.reshape((tensor.dim(0)?, width))?)
+}
+
+fn time_step(dt: &Tensor, time_step: &TimeStep<'_>) -> Result<Tensor> {
+    let mut dt = dt.clone();
+    if let Some(bias) = time_step.bias {
+        dt = dt.broadcast_add(&bias.to_dtype(DType::F32)?.flatten_all()?)?;
+    }
+    if time_step.softplus {
+        dt = softplus(&dt)?;
+    }
+    dt = dt.maximum(f64::from(time_step.limit.0))?;
+    if time_step.limit.1.is_finite() {
+        dt = dt.minimum(f64::from(time_step.limit.1))?;
+    }
+    Ok(dt)
+}
 
 /// The layer's state of one slot, as f32 in the view's shape.
 fn load_state(pool: &Tensor, view: &StateLayerView, slot: usize) -> Result<Tensor> {
     let start = slot * view.slot_elems + view.layer_offset;
     // A copy, never a view: the pool is written again before the state is done with.
     let state = pool.flatten_all()?.narrow(0, start, view.elems())?.copy()?;
-    Ok(state
-        .to_dtype(candle_core::DType::F32)?
-        .reshape(view.shape.as_slice())?)
+    Ok(state.to_dtype(DType::F32)?.reshape(view.shape.as_slice())?)
 }
 
 /// Writes back what [`load_state`] read.

@@ -24,14 +24,9 @@ pub(crate) fn gated_rms_norm(
         gated
     } else {
         let groups = gated.reshape((rows, width / group_size, group_size))?;
-        let scale = (groups.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?
-            .sqrt()?
-            .recip()?;
+        let scale = (groups.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?.sqrt()?.recip()?;
         let weight = weight.to_dtype(DType::F32)?.reshape(((), group_size))?;
-        groups
-            .broadcast_mul(&scale)?
-            .broadcast_mul(&weight)?
-            .reshape((rows, width))?
+        groups.broadcast_mul(&scale)?.broadcast_mul(&weight)?.reshape((rows, width))?
     };
     let out = match order {
         GateOrder::NormThenGate => (out * gate)?,

@@ -15,19 +15,14 @@ pub(crate) fn apply(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
         RopeLayout::Neox => (rotated.narrow(2, 0, half)?, rotated.narrow(2, half, half)?),
         RopeLayout::Interleaved => {
             let pairs = rotated.contiguous()?.reshape((tokens, heads, half, 2))?;
-            (
-                pairs.narrow(3, 0, 1)?.squeeze(3)?,
-                pairs.narrow(3, 1, 1)?.squeeze(3)?,
-            )
+            (pairs.narrow(3, 0, 1)?.squeeze(3)?, pairs.narrow(3, 1, 1)?.squeeze(3)?)
         }
     };
     let out_first = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
     let out_second = (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?;
     let rotated = match table.layout {
         RopeLayout::Neox => Tensor::cat(&[out_first, out_second], D::Minus1)?,
-        RopeLayout::Interleaved => {
-            Tensor::stack(&[out_first, out_second], 3)?.reshape((tokens, heads, 2 * half))?
-        }
+        RopeLayout::Interleaved => Tensor::stack(&[out_first, out_second], 3)?.reshape((tokens, heads, 2 * half))?,
     };
     let passed = wide.narrow(2, 2 * half, head_dim - 2 * half)?;
     Ok(Tensor::cat(&[rotated, passed], D::Minus1)?.to_dtype(x.dtype())?)

@@ -1,8 +1,12 @@
 //! Tests of the ops against their references, and of the two paths against each other.
 
+mod anchor;
 mod portable;
+mod recurrent;
 
+use crate::{StateBatch, StateLayerView};
 use candle_core::{DType, Device, Tensor};
+use std::ops::Range;
 
 /// A small generator of repeatable test data.
 pub(crate) struct Random(u64);
@@ -22,10 +26,6 @@ impl Random {
         bits as f32 / (1 << 23) as f32 - 1.0
     }
 
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (((self.unit() + 1.0) / 2.0 * bound as f32) as usize).min(bound - 1)
-    }
-
     pub(crate) fn vec(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.unit()).collect()
     }
@@ -37,13 +37,7 @@ impl Random {
 }
 
 pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor
-        .to_dtype(DType::F32)
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Offsets of consecutive sequences.
@@ -60,14 +54,46 @@ pub(crate) fn cu_seqlens(lens: &[usize]) -> Vec<u32> {
 #[track_caller]
 pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len());
-    let magnitude = expected
-        .iter()
-        .fold(1e-6f32, |max, value| max.max(value.abs()));
+    let magnitude = expected.iter().fold(1e-6f32, |max, value| max.max(value.abs()));
     for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
         let error = (found - expected).abs() / magnitude;
-        assert!(
-            error <= tolerance,
-            "[{at}] {found} instead of {expected}: off by {error:e}"
-        );
+        assert!(error <= tolerance, "[{at}] {found} instead of {expected}: off by {error:e}");
+    }
+}
+
+/// A ragged batch whose third sequence is padding and whose slots are out of order.
+pub(crate) struct Ragged {
+    pub(crate) total: usize,
+    pub(crate) cu_seqlens: Vec<u32>,
+    pub(crate) slots: Vec<i32>,
+}
+
+impl Ragged {
+    pub(crate) fn new(lens: &[usize]) -> Self {
+        let mut lens = lens.to_vec();
+        lens.insert(2.min(lens.len()), 3);
+        let slots = (0..lens.len()).map(|i| if i == 2 { -1 } else { (lens.len() - i) as i32 }).collect();
+        Self { total: lens.iter().sum(), cu_seqlens: cu_seqlens(&lens), slots }
+    }
+
+    pub(crate) fn rows(&self, sequence: usize) -> Range<usize> {
+        self.cu_seqlens[sequence] as usize..self.cu_seqlens[sequence + 1] as usize
+    }
+
+    pub(crate) fn batch(&self) -> StateBatch<'_> {
+        StateBatch { cu_seqlens: &self.cu_seqlens, slots: &self.slots }
+    }
+
+    /// A pool with a few slots more than the batch needs, NaN in every element that no sequence owns.
+    pub(crate) fn state_pool(&self, view: &StateLayerView, dtype: DType) -> Tensor {
+        let slots = self.slots.len() + 2;
+        let mut random = Random::new(99);
+        let mut data = vec![f32::NAN; slots * view.slot_elems];
+        for slot in self.slots.iter().filter_map(|&slot| usize::try_from(slot).ok()) {
+            for value in &mut data[slot * view.slot_elems + view.layer_offset..][..view.elems()] {
+                *value = random.unit();
+            }
+        }
+        Tensor::from_vec(data, (slots, view.slot_elems), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
     }
 }

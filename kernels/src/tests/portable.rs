@@ -1,6 +1,6 @@
 //! The portable path gives what the fast path gives.
 
-use super::{Random, assert_close, cu_seqlens, values};
+use super::{Ragged, Random, assert_close, cu_seqlens, values};
 use crate::portable;
 use crate::*;
 use candle_core::{DType, Device, Tensor};
@@ -30,10 +30,7 @@ fn cache_writes_agree(
     let v = random.tensor(&[5, 3, 16]);
     let v = (kv_factor == 2).then_some(&v);
     let slots = [7, -1, 2, 11, 0];
-    let fast = random
-        .tensor(&[3, view.block_elems])
-        .to_dtype(dtype)
-        .unwrap();
+    let fast = random.tensor(&[3, view.block_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
     reshape_and_cache(&fast, &view, &k, v, &slots).unwrap();
     portable::kv_cache::reshape_and_cache(&slow, &view, &k, v, &slots).unwrap();
@@ -88,14 +85,9 @@ fn convolution_agrees(
     let bias = random.tensor(&[24]);
     let bias = biased.then_some(&bias);
     let cu = cu_seqlens(&lens);
-    let batch = StateBatch {
-        cu_seqlens: &cu,
-        slots: &[2, 0, -1, 1, 3],
-    };
+    let batch = StateBatch { cu_seqlens: &cu, slots: &[2, 0, -1, 1, 3] };
     let found = causal_conv1d(&x, &weight, bias, activation, &fast, &view, &batch).unwrap();
-    let expected =
-        portable::conv1d::causal_conv1d(&x, &weight, bias, activation, &slow, &view, &batch)
-            .unwrap();
+    let expected = portable::conv1d::causal_conv1d(&x, &weight, bias, activation, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_eq!(values(&fast), values(&slow));
 }
@@ -108,10 +100,7 @@ fn mamba2_agrees(
 ) {
     let mut random = Random::new(4);
     let view = StateLayerView::matrix(4 * 5 * 6 + 7, 7, [4, 5, 6]);
-    let fast = random
-        .tensor(&[3, view.slot_elems])
-        .to_dtype(dtype)
-        .unwrap();
+    let fast = random.tensor(&[3, view.slot_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
     let lens = [9, 1, 2, 0];
     let total = lens.iter().sum();
@@ -122,21 +111,14 @@ fn mamba2_agrees(
     let a = (random.tensor(&[4]) - 1.5).unwrap();
     let d = random.tensor(&[4]);
     let dt_bias = random.tensor(&[4]);
-    let layer = Mamba2 {
-        a: &a,
-        d: Some(&d),
-        dt_bias: Some(&dt_bias),
-        dt_softplus: true,
-        dt_limit,
-    };
+    let time_step = TimeStep { bias: Some(&dt_bias), softplus: true, limit: dt_limit };
+    let layer = Mamba2 { a: &a, d: Some(&d), time_step };
     let cu = cu_seqlens(&lens);
-    let batch = StateBatch {
-        cu_seqlens: &cu,
-        slots: &[1, 2, -1, 0],
-    };
-    let found = mamba2_scan(&x, &dt, &b, &c, &layer, &fast, &view, &batch).unwrap();
-    let expected =
-        portable::mamba2::mamba2_scan(&x, &dt, &b, &c, &layer, &slow, &view, &batch).unwrap();
+    let batch = StateBatch { cu_seqlens: &cu, slots: &[1, 2, -1, 0] };
+    let z = random.tensor(&[total, 20]);
+    let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+    let found = mamba2_scan(&input, &layer, &fast, &view, &batch).unwrap();
+    let expected = portable::mamba2::mamba2_scan(&input, &layer, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     let tolerance = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
     assert_close(&values(&fast), &values(&slow), tolerance);
@@ -144,8 +126,7 @@ fn mamba2_agrees(
 
 #[rstest]
 fn gated_norm_agrees(
-    #[values(GateOrder::GateThenNorm, GateOrder::NormThenGate, GateOrder::GateOnly)]
-    order: GateOrder,
+    #[values(GateOrder::GateThenNorm, GateOrder::NormThenGate, GateOrder::GateOnly)] order: GateOrder,
     #[values(24, 8)] weights: usize,
 ) {
     let mut random = Random::new(5);
@@ -194,4 +175,68 @@ fn rows_survive_the_way_to_the_host_and_back() {
     let bytes = Tensor::new(&[[1u8, 2], [3, 4]], &Device::Cpu).unwrap();
     copy_rows(&bytes, &[(0, 1)]).unwrap();
     assert_eq!(bytes.to_vec2::<u8>().unwrap(), [[1, 2], [1, 2]]);
+}
+
+#[test]
+fn mamba1_agrees() {
+    let mut random = Random::new(9);
+    let ragged = Ragged::new(&[4, 1, 2]);
+    let view = StateLayerView::matrix(12 * 6 + 1, 1, [12, 1, 6]);
+    let fast = random.tensor(&[7, view.slot_elems]);
+    let slow = fast.copy().unwrap();
+    let [x, dt, z] = [(); 3].map(|()| random.tensor(&[ragged.total, 12]));
+    let [b, c] = [(); 2].map(|()| random.tensor(&[ragged.total, 6]));
+    let a = (random.tensor(&[12, 6]) - 1.5).unwrap();
+    let [d, bias] = [(); 2].map(|()| random.tensor(&[12]));
+    let layer = Mamba1 { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
+    let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+    let found = mamba1_scan(&input, &layer, &fast, &view, &ragged.batch()).unwrap();
+    let expected = portable::mamba1::mamba1_scan(&input, &layer, &slow, &view, &ragged.batch()).unwrap();
+    assert_close(&values(&found), &values(&expected), 2e-6);
+    assert_close(&values(&fast), &values(&slow), 2e-6);
+}
+
+#[rstest]
+fn linear_attention_agrees(#[values(0, 1, 2)] decay: usize, #[values(true, false)] delta: bool) {
+    let mut random = Random::new(10);
+    let ragged = Ragged::new(&[4, 1, 2]);
+    let view = StateLayerView::matrix(4 * 8 * 6 + 1, 1, [4, 8, 6]);
+    let fast = random.tensor(&[7, view.slot_elems]);
+    let slow = fast.copy().unwrap();
+    let [q, k] = [(); 2].map(|()| random.tensor(&[ragged.total, 2 * 8]));
+    let v = random.tensor(&[ragged.total, 4 * 6]);
+    let beta = random.tensor(&[ragged.total, 4]);
+    let per_head = (random.tensor(&[ragged.total, 4]) - 1.0).unwrap();
+    let per_channel = (random.tensor(&[ragged.total, 4 * 8]) - 1.0).unwrap();
+    let decays = [Decay::Fixed(&[-0.5, -0.2, -0.1, 0.0]), Decay::PerHead(&per_head), Decay::PerChannel(&per_channel)];
+    let input = LinearAttention {
+        q: &q,
+        k: &k,
+        v: &v,
+        decay: decays[decay],
+        beta: delta.then_some(&beta),
+        scale: 0.4,
+        l2_norm: delta,
+    };
+    let found = linear_attention(&input, &fast, &view, &ragged.batch()).unwrap();
+    let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &ragged.batch()).unwrap();
+    assert_close(&values(&found), &values(&expected), 5e-6);
+    assert_close(&values(&fast), &values(&slow), 5e-6);
+}
+
+#[test]
+fn recurrent_unit_agrees() {
+    let mut random = Random::new(11);
+    let ragged = Ragged::new(&[4, 1, 2]);
+    let view = StateLayerView::matrix(21, 1, [20, 1, 1]);
+    let fast = random.tensor(&[7, 21]);
+    let slow = fast.copy().unwrap();
+    let [x, i, r] = [(); 3].map(|()| random.tensor(&[ragged.total, 20]));
+    let a = random.tensor(&[20]);
+    let positions: Vec<u32> = (0..ragged.total as u32).map(|row| row % 3).collect();
+    let input = RgLru { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
+    let found = rg_lru(&input, &fast, &view, &ragged.batch()).unwrap();
+    let expected = portable::rg_lru::rg_lru(&input, &slow, &view, &ragged.batch()).unwrap();
+    assert_close(&values(&found), &values(&expected), 2e-6);
+    assert_close(&values(&fast), &values(&slow), 2e-6);
 }

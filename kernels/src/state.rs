@@ -1,0 +1,87 @@
+//! The walk that all recurrent ops make over a state pool.
+
+use crate::batch::StateBatch;
+use crate::error::Result;
+use crate::simd::vectorized;
+use crate::storage::{DisjointMut, Element, with_float_pool, with_pool_mut};
+use crate::view::StateLayerView;
+use candle_core::Tensor;
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// A part of one sequence's state, to be stepped over the sequence's rows by one thread.
+pub(crate) struct Unit<'a> {
+    /// The sequence's rows in the step's activations.
+    pub(crate) rows: Range<usize>,
+    /// Which of the equal parts of the state this is: a head, or a stretch of channels.
+    pub(crate) index: usize,
+    /// The part, in f32 whatever the pool stores.
+    pub(crate) state: &'a mut [f32],
+}
+
+/// Cuts the state of every active sequence into `units` equal parts and runs `body` on each, in parallel.
+///
+/// `body` must be `#[inline(always)]` to be compiled for the instruction set of this machine.
+#[inline(always)]
+pub(crate) fn for_each_unit(
+    op: &'static str,
+    pool: &Tensor,
+    view: &StateLayerView,
+    batch: &StateBatch<'_>,
+    units: usize,
+    body: impl Fn(Unit<'_>) + Sync,
+) -> Result<()> {
+    with_float_pool!(op, pool.dtype(), T => with_pool_mut::<T, _>(op, pool, |pool| {
+        walk(pool, view, batch, units, &body);
+        Ok(())
+    }))
+}
+
+#[inline(always)]
+fn walk<T: Element>(
+    pool: &mut [T],
+    view: &StateLayerView,
+    batch: &StateBatch<'_>,
+    units: usize,
+    body: &(impl Fn(Unit<'_>) + Sync),
+) {
+    thread_local! {
+        /// The f32 copy of a narrower state; kept, so that a decode step allocates nothing.
+        static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+    let elems = view.elems() / units;
+    let pool = DisjointMut::new(pool);
+    (0..batch.len() * units).into_par_iter().for_each(|task| {
+        let (sequence, index) = (task / units, task % units);
+        let rows = batch.rows(sequence);
+        let Ok(slot) = usize::try_from(batch.slots[sequence]) else { return };
+        if rows.is_empty() {
+            return;
+        }
+        let start = slot * view.slot_elems + view.layer_offset + index * elems;
+        // SAFETY: a slot belongs to one sequence, and this task alone has this part of it.
+        let stored = unsafe { pool.slice(start..start + elems) };
+        if let Some(state) = T::as_f32_mut(stored) {
+            vectorized(
+                #[inline(always)]
+                || body(Unit { rows, index, state }),
+            );
+            return;
+        }
+        // Taken, not borrowed: `body` may run other tasks of this walk on this thread while it waits.
+        let mut wide = WIDE.take();
+        vectorized(
+            #[inline(always)]
+            || {
+                wide.clear();
+                wide.extend(stored.iter().map(|value| value.load()));
+                body(Unit { rows, index, state: &mut wide });
+                for (stored, wide) in stored.iter_mut().zip(&wide) {
+                    *stored = T::store(*wide);
+                }
+            },
+        );
+        WIDE.set(wide);
+    });
+}

@@ -1,0 +1,182 @@
+//! The references give what Hugging Face's own functions gave.
+//!
+//! Each file holds the inputs and outputs of one model's recurrent ops during a prefill of 21 tokens, one of 13
+//! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
+
+use crate::reference::*;
+use rstest::rstest;
+use safetensors::SafeTensors;
+
+struct Captured {
+    bytes: Vec<u8>,
+}
+
+impl Captured {
+    fn open(model: &str) -> Self {
+        let path = format!("{}/tests/fixtures/ops/{model}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        Self { bytes: std::fs::read(path).unwrap() }
+    }
+
+    fn get(&self, name: &str) -> Option<(Vec<usize>, Vec<f64>)> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = tensors.tensor(name).ok()?;
+        let data = tensor.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())));
+        Some((tensor.shape().to_vec(), data.collect()))
+    }
+
+    fn data(&self, name: &str) -> Vec<f64> {
+        self.get(name).unwrap_or_else(|| panic!("{name} is missing")).1
+    }
+
+    fn optional(&self, name: &str) -> Option<Vec<f64>> {
+        self.get(name).map(|(_, data)| data)
+    }
+}
+
+#[track_caller]
+fn assert_near(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    let magnitude = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= 1e-5 * magnitude, "{found} instead of {expected}");
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`.
+fn transpose(data: &[f64], columns: usize) -> Vec<f64> {
+    let rows = data.len() / columns;
+    (0..columns).flat_map(|column| (0..rows).map(move |row| data[row * columns + column])).collect()
+}
+
+/// One value of each row of `width`.
+fn first_of_each(data: &[f64], width: usize) -> Vec<f64> {
+    data.iter().copied().step_by(width).collect()
+}
+
+#[rstest]
+fn convolution(
+    #[values("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba2", "nemotron_h", "qwen3_next", "zamba2")]
+    model: &str,
+) {
+    let file = Captured::open(model);
+    // A continued chunk comes with the cached columns in front, and only the outputs behind them are used.
+    for (phase, cached) in [("prefill", 0), ("chunk1", 4)] {
+        let op = format!("{phase}/causal_conv1d_fn/0");
+        let (shape, x) = file.get(&format!("{op}/in0")).unwrap();
+        let (channels, columns) = (shape[1], shape[2]);
+        let x = transpose(&x, columns);
+        let weight = file.data(&format!("{op}/in1"));
+        let width = weight.len() / channels;
+        let bias = file.optional(&format!("{op}/in2"));
+        let mut history = match cached {
+            0 => vec![0.0; (width - 1) * channels],
+            cached => x[(cached - width + 1) * channels..cached * channels].to_vec(),
+        };
+        let found = causal_conv1d(&x[cached * channels..], &weight, bias.as_deref(), &mut history, width, true);
+        let expected = transpose(&file.data(&format!("{op}/out0")), columns);
+        assert_near(&found, &expected[cached * channels..]);
+    }
+    let op = "decode0/causal_conv1d_update/0";
+    let x = file.data(&format!("{op}/in0"));
+    let weight = file.data(&format!("{op}/in2"));
+    let width = weight.len() / x.len();
+    let state = |name: &str| transpose(&file.data(&format!("{op}/{name}")), width)[x.len()..].to_vec();
+    let mut history = state("in1");
+    // Hugging Face hands over the state as it is before the update.
+    let bias = file.optional(&format!("{op}/in3"));
+    let found = causal_conv1d(&x, &weight, bias.as_deref(), &mut history, width, true);
+    assert_near(&found, &file.data(&format!("{op}/out0")));
+    assert_near(&history, &state("after1"));
+}
+
+#[rstest]
+fn state_space_scan(#[values("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")] model: &str) {
+    let file = Captured::open(model);
+    for phase in ["prefill", "chunk1"] {
+        let op = |name: &str| format!("{phase}/mamba2_chunk_scan/0/{name}");
+        let (shape, x) = file.get(&op("in0")).unwrap();
+        let (b_shape, b) = file.get(&op("in3")).unwrap();
+        let (heads, head_dim, groups, d_state) = (shape[2], shape[3], b_shape[2], b_shape[3]);
+        let (dt, a, c) = (file.data(&op("in1")), file.data(&op("in2")), file.data(&op("in4")));
+        let (d, bias, z) = (file.optional(&op("in_D")), file.data(&op("in_dt_bias")), file.optional(&op("in_z")));
+        let case = MambaCase {
+            heads,
+            head_dim,
+            d_state,
+            groups,
+            x: &x,
+            dt: &dt,
+            a: &a,
+            b: &b,
+            c: &c,
+            d: d.as_deref(),
+            z: z.as_deref(),
+            dt_bias: Some(&bias),
+            dt_limit: (0.0, f64::INFINITY),
+        };
+        let mut state =
+            file.optional(&op("in_initial_states")).unwrap_or_else(|| vec![0.0; heads * head_dim * d_state]);
+        assert_near(&mamba(&case, &mut state), &file.data(&op("out0")));
+        assert_near(&state, &file.data(&op("out1")));
+    }
+    let op = |name: &str| format!("decode0/mamba2_selective_state_update/0/{name}");
+    let (shape, mut state) = file.get(&op("in0")).unwrap();
+    let (heads, head_dim, d_state) = (shape[1], shape[2], shape[3]);
+    let (x, b, c) = (file.data(&op("in1")), file.data(&op("in4")), file.data(&op("in5")));
+    // These come expanded over the channels of a head.
+    let per_head = |name: &str, width| first_of_each(&file.data(&op(name)), width);
+    let (dt, bias, d) = (per_head("in2", head_dim), per_head("in_dt_bias", head_dim), per_head("in6", head_dim));
+    let a = per_head("in3", head_dim * d_state);
+    let z = file.optional(&op("in_z"));
+    let case = MambaCase {
+        heads,
+        head_dim,
+        d_state,
+        groups: b.len() / d_state,
+        x: &x,
+        dt: &dt,
+        a: &a,
+        b: &b,
+        c: &c,
+        d: Some(&d),
+        z: z.as_deref(),
+        dt_bias: Some(&bias),
+        dt_limit: (0.0, f64::INFINITY),
+    };
+    assert_near(&mamba(&case, &mut state), &file.data(&op("out0")));
+    assert_near(&state, &file.data(&op("after0")));
+}
+
+#[rstest]
+fn gated_delta_rule(
+    #[values(
+        ("prefill", "torch_chunk_gated_delta_rule"),
+        ("chunk1", "torch_chunk_gated_delta_rule"),
+        ("decode0", "torch_recurrent_gated_delta_rule")
+    )]
+    call: (&str, &str),
+) {
+    let file = Captured::open("qwen3_next");
+    let op = |name: &str| format!("{}/{}/0/{name}", call.0, call.1);
+    let (q_shape, q) = file.get(&op("in0")).unwrap();
+    let (v_shape, v) = file.get(&op("in2")).unwrap();
+    let (k, g, beta) = (file.data(&op("in1")), file.data(&op("in_g")), file.data(&op("in_beta")));
+    let (key_heads, key_dim, heads, value_dim) = (q_shape[2], q_shape[3], v_shape[2], v_shape[3]);
+    let decay: Vec<f64> = g.iter().flat_map(|&g| std::iter::repeat_n(g, key_dim)).collect();
+    let case = LinearAttentionCase {
+        key_heads,
+        heads,
+        key_dim,
+        value_dim,
+        q: &q,
+        k: &k,
+        v: &v,
+        decay: &decay,
+        beta: Some(&beta),
+        scale: (key_dim as f64).powf(-0.5),
+        l2_norm: true,
+    };
+    let mut state = file.optional(&op("in_initial_state")).unwrap_or_else(|| vec![0.0; heads * key_dim * value_dim]);
+    assert_near(&linear_attention(&case, &mut state), &file.data(&op("out0")));
+    assert_near(&state, &file.data(&op("out1")));
+}

@@ -1,0 +1,339 @@
+//! The recurrent ops against their references, over ragged batches with padding and canaries.
+
+use super::{Ragged, Random, assert_close, values};
+use crate::reference::{self, LinearAttentionCase, MambaCase};
+use crate::*;
+use candle_core::{DType, Device, Tensor};
+use rstest::rstest;
+
+/// Tolerances of the issue: f32, f16, bf16 pools.
+fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        _ => 2e-2,
+    }
+}
+
+fn wide(data: &[f32]) -> Vec<f64> {
+    data.iter().map(|&x| f64::from(x)).collect()
+}
+
+fn narrow(data: &[f64]) -> Vec<f32> {
+    data.iter().map(|&x| x as f32).collect()
+}
+
+/// Runs `op` over a ragged batch and `reference` over each sequence, and compares outputs, states and canaries.
+fn check(
+    lens: &[usize],
+    view: StateLayerView,
+    dtype: DType,
+    op: impl Fn(&Ragged, &Tensor) -> Tensor,
+    reference: impl Fn(std::ops::Range<usize>, &mut Vec<f64>) -> Vec<f64>,
+) {
+    let ragged = Ragged::new(lens);
+    let width = view.slot_elems;
+    let pool = ragged.state_pool(&view, dtype);
+    let before = values(&pool);
+    let out = values(&op(&ragged, &pool));
+    let after = values(&pool);
+    let row_width = out.len() / ragged.total;
+    let mut expected_pool = before.clone();
+    for (sequence, &slot) in ragged.slots.iter().enumerate() {
+        let rows = ragged.rows(sequence);
+        let found = &out[rows.start * row_width..rows.end * row_width];
+        let Ok(slot) = usize::try_from(slot) else {
+            assert!(found.iter().all(|&value| value == 0.0), "padding rows are 0");
+            continue;
+        };
+        if rows.is_empty() {
+            continue;
+        }
+        let start = slot * width + view.layer_offset;
+        let mut state = wide(&before[start..start + view.elems()]);
+        let expected = narrow(&reference(rows, &mut state));
+        assert_close(found, &expected, tolerance(dtype));
+        let state = narrow(&state);
+        assert_close(&after[start..start + view.elems()], &state, tolerance(dtype));
+        expected_pool[start..start + view.elems()].copy_from_slice(&after[start..start + view.elems()]);
+    }
+    assert_eq!(bits(&after), bits(&expected_pool), "nothing but the batch's states has changed");
+}
+
+fn bits(data: &[f32]) -> Vec<u32> {
+    data.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Lengths around 0, 1, the conv width and the scan's chunk.
+const LENS: [usize; 9] = [0, 1, 2, 3, 4, 63, 64, 65, 130];
+
+#[rstest]
+fn convolution(
+    #[values(2, 3, 4)] d_conv: usize,
+    #[values(Activation::None, Activation::Silu)] activation: Activation,
+    #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+) {
+    let channels = 40;
+    let view = StateLayerView::conv(200, 11, d_conv, channels);
+    let mut random = Random::new(11);
+    let total: usize = Ragged::new(&LENS).total;
+    let x = random.tensor(&[total, channels]);
+    let weight = random.vec(d_conv * channels);
+    let bias = random.tensor(&[channels]);
+    let transposed: Vec<f64> = (0..channels)
+        .flat_map(|channel| (0..d_conv).map(move |tap| (tap, channel)))
+        .map(|(tap, channel)| f64::from(weight[tap * channels + channel]))
+        .collect();
+    let weight = Tensor::from_vec(weight, (d_conv, channels), &Device::Cpu).unwrap();
+    let (x_wide, bias_wide) = (wide(&values(&x)), wide(&values(&bias)));
+    check(
+        &LENS,
+        view,
+        dtype,
+        |ragged, pool| causal_conv1d(&x, &weight, Some(&bias), activation, pool, &view, &ragged.batch()).unwrap(),
+        |rows, state| {
+            let x = &x_wide[rows.start * channels..rows.end * channels];
+            let silu = activation == Activation::Silu;
+            reference::causal_conv1d(x, &transposed, Some(&bias_wide), state, d_conv, silu)
+        },
+    );
+}
+
+#[rstest]
+fn mamba2(
+    #[values(1, 2, 8)] groups: usize,
+    #[values(64, 80, 128)] head_dim: usize,
+    #[values(16, 64, 128, 256)] d_state: usize,
+    #[values(DType::F32, DType::BF16)] dtype: DType,
+) {
+    // Few tokens: the f64 reference of the whole grid would otherwise take half a minute.
+    mamba2_case(groups, head_dim, d_state, dtype, &[-20.0, -9.0, 0.0, 25.0], (0.0, f32::INFINITY), &[0, 1, 65]);
+}
+
+#[rstest]
+#[case::f16(DType::F16, (0.0, f32::INFINITY))]
+#[case::limited(DType::F32, (0.01, 0.3))]
+fn mamba2_options(#[case] dtype: DType, #[case] dt_limit: (f32, f32)) {
+    mamba2_case(2, 64, 16, dtype, &[-4.0, -2.0, 0.0, 1.0], dt_limit, &LENS);
+}
+
+/// The ragged lengths of TensorRT-Edge-LLM's variable-length vector.
+#[test]
+fn mamba2_over_the_edge_llm_vector() {
+    mamba2_case(1, 64, 64, DType::F32, &[-4.0, -2.0, 0.0, 1.0], (0.0, f32::INFINITY), &[78, 175, 462]);
+}
+
+fn mamba2_case(
+    groups: usize,
+    head_dim: usize,
+    d_state: usize,
+    dtype: DType,
+    biases: &[f32],
+    dt_limit: (f32, f32),
+    lens: &[usize],
+) {
+    let heads = 8;
+    let view = StateLayerView::matrix(heads * head_dim * d_state + 9, 5, [heads, head_dim, d_state]);
+    let mut random = Random::new(12);
+    let total: usize = Ragged::new(lens).total;
+    let x = random.tensor(&[total, heads * head_dim]);
+    let dt = random.tensor(&[total, heads]);
+    let b = random.tensor(&[total, groups * d_state]);
+    let c = random.tensor(&[total, groups * d_state]);
+    let z = random.tensor(&[total, heads * head_dim]);
+    let a: Vec<f32> = (0..heads).map(|head| -0.1 - head as f32).collect();
+    let d = random.tensor(&[heads]);
+    let bias: Vec<f32> = (0..heads).map(|head| biases[head % biases.len()]).collect();
+    let wide_of = |tensor: &Tensor| wide(&values(tensor));
+    let (xw, dtw, bw, cw, zw, dw) = (wide_of(&x), wide_of(&dt), wide_of(&b), wide_of(&c), wide_of(&z), wide_of(&d));
+    let (aw, biasw) = (wide(&a), wide(&bias));
+    let a = Tensor::new(a, &Device::Cpu).unwrap();
+    let bias = Tensor::new(bias, &Device::Cpu).unwrap();
+    let layer =
+        Mamba2 { a: &a, d: Some(&d), time_step: TimeStep { bias: Some(&bias), softplus: true, limit: dt_limit } };
+    let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+    check(
+        lens,
+        view,
+        dtype,
+        |ragged, pool| mamba2_scan(&input, &layer, pool, &view, &ragged.batch()).unwrap(),
+        |rows, state| {
+            let part = |data: &'static str, width: usize| {
+                let source = match data {
+                    "x" => &xw,
+                    "dt" => &dtw,
+                    "b" => &bw,
+                    "c" => &cw,
+                    _ => &zw,
+                };
+                &source[rows.start * width..rows.end * width]
+            };
+            let case = MambaCase {
+                heads,
+                head_dim,
+                d_state,
+                groups,
+                x: part("x", heads * head_dim),
+                dt: part("dt", heads),
+                a: &aw,
+                b: part("b", groups * d_state),
+                c: part("c", groups * d_state),
+                d: Some(&dw),
+                z: Some(part("z", heads * head_dim)),
+                dt_bias: Some(&biasw),
+                dt_limit: (f64::from(dt_limit.0), f64::from(dt_limit.1)),
+            };
+            reference::mamba(&case, state)
+        },
+    );
+}
+
+#[rstest]
+fn mamba1(#[values(1, 16)] d_state: usize, #[values(96, 130)] d_inner: usize) {
+    let view = StateLayerView::matrix(d_inner * d_state + 3, 2, [d_inner, 1, d_state]);
+    let mut random = Random::new(13);
+    let total: usize = Ragged::new(&LENS).total;
+    let [x, dt, z] = [(); 3].map(|()| random.tensor(&[total, d_inner]));
+    let [b, c] = [(); 2].map(|()| random.tensor(&[total, d_state]));
+    let a = (random.tensor(&[d_inner, d_state]) - 1.5).unwrap();
+    let [d, bias] = [(); 2].map(|()| random.tensor(&[d_inner]));
+    let layer = Mamba1 { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
+    let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+    let w = |tensor: &Tensor| wide(&values(tensor));
+    let (xw, dtw, zw, bw, cw, aw, dw, biasw) = (w(&x), w(&dt), w(&z), w(&b), w(&c), w(&a), w(&d), w(&bias));
+    check(
+        &LENS,
+        view,
+        DType::F32,
+        |ragged, pool| mamba1_scan(&input, &layer, pool, &view, &ragged.batch()).unwrap(),
+        |rows, state| {
+            let case = MambaCase {
+                heads: d_inner,
+                head_dim: 1,
+                d_state,
+                groups: 1,
+                x: &xw[rows.start * d_inner..rows.end * d_inner],
+                dt: &dtw[rows.start * d_inner..rows.end * d_inner],
+                a: &aw,
+                b: &bw[rows.start * d_state..rows.end * d_state],
+                c: &cw[rows.start * d_state..rows.end * d_state],
+                d: Some(&dw),
+                z: Some(&zw[rows.start * d_inner..rows.end * d_inner]),
+                dt_bias: Some(&biasw),
+                dt_limit: (0.0, f64::INFINITY),
+            };
+            reference::mamba(&case, state)
+        },
+    );
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    GatedDelta,
+    KimiDelta,
+    Lightning,
+}
+
+#[rstest]
+fn linear_attention_of_each_kind(
+    #[values(Kind::GatedDelta, Kind::KimiDelta, Kind::Lightning)] kind: Kind,
+    #[values((2, 4, 32, 48), (4, 4, 64, 64), (1, 2, 128, 128))] sizes: (usize, usize, usize, usize),
+    #[values(DType::F32, DType::BF16)] dtype: DType,
+) {
+    let (key_heads, heads, key_dim, value_dim) = sizes;
+    let view = StateLayerView::matrix(heads * key_dim * value_dim + 8, 8, [heads, key_dim, value_dim]);
+    let mut random = Random::new(14);
+    let total: usize = Ragged::new(&LENS).total;
+    let [q, k] = [(); 2].map(|()| random.tensor(&[total, key_heads * key_dim]));
+    let v = random.tensor(&[total, heads * value_dim]);
+    let beta = ((random.tensor(&[total, heads]) + 1.0).unwrap() / 2.0).unwrap();
+    let decays = |random: &mut Random, width: usize| ((random.tensor(&[total, width]) - 1.0).unwrap() / 4.0).unwrap();
+    let per_head = decays(&mut random, heads);
+    let per_channel = decays(&mut random, heads * key_dim);
+    let slopes: Vec<f32> = (0..heads).map(|head| -0.5 / (head + 1) as f32).collect();
+    let delta = !matches!(kind, Kind::Lightning);
+    let decay = match kind {
+        Kind::GatedDelta => Decay::PerHead(&per_head),
+        Kind::KimiDelta => Decay::PerChannel(&per_channel),
+        Kind::Lightning => Decay::Fixed(&slopes),
+    };
+    let decay_wide: Vec<f64> = (0..total * heads * key_dim)
+        .map(|at| match kind {
+            Kind::GatedDelta => values(&per_head)[at / key_dim],
+            Kind::KimiDelta => values(&per_channel)[at],
+            Kind::Lightning => slopes[at / key_dim % heads],
+        })
+        .map(f64::from)
+        .collect();
+    let input = LinearAttention {
+        q: &q,
+        k: &k,
+        v: &v,
+        decay,
+        beta: delta.then_some(&beta),
+        scale: (key_dim as f32).powf(-0.5),
+        l2_norm: delta,
+    };
+    let w = |tensor: &Tensor| wide(&values(tensor));
+    let (qw, kw, vw, betaw) = (w(&q), w(&k), w(&v), w(&beta));
+    check(
+        &LENS,
+        view,
+        dtype,
+        |ragged, pool| linear_attention(&input, pool, &view, &ragged.batch()).unwrap(),
+        |rows, state| {
+            let part = |data: &[f64], width: usize| data[rows.start * width..rows.end * width].to_vec();
+            let beta = part(&betaw, heads);
+            let case = LinearAttentionCase {
+                key_heads,
+                heads,
+                key_dim,
+                value_dim,
+                q: &part(&qw, key_heads * key_dim),
+                k: &part(&kw, key_heads * key_dim),
+                v: &part(&vw, heads * value_dim),
+                decay: &part(&decay_wide, heads * key_dim),
+                beta: delta.then_some(&beta),
+                scale: f64::from((key_dim as f32).powf(-0.5)),
+                l2_norm: delta,
+            };
+            reference::linear_attention(&case, state)
+        },
+    );
+}
+
+#[test]
+fn recurrent_unit() {
+    let width = 70;
+    let view = StateLayerView::matrix(width + 4, 1, [width, 1, 1]);
+    let mut random = Random::new(15);
+    let total: usize = Ragged::new(&LENS).total;
+    let [x, i, r] = [(); 3].map(|()| random.tensor(&[total, width]));
+    let a = random.tensor(&[width]);
+    // Some sequences begin here, some go on.
+    let positions: Vec<u32> = (0..total as u32).map(|row| (row + 1) % 5).collect();
+    let input = RgLru { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
+    let w = |tensor: &Tensor| wide(&values(tensor));
+    let (xw, iw, rw, aw) = (w(&x), w(&i), w(&r), w(&a));
+    check(
+        &LENS,
+        view,
+        DType::F32,
+        |ragged, pool| rg_lru(&input, pool, &view, &ragged.batch()).unwrap(),
+        |rows, state| {
+            let span = rows.start * width..rows.end * width;
+            reference::rg_lru(&xw[span.clone()], &iw[span.clone()], &rw[span], &aw, &positions[rows], state)
+        },
+    );
+}
+
+#[rstest]
+fn gated_norm(#[values(true, false)] norm_before_gate: bool, #[values(96, 32)] weights: usize) {
+    let mut random = Random::new(16);
+    let (x, z, weight) = (random.tensor(&[7, 96]), random.tensor(&[7, 96]), random.tensor(&[weights]));
+    let order = if norm_before_gate { GateOrder::NormThenGate } else { GateOrder::GateThenNorm };
+    let found = gated_rms_norm(&x, &z, &weight, 1e-5, 32, order).unwrap();
+    let w = |tensor: &Tensor| wide(&values(tensor));
+    let expected = reference::gated_rms_norm(&w(&x), &w(&z), &w(&weight), 1e-5f32.into(), 32, norm_before_gate);
+    assert_close(&values(&found), &narrow(&expected), 1e-5);
+}
