@@ -1,9 +1,63 @@
 //! From resources and a budget to a [`CachePlan`]: pure, no device, no IO.
+//!
+//! [`plan`] groups the resources of a model into pools, sizes the pools for the most sequences that the budget admits,
+//! and says who owns every byte and why. [`check`](fn@check) proves a plan from the request alone.
+//!
+//! ```
+//! use cacheplan_handlers::{DType, ResourceHandler};
+//! use cacheplan_planner::{Budget, PlanRequest, plan};
+//! use cacheplan_transforms::{ModelInfo, Resource, Resources};
+//!
+//! let mut resources = Resources::default();
+//! resources.push(Resource {
+//!     name: "kv_cache_0".into(),
+//!     layer: Some(0),
+//!     handler: ResourceHandler::kv_paged(8, 128, DType::Bf16)?,
+//!     node: "layers.0.attention".into(),
+//!     provenance: Vec::new(),
+//!     shared_by: Vec::new(),
+//! })?;
+//! let model = ModelInfo {
+//!     model_type: "llama".into(),
+//!     layers: 1,
+//!     dtype: DType::Bf16,
+//!     max_position_embeddings: Some(8192),
+//!     weights: None,
+//!     fingerprint: String::new(),
+//! };
+//! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
+//! let plan = plan(&PlanRequest {
+//!     model: &model,
+//!     resources: &resources,
+//!     budget: &budget,
+//!     device: None,
+//!     measurement: None,
+//! })?;
+//! assert_eq!(plan.capacity.sequences, 15);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
+mod budget;
+mod demand;
+mod error;
+mod fingerprint;
+mod group;
+mod ledger;
+mod make;
 mod plan;
+mod render;
+mod request;
+mod size;
+mod solve;
 
+pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Memory};
+pub use error::{PlanError, Shortfall};
+pub use group::{MambaParams, mamba_params, n_groups};
+pub use make::plan;
 pub use plan::{
     CachePlan, Capacity, Fingerprint, LedgerLine, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
     SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
+pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
+pub use size::{BadByteSize, ByteSize};

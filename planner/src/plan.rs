@@ -147,6 +147,8 @@ pub struct Pool {
     pub unit_bytes: u64,
     /// How many units, those reserved for padding included.
     pub units: u64,
+    /// Units at the front that pad a batch: block 0 of a paged pool, slot 0 of a state pool.
+    pub reserved: u64,
     /// `unit_bytes * units`.
     pub bytes: u64,
     /// The absolute layers with a member here, ascending.

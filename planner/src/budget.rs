@@ -1,0 +1,289 @@
+//! The budget file: what memory there is, what limits hold, how caches are stored.
+//!
+//! Every key is optional. A key that is not known is an error that names the nearest known one.
+
+use std::ops::Range;
+
+use cacheplan_handlers::DType;
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+
+use crate::Policy;
+use crate::size::ByteSize;
+
+/// A budget as written; [`crate::plan`] fills in what is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Budget {
+    /// How resources are grouped into pools; `by-key` where absent.
+    pub grouping: Option<Policy>,
+    /// The longest sequence, prompt and output, in tokens; where absent 4,096 or the model's maximum if lower.
+    pub max_seq_len: Option<u64>,
+    /// The most sequences that run at once; where absent, as many as the memory admits, or 8 without a memory budget.
+    pub max_batch_size: Option<u64>,
+    /// The most tokens in one step; 2,048 where absent, and never below one token per sequence.
+    pub max_num_tokens: Option<u64>,
+    /// Tokens in a block of a paged pool; 32 where absent.
+    pub tokens_per_block: Option<u64>,
+    /// The bytes to divide; without it the limits alone size the pools.
+    pub memory: Option<Memory>,
+    /// How caches are stored where the model does not say.
+    pub dtypes: Dtypes,
+}
+
+/// The bytes to divide: either `bytes` for the caches, or a `fraction` of a named base for the whole process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// Bytes for the caches alone.
+    pub bytes: Option<ByteSize>,
+    /// A share of the device's memory, with at most six decimals; needs `of`.
+    pub fraction: Option<Fraction>,
+    /// What `fraction` is a share of.
+    pub of: Option<Base>,
+    /// Bytes that nobody may use; 0 where absent.
+    pub reserve: Option<ByteSize>,
+    /// Peak bytes of one step besides weights and caches; assumed from `max_num_tokens` where absent and not measured.
+    pub activations: Option<ByteSize>,
+}
+
+/// What a memory fraction is a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Base {
+    /// Of the bytes left once weights, reserve, activations and states are served: TensorRT-LLM's meaning.
+    Free,
+    /// Of all the device's memory, weights and activations included: vLLM's and SGLang's meaning.
+    Total,
+}
+
+/// Dtypes for caches whose dtype the model does not state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dtypes {
+    /// Keys and values; the model's dtype where absent.
+    #[serde(deserialize_with = "dtype")]
+    pub kv: Option<DType>,
+    /// Recurrent states; float32 where absent.
+    #[serde(deserialize_with = "dtype")]
+    pub ssm: Option<DType>,
+    /// Convolution states; the model's dtype where absent.
+    #[serde(deserialize_with = "dtype")]
+    pub conv: Option<DType>,
+}
+
+/// An exact share between 0 and 1, in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "f64")]
+pub struct Fraction {
+    millionths: u32,
+}
+
+impl Fraction {
+    /// Everything.
+    pub const ONE: Self = Self { millionths: 1_000_000 };
+
+    /// The share nearest to `value`; `None` outside (0, 1] or with more than six decimals.
+    pub fn new(value: f64) -> Option<Self> {
+        let scaled = value * 1e6;
+        let rounded = scaled.round();
+        // A value with at most six decimals is within rounding error of a whole number of millionths.
+        let exact = (scaled - rounded).abs() < 1e-6 && (1.0..=1e6).contains(&rounded);
+        exact.then_some(Self { millionths: rounded as u32 })
+    }
+
+    /// The share of `bytes`, rounded down.
+    pub fn of(self, bytes: u64) -> u64 {
+        // At most `bytes`, so it fits.
+        (u128::from(bytes) * u128::from(self.millionths) / 1_000_000) as u64
+    }
+}
+
+impl From<Fraction> for f64 {
+    fn from(fraction: Fraction) -> Self {
+        Self::from(fraction.millionths) / 1e6
+    }
+}
+
+impl<'de> Deserialize<'de> for Fraction {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = f64::deserialize(deserializer)?;
+        Self::new(value).ok_or_else(|| {
+            serde::de::Error::custom(format!(
+                "fraction {value} is not above 0 and at most 1, with at most six decimals"
+            ))
+        })
+    }
+}
+
+fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    name.map(|name| name.parse()).transpose().map_err(serde::de::Error::custom)
+}
+
+/// A budget that cannot be read or contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{origin}{}: {message}{}", place(*line), hint(nearest.as_deref()))]
+pub struct BudgetError {
+    /// The file, flag or variable.
+    pub origin: String,
+    /// The line, counted from 1.
+    pub line: Option<usize>,
+    /// The bytes of the text that are at fault.
+    pub span: Option<Range<usize>>,
+    /// What is wrong and what would do.
+    pub message: String,
+    /// The known key nearest to an unknown one.
+    pub nearest: Option<String>,
+}
+
+fn place(line: Option<usize>) -> String {
+    line.map(|line| format!(":{line}")).unwrap_or_default()
+}
+
+fn hint(nearest: Option<&str>) -> String {
+    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+impl Budget {
+    /// Reads a budget from TOML; `origin` names the text in errors.
+    ///
+    /// # Errors
+    /// Text that is no TOML, an unknown key, a value of the wrong kind, or keys that contradict each other.
+    pub fn from_toml(text: &str, origin: &str) -> Result<Self, BudgetError> {
+        let budget: Self = toml::from_str(text).map_err(|error| {
+            let span = error.span();
+            let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            let message = error.message().to_owned();
+            BudgetError { origin: origin.to_owned(), line, span, nearest: nearest_key(&message), message }
+        })?;
+        budget.validate().map_err(|message| BudgetError {
+            origin: origin.to_owned(),
+            line: None,
+            span: None,
+            message,
+            nearest: None,
+        })?;
+        Ok(budget)
+    }
+
+    /// What contradicts itself, in words.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let counts = [
+            ("max_seq_len", self.max_seq_len),
+            ("max_batch_size", self.max_batch_size),
+            ("max_num_tokens", self.max_num_tokens),
+            ("tokens_per_block", self.tokens_per_block),
+        ];
+        for (key, value) in counts {
+            if let Some(value) = value
+                && !(1..=MAX_COUNT).contains(&value)
+            {
+                return Err(format!("`{key}` is {value}; it must be between 1 and {MAX_COUNT}"));
+            }
+        }
+        match &self.memory {
+            Some(Memory { bytes: None, fraction: None, .. }) => {
+                Err("`[memory]` states neither `bytes` nor `fraction`; nothing would consume it".into())
+            }
+            Some(Memory { bytes: Some(_), fraction: Some(_), .. }) => {
+                Err("`memory.bytes` and `memory.fraction` are both stated; keep one".into())
+            }
+            Some(Memory { fraction: Some(_), of: None, .. }) => {
+                Err("`memory.fraction` needs `of = \"free\"` or `of = \"total\"`; engines differ in what they mean"
+                    .into())
+            }
+            Some(Memory { fraction: None, of: Some(_), .. }) => {
+                Err("`memory.of` is stated without `memory.fraction`; nothing would consume it".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The largest count of tokens or sequences that a budget may state.
+const MAX_COUNT: u64 = 1 << 32;
+
+/// The expected key nearest to the unknown one, read from serde's own message.
+fn nearest_key(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    quoted
+        .map(|known| (edit_distance(unknown, known), known))
+        .min()
+        .filter(|(distance, known)| *distance <= known.len().div_ceil(2))
+        .map(|(_, known)| known.to_owned())
+}
+
+fn edit_distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, l) in left.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, r) in right.iter().enumerate() {
+            let substitute = diagonal + usize::from(l != *r);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[test]
+    fn a_full_budget_reads() {
+        let text = r#"
+            grouping = "first-reference"
+            max_seq_len = 8192
+            max_batch_size = 4
+            tokens_per_block = 16
+            [memory]
+            fraction = 0.9
+            of = "free"
+            reserve = "512MiB"
+            [dtypes]
+            kv = "fp8"
+        "#;
+        let budget = Budget::from_toml(text, "b.toml").unwrap();
+        assert_eq!(budget.grouping, Some(Policy::FirstReference));
+        assert_eq!(budget.dtypes.kv, Some(DType::F8E4m3));
+        let memory = budget.memory.unwrap();
+        assert_eq!(memory.fraction.unwrap().of(1_000_000), 900_000);
+        assert_eq!(memory.reserve, Some(ByteSize(512 << 20)));
+    }
+
+    #[rstest]
+    #[case("max_seq_length = 1\n", 1, "max_seq_len")]
+    #[case("max_seq_len = 1\n[memory]\nbyte = 1\n", 3, "bytes")]
+    #[case("[dtypes]\nkvs = 'fp8'\n", 2, "kv")]
+    #[case("grouping = 'by-windows'\n", 1, "by-window")]
+    fn an_unknown_key_names_its_line_and_the_nearest_known_one(
+        #[case] text: &str,
+        #[case] line: usize,
+        #[case] nearest: &str,
+    ) {
+        let error = Budget::from_toml(text, "b.toml").unwrap_err();
+        assert_eq!((error.line, error.nearest.as_deref()), (Some(line), Some(nearest)), "{error}");
+    }
+
+    #[rstest]
+    #[case("[memory]\nfraction = 0.9\n", "needs `of")]
+    #[case("[memory]\n", "neither")]
+    #[case("[memory]\nbytes = '1GiB'\nfraction = 0.5\nof = 'free'\n", "keep one")]
+    #[case("[memory]\nbytes = 5\nof = 'free'\n", "without `memory.fraction`")]
+    #[case("[memory]\nfraction = 1.5\nof = 'total'\n", "at most 1")]
+    #[case("[memory]\nbytes = '12 apples'\n", "not a byte size")]
+    #[case("[dtypes]\nkv = 'fp7'\n", "unknown dtype")]
+    #[case("max_seq_len = 0\n", "must be between")]
+    #[case("max_seq_len = -4\n", "invalid value")]
+    #[case("max_seq_len =\n", "b.toml:1")]
+    fn a_bad_value_says_what_would_do(#[case] text: &str, #[case] expected: &str) {
+        let error = Budget::from_toml(text, "b.toml").unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

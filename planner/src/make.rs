@@ -1,0 +1,287 @@
+//! From a request to a plan: group, size, lay out, account.
+
+use std::collections::HashMap;
+
+use cacheplan_handlers::{Growth, ResourceHandler};
+
+use crate::budget::{Base, Fraction, Memory};
+use crate::demand::{Load, NULL_BLOCKS};
+use crate::error::Shortfall;
+use crate::group::{Group, group};
+use crate::ledger::{self, Ledger};
+use crate::solve::{self, CacheBytes, Demand, Solution};
+use crate::{
+    CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
+    Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+};
+
+const DEFAULT_SEQ_LEN: u64 = 4_096;
+const DEFAULT_BATCH_SIZE: u64 = 8;
+const DEFAULT_NUM_TOKENS: u64 = 2_048;
+const DEFAULT_TOKENS_PER_BLOCK: u64 = 32;
+const PADDING_SLOTS: u64 = 1;
+
+/// Plans the caches of a model: who owns each, how large each pool is, and why.
+///
+/// Pure: the same request gives the same plan, and nothing is read, allocated or measured.
+///
+/// # Errors
+/// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
+pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
+    let budget = request.budget;
+    budget.validate().map_err(PlanError::Budget)?;
+    let longest = request.model.max_position_embeddings.unwrap_or(DEFAULT_SEQ_LEN).clamp(1, DEFAULT_SEQ_LEN);
+    let max_seq_len = budget.max_seq_len.unwrap_or(longest);
+    let load = Load {
+        max_seq_len,
+        max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),
+        draft_positions: 1,
+        padding_slots: PADDING_SLOTS,
+        checkpoints_per_sequence: 0,
+    };
+    let policy = budget.grouping.unwrap_or_default();
+    let groups = group(policy, request.resources, max_seq_len)?;
+    let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
+    let mut pools = lay_out(&groups, &load, tokens_per_block)?;
+
+    let mut ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
+    let memory = cache_bytes(request, &ledger)?;
+    let wanted = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
+    let demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool)).collect();
+    let solution =
+        solve::solve(&demands, &load, memory, wanted).ok_or_else(|| shortfall(&demands, &pools, &load, memory))?;
+    set_sizes(&mut pools, &solution.units)?;
+
+    let slots = SlotDomain {
+        padding: load.padding_slots,
+        live: solution.sequences,
+        checkpoints: load.slots(solution.sequences) - load.padding_slots - solution.sequences,
+    };
+    let resources = planned_resources(request, &groups, &pools, &load);
+    let totals = totals(&resources, &pools)?;
+    let managed_state = pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
+    ledger.add_pools(&pools, memory);
+    Ok(CachePlan {
+        schema_version: SCHEMA_VERSION,
+        tool_version: env!("CARGO_PKG_VERSION").into(),
+        fingerprint: Fingerprint::of(request),
+        model: request.model.clone(),
+        policy,
+        manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
+        limits: Limits {
+            max_seq_len,
+            max_batch_size: solution.sequences,
+            max_num_tokens: load.max_num_tokens.max(solution.sequences.saturating_mul(load.draft_positions)),
+            draft_positions: load.draft_positions,
+        },
+        slots,
+        resources,
+        capacity: capacity(&pools, &solution),
+        pools,
+        totals,
+        ledger: ledger.lines,
+    })
+}
+
+/// What the pools may take together; `None` if the budget states no memory.
+fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<CacheBytes>, PlanError> {
+    let Some(memory) = &request.budget.memory else { return Ok(None) };
+    let Memory { bytes, fraction, of, .. } = memory;
+    if let Some(bytes) = bytes {
+        return Ok(Some(CacheBytes { bytes: bytes.0, paged_share: Fraction::ONE }));
+    }
+    let (Some(fraction), Some(of)) = (*fraction, *of) else { return Ok(None) };
+    let device = request.device;
+    let no_device = || PlanError::Budget("`memory.fraction` is a share of a device, and no device was given".into());
+    let cache_bytes = match (of, request.measurement) {
+        (Base::Total, _) => {
+            let share = fraction.of(device.ok_or_else(no_device)?.total_bytes);
+            CacheBytes { bytes: share.saturating_sub(ledger.sum()), paged_share: Fraction::ONE }
+        }
+        // Weights are resident already, so the free bytes no longer contain them.
+        (Base::Free, Some(measured)) => {
+            let taken = ledger.sum().saturating_sub(measured.resident_bytes);
+            CacheBytes { bytes: measured.free_bytes.saturating_sub(taken), paged_share: fraction }
+        }
+        (Base::Free, None) => {
+            let free = device.ok_or_else(no_device)?.free_bytes;
+            CacheBytes { bytes: free.saturating_sub(ledger.sum()), paged_share: fraction }
+        }
+    };
+    Ok(Some(cache_bytes))
+}
+
+/// One pool for each group, with the members' places in a unit; sizes come later.
+fn lay_out(groups: &[Group<'_>], load: &Load, tokens_per_block: u64) -> Result<Vec<Pool>, PlanError> {
+    let mut count_of_kind: HashMap<&str, usize> = HashMap::new();
+    groups
+        .iter()
+        .map(|group| {
+            let id = if group.owner == Owner::Local {
+                group.members[0].name.clone()
+            } else {
+                let count = count_of_kind.entry(group.kind.name()).or_default();
+                *count += 1;
+                format!("{}.{}", group.kind, *count - 1)
+            };
+            let (unit, window, stride) = match group.growth {
+                Growth::Paged { stride, window } => (Unit::Block, window, u64::from(stride)),
+                Growth::Fixed => (Unit::Fixed, None, 1),
+                Growth::PerSlotToken | Growth::PerSequence | Growth::PerDraftPosition => (Unit::Slot, None, 1),
+            };
+            // A block holds whole entries.
+            let tokens_per_block = tokens_per_block.div_ceil(stride) * stride;
+            let per_unit = match group.growth {
+                Growth::Paged { .. } => tokens_per_block / stride,
+                Growth::PerSlotToken => load.max_seq_len,
+                Growth::PerDraftPosition => load.draft_positions,
+                Growth::PerSequence | Growth::Fixed => 1,
+            };
+            let too_large = || PlanError::TooLarge { pool: id.clone() };
+            let mut offset = 0u64;
+            let mut members = Vec::with_capacity(group.members.len());
+            for resource in &group.members {
+                let bytes = resource.handler.unit_bytes().checked_mul(per_unit).ok_or_else(too_large)?;
+                members.push(Member { resource: resource.name.clone(), offset, bytes });
+                offset = offset.checked_add(bytes).ok_or_else(too_large)?;
+            }
+            let mut layers: Vec<u32> = group.members.iter().filter_map(|resource| resource.layer).collect();
+            layers.sort_unstable();
+            layers.dedup();
+            Ok(Pool {
+                owner: group.owner,
+                unit,
+                unit_bytes: offset,
+                units: 0,
+                reserved: match unit {
+                    Unit::Block => NULL_BLOCKS,
+                    Unit::Slot => load.padding_slots,
+                    Unit::Fixed => 0,
+                },
+                bytes: 0,
+                layers,
+                dtype: group.dtype,
+                tokens_per_block: (unit == Unit::Block).then_some(tokens_per_block),
+                window,
+                members,
+                id,
+            })
+        })
+        .collect()
+}
+
+fn demand(group: &Group<'_>, pool: &Pool) -> Demand {
+    Demand { growth: group.growth, unit_bytes: pool.unit_bytes, tokens_per_block: pool.tokens_per_block.unwrap_or(1) }
+}
+
+fn set_sizes(pools: &mut [Pool], units: &[u64]) -> Result<(), PlanError> {
+    for (pool, &units) in pools.iter_mut().zip(units) {
+        pool.units = units;
+        pool.bytes = pool.unit_bytes.checked_mul(units).ok_or_else(|| PlanError::TooLarge { pool: pool.id.clone() })?;
+    }
+    Ok(())
+}
+
+fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<CacheBytes>) -> PlanError {
+    let one = solve::cost(demands, load, 1);
+    let available = memory.map_or(0, |memory| memory.bytes);
+    let missing = memory.map_or(0, |memory| one.excess(memory));
+    let largest = demands.iter().zip(pools).max_by_key(|(demand, _)| {
+        u128::from(demand.unit_bytes) * u128::from(load.units(demand.growth, demand.tokens_per_block, 1))
+    });
+    PlanError::DoesNotFit(Box::new(Shortfall {
+        sequences: 1,
+        max_seq_len: load.max_seq_len,
+        needed: u64::try_from(one.total()).unwrap_or(u64::MAX),
+        available,
+        shortfall: u64::try_from(missing).unwrap_or(u64::MAX),
+        capped_by: largest.map_or_else(|| "memory".into(), |(_, pool)| pool.id.clone()),
+    }))
+}
+
+fn planned_resources(
+    request: &PlanRequest<'_>,
+    groups: &[Group<'_>],
+    pools: &[Pool],
+    load: &Load,
+) -> Vec<PlannedResource> {
+    let place: HashMap<&str, usize> = groups
+        .iter()
+        .enumerate()
+        .flat_map(|(index, group)| group.members.iter().map(move |resource| (resource.name.as_str(), index)))
+        .collect();
+    request
+        .resources
+        .iter()
+        .filter_map(|resource| {
+            let index = *place.get(resource.name.as_str())?;
+            let handler = &resource.handler;
+            Some(PlannedResource {
+                name: resource.name.clone(),
+                layer: resource.layer,
+                kind: handler.kind().name().to_owned(),
+                owner: groups[index].owner,
+                pool: pools[index].id.clone(),
+                dtype: handler.dtype(),
+                bytes_per_token: paged_bytes_per_token(handler),
+                bytes_per_sequence: bytes_per_sequence(handler, load),
+                bytes_fixed: if handler.growth() == Growth::Fixed { handler.unit_bytes() } else { 0 },
+                reason: groups[index].reason.clone(),
+                source: Source::Exact,
+                handler: handler.clone(),
+                shared_by: resource.shared_by.clone(),
+            })
+        })
+        .collect()
+}
+
+fn paged_bytes_per_token(handler: &ResourceHandler) -> u64 {
+    match handler.growth() {
+        Growth::Paged { stride, .. } => handler.unit_bytes().div_ceil(u64::from(stride)),
+        _ => 0,
+    }
+}
+
+fn bytes_per_sequence(handler: &ResourceHandler, load: &Load) -> u64 {
+    // A unit is at most 2^40 bytes, a count at most 2^32; the pool's own size was checked before.
+    match handler.growth() {
+        Growth::PerSequence => handler.unit_bytes(),
+        Growth::PerSlotToken => handler.unit_bytes().saturating_mul(load.max_seq_len),
+        Growth::PerDraftPosition => handler.unit_bytes().saturating_mul(load.draft_positions),
+        Growth::Paged { .. } | Growth::Fixed => 0,
+    }
+}
+
+fn totals(resources: &[PlannedResource], pools: &[Pool]) -> Result<Totals, PlanError> {
+    let mut sums = [0u64; 2];
+    for pool in pools {
+        let sum = &mut sums[usize::from(!pool.owner.is_managed())];
+        *sum = sum.checked_add(pool.bytes).ok_or_else(|| PlanError::TooLarge { pool: pool.id.clone() })?;
+    }
+    let [managed_bytes, unmanaged_bytes] = sums;
+    Ok(Totals {
+        kv_bytes_per_token: resources.iter().map(|resource| resource.bytes_per_token).sum(),
+        state_bytes_per_sequence: resources
+            .iter()
+            .filter(|resource| resource.handler.is_state())
+            .map(|resource| resource.bytes_per_sequence)
+            .sum(),
+        managed_bytes,
+        unmanaged_bytes,
+    })
+}
+
+fn capacity(pools: &[Pool], solution: &Solution) -> Capacity {
+    let tokens_of = |windowed: bool| {
+        pools
+            .iter()
+            .filter(|pool| pool.window.is_some() == windowed)
+            .filter_map(|pool| Some((pool.units - pool.reserved) * pool.tokens_per_block?))
+            .min()
+    };
+    Capacity {
+        tokens: tokens_of(false).or_else(|| tokens_of(true)),
+        sequences: solution.sequences,
+        capped_by: if solution.memory_bound { "memory".into() } else { "max_batch_size".into() },
+    }
+}

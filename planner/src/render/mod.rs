@@ -1,0 +1,85 @@
+//! Plans for people.
+
+mod columns;
+mod table;
+
+use cacheplan_handlers::DType;
+
+use crate::{CachePlan, Owner, PlannedResource};
+
+/// Resources that differ in nothing but their layer.
+pub(crate) struct Line<'a> {
+    pub(crate) first: &'a PlannedResource,
+    pub(crate) layers: Vec<u32>,
+    pub(crate) count: u64,
+}
+
+/// All resources, those alike collapsed into one line, in order of first appearance.
+pub(crate) fn lines(plan: &CachePlan) -> Vec<Line<'_>> {
+    type Key<'a> = (&'a str, Owner, &'a str, DType, u64, u64, u64, &'a str);
+    let mut lines: Vec<(Key<'_>, Line<'_>)> = Vec::new();
+    for resource in &plan.resources {
+        // Local allocations are pools of their own, and alike all the same.
+        let pool = if resource.owner == Owner::Local { "" } else { &resource.pool };
+        let key = (
+            resource.kind.as_str(),
+            resource.owner,
+            pool,
+            resource.dtype,
+            resource.bytes_per_token,
+            resource.bytes_per_sequence,
+            resource.bytes_fixed,
+            resource.reason.as_str(),
+        );
+        let index = lines.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            lines.push((key, Line { first: resource, layers: Vec::new(), count: 0 }));
+            lines.len() - 1
+        });
+        let line = &mut lines[index].1;
+        line.count += 1;
+        line.layers.extend(resource.layer);
+    }
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+/// `0-3,5,7-9`; empty for none.
+pub(crate) fn ranges(layers: &[u32]) -> String {
+    let mut text = String::new();
+    let mut rest = layers;
+    while let [start, ..] = rest {
+        let length = rest.iter().zip(*start..).take_while(|(layer, expected)| *layer == expected).count();
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(&start.to_string());
+        if length > 1 {
+            text.push_str(&format!("-{}", rest[length - 1]));
+        }
+        rest = &rest[length..];
+    }
+    text
+}
+
+/// The name of an owner in plans.
+pub(crate) const fn owner_name(owner: Owner) -> &'static str {
+    match owner {
+        Owner::KvCacheManager => "kv_cache_manager",
+        Owner::MambaCacheManager => "mamba_cache_manager",
+        Owner::Local => "local",
+        Owner::Unaccounted => "unaccounted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(&[], "")]
+    #[case(&[4], "4")]
+    #[case(&[0, 1, 2, 5, 7, 8], "0-2,5,7-8")]
+    fn layers_collapse_into_ranges(#[case] layers: &[u32], #[case] text: &str) {
+        assert_eq!(ranges(layers), text);
+    }
+}

@@ -1,0 +1,164 @@
+//! The plan as a table of at most 100 columns.
+
+use super::columns::{align, wrap};
+use super::{Line, lines, owner_name, ranges};
+use crate::size::ByteSize;
+use crate::{CachePlan, ManagerKind, Source, Unit};
+
+impl CachePlan {
+    /// The plan as a text table, at most 100 columns wide, with one line for resources that are alike.
+    pub fn table(&self) -> String {
+        let mut text = header(self);
+        text.push_str("\nRESOURCES\n");
+        text.push_str(&resources(self));
+        text.push_str("\nPOOLS\n");
+        text.push_str(&pools(self));
+        text.push_str("\nLEDGER\n");
+        text.push_str(&ledger(self));
+        text.push('\n');
+        text.push_str(&capacity(self));
+        text
+    }
+}
+
+fn header(plan: &CachePlan) -> String {
+    let manager = match plan.manager {
+        ManagerKind::KvCacheManager => "KvCacheManager",
+        ManagerKind::MambaHybridCacheManager => "MambaHybridCacheManager",
+    };
+    let (limits, slots) = (&plan.limits, plan.slots);
+    let rows = [
+        vec!["MODEL".into(), format!("{}, {} layers, {}", plan.model.model_type, plan.model.layers, plan.model.dtype)],
+        vec!["MANAGER".into(), format!("{manager}, grouping {}", plan.policy)],
+        vec![
+            "LIMITS".into(),
+            format!(
+                "max_seq_len {}, max_batch_size {}, max_num_tokens {}",
+                limits.max_seq_len, limits.max_batch_size, limits.max_num_tokens
+            ),
+        ],
+        vec![
+            "SLOTS".into(),
+            format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, slots.checkpoints),
+        ],
+    ];
+    joined(align(&rows, &[]))
+}
+
+fn resources(plan: &CachePlan) -> String {
+    let lines = lines(plan);
+    let mut rows = vec![["", "kind", "dtype", "owner", "pool", "per token", "per sequence"].map(String::from).to_vec()];
+    rows.extend(lines.iter().map(|Line { first, count, .. }| {
+        let local = first.pool == first.name;
+        vec![
+            format!("{count} x"),
+            first.kind.clone(),
+            first.dtype.to_string(),
+            owner_name(first.owner).into(),
+            if local { "own tensor".into() } else { first.pool.clone() },
+            bytes_or_dash(first.bytes_per_token),
+            bytes_or_dash(first.bytes_per_sequence),
+        ]
+    }));
+    let mut rows = align(&rows, &[0, 5, 6]).into_iter();
+    let mut text = rows.next().map(|heading| heading + "\n").unwrap_or_default();
+    for (row, line) in rows.zip(&lines) {
+        text.push_str(&row);
+        text.push('\n');
+        let layers =
+            if line.layers.is_empty() { "whole model".into() } else { format!("layers {}", ranges(&line.layers)) };
+        text.push_str(&wrap(&layers, 6));
+        text.push_str(&wrap(&format!("{} ({})", line.first.reason, source_name(line.first.source)), 6));
+    }
+    text
+}
+
+fn pools(plan: &CachePlan) -> String {
+    let mut rows = vec![["pool", "owner", "units", "of", "unit bytes", "bytes", ""].map(String::from).to_vec()];
+    for pool in plan.pools.iter().filter(|pool| pool.owner.is_managed()) {
+        let unit = match (pool.unit, pool.tokens_per_block) {
+            (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
+            (Unit::Block, None) => "blocks".into(),
+            (Unit::Slot, _) => "slots".into(),
+            (Unit::Fixed, _) => "tensor".into(),
+        };
+        rows.push(vec![
+            pool.id.clone(),
+            owner_name(pool.owner).into(),
+            pool.units.to_string(),
+            unit,
+            pool.unit_bytes.to_string(),
+            ByteSize(pool.bytes).to_string(),
+            pool.window.map(|window| format!("window {window}")).unwrap_or_default(),
+        ]);
+    }
+    let local: Vec<_> = plan.pools.iter().filter(|pool| !pool.owner.is_managed()).collect();
+    if !local.is_empty() {
+        let bytes = local.iter().map(|pool| pool.bytes).sum();
+        let cells = [
+            "local".into(),
+            "local".into(),
+            local.len().to_string(),
+            "tensors".into(),
+            "-".into(),
+            ByteSize(bytes).to_string(),
+        ];
+        rows.push(cells.to_vec());
+    }
+    joined(align(&rows, &[2, 4, 5]))
+}
+
+fn ledger(plan: &CachePlan) -> String {
+    let mut rows = vec![["", "bytes", "", "source", "note"].map(String::from).to_vec()];
+    rows.extend(plan.ledger.iter().map(|line| {
+        vec![
+            line.name.clone(),
+            line.bytes.to_string(),
+            ByteSize(line.bytes).to_string(),
+            source_name(line.source).into(),
+            line.note.clone(),
+        ]
+    }));
+    joined(align(&rows, &[1, 2]))
+}
+
+fn capacity(plan: &CachePlan) -> String {
+    let capacity = &plan.capacity;
+    let tokens = capacity.tokens.map_or_else(|| "no paged tokens".into(), |tokens| format!("{tokens} tokens in pages"));
+    let managed = ByteSize(plan.totals.managed_bytes);
+    let unmanaged = ByteSize(plan.totals.unmanaged_bytes);
+    let rows = [
+        vec![
+            "CAPACITY".into(),
+            format!(
+                "{} sequences of {} tokens, {tokens}, capped by {}",
+                capacity.sequences, plan.limits.max_seq_len, capacity.capped_by
+            ),
+        ],
+        vec![
+            "TOTALS".into(),
+            format!(
+                "{} per token, {} of states per sequence, {managed} managed, {unmanaged} unmanaged",
+                ByteSize(plan.totals.kv_bytes_per_token),
+                ByteSize(plan.totals.state_bytes_per_sequence),
+            ),
+        ],
+    ];
+    joined(align(&rows, &[]))
+}
+
+fn bytes_or_dash(bytes: u64) -> String {
+    if bytes == 0 { "-".into() } else { ByteSize(bytes).to_string() }
+}
+
+pub(super) const fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Exact => "exact",
+        Source::Measured => "measured",
+        Source::Assumed => "assumed",
+    }
+}
+
+fn joined(lines: Vec<String>) -> String {
+    lines.into_iter().map(|line| line + "\n").collect()
+}

@@ -1,0 +1,68 @@
+//! Models built by hand.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{Budget, PlanRequest};
+use cacheplan_transforms::{ModelInfo, Resource, Resources};
+
+/// A model and its caches.
+pub(crate) struct Model {
+    pub(crate) info: ModelInfo,
+    pub(crate) resources: Resources,
+}
+
+impl Model {
+    pub(crate) fn new(model_type: &str, layers: u32) -> Self {
+        let info = ModelInfo {
+            model_type: model_type.into(),
+            layers,
+            dtype: DType::Bf16,
+            max_position_embeddings: Some(262_144),
+            weights: None,
+            fingerprint: model_type.into(),
+        };
+        Self { info, resources: Resources::default() }
+    }
+
+    pub(crate) fn with(mut self, suffix: &str, layer: u32, handler: ResourceHandler) -> Self {
+        self.resources
+            .push(Resource {
+                name: format!("{suffix}_{layer}"),
+                layer: Some(layer),
+                handler,
+                node: format!("layers.{layer}.mixer"),
+                provenance: Vec::new(),
+                shared_by: Vec::new(),
+            })
+            .unwrap();
+        self
+    }
+
+    pub(crate) fn request<'a>(&'a self, budget: &'a Budget) -> PlanRequest<'a> {
+        PlanRequest { model: &self.info, resources: &self.resources, budget, device: None, measurement: None }
+    }
+}
+
+pub(crate) fn budget(text: &str) -> Budget {
+    Budget::from_toml(text, "budget.toml").unwrap()
+}
+
+pub(crate) fn kv(num_kv_heads: u64, head_dim: u64) -> ResourceHandler {
+    ResourceHandler::kv_paged(num_kv_heads, head_dim, DType::Bf16).unwrap()
+}
+
+/// Nemotron-3-Nano-30B-A3B: 23 Mamba-2 layers, 6 of attention, 23 without a cache.
+pub(crate) fn nemotron_3_nano() -> Model {
+    let mut model = Model::new("nemotron_h", 52);
+    for (layer, kind) in (0u32..).zip("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME".chars()) {
+        model = match kind {
+            'M' => model.with("ssm", layer, ResourceHandler::ssm(64, 64, 128, DType::F32).unwrap()).with(
+                "conv",
+                layer,
+                ResourceHandler::causal_conv(6144, 4, vec![4096, 1024, 1024], DType::Bf16).unwrap(),
+            ),
+            '*' => model.with("kv", layer, kv(2, 128)),
+            _ => model,
+        };
+    }
+    model
+}

@@ -1,0 +1,176 @@
+//! Whole plans: owners, sizes, totals, errors.
+
+use crate::common::{Model, budget, kv, nemotron_3_nano};
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{
+    DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain, plan, resize,
+};
+use rstest::rstest;
+
+#[test]
+fn nemotron_3_nano_is_all_managed_and_its_bytes_are_known() {
+    let model = nemotron_3_nano();
+    let plan = plan(&model.request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'"))).unwrap();
+    let count = |kind: &str| plan.resources.iter().filter(|resource| resource.kind == kind).count();
+    assert_eq!((count("ssm"), count("causal_conv"), count("kv_paged")), (23, 23, 6));
+    assert!(plan.resources.iter().all(|resource| resource.owner.is_managed()));
+    assert_eq!(plan.totals.kv_bytes_per_token, 6_144);
+    assert_eq!(plan.totals.state_bytes_per_sequence, 48_234_496 + 847_872);
+    assert_eq!(plan.manager, ManagerKind::MambaHybridCacheManager);
+    assert_eq!(plan.totals.managed_bytes, plan.pools.iter().map(|pool| pool.bytes).sum::<u64>());
+    // 24 GiB = (1 + n) slots + (1 + 256 n) blocks of 32 tokens.
+    let (slot, block) = (49_082_368, 32 * 6_144);
+    assert_eq!(plan.capacity.sequences, ((24u64 << 30) - slot - block) / (slot + 256 * block));
+    assert_eq!(plan.slots, SlotDomain { padding: 1, live: plan.capacity.sequences, checkpoints: 0 });
+    let rest = (24u64 << 30) - plan.totals.managed_bytes;
+    assert!(rest < block, "{rest} bytes are left, which would hold one more block");
+}
+
+#[test]
+fn the_table_of_nemotron_3_nano_shows_owner_and_reason_within_100_columns() {
+    let model = nemotron_3_nano();
+    let table = plan(&model.request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'"))).unwrap().table();
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    insta::assert_snapshot!(table);
+}
+
+#[test]
+fn the_json_reads_back_and_has_the_keys_of_the_contract() {
+    let model = nemotron_3_nano();
+    let made = plan(&model.request(&budget("max_batch_size = 2"))).unwrap();
+    let json = serde_json::to_value(&made).unwrap();
+    for key in ["schema_version", "model", "manager", "resources", "pools", "capacity", "totals"] {
+        assert!(json.get(key).is_some(), "{key}");
+    }
+    assert_eq!(json["model"]["type"], "nemotron_h");
+    assert_eq!(json["manager"], "mamba_hybrid_cache_manager");
+    assert_eq!(json["resources"][0]["owner"], "mamba_cache_manager");
+    assert_eq!(json["pools"][0]["unit"], "slot");
+    assert_eq!(serde_json::from_value::<cacheplan_planner::CachePlan>(json).unwrap(), made);
+}
+
+#[test]
+fn members_of_a_unit_stand_one_after_the_other() {
+    let model = Model::new("m", 3).with("kv", 0, kv(8, 64)).with("kv", 1, kv(2, 64)).with("kv", 2, kv(8, 64));
+    let plan = plan(&model.request(&budget("tokens_per_block = 16"))).unwrap();
+    let places: Vec<_> = plan.pools[0].members.iter().map(|member| (member.offset, member.bytes)).collect();
+    assert_eq!(places, [(0, 32_768), (32_768, 8_192), (40_960, 32_768)]);
+    assert_eq!(plan.pools[0].unit_bytes, 73_728);
+    assert_eq!(plan.manager, ManagerKind::KvCacheManager);
+}
+
+#[test]
+fn the_first_reference_decides_what_is_managed_and_keys_leave_nothing_out() {
+    let model = Model::new("m", 3).with("kv", 0, kv(8, 64)).with("kv", 1, kv(8, 128)).with("kv", 2, kv(2, 64));
+    let by_reference = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let owners: Vec<_> = by_reference.resources.iter().map(|resource| resource.owner).collect();
+    assert_eq!(owners, [Owner::KvCacheManager, Owner::Local, Owner::KvCacheManager]);
+    assert_eq!(by_reference.resources[1].reason, "unlike the reference `kv_0`: head_dim 128 differs from 64");
+    assert_eq!(by_reference.pools[1].units, by_reference.pools[0].units);
+    assert_eq!(by_reference.totals.unmanaged_bytes, by_reference.pools[1].bytes);
+    let by_key = plan(&model.request(&budget(""))).unwrap();
+    assert_eq!(by_key.totals.unmanaged_bytes, 0);
+    assert_eq!(by_key.pools.len(), 2);
+}
+
+#[test]
+fn the_first_reference_keeps_only_as_many_state_layers_as_both_lists_have() {
+    let mut model = Model::new("m", 5);
+    for layer in 0..3 {
+        model = model.with("ssm", layer, ResourceHandler::ssm(4, 64, 16, DType::Bf16).unwrap());
+    }
+    for layer in 0..2 {
+        model = model.with("conv", layer, ResourceHandler::causal_conv(320, 4, vec![], DType::F32).unwrap());
+    }
+    let plan = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let local: Vec<_> = plan
+        .resources
+        .iter()
+        .filter(|resource| resource.owner == Owner::Local)
+        .map(|resource| &resource.name)
+        .collect();
+    assert_eq!(local, ["ssm_2"]);
+}
+
+#[test]
+fn a_convolution_that_no_group_count_explains_is_local() {
+    let model = Model::new("m", 1).with("ssm", 0, ResourceHandler::ssm(4, 64, 16, DType::Bf16).unwrap()).with(
+        "conv",
+        0,
+        ResourceHandler::causal_conv(255, 4, vec![], DType::F32).unwrap(),
+    );
+    let plan = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let conv = plan.resource("conv_0").unwrap();
+    assert_eq!(conv.owner, Owner::Local);
+    assert!(conv.reason.contains("conv_dim 255 = 64 * 4 + 2 * n_groups * 16"), "{}", conv.reason);
+    assert_eq!(plan.pool("conv_0").unwrap().units, plan.slots.total());
+}
+
+#[test]
+fn a_window_pool_stops_growing() {
+    let windowed = kv(8, 64).with_window(1024).unwrap();
+    let model = Model::new("m", 2).with("kv", 0, windowed).with("kv", 1, kv(8, 64));
+    let text = "max_seq_len = 65536\nmax_batch_size = 4\nmax_num_tokens = 2048\ntokens_per_block = 32";
+    let plan = plan(&model.request(&budget(text))).unwrap();
+    assert_eq!(plan.pools[1].units, 1 + 4 * 2048);
+    // 4 windows of 33 blocks, and 2,044 further tokens of a step: 4 of them enter a new block after 2 tokens each.
+    assert_eq!(plan.pools[0].units, 1 + 4 * 33 + 4 + (2044 - 4 * 2) / 32);
+    assert_eq!(plan.pools[0].window, Some(1024));
+}
+
+#[test]
+fn a_window_that_never_binds_is_full_attention() {
+    let model = Model::new("m", 2).with("kv", 0, kv(8, 64).with_window(4096).unwrap()).with("kv", 1, kv(8, 64));
+    let plan = plan(&model.request(&budget("max_seq_len = 4096"))).unwrap();
+    assert_eq!(plan.pools.len(), 1);
+    assert_eq!(plan.pools[0].window, None);
+}
+
+#[rstest]
+#[case("by-key")]
+#[case("by-window")]
+#[case("first-reference")]
+fn one_sequence_too_many_names_the_shortfall(#[case] grouping: &str) {
+    let model = nemotron_3_nano();
+    let text = format!("grouping = '{grouping}'\nmax_seq_len = 4096\n[memory]\nbytes = '100MiB'");
+    let error = plan(&model.request(&budget(&text))).unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let PlanError::DoesNotFit(shortfall) = error else { panic!("{error}") };
+    let needed = 2 * 49_082_368 + (1 + 128) * 32 * 6_144;
+    assert_eq!((shortfall.needed, shortfall.shortfall), (needed, needed - (100 << 20)));
+}
+
+#[test]
+fn a_resize_divides_what_was_measured() {
+    let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(16, 128, DType::Bf16).unwrap());
+    let budget = budget("max_seq_len = 4096\ntokens_per_block = 32\n[memory]\nfraction = 0.9\nof = 'free'");
+    let measured = Measurement { resident_bytes: 5 << 30, forward_bytes: 3 << 30, free_bytes: 38 << 30 };
+    let plan = resize(&model.request(&budget), &measured).unwrap();
+    // 38 GiB less 3 GiB, times 0.9, over 8,192 bytes per token: 4,128,768 tokens, of which block 0 is padding.
+    assert_eq!(plan.model.layers, 1);
+    assert_eq!(plan.totals.kv_bytes_per_token, 8_192);
+    assert_eq!(plan.capacity.tokens, Some(4_128_768 / 32 * 32 - 32));
+}
+
+#[test]
+fn free_and_total_are_different_bases() {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
+    let bytes_of = |base: &str| {
+        let text = format!("[memory]\nfraction = 0.5\nof = '{base}'\nactivations = '1GiB'");
+        let budget = budget(&text);
+        let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
+        plan.totals.managed_bytes
+    };
+    let block = 32 * 4096;
+    let context = 512 << 20;
+    assert_eq!(bytes_of("total") / block, ((40 << 30) - (1 << 30) - context) / block);
+    assert_eq!(bytes_of("free") / block, ((60 << 30) - (1 << 30) - context) / 2 / block);
+}
+
+#[test]
+fn a_fraction_without_a_device_is_an_error() {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let error = plan(&model.request(&budget("[memory]\nfraction = 0.5\nof = 'total'"))).unwrap_err();
+    assert!(error.to_string().contains("no device"), "{error}");
+}
