@@ -1,5 +1,8 @@
 //! What the passes collect: named resources in registration order, with where each came from.
 
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+
 use cacheplan_handlers::{Kind, ResourceHandler};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -23,8 +26,43 @@ pub struct Resource {
 }
 
 /// All resources of one model, in registration order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Resources(Vec<Resource>);
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Resource>", into = "Vec<Resource>")]
+pub struct Resources {
+    list: Vec<Resource>,
+    /// Position by name.
+    index: HashMap<String, usize>,
+}
+
+impl PartialEq for Resources {
+    fn eq(&self, other: &Self) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Eq for Resources {}
+
+impl Hash for Resources {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.list.hash(state);
+    }
+}
+
+impl From<Resources> for Vec<Resource> {
+    fn from(resources: Resources) -> Self {
+        resources.list
+    }
+}
+
+impl TryFrom<Vec<Resource>> for Resources {
+    type Error = ResourceError;
+
+    fn try_from(list: Vec<Resource>) -> Result<Self, ResourceError> {
+        let mut resources = Self::default();
+        list.into_iter().try_for_each(|resource| resources.push(resource))?;
+        Ok(resources)
+    }
+}
 
 /// A resource that cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -40,36 +78,44 @@ impl Resources {
     /// # Errors
     /// A name that is already taken.
     pub fn push(&mut self, resource: Resource) -> Result<(), ResourceError> {
-        if self.get(&resource.name).is_some() {
+        if self.index.contains_key(&resource.name) {
             return Err(ResourceError::Duplicate(resource.name));
         }
-        self.0.push(resource);
+        self.index.insert(resource.name.clone(), self.list.len());
+        self.list.push(resource);
         Ok(())
     }
 
     /// The resource called `name`.
     pub fn get(&self, name: &str) -> Option<&Resource> {
-        self.0.iter().find(|resource| resource.name == name)
+        self.index.get(name).map(|&position| &self.list[position])
+    }
+
+    /// Notes that `layer` reads the resource called `name` without owning one.
+    pub(crate) fn share(&mut self, name: &str, layer: u32) {
+        if let Some(&position) = self.index.get(name) {
+            self.list[position].shared_by.push(layer);
+        }
     }
 
     /// All resources, in registration order.
     pub fn iter(&self) -> std::slice::Iter<'_, Resource> {
-        self.0.iter()
+        self.list.iter()
     }
 
     /// The resources of one kind, in registration order.
     pub fn of_kind<'a>(&'a self, kind: &'a Kind) -> impl Iterator<Item = &'a Resource> {
-        self.0.iter().filter(move |resource| resource.handler.kind() == kind)
+        self.list.iter().filter(move |resource| resource.handler.kind() == kind)
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.list.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 }
 

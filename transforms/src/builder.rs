@@ -1,0 +1,455 @@
+//! The library way to describe a model without any file; the config front-end uses it too.
+
+use cacheplan_handlers::DType;
+
+use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
+use crate::model::{Model, ModelInfo, WeightBytes};
+use crate::ops;
+
+/// Attention over keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Query heads.
+    pub num_heads: u64,
+    /// Key and value heads.
+    pub num_kv_heads: u64,
+    /// Channels of one head.
+    pub head_dim: u64,
+    /// Tokens back that it sees; `None` for all.
+    pub window: Option<u64>,
+    /// The element type that the model states for its keys and values.
+    pub cache_dtype: Option<DType>,
+    /// An earlier layer whose keys and values it reads instead of making its own.
+    pub shares_layer: Option<u32>,
+}
+
+/// Multi-head latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mla {
+    /// Query heads.
+    pub num_heads: u64,
+    /// Channels of the compressed query; `None` where queries are not compressed.
+    pub q_lora_rank: Option<u64>,
+    /// Channels of the latent.
+    pub kv_lora_rank: u64,
+    /// Channels of a key head outside rope.
+    pub qk_nope_head_dim: u64,
+    /// Channels of the rope key that all heads share.
+    pub qk_rope_head_dim: u64,
+    /// Channels of a value head.
+    pub v_head_dim: u64,
+    /// The element type that the model states for its latents.
+    pub cache_dtype: Option<DType>,
+}
+
+/// A Mamba-1 mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba1 {
+    /// Channels of the recurrence.
+    pub d_inner: u64,
+    /// Numbers kept per channel.
+    pub d_state: u64,
+    /// Width of the convolution.
+    pub d_conv: u64,
+    /// Rank of the time step's projection.
+    pub dt_rank: u64,
+    /// The element type that the model states for its state.
+    pub state_dtype: Option<DType>,
+}
+
+/// A Mamba-2 mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba2 {
+    /// State heads.
+    pub num_heads: u64,
+    /// Channels of a head.
+    pub head_dim: u64,
+    /// Numbers kept per channel.
+    pub d_state: u64,
+    /// Groups of heads that share B and C.
+    pub n_groups: u64,
+    /// Width of the convolution.
+    pub d_conv: u64,
+    /// The element type that the model states for its state.
+    pub state_dtype: Option<DType>,
+}
+
+/// A recurrence with one matrix per value head: gated delta net, KDA, lightning attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearAttention {
+    /// Key heads.
+    pub num_k_heads: u64,
+    /// Value heads, each with its own state.
+    pub num_v_heads: u64,
+    /// Channels of a key head.
+    pub head_k_dim: u64,
+    /// Channels of a value head.
+    pub head_v_dim: u64,
+    /// Width of the convolution over queries, keys and values; `None` without one.
+    pub d_conv: Option<u64>,
+    /// The element type that the model states for its state.
+    pub state_dtype: Option<DType>,
+}
+
+/// A feed-forward block, dense or with experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedForward {
+    /// Channels inside; of one expert where there are experts.
+    pub intermediate_size: u64,
+    /// Weight matrices: 3 with a gate, 2 without.
+    pub matrices: u64,
+    /// Routed experts; 0 for a dense block.
+    pub experts: u64,
+    /// Channels of the expert that every token passes; 0 without.
+    pub shared_size: u64,
+}
+
+/// Describes a model layer by layer.
+///
+/// Blocks are added to the current layer, in the order in which they run; the residual stream links them.
+///
+/// ```
+/// use cacheplan_handlers::DType;
+/// use cacheplan_transforms::{Attention, GraphBuilder, Mamba2, PassContext, collect};
+///
+/// let mut builder = GraphBuilder::new("made_up", 64, DType::Bf16);
+/// builder.layer();
+/// builder.mamba2(&Mamba2 { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: None });
+/// builder.layer();
+/// builder.attention(&Attention::grouped(4, 2, 16));
+/// let mut model = builder.build();
+///
+/// let collected = collect(&mut model.graph, &PassContext::default())?;
+/// let names: Vec<&str> = collected.resources.iter().map(|resource| resource.name.as_str()).collect();
+/// assert_eq!(names, ["kv_cache_1", "ssm_state_0", "conv_state_0"]);
+/// # Ok::<(), cacheplan_transforms::PassError>(())
+/// ```
+#[derive(Debug)]
+pub struct GraphBuilder {
+    graph: Graph,
+    model_type: String,
+    hidden_size: u64,
+    dtype: DType,
+    weight_dtype: DType,
+    layers: u32,
+    residual: TensorId,
+    /// The key and value tensors of each layer's attention, for layers that share them.
+    keys_and_values: Vec<Option<(TensorId, TensorId)>>,
+}
+
+impl Attention {
+    /// Full attention with `num_kv_heads` key and value heads.
+    pub const fn grouped(num_heads: u64, num_kv_heads: u64, head_dim: u64) -> Self {
+        Self { num_heads, num_kv_heads, head_dim, window: None, cache_dtype: None, shares_layer: None }
+    }
+}
+
+impl GraphBuilder {
+    /// A model without layers: token embeddings of `hidden_size` channels, activations of `dtype`.
+    pub fn new(model_type: impl Into<String>, hidden_size: u64, dtype: DType) -> Self {
+        let mut graph = Graph::new();
+        let ids = graph.add_input(Name::new(None, "input_ids"), vec![Extent::BATCH, Extent::SEQUENCE], DType::Int32);
+        let embedding = graph.add_op(Op::new(Name::new(None, "embed_tokens"), ops::EMBEDDING).input("ids", ids));
+        let shape = vec![Extent::BATCH, Extent::SEQUENCE, hidden_size.into()];
+        let residual = graph.add_output(embedding, Name::new(None, "embeddings"), shape, dtype);
+        Self {
+            graph,
+            model_type: model_type.into(),
+            hidden_size,
+            dtype,
+            weight_dtype: dtype,
+            layers: 0,
+            residual,
+            keys_and_values: Vec::new(),
+        }
+    }
+
+    /// The element type of weight matrices added from now on.
+    pub fn weight_dtype(&mut self, dtype: DType) -> &mut Self {
+        self.weight_dtype = dtype;
+        self
+    }
+
+    /// Starts the next layer and gives its absolute index.
+    pub fn layer(&mut self) -> u32 {
+        self.layers += 1;
+        self.keys_and_values.push(None);
+        self.layers - 1
+    }
+
+    /// Adds the weight of the token embeddings, and of the head where it is not the same.
+    pub fn vocabulary(&mut self, vocab_size: u64, tied: bool) -> &mut Self {
+        for part in ["embed_tokens.weight", "lm_head.weight"].into_iter().take(if tied { 1 } else { 2 }) {
+            self.graph.add_parameter(Name::new(None, part), &[vocab_size, self.hidden_size], self.dtype);
+        }
+        self
+    }
+
+    /// Adds attention.
+    pub fn attention(&mut self, dims: &Attention) -> &mut Self {
+        let Attention { num_heads, num_kv_heads, head_dim, .. } = *dims;
+        let query_channels = num_heads.saturating_mul(head_dim);
+        let kv_channels = num_kv_heads.saturating_mul(head_dim);
+        let shared = dims.shares_layer.and_then(|layer| self.keys_and_values.get(layer as usize).copied().flatten());
+        let width = if shared.is_some() {
+            query_channels
+        } else {
+            query_channels.saturating_add(kv_channels.saturating_mul(2))
+        };
+        let qkv = self.linear("attention.qkv", "attention.qkv.weight", self.residual, self.hidden_size, width);
+        let query = self.heads(qkv, "attention.query", num_heads, head_dim);
+        let (key, value) = shared.unwrap_or_else(|| {
+            let key = self.heads(qkv, "attention.key", num_kv_heads, head_dim);
+            (key, self.heads(qkv, "attention.value", num_kv_heads, head_dim))
+        });
+        if let Some(own) = self.keys_and_values.last_mut() {
+            *own = Some((key, value));
+        }
+        let mut op = self.op("attention", ops::ATTENTION).input("query", query).input("key", key).input("value", value);
+        if let Some(window) = dims.window {
+            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+        }
+        op = with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype);
+        let id = self.graph.add_op(op);
+        let output = self.channels(id, "attention.context", query_channels);
+        self.project("attention.out", "attention.out.weight", output, query_channels)
+    }
+
+    /// Adds multi-head latent attention.
+    pub fn mla(&mut self, dims: &Mla) -> &mut Self {
+        let head = dims.qk_nope_head_dim.saturating_add(dims.qk_rope_head_dim);
+        let query_channels = dims.num_heads.saturating_mul(head);
+        let compressed = match dims.q_lora_rank {
+            None => self.residual,
+            Some(rank) => {
+                let id = self.linear("mla.query_down", "mla.query_down.weight", self.residual, self.hidden_size, rank);
+                self.channels(id, "mla.compressed_query", rank)
+            }
+        };
+        let from = dims.q_lora_rank.unwrap_or(self.hidden_size);
+        let up = self.linear("mla.query_up", "mla.query_up.weight", compressed, from, query_channels);
+        let query = self.heads(up, "mla.query", dims.num_heads, head);
+        let latent_width = dims.kv_lora_rank.saturating_add(dims.qk_rope_head_dim);
+        let down = self.linear("mla.kv_down", "mla.kv_down.weight", self.residual, self.hidden_size, latent_width);
+        let latent = self.channels(down, "mla.latent", dims.kv_lora_rank);
+        let rope_key = self.channels(down, "mla.rope_key", dims.qk_rope_head_dim);
+        let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
+        let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
+        let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);
+        let op = self.op("mla", ops::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
+        let id = self.graph.add_op(with_dtype(op.input("up", up), ops::CACHE_DTYPE, dims.cache_dtype));
+        let output = self.channels(id, "mla.context", value_channels);
+        self.project("mla.out", "mla.out.weight", output, value_channels)
+    }
+
+    /// Adds a Mamba-1 mixer.
+    pub fn mamba1(&mut self, dims: &Mamba1) -> &mut Self {
+        let Mamba1 { d_inner, d_state, d_conv, dt_rank, state_dtype } = *dims;
+        let width = d_inner.saturating_mul(2);
+        let projection = self.linear("mamba.in_proj", "mamba.in_proj.weight", self.residual, self.hidden_size, width);
+        let x = self.channels(projection, "mamba.x", d_inner);
+        let convolved = self.causal_conv("mamba.conv1d", "mamba.conv1d.weight", x, vec![d_inner], d_conv);
+        let selected = dt_rank.saturating_add(d_state.saturating_mul(2));
+        let selection = self.linear("mamba.x_proj", "mamba.x_proj.weight", convolved, d_inner, selected);
+        let b = self.channels(selection, "mamba.b", d_state);
+        let c = self.channels(selection, "mamba.c", d_state);
+        let dt = self.parameter("mamba.dt_proj.weight", &[dt_rank, d_inner]);
+        let a = self.parameter("mamba.a_log", &[d_inner, d_state]);
+        let op = self.op("mamba", ops::SELECTIVE_SCAN).input("x", convolved).input("b", b).input("c", c);
+        let op = op.input("dt", dt).input("a", a);
+        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let output = self.channels(id, "mamba.y", d_inner);
+        self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
+    }
+
+    /// Adds a Mamba-2 mixer.
+    pub fn mamba2(&mut self, dims: &Mamba2) -> &mut Self {
+        let Mamba2 { num_heads, head_dim, d_state, n_groups, d_conv, state_dtype } = *dims;
+        let d_inner = num_heads.saturating_mul(head_dim);
+        let shared = n_groups.saturating_mul(d_state);
+        let conv_dim = shared.saturating_mul(2).saturating_add(d_inner);
+        let width = d_inner.saturating_add(conv_dim).saturating_add(num_heads);
+        let projection = self.linear("mamba.in_proj", "mamba.in_proj.weight", self.residual, self.hidden_size, width);
+        let xbc = self.channels(projection, "mamba.xbc", conv_dim);
+        let sections = vec![d_inner, shared, shared];
+        let convolved = self.causal_conv("mamba.conv1d", "mamba.conv1d.weight", xbc, sections, d_conv);
+        let split = self.graph.add_op(self.op("mamba.split", ops::SPLIT).input("x", convolved));
+        let x = self.heads(split, "mamba.x", num_heads, head_dim);
+        let b = self.heads(split, "mamba.b", n_groups, d_state);
+        let c = self.heads(split, "mamba.c", n_groups, d_state);
+        let op = self.op("mamba", ops::SSD).input("x", x).input("b", b).input("c", c);
+        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let output = self.channels(id, "mamba.y", d_inner);
+        self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
+    }
+
+    /// Adds a recurrence with one matrix per value head.
+    pub fn linear_attention(&mut self, dims: &LinearAttention) -> &mut Self {
+        let LinearAttention { num_k_heads, num_v_heads, head_k_dim, head_v_dim, d_conv, state_dtype } = *dims;
+        let key_channels = num_k_heads.saturating_mul(head_k_dim);
+        let value_channels = num_v_heads.saturating_mul(head_v_dim);
+        let qkv_channels = key_channels.saturating_mul(2).saturating_add(value_channels);
+        let projection =
+            self.linear("linear_attn.qkv", "linear_attn.qkv.weight", self.residual, self.hidden_size, qkv_channels);
+        let mut qkv = self.channels(projection, "linear_attn.qkv.out", qkv_channels);
+        if let Some(d_conv) = d_conv {
+            let sections = vec![key_channels, key_channels, value_channels];
+            qkv = self.causal_conv("linear_attn.conv1d", "linear_attn.conv1d.weight", qkv, sections, d_conv);
+        }
+        let split = self.graph.add_op(self.op("linear_attn.split", ops::SPLIT).input("x", qkv));
+        let query = self.heads(split, "linear_attn.query", num_k_heads, head_k_dim);
+        let key = self.heads(split, "linear_attn.key", num_k_heads, head_k_dim);
+        let value = self.heads(split, "linear_attn.value", num_v_heads, head_v_dim);
+        let op = self.op("linear_attn", ops::LINEAR_ATTENTION);
+        let op = op.input("query", query).input("key", key).input("value", value);
+        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let output = self.channels(id, "linear_attn.context", value_channels);
+        self.project("linear_attn.out", "linear_attn.out.weight", output, value_channels)
+    }
+
+    /// Adds a gated short convolution over `channels`.
+    pub fn short_conv(&mut self, channels: u64, d_conv: u64) -> &mut Self {
+        let width = channels.saturating_mul(3);
+        let projection = self.linear("conv.in_proj", "conv.in_proj.weight", self.residual, self.hidden_size, width);
+        let x = self.channels(projection, "conv.x", channels);
+        let output = self.causal_conv("conv", "conv.weight", x, vec![channels], d_conv);
+        self.project("conv.out_proj", "conv.out_proj.weight", output, channels)
+    }
+
+    /// Adds an RG-LRU recurrence of `width` channels behind a convolution.
+    pub fn rg_lru(&mut self, width: u64, d_conv: u64, state_dtype: Option<DType>) -> &mut Self {
+        let both = width.saturating_mul(2);
+        let projection = self.linear("recurrent.in", "recurrent.in.weight", self.residual, self.hidden_size, both);
+        let x = self.channels(projection, "recurrent.x", width);
+        let convolved = self.causal_conv("recurrent.conv1d", "recurrent.conv1d.weight", x, vec![width], d_conv);
+        let op = self.op("recurrent", ops::RG_LRU).input("x", convolved);
+        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let output = self.channels(id, "recurrent.y", width);
+        self.project("recurrent.out", "recurrent.out.weight", output, width)
+    }
+
+    /// Adds a feed-forward block.
+    pub fn feed_forward(&mut self, dims: &FeedForward) -> &mut Self {
+        let matrix = [dims.matrices, self.hidden_size, dims.intermediate_size];
+        let mut op = self.op("mlp", if dims.experts == 0 { ops::MLP } else { ops::MOE }).input("x", self.residual);
+        if dims.experts == 0 {
+            op = op.input("weight", self.parameter("mlp.weight", &matrix));
+        } else {
+            let experts = [dims.experts, matrix[0], matrix[1], matrix[2]];
+            op = op.input("experts", self.parameter("mlp.experts.weight", &experts));
+            op = op.input("router", self.parameter("mlp.router.weight", &[self.hidden_size, dims.experts]));
+        }
+        if dims.shared_size > 0 {
+            let shared = [dims.matrices, self.hidden_size, dims.shared_size];
+            op = op.input("shared", self.parameter("mlp.shared.weight", &shared));
+        }
+        let id = self.graph.add_op(op);
+        self.residual = self.channels(id, "mlp.out", self.hidden_size);
+        self
+    }
+
+    /// Adds an op of a framework's own to the current layer: it reads the residual stream at the port `x`, and its
+    /// output of `hidden_size` channels takes the stream's place.
+    ///
+    /// `inputs` are further tensors that only this op reads, each with its port and its shape behind batch and
+    /// sequence; a descriptor reads the dimensions of the op's caches from them.
+    pub fn custom(&mut self, part: &'static str, kind: &'static str, inputs: &[(&'static str, &[u64])]) -> &mut Self {
+        let mut op = self.op(part, kind).input("x", self.residual).attribute(ops::STATEFUL, Attribute::Flag);
+        if !inputs.is_empty() {
+            let projection = self.graph.add_op(self.op("custom.in", ops::LINEAR).input("x", self.residual));
+            for &(port, shape) in inputs {
+                let tensor = self.tensor(projection, port, shape);
+                op = op.input(port, tensor);
+            }
+        }
+        let id = self.graph.add_op(op);
+        self.residual = self.channels(id, "custom.out", self.hidden_size);
+        self
+    }
+
+    /// The finished model. Its weights are the sum of the parameters described, an assumption.
+    pub fn build(self) -> Model {
+        let fingerprint = blake3::hash(crate::Dot(&self.graph).to_string().as_bytes()).to_hex().to_string();
+        let weights = self.weight_bytes();
+        let info = ModelInfo {
+            model_type: self.model_type,
+            layers: self.layers,
+            dtype: self.dtype,
+            max_position_embeddings: None,
+            weights,
+            fingerprint,
+        };
+        Model::new(info, self.graph)
+    }
+
+    /// The graph alone, for a front-end that knows the model's facts better.
+    pub(crate) fn into_graph(self) -> (Graph, Option<WeightBytes>) {
+        let weights = self.weight_bytes();
+        (self.graph, weights)
+    }
+
+    fn weight_bytes(&self) -> Option<WeightBytes> {
+        let bytes = self.graph.parameter_bytes()?;
+        Some(WeightBytes { bytes, exact: false })
+    }
+
+    fn op(&self, part: &'static str, kind: &'static str) -> Op {
+        Op::new(self.name(part), kind)
+    }
+
+    fn name(&self, part: &'static str) -> Name {
+        Name::new(self.layers.checked_sub(1), part)
+    }
+
+    fn parameter(&mut self, part: &'static str, shape: &[u64]) -> TensorId {
+        self.graph.add_parameter(self.name(part), shape, self.weight_dtype)
+    }
+
+    fn linear(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64, to: u64) -> OpId {
+        let weight = self.parameter(weight, &[from, to]);
+        self.graph.add_op(self.op(part, ops::LINEAR).input("x", x).input("weight", weight))
+    }
+
+    /// Multiplies back to the residual stream.
+    fn project(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64) -> &mut Self {
+        let id = self.linear(part, weight, x, from, self.hidden_size);
+        self.residual = self.channels(id, "hidden", self.hidden_size);
+        self
+    }
+
+    fn causal_conv(
+        &mut self,
+        part: &'static str,
+        weight: &'static str,
+        x: TensorId,
+        sections: Vec<u64>,
+        d_conv: u64,
+    ) -> TensorId {
+        let channels = sections.iter().fold(0u64, |sum, &section| sum.saturating_add(section));
+        let weight = self.graph.add_parameter(self.name(weight), &[channels, d_conv], self.dtype);
+        let op = self.op(part, ops::CAUSAL_CONV).input("x", x).input("weight", weight);
+        let id = self.graph.add_op(op.attribute(ops::SECTIONS, Attribute::Numbers(sections)));
+        self.channels(id, "convolved", channels)
+    }
+
+    fn channels(&mut self, op: OpId, part: &'static str, channels: u64) -> TensorId {
+        self.tensor(op, part, &[channels])
+    }
+
+    fn heads(&mut self, op: OpId, part: &'static str, heads: u64, head_dim: u64) -> TensorId {
+        self.tensor(op, part, &[heads, head_dim])
+    }
+
+    fn tensor(&mut self, op: OpId, part: &'static str, rest: &[u64]) -> TensorId {
+        let leading = [Extent::BATCH, Extent::SEQUENCE].into_iter();
+        let shape = leading.chain(rest.iter().map(|&size| Extent::Known(size))).collect();
+        self.graph.add_output(op, self.name(part), shape, self.dtype)
+    }
+}
+
+fn with_dtype(op: Op, key: &'static str, dtype: Option<DType>) -> Op {
+    match dtype {
+        Some(dtype) => op.attribute(key, Attribute::DType(dtype)),
+        None => op,
+    }
+}

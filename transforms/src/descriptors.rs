@@ -1,0 +1,96 @@
+//! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+
+use crate::graph::Attribute;
+use crate::ops;
+use crate::passes::Stage;
+use crate::registry::{Cache, DescribeError, Descriptor, OpView};
+
+type Caches = Result<Vec<Cache>, DescribeError>;
+
+pub(crate) fn built_in() -> [Descriptor; 7] {
+    [
+        Descriptor::new(ops::ATTENTION, Stage::InsertCachedAttention, attention),
+        Descriptor::new(ops::MLA, Stage::InsertCachedMla, mla),
+        Descriptor::new(ops::SSD, Stage::InsertCachedSsm, ssd),
+        Descriptor::new(ops::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
+        Descriptor::new(ops::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
+        Descriptor::new(ops::RG_LRU, Stage::InsertCachedSsm, rg_lru),
+        Descriptor::new(ops::CAUSAL_CONV, Stage::InsertCachedCausalConv, causal_conv),
+    ]
+}
+
+fn one(suffix: &'static str, handler: ResourceHandler) -> Caches {
+    Ok(vec![Cache { suffix: suffix.into(), handler }])
+}
+
+fn attention(op: &mut OpView<'_>) -> Caches {
+    let num_kv_heads = op.dim("num_kv_heads", "key", 2)?;
+    let head_dim = op.dim("head_dim", "key", 3)?;
+    let (value_heads, value_dim) = (op.dim("value heads", "value", 2)?, op.dim("value head_dim", "value", 3)?);
+    op.provenance.truncate(2);
+    if (value_heads, value_dim) != (num_kv_heads, head_dim) {
+        return Err(DescribeError::Inconsistent(format!(
+            "keys are {num_kv_heads} heads of {head_dim}, values {value_heads} heads of {value_dim}; \
+             one paged cache holds both only if they agree"
+        )));
+    }
+    let mut handler = ResourceHandler::kv_paged(num_kv_heads, head_dim, op.kv_dtype("key")?)?;
+    if let Some(window) = op.op().number(ops::WINDOW) {
+        let window = u32::try_from(window).map_err(|_| {
+            DescribeError::Inconsistent(format!(
+                "window {window} is too large; give max_seq_len to make it full attention"
+            ))
+        })?;
+        handler = handler.with_window(window)?;
+        op.provenance.push(format!("window = {window} (attribute)"));
+    }
+    one("kv_cache", handler)
+}
+
+fn mla(op: &mut OpView<'_>) -> Caches {
+    let rank = op.dim("kv_lora_rank", "latent", 2)?;
+    let rope = op.dim("qk_rope_head_dim", "rope_key", 2)?;
+    one("ckv_cache", ResourceHandler::mla_paged(rank, rope, op.kv_dtype("latent")?)?)
+}
+
+fn ssd(op: &mut OpView<'_>) -> Caches {
+    let num_heads = op.dim("num_heads", "x", 2)?;
+    let head_dim = op.dim("head_dim", "x", 3)?;
+    let d_state = op.dim("d_state", "b", 3)?;
+    one("ssm_state", ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype())?)
+}
+
+fn selective_scan(op: &mut OpView<'_>) -> Caches {
+    let d_inner = op.dim("d_inner", "x", 2)?;
+    let d_state = op.dim("d_state", "b", 2)?;
+    one("ssm_state", ResourceHandler::ssm(d_inner, 1, d_state, op.state_dtype())?)
+}
+
+/// The heads are those of the values: several value heads may share a key head, and each keeps its own matrix.
+fn linear_attention(op: &mut OpView<'_>) -> Caches {
+    let num_v_heads = op.dim("num_v_heads", "value", 2)?;
+    let head_k_dim = op.dim("head_k_dim", "key", 3)?;
+    let head_v_dim = op.dim("head_v_dim", "value", 3)?;
+    one("ssm_state", ResourceHandler::ssm(num_v_heads, head_k_dim, head_v_dim, op.state_dtype())?)
+}
+
+fn rg_lru(op: &mut OpView<'_>) -> Caches {
+    let width = op.dim("width", "x", 2)?;
+    one("ssm_state", ResourceHandler::ssm(width, 1, 1, op.state_dtype())?)
+}
+
+fn causal_conv(op: &mut OpView<'_>) -> Caches {
+    let conv_dim = op.dim("conv_dim", "x", 2)?;
+    let d_conv = op.dim("d_conv", "weight", 1)?;
+    if d_conv < 2 {
+        return Ok(Vec::new());
+    }
+    let sections = match op.op().get(ops::SECTIONS) {
+        Some(Attribute::Numbers(sections)) => sections.clone(),
+        _ => Vec::new(),
+    };
+    let dtype: DType = op.conv_dtype("x")?;
+    one("conv_state", ResourceHandler::causal_conv(conv_dim, d_conv, sections, dtype)?)
+}

@@ -1,0 +1,42 @@
+//! Graphviz text of a graph; caches and the ops that read them stand out.
+
+use std::fmt::{self, Display, Formatter};
+
+use petgraph::visit::EdgeRef;
+
+use crate::graph::{Graph, Tensor};
+use crate::ops;
+
+/// Prints a graph in DOT: `println!("{}", Dot(&graph))`.
+#[derive(Clone, Copy, Debug)]
+pub struct Dot<'a>(pub &'a Graph);
+
+impl Display for Dot<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let graph = self.0;
+        writeln!(f, "digraph model {{\n  rankdir=TB;\n  node [shape=box, fontname=\"sans-serif\"];")?;
+        for id in graph.op_ids() {
+            let op = graph.op(id);
+            let style = if op.kind == ops::CACHE {
+                ", shape=cylinder, style=filled, fillcolor=lightblue"
+            } else if op.caches.is_empty() {
+                ""
+            } else {
+                ", style=\"filled,bold\", fillcolor=gold"
+            };
+            let label = format!("{}\n{}", op.name, op.kind);
+            writeln!(f, "  n{} [label={label:?}{style}];", id.index())?;
+        }
+        for edge in graph.petgraph().edge_references() {
+            let (from, to) = (edge.source().index(), edge.target().index());
+            let label = tensor_text(graph.tensor(edge.weight().tensor));
+            writeln!(f, "  n{from} -> n{to} [label={label:?}];")?;
+        }
+        f.write_str("}\n")
+    }
+}
+
+fn tensor_text(tensor: &Tensor) -> String {
+    let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+    format!("[{}] {}", shape.join(", "), tensor.dtype)
+}

@@ -1,0 +1,134 @@
+//! Architecture descriptions: what a config's keys mean, as data.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::architectures::BUILT_IN;
+use crate::frontend::FrontendError;
+use crate::near::near;
+
+/// One architecture, as its TOML file says. `docs/adding-a-model.md` explains the format.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Description {
+    /// The `model_type`s that it describes.
+    pub(super) model_types: Vec<String>,
+    /// Keys that give it away where a config has no `model_type`.
+    #[serde(default)]
+    pub(super) signature: Vec<String>,
+    /// How many decoder layers there are.
+    #[serde(default = "default_layers")]
+    pub(super) layers: String,
+    /// Channels of the residual stream.
+    #[serde(default = "default_hidden_size")]
+    pub(super) hidden_size: String,
+    /// Where the kind of each layer is found; the first source whose keys are there counts.
+    #[serde(default)]
+    pub(super) pattern: Vec<Pattern>,
+    /// Spellings of layer kinds.
+    #[serde(default)]
+    pub(super) names: BTreeMap<String, String>,
+    /// Which blocks a layer of each kind has.
+    #[serde(default)]
+    pub(super) kinds: BTreeMap<String, Vec<String>>,
+    /// Blocks whose dimensions differ from the usual keys.
+    #[serde(default)]
+    pub(super) blocks: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+fn default_layers() -> String {
+    "num_hidden_layers ?? n_layer ?? len(layer_types) ?? len(layers_block_type)".to_owned()
+}
+
+fn default_hidden_size() -> String {
+    "hidden_size ?? d_model ?? n_embd".to_owned()
+}
+
+/// One way to tell the kind of each layer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pattern {
+    /// It counts only where this expression is there and not 0.
+    pub(super) when: Option<String>,
+    /// A list with one kind per layer, or a text with one character per layer; a shorter one is repeated if `repeat`.
+    pub(super) key: Option<String>,
+    /// Whether the list is one period of the pattern.
+    #[serde(default)]
+    pub(super) repeat: bool,
+    /// An object that says how many layers of each kind there are, but not where.
+    pub(super) counts: Option<String>,
+    /// A list of layers that are of kind `then`.
+    pub(super) indices: Option<String>,
+    /// The number of the first layer in `indices`.
+    #[serde(default)]
+    pub(super) base: u64,
+    /// An expression for each layer: `then` where it is there and not 0.
+    pub(super) test: Option<String>,
+    /// The kind of the layers that were hit, or of all.
+    pub(super) then: Option<String>,
+    /// The kind of the others.
+    #[serde(rename = "else")]
+    pub(super) otherwise: Option<String>,
+}
+
+/// The description of `model_type`; the caller's come first.
+pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<Description, FrontendError> {
+    for text in custom {
+        let description = parse(text, model_type)?;
+        if description.model_types.iter().any(|known| known == model_type) {
+            return Ok(description);
+        }
+    }
+    let quoted = format!("\"{model_type}\"");
+    match BUILT_IN.iter().find(|text| first_line(text).contains(&quoted)) {
+        Some(text) => parse(text, model_type),
+        None => Err(FrontendError::UnknownModelType {
+            file: file.to_owned(),
+            found: model_type.to_owned(),
+            near: near(model_type, known_model_types()),
+        }),
+    }
+}
+
+/// The model type that a config without one must be, told by its other keys.
+pub(super) fn recognise(has_key: impl Fn(&str) -> bool) -> Option<String> {
+    let signed = BUILT_IN.iter().filter(|text| text.contains("\nsignature = "));
+    let mut descriptions = signed.filter_map(|text| parse(text, "").ok());
+    let found = descriptions.find(|description| description.signature.iter().all(|key| has_key(key)))?;
+    found.model_types.into_iter().next()
+}
+
+/// All model types with a built-in description.
+pub(super) fn known_model_types() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().flat_map(|text| first_line(text).split('"').skip(1).step_by(2))
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or("")
+}
+
+fn parse(text: &str, model_type: &str) -> Result<Description, FrontendError> {
+    toml::from_str(text).map_err(|error| FrontendError::Description {
+        model_type: if model_type.is_empty() { first_line(text) } else { model_type }.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_description_is_found_by_each_of_its_model_types() {
+        let mut seen = std::collections::BTreeSet::new();
+        for text in BUILT_IN {
+            let description = parse(text, "").unwrap();
+            assert!(!description.model_types.is_empty());
+            for model_type in description.model_types {
+                assert!(find("", &model_type, &[]).is_ok(), "{model_type} is not on the first line");
+                assert!(seen.insert(model_type.clone()), "{model_type} is described twice");
+            }
+        }
+    }
+}

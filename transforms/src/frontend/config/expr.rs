@@ -1,0 +1,148 @@
+//! The arithmetic of architecture descriptions: `head_dim ?? hidden_size / num_attention_heads`.
+//!
+//! Names are config keys, dots descend into objects, and a key whose value is a list gives the layer's entry.
+//! `a ?? b` is `b` where `a` is absent; an absent operand makes a whole sum or product absent.
+//! `len(key)` is the length of a list or text, `layer` the absolute layer, `a == b` is 1 or 0.
+
+/// A parsed expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expr {
+    Number(u64),
+    Key(String),
+    Len(String),
+    Layer,
+    Or(Box<Expr>, Box<Expr>),
+    Binary(char, Box<Expr>, Box<Expr>),
+}
+
+impl Expr {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut parser = Parser { rest: text.trim_start(), depth: 0 };
+        let expr = parser.alternatives()?;
+        if parser.rest.is_empty() { Ok(expr) } else { Err(format!("`{text}`: unexpected `{}`", parser.rest)) }
+    }
+
+    /// The keys it reads, in order.
+    pub(super) fn keys(&self) -> Vec<&str> {
+        match self {
+            Self::Key(key) | Self::Len(key) => vec![key],
+            Self::Number(_) | Self::Layer => Vec::new(),
+            Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
+        }
+    }
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+    depth: u32,
+}
+
+impl Parser<'_> {
+    fn eat(&mut self, token: &str) -> bool {
+        match self.rest.strip_prefix(token) {
+            Some(rest) => {
+                self.rest = rest.trim_start();
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn alternatives(&mut self) -> Result<Expr, String> {
+        let mut left = self.comparison()?;
+        while self.eat("??") {
+            left = Expr::Or(Box::new(left), Box::new(self.comparison()?));
+        }
+        Ok(left)
+    }
+
+    fn comparison(&mut self) -> Result<Expr, String> {
+        let left = self.sum()?;
+        if self.eat("==") { Ok(Expr::Binary('=', Box::new(left), Box::new(self.sum()?))) } else { Ok(left) }
+    }
+
+    fn sum(&mut self) -> Result<Expr, String> {
+        let mut left = self.product()?;
+        loop {
+            let operator = if self.eat("+") {
+                '+'
+            } else if self.eat("-") {
+                '-'
+            } else {
+                return Ok(left);
+            };
+            left = Expr::Binary(operator, Box::new(left), Box::new(self.product()?));
+        }
+    }
+
+    fn product(&mut self) -> Result<Expr, String> {
+        let mut left = self.atom()?;
+        loop {
+            let operator = if self.eat("*") {
+                '*'
+            } else if self.eat("/") {
+                '/'
+            } else if self.eat("%") {
+                '%'
+            } else {
+                return Ok(left);
+            };
+            left = Expr::Binary(operator, Box::new(left), Box::new(self.atom()?));
+        }
+    }
+
+    fn atom(&mut self) -> Result<Expr, String> {
+        if self.eat("(") {
+            self.depth += 1;
+            if self.depth > 16 {
+                return Err("too many parentheses".to_owned());
+            }
+            let inner = self.alternatives()?;
+            self.depth -= 1;
+            return if self.eat(")") { Ok(inner) } else { Err("a `)` is missing".to_owned()) };
+        }
+        let end =
+            self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest.trim_start();
+        if word.is_empty() {
+            return Err(format!("a key or a number was expected before `{}`", self.rest));
+        }
+        if word.starts_with(|c: char| c.is_ascii_digit()) {
+            return word.parse().map(Expr::Number).map_err(|_| format!("`{word}` is not a whole number"));
+        }
+        match word {
+            "layer" => Ok(Expr::Layer),
+            "len" if self.eat("(") => match self.atom()? {
+                Expr::Key(key) if self.eat(")") => Ok(Expr::Len(key)),
+                _ => Err("len(…) takes one key".to_owned()),
+            },
+            _ => Ok(Expr::Key(word.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("a ?? b / 2")]
+    #[case("len(layer_types) ?? (x + 1) * y - layer % 2")]
+    #[case("a.b == 3")]
+    fn valid_text_parses(#[case] text: &str) {
+        assert!(Expr::parse(text).is_ok(), "{text}");
+    }
+
+    #[rstest]
+    #[case("")]
+    #[case("a b")]
+    #[case("(a")]
+    #[case("1x")]
+    #[case("len(3)")]
+    #[case("a +")]
+    fn invalid_text_is_an_error(#[case] text: &str) {
+        assert!(Expr::parse(text).is_err(), "{text}");
+    }
+}

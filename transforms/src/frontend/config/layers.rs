@@ -1,0 +1,268 @@
+//! Which kind each layer is, from whichever key says so.
+
+use serde_json::Value;
+
+use super::assume::Assumption;
+use super::description::{Description, Pattern};
+use super::expr::Expr;
+use super::values::Values;
+use crate::frontend::FrontendError;
+
+/// The kind of every layer.
+pub(super) struct LayerKinds {
+    names: Vec<String>,
+    of: Vec<usize>,
+}
+
+/// Kinds that mean the same in every architecture, with the blocks of such a layer.
+const USUAL: [(&str, &[&str]); 3] = [
+    ("attention", &["attention", "feed_forward"]),
+    ("sliding_attention", &["sliding_attention", "feed_forward"]),
+    ("none", &[]),
+];
+
+/// The blocks of a kind that descriptions need not spell out.
+pub(super) fn usual_blocks(kind: &str) -> Option<&'static [&'static str]> {
+    USUAL.iter().find(|(name, _)| *name == kind).map(|&(_, blocks)| blocks)
+}
+
+/// The kind that a spelling of a model's file stands for.
+fn kind_of<'a>(spelling: &'a str, description: &'a Description) -> Option<&'a str> {
+    if let Some(kind) = description.names.get(spelling) {
+        return Some(kind);
+    }
+    let known = description.kinds.contains_key(spelling) || usual_blocks(spelling).is_some();
+    if known { Some(spelling) } else { (spelling == "full_attention").then_some("attention") }
+}
+
+impl LayerKinds {
+    pub(super) fn read(
+        description: &Description,
+        values: &Values<'_>,
+        layers: u32,
+        assumptions: &[Assumption],
+    ) -> Result<Self, FrontendError> {
+        let mut spellings = None;
+        for pattern in &description.pattern {
+            spellings = pattern.spellings(values, layers)?;
+            if spellings.is_some() {
+                break;
+            }
+        }
+        let mut spellings = match spellings {
+            Some(spellings) => spellings,
+            None if description.pattern.is_empty() => Spellings::all("attention", layers),
+            None => return Err(missing_pattern(description, values)),
+        };
+        for assumption in assumptions {
+            let Assumption::LayerKind { layer, kind } = assumption else { continue };
+            let Some(slot) = spellings.of.get_mut(*layer as usize) else {
+                return Err(FrontendError::Assumption {
+                    text: format!("layer.{layer}={kind}"),
+                    reason: format!("the model has {layers} layers, numbered from 0"),
+                });
+            };
+            *slot = spellings.distinct.len();
+            spellings.distinct.push(kind.clone());
+            values.note(format!("layer {layer}"), kind, "stated by the caller", true);
+        }
+        Self::resolve(&spellings, description, values)
+    }
+
+    /// Translates each distinct spelling once.
+    fn resolve(spellings: &Spellings, description: &Description, values: &Values<'_>) -> Result<Self, FrontendError> {
+        let mut names: Vec<String> = Vec::new();
+        let mut by_spelling: Vec<Option<usize>> = vec![None; spellings.distinct.len()];
+        let mut of = Vec::with_capacity(spellings.of.len());
+        for (layer, &spelling) in (0u32..).zip(&spellings.of) {
+            let index = match by_spelling[spelling] {
+                Some(index) => index,
+                None => {
+                    let found = spellings.distinct[spelling].as_str();
+                    let Some(kind) = kind_of(found, description) else {
+                        return Err(FrontendError::UnknownLayerKind {
+                            file: values.file.to_owned(),
+                            model_type: values.model_type.clone(),
+                            layer,
+                            found: found.to_owned(),
+                            known: known(description),
+                        });
+                    };
+                    let index = names.iter().position(|name| name == kind).unwrap_or_else(|| {
+                        names.push(kind.to_owned());
+                        names.len() - 1
+                    });
+                    *by_spelling[spelling].insert(index)
+                }
+            };
+            of.push(index);
+        }
+        Ok(Self { names, of })
+    }
+
+    /// The distinct kinds.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The index in [`LayerKinds::names`] of a layer's kind.
+    pub(super) fn of(&self, layer: u32) -> usize {
+        self.of[layer as usize]
+    }
+}
+
+/// What a model's file calls each layer.
+struct Spellings {
+    distinct: Vec<String>,
+    of: Vec<usize>,
+}
+
+impl Spellings {
+    fn all(kind: &str, layers: u32) -> Self {
+        Self { distinct: vec![kind.to_owned()], of: vec![0; layers as usize] }
+    }
+
+    fn collect<'a>(each: impl Iterator<Item = std::borrow::Cow<'a, str>>) -> Self {
+        let mut spellings = Self { distinct: Vec::new(), of: Vec::new() };
+        for spelling in each {
+            let known = spellings.distinct.iter().position(|known| *known == spelling);
+            let index = known.unwrap_or_else(|| {
+                spellings.distinct.push(spelling.into_owned());
+                spellings.distinct.len() - 1
+            });
+            spellings.of.push(index);
+        }
+        spellings
+    }
+}
+
+impl Pattern {
+    /// What each layer is called according to this source; `None` if its keys are not there.
+    fn spellings(&self, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+        let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+        if let Some(when) = &self.when {
+            let condition = values.eval(&Expr::parse(when).map_err(invalid)?, 0)?;
+            if condition.is_none_or(|number| number.value == 0) {
+                return Ok(None);
+            }
+        }
+        if let Some(key) = &self.key {
+            return self.listed(key, values, layers);
+        }
+        if let Some(key) = &self.counts {
+            return counted(key, values, layers);
+        }
+        let then =
+            self.then.as_deref().ok_or_else(|| invalid("a [[pattern]] needs `then`, `key` or `counts`".into()))?;
+        let otherwise = self.otherwise.as_deref();
+        let other = || otherwise.ok_or_else(|| invalid(format!("the [[pattern]] for `{then}` needs `else`")));
+        if let Some(key) = &self.indices {
+            return indexed(key, self.base, [then, other()?], values, layers);
+        }
+        if let Some(test) = &self.test {
+            return tested(&Expr::parse(test).map_err(invalid)?, [then, other()?], values, layers);
+        }
+        values.note("layer kinds", format!("all {then}"), "the architecture", false);
+        Ok(Some(Spellings::all(then, layers)))
+    }
+
+    fn listed(&self, key: &str, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+        let Some(value) = values.get(key) else { return Ok(None) };
+        let mut spellings = match value {
+            Value::String(text) => Spellings::collect(text.chars().map(|letter| letter.to_string().into())),
+            Value::Array(list) => Spellings::collect(list.iter().map(|entry| match entry {
+                Value::String(text) => text.as_str().into(),
+                other => other.to_string().into(),
+            })),
+            other => return Err(values.bad(key, other, "a list or a text with one entry per layer was expected")),
+        };
+        let (found, wanted) = (spellings.of.len(), layers as usize);
+        if self.repeat && found > 0 {
+            spellings.of = spellings.of.iter().copied().cycle().take(wanted).collect();
+        } else if found != wanted {
+            let expected = format!("it has {found} entries, the model has {wanted} layers");
+            return Err(values.bad(key, value, &expected));
+        }
+        values.note("layer kinds", format!("{} kinds", spellings.distinct.len()), key, false);
+        Ok(Some(spellings))
+    }
+}
+
+/// Only the number of layers of each kind is known: their order is assumed.
+fn counted(key: &str, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+    let Some(value) = values.get(key) else { return Ok(None) };
+    let counts = value.as_object().ok_or_else(|| values.bad(key, value, "an object of counts was expected"))?;
+    let mut spellings = Spellings { distinct: Vec::new(), of: Vec::new() };
+    for (kind, count) in counts {
+        let count = count.as_u64().filter(|&count| count <= u64::from(layers));
+        let count = count.ok_or_else(|| values.bad(key, value, "counts of layers were expected"))?;
+        spellings.of.extend((0..count).map(|_| spellings.distinct.len()));
+        spellings.distinct.push(kind.clone());
+    }
+    if spellings.of.len() != layers as usize {
+        return Err(values.bad(key, value, &format!("the counts must add up to {layers} layers")));
+    }
+    values.note("layer kinds", "in the order of the counts", key, true);
+    Ok(Some(spellings))
+}
+
+fn indexed(
+    key: &str,
+    base: u64,
+    kinds: [&str; 2],
+    values: &Values<'_>,
+    layers: u32,
+) -> Result<Option<Spellings>, FrontendError> {
+    let Some(value) = values.get(key) else { return Ok(None) };
+    let list = value.as_array().ok_or_else(|| values.bad(key, value, "a list of layers was expected"))?;
+    let mut of = vec![1; layers as usize];
+    for entry in list {
+        let position = entry.as_u64().and_then(|layer| usize::try_from(layer.checked_sub(base)?).ok());
+        match position.and_then(|position| of.get_mut(position)) {
+            Some(slot) => *slot = 0,
+            None => {
+                return Err(values.bad(
+                    key,
+                    entry,
+                    &format!("layers from {base} to {} were expected", u64::from(layers) + base - 1),
+                ));
+            }
+        }
+    }
+    values.note("layer kinds", format!("{} of {}", kinds[0], list.len()), key, false);
+    Ok(Some(Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }))
+}
+
+fn tested(test: &Expr, kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+    let mut of = Vec::with_capacity(layers as usize);
+    for layer in 0..layers {
+        match values.eval(test, layer)? {
+            Some(number) => of.push(usize::from(number.value == 0)),
+            // A key that is absent for all layers leaves the question to the next source.
+            None if layer == 0 => return Ok(None),
+            None => of.push(1),
+        }
+    }
+    values.note("layer kinds", format!("{} or {}", kinds[0], kinds[1]), test.keys().join(", "), test.keys().is_empty());
+    Ok(Some(Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }))
+}
+
+fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {
+    let sources = description.pattern.iter();
+    let keys =
+        sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.indices.as_deref()).or(p.test.as_deref()));
+    FrontendError::Missing {
+        file: values.file.to_owned(),
+        model_type: values.model_type.clone(),
+        what: "the kinds of the layers".to_owned(),
+        keys: keys.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn known(description: &Description) -> String {
+    let mut known: Vec<&str> = description.names.keys().chain(description.kinds.keys()).map(String::as_str).collect();
+    known.extend(USUAL.iter().map(|(name, _)| *name));
+    known.sort_unstable();
+    known.dedup();
+    known.join(", ")
+}

@@ -1,0 +1,201 @@
+//! A config's values: looked up, checked and remembered, so that every number can say where it came from.
+
+use std::cell::RefCell;
+
+use cacheplan_handlers::DType;
+use serde_json::{Map, Value};
+
+use super::expr::Expr;
+use crate::frontend::FrontendError;
+use crate::model::Fact;
+
+/// The largest number accepted for any dimension or count.
+const MAX_NUMBER: u64 = 1 << 40;
+
+/// Keys under which multimodal models keep the config of their decoder.
+const NESTED: [&str; 4] = ["text_config", "llm_config", "language_config", "thinker_config"];
+
+pub(super) struct Values<'a> {
+    pub(super) file: &'a str,
+    pub(super) model_type: String,
+    map: Map<String, Value>,
+    facts: RefCell<Vec<Fact>>,
+}
+
+/// A number and what it rests on.
+#[derive(Clone, Debug)]
+pub(super) struct Number {
+    pub(super) value: u64,
+    /// The keys that gave it; empty if it is a default.
+    keys: Vec<String>,
+    /// Whether a list gave it, so that other layers have another one.
+    pub(super) per_layer: bool,
+}
+
+impl<'a> Values<'a> {
+    /// The config with its nested text config merged over the rest.
+    pub(super) fn new(file: &'a str, mut map: Map<String, Value>) -> Self {
+        for key in NESTED {
+            if let Some(Value::Object(inner)) = map.remove(key) {
+                // An absent or null inner value leaves the outer one in force.
+                map.extend(inner.into_iter().filter(|(key, value)| !value.is_null() && key != "model_type"));
+            }
+        }
+        Self { file, model_type: String::new(), map, facts: RefCell::default() }
+    }
+
+    pub(super) fn set(&mut self, key: &str, value: Value) {
+        self.map.insert(key.to_owned(), value);
+    }
+
+    pub(super) fn into_parts(self) -> (Map<String, Value>, Vec<Fact>) {
+        (self.map, self.facts.into_inner())
+    }
+
+    pub(super) fn note(&self, what: impl Into<String>, value: impl ToString, from: impl Into<String>, assumed: bool) {
+        let fact = Fact { what: what.into(), value: value.to_string(), from: from.into(), assumed };
+        self.facts.borrow_mut().push(fact);
+    }
+
+    /// The value at a dotted path; null counts as absent.
+    pub(super) fn get(&self, path: &str) -> Option<&Value> {
+        let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+        let mut value = self.map.get(first)?;
+        for key in rest.into_iter().flat_map(|rest| rest.split('.')) {
+            value = value.get(key)?;
+        }
+        (!value.is_null()).then_some(value)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.get(key)?.as_str()
+    }
+
+    /// The dtype under the first of `keys` that is there, with that key.
+    pub(super) fn dtype(&self, keys: &[&str]) -> Result<Option<(DType, String)>, FrontendError> {
+        for key in keys {
+            // Some files annotate the value: the first word counts.
+            let Some(word) = self.text(key).and_then(|text| text.split_whitespace().next()) else { continue };
+            if word == "auto" {
+                continue;
+            }
+            let dtype = word.parse().map_err(|source| FrontendError::UnknownDType {
+                file: self.file.to_owned(),
+                key: (*key).to_owned(),
+                source,
+            })?;
+            return Ok(Some((dtype, (*key).to_owned())));
+        }
+        Ok(None)
+    }
+
+    /// The value of an expression for one layer; `None` if a key that it cannot do without is absent.
+    pub(super) fn eval(&self, expr: &Expr, layer: u32) -> Result<Option<Number>, FrontendError> {
+        Ok(match expr {
+            Expr::Number(value) => Some(Number { value: *value, keys: Vec::new(), per_layer: false }),
+            Expr::Layer => Some(Number { value: u64::from(layer), keys: Vec::new(), per_layer: true }),
+            Expr::Key(key) => self.number_at(key, layer)?,
+            Expr::Len(key) => match self.get(key) {
+                None => None,
+                Some(Value::Array(list)) => Some(self.counted(key, list.len())),
+                Some(Value::String(text)) => Some(self.counted(key, text.chars().count())),
+                Some(other) => return Err(self.bad(key, other, "a list or text was expected")),
+            },
+            Expr::Or(left, right) => match self.eval(left, layer)? {
+                Some(number) => Some(number),
+                None => self.eval(right, layer)?,
+            },
+            Expr::Binary(operator, left, right) => {
+                let (Some(left), Some(right)) = (self.eval(left, layer)?, self.eval(right, layer)?) else {
+                    return Ok(None);
+                };
+                Some(self.combine(*operator, left, right)?)
+            }
+        })
+    }
+
+    fn counted(&self, key: &str, length: usize) -> Number {
+        Number { value: length as u64, keys: vec![key.to_owned()], per_layer: false }
+    }
+
+    fn combine(&self, operator: char, left: Number, right: Number) -> Result<Number, FrontendError> {
+        let (a, b) = (left.value, right.value);
+        let keys = [left.keys, right.keys].concat();
+        let result = match operator {
+            '+' => a.checked_add(b),
+            '-' => a.checked_sub(b),
+            '*' => a.checked_mul(b),
+            '%' => a.checked_rem(b),
+            '=' => Some(u64::from(a == b)),
+            _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
+        };
+        let per_layer = left.per_layer || right.per_layer;
+        match result.filter(|&value| value <= MAX_NUMBER) {
+            Some(value) => Ok(Number { value, keys, per_layer }),
+            None => Err(FrontendError::BadValue {
+                file: self.file.to_owned(),
+                key: keys.join(", "),
+                found: format!("{a} {operator} {b}"),
+                expected: "the result is not a whole number in range".to_owned(),
+            }),
+        }
+    }
+
+    fn number_at(&self, key: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
+        let Some(mut value) = self.get(key) else { return Ok(None) };
+        let per_layer = value.is_array();
+        if let Value::Array(list) = value {
+            match list.get(layer as usize) {
+                Some(Value::Null) => return Ok(None),
+                Some(entry) => value = entry,
+                None => return Err(self.bad(key, value, &format!("it has no entry for layer {layer}"))),
+            }
+        }
+        let number = match value {
+            Value::Bool(flag) => Some(u64::from(*flag)),
+            Value::Number(number) => number.as_u64().or_else(|| {
+                // `2.0` is a 2; fractions and negative numbers are not.
+                let float = number.as_f64()?;
+                (float.fract() == 0.0 && (0.0..=MAX_NUMBER as f64).contains(&float)).then_some(float as u64)
+            }),
+            _ => None,
+        };
+        match number.filter(|&number| number <= MAX_NUMBER) {
+            Some(value) => Ok(Some(Number { value, keys: vec![key.to_owned()], per_layer })),
+            None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
+        }
+    }
+
+    /// Writes down where a number came from.
+    pub(super) fn remember(&self, what: &str, number: &Number) {
+        if number.keys.is_empty() {
+            self.note(what, number.value, "the architecture's default", true);
+        } else {
+            self.note(what, number.value, number.keys.join(", "), false);
+        }
+    }
+
+    pub(super) fn bad(&self, key: &str, found: &Value, expected: &str) -> FrontendError {
+        let mut found = found.to_string();
+        if let Some((cut, _)) = found.char_indices().nth(60) {
+            found.truncate(cut);
+            found.push('…');
+        }
+        FrontendError::BadValue {
+            file: self.file.to_owned(),
+            key: key.to_owned(),
+            found,
+            expected: expected.to_owned(),
+        }
+    }
+
+    pub(super) fn missing(&self, what: &str, expr: &Expr) -> FrontendError {
+        let keys: Vec<String> = expr.keys().iter().map(|key| format!("`{key}`")).collect();
+        FrontendError::Missing {
+            file: self.file.to_owned(),
+            model_type: self.model_type.clone(),
+            what: what.to_owned(),
+            keys: keys.join(", "),
+        }
+    }
+}

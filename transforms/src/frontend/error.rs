@@ -1,0 +1,120 @@
+//! What can be wrong with a model's description.
+
+use thiserror::Error;
+
+/// A model that cannot be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FrontendError {
+    /// The file cannot be opened or read.
+    #[error("{file}: {source}")]
+    Io {
+        /// The file.
+        file: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file is not UTF-8.
+    #[error("{file}: not a text file; a config.json was expected")]
+    NotText {
+        /// The file.
+        file: String,
+    },
+    /// The file is not JSON.
+    #[error("{file}: not valid JSON: {source}")]
+    Json {
+        /// The file.
+        file: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A key that the architecture needs is absent.
+    #[error(
+        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there; add it, or pass --assume KEY=VALUE"
+    )]
+    Missing {
+        /// The file.
+        file: String,
+        /// The model_type.
+        model_type: String,
+        /// The dimension.
+        what: String,
+        /// The keys that would tell it.
+        keys: String,
+    },
+    /// A key with a value that makes no sense.
+    #[error("{file}: `{key}` is {found}; {expected}")]
+    BadValue {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// Its value, shortened.
+        found: String,
+        /// What was expected instead.
+        expected: String,
+    },
+    /// An architecture without a description.
+    #[error(
+        "{file}: unknown model_type `{found}` (near: {near}); add a description (docs/adding-a-model.md), \
+         describe it with GraphBuilder, or pass --assume model_type=NAME"
+    )]
+    UnknownModelType {
+        /// The file.
+        file: String,
+        /// The model_type found.
+        found: String,
+        /// Known ones with a similar name.
+        near: String,
+    },
+    /// A layer of a kind that the architecture does not have.
+    #[error(
+        "{file}: layer {layer} is of unknown kind `{found}` (known for {model_type}: {known}); \
+         pass --assume layer.{layer}=KIND, or describe the model with GraphBuilder"
+    )]
+    UnknownLayerKind {
+        /// The file.
+        file: String,
+        /// The model_type.
+        model_type: String,
+        /// The layer.
+        layer: u32,
+        /// The kind found.
+        found: String,
+        /// Kinds and spellings that the description knows.
+        known: String,
+    },
+    /// A dtype that is not known.
+    #[error("{file}: `{key}`: {source}; pass --assume {key}=DTYPE")]
+    UnknownDType {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What was found.
+        source: cacheplan_handlers::UnknownDType,
+    },
+    /// An architecture description that is wrong itself.
+    #[error("architecture description of `{model_type}`: {reason}")]
+    Description {
+        /// The model_type.
+        model_type: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An assumption that cannot be read or does not apply.
+    #[error("assumption `{text}`: {reason}")]
+    Assumption {
+        /// The assumption.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl FrontendError {
+    /// Whether the model is valid but of a kind that is not supported; the command then exits with 4, else with 1.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::UnknownModelType { .. } | Self::UnknownLayerKind { .. } | Self::UnknownDType { .. })
+    }
+}

@@ -1,0 +1,67 @@
+//! The vocabulary of ops that front-ends emit and the built-in descriptors understand.
+//!
+//! A framework's own ops carry its own namespace, `acme.retention`, and need a descriptor of its own.
+//! Shapes are written with B for the batch and S for the new tokens of a sequence.
+
+/// Attention over keys and values: `query` [B, S, heads, head_dim], `key` and `value` [B, S, kv_heads, head_dim].
+///
+/// Attributes: [`WINDOW`], [`CACHE_DTYPE`]. An op that reads the key tensor of an earlier one shares its cache.
+pub const ATTENTION: &str = "core.attention";
+
+/// Multi-head latent attention: `latent` [B, S, kv_lora_rank], `rope_key` [B, S, qk_rope_head_dim].
+///
+/// Attributes: [`CACHE_DTYPE`].
+pub const MLA: &str = "core.mla";
+
+/// Mamba-2's scan: `x` [B, S, heads, head_dim], `b` and `c` [B, S, groups, d_state].
+///
+/// Attributes: [`STATE_DTYPE`].
+pub const SSD: &str = "core.ssd";
+
+/// Mamba-1's scan: `x` [B, S, d_inner], `b` and `c` [B, S, d_state].
+///
+/// Attributes: [`STATE_DTYPE`].
+pub const SELECTIVE_SCAN: &str = "core.selective_scan";
+
+/// A recurrence that keeps one matrix per value head (gated delta net, KDA, lightning attention):
+/// `key` [B, S, k_heads, k_dim], `value` [B, S, v_heads, v_dim].
+///
+/// Attributes: [`STATE_DTYPE`].
+pub const LINEAR_ATTENTION: &str = "core.linear_attention";
+
+/// The recurrence of RG-LRU, one number per channel: `x` [B, S, width].
+///
+/// Attributes: [`STATE_DTYPE`].
+pub const RG_LRU: &str = "core.rg_lru";
+
+/// A causal convolution over each channel: `x` [B, S, channels], `weight` [channels, d_conv].
+///
+/// Attributes: [`SECTIONS`].
+pub const CAUSAL_CONV: &str = "core.causal_conv1d";
+
+/// A cache, put there by `initialize_caches`.
+pub const CACHE: &str = "core.cache";
+
+/// Multiplication by a weight.
+pub const LINEAR: &str = "core.linear";
+/// Division of channels into several tensors.
+pub const SPLIT: &str = "core.split";
+/// Lookup of token embeddings.
+pub const EMBEDDING: &str = "core.embedding";
+/// A feed-forward block.
+pub const MLP: &str = "core.mlp";
+/// A mixture of experts.
+pub const MOE: &str = "core.moe";
+
+/// Number: tokens back that attention sees, the current one included.
+pub const WINDOW: &str = "window";
+/// DType: the element type that the model states for its recurrent state.
+pub const STATE_DTYPE: &str = "state_dtype";
+/// DType: the element type that the model states for its keys and values.
+pub const CACHE_DTYPE: &str = "cache_dtype";
+/// Numbers: consecutive channel groups that ranks divide one by one.
+pub const SECTIONS: &str = "sections";
+/// Flag: the op keeps state between steps, so that it must have a descriptor.
+pub const STATEFUL: &str = "stateful";
+/// Flag: the extent of this cache may change in a resize.
+pub const RESIZABLE: &str = "resizable";

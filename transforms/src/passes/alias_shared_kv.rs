@@ -1,0 +1,55 @@
+//! Layers that read the keys and values of an earlier layer share its cache.
+
+use std::collections::HashMap;
+
+use super::{PassError, Stage, Walk};
+use crate::graph::{OpId, TensorId};
+use crate::ops;
+
+pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
+    let mut owners: HashMap<TensorId, OpId> = HashMap::new();
+    for id in walk.graph.op_ids() {
+        let op = walk.graph.op(id);
+        let descriptor = walk.context.registry.get(&op.kind);
+        if descriptor.is_none_or(|found| found.stage != Stage::InsertCachedAttention) {
+            continue;
+        }
+        let Some(key) = op.port("key") else { continue };
+        match owners.get(&key) {
+            None => {
+                owners.insert(key, id);
+            }
+            Some(&owner) => share(walk, id, owner)?,
+        }
+    }
+    Ok(())
+}
+
+fn share(walk: &mut Walk<'_>, id: OpId, owner: OpId) -> Result<(), PassError> {
+    let (reader, owning) = (walk.graph.op(id), walk.graph.op(owner));
+    let refuse = |reason: String| PassError::Alias {
+        pass: walk.pass,
+        node: reader.name.clone(),
+        owner: owning.name.clone(),
+        reason,
+    };
+    if reader.port("value") != owning.port("value") {
+        return Err(refuse("it reads the same keys but other values".into()));
+    }
+    let (mine, theirs) = (reader.number(ops::WINDOW), owning.number(ops::WINDOW));
+    // The owner frees what falls out of its own window, so the reader must not look further back.
+    if theirs.is_some_and(|theirs| mine.is_none_or(|mine| mine > theirs)) {
+        let mine = mine.map_or_else(|| "every token".to_owned(), |mine| format!("{mine} tokens"));
+        return Err(refuse(format!("it needs {mine}, the owner keeps {} tokens", theirs.unwrap_or(0))));
+    }
+    let caches = owning.caches.clone();
+    let Some(layer) = reader.name.layer else {
+        return Err(refuse("it belongs to no layer".into()));
+    };
+    for name in &caches {
+        walk.resources.share(name, layer);
+    }
+    walk.graph.op_mut(id).caches = caches;
+    walk.matched(id);
+    Ok(())
+}

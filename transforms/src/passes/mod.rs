@@ -1,0 +1,217 @@
+//! The passes that collect cache resources, in the order they run.
+//!
+//! A pass walks the graph and never sees a config: what it needs of the model is in tensor shapes and attributes.
+
+mod add_speculative_twins;
+mod alias_shared_kv;
+mod initialize_caches;
+mod insert_cached_attention;
+mod insert_cached_causal_conv;
+mod insert_cached_mla;
+mod insert_cached_ssm;
+mod insert_custom_caches;
+mod resize_caches;
+mod resolve_windows;
+mod verify_caches;
+mod walk;
+
+use std::borrow::Cow;
+
+use cacheplan_handlers::KvLayout;
+use thiserror::Error;
+
+use crate::graph::{Graph, Name, OpId};
+use crate::registry::{CacheDTypes, DescribeError, Registry};
+use crate::resources::{ResourceError, Resources};
+
+/// The insertion pass that a descriptor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Attention over keys and values.
+    InsertCachedAttention,
+    /// Multi-head latent attention.
+    InsertCachedMla,
+    /// Recurrent states.
+    InsertCachedSsm,
+    /// Convolution states.
+    InsertCachedCausalConv,
+    /// Whatever a framework adds that is none of these.
+    InsertCustomCaches,
+}
+
+/// What the passes need besides the graph.
+#[derive(Clone, Default)]
+pub struct PassContext {
+    /// How ops become resources.
+    pub registry: Registry,
+    /// Element types that the budget states.
+    pub dtypes: CacheDTypes,
+    /// The order of heads and tokens in a KV block.
+    pub layout: KvLayout,
+    /// The longest sequence in tokens; a window at least as long is full attention.
+    pub max_seq_len: Option<u64>,
+    /// Whether steps verify several candidate tokens, so that states need speculative twins.
+    pub speculation: bool,
+}
+
+/// What one pass did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassReport {
+    /// The pass's name.
+    pub pass: &'static str,
+    /// Nodes that it changed.
+    pub matched: Vec<Name>,
+    /// Nodes that it looked at and left alone.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A node that a pass left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// The node; `None` if the pass had nothing to do in the whole graph.
+    pub node: Option<Name>,
+    /// Why, in one sentence.
+    pub reason: Cow<'static, str>,
+}
+
+/// Resources in registration order, and what each pass did to get them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// The resources.
+    pub resources: Resources,
+    /// One report per pass, in the order they ran.
+    pub reports: Vec<PassReport>,
+}
+
+/// A graph whose caches cannot be collected.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PassError {
+    /// A descriptor could not read an op.
+    #[error("{pass}: node `{node}` ({kind}): {source}")]
+    Describe {
+        /// The pass.
+        pass: &'static str,
+        /// The node.
+        node: Name,
+        /// Its op kind.
+        kind: String,
+        /// What is wrong with it.
+        source: DescribeError,
+    },
+    /// Two caches of one name.
+    #[error("{pass}: node `{node}`: {source}; give one of them another suffix")]
+    Resource {
+        /// The pass.
+        pass: &'static str,
+        /// The node.
+        node: Name,
+        /// What is wrong.
+        source: ResourceError,
+    },
+    /// A layer that shares a cache it cannot share.
+    #[error("{pass}: node `{node}` cannot share the cache of `{owner}`: {reason}")]
+    Alias {
+        /// The pass.
+        pass: &'static str,
+        /// The node that shares.
+        node: Name,
+        /// The node whose cache it would read.
+        owner: Name,
+        /// Why not.
+        reason: String,
+    },
+    /// A node that keeps state and got no cache.
+    #[error(
+        "{pass}: node `{node}` keeps state between steps but no descriptor knows its op `{kind}`; \
+         register one (near: {near})"
+    )]
+    NoDescriptor {
+        /// The pass.
+        pass: &'static str,
+        /// The node.
+        node: Name,
+        /// Its op kind.
+        kind: String,
+        /// Known op kinds with a similar name.
+        near: String,
+    },
+    /// A resource and a node that do not refer to each other.
+    #[error("{pass}: {what}")]
+    Unpaired {
+        /// The pass.
+        pass: &'static str,
+        /// Which, and what is missing.
+        what: String,
+    },
+}
+
+/// A pass in the middle of its work.
+struct Walk<'a> {
+    graph: &'a mut Graph,
+    context: &'a PassContext,
+    resources: &'a mut Resources,
+    pass: &'static str,
+    report: PassReport,
+}
+
+type Pass = (&'static str, fn(&mut Walk<'_>) -> Result<(), PassError>);
+
+/// The order, and why each pass stands where it stands.
+const PASSES: [Pass; 11] = [
+    // First: a window decides a cache's kind of growth, so it must be settled before any cache is described.
+    ("resolve_windows", resolve_windows::run),
+    // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
+    // whose first resource of a kind is the reference of `first-reference`.
+    ("insert_cached_attention", insert_cached_attention::run),
+    ("insert_cached_mla", insert_cached_mla::run),
+    // States before convolutions: a convolution's pool is checked against the state it feeds.
+    ("insert_cached_ssm", insert_cached_ssm::run),
+    ("insert_cached_causal_conv", insert_cached_causal_conv::run),
+    // After the known kinds, so that a framework's resources never move theirs.
+    ("insert_custom_caches", insert_custom_caches::run),
+    // After all owners exist: a layer can share only what was inserted.
+    ("alias_shared_kv", alias_shared_kv::run),
+    // After the states that they are twins of.
+    ("add_speculative_twins", add_speculative_twins::run),
+    // When the list is complete: gives every resource its node, in registration order.
+    ("initialize_caches", initialize_caches::run),
+    // Needs the cache nodes; marks those whose extent a later measurement may change.
+    ("resize_caches", resize_caches::run),
+    // Last: only checks.
+    ("verify_caches", verify_caches::run),
+];
+
+/// Runs all passes over a graph: every op that keeps state gets its caches.
+///
+/// The graph is changed: cache nodes are added and their readers refer to them.
+///
+/// # Errors
+/// An op that cannot be described, or that keeps state nobody knows how to cache.
+pub fn collect(graph: &mut Graph, context: &PassContext) -> Result<Collected, PassError> {
+    let mut resources = Resources::default();
+    let mut reports = Vec::with_capacity(PASSES.len());
+    for (pass, run) in PASSES {
+        let report = PassReport { pass, matched: Vec::new(), skipped: Vec::new() };
+        let mut walk = Walk { graph, context, resources: &mut resources, pass, report };
+        run(&mut walk)?;
+        let mut report = walk.report;
+        if report.matched.is_empty() && report.skipped.is_empty() {
+            report.skipped.push(Skipped { node: None, reason: "no node needs it".into() });
+        }
+        tracing::debug!(pass, matched = report.matched.len(), skipped = report.skipped.len(), "pass done");
+        reports.push(report);
+    }
+    Ok(Collected { resources, reports })
+}
+
+impl Walk<'_> {
+    fn matched(&mut self, id: OpId) {
+        self.report.matched.push(self.graph.op(id).name.clone());
+    }
+
+    fn skipped(&mut self, id: OpId, reason: impl Into<Cow<'static, str>>) {
+        let node = Some(self.graph.op(id).name.clone());
+        self.report.skipped.push(Skipped { node, reason: reason.into() });
+    }
+}

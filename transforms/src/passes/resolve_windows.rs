@@ -1,0 +1,19 @@
+//! A window that no sequence outgrows is full attention.
+
+use super::{PassError, Walk};
+use crate::ops;
+
+pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
+    for id in walk.graph.op_ids() {
+        let Some(window) = walk.graph.op(id).number(ops::WINDOW) else { continue };
+        match walk.context.max_seq_len {
+            Some(longest) if window >= longest => {
+                walk.graph.op_mut(id).attributes.retain(|(key, _)| key != ops::WINDOW);
+                walk.matched(id);
+            }
+            Some(longest) => walk.skipped(id, format!("window {window} is shorter than max_seq_len {longest}")),
+            None => walk.skipped(id, "max_seq_len is not known"),
+        }
+    }
+    Ok(())
+}

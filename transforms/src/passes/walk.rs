@@ -1,0 +1,69 @@
+//! What the insertion passes have in common: ask the descriptor of each op of their stage, register its caches.
+
+use super::{PassError, Stage, Walk};
+use crate::graph::OpId;
+use crate::registry::OpView;
+use crate::resources::Resource;
+
+impl Walk<'_> {
+    /// Gives every op of `stage` the caches that its descriptor asks for.
+    pub(super) fn insert_all(&mut self, stage: Stage) -> Result<(), PassError> {
+        for id in self.graph.op_ids() {
+            self.insert(stage, id)?;
+        }
+        Ok(())
+    }
+
+    /// Gives one op its caches, if its descriptor belongs to `stage`.
+    pub(super) fn insert(&mut self, stage: Stage, id: OpId) -> Result<(), PassError> {
+        let op = self.graph.op(id);
+        let Some(descriptor) = self.context.registry.get(&op.kind).filter(|found| found.stage == stage) else {
+            return Ok(());
+        };
+        let mut view = OpView::new(self.graph, op, self.context.dtypes);
+        let caches = (descriptor.derive)(&mut view).map_err(|source| PassError::Describe {
+            pass: self.pass,
+            node: op.name.clone(),
+            kind: op.kind.to_string(),
+            source,
+        })?;
+        let provenance = view.provenance;
+        if caches.is_empty() {
+            self.skipped(id, "with its dimensions it keeps nothing between steps");
+            return Ok(());
+        }
+        for cache in caches {
+            let op = self.graph.op(id);
+            let layer = op.name.layer;
+            let handler = match cache.handler.layout() {
+                Some(_) => cache.handler.with_layout(self.context.layout),
+                None => cache.handler,
+            };
+            self.register(
+                id,
+                Resource {
+                    name: layer.map_or_else(|| cache.suffix.to_string(), |layer| format!("{}_{layer}", cache.suffix)),
+                    layer,
+                    handler,
+                    node: op.name.to_string(),
+                    provenance: provenance.clone(),
+                    shared_by: Vec::new(),
+                },
+            )?;
+        }
+        self.matched(id);
+        Ok(())
+    }
+
+    /// Registers a resource and lets the op refer to it.
+    pub(super) fn register(&mut self, id: OpId, resource: Resource) -> Result<(), PassError> {
+        let name = resource.name.clone();
+        self.resources.push(resource).map_err(|source| PassError::Resource {
+            pass: self.pass,
+            node: self.graph.op(id).name.clone(),
+            source,
+        })?;
+        self.graph.op_mut(id).caches.push(name);
+        Ok(())
+    }
+}

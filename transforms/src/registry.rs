@@ -1,0 +1,214 @@
+//! How an op becomes cache resources: descriptors, which a framework can add to.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cacheplan_handlers::{DType, HandlerError, ResourceHandler};
+use thiserror::Error;
+
+use crate::descriptors;
+use crate::graph::{Extent, Graph, Op};
+use crate::passes::Stage;
+
+/// One cache that an op needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The first part of the resource's name; the layer follows: `kv_cache` becomes `kv_cache_5`.
+    pub suffix: Cow<'static, str>,
+    /// What it is.
+    pub handler: ResourceHandler,
+}
+
+/// Element types of caches as the budget states them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheDTypes {
+    /// Keys, values and latents; `None` is "auto": what the model states, else the dtype of the keys.
+    pub kv: Option<DType>,
+    /// Recurrent states of models that state none themselves; `None` is float32.
+    pub state: Option<DType>,
+    /// Convolution states; `None` is the activation dtype.
+    pub conv: Option<DType>,
+}
+
+type Derive = dyn Fn(&mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> + Send + Sync;
+
+/// Says which caches the ops of one kind need.
+#[derive(Clone)]
+pub struct Descriptor {
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) stage: Stage,
+    pub(crate) derive: Arc<Derive>,
+}
+
+impl Descriptor {
+    /// A descriptor of ops of `kind`, run by the pass `stage`.
+    ///
+    /// `derive` reads the dimensions from the op's tensors and returns the caches; none means that this op, with these
+    /// dimensions, keeps nothing.
+    pub fn new(
+        kind: impl Into<Cow<'static, str>>,
+        stage: Stage,
+        derive: impl Fn(&mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { kind: kind.into(), stage, derive: Arc::new(derive) }
+    }
+}
+
+/// The descriptors in force: the built-in ones and those a framework registers.
+#[derive(Clone)]
+pub struct Registry(HashMap<Cow<'static, str>, Descriptor>);
+
+impl Default for Registry {
+    fn default() -> Self {
+        let mut registry = Self(HashMap::new());
+        for descriptor in descriptors::built_in() {
+            registry.register(descriptor);
+        }
+        registry
+    }
+}
+
+impl Registry {
+    /// Adds a descriptor; it replaces an earlier one of the same op kind.
+    pub fn register(&mut self, descriptor: Descriptor) {
+        self.0.insert(descriptor.kind.clone(), descriptor);
+    }
+
+    /// The descriptor of an op kind.
+    pub(crate) fn get(&self, kind: &str) -> Option<&Descriptor> {
+        self.0.get(kind)
+    }
+
+    /// Op kinds that have a descriptor, in no particular order.
+    pub fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(Cow::as_ref)
+    }
+}
+
+/// An op as its descriptor sees it: tensors, attributes and the budget's dtypes, nothing of any config.
+///
+/// It writes down where each dimension came from.
+pub struct OpView<'a> {
+    graph: &'a Graph,
+    op: &'a Op,
+    dtypes: CacheDTypes,
+    pub(crate) provenance: Vec<String>,
+}
+
+impl<'a> OpView<'a> {
+    pub(crate) fn new(graph: &'a Graph, op: &'a Op, dtypes: CacheDTypes) -> Self {
+        Self { graph, op, dtypes, provenance: Vec::with_capacity(4) }
+    }
+
+    /// The op itself.
+    pub fn op(&self) -> &'a Op {
+        self.op
+    }
+
+    /// The size of one axis of the tensor at `port`, remembered as the origin of the dimension `dim`.
+    ///
+    /// # Errors
+    /// No such port, no such axis, or an axis that is known only while running.
+    pub fn dim(&mut self, dim: &str, port: &'static str, axis: usize) -> Result<u64, DescribeError> {
+        let id = self.op.port(port).ok_or(DescribeError::NoInput { port })?;
+        let tensor = self.graph.tensor(id);
+        match tensor.shape.get(axis) {
+            None => Err(DescribeError::Rank { port, rank: tensor.shape.len(), axis }),
+            Some(Extent::Symbol(symbol)) => {
+                Err(DescribeError::Symbolic { dim: dim.to_owned(), port, axis, symbol: symbol.to_string() })
+            }
+            Some(Extent::Known(size)) => {
+                self.provenance.push(format!("{dim} = {size} (tensor {}, axis {axis})", tensor.name));
+                Ok(*size)
+            }
+        }
+    }
+
+    /// The element type of the tensor at `port`.
+    ///
+    /// # Errors
+    /// No such port.
+    pub fn dtype(&self, port: &'static str) -> Result<DType, DescribeError> {
+        let id = self.op.port(port).ok_or(DescribeError::NoInput { port })?;
+        Ok(self.graph.tensor(id).dtype)
+    }
+
+    /// The element type of keys and values: the budget's, else the model's own, else that of the tensor at `port`.
+    ///
+    /// # Errors
+    /// No such port.
+    pub fn kv_dtype(&mut self, port: &'static str) -> Result<DType, DescribeError> {
+        let keys = self.dtype(port)?;
+        Ok(self.choose(&[
+            (self.dtypes.kv, "the budget"),
+            (self.op.dtype(crate::ops::CACHE_DTYPE), "the model"),
+            (Some(keys), "the keys"),
+        ]))
+    }
+
+    /// The element type of a recurrent state: what the model states, else the budget's, else float32.
+    pub fn state_dtype(&mut self) -> DType {
+        self.choose(&[
+            (self.op.dtype(crate::ops::STATE_DTYPE), "the model"),
+            (self.dtypes.state, "the budget"),
+            (Some(DType::F32), "the default"),
+        ])
+    }
+
+    /// The element type of a convolution state: the budget's, else that of the tensor at `port`.
+    ///
+    /// # Errors
+    /// No such port.
+    pub fn conv_dtype(&mut self, port: &'static str) -> Result<DType, DescribeError> {
+        let activations = self.dtype(port)?;
+        Ok(self.choose(&[(self.dtypes.conv, "the budget"), (Some(activations), "the activations")]))
+    }
+
+    fn choose(&mut self, candidates: &[(Option<DType>, &'static str)]) -> DType {
+        let stated = candidates.iter().find_map(|&(dtype, source)| dtype.map(|dtype| (dtype, source)));
+        let (dtype, source) = stated.unwrap_or((DType::F32, "the default"));
+        self.provenance.push(format!("dtype = {dtype} ({source})"));
+        dtype
+    }
+}
+
+/// An op whose caches cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DescribeError {
+    /// The op lacks an input.
+    #[error("it has no input `{port}`")]
+    NoInput {
+        /// The port that is missing.
+        port: &'static str,
+    },
+    /// A tensor has too few axes.
+    #[error("input `{port}` has {rank} axes; axis {axis} was expected")]
+    Rank {
+        /// The port.
+        port: &'static str,
+        /// How many axes it has.
+        rank: usize,
+        /// The axis looked for.
+        axis: usize,
+    },
+    /// A dimension is not known while planning.
+    #[error("{dim} cannot be told: axis {axis} of input `{port}` is the symbol `{symbol}`")]
+    Symbolic {
+        /// The dimension.
+        dim: String,
+        /// The port.
+        port: &'static str,
+        /// The axis.
+        axis: usize,
+        /// What stands there instead of a number.
+        symbol: String,
+    },
+    /// Shapes of one op that cannot go together.
+    #[error("{0}")]
+    Inconsistent(String),
+    /// The dimensions make no valid resource.
+    #[error(transparent)]
+    Handler(#[from] HandlerError),
+}

@@ -1,0 +1,87 @@
+//! Bad input is an error that names the file and the key.
+
+mod support;
+
+use cacheplan_transforms::{Assumption, FrontendError, ReadOptions, read_config_str, read_model};
+use rstest::rstest;
+
+use support::fixture;
+
+const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}"#;
+
+fn error(text: &str) -> FrontendError {
+    read_config_str("config.json", text, &ReadOptions::default()).unwrap_err()
+}
+
+#[rstest]
+#[case::negative(r#""num_attention_heads": -4"#, "`num_attention_heads` is -4")]
+#[case::fraction(r#""hidden_size": 64.5"#, "`hidden_size` is 64.5")]
+#[case::absurd(r#""hidden_size": 99999999999999999999"#, "`hidden_size` is")]
+#[case::text(r#""num_key_value_heads": "two""#, "`num_key_value_heads` is \"two\"")]
+#[case::zero_layers(r#""num_hidden_layers": 0"#, "`num_hidden_layers")]
+#[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 20000 layers")]
+#[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
+#[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
+fn a_value_out_of_range_names_its_key(#[case] change: &str, #[case] expected: &str) {
+    let text = LLAMA.replace('}', &format!(", {change}}}"));
+    let message = error(&text).to_string();
+    assert!(message.contains("config.json") && message.contains(expected), "{message}");
+}
+
+#[test]
+fn a_missing_key_lists_what_would_tell_it() {
+    let text = LLAMA.replace(r#", "num_attention_heads": 4"#, "");
+    let error = error(&text);
+    assert!(matches!(error, FrontendError::Missing { .. }));
+    assert!(error.to_string().contains("num_attention_heads"), "{error}");
+    assert!(!error.is_unsupported());
+}
+
+#[test]
+fn an_unknown_model_type_lists_its_neighbours_and_counts_as_unsupported() {
+    let error = error(&LLAMA.replace("llama", "lama"));
+    assert!(error.is_unsupported());
+    assert!(error.to_string().contains("near: llama"), "{error}");
+}
+
+#[test]
+fn an_unknown_layer_kind_names_the_layer_and_an_assumption_settles_it() {
+    let text = r#"{"model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 4,
+        "layers_block_type": ["attention", "attention", "perceiver"]}"#;
+    let error = error(text);
+    assert!(error.is_unsupported());
+    assert!(error.to_string().contains("layer 2 is of unknown kind `perceiver`"), "{error}");
+
+    let assume: Vec<Assumption> = vec!["layer.2=full_attention".parse().unwrap()];
+    let model = read_config_str("c", text, &ReadOptions { assume, ..ReadOptions::default() }).unwrap();
+    assert_eq!(model.layer_kinds, ["attention", "attention", "attention"]);
+    assert!(model.facts.iter().any(|fact| fact.what == "layer 2" && fact.assumed));
+}
+
+#[test]
+fn an_assumption_outside_the_model_is_refused() {
+    let assume = vec!["layer.9=attention".parse().unwrap()];
+    let result = read_config_str("c", LLAMA, &ReadOptions { assume, ..ReadOptions::default() });
+    assert!(matches!(result, Err(FrontendError::Assumption { .. })));
+}
+
+#[test]
+fn a_layer_list_of_another_length_is_refused() {
+    let text =
+        r#"{"model_type": "nemotron_h", "hidden_size": 64, "num_hidden_layers": 3, "hybrid_override_pattern": "M*"}"#;
+    let message = error(text).to_string();
+    assert!(message.contains("it has 2 entries, the model has 3 layers"), "{message}");
+}
+
+#[test]
+fn truncated_json_says_where() {
+    let error = error(&LLAMA[..40]);
+    assert!(matches!(&error, FrontendError::Json { .. }), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = read_model(&fixture("configs/no_such_file.json"), &ReadOptions::default()).unwrap_err();
+    assert!(matches!(&error, FrontendError::Io { .. }));
+    assert!(error.to_string().contains("no_such_file.json"), "{error}");
+}

@@ -1,0 +1,46 @@
+//! What the integration tests share.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::path::PathBuf;
+
+use cacheplan_handlers::Kind;
+use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resources, collect, read_model};
+
+/// A file or folder of the fixtures.
+pub(crate) fn fixture(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(path)
+}
+
+/// Reads a fixture without any assumption.
+pub(crate) fn read(path: &str) -> Model {
+    read_model(&fixture(path), &ReadOptions::default()).unwrap()
+}
+
+/// Reads a fixture and runs the passes over it.
+pub(crate) fn collected(path: &str) -> (Model, Collected) {
+    let mut model = read(path);
+    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
+    (model, collected)
+}
+
+/// How many resources there are of one kind.
+pub(crate) fn count(resources: &Resources, kind: &Kind) -> usize {
+    resources.of_kind(kind).count()
+}
+
+/// Bytes that one more token costs, before any window stops the growth.
+pub(crate) fn bytes_per_token(resources: &Resources) -> u64 {
+    resources
+        .iter()
+        .filter(|resource| resource.handler.is_paged())
+        .map(|resource| {
+            let (bytes, tokens) = resource.handler.bytes_per_token().unwrap();
+            bytes / tokens
+        })
+        .sum()
+}
+
+/// Bytes of the per-sequence resources of one kind.
+pub(crate) fn state_bytes(resources: &Resources, kind: &Kind) -> u64 {
+    resources.of_kind(kind).map(|resource| resource.handler.unit_bytes()).sum()
+}
