@@ -1,1 +1,4 @@
 //! Bookkeeping without tensors: blocks, slots, tables, the prefix tree.
+
+pub mod ids;
+pub mod prefix;

@@ -1,0 +1,286 @@
+//! The invariants of the tree, as one function that users can call too.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use thiserror::Error;
+
+use super::arena::NIL;
+use super::config::{LeafRule, TenantId};
+use super::node::{COMPONENTS, Component, NodeId};
+use super::tree::{Tree, Usage};
+use crate::book::ids::{BlockId, SlotId};
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("prefix tree: {rule} (node {node:?}: {detail})")]
+pub struct Violation {
+    /// What should be so.
+    pub rule: &'static str,
+    /// Where it is not, if it is a matter of one node.
+    pub node: Option<NodeId>,
+    /// What was found.
+    pub detail: String,
+}
+
+/// Every unit that the tree holds, to be compared with the pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// KV blocks.
+    pub blocks: Vec<BlockId>,
+    /// Blocks of the window pool.
+    pub window: Vec<BlockId>,
+    /// State slots.
+    pub slots: Vec<SlotId>,
+}
+
+impl Tree {
+    /// Everything that the tree holds, in no particular order.
+    #[must_use]
+    pub fn census(&self) -> Census {
+        let mut census = Census::default();
+        for node in self.live() {
+            let node = &self.nodes[node];
+            census.blocks.extend(&node.kv);
+            census.window.extend(&node.window);
+            census.slots.extend(node.state.map(|state| state.slot));
+        }
+        census
+    }
+
+    /// Recomputes every counter, list and pointer from the nodes and compares.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self) -> Result<(), Violation> {
+        let live = self.live();
+        let mut usage = Usage::default();
+        let mut tenants = vec![[0; COMPONENTS.len()]; self.tenants.len()];
+        for &node in &live {
+            self.check_structure(node)?;
+            self.check_components(node)?;
+            self.check_locks(node)?;
+            self.check_membership(node)?;
+            if self.nodes[node].parent == NIL {
+                continue;
+            }
+            usage.nodes += 1;
+            for component in COMPONENTS {
+                let (units, protected) = self.units(node, component);
+                let held = usage.of(component);
+                *(if protected { &mut held.protected } else { &mut held.evictable }) += units;
+                tenants[usize::from(self.nodes[node].tenant.0)][component as usize] += units;
+            }
+        }
+        ensure(usage == self.usage, "usage equals its recomputation", None, || {
+            format!("booked {:?}, found {usage:?}", self.usage)
+        })?;
+        ensure(tenants == self.tenants, "tenants equal their recomputation", None, || {
+            format!("booked {:?}, found {tenants:?}", self.tenants)
+        })?;
+        ensure(self.edges.len() == usage.nodes, "one edge per node", None, || {
+            format!("{} edges, {} nodes", self.edges.len(), usage.nodes)
+        })?;
+        ensure(live.len() == self.nodes.len(), "every node hangs below a root", None, || {
+            format!("{} live, {} reachable", self.nodes.len(), live.len())
+        })?;
+        self.check_lists(&live)?;
+        let census = self.census();
+        unique("a KV block has one place", census.blocks)?;
+        unique("a window block has one place", census.window)?;
+        unique("a slot has one place", census.slots)
+    }
+
+    /// All reachable nodes, roots included, parents before children.
+    pub(super) fn live(&self) -> Vec<u32> {
+        let mut live: Vec<u32> = self.roots.values().copied().collect();
+        let mut next = 0;
+        while let Some(&node) = live.get(next) {
+            let mut child = self.nodes[node].first_child;
+            while child != NIL {
+                live.push(child);
+                child = self.nodes[child].next_sibling;
+            }
+            next += 1;
+        }
+        live
+    }
+
+    fn units(&self, node: u32, component: Component) -> (usize, bool) {
+        let n = &self.nodes[node];
+        match component {
+            Component::Kv => (n.kv.len() * self.config.page, n.locked()),
+            Component::Window => (n.window.len() * self.config.page, n.window_pins > 0),
+            Component::State => (usize::from(n.state.is_some()), n.state_pins > 0),
+        }
+    }
+
+    fn check_structure(&self, node: u32) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        let id = Some(self.nodes.id(node));
+        let mut children = 0;
+        let mut firsts = HashSet::new();
+        let mut child = n.first_child;
+        while child != NIL {
+            let c = &self.nodes[child];
+            children += 1;
+            ensure(c.parent == node, "parent and child agree", id, || format!("child {child}"))?;
+            ensure(c.start() == n.end as usize, "a child starts where its parent ends", id, || {
+                format!("{} and {}", c.start(), n.end)
+            })?;
+            ensure(firsts.insert(&c.key[..self.config.page]), "siblings differ in their first page", id, || {
+                format!("child {child}")
+            })?;
+            ensure(self.edges.contains(&self.nodes, child), "a child is stored under its first page", id, || {
+                format!("child {child}")
+            })?;
+            child = c.next_sibling;
+        }
+        ensure(children == n.children, "children are counted", id, || {
+            format!("counted {}, found {children}", n.children)
+        })?;
+        let is_root = n.parent == NIL;
+        ensure(is_root == n.key.is_empty(), "only roots have no key", id, || format!("{} tokens", n.key.len()))?;
+        ensure(!is_root || !n.is_leaf(), "no root without children", id, String::new)?;
+        ensure(
+            is_root || self.nodes[n.parent].stamp >= n.stamp || self.nodes[n.parent].parent == NIL,
+            "no parent is older than its child",
+            id,
+            || format!("{} and {}", self.nodes[n.parent].stamp, n.stamp),
+        )
+    }
+
+    fn check_components(&self, node: u32) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        let id = Some(self.nodes.id(node));
+        let page = self.config.page;
+        ensure(n.len().is_multiple_of(page), "keys are whole pages", id, || n.len().to_string())?;
+        ensure(n.kv.len() * page == n.len(), "KV covers the key", id, || n.kv.len().to_string())?;
+        ensure(
+            n.window.is_empty() || n.window.len() * page == n.len(),
+            "a window covers the key or is a tombstone",
+            id,
+            || n.window.len().to_string(),
+        )?;
+        ensure(
+            self.config.leaves == LeafRule::Kv || !n.is_leaf() || n.state.is_some() || n.locked(),
+            "a leaf has a state under the leaf rule `state`",
+            id,
+            String::new,
+        )
+    }
+
+    fn check_locks(&self, node: u32) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        let id = Some(self.nodes.id(node));
+        let mut locked = 0;
+        let mut child = n.first_child;
+        while child != NIL {
+            locked += u32::from(self.nodes[child].locked());
+            child = self.nodes[child].next_sibling;
+        }
+        ensure(locked == n.locked_children, "locked children are counted", id, || {
+            format!("counted {}, found {locked}", n.locked_children)
+        })?;
+        ensure(
+            n.locked() || n.window_pins == 0 && n.state_pins == 0,
+            "whatever holds a window or a state holds the path",
+            id,
+            || format!("{} window pins, {} state pins", n.window_pins, n.state_pins),
+        )?;
+        ensure(n.state_pins <= n.pins, "a state is held by a receipt of its node", id, || {
+            format!("{} state pins, {} pins", n.state_pins, n.pins)
+        })
+    }
+
+    fn check_membership(&self, node: u32) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        for component in COMPONENTS {
+            let (units, protected) = self.units(node, component);
+            let evictable = units > 0 && !protected && (component != Component::Kv || n.is_leaf());
+            let link = n.links[component as usize];
+            let right = link.list == Self::list_of(n.tenant, component);
+            ensure(
+                evictable == link.is_linked() && (right || !evictable),
+                "exactly the evictable nodes are listed",
+                Some(self.nodes.id(node)),
+                || format!("{component:?}: evictable {evictable}, list {}", link.list),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn check_lists(&self, live: &[u32]) -> Result<(), Violation> {
+        let live: HashSet<u32> = live.iter().copied().collect();
+        for tenant in 0..self.tenants.len() {
+            for component in COMPONENTS {
+                let id = Self::list_of(TenantId(tenant as u16), component);
+                let list = self.nodes.list(id);
+                let (mut prev, mut node, mut len) = (NIL, list.head, 0);
+                while node != NIL {
+                    let link = self.nodes[node].links[component as usize];
+                    ensure(
+                        live.contains(&node) && link.prev == prev && link.list == id,
+                        "a list is linked both ways through live nodes",
+                        Some(self.nodes.id(node)),
+                        || format!("{component:?} of tenant {tenant}"),
+                    )?;
+                    (prev, node, len) = (node, link.next, len + 1);
+                }
+                ensure(list.tail == prev && list.len == len, "a list knows its end", None, || {
+                    format!("{component:?} of tenant {tenant}: {list:?}, walked {len}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Census {
+    /// Checks that every unit of the pools is in exactly one place: the tree, a free list, or a request's hands.
+    ///
+    /// Each pool is given as its ids and the ids that are outside the tree.
+    ///
+    /// # Errors
+    /// The first pool with a unit in two places or in none.
+    pub fn audit(
+        &self,
+        blocks: (u32, &[BlockId]),
+        window: (u32, &[BlockId]),
+        slots: (u32, &[SlotId]),
+    ) -> Result<(), Violation> {
+        let one_place = |rule, size: u32, ids: Vec<u32>| {
+            let found = ids.len();
+            let distinct: HashSet<u32> = ids.into_iter().filter(|&id| id < size).collect();
+            ensure(distinct.len() == found && found == size as usize, rule, None, || {
+                format!("{size} units, {found} accounted for, {} distinct", distinct.len())
+            })
+        };
+        let ids = |a: &[BlockId], b: &[BlockId]| a.iter().chain(b).map(|block| block.0).collect();
+        one_place("every KV block is in one place", blocks.0, ids(&self.blocks, blocks.1))?;
+        one_place("every window block is in one place", window.0, ids(&self.window, window.1))?;
+        let slot_ids = self.slots.iter().chain(slots.1).map(|slot| slot.0);
+        one_place("every slot is in one place", slots.0, slot_ids.collect())
+    }
+}
+
+fn ensure(
+    holds: bool,
+    rule: &'static str,
+    node: Option<NodeId>,
+    detail: impl FnOnce() -> String,
+) -> Result<(), Violation> {
+    if holds {
+        return Ok(());
+    }
+    Err(Violation { rule, node, detail: detail() })
+}
+
+fn unique<T: Copy + Eq + Hash + Debug>(rule: &'static str, ids: Vec<T>) -> Result<(), Violation> {
+    let mut seen = HashSet::with_capacity(ids.len());
+    for id in ids {
+        ensure(seen.insert(id), rule, None, || format!("{id:?} twice"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! What shapes a tree: page, grid, components, leaf rule, tenants.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::PrefixError;
+
+/// Who inserted a span, as an index into [`TreeConfig::tenants`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TenantId(pub u16);
+
+/// What a leaf must carry to be worth a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeafRule {
+    /// KV alone is enough: it still proves a shared prefix and saves nothing less than its bytes.
+    #[default]
+    Kv,
+    /// A leaf always has a state. Insertion demands one, and ancestors that lose their last child without having
+    /// one go with it. Engines before the unified tree behave so.
+    State,
+}
+
+/// The fixed properties of a [`Tree`](super::Tree).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TreeConfig {
+    /// Tokens per KV block. Keys are multiples of it.
+    pub page: usize,
+    /// Tokens per chunk of the model's scan: interior states exist only at its multiples.
+    pub chunk: usize,
+    /// Tokens that a sliding-window layer looks back, if the model has such layers.
+    pub window: Option<usize>,
+    /// Whether the model has recurrent layers, so that a hit needs a state.
+    pub states: bool,
+    /// What a leaf must carry.
+    pub leaves: LeafRule,
+    /// At most so many states on one root path; the shallowest beyond it go after an insert. `None`: no limit.
+    pub states_per_path: Option<usize>,
+    /// Relative shares of the tenants. Eviction takes from the tenant that is furthest above its share.
+    pub tenants: Vec<u32>,
+}
+
+impl Default for TreeConfig {
+    fn default() -> Self {
+        Self {
+            page: 1,
+            chunk: 1,
+            window: None,
+            states: true,
+            leaves: LeafRule::Kv,
+            states_per_path: None,
+            tenants: vec![1],
+        }
+    }
+}
+
+impl TreeConfig {
+    /// The positions at which a checkpoint can be both computed and keyed: the least common multiple of chunk and page.
+    #[must_use]
+    pub fn grid(&self) -> usize {
+        self.chunk / gcd(self.chunk, self.page) * self.page
+    }
+
+    pub(super) fn validate(&self) -> Result<(), PrefixError> {
+        let reject = |what, found: usize| Err(PrefixError::Config { what, found });
+        if self.page == 0 {
+            return reject("page", self.page);
+        }
+        if self.chunk == 0 {
+            return reject("chunk", self.chunk);
+        }
+        if self.window == Some(0) {
+            return reject("window", 0);
+        }
+        if self.states_per_path == Some(0) {
+            return reject("states_per_path", 0);
+        }
+        if self.tenants.is_empty() || self.tenants.len() > usize::from(u16::MAX) {
+            return reject("tenants", self.tenants.len());
+        }
+        if self.tenants.contains(&0) {
+            return reject("tenants: share", 0);
+        }
+        if self.page.checked_mul(self.chunk).is_none() {
+            return reject("page * chunk", self.page);
+        }
+        Ok(())
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,69 @@
+//! What can go wrong in the prefix cache.
+
+use thiserror::Error;
+
+/// A refused operation. Nothing has changed when one is returned.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PrefixError {
+    /// A field of the configuration cannot be used.
+    #[error("prefix cache: {what} cannot be {found}")]
+    Config {
+        /// The field.
+        what: &'static str,
+        /// What was given.
+        found: usize,
+    },
+    /// A length is not a multiple of the page.
+    #[error("{what} of {len} tokens is not a multiple of the page of {page} tokens; align it down and store no state")]
+    Unaligned {
+        /// What has the length.
+        what: &'static str,
+        /// The length in tokens.
+        len: usize,
+        /// Tokens per page.
+        page: usize,
+    },
+    /// The number of blocks does not fit the span.
+    #[error("{what}: {expected} blocks cover the span, {found} were given")]
+    BlockCount {
+        /// Which component.
+        what: &'static str,
+        /// One per page of the span.
+        expected: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// The leaf rule demands a state and none was given.
+    #[error("a leaf needs a state under the leaf rule `state`, and none was given")]
+    StateRequired,
+    /// A component was given that the tree was not configured for.
+    #[error("the tree was configured without {component}")]
+    NoComponent {
+        /// The component.
+        component: &'static str,
+    },
+    /// A key is longer than positions can count.
+    #[error("a key of {len} tokens is longer than 2^32 - 1")]
+    TooLong {
+        /// Its length in tokens.
+        len: usize,
+    },
+    /// A tenant that the configuration does not name.
+    #[error("tenant {tenant} of {tenants}")]
+    UnknownTenant {
+        /// What was given.
+        tenant: u16,
+        /// How many the configuration has.
+        tenants: usize,
+    },
+    /// The tree has changed since the match: what it found is gone. Match again.
+    #[error("the match is stale: its {what} was evicted since; match again")]
+    StaleMatch {
+        /// What is gone.
+        what: &'static str,
+    },
+    /// A receipt that this tree did not issue, or that was already given back.
+    #[error("the receipt does not belong to a live lock of this tree")]
+    ForeignReceipt,
+}

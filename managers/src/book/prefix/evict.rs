@@ -1,0 +1,149 @@
+//! Giving units back, from lists that hold evictable nodes only.
+//!
+//! Whatever is locked is in no list, so the cost of an eviction depends neither on the size of the tree nor on how
+//! much of it is in use.
+
+use serde::Serialize;
+
+use super::arena::NIL;
+use super::config::{LeafRule, TenantId};
+use super::node::Component;
+use super::tree::{Change, Recency, Released, Tree};
+
+/// What an eviction freed and what it cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Evicted {
+    /// KV, in tokens.
+    pub tokens: usize,
+    /// Window KV, in tokens.
+    pub window_tokens: usize,
+    /// States.
+    pub states: usize,
+    /// Nodes that were looked at to choose the victims.
+    pub examined: usize,
+}
+
+impl Tree {
+    /// Evicts least recently used leaves until at least `tokens` of KV are free or nothing evictable is left.
+    ///
+    /// A leaf goes as a whole, with its window and its state, so more may come free than was asked for.
+    pub fn evict_kv(&mut self, tokens: usize, out: &mut Released) -> Evicted {
+        let mut evicted = Evicted::default();
+        while evicted.tokens < tokens {
+            let Some(leaf) = self.oldest(Component::Kv) else {
+                break;
+            };
+            evicted.examined += 1;
+            self.drop_leaf(leaf, out, &mut evicted);
+        }
+        evicted
+    }
+
+    /// Evicts states until at least `states` slots are free or nothing evictable is left.
+    ///
+    /// An inner node becomes a tombstone and keeps its KV. A leaf goes as a whole: KV behind the last state saves
+    /// nothing.
+    pub fn evict_state(&mut self, states: usize, out: &mut Released) -> Evicted {
+        let mut evicted = Evicted::default();
+        while evicted.states < states {
+            let Some(node) = self.oldest(Component::State) else {
+                break;
+            };
+            evicted.examined += 1;
+            if self.nodes[node].is_leaf() && !self.nodes[node].locked() {
+                self.drop_leaf(node, out, &mut evicted);
+            } else {
+                self.take_state(node, out);
+                evicted.states += 1;
+            }
+        }
+        evicted
+    }
+
+    /// Evicts least recently used window spans until at least `tokens` of window KV are free or nothing is left.
+    ///
+    /// The state at the end of an inner node goes with its window, without which it could not be used.
+    pub fn evict_window(&mut self, tokens: usize, out: &mut Released) -> Evicted {
+        let mut evicted = Evicted::default();
+        while evicted.window_tokens < tokens {
+            let Some(node) = self.oldest(Component::Window) else {
+                break;
+            };
+            evicted.examined += 1;
+            if self.nodes[node].is_leaf() && !self.nodes[node].locked() {
+                self.drop_leaf(node, out, &mut evicted);
+                continue;
+            }
+            evicted.window_tokens += self.nodes[node].len();
+            self.take_window(node, out);
+            if self.nodes[node].state.is_some() && self.nodes[node].state_pins == 0 {
+                self.take_state(node, out);
+                evicted.states += 1;
+            }
+        }
+        evicted
+    }
+
+    /// The next victim of a component: the oldest of the tenant that is furthest above its share.
+    fn oldest(&self, component: Component) -> Option<u32> {
+        let load = |tenant: usize| {
+            let held = self.tenants[tenant][component as usize] as u128;
+            // Compared as held / share without the rounding of a division.
+            (held, u128::from(self.config.tenants[tenant]))
+        };
+        (0..self.tenants.len())
+            .map(|tenant| {
+                let list = Self::list_of(TenantId(tenant as u16), component);
+                (tenant, self.nodes.list(list).tail)
+            })
+            .filter(|&(_, tail)| tail != NIL)
+            .max_by(|&(a, _), &(b, _)| {
+                let ((a, a_share), (b, b_share)) = (load(a), load(b));
+                (a * b_share).cmp(&(b * a_share))
+            })
+            .map(|(_, tail)| tail)
+    }
+
+    /// Removes an unlocked leaf with all it holds and, under [`LeafRule::State`], the stateless ancestors that it was
+    /// the last to justify.
+    fn drop_leaf(&mut self, leaf: u32, out: &mut Released, evicted: &mut Evicted) {
+        let mut node = leaf;
+        loop {
+            let parent = self.nodes[node].parent;
+            evicted.tokens += self.nodes[node].len();
+            self.book(node, Component::Kv, Change::Loss);
+            out.blocks.append(&mut std::mem::take(&mut self.nodes[node].kv).into_vec());
+            if !self.nodes[node].window.is_empty() {
+                evicted.window_tokens += self.nodes[node].len();
+                self.take_window(node, out);
+            }
+            if self.nodes[node].state.is_some() {
+                self.take_state(node, out);
+                evicted.states += 1;
+            }
+            self.relist(node, Recency::Newest);
+            let is_top = self.nodes[parent].parent == NIL;
+            self.detach(node);
+            if self.config.leaves == LeafRule::Kv || is_top {
+                break;
+            }
+            let p = &self.nodes[parent];
+            if !p.is_leaf() || p.locked() || p.state.is_some() {
+                break;
+            }
+            node = parent;
+        }
+    }
+
+    pub(super) fn take_state(&mut self, node: u32, out: &mut Released) {
+        self.book(node, Component::State, Change::Loss);
+        out.slots.extend(self.nodes[node].state.take().map(|state| state.slot));
+        self.relist(node, Recency::Newest);
+    }
+
+    fn take_window(&mut self, node: u32, out: &mut Released) {
+        self.book(node, Component::Window, Change::Loss);
+        out.window.append(&mut std::mem::take(&mut self.nodes[node].window).into_vec());
+        self.relist(node, Recency::Newest);
+    }
+}

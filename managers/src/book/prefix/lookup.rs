@@ -1,0 +1,83 @@
+//! What of a key is in the tree. Looking changes nothing, not even recency.
+
+use super::key::{Key, common_prefix, floor};
+use super::node::NodeId;
+use super::tree::Tree;
+use crate::book::ids::SlotId;
+
+/// The answer to a lookup, valid until the tree evicts what it found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Tokens that need not be computed: the longest prefix that every component can continue from.
+    pub hit: usize,
+    /// Tokens whose KV is resident, whether or not a state makes them usable.
+    pub kv_hit: usize,
+    /// The deepest prefix whose window is whole. Equal to `kv_hit` in a tree without windows.
+    pub window_hit: usize,
+    /// The deepest grid position above `hit` that the resident KV reaches. A checkpoint there would have served this
+    /// key, and will serve the next one that shares it.
+    pub branch: Option<usize>,
+    /// The state to start from. It must be copied, never written. `None` where `hit` is 0 or the tree has no states.
+    pub state: Option<SlotId>,
+    /// The node in whose span `hit` lies.
+    pub(super) node: Option<NodeId>,
+}
+
+impl Match {
+    pub(super) const MISS: Self = Self { hit: 0, kv_hit: 0, window_hit: 0, branch: None, state: None, node: None };
+}
+
+/// How much window KV precedes a position without a gap.
+#[derive(Clone, Copy)]
+struct Trail {
+    tokens: usize,
+    /// The run reaches the start of the sequence, where a window needs no more than there is.
+    rooted: bool,
+}
+
+impl Tree {
+    /// Looks up the longest usable prefix of `key`.
+    ///
+    /// A request must compute at least its last token to have something to sample from, so callers pass at most
+    /// the first `len - 1` tokens of a prompt.
+    #[must_use]
+    pub fn match_prefix(&self, key: Key<'_>) -> Match {
+        let Some(&root) = self.roots.get(key.namespace) else {
+            return Match::MISS;
+        };
+        let mut found = Match::MISS;
+        let mut trail = Trail { tokens: 0, rooted: true };
+        let mut current = root;
+        let mut position = 0;
+        while let Some(child) = self.edges.find(&self.nodes, current, &key.tokens[position..]) {
+            let node = &self.nodes[child];
+            let shared = common_prefix(&node.key, &key.tokens[position..]);
+            let shared = floor(shared, self.config.page);
+            position += shared;
+            let whole = shared == node.len();
+            if node.window.is_empty() {
+                trail = Trail { tokens: 0, rooted: false };
+            } else {
+                trail.tokens += shared;
+            }
+            let windowed = self.config.window.is_none_or(|window| trail.rooted || trail.tokens >= window);
+            if windowed {
+                found.window_hit = position;
+            }
+            let state = node.state.filter(|_| whole).map(|state| state.slot);
+            if windowed && (state.is_some() || !self.config.states) {
+                found.hit = position;
+                found.state = state;
+                found.node = Some(self.nodes.id(child));
+            }
+            current = child;
+            if !whole {
+                break;
+            }
+        }
+        found.kv_hit = position;
+        let branch = floor(found.kv_hit, self.grid);
+        found.branch = (self.config.states && branch > found.hit).then_some(branch);
+        found
+    }
+}

@@ -1,0 +1,34 @@
+//! The prefix cache: one radix tree for keys and values, sliding windows and recurrent states.
+//!
+//! A node owns the span of tokens that its key names. Three components hang on it:
+//! the KV blocks of the span, the window blocks of the span (absent: a *tombstone*), and at most one
+//! *state checkpoint*, which belongs to the **end** of the span and to no other position: a recurrent state that has
+//! absorbed `n` tokens cannot be rewound to `n - 1`.
+//!
+//! The tree moves no bytes. It receives ids, gives ids back through [`Released`], and says what must be copied.
+
+mod arena;
+mod check;
+mod config;
+mod cost;
+mod edges;
+mod error;
+mod evict;
+mod insert;
+mod key;
+mod lock;
+mod lookup;
+mod node;
+mod tree;
+
+pub use check::{Census, Violation};
+pub use config::{LeafRule, TenantId, TreeConfig};
+pub use cost::{Cost, kv_heads_per_device};
+pub use error::PrefixError;
+pub use evict::Evicted;
+pub use insert::{Insert, Inserted, WindowSpan};
+pub use key::{Key, Namespace, Token};
+pub use lock::{Hold, Receipt};
+pub use lookup::Match;
+pub use node::NodeId;
+pub use tree::{Released, Tree, Usage};

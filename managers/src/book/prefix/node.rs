@@ -1,0 +1,102 @@
+//! A node of the tree and its identity.
+
+use super::arena::{Link, NIL};
+use super::config::TenantId;
+use super::key::Token;
+use crate::book::ids::{BlockId, SlotId};
+
+/// The identity of a node. It stays unique after the node is gone: a later node in its place has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// A checkpoint: the state after exactly [`Node::end`] tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checkpoint {
+    pub slot: SlotId,
+}
+
+/// The components whose evictable nodes are kept in lists of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Component {
+    Kv,
+    Window,
+    State,
+}
+
+pub(super) const COMPONENTS: [Component; 3] = [Component::Kv, Component::Window, Component::State];
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub generation: u32,
+    /// `NIL` for the root of a namespace.
+    pub parent: u32,
+    pub first_child: u32,
+    pub next_sibling: u32,
+    pub prev_sibling: u32,
+    pub children: u32,
+    /// Position after the last token of the span. Splits and inserts never change it.
+    pub end: u32,
+    /// Receipts anchored here.
+    pub pins: u32,
+    /// Children that are locked. With `pins` it says whether the node is locked, so that locking a path
+    /// under a locked ancestor stops there.
+    pub locked_children: u32,
+    /// Receipts whose window segment covers the node.
+    pub window_pins: u32,
+    /// Receipts that hold the state, or would hold it if it were there.
+    pub state_pins: u32,
+    pub tenant: TenantId,
+    /// When the node was last used.
+    pub stamp: u64,
+    pub key: Box<[Token]>,
+    /// One block per page of `key`.
+    pub kv: Box<[BlockId]>,
+    /// One block per page of `key`, or empty: a tombstone.
+    pub window: Box<[BlockId]>,
+    pub state: Option<Checkpoint>,
+    pub links: [Link; COMPONENTS.len()],
+}
+
+impl Node {
+    pub(super) fn new(parent: u32, end: u32, tenant: TenantId) -> Self {
+        Self {
+            generation: 0,
+            parent,
+            first_child: NIL,
+            next_sibling: NIL,
+            prev_sibling: NIL,
+            children: 0,
+            end,
+            pins: 0,
+            locked_children: 0,
+            window_pins: 0,
+            state_pins: 0,
+            tenant,
+            stamp: 0,
+            key: Box::default(),
+            kv: Box::default(),
+            window: Box::default(),
+            state: None,
+            links: [Link::UNLINKED; COMPONENTS.len()],
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.key.len()
+    }
+
+    pub(super) fn start(&self) -> usize {
+        self.end as usize - self.key.len()
+    }
+
+    pub(super) fn locked(&self) -> bool {
+        self.pins + self.locked_children > 0
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.children == 0
+    }
+}
