@@ -1,1 +1,12 @@
-//! Work in progress.
+//! Plans, proves, allocates and runs the caches of LLM inference.
+//!
+//! This crate is the facade: each room is re-exported under its own name.
+//! `docs/architecture.md` tells what each may and may not do.
+#![forbid(unsafe_code)]
+
+pub use cacheplan_handlers as handlers;
+pub use cacheplan_kernels as kernels;
+pub use cacheplan_managers as managers;
+pub use cacheplan_planner as planner;
+pub use cacheplan_runtime as runtime;
+pub use cacheplan_transforms as transforms;

@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod context;
 mod demand;
 mod error;
 mod fingerprint;

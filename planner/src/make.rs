@@ -15,7 +15,6 @@ use crate::{
     Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
 
-const DEFAULT_SEQ_LEN: u64 = 4_096;
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
 const DEFAULT_TOKENS_PER_BLOCK: u64 = 32;
@@ -30,8 +29,7 @@ const PADDING_SLOTS: u64 = 1;
 pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let budget = request.budget;
     budget.validate().map_err(PlanError::Budget)?;
-    let longest = request.model.max_position_embeddings.unwrap_or(DEFAULT_SEQ_LEN).clamp(1, DEFAULT_SEQ_LEN);
-    let max_seq_len = budget.max_seq_len.unwrap_or(longest);
+    let max_seq_len = budget.max_seq_len_for(request.model);
     let load = Load {
         max_seq_len,
         max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),

@@ -1,0 +1,80 @@
+//! Reading a model and a budget: the first half of every subcommand.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan::planner::{Budget, Policy};
+use cacheplan::transforms::{Collected, Model, ReadOptions, collect, read_model};
+use clap::ValueEnum;
+use miette::{LabeledSpan, NamedSource, miette};
+
+use crate::failure::Failure;
+
+/// What every subcommand that plans a model takes.
+#[derive(clap::Args)]
+pub(crate) struct Source {
+    /// A folder with config.json, or the file itself
+    pub(crate) model: PathBuf,
+
+    /// Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools
+    #[arg(long, value_name = "FILE")]
+    pub(crate) budget: Option<PathBuf>,
+
+    /// How resources are grouped into pools
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub(crate) grouping: Option<Grouping>,
+}
+
+/// The grouping policies by their names in plans and budgets.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Grouping {
+    /// One pool per compatibility class
+    ByKey,
+    /// One pool per window; a mix inside one is an error
+    ByWindow,
+    /// The first resource of a kind is the reference; what does not match it is local
+    FirstReference,
+}
+
+impl From<Grouping> for Policy {
+    fn from(grouping: Grouping) -> Self {
+        match grouping {
+            Grouping::ByKey => Self::ByKey,
+            Grouping::ByWindow => Self::ByWindow,
+            Grouping::FirstReference => Self::FirstReference,
+        }
+    }
+}
+
+/// A model, its budget and its resources.
+pub(crate) struct Loaded {
+    pub(crate) model: Model,
+    pub(crate) budget: Budget,
+    pub(crate) collected: Collected,
+}
+
+impl Source {
+    /// Reads the model and the budget and walks the graph.
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        let mut budget = self.budget.as_deref().map(read_budget).transpose()?.unwrap_or_default();
+        if let Some(grouping) = self.grouping {
+            budget.grouping = Some(grouping.into());
+        }
+        let mut model = read_model(&self.model, &ReadOptions::default())
+            .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
+        let context = budget.pass_context(&model.info);
+        let collected = collect(&mut model.graph, &context).map_err(|error| Failure::new(4, miette!("{}", error)))?;
+        Ok(Loaded { model, budget, collected })
+    }
+}
+
+fn read_budget(path: &Path) -> Result<Budget, Failure> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+    let origin = path.display().to_string();
+    Budget::from_toml(&text, &origin).map_err(|error| {
+        let labels: Vec<LabeledSpan> =
+            error.span.clone().map(|span| LabeledSpan::underline(span)).into_iter().collect();
+        let shown = error.to_string();
+        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(origin, text)))
+    })
+}

@@ -1,0 +1,4 @@
+//! One file per subcommand, and what they share.
+
+pub(crate) mod load;
+pub(crate) mod plan;

@@ -1,0 +1,46 @@
+//! What a subcommand ends with when it does not succeed, and the exit code that goes with it.
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use miette::Report;
+
+/// An error with its exit code.
+pub(crate) struct Failure {
+    report: Report,
+    code: u8,
+}
+
+impl Failure {
+    /// An error of the given exit code, see the command's help.
+    pub(crate) fn new(code: u8, report: impl Into<Report>) -> Self {
+        Self { report: report.into(), code }
+    }
+
+    /// An error with exit code 1.
+    pub(crate) fn error(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::new(1, miette::miette!("{}", chain(&error)))
+    }
+
+    /// Prints the error to stderr.
+    #[expect(clippy::print_stderr, reason = "the command's own error output")]
+    pub(crate) fn report(self) -> ExitCode {
+        eprintln!("{:?}", self.report);
+        ExitCode::from(self.code)
+    }
+}
+
+/// The error's message followed by those of its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Prints data to stdout; a reader that went away (`| head`) ends the command quietly.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::error(error)),
+        _ => Ok(()),
+    }
+}

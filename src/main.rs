@@ -1,0 +1,48 @@
+//! The `cacheplan` command: parses, calls the library, prints. One file per subcommand.
+#![forbid(unsafe_code)]
+
+mod commands;
+mod failure;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done, the plan fits
+  1  error
+  2  wrong usage
+  3  the plan does not fit the budget
+  4  unsupported model, layer or op
+  5  drift between the plan and what was found
+
+Data goes to stdout, everything else to stderr. Byte counts are binary: 1 GiB = 1024 MiB.";
+
+/// Plan, prove, allocate and run the caches of LLM inference.
+#[derive(Parser)]
+#[command(version, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say where every byte of a model's caches lives, who owns it, and why
+    Plan(commands::plan::Args),
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_env("CACHEPLAN_LOG"))
+        .with_writer(std::io::stderr)
+        .init();
+    let result = match Cli::parse().command {
+        Command::Plan(args) => commands::plan::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
