@@ -42,6 +42,23 @@ pub struct Mla {
     pub cache_dtype: Option<DType>,
 }
 
+/// Attention over a short window and over entries that each stand for several tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressedAttention {
+    /// Query heads.
+    pub num_heads: u64,
+    /// Channels of the one key, which is the value too.
+    pub head_dim: u64,
+    /// Tokens back that are seen uncompressed.
+    pub window: u64,
+    /// Tokens per compressed entry; 0 for a layer that has only the window.
+    pub ratio: u64,
+    /// Channels of the key that chooses among entries; used where the ratio leaves so many that some must be chosen.
+    pub index_head_dim: Option<u64>,
+    /// The element type that the model states for its keys.
+    pub cache_dtype: Option<DType>,
+}
+
 /// A Mamba-1 mixer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mamba1 {
@@ -66,7 +83,7 @@ pub struct Mamba2 {
     pub head_dim: u64,
     /// Numbers kept per channel.
     pub d_state: u64,
-    /// Groups of heads that share B and C.
+    /// Groups of heads that share B and C; 0 where B and C do not pass the convolution.
     pub n_groups: u64,
     /// Width of the convolution.
     pub d_conv: u64,
@@ -131,6 +148,8 @@ pub struct GraphBuilder {
     hidden_size: u64,
     dtype: DType,
     weight_dtype: DType,
+    /// Whether the parameters described are all there are.
+    weights_known: bool,
     layers: u32,
     residual: TensorId,
     /// The key and value tensors of each layer's attention, for layers that share them.
@@ -158,6 +177,7 @@ impl GraphBuilder {
             hidden_size,
             dtype,
             weight_dtype: dtype,
+            weights_known: true,
             layers: 0,
             residual,
             keys_and_values: Vec::new(),
@@ -242,6 +262,46 @@ impl GraphBuilder {
         self.project("mla.out", "mla.out.weight", output, value_channels)
     }
 
+    /// Adds the indexer that chooses the tokens which the layer's sparse attention looks at.
+    pub fn indexer(&mut self, index_head_dim: u64) -> &mut Self {
+        let weight = "indexer.key_proj.weight";
+        let projection = self.linear("indexer.key_proj", weight, self.residual, self.hidden_size, index_head_dim);
+        let key = self.channels(projection, "indexer.key", index_head_dim);
+        let op = self.op("indexer", ops::INDEXER).input("x", self.residual).input("index_key", key);
+        self.graph.add_op(op);
+        self
+    }
+
+    /// Adds attention over a window and compressed entries.
+    pub fn compressed_attention(&mut self, dims: &CompressedAttention) -> &mut Self {
+        let CompressedAttention { num_heads, head_dim, window, ratio, .. } = *dims;
+        let channels = num_heads.saturating_mul(head_dim);
+        let width = channels.saturating_add(head_dim);
+        let qk = self.linear("attention.qk", "attention.qk.weight", self.residual, self.hidden_size, width);
+        let query = self.heads(qk, "attention.query", num_heads, head_dim);
+        let key = self.channels(qk, "attention.key", head_dim);
+        let mut op = self.op("attention", ops::COMPRESSED_ATTENTION).input("query", query).input("latent", key);
+        op = op.attribute(ops::WINDOW, Attribute::Number(window)).attribute(ops::RATIO, Attribute::Number(ratio));
+        if let Some(index_head_dim) = dims.index_head_dim {
+            let weight = "attention.index_proj.weight";
+            let from = self.hidden_size;
+            let index = self.linear("attention.index_proj", weight, self.residual, from, index_head_dim);
+            op = op.input("index_key", self.channels(index, "attention.index_key", index_head_dim));
+        }
+        let id = self.graph.add_op(with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype));
+        let output = self.channels(id, "attention.context", channels);
+        self.project("attention.out", "attention.out.weight", output, channels)
+    }
+
+    /// Adds RWKV-4's time mixing of `width` channels and its channel mixing.
+    pub fn rwkv4(&mut self, width: u64) -> &mut Self {
+        let projection = self.linear("rwkv.kvr", "rwkv.kvr.weight", self.residual, self.hidden_size, width);
+        let key = self.channels(projection, "rwkv.key", width);
+        let id = self.graph.add_op(self.op("rwkv", ops::RWKV4).input("x", self.residual).input("key", key));
+        let output = self.channels(id, "rwkv.out", width);
+        self.project("rwkv.out_proj", "rwkv.out_proj.weight", output, width)
+    }
+
     /// Adds a Mamba-1 mixer.
     pub fn mamba1(&mut self, dims: &Mamba1) -> &mut Self {
         let Mamba1 { d_inner, d_state, d_conv, dt_rank, state_dtype } = *dims;
@@ -271,12 +331,12 @@ impl GraphBuilder {
         let width = d_inner.saturating_add(conv_dim).saturating_add(num_heads);
         let projection = self.linear("mamba.in_proj", "mamba.in_proj.weight", self.residual, self.hidden_size, width);
         let xbc = self.channels(projection, "mamba.xbc", conv_dim);
-        let sections = vec![d_inner, shared, shared];
+        let sections = if shared == 0 { vec![d_inner] } else { vec![d_inner, shared, shared] };
         let convolved = self.causal_conv("mamba.conv1d", "mamba.conv1d.weight", xbc, sections, d_conv);
         let split = self.graph.add_op(self.op("mamba.split", ops::SPLIT).input("x", convolved));
         let x = self.heads(split, "mamba.x", num_heads, head_dim);
-        let b = self.heads(split, "mamba.b", n_groups, d_state);
-        let c = self.heads(split, "mamba.c", n_groups, d_state);
+        let b = self.heads(split, "mamba.b", n_groups.max(1), d_state);
+        let c = self.heads(split, "mamba.c", n_groups.max(1), d_state);
         let op = self.op("mamba", ops::SSD).input("x", x).input("b", b).input("c", c);
         let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "mamba.y", d_inner);
@@ -367,7 +427,7 @@ impl GraphBuilder {
         self
     }
 
-    /// The finished model. Its weights are the sum of the parameters described, an assumption.
+    /// The finished model. Its weights are the sum of the parameters described, which is an assumption.
     pub fn build(self) -> Model {
         let fingerprint = blake3::hash(crate::Dot(&self.graph).to_string().as_bytes()).to_hex().to_string();
         let weights = self.weight_bytes();
@@ -382,6 +442,11 @@ impl GraphBuilder {
         Model::new(info, self.graph)
     }
 
+    /// Some weights are not described, so that their sum means nothing.
+    pub(crate) fn forget_weights(&mut self) {
+        self.weights_known = false;
+    }
+
     /// The graph alone, for a front-end that knows the model's facts better.
     pub(crate) fn into_graph(self) -> (Graph, Option<WeightBytes>) {
         let weights = self.weight_bytes();
@@ -389,7 +454,7 @@ impl GraphBuilder {
     }
 
     fn weight_bytes(&self) -> Option<WeightBytes> {
-        let bytes = self.graph.parameter_bytes()?;
+        let bytes = self.graph.parameter_bytes().filter(|_| self.weights_known)?;
         Some(WeightBytes { bytes, exact: false })
     }
 

@@ -1,6 +1,6 @@
 //! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
 
 use crate::graph::Attribute;
 use crate::ops;
@@ -9,10 +9,13 @@ use crate::registry::{Cache, DescribeError, Descriptor, OpView};
 
 type Caches = Result<Vec<Cache>, DescribeError>;
 
-pub(crate) fn built_in() -> [Descriptor; 7] {
+pub(crate) fn built_in() -> [Descriptor; 10] {
     [
         Descriptor::new(ops::ATTENTION, Stage::InsertCachedAttention, attention),
         Descriptor::new(ops::MLA, Stage::InsertCachedMla, mla),
+        Descriptor::new(ops::INDEXER, Stage::InsertCachedMla, indexer),
+        Descriptor::new(ops::COMPRESSED_ATTENTION, Stage::InsertCachedMla, compressed_attention),
+        Descriptor::new(ops::RWKV4, Stage::InsertCachedSsm, rwkv4),
         Descriptor::new(ops::SSD, Stage::InsertCachedSsm, ssd),
         Descriptor::new(ops::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
         Descriptor::new(ops::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
@@ -53,6 +56,73 @@ fn mla(op: &mut OpView<'_>) -> Caches {
     let rank = op.dim("kv_lora_rank", "latent", 2)?;
     let rope = op.dim("qk_rope_head_dim", "rope_key", 2)?;
     one("ckv_cache", ResourceHandler::mla_paged(rank, rope, op.kv_dtype("latent")?)?)
+}
+
+/// One vector per `stride` tokens, for the last `window` tokens.
+fn vectors(
+    kind: &str,
+    width: u64,
+    dtype: DType,
+    stride: u64,
+    window: Option<u64>,
+) -> Result<ResourceHandler, DescribeError> {
+    let tokens = |what: &str, number: u64| {
+        u32::try_from(number).map_err(|_| DescribeError::Inconsistent(format!("{what} {number} is too large")))
+    };
+    let window = window.map(|window| tokens("window", window)).transpose()?;
+    let growth = Growth::Paged { stride: tokens("ratio", stride)?, window };
+    let shape = vec![Dim::whole("head_dim", width)];
+    Ok(ResourceHandler::new(Kind::Custom(kind.to_owned()), growth, shape, dtype, None)?)
+}
+
+fn indexer(op: &mut OpView<'_>) -> Caches {
+    let width = op.dim("index_head_dim", "index_key", 2)?;
+    one("index_cache", vectors("core.index_key", width, op.kv_dtype("index_key")?, 1, None)?)
+}
+
+/// Where entries stand for few tokens, neighbouring entries overlap and an indexer chooses among them; where they
+/// stand for many, neither is needed.
+const OVERLAPPING_RATIO: u64 = 4;
+
+fn compressed_attention(op: &mut OpView<'_>) -> Caches {
+    let width = op.dim("head_dim", "latent", 2)?;
+    let dtype = op.kv_dtype("latent")?;
+    let window = op.op().number(ops::WINDOW);
+    let ratio = op.op().number(ops::RATIO).unwrap_or(0);
+    let latent = ResourceHandler::mla_paged(width, 0, dtype)?;
+    let latent = match window {
+        Some(window) => latent.with_window(u32::try_from(window).unwrap_or(u32::MAX))?,
+        None => latent,
+    };
+    let mut caches = vec![Cache { suffix: "ckv_cache".into(), handler: latent }];
+    if ratio == 0 {
+        return Ok(caches);
+    }
+    op.provenance.push(format!("ratio = {ratio} (attribute)"));
+    let overlap = if ratio <= OVERLAPPING_RATIO { 2 } else { 1 };
+    // The tokens of the entry being formed, with their scores; twice as many where entries overlap.
+    let pending = |width: u64| ResourceHandler::state(&[2, overlap * ratio, overlap * width], DType::F32);
+    let mut add = |suffix: &'static str, handler| caches.push(Cache { suffix: suffix.into(), handler });
+    add("compressed_cache", vectors("core.compressed_latent", width, dtype, ratio, None)?);
+    add("compressor_state", pending(width)?);
+    if overlap == 2 && op.op().port("index_key").is_some() {
+        let width = op.dim("index_head_dim", "index_key", 2)?;
+        add("index_cache", vectors("core.index_key", width, dtype, ratio, None)?);
+        add("index_compressor_state", pending(width)?);
+    }
+    Ok(caches)
+}
+
+/// The previous token's input of both mixers, and numerator, denominator and maximum of the weighted average.
+fn rwkv4(op: &mut OpView<'_>) -> Caches {
+    let hidden = op.dim("hidden_size", "x", 2)?;
+    let width = op.dim("width", "key", 2)?;
+    let shift = ResourceHandler::state(&[2, hidden], op.conv_dtype("x")?)?;
+    let average = ResourceHandler::state(&[3, width], op.state_dtype())?;
+    Ok(vec![
+        Cache { suffix: "shift_state".into(), handler: shift },
+        Cache { suffix: "wkv_state".into(), handler: average },
+    ])
 }
 
 fn ssd(op: &mut OpView<'_>) -> Caches {

@@ -13,6 +13,20 @@ pub const ATTENTION: &str = "core.attention";
 /// Attributes: [`CACHE_DTYPE`].
 pub const MLA: &str = "core.mla";
 
+/// The keys by which sparse attention chooses its tokens: `index_key` [B, S, index_head_dim].
+///
+/// Attributes: [`CACHE_DTYPE`].
+pub const INDEXER: &str = "core.indexer";
+
+/// Attention over a window of tokens and over entries that stand for [`RATIO`] tokens each: `latent` [B, S, head_dim],
+/// `index_key` [B, S, index_head_dim] where entries are chosen.
+///
+/// Attributes: [`WINDOW`], [`RATIO`], [`CACHE_DTYPE`].
+pub const COMPRESSED_ATTENTION: &str = "core.compressed_attention";
+
+/// RWKV-4's time and channel mixing: `x` [B, S, hidden], `key` [B, S, width].
+pub const RWKV4: &str = "core.rwkv4";
+
 /// Mamba-2's scan: `x` [B, S, heads, head_dim], `b` and `c` [B, S, groups, d_state].
 ///
 /// Attributes: [`STATE_DTYPE`].
@@ -55,6 +69,8 @@ pub const MOE: &str = "core.moe";
 
 /// Number: tokens back that attention sees, the current one included.
 pub const WINDOW: &str = "window";
+/// Number: tokens that one compressed entry stands for; 0 for none.
+pub const RATIO: &str = "ratio";
 /// DType: the element type that the model states for its recurrent state.
 pub const STATE_DTYPE: &str = "state_dtype";
 /// DType: the element type that the model states for its keys and values.

@@ -29,8 +29,8 @@ fn share(walk: &mut Walk<'_>, id: OpId, owner: OpId) -> Result<(), PassError> {
     let (reader, owning) = (walk.graph.op(id), walk.graph.op(owner));
     let refuse = |reason: String| PassError::Alias {
         pass: walk.pass,
-        node: reader.name.clone(),
-        owner: owning.name.clone(),
+        node: reader.name.to_string(),
+        owner: owning.name.to_string(),
         reason,
     };
     if reader.port("value") != owning.port("value") {

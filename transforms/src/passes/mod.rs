@@ -93,11 +93,11 @@ pub enum PassError {
         /// The pass.
         pass: &'static str,
         /// The node.
-        node: Name,
+        node: String,
         /// Its op kind.
         kind: String,
         /// What is wrong with it.
-        source: DescribeError,
+        source: Box<DescribeError>,
     },
     /// Two caches of one name.
     #[error("{pass}: node `{node}`: {source}; give one of them another suffix")]
@@ -105,7 +105,7 @@ pub enum PassError {
         /// The pass.
         pass: &'static str,
         /// The node.
-        node: Name,
+        node: String,
         /// What is wrong.
         source: ResourceError,
     },
@@ -115,9 +115,9 @@ pub enum PassError {
         /// The pass.
         pass: &'static str,
         /// The node that shares.
-        node: Name,
+        node: String,
         /// The node whose cache it would read.
-        owner: Name,
+        owner: String,
         /// Why not.
         reason: String,
     },
@@ -130,7 +130,7 @@ pub enum PassError {
         /// The pass.
         pass: &'static str,
         /// The node.
-        node: Name,
+        node: String,
         /// Its op kind.
         kind: String,
         /// Known op kinds with a similar name.

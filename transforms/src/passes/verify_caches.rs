@@ -21,7 +21,7 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
             let near = near(&op.kind, kinds);
             return Err(PassError::NoDescriptor {
                 pass: walk.pass,
-                node: op.name.clone(),
+                node: op.name.to_string(),
                 kind: op.kind.to_string(),
                 near,
             });

@@ -23,9 +23,9 @@ impl Walk<'_> {
         let mut view = OpView::new(self.graph, op, self.context.dtypes);
         let caches = (descriptor.derive)(&mut view).map_err(|source| PassError::Describe {
             pass: self.pass,
-            node: op.name.clone(),
+            node: op.name.to_string(),
             kind: op.kind.to_string(),
-            source,
+            source: Box::new(source),
         })?;
         let provenance = view.provenance;
         if caches.is_empty() {
@@ -60,7 +60,7 @@ impl Walk<'_> {
         let name = resource.name.clone();
         self.resources.push(resource).map_err(|source| PassError::Resource {
             pass: self.pass,
-            node: self.graph.op(id).name.clone(),
+            node: self.graph.op(id).name.to_string(),
             source,
         })?;
         self.graph.op_mut(id).caches.push(name);

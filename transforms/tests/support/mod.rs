@@ -44,3 +44,11 @@ pub(crate) fn bytes_per_token(resources: &Resources) -> u64 {
 pub(crate) fn state_bytes(resources: &Resources, kind: &Kind) -> u64 {
     resources.of_kind(kind).map(|resource| resource.handler.unit_bytes()).sum()
 }
+
+/// The names of all files in a folder of the fixtures, sorted.
+pub(crate) fn names(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(fixture(folder)).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

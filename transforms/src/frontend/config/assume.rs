@@ -51,7 +51,7 @@ impl Assumption {
     pub(super) fn apply(&self, values: &mut Values<'_>) {
         if let Self::Key { key, value } = self {
             values.set(key, value.clone());
-            values.note(key.as_str(), value, "stated by the caller", true);
+            values.note(key.as_str(), &value, "stated by the caller", true);
         }
     }
 }

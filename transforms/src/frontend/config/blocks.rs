@@ -6,7 +6,7 @@ use cacheplan_handlers::DType;
 
 use super::expr::Expr;
 use super::values::Values;
-use crate::builder::{Attention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla};
+use crate::builder::{Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla};
 use crate::frontend::FrontendError;
 
 /// A kind of block that descriptions can name.
@@ -24,10 +24,9 @@ const SCHEMAS: &[Schema] = &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
             ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
-            ("window", ""),
             ("shares_layer", ""),
         ],
-        emit: attention,
+        emit: |builder, dims| attention(builder, dims, None),
     },
     Schema {
         name: "sliding_attention",
@@ -38,7 +37,7 @@ const SCHEMAS: &[Schema] = &[
             ("window", "sliding_window"),
             ("shares_layer", ""),
         ],
-        emit: attention,
+        emit: |builder, dims| attention(builder, dims, Some(dims.get("window")?)),
     },
     Schema {
         name: "mla",
@@ -58,15 +57,52 @@ const SCHEMAS: &[Schema] = &[
                 qk_nope_head_dim: dims.get("qk_nope_head_dim")?,
                 qk_rope_head_dim: dims.get("qk_rope_head_dim")?,
                 v_head_dim: dims.get("v_head_dim")?,
-                cache_dtype: dims.cache_dtype,
+                cache_dtype: dims.context.dtypes[1],
             });
+            Ok(())
+        },
+    },
+    Schema {
+        name: "indexer",
+        dims: &[("index_head_dim", "index_head_dim")],
+        emit: |builder, dims| {
+            builder.indexer(dims.get("index_head_dim")?);
+            Ok(())
+        },
+    },
+    Schema {
+        name: "compressed_attention",
+        dims: &[
+            ("num_heads", "num_attention_heads"),
+            ("head_dim", "head_dim"),
+            ("window", "sliding_window"),
+            ("ratio", "compress_ratios"),
+            ("index_head_dim", "index_head_dim"),
+        ],
+        emit: |builder, dims| {
+            builder.compressed_attention(&CompressedAttention {
+                num_heads: dims.get("num_heads")?,
+                head_dim: dims.get("head_dim")?,
+                window: dims.get("window")?,
+                ratio: dims.find("ratio")?.unwrap_or(0),
+                index_head_dim: dims.find("index_head_dim")?,
+                cache_dtype: dims.context.dtypes[1],
+            });
+            Ok(())
+        },
+    },
+    Schema {
+        name: "rwkv4",
+        dims: &[("width", "attention_hidden_size ?? hidden_size")],
+        emit: |builder, dims| {
+            builder.rwkv4(dims.get("width")?);
             Ok(())
         },
     },
     Schema {
         name: "mamba1",
         dims: &[
-            ("d_inner", "intermediate_size ?? expand * hidden_size"),
+            ("d_inner", "intermediate_size ?? d_inner ?? expand * hidden_size"),
             ("d_state", "state_size ?? 16"),
             ("d_conv", "conv_kernel ?? 4"),
             ("dt_rank", "time_step_rank ?? 1"),
@@ -77,7 +113,7 @@ const SCHEMAS: &[Schema] = &[
                 d_state: dims.get("d_state")?,
                 d_conv: dims.get("d_conv")?,
                 dt_rank: dims.get("dt_rank")?,
-                state_dtype: dims.state_dtype,
+                state_dtype: dims.context.dtypes[0],
             });
             Ok(())
         },
@@ -96,9 +132,9 @@ const SCHEMAS: &[Schema] = &[
                 num_heads: dims.get("num_heads")?,
                 head_dim: dims.get("head_dim")?,
                 d_state: dims.get("d_state")?,
-                n_groups: dims.get("n_groups")?,
+                n_groups: dims.find("n_groups")?.unwrap_or(1),
                 d_conv: dims.get("d_conv")?,
-                state_dtype: dims.state_dtype,
+                state_dtype: dims.context.dtypes[0],
             });
             Ok(())
         },
@@ -119,7 +155,7 @@ const SCHEMAS: &[Schema] = &[
                 head_k_dim: dims.get("head_k_dim")?,
                 head_v_dim: dims.get("head_v_dim")?,
                 d_conv: dims.find("d_conv")?.filter(|&width| width > 1),
-                state_dtype: dims.state_dtype,
+                state_dtype: dims.context.dtypes[0],
             });
             Ok(())
         },
@@ -136,7 +172,7 @@ const SCHEMAS: &[Schema] = &[
         name: "rg_lru",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
         emit: |builder, dims| {
-            builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.state_dtype);
+            builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.context.dtypes[0]);
             Ok(())
         },
     },
@@ -154,28 +190,32 @@ const SCHEMAS: &[Schema] = &[
     },
 ];
 
-fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>) -> Result<(), FrontendError> {
-    let shares_layer = dims.find("shares_layer")?.filter(|&layer| layer != u64::from(dims.layer));
+fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -> Result<(), FrontendError> {
+    let stated = dims.find("shares_layer")?.and_then(|layer| u32::try_from(layer).ok());
+    let shares_layer = stated.filter(|&layer| layer != dims.context.layer).or(dims.context.shares_layer);
     builder.attention(&Attention {
         num_heads: dims.get("num_heads")?,
         num_kv_heads: dims.get("num_kv_heads")?,
         head_dim: dims.get("head_dim")?,
-        window: dims.find("window")?,
-        cache_dtype: dims.cache_dtype,
-        shares_layer: shares_layer.and_then(|layer| u32::try_from(layer).ok()),
+        window,
+        cache_dtype: dims.context.dtypes[1],
+        shares_layer,
     });
     Ok(())
 }
 
 /// Feed-forward blocks hold no cache; their dimensions only serve the estimate of the weights and may be absent.
 fn feed_forward(builder: &mut GraphBuilder, dims: &Dims<'_>) -> Result<(), FrontendError> {
-    let dense = u64::from(dims.layer) < dims.find("dense_layers")?.unwrap_or(0);
+    let dense = u64::from(dims.context.layer) < dims.find("dense_layers")?.unwrap_or(0);
     let experts = dims.find("experts")?.filter(|_| !dense).unwrap_or(0);
     let size = dims.find(if experts == 0 { "dense_size" } else { "expert_size" })?;
     let shared_size = dims.find("shared_size")?.filter(|_| experts > 0).unwrap_or(0);
     let matrices = dims.find("matrices")?.unwrap_or(3);
-    if let Some(intermediate_size) = size {
-        builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size });
+    match size {
+        Some(intermediate_size) => {
+            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size });
+        }
+        None => builder.forget_weights(),
     }
     Ok(())
 }
@@ -192,11 +232,20 @@ pub(super) struct Block {
 pub(super) struct Dims<'a> {
     block: &'a Block,
     values: &'a Values<'a>,
-    layer: u32,
-    /// Whether this is the first layer with this block, whose dimensions are written down.
-    first: bool,
-    state_dtype: Option<DType>,
-    cache_dtype: Option<DType>,
+    context: LayerContext,
+}
+
+/// What a block must know of the layer that it is added to.
+#[derive(Clone, Copy)]
+pub(super) struct LayerContext {
+    /// The absolute layer.
+    pub(super) layer: u32,
+    /// Whether this is the first layer of its kind, whose dimensions are written down.
+    pub(super) first: bool,
+    /// The layer whose keys and values it reads.
+    pub(super) shares_layer: Option<u32>,
+    /// The element types that the model states for states and for keys.
+    pub(super) dtypes: [Option<DType>; 2],
 }
 
 impl Block {
@@ -225,11 +274,9 @@ impl Block {
         &self,
         builder: &mut GraphBuilder,
         values: &Values<'_>,
-        layer: u32,
-        first: bool,
-        [state_dtype, cache_dtype]: [Option<DType>; 2],
+        context: LayerContext,
     ) -> Result<(), FrontendError> {
-        (self.schema.emit)(builder, &Dims { block: self, values, layer, first, state_dtype, cache_dtype })
+        (self.schema.emit)(builder, &Dims { block: self, values, context })
     }
 }
 
@@ -247,8 +294,8 @@ impl Dims<'_> {
     /// A dimension that the block may do without.
     fn find(&self, dim: &str) -> Result<Option<u64>, FrontendError> {
         let Some((_, expr)) = self.block.dims.iter().find(|(name, _)| *name == dim) else { return Ok(None) };
-        let number = self.values.eval(expr, self.layer)?;
-        if let (true, Some(number)) = (self.first, &number) {
+        let number = self.values.eval(expr, self.context.layer)?;
+        if let (true, Some(number)) = (self.context.first, &number) {
             self.values.remember(&format!("{}.{dim}", self.block.name), number);
         }
         Ok(number.map(|number| number.value))

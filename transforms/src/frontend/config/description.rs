@@ -32,6 +32,9 @@ pub(super) struct Description {
     /// Which blocks a layer of each kind has.
     #[serde(default)]
     pub(super) kinds: BTreeMap<String, Vec<String>>,
+    /// Whether the blocks describe all weights, so that their sum estimates the model's size.
+    #[serde(default = "yes")]
+    pub(super) weights: bool,
     /// Blocks whose dimensions differ from the usual keys.
     #[serde(default)]
     pub(super) blocks: BTreeMap<String, BTreeMap<String, String>>,
@@ -39,6 +42,10 @@ pub(super) struct Description {
 
 fn default_layers() -> String {
     "num_hidden_layers ?? n_layer ?? len(layer_types) ?? len(layers_block_type)".to_owned()
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn default_hidden_size() -> String {
@@ -58,11 +65,8 @@ pub(super) struct Pattern {
     pub(super) repeat: bool,
     /// An object that says how many layers of each kind there are, but not where.
     pub(super) counts: Option<String>,
-    /// A list of layers that are of kind `then`.
-    pub(super) indices: Option<String>,
-    /// The number of the first layer in `indices`.
-    #[serde(default)]
-    pub(super) base: u64,
+    /// The layers of kind `then` in the architecture's own default, which no key states.
+    pub(super) layers: Option<Vec<u32>>,
     /// An expression for each layer: `then` where it is there and not 0.
     pub(super) test: Option<String>,
     /// The kind of the layers that were hit, or of all.

@@ -1,8 +1,10 @@
 //! The arithmetic of architecture descriptions: `head_dim ?? hidden_size / num_attention_heads`.
 //!
-//! Names are config keys, dots descend into objects, and a key whose value is a list gives the layer's entry.
+//! Names are config keys, dots descend into objects, and where a list is met the layer's entry counts.
 //! `a ?? b` is `b` where `a` is absent; an absent operand makes a whole sum or product absent.
-//! `len(key)` is the length of a list or text, `layer` the absolute layer, `a == b` is 1 or 0.
+//! `a == b` and `a < b` are 1 or 0, `a / b` must leave no rest, `layer` is the absolute layer.
+//! `len(key)` is the length of a list or text, `in(key)` is 1 if a list of layers holds this one, `in(key, 1)` the same
+//! for lists that count layers from 1.
 
 /// A parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +12,8 @@ pub(super) enum Expr {
     Number(u64),
     Key(String),
     Len(String),
+    /// A list of layers and the number of the first layer in it.
+    In(String, u64),
     Layer,
     Or(Box<Expr>, Box<Expr>),
     Binary(char, Box<Expr>, Box<Expr>),
@@ -25,7 +29,7 @@ impl Expr {
     /// The keys it reads, in order.
     pub(super) fn keys(&self) -> Vec<&str> {
         match self {
-            Self::Key(key) | Self::Len(key) => vec![key],
+            Self::Key(key) | Self::Len(key) | Self::In(key, _) => vec![key],
             Self::Number(_) | Self::Layer => Vec::new(),
             Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
         }
@@ -58,7 +62,14 @@ impl Parser<'_> {
 
     fn comparison(&mut self) -> Result<Expr, String> {
         let left = self.sum()?;
-        if self.eat("==") { Ok(Expr::Binary('=', Box::new(left), Box::new(self.sum()?))) } else { Ok(left) }
+        let operator = if self.eat("==") {
+            '='
+        } else if self.eat("<") {
+            '<'
+        } else {
+            return Ok(left);
+        };
+        Ok(Expr::Binary(operator, Box::new(left), Box::new(self.sum()?)))
     }
 
     fn sum(&mut self) -> Result<Expr, String> {
@@ -117,6 +128,14 @@ impl Parser<'_> {
                 Expr::Key(key) if self.eat(")") => Ok(Expr::Len(key)),
                 _ => Err("len(…) takes one key".to_owned()),
             },
+            "in" if self.eat("(") => {
+                let Expr::Key(key) = self.atom()? else { return Err("in(…) takes a key".to_owned()) };
+                let base = if self.eat(",") { self.atom()? } else { Expr::Number(0) };
+                match base {
+                    Expr::Number(base) if self.eat(")") => Ok(Expr::In(key, base)),
+                    _ => Err("in(key, base) takes a number as base".to_owned()),
+                }
+            }
             _ => Ok(Expr::Key(word.to_owned())),
         }
     }
@@ -131,6 +150,7 @@ mod tests {
     #[case("a ?? b / 2")]
     #[case("len(layer_types) ?? (x + 1) * y - layer % 2")]
     #[case("a.b == 3")]
+    #[case("in(list, 1) ?? layer < n")]
     fn valid_text_parses(#[case] text: &str) {
         assert!(Expr::parse(text).is_ok(), "{text}");
     }
@@ -141,6 +161,7 @@ mod tests {
     #[case("(a")]
     #[case("1x")]
     #[case("len(3)")]
+    #[case("in(list, x)")]
     #[case("a +")]
     fn invalid_text_is_an_error(#[case] text: &str) {
         assert!(Expr::parse(text).is_err(), "{text}");

@@ -64,7 +64,7 @@ impl LayerKinds {
             };
             *slot = spellings.distinct.len();
             spellings.distinct.push(kind.clone());
-            values.note(format!("layer {layer}"), kind, "stated by the caller", true);
+            values.note(format!("layer {layer}"), &kind, "stated by the caller", true);
         }
         Self::resolve(&spellings, description, values)
     }
@@ -103,6 +103,11 @@ impl LayerKinds {
     /// The distinct kinds.
     pub(super) fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// The last layer before `end` of the same kind as `layer`.
+    pub(super) fn last_alike(&self, layer: u32, end: u32) -> Option<u32> {
+        (0..end).rev().find(|&other| self.of(other) == self.of(layer))
     }
 
     /// The index in [`LayerKinds::names`] of a layer's kind.
@@ -156,13 +161,13 @@ impl Pattern {
             self.then.as_deref().ok_or_else(|| invalid("a [[pattern]] needs `then`, `key` or `counts`".into()))?;
         let otherwise = self.otherwise.as_deref();
         let other = || otherwise.ok_or_else(|| invalid(format!("the [[pattern]] for `{then}` needs `else`")));
-        if let Some(key) = &self.indices {
-            return indexed(key, self.base, [then, other()?], values, layers);
+        if let Some(hits) = &self.layers {
+            return Ok(Some(fixed(hits, [then, other()?], values, layers)));
         }
         if let Some(test) = &self.test {
             return tested(&Expr::parse(test).map_err(invalid)?, [then, other()?], values, layers);
         }
-        values.note("layer kinds", format!("all {then}"), "the architecture", false);
+        values.note("layer kinds", &format!("all {then}"), "the architecture", false);
         Ok(Some(Spellings::all(then, layers)))
     }
 
@@ -183,7 +188,7 @@ impl Pattern {
             let expected = format!("it has {found} entries, the model has {wanted} layers");
             return Err(values.bad(key, value, &expected));
         }
-        values.note("layer kinds", format!("{} kinds", spellings.distinct.len()), key, false);
+        values.note("layer kinds", &format!("{} kinds", spellings.distinct.len()), key, false);
         Ok(Some(spellings))
     }
 }
@@ -202,38 +207,19 @@ fn counted(key: &str, values: &Values<'_>, layers: u32) -> Result<Option<Spellin
     if spellings.of.len() != layers as usize {
         return Err(values.bad(key, value, &format!("the counts must add up to {layers} layers")));
     }
-    values.note("layer kinds", "in the order of the counts", key, true);
+    values.note("layer kinds", &"in the order of the counts", key, true);
     Ok(Some(spellings))
 }
 
-fn indexed(
-    key: &str,
-    base: u64,
-    kinds: [&str; 2],
-    values: &Values<'_>,
-    layers: u32,
-) -> Result<Option<Spellings>, FrontendError> {
-    let Some(value) = values.get(key) else { return Ok(None) };
-    let list = value.as_array().ok_or_else(|| values.bad(key, value, "a list of layers was expected"))?;
-    let mut of = vec![1; layers as usize];
-    for entry in list {
-        let position = entry.as_u64().and_then(|layer| usize::try_from(layer.checked_sub(base)?).ok());
-        match position.and_then(|position| of.get_mut(position)) {
-            Some(slot) => *slot = 0,
-            None => {
-                return Err(values.bad(
-                    key,
-                    entry,
-                    &format!("layers from {base} to {} were expected", u64::from(layers) + base - 1),
-                ));
-            }
-        }
-    }
-    values.note("layer kinds", format!("{} of {}", kinds[0], list.len()), key, false);
-    Ok(Some(Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }))
+/// The architecture itself says which layers are of which kind.
+fn fixed(hits: &[u32], kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Spellings {
+    values.note("layer kinds", &format!("{} at {hits:?}", kinds[0]), "the architecture's default", true);
+    let of = (0..layers).map(|layer| usize::from(!hits.contains(&layer))).collect();
+    Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }
 }
 
 fn tested(test: &Expr, kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+    check_lists(test, values, layers)?;
     let mut of = Vec::with_capacity(layers as usize);
     for layer in 0..layers {
         match values.eval(test, layer)? {
@@ -243,14 +229,39 @@ fn tested(test: &Expr, kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Re
             None => of.push(1),
         }
     }
-    values.note("layer kinds", format!("{} or {}", kinds[0], kinds[1]), test.keys().join(", "), test.keys().is_empty());
+    values.note(
+        "layer kinds",
+        &format!("{} or {}", kinds[0], kinds[1]),
+        test.keys().join(", "),
+        test.keys().is_empty(),
+    );
     Ok(Some(Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }))
+}
+
+/// A list of layers must name layers that exist: a wrong base would silently drop some.
+fn check_lists(test: &Expr, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
+    match test {
+        Expr::In(key, base) => {
+            let last = base + u64::from(layers);
+            let outside = |entry: &&Value| entry.as_u64().is_none_or(|layer| !(*base..last).contains(&layer));
+            match values.layer_list(key)?.and_then(|list| list.iter().find(outside)) {
+                Some(entry) => {
+                    Err(values.bad(key, entry, &format!("layers from {base} to {} were expected", last - 1)))
+                }
+                None => Ok(()),
+            }
+        }
+        Expr::Or(left, right) | Expr::Binary(_, left, right) => {
+            check_lists(left, values, layers)?;
+            check_lists(right, values, layers)
+        }
+        Expr::Number(_) | Expr::Key(_) | Expr::Len(_) | Expr::Layer => Ok(()),
+    }
 }
 
 fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {
     let sources = description.pattern.iter();
-    let keys =
-        sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.indices.as_deref()).or(p.test.as_deref()));
+    let keys = sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.test.as_deref()));
     FrontendError::Missing {
         file: values.file.to_owned(),
         model_type: values.model_type.clone(),

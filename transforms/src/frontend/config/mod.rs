@@ -7,12 +7,13 @@ mod description;
 mod expr;
 mod json;
 mod layers;
+mod quantization;
 mod values;
 
 use cacheplan_handlers::DType;
 use serde_json::Value;
 
-use self::blocks::Block;
+use self::blocks::{Block, LayerContext};
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
@@ -46,19 +47,26 @@ pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Mode
     let kinds = LayerKinds::read(&description, &values, layers, &options.assume)?;
 
     let mut builder = GraphBuilder::new(values.model_type.clone(), hidden_size, dtype);
-    let dtypes = [state_dtype(&values)?, None];
+    let dtypes = [state_dtype(&values)?, quantization::kv_dtype(&values)?];
+    let weight_dtype = quantization::weight_dtype(&values);
+    builder.weight_dtype(weight_dtype.ok().flatten().unwrap_or(dtype));
+    let shared = values.eval(&Expr::Key(SHARED_LAYERS.to_owned()), 0)?.map_or(0, |number| number.value);
+    let owners = u32::try_from(u64::from(layers).saturating_sub(shared)).unwrap_or(layers);
     let mut blocks: Vec<Option<Vec<Block>>> = kinds.names().iter().map(|_| None).collect();
     for index in 0..layers {
         builder.layer();
         let kind = kinds.of(index);
         let first = blocks[kind].is_none();
         let name = &kinds.names()[kind];
+        // A layer behind the owners reads the keys and values of the last owner of its own kind.
+        let shares_layer = if index < owners { None } else { kinds.last_alike(index, owners) };
+        let context = LayerContext { layer: index, first, shares_layer, dtypes };
         let blocks = match &mut blocks[kind] {
             Some(blocks) => blocks,
             empty => empty.insert(blocks_of(name, &description).map_err(invalid)?),
         };
         for block in blocks.iter() {
-            block.emit(&mut builder, &values, index, first, dtypes)?;
+            block.emit(&mut builder, &values, context)?;
         }
     }
     let vocab_size = values.eval(&Expr::Key("vocab_size".to_owned()), 0)?.map(|number| number.value);
@@ -74,7 +82,7 @@ pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Mode
         dtype,
         max_position_embeddings: longest.map(|number| number.value),
         // Without a vocabulary the sum would lack a part, and a wrong number is worse than none.
-        weights: weights.filter(|_| vocab_size.is_some()),
+        weights: weights.filter(|_| vocab_size.is_some() && weight_dtype.is_ok() && description.weights),
         fingerprint: blake3::hash(text.as_bytes()).to_hex().to_string(),
     };
     let mut model = Model::new(info, graph);
@@ -86,6 +94,9 @@ pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Mode
 
 const CONTEXT_LENGTH: &str =
     "max_position_embeddings ?? model_max_length ?? max_seq_len ?? n_positions ?? context_length ?? seq_length";
+
+/// How many layers at the end read the keys and values of earlier ones.
+const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
     let stated = values.text("model_type").map(str::to_owned);
@@ -121,11 +132,11 @@ fn number(
 fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
     Ok(match values.dtype(&["dtype", "torch_dtype"])? {
         Some((dtype, key)) => {
-            values.note("dtype", dtype, key, false);
+            values.note("dtype", &dtype, key, false);
             dtype
         }
         None => {
-            values.note("dtype", DType::Bf16, "no file states it", true);
+            values.note("dtype", &DType::Bf16, "no file states it", true);
             DType::Bf16
         }
     })
@@ -134,7 +145,7 @@ fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
 fn state_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
     let found = values.dtype(&["mamba_ssm_cache_dtype", "mamba_ssm_dtype"])?;
     if let Some((dtype, key)) = &found {
-        values.note("state dtype", dtype, key.as_str(), false);
+        values.note("state dtype", &dtype, key.as_str(), false);
     }
     Ok(found.map(|(dtype, _)| dtype))
 }

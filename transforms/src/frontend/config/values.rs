@@ -1,6 +1,7 @@
 //! A config's values: looked up, checked and remembered, so that every number can say where it came from.
 
 use std::cell::RefCell;
+use std::fmt::Display;
 
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
@@ -32,6 +33,10 @@ pub(super) struct Number {
     pub(super) per_layer: bool,
 }
 
+fn is_stated(value: &Value) -> bool {
+    !value.is_null() && value != "auto"
+}
+
 impl<'a> Values<'a> {
     /// The config with its nested text config merged over the rest.
     pub(super) fn new(file: &'a str, mut map: Map<String, Value>) -> Self {
@@ -52,19 +57,23 @@ impl<'a> Values<'a> {
         (self.map, self.facts.into_inner())
     }
 
-    pub(super) fn note(&self, what: impl Into<String>, value: impl ToString, from: impl Into<String>, assumed: bool) {
+    pub(super) fn note(&self, what: impl Into<String>, value: &dyn Display, from: impl Into<String>, assumed: bool) {
         let fact = Fact { what: what.into(), value: value.to_string(), from: from.into(), assumed };
-        self.facts.borrow_mut().push(fact);
+        let mut facts = self.facts.borrow_mut();
+        // Layers of several kinds share blocks, and then their facts.
+        if !facts.contains(&fact) {
+            facts.push(fact);
+        }
     }
 
-    /// The value at a dotted path; null counts as absent.
+    /// The value at a dotted path that needs no layer; null and "auto" count as absent.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
-        let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
-        let mut value = self.map.get(first)?;
-        for key in rest.into_iter().flat_map(|rest| rest.split('.')) {
+        let mut keys = path.split('.');
+        let mut value = self.map.get(keys.next()?)?;
+        for key in keys {
             value = value.get(key)?;
         }
-        (!value.is_null()).then_some(value)
+        is_stated(value).then_some(value)
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&str> {
@@ -76,9 +85,6 @@ impl<'a> Values<'a> {
         for key in keys {
             // Some files annotate the value: the first word counts.
             let Some(word) = self.text(key).and_then(|text| text.split_whitespace().next()) else { continue };
-            if word == "auto" {
-                continue;
-            }
             let dtype = word.parse().map_err(|source| FrontendError::UnknownDType {
                 file: self.file.to_owned(),
                 key: (*key).to_owned(),
@@ -101,6 +107,11 @@ impl<'a> Values<'a> {
                 Some(Value::String(text)) => Some(self.counted(key, text.chars().count())),
                 Some(other) => return Err(self.bad(key, other, "a list or text was expected")),
             },
+            Expr::In(key, base) => self.layer_list(key)?.map(|list| {
+                let wanted = u64::from(layer).saturating_add(*base);
+                let value = u64::from(list.iter().any(|entry| entry.as_u64() == Some(wanted)));
+                Number { value, keys: vec![key.clone()], per_layer: true }
+            }),
             Expr::Or(left, right) => match self.eval(left, layer)? {
                 Some(number) => Some(number),
                 None => self.eval(right, layer)?,
@@ -127,6 +138,7 @@ impl<'a> Values<'a> {
             '*' => a.checked_mul(b),
             '%' => a.checked_rem(b),
             '=' => Some(u64::from(a == b)),
+            '<' => Some(u64::from(a < b)),
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
         let per_layer = left.per_layer || right.per_layer;
@@ -141,16 +153,35 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn number_at(&self, key: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
-        let Some(mut value) = self.get(key) else { return Ok(None) };
-        let per_layer = value.is_array();
-        if let Value::Array(list) = value {
-            match list.get(layer as usize) {
-                Some(Value::Null) => return Ok(None),
-                Some(entry) => value = entry,
-                None => return Err(self.bad(key, value, &format!("it has no entry for layer {layer}"))),
-            }
+    /// A list of layer numbers.
+    pub(super) fn layer_list(&self, key: &str) -> Result<Option<&[Value]>, FrontendError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(self.bad(key, other, "a list of layers was expected")),
         }
+    }
+
+    fn number_at(&self, path: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
+        let mut keys = path.split('.');
+        let mut found = keys.next().and_then(|key| self.map.get(key));
+        let mut per_layer = false;
+        let value = loop {
+            let Some(mut value) = found else { return Ok(None) };
+            if let Value::Array(list) = value {
+                per_layer = true;
+                let missing = || self.bad(path, value, &format!("it has no entry for layer {layer}"));
+                value = list.get(layer as usize).ok_or_else(missing)?;
+            }
+            match keys.next() {
+                None => break value,
+                Some(key) => found = value.get(key),
+            }
+        };
+        if !is_stated(value) {
+            return Ok(None);
+        }
+        let key = path;
         let number = match value {
             Value::Bool(flag) => Some(u64::from(*flag)),
             Value::Number(number) => number.as_u64().or_else(|| {
@@ -169,9 +200,9 @@ impl<'a> Values<'a> {
     /// Writes down where a number came from.
     pub(super) fn remember(&self, what: &str, number: &Number) {
         if number.keys.is_empty() {
-            self.note(what, number.value, "the architecture's default", true);
+            self.note(what, &number.value, "the architecture's default", true);
         } else {
-            self.note(what, number.value, number.keys.join(", "), false);
+            self.note(what, &number.value, number.keys.join(", "), false);
         }
     }
 

@@ -1,0 +1,148 @@
+//! What was read, from where, and what the passes made of it, as text of at most 100 columns.
+
+use std::fmt::{self, Display, Formatter};
+
+use cacheplan_handlers::{Growth, ResourceHandler};
+
+use crate::model::{Fact, Model};
+use crate::passes::{Collected, PassReport};
+use crate::resources::{Resource, Resources};
+
+const WIDTH: usize = 100;
+
+/// Shows a model and its caches: `println!("{}", Inspection { model: &model, collected: &collected })`.
+#[derive(Clone, Copy, Debug)]
+pub struct Inspection<'a> {
+    /// The model as it was read.
+    pub model: &'a Model,
+    /// What the passes collected from it.
+    pub collected: &'a Collected,
+}
+
+impl Display for Inspection<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let info = &self.model.info;
+        let longest =
+            info.max_position_embeddings.map_or_else(String::new, |tokens| format!(", up to {tokens} tokens"));
+        writeln!(f, "{}: {} layers, {}{longest}", info.model_type, info.layers, info.dtype)?;
+        writeln!(f, "read from {}", self.model.source)?;
+        if let Some(weights) = info.weights {
+            writeln!(f, "weights: {} bytes ({})", weights.bytes, if weights.exact { "exact" } else { "assumed" })?;
+        }
+        layers(f, self.model)?;
+        caches(f, &self.collected.resources)?;
+        let (assumed, read): (Vec<&Fact>, Vec<&Fact>) = self.model.facts.iter().partition(|fact| fact.assumed);
+        facts(f, "Read", &read)?;
+        facts(f, "Assumed", &assumed)?;
+        passes(f, &self.collected.reports)
+    }
+}
+
+fn layers(f: &mut Formatter<'_>, model: &Model) -> fmt::Result {
+    if model.layer_kinds.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "\nLayers")?;
+    for (kind, members) in grouped((0u32..).zip(&model.layer_kinds).map(|(layer, kind)| (kind.as_str(), Some(layer)))) {
+        line(f, &format!("  {:<20} {:>4}  {}", kind, members.len(), ranges(&members)))?;
+    }
+    Ok(())
+}
+
+fn caches(f: &mut Formatter<'_>, resources: &Resources) -> fmt::Result {
+    writeln!(f, "\nCaches")?;
+    if resources.is_empty() {
+        return writeln!(f, "  none");
+    }
+    let rows = resources.iter().map(|resource| (row(resource), resource.layer));
+    for (row, members) in grouped(rows) {
+        line(f, &format!("  {row} x {:>4}  layers {}", members.len(), ranges(&members)))?;
+    }
+    let (mut per_token, mut per_sequence) = (0.0, 0u64);
+    for resource in resources {
+        match resource.handler.bytes_per_token() {
+            Some((bytes, tokens)) => per_token += bytes as f64 / tokens as f64,
+            None => per_sequence += resource.handler.unit_bytes(),
+        }
+    }
+    writeln!(f, "  in all {per_token} bytes per token, {per_sequence} bytes per sequence")
+}
+
+fn row(resource: &Resource) -> String {
+    let handler = &resource.handler;
+    let shape: Vec<String> = handler.shape().iter().map(|dim| dim.size.to_string()).collect();
+    let shape = format!("[{}] {}", shape.join(", "), handler.dtype());
+    let bytes = format!("{} bytes {}", handler.unit_bytes(), unit(handler));
+    let shared =
+        if resource.shared_by.is_empty() { String::new() } else { format!(" shared by {}", resource.shared_by.len()) };
+    format!("{:<22} {shape:<22} {bytes}{shared}", handler.kind())
+}
+
+fn unit(handler: &ResourceHandler) -> String {
+    match handler.growth() {
+        Growth::Paged { stride: 1, window: None } => "per token".to_owned(),
+        Growth::Paged { stride: 1, window: Some(window) } => format!("per token of the last {window}"),
+        Growth::Paged { stride, .. } => format!("per {stride} tokens"),
+        Growth::PerSlotToken => "per token of max_seq_len".to_owned(),
+        Growth::PerSequence => "per sequence".to_owned(),
+        Growth::PerDraftPosition => "per draft position".to_owned(),
+        Growth::Fixed => "once".to_owned(),
+    }
+}
+
+fn facts(f: &mut Formatter<'_>, title: &str, facts: &[&Fact]) -> fmt::Result {
+    if facts.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "\n{title}")?;
+    for fact in facts {
+        line(f, &format!("  {:<32} {:<12} {}", fact.what, fact.value, fact.from))?;
+    }
+    Ok(())
+}
+
+fn passes(f: &mut Formatter<'_>, reports: &[PassReport]) -> fmt::Result {
+    writeln!(f, "\nPasses")?;
+    for report in reports {
+        let why = report.skipped.first().map_or("", |skipped| skipped.reason.as_ref());
+        let skipped = match report.skipped.iter().filter(|skipped| skipped.node.is_some()).count() {
+            0 => why.to_owned(),
+            count => format!("{count} skipped: {why}"),
+        };
+        line(f, &format!("  {:<26} {:>5} matched  {skipped}", report.pass, report.matched.len()))?;
+    }
+    Ok(())
+}
+
+/// The layers of each distinct key, in order of first appearance.
+fn grouped<K: PartialEq>(rows: impl Iterator<Item = (K, Option<u32>)>) -> Vec<(K, Vec<Option<u32>>)> {
+    let mut groups: Vec<(K, Vec<Option<u32>>)> = Vec::new();
+    for (key, layer) in rows {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, members)) => members.push(layer),
+            None => groups.push((key, vec![layer])),
+        }
+    }
+    groups
+}
+
+/// Neighbouring layers as ranges: `0-3, 5, 7-9`.
+fn ranges(layers: &[Option<u32>]) -> String {
+    let mut layers: Vec<u32> = layers.iter().copied().flatten().collect();
+    layers.sort_unstable();
+    let runs = layers.chunk_by(|left, right| left + 1 == *right);
+    let texts = runs.filter_map(|run| match (run.first()?, run.last()?) {
+        (first, last) if first == last => Some(first.to_string()),
+        (first, last) => Some(format!("{first}-{last}")),
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+/// Writes one line, cut at [`WIDTH`] columns.
+fn line(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
+    let text = text.trim_end();
+    match text.char_indices().nth(WIDTH) {
+        None => writeln!(f, "{text}"),
+        Some(_) => writeln!(f, "{}…", text.chars().take(WIDTH - 1).collect::<String>()),
+    }
+}
