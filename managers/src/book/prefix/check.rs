@@ -143,8 +143,12 @@ impl Tree {
         let is_root = n.parent == NIL;
         ensure(is_root == n.key.is_empty(), "only roots have no key", id, || format!("{} tokens", n.key.len()))?;
         ensure(!is_root || !n.is_leaf(), "no root without children", id, String::new)?;
+        // A locked parent is brought up to date when it is unlocked.
         ensure(
-            is_root || self.nodes[n.parent].stamp >= n.stamp || self.nodes[n.parent].parent == NIL,
+            is_root || self.nodes[n.parent].parent == NIL || {
+                let parent = &self.nodes[n.parent];
+                parent.locked() || parent.stamp >= n.stamp
+            },
             "no parent is older than its child",
             id,
             || format!("{} and {}", self.nodes[n.parent].stamp, n.stamp),

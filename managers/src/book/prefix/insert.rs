@@ -118,7 +118,7 @@ impl Tree {
         }
         match (insert.state, self.config.states, self.config.leaves) {
             (Some(_), false, _) => Err(PrefixError::NoComponent { component: "states" }),
-            (None, true, LeafRule::State) => Err(PrefixError::StateRequired),
+            (None, true, LeafRule::State) if len > 0 => Err(PrefixError::StateRequired),
             _ => Ok(()),
         }
     }

@@ -5,6 +5,7 @@
 //! without being told: a receipt names the node at whose end it is anchored, and splits leave the end where it is.
 
 use super::arena::NIL;
+use super::config::LeafRule;
 use super::error::PrefixError;
 use super::lookup::Match;
 use super::node::{Component, NodeId};
@@ -51,6 +52,7 @@ impl Tree {
             node = self.nodes[node].parent;
         }
         let window_from = self.window_start(node, found.hit)?;
+        let hold = self.effective(hold);
         self.tick();
         if found.hit < self.nodes[node].end as usize {
             node = self.split(node, found.hit - self.nodes[node].start());
@@ -67,6 +69,7 @@ impl Tree {
     pub fn lock_node(&mut self, id: NodeId, hold: Hold) -> Result<Receipt, PrefixError> {
         let node = self.nodes.resolve(id).ok_or(PrefixError::StaleMatch { what: "node" })?;
         let window_from = self.window_start(node, self.nodes[node].end as usize).unwrap_or(self.nodes[node].end);
+        let hold = self.effective(hold);
         self.tick();
         self.pin(node, window_from, hold);
         Ok(self.receipt(Some(id), window_from, hold))
@@ -121,7 +124,7 @@ impl Tree {
         if receipt.tree != self.id {
             return Err(PrefixError::ForeignReceipt);
         }
-        if receipt.hold == Hold::Path {
+        if receipt.hold == self.effective(Hold::Path) {
             return Ok(());
         }
         receipt.hold = Hold::Path;
@@ -162,6 +165,11 @@ impl Tree {
             to -= blocks.len();
             node = self.nodes[node].parent;
         }
+    }
+
+    /// A leaf that must have a state must not lose it while it is held.
+    fn effective(&self, hold: Hold) -> Hold {
+        if self.config.leaves == LeafRule::State { Hold::PathAndState } else { hold }
     }
 
     fn receipt(&self, anchor: Option<NodeId>, window_from: u32, hold: Hold) -> Receipt {

@@ -7,7 +7,9 @@
 //!
 //! The tree moves no bytes. It receives ids, gives ids back through [`Released`], and says what must be copied.
 
+mod align;
 mod arena;
+mod cache;
 mod check;
 mod config;
 mod cost;
@@ -18,9 +20,13 @@ mod insert;
 mod key;
 mod lock;
 mod lookup;
+mod metrics;
 mod node;
+mod strategy;
 mod tree;
 
+pub use align::{BlockAligned, Interior};
+pub use cache::{Final, Lease, PrefixCache, Progress};
 pub use check::{Census, Violation};
 pub use config::{LeafRule, TenantId, TreeConfig};
 pub use cost::{Cost, kv_heads_per_device};
@@ -30,5 +36,7 @@ pub use insert::{Insert, Inserted, WindowSpan};
 pub use key::{Key, Namespace, Token};
 pub use lock::{Hold, Receipt};
 pub use lookup::Match;
+pub use metrics::{Metrics, Misses, Reuse};
 pub use node::NodeId;
+pub use strategy::{BranchRule, Checkpoint, Extend, Source, Strategy};
 pub use tree::{Released, Tree, Usage};
