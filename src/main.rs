@@ -38,6 +38,9 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_env("CACHEPLAN_LOG"))
         .with_writer(std::io::stderr)
         .init();
+    // A long path or name must stay in one piece, so that it can be searched for and copied.
+    let wrapping = miette::set_hook(Box::new(|_| Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).build())));
+    debug_assert!(wrapping.is_ok(), "the hook is set once, here");
     let result = match Cli::parse().command {
         Command::Plan(args) => commands::plan::run(&args),
     };

@@ -1,0 +1,47 @@
+//! A framework's own op gets planning by registering one descriptor.
+//!
+//! The op keeps a ring of the last 64 token embeddings of every sequence. Nothing in cacheplan knows it: the graph
+//! names it, the descriptor reads its dimensions from the tensors, and the planner finds it a place beside the rest.
+//!
+//! Run it with `cargo run --example custom_op`.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use cacheplan::handlers::{DType, ResourceHandler};
+use cacheplan::planner::{Budget, PlanRequest, plan};
+use cacheplan::transforms::{Attention, Cache, Descriptor, GraphBuilder, Registry, Stage, collect};
+
+const RING: &str = "acme.embedding_ring";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut registry = Registry::default();
+    registry.register(Descriptor::new(RING, Stage::InsertCustomCaches, |op| {
+        let length = op.dim("length", "ring", 2)?;
+        let channels = op.dim("channels", "ring", 3)?;
+        let handler = ResourceHandler::state(&[length, channels], DType::F16)?;
+        Ok(vec![Cache { suffix: "embedding_ring".into(), handler }])
+    }));
+
+    let mut builder = GraphBuilder::new("acme_decoder", 256, DType::Bf16);
+    builder.layer();
+    builder.attention(&Attention::grouped(8, 2, 32));
+    builder.layer();
+    builder.custom("ring", RING, &[("ring", &[64, 256])]);
+    let mut model = builder.build();
+
+    let budget = Budget::from_toml("max_batch_size = 4\nmax_seq_len = 1024", "budget")?;
+    let context = cacheplan::transforms::PassContext { registry, ..budget.pass_context(&model.info) };
+    let collected = collect(&mut model.graph, &context)?;
+    for report in &collected.reports {
+        println!("{:<26} matched {}", report.pass, report.matched.len());
+    }
+
+    let plan = plan(&PlanRequest {
+        model: &model.info,
+        resources: &collected.resources,
+        budget: &budget,
+        device: None,
+        measurement: None,
+    })?;
+    println!("\n{}", plan.table());
+    Ok(())
+}
