@@ -429,7 +429,6 @@ impl GraphBuilder {
 
     /// The finished model. Its weights are the sum of the parameters described, which is an assumption.
     pub fn build(self) -> Model {
-        let fingerprint = blake3::hash(crate::Dot(&self.graph).to_string().as_bytes()).to_hex().to_string();
         let weights = self.weight_bytes();
         let info = ModelInfo {
             model_type: self.model_type,
@@ -437,7 +436,7 @@ impl GraphBuilder {
             dtype: self.dtype,
             max_position_embeddings: None,
             weights,
-            fingerprint,
+            fingerprint: String::new(),
         };
         Model::new(info, self.graph)
     }
@@ -445,12 +444,6 @@ impl GraphBuilder {
     /// Some weights are not described, so that their sum means nothing.
     pub(crate) fn forget_weights(&mut self) {
         self.weights_known = false;
-    }
-
-    /// The graph alone, for a front-end that knows the model's facts better.
-    pub(crate) fn into_graph(self) -> (Graph, Option<WeightBytes>) {
-        let weights = self.weight_bytes();
-        (self.graph, weights)
     }
 
     fn weight_bytes(&self) -> Option<WeightBytes> {

@@ -57,7 +57,7 @@ pub struct ModelInfo {
     pub max_position_embeddings: Option<u64>,
     /// Bytes of the weights, where they could be told.
     pub weights: Option<WeightBytes>,
-    /// Hash of the description that was read, as lower-case hex.
+    /// Hash of the description that was read, as lower-case hex; empty if there is no file.
     pub fingerprint: String,
 }
 

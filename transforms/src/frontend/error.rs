@@ -94,6 +94,45 @@ pub enum FrontendError {
         /// What was found.
         source: cacheplan_handlers::UnknownDType,
     },
+    /// A file that ends inside its header.
+    #[error("{file}: truncated: the header needs {needed} bytes, the file has {found}")]
+    Truncated {
+        /// The file.
+        file: String,
+        /// Bytes up to the header's end.
+        needed: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// A weight that contradicts the config.
+    #[error(
+        "{file}: `{tensor}` has {found} along axis {axis}, the config says {expected} ({meaning}); \
+         correct the config, or pass --assume KEY=VALUE"
+    )]
+    Disagreement {
+        /// The file with the weight.
+        file: String,
+        /// The weight.
+        tensor: String,
+        /// Its axis.
+        axis: usize,
+        /// Its size there.
+        found: u64,
+        /// What the size stands for.
+        meaning: &'static str,
+        /// Its size according to the config.
+        expected: u64,
+    },
+    /// Weights without a config.
+    #[error("{file}: {dimension} cannot be told without a config.json: {known}")]
+    NoConfig {
+        /// The file.
+        file: String,
+        /// What is missing.
+        dimension: String,
+        /// What the weights do tell.
+        known: String,
+    },
     /// An architecture description that is wrong itself.
     #[error("architecture description of `{model_type}`: {reason}")]
     Description {

@@ -2,9 +2,12 @@
 
 mod config;
 mod error;
+mod gguf;
+mod safetensors;
 
 use std::path::Path;
 
+use self::safetensors::Weights;
 use crate::model::Model;
 
 pub use config::Assumption;
@@ -19,16 +22,51 @@ pub struct ReadOptions {
     pub descriptions: Vec<String>,
 }
 
-/// Reads a model: a folder with `config.json`, or the file itself.
+/// Reads a model: a folder with `config.json` and perhaps weights, or one file of a known format.
+///
+/// Of weights only the headers are read; they check the config and give its exact size.
 ///
 /// # Errors
 /// See [`FrontendError`]; each names the file and the key.
 pub fn read_model(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    match path.extension().and_then(|extension| extension.to_str()) {
+        _ if path.is_dir() => read_folder(path, options),
+        Some("safetensors") => read_beside_config(path, options),
+        Some("gguf") => gguf::read(path, options),
+        _ => read_config(path, options),
+    }
+}
+
+fn read_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(&path).map_err(|source| FrontendError::Io { file: name.clone(), source })?;
+    let bytes = std::fs::read(path).map_err(|source| FrontendError::Io { file: name.clone(), source })?;
     let text = String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name.clone() })?;
     config::read(&name, &text, options)
+}
+
+fn read_folder(folder: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let weights = Weights::in_folder(folder)?;
+    let config = folder.join("config.json");
+    match weights {
+        Some(weights) if !config.is_file() => Err(weights.missing_dimension()),
+        Some(weights) => {
+            let mut model = read_config(&config, options)?;
+            weights.verify(&mut model)?;
+            Ok(model)
+        }
+        None => read_config(&config, options),
+    }
+}
+
+fn read_beside_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let weights = Weights::single(path)?;
+    let config = path.with_file_name("config.json");
+    if !config.is_file() {
+        return Err(weights.missing_dimension());
+    }
+    let mut model = read_config(&config, options)?;
+    weights.verify(&mut model)?;
+    Ok(model)
 }
 
 /// Reads the text of a `config.json`; `name` stands for the file in errors.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan_handlers::Kind;
+use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resources, collect, read_model};
 
 /// A file or folder of the fixtures.
@@ -51,4 +51,9 @@ pub(crate) fn names(folder: &str) -> Vec<String> {
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// What a plan depends on: every resource's name, layer and handler, in registration order.
+pub(crate) fn essence(resources: &Resources) -> Vec<(String, Option<u32>, ResourceHandler)> {
+    resources.iter().map(|resource| (resource.name.clone(), resource.layer, resource.handler.clone())).collect()
 }

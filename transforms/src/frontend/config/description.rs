@@ -65,15 +65,13 @@ pub(super) struct Pattern {
     pub(super) repeat: bool,
     /// An object that says how many layers of each kind there are, but not where.
     pub(super) counts: Option<String>,
-    /// The layers of kind `then` in the architecture's own default, which no key states.
+    /// The layers of the second of `kinds` in the architecture's own default, which no key states.
     pub(super) layers: Option<Vec<u32>>,
-    /// An expression for each layer: `then` where it is there and not 0.
-    pub(super) test: Option<String>,
-    /// The kind of the layers that were hit, or of all.
-    pub(super) then: Option<String>,
-    /// The kind of the others.
-    #[serde(rename = "else")]
-    pub(super) otherwise: Option<String>,
+    /// An expression for each layer: its value is a position in `kinds`, the last one for anything larger.
+    pub(super) choose: Option<String>,
+    /// The kinds to choose from; of one kind all layers are.
+    #[serde(default)]
+    pub(super) kinds: Vec<String>,
 }
 
 /// The description of `model_type`; the caller's come first.

@@ -157,18 +157,20 @@ impl Pattern {
         if let Some(key) = &self.counts {
             return counted(key, values, layers);
         }
-        let then =
-            self.then.as_deref().ok_or_else(|| invalid("a [[pattern]] needs `then`, `key` or `counts`".into()))?;
-        let otherwise = self.otherwise.as_deref();
-        let other = || otherwise.ok_or_else(|| invalid(format!("the [[pattern]] for `{then}` needs `else`")));
-        if let Some(hits) = &self.layers {
-            return Ok(Some(fixed(hits, [then, other()?], values, layers)));
+        match (&self.choose, self.kinds.as_slice()) {
+            (_, []) => Err(invalid("a [[pattern]] needs `kinds`, `key` or `counts`".to_owned())),
+            (Some(choose), kinds) => chosen(&Expr::parse(choose).map_err(invalid)?, kinds, values, layers),
+            (None, [kind]) => {
+                values.note("layer kinds", &format!("all {kind}"), "the architecture", false);
+                Ok(Some(Spellings::all(kind, layers)))
+            }
+            (None, kinds) => {
+                let hits = self.layers.as_ref();
+                let hits = hits
+                    .ok_or_else(|| invalid("a [[pattern]] of several kinds needs `choose` or `layers`".to_owned()))?;
+                Ok(Some(fixed(hits, kinds, values, layers)))
+            }
         }
-        if let Some(test) = &self.test {
-            return tested(&Expr::parse(test).map_err(invalid)?, [then, other()?], values, layers);
-        }
-        values.note("layer kinds", &format!("all {then}"), "the architecture", false);
-        Ok(Some(Spellings::all(then, layers)))
     }
 
     fn listed(&self, key: &str, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
@@ -211,31 +213,43 @@ fn counted(key: &str, values: &Values<'_>, layers: u32) -> Result<Option<Spellin
     Ok(Some(spellings))
 }
 
-/// The architecture itself says which layers are of which kind.
-fn fixed(hits: &[u32], kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Spellings {
-    values.note("layer kinds", &format!("{} at {hits:?}", kinds[0]), "the architecture's default", true);
-    let of = (0..layers).map(|layer| usize::from(!hits.contains(&layer))).collect();
-    Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }
+/// The architecture itself says which layers are of the second kind.
+fn fixed(hits: &[u32], kinds: &[String], values: &Values<'_>, layers: u32) -> Spellings {
+    values.note("layer kinds", &format!("{} at {hits:?}", kinds[1]), "the architecture's default", true);
+    let of = (0..layers).map(|layer| usize::from(hits.contains(&layer))).collect();
+    Spellings { distinct: kinds.to_vec(), of }
 }
 
-fn tested(test: &Expr, kinds: [&str; 2], values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
-    check_lists(test, values, layers)?;
+/// An expression says which kind each layer is.
+fn chosen(
+    choose: &Expr,
+    kinds: &[String],
+    values: &Values<'_>,
+    layers: u32,
+) -> Result<Option<Spellings>, FrontendError> {
+    check_lists(choose, values, layers)?;
+    let last = kinds.len().saturating_sub(1);
     let mut of = Vec::with_capacity(layers as usize);
     for layer in 0..layers {
-        match values.eval(test, layer)? {
-            Some(number) => of.push(usize::from(number.value == 0)),
+        match values.eval(choose, layer)? {
+            Some(number) => of.push(usize::try_from(number.value).map_or(last, |position| position.min(last))),
             // A key that is absent for all layers leaves the question to the next source.
             None if layer == 0 => return Ok(None),
-            None => of.push(1),
+            None => {
+                let expected = format!("it tells nothing of layer {layer}");
+                let file = values.file.to_owned();
+                return Err(FrontendError::BadValue {
+                    file,
+                    key: choose.keys().join(", "),
+                    found: "null".to_owned(),
+                    expected,
+                });
+            }
         }
     }
-    values.note(
-        "layer kinds",
-        &format!("{} or {}", kinds[0], kinds[1]),
-        test.keys().join(", "),
-        test.keys().is_empty(),
-    );
-    Ok(Some(Spellings { distinct: kinds.map(str::to_owned).to_vec(), of }))
+    let keys = choose.keys();
+    values.note("layer kinds", &kinds.join(" or "), keys.join(", "), keys.is_empty());
+    Ok(Some(Spellings { distinct: kinds.to_vec(), of }))
 }
 
 /// A list of layers must name layers that exist: a wrong base would silently drop some.
@@ -261,7 +275,7 @@ fn check_lists(test: &Expr, values: &Values<'_>, layers: u32) -> Result<(), Fron
 
 fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {
     let sources = description.pattern.iter();
-    let keys = sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.test.as_deref()));
+    let keys = sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.choose.as_deref()));
     FrontendError::Missing {
         file: values.file.to_owned(),
         model_type: values.model_type.clone(),

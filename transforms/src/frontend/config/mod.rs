@@ -11,7 +11,7 @@ mod quantization;
 mod values;
 
 use cacheplan_handlers::DType;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::blocks::{Block, LayerContext};
 use self::description::Description;
@@ -20,7 +20,7 @@ use self::layers::LayerKinds;
 use self::values::Values;
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
-use crate::model::{Model, ModelInfo};
+use crate::model::Model;
 
 pub use assume::Assumption;
 
@@ -35,61 +35,100 @@ pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Mode
         assumption.apply(&mut values);
     }
     let description = find_description(&mut values, options)?;
-    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    let mut model = describe(values, &description, options)?;
+    model.info.fingerprint = blake3::hash(text.as_bytes()).to_hex().to_string();
+    model.source = format!("{file} (config.json)");
+    Ok(model)
+}
 
+/// Reads a table of keys whose meaning the description of `model_type` tells.
+pub(super) fn read_table(
+    file: &str,
+    table: Map<String, Value>,
+    model_type: String,
+    options: &ReadOptions,
+) -> Result<Model, FrontendError> {
+    let mut values = Values::new(file, table);
+    for assumption in &options.assume {
+        assumption.apply(&mut values);
+    }
+    let description = description::find(file, &model_type, &options.descriptions)?;
+    values.model_type = model_type;
+    describe(values, &description, options)
+}
+
+fn describe(values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
     let hidden_size = number(&values, "hidden_size", &description.hidden_size, invalid)?;
-    let layers = number(&values, "layers", &description.layers, invalid)?;
-    let layers = u32::try_from(layers).ok().filter(|&layers| u64::from(layers) <= MAX_LAYERS).ok_or_else(|| {
-        let expected = format!("at most {MAX_LAYERS} layers are read");
-        FrontendError::BadValue { file: file.to_owned(), key: "layers".to_owned(), found: layers.to_string(), expected }
-    })?;
+    let layers = layer_count(&values, description, invalid)?;
     let dtype = activation_dtype(&values)?;
-    let kinds = LayerKinds::read(&description, &values, layers, &options.assume)?;
+    let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
     let mut builder = GraphBuilder::new(values.model_type.clone(), hidden_size, dtype);
-    let dtypes = [state_dtype(&values)?, quantization::kv_dtype(&values)?];
     let weight_dtype = quantization::weight_dtype(&values);
     builder.weight_dtype(weight_dtype.ok().flatten().unwrap_or(dtype));
-    let shared = values.eval(&Expr::Key(SHARED_LAYERS.to_owned()), 0)?.map_or(0, |number| number.value);
-    let owners = u32::try_from(u64::from(layers).saturating_sub(shared)).unwrap_or(layers);
-    let mut blocks: Vec<Option<Vec<Block>>> = kinds.names().iter().map(|_| None).collect();
-    for index in 0..layers {
-        builder.layer();
-        let kind = kinds.of(index);
-        let first = blocks[kind].is_none();
-        let name = &kinds.names()[kind];
-        // A layer behind the owners reads the keys and values of the last owner of its own kind.
-        let shares_layer = if index < owners { None } else { kinds.last_alike(index, owners) };
-        let context = LayerContext { layer: index, first, shares_layer, dtypes };
-        let blocks = match &mut blocks[kind] {
-            Some(blocks) => blocks,
-            empty => empty.insert(blocks_of(name, &description).map_err(invalid)?),
-        };
-        for block in blocks.iter() {
-            block.emit(&mut builder, &values, context)?;
+    if weight_dtype.is_err() || !description.weights {
+        builder.forget_weights();
+    }
+    add_layers(&mut builder, &values, description, &kinds, layers)?;
+    match values.eval(&Expr::Key("vocab_size".to_owned()), 0)? {
+        Some(vocab_size) => {
+            let tied = values.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+            builder.vocabulary(vocab_size.value, tied);
         }
+        None => builder.forget_weights(),
     }
-    let vocab_size = values.eval(&Expr::Key("vocab_size".to_owned()), 0)?.map(|number| number.value);
-    if let Some(vocab_size) = vocab_size {
-        let tied = values.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
-        builder.vocabulary(vocab_size, tied);
-    }
-    let (graph, weights) = builder.into_graph();
     let longest = values.eval(&Expr::parse(CONTEXT_LENGTH).map_err(invalid)?, 0)?;
-    let info = ModelInfo {
-        model_type: values.model_type.clone(),
-        layers,
-        dtype,
-        max_position_embeddings: longest.map(|number| number.value),
-        // Without a vocabulary the sum would lack a part, and a wrong number is worse than none.
-        weights: weights.filter(|_| vocab_size.is_some() && weight_dtype.is_ok() && description.weights),
-        fingerprint: blake3::hash(text.as_bytes()).to_hex().to_string(),
-    };
-    let mut model = Model::new(info, graph);
-    model.source = format!("{file} (config.json)");
+
+    let mut model = builder.build();
+    model.info.max_position_embeddings = longest.map(|number| number.value);
     model.layer_kinds = (0..layers).map(|index| kinds.names()[kinds.of(index)].clone()).collect();
     (model.config, model.facts) = values.into_parts();
     Ok(model)
+}
+
+fn add_layers(
+    builder: &mut GraphBuilder,
+    values: &Values<'_>,
+    description: &Description,
+    kinds: &LayerKinds,
+    layers: u32,
+) -> Result<(), FrontendError> {
+    let dtypes = [state_dtype(values)?, quantization::kv_dtype(values)?];
+    let shared = values.eval(&Expr::Key(SHARED_LAYERS.to_owned()), 0)?.map_or(0, |number| number.value);
+    let owners = u32::try_from(u64::from(layers).saturating_sub(shared)).unwrap_or(layers);
+    let mut blocks: Vec<Option<Vec<Block>>> = kinds.names().iter().map(|_| None).collect();
+    for layer in 0..layers {
+        builder.layer();
+        let kind = kinds.of(layer);
+        // A layer behind the owners reads the keys and values of the last owner of its own kind.
+        let shares_layer = if layer < owners { None } else { kinds.last_alike(layer, owners) };
+        let context = LayerContext { layer, first: blocks[kind].is_none(), shares_layer, dtypes };
+        let blocks = match &mut blocks[kind] {
+            Some(blocks) => blocks,
+            empty => {
+                let invalid = |reason| FrontendError::Description { model_type: values.model_type.clone(), reason };
+                empty.insert(blocks_of(&kinds.names()[kind], description).map_err(invalid)?)
+            }
+        };
+        for block in blocks.iter() {
+            block.emit(builder, values, context)?;
+        }
+    }
+    Ok(())
+}
+
+fn layer_count(
+    values: &Values<'_>,
+    description: &Description,
+    invalid: impl Fn(String) -> FrontendError,
+) -> Result<u32, FrontendError> {
+    let layers = number(values, "layers", &description.layers, invalid)?;
+    u32::try_from(layers).ok().filter(|&layers| u64::from(layers) <= MAX_LAYERS).ok_or_else(|| {
+        let expected = format!("at most {MAX_LAYERS} layers are read");
+        let file = values.file.to_owned();
+        FrontendError::BadValue { file, key: "layers".to_owned(), found: layers.to_string(), expected }
+    })
 }
 
 const CONTEXT_LENGTH: &str =

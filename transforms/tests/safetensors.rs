@@ -1,0 +1,125 @@
+//! Weights are read by their headers; they check the config and give exact sizes.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use cacheplan_transforms::{FrontendError, Model, ReadOptions, read_model};
+use rstest::rstest;
+use tempfile::TempDir;
+
+use support::{fixture, names};
+
+fn read(path: &Path) -> Result<Model, FrontendError> {
+    read_model(path, &ReadOptions::default())
+}
+
+/// A copy of a tiny model, its config changed by `edit`.
+fn edited(name: &str, edit: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture(&format!("models/{name}"));
+    fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let mut config = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(folder.path().join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+    folder
+}
+
+#[test]
+fn configs_and_weights_agree_on_every_tiny_model() {
+    for name in names("models") {
+        let folder = fixture(&format!("models/{name}"));
+        let model = read(&folder).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let checked = model.facts.iter().find(|fact| fact.what == "dimensions checked").unwrap();
+        assert!(checked.value.parse::<u64>().unwrap() >= u64::from(model.info.layers), "{name}: {}", checked.value);
+    }
+}
+
+#[test]
+fn weight_bytes_are_those_of_the_file_behind_its_header() {
+    let path = fixture("models/llama/model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap());
+    let weights = read(&path).unwrap().info.weights.unwrap();
+    assert_eq!((weights.bytes, weights.exact), (file.len() as u64 - 8 - header, true));
+}
+
+#[rstest]
+#[case("llama", "head_dim", 8, "32", "16", "num_kv_heads * head_dim")]
+#[case("nemotron_h", "n_groups", 4, "192", "256", "n_groups")]
+#[case("mamba", "state_size", 8, "16", "8", "d_state")]
+#[case("mamba2", "conv_kernel", 3, "4", "3", "d_conv")]
+#[case("deepseek_v3", "kv_lora_rank", 16, "48", "32", "kv_lora_rank + qk_rope_head_dim")]
+#[case("qwen3_next", "linear_num_value_heads", 8, "128", "192", "conv_dim")]
+#[case("kimi_linear", "linear_num_heads", 2, "64", "32", "num_k_heads")]
+#[case("lfm2", "conv_L_cache", 4, "3", "4", "d_conv")]
+fn a_disagreement_names_both_values(
+    #[case] name: &str,
+    #[case] key: &str,
+    #[case] value: u64,
+    #[case] found: &str,
+    #[case] expected: &str,
+    #[case] meaning: &str,
+) {
+    let folder = edited(name, |config| {
+        config.insert(key.to_owned(), value.into());
+    });
+    let error = read(folder.path()).unwrap_err();
+    assert!(matches!(error, FrontendError::Disagreement { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&format!("has {found} ")) && text.contains(&format!("says {expected} ")), "{text}");
+    assert!(text.contains(meaning), "{text}");
+}
+
+#[test]
+fn weights_without_a_config_name_the_missing_dimension() {
+    let folder = edited("llama", |_| {});
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    let text = read(folder.path()).unwrap_err().to_string();
+    assert!(text.contains("head_dim cannot be told") && text.contains("num_kv_heads * head_dim"), "{text}");
+}
+
+#[test]
+fn a_file_cut_inside_its_data_still_reads() {
+    let folder = edited("llama", |_| {});
+    let path = folder.path().join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    fs::write(&path, &file[..8 + header + 100]).unwrap();
+    assert_eq!(read(folder.path()).unwrap().info.weights.unwrap().bytes, (file.len() - 8 - header) as u64);
+}
+
+#[rstest]
+#[case(0)]
+#[case(7)]
+#[case(8)]
+#[case(300)]
+fn a_file_cut_inside_its_header_says_so(#[case] length: usize) {
+    let folder = edited("llama", |_| {});
+    let path = folder.path().join("model.safetensors");
+    fs::write(&path, &fs::read(&path).unwrap()[..length]).unwrap();
+    let error = read(folder.path()).unwrap_err();
+    assert!(matches!(error, FrontendError::Truncated { .. }), "{error}");
+}
+
+#[test]
+fn shards_are_read_through_their_index_and_absent_ones_are_noted() {
+    let folder = edited("llama", |_| {});
+    let here = |name: &str| folder.path().join(name);
+    fs::rename(here("model.safetensors"), here("model-00001-of-00002.safetensors")).unwrap();
+    let map = r#"{"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}"#;
+    let index = format!(r#"{{"metadata": {{"total_size": 12345}}, "weight_map": {map}}}"#);
+    fs::write(here("model.safetensors.index.json"), index).unwrap();
+    let model = read(folder.path()).unwrap();
+    assert_eq!(model.info.weights.unwrap().bytes, 12_345);
+    assert!(model.facts.iter().any(|fact| fact.assumed && fact.value.contains("model-00002-of-00002")));
+}
+
+#[test]
+fn an_index_cannot_lead_out_of_its_folder() {
+    let folder = edited("llama", |_| {});
+    let index = r#"{"weight_map": {"a": "../secret.safetensors"}}"#;
+    fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    assert!(matches!(read(folder.path()), Err(FrontendError::BadValue { .. })));
+}
