@@ -3,5 +3,10 @@
 //! Two halves: [`book`] is plain bookkeeping without candle; `device` holds the tensors.
 
 pub mod book;
+mod counting;
 #[cfg(feature = "device")]
 pub mod device;
+mod error;
+
+pub use counting::CountingAllocator;
+pub use error::ManagerError;

@@ -1,4 +1,23 @@
 //! Bookkeeping without tensors: blocks, slots, tables, the prefix tree.
 
+mod advance;
+mod blocks;
+mod cache;
 pub mod ids;
+mod layout;
+mod ops;
 pub mod prefix;
+mod sequence;
+mod slots;
+mod step;
+mod table;
+
+pub use advance::{Accepted, Work};
+pub use blocks::BlockAllocator;
+pub use cache::{CacheBook, Prefix, SlotMove};
+pub use ids::{BlockId, SlotId};
+pub use layout::{Indexing, Layout, PagedSpec, Place};
+pub use ops::PoolOp;
+pub use sequence::{Residency, SequenceId};
+pub use slots::{SlotAllocator, SlotRole};
+pub use step::{PoolStep, StepMetadata};

@@ -1,0 +1,277 @@
+//! Steps: growing the sequences of a batch, and committing speculative ones.
+
+use std::sync::Arc;
+
+use super::cache::{CacheBook, check_length};
+use super::layout::Layout;
+use super::sequence::{Draft, Sequence, SequenceId};
+use super::step::StepMetadata;
+use super::table::{Growth, shortage};
+use super::{PoolOp, SlotRole};
+use crate::ManagerError;
+
+/// One sequence's part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The sequence.
+    pub sequence: SequenceId,
+    /// Tokens that this step computes for it: a chunk of its prompt, 1 to decode, the candidates of a speculation.
+    pub tokens: u32,
+}
+
+/// Which candidates of a speculative step were accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted<'a> {
+    /// The first so many; 0 rolls back to before the step.
+    First(u32),
+    /// The candidates on a path through the token tree, ascending; the empty path rolls back.
+    Path(&'a [u32]),
+}
+
+impl Accepted<'_> {
+    fn len(self) -> u32 {
+        match self {
+            Self::First(count) => count,
+            Self::Path(path) => path.len() as u32,
+        }
+    }
+
+    fn last(self) -> Option<u32> {
+        match self {
+            Self::First(count) => count.checked_sub(1),
+            Self::Path(path) => path.last().copied(),
+        }
+    }
+}
+
+impl CacheBook {
+    /// Grows the sequences of a step by its tokens and fills in where everything lies.
+    ///
+    /// # Errors
+    /// Whatever makes any sequence's part impossible; then none has changed.
+    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+        self.advance(work, metadata, false)
+    }
+
+    /// As [`CacheBook::step`] for candidate tokens: nothing counts before [`CacheBook::commit`].
+    ///
+    /// Each sequence gets a row of the draft pools for its candidates' states; live slots are only read.
+    ///
+    /// # Errors
+    /// As [`CacheBook::step`]; more candidates or sequences than the plan has draft rows and positions for.
+    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+        let layout = Arc::clone(&self.layout);
+        let limit = |what, found: u64, limit: u64| {
+            if found <= limit { Ok(()) } else { Err(ManagerError::TooManyCandidates { what, found, limit }) }
+        };
+        for part in work {
+            limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
+        }
+        if layout.has_slots() {
+            let rows = &layout.draft_rows;
+            limit("sequences in a speculative step", work.len() as u64, rows.end.saturating_sub(rows.start))?;
+        }
+        self.advance(work, metadata, true)
+    }
+
+    /// Commits or rolls back the speculative steps of the sequences named, attention and states alike.
+    ///
+    /// # Errors
+    /// An acceptance that does not fit its candidates; then none has changed.
+    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
+        self.steps += 1;
+        let stamp = self.steps;
+        for &(id, acceptance) in accepted {
+            let draft = self.speculating(id)?;
+            check_acceptance(&self.layout, id, acceptance, draft)?;
+            let sequence = self.sequences.get_mut(id)?;
+            if std::mem::replace(&mut sequence.step, stamp) == stamp {
+                return Err(ManagerError::DuplicateSequence(id));
+            }
+        }
+        let layout = Arc::clone(&self.layout);
+        for &(id, acceptance) in accepted {
+            let draft = self.speculating(id)?;
+            let sequence = self.sequences.get_mut(id)?;
+            sequence.draft = None;
+            let base = sequence.tokens;
+            if let Accepted::Path(path) = acceptance {
+                gather_path(&layout, sequence, base, path, &mut self.ops);
+            }
+            if let (Some(slot), Some(position)) = (sequence.slot, acceptance.last()) {
+                self.ops.push(PoolOp::CommitStates { row: draft.row, position, to: slot });
+            }
+            sequence.tokens = base + acceptance.len();
+            let tokens = sequence.tokens;
+            for ((table, spec), blocks) in sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks) {
+                table.truncate(blocks, spec.blocks_for(tokens) as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn speculating(&self, id: SequenceId) -> Result<Draft, ManagerError> {
+        self.resident(id)?.draft.ok_or(ManagerError::WrongState {
+            sequence: id,
+            found: "committed",
+            expected: "speculating",
+        })
+    }
+
+    fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), ManagerError> {
+        let layout = Arc::clone(&self.layout);
+        let mut growths = std::mem::take(&mut self.growths);
+        growths.clear();
+        let checked = self.check_step(&layout, work, &mut growths);
+        let done = checked.and_then(|()| self.apply_step(&layout, work, &growths, speculative));
+        self.growths = growths;
+        done?;
+        self.describe(&layout, work, metadata)
+    }
+
+    /// Works out what the step needs and refuses it if that is not there. Changes nothing but duplicate stamps.
+    fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<(), ManagerError> {
+        self.steps += 1;
+        let stamp = self.steps;
+        for part in work {
+            let sequence = self.settled(part.sequence)?;
+            if part.tokens == 0 {
+                return Err(ManagerError::NoTokens(part.sequence));
+            }
+            let end = u64::from(sequence.tokens) + u64::from(part.tokens);
+            check_length(layout, end)?;
+            for ((table, spec), blocks) in sequence.tables.iter().zip(&layout.paged).zip(&self.blocks) {
+                growths.push(table.growth(spec, blocks, sequence.tokens, end as u32));
+            }
+            let sequence = self.sequences.get_mut(part.sequence)?;
+            if std::mem::replace(&mut sequence.step, stamp) == stamp {
+                return Err(ManagerError::DuplicateSequence(part.sequence));
+            }
+        }
+        let pools = layout.paged.len();
+        for (paged, (spec, blocks)) in layout.paged.iter().zip(&self.blocks).enumerate() {
+            let column = || growths.iter().skip(paged).step_by(pools.max(1));
+            let needed: u64 = column().map(|growth| u64::from(growth.needed())).sum();
+            let freed: u64 = column().map(|growth| u64::from(growth.freed)).sum();
+            if needed > u64::from(blocks.available()) + freed {
+                self.refused[paged] += 1;
+                return Err(shortage(spec, blocks, needed, freed));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_step(
+        &mut self,
+        layout: &Layout,
+        work: &[Work],
+        growths: &[Growth],
+        speculative: bool,
+    ) -> Result<(), ManagerError> {
+        let pools = layout.paged.len();
+        // All releases come first: what one sequence lets go, another may take.
+        for (row, part) in work.iter().enumerate() {
+            let sequence = self.sequences.get_mut(part.sequence)?;
+            for (paged, (table, blocks)) in sequence.tables.iter_mut().zip(&mut self.blocks).enumerate() {
+                table.release_front(blocks, growths[row * pools + paged].release)?;
+            }
+        }
+        for (row, part) in work.iter().enumerate() {
+            let sequence = self.sequences.get_mut(part.sequence)?;
+            let tables = sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks);
+            for (paged, ((table, spec), blocks)) in tables.enumerate() {
+                let growth = growths[row * pools + paged];
+                if let Some((from, to)) = table.grow(spec, blocks, sequence.tokens, growth)? {
+                    self.ops.push(PoolOp::CopyBlock { paged, from, to });
+                }
+            }
+            if speculative {
+                sequence.draft =
+                    Some(Draft { row: layout.draft_rows.start as u32 + row as u32, candidates: part.tokens });
+            } else {
+                sequence.tokens += part.tokens;
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+        metadata.clear(layout.paged.len());
+        for part in work {
+            let sequence = self.sequences.get(part.sequence)?;
+            let end = sequence.tokens + sequence.draft.map_or(0, |draft| draft.candidates);
+            metadata.positions.extend(end - part.tokens..end);
+            metadata.cu_seqlens.push(metadata.positions.len() as u32);
+            metadata.kv_lens.push(end);
+            metadata.slots.push(sequence.slot.map_or(-1, |slot| slot.0 as i32));
+            metadata.draft_rows.push(sequence.draft.map_or(-1, |draft| draft.row as i32));
+        }
+        for (paged, (spec, pool)) in layout.paged.iter().zip(&mut metadata.pools).enumerate() {
+            let rows = work.iter().zip(&metadata.kv_lens);
+            for (_, &end) in rows.clone() {
+                pool.max_blocks = pool.max_blocks.max(spec.blocks_for(end) as usize);
+            }
+            pool.block_tables.reserve(work.len() * pool.max_blocks);
+            for (part, &end) in rows {
+                let table = &self.sequences.get(part.sequence)?.tables[paged];
+                let row_end = pool.block_tables.len() + pool.max_blocks;
+                pool.block_tables.extend_from_slice(&table.entries()[..spec.blocks_for(end) as usize]);
+                pool.block_tables.resize(row_end, -1);
+                let entries = i64::from(spec.entries_per_block);
+                pool.slot_mapping.extend((end - part.tokens..end).map(|position| {
+                    if (position + 1) % spec.stride != 0 && position + 1 != end {
+                        return -1;
+                    }
+                    let entry = position / spec.stride;
+                    let block = table.entries()[(entry / spec.entries_per_block) as usize];
+                    i64::from(block) * entries + i64::from(entry % spec.entries_per_block)
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many sequences could be admitted before slots run out.
+    pub fn free_live_slots(&self) -> u32 {
+        self.slots.available(SlotRole::Live)
+    }
+}
+
+fn check_acceptance(
+    layout: &Layout,
+    sequence: SequenceId,
+    accepted: Accepted<'_>,
+    draft: Draft,
+) -> Result<(), ManagerError> {
+    let bad = |reason: String| Err(ManagerError::BadAcceptance { sequence, reason });
+    let candidates = draft.candidates;
+    if accepted.last().is_some_and(|last| last >= candidates) {
+        return bad(format!("candidate {} was accepted of {candidates}", accepted.last().unwrap_or(0)));
+    }
+    if let Accepted::Path(path) = accepted {
+        if !path.is_sorted_by(|left, right| left < right) {
+            return bad(format!("the accepted path {path:?} is not ascending"));
+        }
+        let linear = path.iter().zip(0..).all(|(&candidate, position)| candidate == position);
+        if let Some(spec) = layout.paged.iter().find(|spec| spec.stride > 1).filter(|_| !linear) {
+            return bad(format!("pool `{}` compresses tokens, so a path with gaps cannot be gathered", spec.id));
+        }
+    }
+    Ok(())
+}
+
+/// Queues the copies that bring the entries of an accepted path into order.
+fn gather_path(layout: &Layout, sequence: &Sequence, base: u32, path: &[u32], ops: &mut Vec<PoolOp>) {
+    for (paged, (table, spec)) in sequence.tables.iter().zip(&layout.paged).enumerate() {
+        let place = |position: u32| {
+            let block = table.block(position / spec.entries_per_block)?;
+            Some((block, position % spec.entries_per_block))
+        };
+        // A candidate never stands before its place in the path, so copying in order overwrites nothing still needed.
+        ops.extend(path.iter().zip(0..).filter(|&(&candidate, position)| candidate != position).filter_map(
+            |(&candidate, position)| {
+                Some(PoolOp::CopyEntry { paged, from: place(base + candidate)?, to: place(base + position)? })
+            },
+        ));
+    }
+}

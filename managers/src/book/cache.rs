@@ -1,0 +1,483 @@
+//! The bookkeeping of all pools at once: sequences that own their blocks and slots.
+
+use std::sync::Arc;
+
+use cacheplan_planner::CachePlan;
+
+use super::layout::Layout;
+use super::sequence::{Residency, Sequence, SequenceId, Sequences};
+use super::table::{BlockTable, shortage};
+use super::{BlockAllocator, BlockId, PoolOp, SlotAllocator, SlotId, SlotRole};
+use crate::ManagerError;
+
+/// Who holds which block and slot.
+///
+/// Every operation either does all of its work or returns an error and has changed nothing.
+/// Changes of pool contents are queued as [`PoolOp`]s; whoever owns the tensors executes them in order
+/// ([`CacheBook::take_ops`]) before the next kernel runs.
+#[derive(Debug)]
+pub struct CacheBook {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) blocks: Vec<BlockAllocator>,
+    pub(crate) slots: SlotAllocator,
+    pub(crate) sequences: Sequences,
+    pub(crate) ops: Vec<PoolOp>,
+    /// Refused requests per paged pool, and for want of a slot.
+    pub(crate) refused: Vec<u64>,
+    pub(crate) refused_slots: u64,
+    pub(crate) steps: u64,
+    /// What the current step needs, reused between steps.
+    pub(crate) growths: Vec<super::table::Growth>,
+}
+
+/// A cached prefix that a new sequence starts from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefix {
+    /// Tokens that the prefix covers.
+    pub tokens: u32,
+    /// Its blocks per paged pool, from the first one that the pool's window still shows.
+    pub blocks: Vec<Vec<BlockId>>,
+    /// The checkpoint after the prefix's last token, in plans with states.
+    pub state: Option<SlotId>,
+}
+
+/// A slot that was moved by [`CacheBook::compact_slots`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotMove {
+    /// Whose slot.
+    pub sequence: SequenceId,
+    /// Where it was.
+    pub from: SlotId,
+    /// Where it is.
+    pub to: SlotId,
+}
+
+impl CacheBook {
+    /// Empty books for the pools of a plan.
+    ///
+    /// # Errors
+    /// A plan that contradicts itself.
+    pub fn new(plan: &CachePlan) -> Result<Self, ManagerError> {
+        let layout = Arc::new(Layout::new(plan)?);
+        Ok(Self {
+            blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
+            slots: SlotAllocator::new(layout.slots)?,
+            sequences: Sequences::new(),
+            ops: Vec::new(),
+            refused: vec![0; layout.paged.len()],
+            refused_slots: 0,
+            steps: 0,
+            growths: Vec::new(),
+            layout,
+        })
+    }
+
+    /// The pools' geometry.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The queued changes of pool contents, which the caller must execute in order.
+    pub fn take_ops(&mut self) -> Vec<PoolOp> {
+        std::mem::take(&mut self.ops)
+    }
+
+    /// Admits a sequence: takes a slot, zeroed, and the blocks of its whole prompt.
+    ///
+    /// A windowed pool reserves what the first step can need; later steps take over what they release.
+    ///
+    /// # Errors
+    /// Too long a prompt, or the pool that lacks blocks or slots.
+    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, ManagerError> {
+        self.admit_prefix(prompt_tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })
+    }
+
+    /// Admits a sequence whose first tokens are cached: their blocks are shared, the state is copied.
+    ///
+    /// # Errors
+    /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
+    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
+        let (tables, slot) = self.reserve(prompt_tokens, prefix)?;
+        let sequence =
+            Sequence { residency: Residency::Resident, tokens: prefix.tokens, draft: None, tables, slot, step: 0 };
+        Ok(self.sequences.insert(sequence))
+    }
+
+    /// Gives a preempted sequence its slot and the blocks of its tokens so far, to be computed again.
+    ///
+    /// # Errors
+    /// As [`CacheBook::admit`]; a sequence that was not preempted.
+    pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+        let found = self.sequences.get(id)?.residency;
+        if found != Residency::Preempted {
+            return Err(ManagerError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
+        }
+        let (tables, slot) =
+            self.reserve(tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })?;
+        let sequence = self.sequences.get_mut(id)?;
+        sequence.tables = tables;
+        sequence.slot = slot;
+        sequence.residency = Residency::Resident;
+        Ok(())
+    }
+
+    /// Takes everything from a sequence; its handle stays, for [`CacheBook::resume`].
+    ///
+    /// # Errors
+    /// A stale handle, or a sequence that holds nothing.
+    pub fn preempt(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+        self.resident(id)?;
+        self.vacate(id, Residency::Preempted)?;
+        self.sequences.get_mut(id)?.tokens = 0;
+        Ok(())
+    }
+
+    /// Ends a sequence: its blocks lose a holder, its slot is free, its handle is stale.
+    ///
+    /// # Errors
+    /// A stale handle.
+    pub fn finish(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+        self.sequences.get(id)?;
+        self.vacate(id, Residency::Preempted)?;
+        self.sequences.remove(id)?;
+        Ok(())
+    }
+
+    /// A second sequence with the same past: blocks are shared until one of the two writes into the last, partial one;
+    /// the state is copied now.
+    ///
+    /// # Errors
+    /// No slot; a sequence that is not resident or has an uncommitted speculative step.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, ManagerError> {
+        let parent = self.settled(id)?;
+        let (tokens, from) = (parent.tokens, parent.slot);
+        let slot = match from {
+            Some(_) => Some(self.take_slot(SlotRole::Live)?),
+            None => None,
+        };
+        let parent = self.sequences.get(id)?;
+        let mut tables = Vec::with_capacity(parent.tables.len());
+        for ((table, spec), blocks) in parent.tables.iter().zip(&self.layout.paged).zip(&mut self.blocks) {
+            tables.push(table.share(blocks, spec.blocks_for(tokens) as usize)?);
+        }
+        if let (Some(from), Some(to)) = (from, slot) {
+            self.ops.push(PoolOp::CopySlot { from, to });
+        }
+        Ok(self.sequences.insert(Sequence {
+            residency: Residency::Resident,
+            tokens,
+            draft: None,
+            tables,
+            slot,
+            step: 0,
+        }))
+    }
+
+    /// Cuts a sequence to its first `tokens` tokens and releases the blocks behind them.
+    ///
+    /// # Errors
+    /// A state that cannot be cut (cut to 0, or restore a captured one instead), a window that has passed the new end,
+    /// more tokens than there are.
+    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+        let sequence = self.settled(id)?;
+        if sequence.slot.is_some() && tokens != 0 && tokens != sequence.tokens {
+            return Err(cannot_truncate(id, tokens, "its state has absorbed every token"));
+        }
+        self.cut(id, tokens)?;
+        if tokens == 0
+            && let Some(slot) = self.sequences.get(id)?.slot
+        {
+            self.ops.push(PoolOp::ZeroSlot(slot));
+        }
+        Ok(())
+    }
+
+    /// Cuts the tables alone, for callers that see to the state.
+    pub(crate) fn cut(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+        let layout = Arc::clone(&self.layout);
+        let sequence = self.settled(id)?;
+        if tokens > sequence.tokens {
+            return Err(cannot_truncate(id, tokens, &format!("it has only {}", sequence.tokens)));
+        }
+        let passed = sequence
+            .tables
+            .iter()
+            .zip(&layout.paged)
+            .find(|(table, spec)| table.released() > spec.first_visible_block(tokens) as usize);
+        if let Some((_, spec)) = passed {
+            return Err(cannot_truncate(id, tokens, &format!("the window of pool `{}` has passed there", spec.id)));
+        }
+        let sequence = self.sequences.get_mut(id)?;
+        sequence.tokens = tokens;
+        for ((table, spec), blocks) in sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks) {
+            table.truncate(blocks, spec.blocks_for(tokens) as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a sequence's state into a checkpoint slot, which the caller holds from now on.
+    ///
+    /// # Errors
+    /// No checkpoint slot; a plan without states.
+    pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
+        let from = self.state_slot(id)?;
+        let to = self.take_slot(SlotRole::Checkpoint)?;
+        self.ops.push(PoolOp::CopySlot { from, to });
+        Ok(to)
+    }
+
+    /// Ends a sequence and keeps its slot as a checkpoint, without a copy.
+    ///
+    /// # Errors
+    /// No quota for a checkpoint; a plan without states.
+    pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
+        let slot = self.state_slot(id)?;
+        self.slots.convert(slot, SlotRole::Checkpoint)?;
+        self.sequences.get_mut(id)?.slot = None;
+        self.finish(id)?;
+        Ok(slot)
+    }
+
+    /// Copies a checkpoint over a sequence's state and cuts its tables to the checkpoint's length.
+    ///
+    /// # Errors
+    /// A slot that is no checkpoint; what [`CacheBook::truncate`] refuses.
+    pub fn rewind(&mut self, id: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), ManagerError> {
+        let to = self.state_slot(id)?;
+        if self.slots.role(checkpoint) != Some(SlotRole::Checkpoint) {
+            return Err(ManagerError::SlotNotHeld { slot: checkpoint });
+        }
+        self.cut(id, tokens)?;
+        self.ops.push(PoolOp::CopySlot { from: checkpoint, to });
+        Ok(())
+    }
+
+    /// Moves live slots to the lowest free numbers and reports the moves.
+    ///
+    /// Checkpoints stay where they are, since prefix caches know them by number.
+    ///
+    /// # Errors
+    /// None in consistent books.
+    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>, ManagerError> {
+        let mut free: Vec<SlotId> = self.slots.free_slots().collect();
+        free.sort_unstable();
+        let mut held: Vec<(SlotId, SequenceId)> =
+            self.sequences.iter().filter_map(|(id, sequence)| sequence.slot.map(|slot| (slot, id))).collect();
+        held.sort_unstable_by(|left, right| right.cmp(left));
+        let mut moves = Vec::new();
+        for ((from, sequence), to) in held.into_iter().zip(free) {
+            if from <= to {
+                break;
+            }
+            self.slots.relocate(from, to)?;
+            self.sequences.get_mut(sequence)?.slot = Some(to);
+            self.ops.push(PoolOp::CopySlot { from, to });
+            moves.push(SlotMove { sequence, from, to });
+        }
+        Ok(moves)
+    }
+
+    /// Tokens whose caches are there.
+    ///
+    /// # Errors
+    /// A stale handle.
+    pub fn tokens(&self, id: SequenceId) -> Result<u32, ManagerError> {
+        Ok(self.sequences.get(id)?.tokens)
+    }
+
+    /// Where its caches are.
+    ///
+    /// # Errors
+    /// A stale handle.
+    pub fn residency(&self, id: SequenceId) -> Result<Residency, ManagerError> {
+        Ok(self.sequences.get(id)?.residency)
+    }
+
+    /// Its slot; `None` in plans without states.
+    ///
+    /// # Errors
+    /// A stale handle.
+    pub fn slot(&self, id: SequenceId) -> Result<Option<SlotId>, ManagerError> {
+        Ok(self.sequences.get(id)?.slot)
+    }
+
+    /// Its block table in a paged pool: a block per logical block, -1 where a window has released it.
+    ///
+    /// # Errors
+    /// A stale handle or an unknown pool.
+    pub fn block_table(&self, id: SequenceId, paged: usize) -> Result<&[i32], ManagerError> {
+        let table = self.sequences.get(id)?.tables.get(paged);
+        table.map(BlockTable::entries).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+    }
+
+    /// The blocks of a paged pool, for prefix caches that hold some.
+    ///
+    /// # Errors
+    /// An unknown pool.
+    pub fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, ManagerError> {
+        self.blocks.get_mut(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+    }
+
+    /// The blocks of a paged pool.
+    ///
+    /// # Errors
+    /// An unknown pool.
+    pub fn blocks(&self, paged: usize) -> Result<&BlockAllocator, ManagerError> {
+        self.blocks.get(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+    }
+
+    /// The slots, for prefix caches that hold checkpoints.
+    pub fn slots_mut(&mut self) -> &mut SlotAllocator {
+        &mut self.slots
+    }
+
+    /// The slots.
+    pub fn slots(&self) -> &SlotAllocator {
+        &self.slots
+    }
+
+    /// Handles of all sequences that are not finished.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> + '_ {
+        self.sequences.iter().map(|(id, _)| id)
+    }
+
+    /// The books of other pools with the sequences of these, whose pools must be idle.
+    pub(crate) fn replaced_by(self, fresh: Self) -> Self {
+        Self { sequences: self.sequences, ..fresh }
+    }
+
+    /// Nothing if no block and no slot is held.
+    ///
+    /// # Errors
+    /// What is held.
+    pub fn ensure_idle(&self) -> Result<(), ManagerError> {
+        let sequences = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident).count();
+        let blocks = self.blocks.iter().map(|blocks| u64::from(blocks.used())).sum();
+        let slots = u64::from(self.slots.used(SlotRole::Live) + self.slots.used(SlotRole::Checkpoint));
+        if sequences == 0 && blocks == 0 && slots == 0 {
+            return Ok(());
+        }
+        Err(ManagerError::Busy { sequences, blocks, slots })
+    }
+
+    /// A resident sequence.
+    pub(crate) fn resident(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+        let sequence = self.sequences.get(id)?;
+        if sequence.residency == Residency::Resident {
+            return Ok(sequence);
+        }
+        Err(ManagerError::WrongState { sequence: id, found: sequence.residency.name(), expected: "resident" })
+    }
+
+    /// A resident sequence without an uncommitted speculative step.
+    pub(crate) fn settled(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+        let sequence = self.resident(id)?;
+        if sequence.draft.is_none() {
+            return Ok(sequence);
+        }
+        Err(ManagerError::WrongState { sequence: id, found: "speculating", expected: "committed" })
+    }
+
+    /// The slot of a settled sequence.
+    fn state_slot(&self, id: SequenceId) -> Result<SlotId, ManagerError> {
+        self.settled(id)?.slot.ok_or_else(|| ManagerError::UnknownPool("slots".into()))
+    }
+
+    /// Releases everything that a sequence holds.
+    pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<(), ManagerError> {
+        let sequence = self.sequences.get_mut(id)?;
+        for (table, blocks) in sequence.tables.iter_mut().zip(&mut self.blocks) {
+            table.clear(blocks)?;
+        }
+        sequence.draft = None;
+        sequence.residency = residency;
+        if let Some(slot) = sequence.slot.take() {
+            self.slots.release(slot)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, ManagerError> {
+        self.slots.allocate(role).ok_or_else(|| {
+            self.refused_slots += 1;
+            self.slots.shortage(role)
+        })
+    }
+
+    /// Tables and a slot for a sequence that starts from `prefix` and will grow to `tokens`.
+    fn reserve(&mut self, tokens: u32, prefix: &Prefix) -> Result<(Vec<BlockTable>, Option<SlotId>), ManagerError> {
+        let layout = Arc::clone(&self.layout);
+        check_length(&layout, u64::from(tokens))?;
+        self.check_prefix(tokens, prefix)?;
+        let first_step = tokens.min(saturating_u32(layout.limits.max_num_tokens));
+        let mut appends = Vec::with_capacity(layout.paged.len());
+        for ((spec, held), paged) in layout.paged.iter().zip(&prefix.blocks).zip(0..) {
+            let end = match spec.window {
+                Some(_) => tokens.min(prefix.tokens.saturating_add(first_step)),
+                None => tokens,
+            };
+            let front = spec.first_visible_block(prefix.tokens).min(spec.blocks_for(prefix.tokens));
+            let append = spec.blocks_for(end).saturating_sub(front + held.len() as u32);
+            if append > self.blocks[paged].available() {
+                self.refused[paged] += 1;
+                return Err(shortage(spec, &self.blocks[paged], u64::from(append), 0));
+            }
+            appends.push((front, append));
+        }
+        let slot = if layout.has_slots() { Some(self.take_slot(SlotRole::Live)?) } else { None };
+        let mut tables = Vec::with_capacity(appends.len());
+        for (((spec, held), (front, append)), blocks) in
+            layout.paged.iter().zip(&prefix.blocks).zip(appends).zip(&mut self.blocks)
+        {
+            for &block in held {
+                blocks.retain(block)?;
+            }
+            let mut table = BlockTable::from_blocks(front as usize, held);
+            table.append(spec, blocks, append)?;
+            tables.push(table);
+        }
+        self.ops.extend(slot.map(|to| match prefix.state {
+            Some(from) => PoolOp::CopySlot { from, to },
+            None => PoolOp::ZeroSlot(to),
+        }));
+        Ok((tables, slot))
+    }
+
+    fn check_prefix(&self, tokens: u32, prefix: &Prefix) -> Result<(), ManagerError> {
+        let bad = |reason: String| Err(ManagerError::BadPrefix(reason));
+        if prefix.tokens > tokens {
+            return bad(format!("it has {} tokens, the prompt {tokens}", prefix.tokens));
+        }
+        if prefix.blocks.len() != self.blocks.len() {
+            return bad(format!("it has blocks for {} pools, the plan has {}", prefix.blocks.len(), self.blocks.len()));
+        }
+        for ((spec, held), blocks) in self.layout.paged.iter().zip(&prefix.blocks).zip(&self.blocks) {
+            let end = spec.blocks_for(prefix.tokens);
+            let expected = end.saturating_sub(spec.first_visible_block(prefix.tokens));
+            if held.len() != expected as usize {
+                return bad(format!("pool `{}` needs {expected} blocks of it, found {}", spec.id, held.len()));
+            }
+            if let Some(free) = held.iter().find(|&&block| blocks.references(block) == 0) {
+                return bad(format!("block {} of pool `{}` is held by no one", free.0, spec.id));
+            }
+        }
+        match prefix.state {
+            Some(slot) if self.slots.role(slot).is_none() => bad(format!("slot {} is held by no one", slot.0)),
+            None if self.layout.has_slots() && prefix.tokens > 0 => bad("it has no state".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn check_length(layout: &Layout, tokens: u64) -> Result<(), ManagerError> {
+    let max_seq_len = layout.limits.max_seq_len.min(u64::from(u32::MAX >> 1));
+    if tokens <= max_seq_len { Ok(()) } else { Err(ManagerError::TooLong { tokens, max_seq_len }) }
+}
+
+fn saturating_u32(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+fn cannot_truncate(sequence: SequenceId, tokens: u32, reason: &str) -> ManagerError {
+    ManagerError::CannotTruncate { sequence, tokens: u64::from(tokens), reason: reason.to_owned() }
+}

@@ -1,0 +1,202 @@
+//! How the pools of a plan are used, read from it once.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_planner::{CachePlan, Limits, Member, PlannedResource, Pool, SlotDomain};
+
+use crate::ManagerError;
+
+/// What indexes the units of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indexing {
+    /// Blocks through block tables; the number counts the paged pools.
+    Blocks(usize),
+    /// Slots of the slot domain.
+    Slots,
+    /// Rows of a speculative batch.
+    DraftRows,
+    /// Nothing: one tensor.
+    Fixed,
+}
+
+/// Where a resource lies: a pool and the member in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index into the plan's pools.
+    pub pool: usize,
+    /// Index into the pool's members.
+    pub member: usize,
+    /// What indexes the pool.
+    pub indexing: Indexing,
+}
+
+/// The geometry of one paged pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagedSpec {
+    /// The pool's id.
+    pub id: String,
+    /// Its index in the plan.
+    pub pool: usize,
+    /// Blocks, reserved ones included.
+    pub blocks: u32,
+    /// Blocks at the front that pad block tables.
+    pub reserved: u32,
+    /// Entries in a block.
+    pub entries_per_block: u32,
+    /// Tokens per entry; 1 except for compressed resources.
+    pub stride: u32,
+    /// The sliding window in tokens, if every member has one.
+    pub window: Option<u32>,
+}
+
+impl PagedSpec {
+    /// Entries that `tokens` tokens take.
+    pub fn entries(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.stride)
+    }
+
+    /// Blocks that `tokens` tokens take, before any window.
+    pub fn blocks_for(&self, tokens: u32) -> u32 {
+        self.entries(tokens).div_ceil(self.entries_per_block)
+    }
+
+    /// The first block that the query at position `tokens` can see: a key `k` is visible if `tokens - k < window`.
+    pub fn first_visible_block(&self, tokens: u32) -> u32 {
+        let first_token = self.window.map_or(0, |window| (tokens + 1).saturating_sub(window));
+        first_token / self.stride / self.entries_per_block
+    }
+}
+
+/// The pools of a plan by what they are used for, and where each resource lies.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The paged pools, in the plan's order.
+    pub paged: Vec<PagedSpec>,
+    /// How each pool of the plan is indexed.
+    pub indexing: Vec<Indexing>,
+    /// The slot domain.
+    pub slots: SlotDomain,
+    /// The plan's limits.
+    pub limits: Limits,
+    /// The rows of every draft pool that batches use; empty without any.
+    pub draft_rows: Range<u64>,
+    by_name: HashMap<String, Place>,
+    by_layer: HashMap<(u32, Kind), Place>,
+}
+
+impl Layout {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// A pool whose members do not exist, grow differently, or contradict its units.
+    pub fn new(plan: &CachePlan) -> Result<Self, ManagerError> {
+        let resources: HashMap<&str, &PlannedResource> =
+            plan.resources.iter().map(|resource| (resource.name.as_str(), resource)).collect();
+        let mut layout = Self {
+            paged: Vec::new(),
+            indexing: Vec::new(),
+            slots: plan.slots,
+            limits: plan.limits.clone(),
+            draft_rows: 0..0,
+            by_name: HashMap::new(),
+            by_layer: HashMap::new(),
+        };
+        for pool in &plan.pools {
+            layout.add(pool, &resources)?;
+        }
+        Ok(layout)
+    }
+
+    /// Where a layer's resource of a kind lies; layers that share another's resource are routed to it.
+    pub fn place(&self, layer: u32, kind: &Kind) -> Option<Place> {
+        self.by_layer.get(&(layer, kind.clone())).copied()
+    }
+
+    /// Where the resource called `name` lies.
+    pub fn place_of(&self, name: &str) -> Option<Place> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Whether sequences need a slot.
+    pub fn has_slots(&self) -> bool {
+        self.indexing.contains(&Indexing::Slots)
+    }
+
+    fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), ManagerError> {
+        let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+        let index = self.indexing.len();
+        let mut members = Vec::with_capacity(pool.members.len());
+        for member in &pool.members {
+            let resource = resources
+                .get(member.resource.as_str())
+                .ok_or_else(|| bad(format!("member `{}` is no resource of the plan", member.resource)))?;
+            if member.offset.checked_add(member.bytes).is_none_or(|end| end > pool.unit_bytes) {
+                return Err(bad(format!("member `{}` ends beyond the unit", member.resource)));
+            }
+            members.push((member, *resource));
+        }
+        let Some((_, first)) = members.first() else {
+            return Err(bad("it has no members".into()));
+        };
+        let indexing = match first.handler.growth() {
+            Growth::Paged { .. } => {
+                self.paged.push(paged_spec(pool, index, &members)?);
+                Indexing::Blocks(self.paged.len() - 1)
+            }
+            Growth::PerSlotToken | Growth::PerSequence => {
+                if pool.units != self.slots.total() {
+                    return Err(bad(format!("it has {} slots, the slot domain {}", pool.units, self.slots.total())));
+                }
+                Indexing::Slots
+            }
+            Growth::PerDraftPosition => {
+                let rows = pool.reserved..pool.units;
+                let first = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
+                self.draft_rows =
+                    if first { rows } else { rows.start.max(self.draft_rows.start)..rows.end.min(self.draft_rows.end) };
+                Indexing::DraftRows
+            }
+            Growth::Fixed => Indexing::Fixed,
+        };
+        self.indexing.push(indexing);
+        for (member, (_, resource)) in members.iter().enumerate() {
+            let place = Place { pool: index, member, indexing };
+            self.by_name.insert(resource.name.clone(), place);
+            for layer in resource.layer.iter().chain(&resource.shared_by) {
+                self.by_layer.entry((*layer, resource.handler.kind().clone())).or_insert(place);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {
+    let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+    let blocks = u32::try_from(pool.units)
+        .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
+    let reserved = pool.reserved.min(pool.units) as u32;
+    let mut geometry = None;
+    let mut window = Some(0);
+    for (member, resource) in members {
+        let (stride, own_window) = stride_and_window(&resource.handler)
+            .ok_or_else(|| bad(format!("member `{}` is not paged", member.resource)))?;
+        let entries = u32::try_from(member.bytes / resource.handler.unit_bytes()).ok().filter(|&entries| entries > 0);
+        let entries = entries.ok_or_else(|| bad(format!("member `{}` holds no whole entry", member.resource)))?;
+        if *geometry.get_or_insert((entries, stride)) != (entries, stride) {
+            return Err(bad(format!("member `{}` has other entries per block than the first", member.resource)));
+        }
+        // The pool keeps what its most demanding member needs.
+        window = window.zip(own_window).map(|(widest, own)| widest.max(own));
+    }
+    let (entries_per_block, stride) = geometry.ok_or_else(|| bad("it has no members".into()))?;
+    Ok(PagedSpec { id: pool.id.clone(), pool: index, blocks, reserved, entries_per_block, stride, window })
+}
+
+fn stride_and_window(handler: &ResourceHandler) -> Option<(u32, Option<u32>)> {
+    match handler.growth() {
+        Growth::Paged { stride, window } => Some((stride, window)),
+        _ => None,
+    }
+}

@@ -1,0 +1,124 @@
+//! Sequences and the handles that name them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::SlotId;
+use super::table::BlockTable;
+use crate::ManagerError;
+
+/// A handle of one sequence. It is checked at every use: stale and foreign ones are errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId {
+    book: u32,
+    index: u32,
+    generation: u32,
+}
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("sequence {}.{}", self.index, self.generation))
+    }
+}
+
+/// Where a sequence's caches are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// In the pools.
+    Resident,
+    /// Nowhere: it was preempted and must be computed again.
+    Preempted,
+    /// In host memory.
+    Offloaded,
+}
+
+impl Residency {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Resident => "resident",
+            Self::Preempted => "preempted",
+            Self::Offloaded => "offloaded",
+        }
+    }
+}
+
+/// One sequence: what it holds and how far it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) residency: Residency,
+    /// Tokens whose caches are computed or being computed by the current step.
+    pub(crate) tokens: u32,
+    /// The row and the candidates of an uncommitted speculative step.
+    pub(crate) draft: Option<Draft>,
+    /// One table per paged pool.
+    pub(crate) tables: Vec<BlockTable>,
+    pub(crate) slot: Option<SlotId>,
+    /// The last step it stood in, to find duplicates.
+    pub(crate) step: u64,
+}
+
+/// An uncommitted speculative step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draft {
+    pub(crate) row: u32,
+    pub(crate) candidates: u32,
+}
+
+/// All sequences of one book, by handle.
+#[derive(Debug)]
+pub(crate) struct Sequences {
+    book: u32,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    generation: u32,
+    sequence: Option<Sequence>,
+}
+
+impl Sequences {
+    pub(crate) fn new() -> Self {
+        static NEXT_BOOK: AtomicU32 = AtomicU32::new(0);
+        Self { book: NEXT_BOOK.fetch_add(1, Ordering::Relaxed), entries: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn insert(&mut self, sequence: Sequence) -> SequenceId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry { generation: 0, sequence: None });
+            self.entries.len() as u32 - 1
+        });
+        let entry = &mut self.entries[index as usize];
+        entry.sequence = Some(sequence);
+        SequenceId { book: self.book, index, generation: entry.generation }
+    }
+
+    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, ManagerError> {
+        self.get(id)?;
+        let entry = &mut self.entries[id.index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(id.index);
+        entry.sequence.take().ok_or(ManagerError::StaleSequence(id))
+    }
+
+    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+        let entry = self.entries.get(id.index as usize).filter(|_| id.book == self.book);
+        let entry = entry.ok_or(ManagerError::ForeignSequence(id))?;
+        entry.sequence.as_ref().filter(|_| entry.generation == id.generation).ok_or(ManagerError::StaleSequence(id))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, ManagerError> {
+        let entry = self.entries.get_mut(id.index as usize).filter(|_| id.book == self.book);
+        let entry = entry.ok_or(ManagerError::ForeignSequence(id))?;
+        entry.sequence.as_mut().filter(|_| entry.generation == id.generation).ok_or(ManagerError::StaleSequence(id))
+    }
+
+    /// All sequences with their handles.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            let id = SequenceId { book: self.book, index: index as u32, generation: entry.generation };
+            entry.sequence.as_ref().map(|sequence| (id, sequence))
+        })
+    }
+}

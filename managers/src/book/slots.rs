@@ -1,0 +1,193 @@
+//! The slots of the one slot domain: which are padding, live, checkpoints, free.
+
+use std::fmt;
+
+use cacheplan_planner::SlotDomain;
+use serde::{Deserialize, Serialize};
+
+use super::SlotId;
+use crate::ManagerError;
+
+/// What a slot is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SlotRole {
+    /// The state of a running sequence.
+    Live,
+    /// A state kept for prefix reuse.
+    Checkpoint,
+}
+
+impl fmt::Display for SlotRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Live => "live",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
+/// Hands out the slots of a domain within the quota of each role.
+///
+/// The padding slots come first and are never handed out.
+/// Roles are quotas, not ranges: a finished sequence's slot becomes a checkpoint without a copy.
+#[derive(Clone, Debug)]
+pub struct SlotAllocator {
+    domain: SlotDomain,
+    roles: Vec<Option<SlotRole>>,
+    free: Vec<u32>,
+    used: [u32; 2],
+    high_water: u32,
+}
+
+impl SlotAllocator {
+    /// All slots of `domain`, free.
+    ///
+    /// # Errors
+    /// A domain of more slots than 32 bits count.
+    pub fn new(domain: SlotDomain) -> Result<Self, ManagerError> {
+        let total = u32::try_from(domain.total())
+            .map_err(|_| ManagerError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
+        // Fits, since the sum does.
+        let padding = domain.padding as u32;
+        Ok(Self {
+            domain,
+            roles: vec![None; total as usize],
+            free: (padding..total).rev().collect(),
+            used: [0; 2],
+            high_water: 0,
+        })
+    }
+
+    /// Takes a free slot; `None` if the role's quota is used up.
+    pub fn allocate(&mut self, role: SlotRole) -> Option<SlotId> {
+        if self.available(role) == 0 {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.roles[slot as usize] = Some(role);
+        self.used[role as usize] += 1;
+        self.high_water = self.high_water.max(self.used[0] + self.used[1]);
+        Some(SlotId(slot))
+    }
+
+    /// Frees a slot.
+    ///
+    /// # Errors
+    /// A slot that is free, padding or out of range: a double free.
+    pub fn release(&mut self, slot: SlotId) -> Result<(), ManagerError> {
+        let role = self.role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+        self.roles[slot.0 as usize] = None;
+        self.used[role as usize] -= 1;
+        self.free.push(slot.0);
+        Ok(())
+    }
+
+    /// Gives a held slot another role, without touching its content.
+    ///
+    /// # Errors
+    /// A slot that nobody holds, or no quota left in the new role.
+    pub fn convert(&mut self, slot: SlotId, role: SlotRole) -> Result<(), ManagerError> {
+        let old = self.role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+        if old != role {
+            if self.available(role) == 0 {
+                return Err(self.shortage(role));
+            }
+            self.roles[slot.0 as usize] = Some(role);
+            self.used[old as usize] -= 1;
+            self.used[role as usize] += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives a held slot's role to a free slot, and frees the held one.
+    pub(crate) fn relocate(&mut self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+        let role = self.role(from).ok_or(ManagerError::SlotNotHeld { slot: from })?;
+        let free = self.free.iter().position(|&slot| slot == to.0).ok_or(ManagerError::SlotNotHeld { slot: to })?;
+        self.free[free] = from.0;
+        self.roles[to.0 as usize] = Some(role);
+        self.roles[from.0 as usize] = None;
+        Ok(())
+    }
+
+    /// The role of a held slot; `None` if it is free, padding or out of range.
+    pub fn role(&self, slot: SlotId) -> Option<SlotRole> {
+        self.roles.get(slot.0 as usize).copied().flatten()
+    }
+
+    /// Slots of a role that can still be taken.
+    pub fn available(&self, role: SlotRole) -> u32 {
+        self.quota(role) - self.used(role)
+    }
+
+    /// Slots in a role.
+    pub fn used(&self, role: SlotRole) -> u32 {
+        self.used[role as usize]
+    }
+
+    /// The most slots a role may have.
+    pub fn quota(&self, role: SlotRole) -> u32 {
+        // Both fit, since the domain's total does.
+        match role {
+            SlotRole::Live => self.domain.live as u32,
+            SlotRole::Checkpoint => self.domain.checkpoints as u32,
+        }
+    }
+
+    /// The most slots that were held at once, over all roles.
+    pub fn high_water(&self) -> u32 {
+        self.high_water
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> SlotDomain {
+        self.domain
+    }
+
+    /// The slots that nobody holds.
+    pub fn free_slots(&self) -> impl Iterator<Item = SlotId> + '_ {
+        self.free.iter().map(|&slot| SlotId(slot))
+    }
+
+    pub(crate) fn shortage(&self, role: SlotRole) -> ManagerError {
+        ManagerError::OutOfSlots { role, free: self.available(role), capacity: self.quota(role) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(live: u64, checkpoints: u64) -> SlotAllocator {
+        SlotAllocator::new(SlotDomain { padding: 1, live, checkpoints }).unwrap()
+    }
+
+    #[test]
+    fn the_padding_slot_is_never_handed_out() {
+        let mut slots = slots(2, 1);
+        let taken: Vec<_> = std::iter::from_fn(|| slots.allocate(SlotRole::Live)).collect();
+        assert_eq!(taken, [SlotId(1), SlotId(2)]);
+        assert_eq!(slots.allocate(SlotRole::Checkpoint), Some(SlotId(3)));
+        assert_eq!(slots.allocate(SlotRole::Checkpoint), None);
+        assert_eq!(slots.release(SlotId(0)), Err(ManagerError::SlotNotHeld { slot: SlotId(0) }));
+    }
+
+    #[test]
+    fn a_slot_changes_its_role_within_the_quota() {
+        let mut slots = slots(2, 1);
+        let (first, second) = (slots.allocate(SlotRole::Live).unwrap(), slots.allocate(SlotRole::Live).unwrap());
+        slots.convert(first, SlotRole::Checkpoint).unwrap();
+        assert_eq!(slots.available(SlotRole::Live), 1);
+        let refused = slots.convert(second, SlotRole::Checkpoint);
+        assert_eq!(refused, Err(ManagerError::OutOfSlots { role: SlotRole::Checkpoint, free: 0, capacity: 1 }));
+    }
+
+    #[test]
+    fn a_double_free_is_an_error_that_names_the_slot() {
+        let mut slots = slots(1, 0);
+        let slot = slots.allocate(SlotRole::Live).unwrap();
+        slots.release(slot).unwrap();
+        assert_eq!(slots.release(slot), Err(ManagerError::SlotNotHeld { slot }));
+        assert_eq!(slots.available(SlotRole::Live), 1);
+    }
+}

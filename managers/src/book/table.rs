@@ -1,0 +1,162 @@
+//! The block table of one sequence in one pool.
+
+use super::layout::PagedSpec;
+use super::{BlockAllocator, BlockId};
+use crate::ManagerError;
+
+/// What a released block's entry holds.
+const RELEASED: i32 = -1;
+
+/// The blocks of one sequence in one pool, by logical block.
+///
+/// Entries are kept in the form that kernels read, so that a step copies rows and computes nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockTable {
+    /// Block per logical block; -1 for those that a sliding window has released, which all stand in front.
+    entries: Vec<i32>,
+    /// How many stand in front.
+    released: usize,
+}
+
+/// What one step needs of one table, worked out before anything changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Growth {
+    /// Blocks at the front that the window has passed.
+    pub(crate) release: usize,
+    /// Of those, blocks that nobody else holds, so that they become free.
+    pub(crate) freed: u32,
+    /// Whether the first written block is shared and must be copied first.
+    pub(crate) copy: bool,
+    /// New blocks at the end.
+    pub(crate) append: u32,
+}
+
+impl Growth {
+    /// Blocks taken from the allocator.
+    pub(crate) fn needed(self) -> u32 {
+        self.append + u32::from(self.copy)
+    }
+}
+
+impl BlockTable {
+    /// A table that starts with `blocks`, which the caller has retained for it.
+    pub(crate) fn from_blocks(released: usize, blocks: &[BlockId]) -> Self {
+        let front = std::iter::repeat_n(RELEASED, released);
+        Self { entries: front.chain(blocks.iter().map(|block| block.0 as i32)).collect(), released }
+    }
+
+    /// The entries: a block each, or -1 where a window has released it.
+    pub(crate) fn entries(&self) -> &[i32] {
+        &self.entries
+    }
+
+    /// Logical blocks at the front that were released.
+    pub(crate) fn released(&self) -> usize {
+        self.released
+    }
+
+    /// The block at a logical index, if held.
+    pub(crate) fn block(&self, logical: u32) -> Option<BlockId> {
+        self.entries.get(logical as usize).and_then(|&entry| u32::try_from(entry).ok()).map(BlockId)
+    }
+
+    /// What growing from `tokens` to `end` tokens needs.
+    pub(crate) fn growth(&self, spec: &PagedSpec, blocks: &BlockAllocator, tokens: u32, end: u32) -> Growth {
+        let visible = (spec.first_visible_block(tokens) as usize).min(self.entries.len());
+        let leaving = self.entries.get(self.released..visible).unwrap_or(&[]);
+        let freed = leaving.iter().filter(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count();
+        let first_written = tokens / spec.stride / spec.entries_per_block;
+        let copy = self.block(first_written).is_some_and(|block| blocks.references(block) > 1);
+        let append = (spec.blocks_for(end) as usize).saturating_sub(self.entries.len());
+        Growth { release: leaving.len(), freed: freed as u32, copy, append: append as u32 }
+    }
+
+    /// Grows as worked out; returns the copy to make, if any. The caller has checked that the blocks are there.
+    pub(crate) fn grow(
+        &mut self,
+        spec: &PagedSpec,
+        blocks: &mut BlockAllocator,
+        tokens: u32,
+        growth: Growth,
+    ) -> Result<Option<(BlockId, BlockId)>, ManagerError> {
+        let mut copied = None;
+        if growth.copy {
+            let first_written = (tokens / spec.stride / spec.entries_per_block) as usize;
+            let from = BlockId(self.entries[first_written] as u32);
+            // Another sequence of the same step may have copied it already and left it to this one.
+            if blocks.references(from) > 1 {
+                let to = allocate(spec, blocks)?;
+                blocks.release(from)?;
+                self.entries[first_written] = to.0 as i32;
+                copied = Some((from, to));
+            }
+        }
+        self.append(spec, blocks, growth.append)?;
+        Ok(copied)
+    }
+
+    /// Releases the first `count` held blocks.
+    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, count: usize) -> Result<(), ManagerError> {
+        for entry in &mut self.entries[self.released..self.released + count] {
+            blocks.release(BlockId(*entry as u32))?;
+            *entry = RELEASED;
+        }
+        self.released += count;
+        Ok(())
+    }
+
+    /// Appends `count` fresh blocks.
+    pub(crate) fn append(
+        &mut self,
+        spec: &PagedSpec,
+        blocks: &mut BlockAllocator,
+        count: u32,
+    ) -> Result<(), ManagerError> {
+        self.entries.reserve(count as usize);
+        for _ in 0..count {
+            self.entries.push(allocate(spec, blocks)?.0 as i32);
+        }
+        Ok(())
+    }
+
+    /// Keeps the first `len` logical blocks and releases the others.
+    pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), ManagerError> {
+        let kept = len.max(self.released).min(self.entries.len());
+        for &entry in self.entries[kept..].iter().rev() {
+            blocks.release(BlockId(entry as u32))?;
+        }
+        self.entries.truncate(kept);
+        Ok(())
+    }
+
+    /// A table that holds the first `len` logical blocks too.
+    pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self, ManagerError> {
+        let entries = self.entries[..len.min(self.entries.len())].to_vec();
+        for &entry in entries.iter().skip(self.released) {
+            blocks.retain(BlockId(entry as u32))?;
+        }
+        Ok(Self { entries, released: self.released })
+    }
+
+    /// Releases every block and forgets them.
+    pub(crate) fn clear(&mut self, blocks: &mut BlockAllocator) -> Result<(), ManagerError> {
+        self.truncate(blocks, 0)?;
+        self.entries.clear();
+        self.released = 0;
+        Ok(())
+    }
+}
+
+fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, ManagerError> {
+    blocks.allocate().ok_or_else(|| shortage(spec, blocks, 1, 0))
+}
+
+/// The error for a pool that has fewer than `needed` blocks, `freed` of which the request itself would free.
+pub(crate) fn shortage(spec: &PagedSpec, blocks: &BlockAllocator, needed: u64, freed: u64) -> ManagerError {
+    ManagerError::OutOfBlocks {
+        pool: spec.id.clone(),
+        needed,
+        free: u64::from(blocks.available()) + freed,
+        capacity: u64::from(blocks.capacity()),
+    }
+}

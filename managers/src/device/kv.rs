@@ -1,0 +1,209 @@
+//! The paged pools: keys, values and latents in blocks.
+
+use cacheplan_handlers::{KvLayout, ResourceHandler};
+use cacheplan_kernels::{KvLayerView, KvOrder};
+use cacheplan_planner::{CachePlan, Member};
+use candle_core::{Device, Tensor};
+
+use super::pool::PoolTensor;
+use crate::ManagerError;
+use crate::book::{BlockId, Indexing, Layout, PagedSpec, Place};
+
+/// Owns the paged pools of a plan; a block of a pool holds the same tokens for all its layers.
+#[derive(Debug)]
+pub struct KvCacheManager {
+    /// By the number that [`Indexing::Blocks`] gives.
+    pools: Vec<KvPool>,
+}
+
+#[derive(Debug)]
+struct KvPool {
+    spec: PagedSpec,
+    tensor: PoolTensor,
+    members: Vec<KvMember>,
+}
+
+#[derive(Debug)]
+struct KvMember {
+    view: KvLayerView,
+    scales: KvScales,
+}
+
+/// What stored 8-bit keys and values are multiplied with; 1 for wider dtypes, and for block formats, which carry
+/// their scales inside.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScales {
+    /// Scale of the keys.
+    pub key: f32,
+    /// Scale of the values.
+    pub value: f32,
+}
+
+impl Default for KvScales {
+    fn default() -> Self {
+        Self { key: 1.0, value: 1.0 }
+    }
+}
+
+/// One layer's part of a paged pool, borrowed for a kernel call.
+#[derive(Clone, Copy, Debug)]
+pub struct KvLayer<'a> {
+    /// The whole pool `[num_blocks, block_elems]`.
+    pub pool: &'a Tensor,
+    /// Where the layer lies in it.
+    pub view: KvLayerView,
+    /// Which entry of [`crate::book::StepMetadata::pools`] belongs to it.
+    pub paged: usize,
+    /// Scales of 8-bit pools.
+    pub scales: KvScales,
+}
+
+/// A sequence's keys and values of one layer as dense tensors.
+#[derive(Clone, Debug)]
+pub struct DenseKv {
+    /// The token of the first row: 0 unless a sliding window has released earlier ones.
+    pub first_token: usize,
+    /// `[tokens, num_kv_heads, head_dim]` in the pool's dtype; the latent of an MLA layer.
+    pub keys: Tensor,
+    /// The same for values; absent if the layer has one tensor.
+    pub values: Option<Tensor>,
+}
+
+impl KvCacheManager {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+        let mut pools = Vec::with_capacity(layout.paged.len());
+        for spec in &layout.paged {
+            let pool = &plan.pools[spec.pool];
+            let tensor = PoolTensor::allocate(pool, device)?;
+            let mut members = Vec::with_capacity(pool.members.len());
+            for member in &pool.members {
+                let resource = plan
+                    .resource(&member.resource)
+                    .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
+                let view = view(&resource.handler, member, &tensor, spec)?;
+                members.push(KvMember { view, scales: KvScales::default() });
+            }
+            pools.push(KvPool { spec: spec.clone(), tensor, members });
+        }
+        Ok(Self { pools })
+    }
+
+    /// How many pools there are.
+    pub fn num_pools(&self) -> usize {
+        self.pools.len()
+    }
+
+    /// Sets the scales of an 8-bit layer.
+    ///
+    /// # Errors
+    /// A place that is not in a paged pool.
+    pub fn set_scales(&mut self, place: Place, scales: KvScales) -> Result<(), ManagerError> {
+        let Indexing::Blocks(paged) = place.indexing else {
+            return Err(ManagerError::UnknownPool(place.pool.to_string()));
+        };
+        let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
+        member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?.scales = scales;
+        Ok(())
+    }
+
+    pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
+        let (paged, pool, member) = self.member(place)?;
+        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, scales: member.scales })
+    }
+
+    /// The first `tokens` tokens of a table as dense tensors.
+    pub(crate) fn read(&self, place: Place, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
+        let (_, pool, member) = self.member(place)?;
+        let (spec, view) = (&pool.spec, member.view);
+        let used = &table[..spec.blocks_for(tokens) as usize];
+        let blocks: Vec<u32> = used.iter().filter_map(|&block| u32::try_from(block).ok()).collect();
+        let released = used.len() - blocks.len();
+        let per_block = view.tokens_per_block;
+        let first = released * per_block;
+        let entries = (spec.entries(tokens) as usize).saturating_sub(first);
+        let (kv, heads, dim) = (view.kv_factor, view.num_kv_heads, view.head_dim);
+        let units = pool.tensor.read_units(&blocks)?.narrow(1, view.layer_offset, view.layer_elems())?;
+        let axes = match view.order {
+            KvOrder::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
+            KvOrder::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
+        };
+        let dense = axes.contiguous()?.reshape((kv, blocks.len() * per_block, heads, dim))?.narrow(1, 0, entries)?;
+        let part = |index: usize| dense.narrow(0, index, 1)?.squeeze(0)?.contiguous();
+        let values = if kv == 2 { Some(part(1)?) } else { None };
+        Ok(DenseKv { first_token: first * spec.stride as usize, keys: part(0)?, values })
+    }
+
+    pub(crate) fn copy_block(&self, paged: usize, from: BlockId, to: BlockId) -> Result<(), ManagerError> {
+        self.pools[paged].tensor.copy_units(&[(from.0, to.0)])
+    }
+
+    /// Copies one entry of every member; each of its rows is contiguous.
+    pub(crate) fn copy_entry(
+        &self,
+        paged: usize,
+        from: (BlockId, u32),
+        to: (BlockId, u32),
+    ) -> Result<(), ManagerError> {
+        let KvPool { tensor, members, .. } = &self.pools[paged];
+        for KvMember { view, .. } in members {
+            let start = |(block, entry): (BlockId, u32), kv: usize, head: usize| {
+                block.0 as usize * view.block_elems + view.row_offset(kv, head, entry as usize)
+            };
+            for kv in 0..view.kv_factor {
+                for head in 0..view.num_kv_heads {
+                    tensor.copy_elems(tensor, start(from, kv, head), start(to, kv, head), view.head_dim)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pool(&self, paged: usize) -> &PoolTensor {
+        &self.pools[paged].tensor
+    }
+
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (usize, &PoolTensor)> {
+        self.pools.iter().map(|pool| (pool.spec.pool, &pool.tensor))
+    }
+
+    fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), ManagerError> {
+        let unknown = || ManagerError::UnknownPool(place.pool.to_string());
+        let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };
+        let pool = self.pools.get(paged).ok_or_else(unknown)?;
+        Ok((paged, pool, pool.members.get(place.member).ok_or_else(unknown)?))
+    }
+}
+
+/// Where a member lies. A resource without a layout is `[tokens, …]` per block: one head per row of its last dimension.
+fn view(
+    handler: &ResourceHandler,
+    member: &Member,
+    tensor: &PoolTensor,
+    spec: &PagedSpec,
+) -> Result<KvLayerView, ManagerError> {
+    let bad = |reason: String| ManagerError::BadPlan { pool: tensor.id.clone(), reason };
+    let elems = |bytes: u64| {
+        let bytes = usize::try_from(bytes).ok().filter(|bytes| bytes.is_multiple_of(tensor.elem_bytes));
+        let bytes = bytes.ok_or_else(|| bad(format!("member `{}` is not aligned to its dtype", member.resource)))?;
+        Ok::<usize, ManagerError>(bytes / tensor.elem_bytes)
+    };
+    let sizes: Vec<u64> = handler.shape().iter().map(|dim| dim.size).collect();
+    let row = sizes.last().copied().unwrap_or(1);
+    let row_bytes = handler.dtype().row_bytes(row).ok_or_else(|| bad("a row is too long".into()))?;
+    let (kv_factor, num_kv_heads) = match (handler.layout(), sizes.as_slice()) {
+        (Some(_), &[kv_factor, heads, _]) => (kv_factor, heads),
+        _ => (1, sizes.iter().rev().skip(1).product()),
+    };
+    Ok(KvLayerView {
+        block_elems: tensor.unit_elems,
+        layer_offset: elems(member.offset)?,
+        kv_factor: kv_factor as usize,
+        num_kv_heads: num_kv_heads as usize,
+        head_dim: elems(row_bytes)?,
+        tokens_per_block: spec.entries_per_block as usize,
+        order: match handler.layout() {
+            Some(KvLayout::Hnd) => KvOrder::Hnd,
+            Some(KvLayout::Nhd) | None => KvOrder::Nhd,
+        },
+    })
+}

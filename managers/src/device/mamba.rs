@@ -1,0 +1,257 @@
+//! The state pools: everything that a sequence keeps in its slot.
+
+use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_kernels::StateLayerView;
+use cacheplan_planner::{CachePlan, Member};
+use candle_core::{Device, Tensor};
+
+use super::pool::PoolTensor;
+use crate::ManagerError;
+use crate::book::{Indexing, Layout, Place, SlotId};
+
+/// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
+/// operation is a no-op.
+///
+/// A slot of a pool holds the states of all its layers, so that one contiguous copy moves a sequence.
+#[derive(Debug, Default)]
+pub struct MambaCacheManager {
+    /// Pools indexed by slot.
+    slots: Vec<StatePool>,
+    /// Pools indexed by the row of a speculative batch.
+    drafts: Vec<StatePool>,
+}
+
+#[derive(Debug)]
+struct StatePool {
+    /// Index in the plan.
+    index: usize,
+    tensor: PoolTensor,
+    members: Vec<StateMember>,
+}
+
+#[derive(Debug)]
+struct StateMember {
+    /// The layer that the state belongs to and what it is a twin of, which pairs drafts with live states.
+    layer: Option<u32>,
+    live_kind: Kind,
+    view: StateLayerView,
+    /// Candidate positions that lie one after the other; 1 for live states.
+    positions: usize,
+}
+
+/// One layer's part of a state pool, borrowed for a kernel call.
+#[derive(Clone, Copy, Debug)]
+pub struct StateLayer<'a> {
+    /// The whole pool `[num_slots, slot_elems]`, or `[draft rows, row_elems]` for a speculative twin.
+    pub pool: &'a Tensor,
+    /// Where the layer lies in it; for a twin, where its first candidate position lies.
+    pub view: StateLayerView,
+    /// Candidate positions, each `view.elems()` elements after the one before; 1 for live states.
+    pub positions: usize,
+}
+
+/// The states of one sequence, detached from the pools.
+#[derive(Clone, Debug)]
+pub struct CapturedState {
+    /// Tokens that the states have absorbed.
+    pub tokens: u32,
+    /// `[1, slot_elems]` per slot pool, by the pool's id.
+    pub(crate) pools: Vec<(String, Tensor)>,
+}
+
+impl MambaCacheManager {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+        let mut manager = Self::default();
+        for (index, (pool, indexing)) in plan.pools.iter().zip(&layout.indexing).enumerate() {
+            let target = match indexing {
+                Indexing::Slots => &mut manager.slots,
+                Indexing::DraftRows => &mut manager.drafts,
+                Indexing::Blocks(_) | Indexing::Fixed => continue,
+            };
+            let tensor = PoolTensor::allocate(pool, device)?;
+            let mut members = Vec::with_capacity(pool.members.len());
+            for member in &pool.members {
+                let resource = plan
+                    .resource(&member.resource)
+                    .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
+                members.push(state_member(resource.layer, &resource.handler, member, &tensor)?);
+            }
+            target.push(StatePool { index, tensor, members });
+        }
+        manager.check_twins()?;
+        Ok(manager)
+    }
+
+    /// Whether there is nothing to manage.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Zeroes every slot, the padding slots included.
+    ///
+    /// # Errors
+    /// A failing device.
+    pub fn clear(&self) -> Result<(), ManagerError> {
+        self.slots.iter().try_for_each(|pool| Ok(pool.tensor.tensor.zero_set()?))
+    }
+
+    pub(crate) fn layer(&self, place: Place) -> Result<StateLayer<'_>, ManagerError> {
+        let mut pools = self.slots.iter().chain(&self.drafts);
+        let pool = pools.find(|pool| pool.index == place.pool);
+        let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));
+        let (pool, member) = member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?;
+        Ok(StateLayer { pool: &pool.tensor.tensor, view: member.view, positions: member.positions })
+    }
+
+    /// One slot's state of one layer, `[d0, d1, d2]` as the view says.
+    pub(crate) fn read(&self, place: Place, slot: SlotId) -> Result<Tensor, ManagerError> {
+        let StateLayer { pool, view, .. } = self.layer(place)?;
+        let row = pool.narrow(0, slot.0 as usize, 1)?.narrow(1, view.layer_offset, view.elems())?;
+        Ok(row.reshape(view.shape.to_vec())?.copy()?)
+    }
+
+    pub(crate) fn zero(&self, slot: SlotId) -> Result<(), ManagerError> {
+        self.slots.iter().try_for_each(|pool| pool.tensor.zero_units(&[slot.0]))
+    }
+
+    pub(crate) fn copy(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+        self.slots.iter().try_for_each(|pool| pool.tensor.copy_units(&[(from.0, to.0)]))
+    }
+
+    pub(crate) fn capture(&self, slot: SlotId, tokens: u32) -> Result<CapturedState, ManagerError> {
+        let mut pools = Vec::with_capacity(self.slots.len());
+        for pool in &self.slots {
+            pools.push((pool.tensor.id.clone(), pool.tensor.read_units(&[slot.0])?));
+        }
+        Ok(CapturedState { tokens, pools })
+    }
+
+    /// Checks that a captured state has this manager's pools.
+    pub(crate) fn check_captured(&self, state: &CapturedState) -> Result<(), ManagerError> {
+        if state.pools.len() != self.slots.len() {
+            let reason = format!("it has {} pools, the manager {}", state.pools.len(), self.slots.len());
+            return Err(ManagerError::ForeignState(reason));
+        }
+        for (pool, (id, values)) in self.slots.iter().zip(&state.pools) {
+            let expected = [1, pool.tensor.unit_elems];
+            if pool.tensor.id != *id || values.dims() != expected || values.dtype() != pool.tensor.tensor.dtype() {
+                return Err(ManagerError::ForeignState(format!(
+                    "`{id}` is {:?} {:?}, pool `{}` takes {expected:?} {:?}",
+                    values.dims(),
+                    values.dtype(),
+                    pool.tensor.id,
+                    pool.tensor.tensor.dtype(),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn restore(&self, slot: SlotId, state: &CapturedState) -> Result<(), ManagerError> {
+        self.check_captured(state)?;
+        self.slots
+            .iter()
+            .zip(&state.pools)
+            .try_for_each(|(pool, (_, values))| pool.tensor.write_units(&[slot.0], values))
+    }
+
+    /// Copies the states after a candidate position of a draft row to a live slot, each layer to its own place.
+    pub(crate) fn commit(&self, row: u32, position: u32, to: SlotId) -> Result<(), ManagerError> {
+        for (drafts, draft) in self.draft_members() {
+            let (live_pool, live) = self.twin(draft).ok_or_else(|| missing_twin(&drafts.tensor, draft))?;
+            let elems = draft.view.elems();
+            let from = row as usize * drafts.tensor.unit_elems + draft.view.layer_offset + position as usize * elems;
+            let target = to.0 as usize * live_pool.tensor.unit_elems + live.view.layer_offset;
+            live_pool.tensor.copy_elems(&drafts.tensor, from, target, elems)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (usize, &PoolTensor)> {
+        self.slots.iter().chain(&self.drafts).map(|pool| (pool.index, &pool.tensor))
+    }
+
+    pub(crate) fn slot_pools(&self) -> impl Iterator<Item = &PoolTensor> {
+        self.slots.iter().map(|pool| &pool.tensor)
+    }
+
+    fn draft_members(&self) -> impl Iterator<Item = (&StatePool, &StateMember)> {
+        self.drafts.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)))
+    }
+
+    /// The live state that a draft belongs to, by layer and kind.
+    fn twin(&self, draft: &StateMember) -> Option<(&StatePool, &StateMember)> {
+        let live = self.slots.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        let mut twins = live.filter(|(_, member)| member.layer == draft.layer && member.live_kind == draft.live_kind);
+        twins.next()
+    }
+
+    fn check_twins(&self) -> Result<(), ManagerError> {
+        for (drafts, draft) in self.draft_members() {
+            let twin = self.twin(draft).filter(|(pool, live)| {
+                live.view.shape == draft.view.shape && pool.tensor.tensor.dtype() == drafts.tensor.tensor.dtype()
+            });
+            if twin.is_none() {
+                return Err(missing_twin(&drafts.tensor, draft));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> ManagerError {
+    let layer = draft.layer.map_or_else(|| "the whole model".into(), |layer| format!("layer {layer}"));
+    ManagerError::BadPlan {
+        pool: pool.id.clone(),
+        reason: format!(
+            "the intermediate {} state of {layer} has no live state of its shape and dtype",
+            draft.live_kind
+        ),
+    }
+}
+
+fn state_member(
+    layer: Option<u32>,
+    handler: &ResourceHandler,
+    member: &Member,
+    tensor: &PoolTensor,
+) -> Result<StateMember, ManagerError> {
+    let bad = |reason: String| ManagerError::BadPlan { pool: tensor.id.clone(), reason };
+    let elem_bytes = tensor.elem_bytes as u64;
+    if !member.offset.is_multiple_of(elem_bytes) || !member.bytes.is_multiple_of(elem_bytes) {
+        return Err(bad(format!("member `{}` is not aligned to its dtype", member.resource)));
+    }
+    // Rows of packed dtypes are bytes.
+    let mut sizes: Vec<usize> = handler.shape().iter().map(|dim| dim.size as usize).collect();
+    if let Some(row) = sizes.last_mut() {
+        let bytes = handler.dtype().row_bytes(*row as u64).ok_or_else(|| bad("a row is too long".into()))?;
+        *row = (bytes / elem_bytes) as usize;
+    }
+    let live_kind = match handler.kind() {
+        Kind::IntermediateSsm => Kind::Ssm,
+        Kind::IntermediateCausalConv => Kind::CausalConv,
+        other => other.clone(),
+    };
+    let shape = match (&live_kind, sizes.as_slice()) {
+        // Channels lie side by side, so that a step reads and writes whole columns.
+        (Kind::CausalConv, &[conv_dim, width]) => [width, conv_dim, 1],
+        (_, &[]) => [1, 1, 1],
+        (_, &[d0]) => [d0, 1, 1],
+        (_, &[d0, d1]) => [d0, d1, 1],
+        (_, &[.., d1, d2]) => [sizes[..sizes.len() - 2].iter().product(), d1, d2],
+    };
+    let unit = shape.iter().product::<usize>() as u64 * elem_bytes;
+    if unit == 0 || !member.bytes.is_multiple_of(unit) {
+        return Err(bad(format!("member `{}` has {} bytes, its state {unit}", member.resource, member.bytes)));
+    }
+    Ok(StateMember {
+        layer,
+        live_kind,
+        view: StateLayerView {
+            slot_elems: tensor.unit_elems,
+            layer_offset: (member.offset / elem_bytes) as usize,
+            shape,
+        },
+        positions: (member.bytes / unit) as usize,
+    })
+}

@@ -1,0 +1,200 @@
+//! What a manager refuses, and why.
+
+use cacheplan_handlers::Kind;
+use thiserror::Error;
+
+use crate::book::{BlockId, SequenceId, SlotId, SlotRole};
+
+/// Why a manager did not do what it was asked. Nothing has changed when one of these is returned by the bookkeeping.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ManagerError {
+    /// A paged pool lacks blocks.
+    #[error(
+        "pool `{pool}` lacks blocks: {needed} needed, {free} of {capacity} free; finish or preempt a sequence, or plan a larger pool"
+    )]
+    OutOfBlocks {
+        /// The pool's id.
+        pool: String,
+        /// Blocks that the request needs.
+        needed: u64,
+        /// Blocks that are free or would become free by it.
+        free: u64,
+        /// All blocks of the pool.
+        capacity: u64,
+    },
+    /// No slot is left for a role.
+    #[error(
+        "no {role} slot is left: {free} of {capacity} free; finish or preempt a sequence, or plan a larger max_batch_size"
+    )]
+    OutOfSlots {
+        /// The role.
+        role: SlotRole,
+        /// Slots that are free.
+        free: u32,
+        /// All slots of the role.
+        capacity: u32,
+    },
+    /// The host tier lacks bytes.
+    #[error("the host tier lacks bytes: {needed} needed, {free} of {capacity} free")]
+    OutOfHostMemory {
+        /// Bytes that the sequence needs.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// All bytes of the tier.
+        capacity: u64,
+    },
+    /// A handle of a sequence that was finished.
+    #[error("{0} was finished; its handle is stale")]
+    StaleSequence(SequenceId),
+    /// A handle that another manager made.
+    #[error("{0} belongs to another manager")]
+    ForeignSequence(SequenceId),
+    /// A sequence that is in another state than the operation needs.
+    #[error("{sequence} is {found}; the operation needs one that is {expected}")]
+    WrongState {
+        /// The sequence.
+        sequence: SequenceId,
+        /// Its state, in words.
+        found: &'static str,
+        /// What the operation needs, in words.
+        expected: &'static str,
+    },
+    /// A sequence that stands twice in one step.
+    #[error("{0} stands twice in one step")]
+    DuplicateSequence(SequenceId),
+    /// A step, or a sequence's part of it, without tokens.
+    #[error("{0} has no tokens in this step; leave it out instead")]
+    NoTokens(SequenceId),
+    /// A sequence that would grow beyond the plan's limit.
+    #[error("{tokens} tokens exceed the plan's max_seq_len of {max_seq_len}")]
+    TooLong {
+        /// Its length.
+        tokens: u64,
+        /// The limit.
+        max_seq_len: u64,
+    },
+    /// A speculative step with more candidates or sequences than the plan made room for.
+    #[error("{found} {what} exceed the {limit} that the plan made room for")]
+    TooManyCandidates {
+        /// `candidate positions` or `sequences in a speculative step`.
+        what: &'static str,
+        /// How many were asked for.
+        found: u64,
+        /// How many there is room for.
+        limit: u64,
+    },
+    /// An accept length or path that does not fit the candidates.
+    #[error("{sequence}: {reason}")]
+    BadAcceptance {
+        /// The sequence.
+        sequence: SequenceId,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A truncation that the caches cannot express.
+    #[error("{sequence} cannot be cut to {tokens} tokens: {reason}")]
+    CannotTruncate {
+        /// The sequence.
+        sequence: SequenceId,
+        /// The length asked for.
+        tokens: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A prefix that does not fit the pools.
+    #[error("the prefix cannot be taken over: {0}")]
+    BadPrefix(String),
+    /// A block that is used although nobody holds it.
+    #[error("block {} is not held by anyone", block.0)]
+    BlockNotHeld {
+        /// The block.
+        block: BlockId,
+    },
+    /// A slot that is used although nobody holds it.
+    #[error("slot {} is not held by anyone", slot.0)]
+    SlotNotHeld {
+        /// The slot.
+        slot: SlotId,
+    },
+    /// A pool index or id that the plan does not have.
+    #[error("the plan has no pool `{0}`")]
+    UnknownPool(String),
+    /// A resource that the plan does not have.
+    #[error("layer {layer} has no {kind} cache in this plan")]
+    UnknownLayer {
+        /// The absolute layer.
+        layer: u32,
+        /// The kind.
+        kind: Kind,
+    },
+    /// A resource that the plan does not have, by name.
+    #[error("the plan has no resource `{0}`")]
+    UnknownResource(String),
+    /// A route that was made before the pools were re-created.
+    #[error(
+        "the route was made for generation {found} of the pools, which are at generation {current}; ask for it again"
+    )]
+    StaleRoute {
+        /// The route's generation.
+        found: u32,
+        /// The pools' generation.
+        current: u32,
+    },
+    /// Pools that cannot go away because something lives in them.
+    #[error("the pools are in use: {sequences} sequences, {blocks} blocks, {slots} slots; finish them or migrate")]
+    Busy {
+        /// Sequences that hold blocks or a slot.
+        sequences: usize,
+        /// Blocks that are held.
+        blocks: u64,
+        /// Slots that are held.
+        slots: u64,
+    },
+    /// Use after `shutdown`.
+    #[error("the caches were shut down")]
+    ShutDown,
+    /// A captured state that does not fit this manager's pools.
+    #[error("the captured state does not fit: {0}")]
+    ForeignState(String),
+    /// A pool with more units than can be numbered.
+    #[error("pool `{pool}` has {units} units, more than 32 bits can number")]
+    TooManyUnits {
+        /// The pool.
+        pool: String,
+        /// Its units.
+        units: u64,
+    },
+    /// A plan that contradicts itself; the checker says more.
+    #[error("pool `{pool}`: {reason}; check the plan with `cacheplan plan check`")]
+    BadPlan {
+        /// The pool.
+        pool: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A pool that the device cannot hold.
+    #[error("pool `{pool}` needs {bytes} bytes, which the device does not have; plan with a smaller budget")]
+    OutOfDeviceMemory {
+        /// The pool.
+        pool: String,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// A pool operation failed.
+    #[cfg(feature = "device")]
+    #[error(transparent)]
+    Kernel(#[from] cacheplan_kernels::KernelError),
+    /// The tensor library failed.
+    #[cfg(feature = "device")]
+    #[error(transparent)]
+    Tensor(#[from] candle_core::Error),
+}
+
+impl PartialEq for ManagerError {
+    /// Errors are equal if they say the same.
+    fn eq(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self.to_string() == other.to_string()
+    }
+}

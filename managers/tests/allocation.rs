@@ -1,0 +1,105 @@
+//! What is allocated is what was planned, counted by an allocator and not by shapes.
+#![cfg(feature = "device")]
+
+mod support;
+
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
+use cacheplan_managers::device::CacheSet;
+use cacheplan_managers::{CountingAllocator, ManagerError};
+use candle_core::Device;
+use rstest::rstest;
+use support::{Setup, hybrid, kv};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[track_caller]
+fn assert_exact(set: &CacheSet) {
+    let bytes = set.bytes().unwrap();
+    assert_eq!(bytes.len(), set.plan().pools.len());
+    for pool in bytes {
+        assert_eq!(pool.actual_bytes, Some(pool.planned_bytes), "pool {}", pool.id);
+    }
+}
+
+#[test]
+fn a_hybrid_plan_takes_exactly_its_bytes() {
+    let setup = hybrid()
+        .local(3, ResourceHandler::state(&[10, 20], DType::F32).unwrap())
+        .local(4, ResourceHandler::unpaged(&[8, 64], DType::F16).unwrap())
+        .with(0, support::ssm().intermediate().unwrap())
+        .with(0, support::conv().intermediate().unwrap())
+        .with(2, support::ssm().intermediate().unwrap())
+        .with(2, support::conv().intermediate().unwrap());
+    assert_exact(&CacheSet::allocate(&setup.plan(), &Device::Cpu).unwrap());
+}
+
+#[rstest]
+fn every_dtype_takes_exactly_its_bytes(
+    #[values(
+        DType::F32,
+        DType::F16,
+        DType::Bf16,
+        DType::F8E4m3,
+        DType::F8E5m2,
+        DType::Int8,
+        DType::Int32,
+        DType::Nvfp4,
+        DType::Mxfp4,
+        DType::Q8_0,
+        DType::Q4_0
+    )]
+    dtype: DType,
+) {
+    let kv = ResourceHandler::kv_paged(2, 64, dtype).unwrap();
+    let state = ResourceHandler::state(&[3, 32], dtype).unwrap();
+    let set = CacheSet::allocate(&Setup::new().with(0, kv).with(1, state).plan(), &Device::Cpu).unwrap();
+    assert_exact(&set);
+    set.manager().unwrap().fill(f64::NAN).unwrap();
+}
+
+#[test]
+fn a_resize_frees_the_old_pools_before_it_allocates_new_ones() {
+    let mut set = CacheSet::allocate(&hybrid().blocks(50_000).plan(), &Device::Cpu).unwrap();
+    let before = CountingAllocator::current().unwrap();
+    CountingAllocator::reset_peak();
+    set.resize(&hybrid().blocks(50_001).plan()).unwrap();
+    assert_exact(&set);
+    // Other tests allocate meanwhile, but far less than a second copy of the pools.
+    let both = before + set.plan().pools.iter().map(|pool| pool.bytes).sum::<u64>() / 2;
+    assert!(CountingAllocator::peak().unwrap() < both);
+}
+
+#[test]
+fn a_shut_down_set_holds_nothing_and_answers_with_an_error() {
+    let mut set = CacheSet::allocate(&hybrid().blocks(1000).plan(), &Device::Cpu).unwrap();
+    let ((), freed) = CountingAllocator::measure(|| set.shutdown().unwrap());
+    assert_eq!(freed, None, "a shutdown frees more than it allocates");
+    assert_eq!(set.manager().unwrap_err(), ManagerError::ShutDown);
+    set.resize(&hybrid().plan()).unwrap();
+    assert_exact(&set);
+}
+
+#[test]
+fn a_pool_that_contradicts_itself_is_refused_by_name() {
+    let mut plan = Setup::new().with(0, kv(2, 8)).plan();
+    plan.pools[0].bytes += 1;
+    let refused = CacheSet::allocate(&plan, &Device::Cpu).unwrap_err();
+    assert!(refused.to_string().contains("pool `kv_paged.0`"), "{refused}");
+}
+
+#[test]
+fn a_pool_beyond_the_address_space_is_an_error() {
+    let plan = Setup::new().with(0, kv(1 << 12, 1 << 12)).blocks(1 << 20).plan();
+    let refused = CacheSet::allocate(&plan, &Device::Cpu).unwrap_err();
+    assert!(matches!(refused, ManagerError::OutOfDeviceMemory { .. }), "{refused}");
+}
+
+#[test]
+fn a_route_from_before_a_resize_is_stale() {
+    let mut set = CacheSet::allocate(&hybrid().plan(), &Device::Cpu).unwrap();
+    let route = set.manager().unwrap().route(1, &Kind::KvPaged).unwrap();
+    set.resize(&hybrid().plan()).unwrap();
+    let refused = set.manager().unwrap().kv_layer(route).unwrap_err();
+    assert_eq!(refused, ManagerError::StaleRoute { found: 0, current: 1 });
+}

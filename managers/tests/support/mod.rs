@@ -1,0 +1,169 @@
+//! Small plans for tests: one pool per compatibility class, members in registration order.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
+
+use cacheplan_handlers::{DType, Growth, ResourceHandler};
+use cacheplan_planner::{
+    CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
+    SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+};
+use cacheplan_transforms::ModelInfo;
+
+/// What a test plan is made from.
+pub struct Setup {
+    pub resources: Vec<(u32, ResourceHandler, Owner)>,
+    pub blocks: u64,
+    pub tokens_per_block: u64,
+    pub slots: SlotDomain,
+    pub limits: Limits,
+}
+
+impl Setup {
+    pub fn new() -> Self {
+        Self {
+            resources: Vec::new(),
+            blocks: 16,
+            tokens_per_block: 4,
+            slots: SlotDomain { padding: 1, live: 4, checkpoints: 2 },
+            limits: Limits { max_seq_len: 64, max_batch_size: 4, max_num_tokens: 64, draft_positions: 4 },
+        }
+    }
+
+    pub fn with(mut self, layer: u32, handler: ResourceHandler) -> Self {
+        let owner = match handler.growth() {
+            Growth::Paged { .. } => Owner::KvCacheManager,
+            Growth::PerSequence | Growth::PerDraftPosition => Owner::MambaCacheManager,
+            Growth::PerSlotToken | Growth::Fixed => Owner::Local,
+        };
+        self.resources.push((layer, handler, owner));
+        self
+    }
+
+    pub fn local(mut self, layer: u32, handler: ResourceHandler) -> Self {
+        self.resources.push((layer, handler, Owner::Local));
+        self
+    }
+
+    pub fn blocks(self, blocks: u64) -> Self {
+        Self { blocks, ..self }
+    }
+
+    pub fn plan(&self) -> CachePlan {
+        let mut pools: Vec<Pool> = Vec::new();
+        let mut resources = Vec::new();
+        let mut keys = Vec::new();
+        for (index, (layer, handler, owner)) in self.resources.iter().enumerate() {
+            let key = (*owner, handler.compat_key(), (*owner == Owner::Local).then_some(index));
+            let name = format!("{}_{layer}", handler.kind());
+            let bytes = handler.unit_bytes()
+                * match handler.growth() {
+                    Growth::Paged { .. } => self.tokens_per_block,
+                    Growth::PerSlotToken => self.limits.max_seq_len,
+                    Growth::PerDraftPosition => self.limits.draft_positions,
+                    Growth::PerSequence | Growth::Fixed => 1,
+                };
+            let at = keys.iter().position(|other| *other == key).unwrap_or_else(|| {
+                keys.push(key.clone());
+                pools.push(self.pool(handler, *owner, pools.len()));
+                pools.len() - 1
+            });
+            let pool = &mut pools[at];
+            pool.members.push(Member { resource: name.clone(), offset: pool.unit_bytes, bytes });
+            pool.layers.push(*layer);
+            pool.unit_bytes += bytes;
+            pool.bytes = pool.unit_bytes * pool.units;
+            let pool = pool.id.clone();
+            resources.push(self.resource(name, *layer, handler, *owner, pool));
+        }
+        CachePlan {
+            schema_version: SCHEMA_VERSION,
+            tool_version: "test".into(),
+            fingerprint: Fingerprint { model: String::new(), budget: String::new(), device: String::new() },
+            model: ModelInfo {
+                model_type: "test".into(),
+                layers: self.resources.len() as u32,
+                dtype: DType::F32,
+                max_position_embeddings: None,
+                weights: None,
+                fingerprint: String::new(),
+            },
+            policy: Policy::ByKey,
+            manager: if self.resources.iter().any(|(_, handler, owner)| handler.is_state() && owner.is_managed()) {
+                ManagerKind::MambaHybridCacheManager
+            } else {
+                ManagerKind::KvCacheManager
+            },
+            limits: self.limits.clone(),
+            slots: self.slots,
+            resources,
+            pools,
+            capacity: Capacity { tokens: None, sequences: self.slots.live, capped_by: "slots".into() },
+            totals: Totals { kv_bytes_per_token: 0, state_bytes_per_sequence: 0, managed_bytes: 0, unmanaged_bytes: 0 },
+            ledger: Vec::new(),
+        }
+    }
+
+    fn pool(&self, handler: &ResourceHandler, owner: Owner, index: usize) -> Pool {
+        let (unit, units, window) = match handler.growth() {
+            Growth::Paged { window, .. } => (Unit::Block, 1 + self.blocks, window),
+            Growth::PerSlotToken | Growth::PerSequence => (Unit::Slot, self.slots.total(), None),
+            Growth::PerDraftPosition => (Unit::Slot, self.slots.padding + self.limits.max_batch_size, None),
+            Growth::Fixed => (Unit::Fixed, 1, None),
+        };
+        Pool {
+            id: format!("{}.{index}", handler.kind()),
+            owner,
+            unit,
+            unit_bytes: 0,
+            units,
+            reserved: u64::from(unit != Unit::Fixed),
+            bytes: 0,
+            layers: Vec::new(),
+            dtype: handler.dtype(),
+            tokens_per_block: (unit == Unit::Block).then_some(self.tokens_per_block),
+            window,
+            members: Vec::new(),
+        }
+    }
+
+    fn resource(
+        &self,
+        name: String,
+        layer: u32,
+        handler: &ResourceHandler,
+        owner: Owner,
+        pool: String,
+    ) -> PlannedResource {
+        PlannedResource {
+            name,
+            layer: Some(layer),
+            kind: handler.kind().name().into(),
+            owner,
+            pool,
+            dtype: handler.dtype(),
+            bytes_per_token: 0,
+            bytes_per_sequence: 0,
+            bytes_fixed: 0,
+            reason: "test".into(),
+            source: Source::Exact,
+            handler: handler.clone(),
+            shared_by: Vec::new(),
+        }
+    }
+}
+
+pub fn kv(heads: u64, head_dim: u64) -> ResourceHandler {
+    ResourceHandler::kv_paged(heads, head_dim, DType::F32).unwrap()
+}
+
+pub fn ssm() -> ResourceHandler {
+    ResourceHandler::ssm(2, 3, 4, DType::F32).unwrap()
+}
+
+pub fn conv() -> ResourceHandler {
+    ResourceHandler::causal_conv(5, 4, vec![], DType::Bf16).unwrap()
+}
+
+/// Attention at layer 1, Mamba-2 at layers 0 and 2.
+pub fn hybrid() -> Setup {
+    Setup::new().with(0, ssm()).with(0, conv()).with(1, kv(2, 8)).with(2, ssm()).with(2, conv())
+}
