@@ -9,7 +9,7 @@ use crate::registry::{Cache, DescribeError, Descriptor, OpView};
 
 type Caches = Result<Vec<Cache>, DescribeError>;
 
-pub(crate) fn built_in() -> [Descriptor; 10] {
+pub(crate) fn built_in() -> [Descriptor; 11] {
     [
         Descriptor::new(ops::ATTENTION, Stage::InsertCachedAttention, attention),
         Descriptor::new(ops::MLA, Stage::InsertCachedMla, mla),
@@ -20,6 +20,7 @@ pub(crate) fn built_in() -> [Descriptor; 10] {
         Descriptor::new(ops::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
         Descriptor::new(ops::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
         Descriptor::new(ops::RG_LRU, Stage::InsertCachedSsm, rg_lru),
+        Descriptor::new(ops::STATE, Stage::InsertCustomCaches, state),
         Descriptor::new(ops::CAUSAL_CONV, Stage::InsertCachedCausalConv, causal_conv),
     ]
 }
@@ -149,6 +150,12 @@ fn linear_attention(op: &mut OpView<'_>) -> Caches {
 fn rg_lru(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("width", "x", 2)?;
     one("ssm_state", ResourceHandler::ssm(width, 1, 1, op.state_dtype())?)
+}
+
+fn state(op: &mut OpView<'_>) -> Caches {
+    let shape = (1..op.rank("state")?).map(|axis| op.dim("state", "state", axis)).collect::<Result<Vec<u64>, _>>()?;
+    let handler = ResourceHandler::state(&shape, op.dtype("state")?)?;
+    Ok(vec![Cache { suffix: op.op().name.part.clone(), handler }])
 }
 
 fn causal_conv(op: &mut OpView<'_>) -> Caches {

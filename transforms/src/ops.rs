@@ -53,11 +53,16 @@ pub const RG_LRU: &str = "core.rg_lru";
 /// Attributes: [`SECTIONS`].
 pub const CAUSAL_CONV: &str = "core.causal_conv1d";
 
+/// A state whose use is not known: `state` [B, …], every axis behind the batch known.
+pub const STATE: &str = "core.state";
+
 /// A cache, put there by `initialize_caches`.
 pub const CACHE: &str = "core.cache";
 
 /// Multiplication by a weight.
 pub const LINEAR: &str = "core.linear";
+/// The same numbers in another shape.
+pub const VIEW: &str = "core.view";
 /// Division of channels into several tensors.
 pub const SPLIT: &str = "core.split";
 /// Lookup of token embeddings.

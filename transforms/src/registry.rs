@@ -125,6 +125,15 @@ impl<'a> OpView<'a> {
         }
     }
 
+    /// How many axes the tensor at `port` has.
+    ///
+    /// # Errors
+    /// No such port.
+    pub fn rank(&self, port: &'static str) -> Result<usize, DescribeError> {
+        let id = self.op.port(port).ok_or(DescribeError::NoInput { port })?;
+        Ok(self.graph.tensor(id).shape.len())
+    }
+
     /// The element type of the tensor at `port`.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ fn a_header_cut_anywhere_is_an_error_and_no_panic() {
     let whole = fs::read(fixture("gguf/nemotron_h.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut.gguf");
-    for length in 0..whole.len() - 64 {
+    for length in (0..whole.len() - 64).step_by(13) {
         fs::write(&path, &whole[..length]).unwrap();
         let error = read_model(&path, &ReadOptions::default()).unwrap_err();
         assert!(matches!(error, FrontendError::Truncated { .. }), "{length}: {error}");

@@ -133,6 +133,16 @@ pub enum FrontendError {
         /// What the weights do tell.
         known: String,
     },
+    /// A node or state of an ONNX graph that cannot be understood.
+    #[error("{file}: {node}: {reason}")]
+    Onnx {
+        /// The file.
+        file: String,
+        /// The node or state.
+        node: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// An architecture description that is wrong itself.
     #[error("architecture description of `{model_type}`: {reason}")]
     Description {

@@ -1,6 +1,9 @@
 //! While candidate tokens are verified, a state is needed at each candidate's position.
 
+use std::collections::HashMap;
+
 use super::{PassError, Skipped, Walk};
+use crate::graph::OpId;
 use crate::resources::Resource;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
@@ -8,15 +11,16 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
         walk.report.skipped.push(Skipped { node: None, reason: "speculation is off".into() });
         return Ok(());
     }
-    for id in walk.graph.op_ids() {
-        let twins: Vec<Resource> =
-            walk.graph.op(id).caches.iter().filter_map(|name| twin(walk.resources.get(name)?)).collect();
-        if twins.is_empty() {
-            continue;
-        }
-        for twin in twins {
-            walk.register(id, twin)?;
-        }
+    let owner_of: HashMap<String, OpId> = walk
+        .graph
+        .op_ids()
+        .flat_map(|id| walk.graph.op(id).caches.iter().map(move |cache| (cache.clone(), id)))
+        .collect();
+    // In the order of the states themselves, so that the lists of twins and of states run in parallel.
+    let twins: Vec<(OpId, Resource)> =
+        walk.resources.iter().filter_map(|base| Some((*owner_of.get(&base.name)?, twin(base)?))).collect();
+    for (id, twin) in twins {
+        walk.register(id, twin)?;
         walk.matched(id);
     }
     Ok(())

@@ -169,7 +169,7 @@ fn number(
 }
 
 fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
-    Ok(match values.dtype(&["dtype", "torch_dtype"])? {
+    Ok(match values.dtype(&["dtype", "torch_dtype", "conv_state_dtype"])? {
         Some((dtype, key)) => {
             values.note("dtype", &dtype, key, false);
             dtype
@@ -182,7 +182,7 @@ fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
 }
 
 fn state_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
-    let found = values.dtype(&["mamba_ssm_cache_dtype", "mamba_ssm_dtype"])?;
+    let found = values.dtype(&["mamba_ssm_cache_dtype", "mamba_ssm_dtype", "recurrent_state_dtype"])?;
     if let Some((dtype, key)) = &found {
         values.note("state dtype", &dtype, key.as_str(), false);
     }

@@ -11,12 +11,12 @@ const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// The dtype of keys and values that the checkpoint was calibrated for.
 pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
+    let plain = SECTIONS.map(|section| format!("{section}.kv_cache_quant_algo"));
+    if let Some((dtype, key)) = values.dtype(&[&plain[0], &plain[1], "kv_cache_dtype"])? {
+        values.note("kv dtype", &dtype, key, false);
+        return Ok(Some(dtype));
+    }
     for section in SECTIONS {
-        let key = format!("{section}.kv_cache_quant_algo");
-        if let Some((dtype, key)) = values.dtype(&[&key])? {
-            values.note("kv dtype", &dtype, key, false);
-            return Ok(Some(dtype));
-        }
         let key = format!("{section}.kv_cache_scheme");
         let Some(scheme) = values.get(&key) else { continue };
         let field = |name: &str| scheme.get(name);

@@ -24,6 +24,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("gpt_oss.toml"),
     include_str!("granitemoehybrid.toml"),
     include_str!("hunyuan.toml"),
+    include_str!("hybrid_mamba.toml"),
     include_str!("jamba.toml"),
     include_str!("kimi_linear.toml"),
     include_str!("lfm2.toml"),

@@ -1,0 +1,439 @@
+//! Rewrites the nodes that keep state to the ops that the passes know.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use cacheplan_handlers::DType;
+
+use super::attention::{self, Operands, Root};
+use super::proto::NodeProto;
+use super::source::Source;
+use super::states::{self, State};
+use crate::frontend::FrontendError;
+use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
+use crate::model::Fact;
+use crate::ops;
+
+/// No model has more layers than this.
+const MAX_LAYER: u32 = 20_000;
+
+/// A rewritten graph.
+pub(super) struct Lowered {
+    pub(super) graph: Graph,
+    pub(super) layers: u32,
+    pub(super) dtype: DType,
+    pub(super) layer_kinds: Vec<String>,
+    pub(super) facts: Vec<Fact>,
+}
+
+pub(super) struct Lowering<'a> {
+    file: &'a str,
+    source: &'a Source<'a>,
+    states: Vec<State<'a>>,
+    explained: HashSet<&'a str>,
+    graph: Graph,
+    tensors: HashMap<&'a str, TensorId>,
+    /// The key and value tensors that were made for each root, so that attentions over one cache share them.
+    views: HashMap<(&'a str, &'static str), TensorId>,
+    kinds: BTreeMap<u32, &'static str>,
+    attentions: u32,
+    facts: Vec<Fact>,
+}
+
+type Result<T> = std::result::Result<T, FrontendError>;
+
+impl<'a> Lowering<'a> {
+    pub(super) fn new(file: &'a str, source: &'a Source<'a>) -> Self {
+        let (explained, tensors, views, kinds, facts) = Default::default();
+        let states = states::pair(source);
+        Self { file, source, states, explained, graph: Graph::new(), tensors, views, kinds, attentions: 0, facts }
+    }
+
+    pub(super) fn run(mut self) -> Result<Lowered> {
+        for input in &self.source.graph.input {
+            if let Some((shape, dtype)) = self.known(&input.name) {
+                let tensor = self.graph.add_input(Name::new(None, input.name.clone()), shape, dtype);
+                self.tensors.insert(&input.name, tensor);
+            }
+        }
+        for tensor in &self.source.graph.initializer {
+            if let Some((shape, dtype)) = self.known(&tensor.name) {
+                let sizes: Vec<u64> = shape.iter().filter_map(known_size).collect();
+                let id = self.graph.add_parameter(Name::new(None, tensor.name.clone()), &sizes, dtype);
+                self.tensors.insert(&tensor.name, id);
+            }
+        }
+        for node in &self.source.graph.node {
+            self.node(node)?;
+        }
+        self.unexplained()?;
+        let layers = self.kinds.keys().next_back().map_or(0, |last| last + 1);
+        let kind = |layer| self.kinds.get(&layer).map_or("none", |kind| *kind).to_owned();
+        let layer_kinds = (0..layers).map(kind).collect();
+        let dtype = self.dtype();
+        Ok(Lowered { graph: self.graph, layers, dtype, layer_kinds, facts: self.facts })
+    }
+
+    fn node(&mut self, node: &'a NodeProto) -> Result<()> {
+        match node.full_type().as_str() {
+            "Attention" => self.attention_op(node, [0, 1, 2, 4, 5], ["q_num_heads", "kv_num_heads"]),
+            "com.microsoft.GroupQueryAttention" => {
+                self.attention_op(node, [0, 1, 2, 3, 4], ["num_heads", "kv_num_heads"])
+            }
+            "com.microsoft.MultiHeadAttention" => self.attention_op(node, [0, 1, 2, 6, 7], ["num_heads", "num_heads"]),
+            "LinearAttention" | "com.microsoft.LinearAttention" => self.linear_attention(node),
+            "CausalConvWithState" | "com.microsoft.CausalConvWithState" => self.causal_conv(node, 1, 3),
+            "trt_edgellm.causal_conv1d" => self.causal_conv(node, 2, 3),
+            "trt_edgellm.update_ssm_state" => self.update_ssm_state(node),
+            _ => match attention::written_out(self.source, node) {
+                Some(operands) if self.is_kept(&operands) => self.written_out(node, operands),
+                _ => {
+                    self.plain(node);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    /// A node that keeps nothing stays what it is.
+    fn plain(&mut self, node: &'a NodeProto) {
+        let mut op = Op::new(Name::new(None, node.name.clone()), format!("onnx.{}", node.full_type()));
+        for (port, input) in node.input.iter().enumerate() {
+            if let Some(&tensor) = self.tensors.get(input.as_str()) {
+                op = op.input(port.to_string(), tensor);
+            }
+        }
+        let id = self.graph.add_op(op);
+        self.outputs(node, id);
+    }
+
+    fn outputs(&mut self, node: &'a NodeProto, id: OpId) {
+        for output in &node.output {
+            if let Some((shape, dtype)) = self.known(output) {
+                let tensor = self.graph.add_output(id, Name::new(None, output.clone()), shape, dtype);
+                self.tensors.insert(output, tensor);
+            }
+        }
+    }
+
+    /// Shape and dtype of a value, where both are known and a cache could have them.
+    fn known(&self, name: &str) -> Option<(Vec<Extent>, DType)> {
+        let value = self.source.value(name)?;
+        Some((value.shape.clone(), value.dtype?))
+    }
+
+    /// An op of one of the attention types. Positions: query, key, value, past key, past value.
+    fn attention_op(&mut self, node: &'a NodeProto, at: [usize; 5], heads: [&str; 2]) -> Result<()> {
+        let missing = |what: &str| self.refuse(node, format!("it has no {what}"));
+        let query = node.at(at[0]).ok_or_else(|| missing("query"))?;
+        let num_heads = node.number(heads[0]);
+        let num_kv_heads = node.number(heads[1]).or(num_heads);
+        let key = node.at(at[3]).or_else(|| node.at(at[1])).unwrap_or(query);
+        let value = node.at(at[4]).or_else(|| node.at(at[2])).unwrap_or(query);
+        let kept = self.is_kept(&Operands { key, value });
+        let roots = [key, value].map(|name| {
+            attention::root(self.source, &self.states, name)
+                .or_else(|| self.packed(name, num_heads, num_kv_heads, node.at(at[1]).is_none()))
+        });
+        let [Some(key), Some(value)] = roots else {
+            return Err(self.refuse(node, "the heads of its keys cannot be told from any shape".to_owned()));
+        };
+        // Encoders and cross-attention keep nothing: they have neither a past nor a causal mask.
+        let standard = node.full_type() == "Attention";
+        if standard && !kept && node.number("is_causal").is_none() && !self.states.is_empty() {
+            self.plain(node);
+            return Ok(());
+        }
+        self.add_attention(node, &key, &value, node.number("local_window_size"))
+    }
+
+    /// Keys of rank 3, all heads in one axis; `all` if queries and values are packed with them.
+    fn packed(&self, name: &'a str, heads: Option<u64>, kv_heads: Option<u64>, all: bool) -> Option<Root<'a>> {
+        let kv_heads = kv_heads?;
+        let width = self.source.size(name, 2)?;
+        let groups = if all { heads?.checked_add(kv_heads.checked_mul(2)?)? } else { kv_heads };
+        let head_dim = width.checked_div(groups).filter(|dim| dim.checked_mul(groups) == Some(width))?;
+        Some(Root { tensor: name, state: None, dims: (kv_heads, head_dim) })
+    }
+
+    /// Whether keys come from a state, or nothing at all does, so that every attention needs a cache.
+    fn is_kept(&self, operands: &Operands<'a>) -> bool {
+        self.states.is_empty()
+            || [operands.key, operands.value]
+                .iter()
+                .all(|name| attention::root(self.source, &self.states, name).is_some_and(|root| root.state.is_some()))
+    }
+
+    fn written_out(&mut self, node: &'a NodeProto, operands: Operands<'a>) -> Result<()> {
+        let roots = [operands.key, operands.value].map(|name| attention::root(self.source, &self.states, name));
+        match roots {
+            [Some(key), Some(value)] => self.add_attention(node, &key, &value, None),
+            _ => {
+                self.plain(node);
+                Ok(())
+            }
+        }
+    }
+
+    fn add_attention(
+        &mut self,
+        node: &'a NodeProto,
+        key: &Root<'a>,
+        value: &Root<'a>,
+        window: Option<u64>,
+    ) -> Result<()> {
+        let ordinal = self.attentions;
+        self.attentions += 1;
+        let layer = self.layer(node, key.state, Some(ordinal))?;
+        let key = self.view(layer, key, "attention.key");
+        let value = self.view(layer, value, "attention.value");
+        let mut op =
+            Op::new(Name::new(Some(layer), "attention"), ops::ATTENTION).input("key", key).input("value", value);
+        if let Some(window) = window {
+            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+        }
+        self.stateful(node, op, layer, "attention");
+        Ok(())
+    }
+
+    /// The keys or values of a cache as [B, S, heads, head_dim], made once.
+    fn view(&mut self, layer: u32, root: &Root<'a>, part: &'static str) -> TensorId {
+        self.explained.extend(root.state);
+        if let Some(&view) = self.views.get(&(root.tensor, part)) {
+            return view;
+        }
+        let (heads, head_dim) = root.dims;
+        let view = self.reshaped(layer, root.tensor, part, &[heads, head_dim]);
+        self.views.insert((root.tensor, part), view);
+        view
+    }
+
+    /// A tensor in the shape that the ops expect, batch and sequence first.
+    fn reshaped(&mut self, layer: u32, from: &'a str, part: &'static str, rest: &[u64]) -> TensorId {
+        let dtype = self.source.value(from).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
+        let mut op = Op::new(Name::new(Some(layer), part), ops::VIEW);
+        if let Some(&tensor) = self.tensors.get(from) {
+            op = op.input("x", tensor);
+        }
+        let id = self.graph.add_op(op);
+        let leading = [Extent::BATCH, Extent::SEQUENCE].into_iter();
+        let shape = leading.chain(rest.iter().map(|&size| Extent::Known(size))).collect();
+        self.graph.add_output(id, Name::new(Some(layer), part), shape, dtype)
+    }
+
+    fn stateful(&mut self, node: &'a NodeProto, op: Op, layer: u32, kind: &'static str) {
+        let id = self.graph.add_op(op);
+        self.outputs(node, id);
+        self.kinds.entry(layer).or_insert(kind);
+    }
+
+    /// query, key, value, past_state, …; the state [B, heads, key channels, value channels] tells all dimensions.
+    fn linear_attention(&mut self, node: &'a NodeProto) -> Result<()> {
+        let state = self.state_at(node, 3)?;
+        let [heads, k_dim, v_dim] = self.sizes(node, state, [1, 2, 3])?;
+        let layer = self.layer(node, Some(state), None)?;
+        let (key, value) = (node.at(1).unwrap_or(state), node.at(2).unwrap_or(state));
+        let key = self.reshaped(layer, key, "linear_attn.key", &[heads, k_dim]);
+        let value = self.reshaped(layer, value, "linear_attn.value", &[heads, v_dim]);
+        let op = Op::new(Name::new(Some(layer), "linear_attn"), ops::LINEAR_ATTENTION);
+        let op = self.with_state_dtype(op.input("key", key).input("value", value), state);
+        self.stateful(node, op, layer, "linear_attention");
+        Ok(())
+    }
+
+    /// x, weight [channels, 1, d_conv], bias, state, …; the channels are axis `channel_axis` of x.
+    fn causal_conv(&mut self, node: &'a NodeProto, channel_axis: usize, state_at: usize) -> Result<()> {
+        let state = self.state_at(node, state_at)?;
+        let (Some(x), Some(weight)) = (node.at(0), node.at(1)) else {
+            return Err(self.refuse(node, "it needs an input and a weight".to_owned()));
+        };
+        let [channels, d_conv] = self.sizes(node, weight, [0, 2])?;
+        if self.source.size(x, channel_axis).is_some_and(|found| found != channels) {
+            return Err(self.refuse(node, format!("its weight has {channels} channels, its input another number")));
+        }
+        let layer = self.layer(node, Some(state), None)?;
+        if let Some(columns) = self.source.size(state, 2).filter(|&columns| columns + 1 != d_conv) {
+            let value = format!("{columns} columns in the export, {} in the cache", d_conv.saturating_sub(1));
+            self.note(state.to_owned(), value, format!("d_conv {d_conv}: one column less carries all there is"), false);
+        }
+        let x = self.reshaped(layer, x, "mamba.xbc", &[channels]);
+        let dtype = self.source.value(weight).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
+        let name = Name::new(Some(layer), "mamba.conv1d.weight");
+        let weight = self.graph.add_parameter(name, &[channels, d_conv], dtype);
+        let op =
+            Op::new(Name::new(Some(layer), "mamba.conv1d"), ops::CAUSAL_CONV).input("x", x).input("weight", weight);
+        self.stateful(node, op, layer, "conv");
+        Ok(())
+    }
+
+    /// x, A, B, C, D, dt, dt_bias, state, context_lengths; x and B tell the dimensions, attributes must agree.
+    fn update_ssm_state(&mut self, node: &'a NodeProto) -> Result<()> {
+        if node.input.len() != 9 || node.output.len() != 2 {
+            let found = format!("it has {} inputs and {} outputs", node.input.len(), node.output.len());
+            return Err(self.refuse(node, format!("{found}; 9 and 2 were expected")));
+        }
+        let state = self.state_at(node, 7)?;
+        let input = |position| node.at(position).unwrap_or("");
+        for (position, wanted) in [(1, DType::F32), (8, DType::Int32)] {
+            let found = self.source.value(input(position)).and_then(|value| value.dtype);
+            if found != Some(wanted) {
+                let found = found.map_or_else(|| "of another type".to_owned(), |found| found.to_string());
+                return Err(self.refuse(node, format!("input {position} is {found}; {wanted} was expected")));
+            }
+        }
+        let last_two = |name: &str| {
+            let rank = self.source.value(name).map_or(0, |value| value.shape.len());
+            (rank >= 3)
+                .then(|| [rank - 2, rank - 1])
+                .ok_or_else(|| self.refuse(node, format!("`{name}` has {rank} axes")))
+        };
+        let [heads, head_dim] = self.sizes(node, input(0), last_two(input(0))?)?;
+        let [groups, d_state] = self.sizes(node, input(2), last_two(input(2))?)?;
+        for (key, size) in [("nheads", heads), ("dim", head_dim), ("dstate", d_state), ("ngroups", groups)] {
+            if let Some(stated) = node.number(key).filter(|&stated| stated != size) {
+                return Err(self.refuse(node, format!("attribute {key} is {stated}, the shapes say {size}")));
+            }
+        }
+        if self.sizes(node, state, [1, 2, 3])? != [heads, head_dim, d_state] {
+            return Err(
+                self.refuse(node, format!("the state `{state}` is not [batch, {heads}, {head_dim}, {d_state}]"))
+            );
+        }
+        let layer = self.layer(node, Some(state), None)?;
+        let x = self.reshaped(layer, node.at(0).unwrap_or(state), "mamba.x", &[heads, head_dim]);
+        let b = self.reshaped(layer, node.at(2).unwrap_or(state), "mamba.b", &[groups, d_state]);
+        let op = Op::new(Name::new(Some(layer), "mamba"), ops::SSD).input("x", x).input("b", b);
+        self.divide_convolution(layer, [heads * head_dim, groups * d_state]);
+        let op = self.with_state_dtype(op, state);
+        self.stateful(node, op, layer, "mamba");
+        self.kinds.insert(layer, "mamba");
+        Ok(())
+    }
+
+    /// Now that the recurrence is known, so are the sections of the convolution that feeds it.
+    fn divide_convolution(&mut self, layer: u32, [inner, shared]: [u64; 2]) {
+        let conv = Name::new(Some(layer), "mamba.conv1d");
+        let ids: Vec<OpId> = self.graph.op_ids().collect();
+        if let Some(&id) = ids.iter().rev().find(|&&id| self.graph.op(id).name == conv) {
+            let sections = Attribute::Numbers(vec![inner, shared, shared]);
+            self.graph.op_mut(id).attributes.push((ops::SECTIONS.into(), sections));
+        }
+    }
+
+    fn with_state_dtype(&self, op: Op, state: &str) -> Op {
+        match self.source.value(state).and_then(|value| value.dtype) {
+            Some(dtype) => op.attribute(ops::STATE_DTYPE, Attribute::DType(dtype)),
+            None => op,
+        }
+    }
+
+    fn state_at(&mut self, node: &'a NodeProto, position: usize) -> Result<&'a str> {
+        let Some(name) = node.at(position) else {
+            return Err(self.refuse(node, format!("input {position}, its state, is left out")));
+        };
+        self.explained.insert(name);
+        Ok(name)
+    }
+
+    fn sizes<const N: usize>(&self, node: &NodeProto, name: &str, axes: [usize; N]) -> Result<[u64; N]> {
+        let mut sizes = [0; N];
+        for (size, axis) in sizes.iter_mut().zip(axes) {
+            let found = self.source.size(name, axis).filter(|&found| found <= 1 << 40);
+            *size = found.ok_or_else(|| self.refuse(node, format!("axis {axis} of `{name}` is not a known size")))?;
+        }
+        Ok(sizes)
+    }
+
+    /// The layer of a node: told by its state, its name, its weights, or else its place among its kind.
+    fn layer(&self, node: &NodeProto, state: Option<&str>, ordinal: Option<u32>) -> Result<u32> {
+        let stated = state.and_then(|name| self.states.iter().find(|known| known.input == name)?.layer);
+        let names = std::iter::once(&node.name).chain(&node.input);
+        let layer = stated.or_else(|| names.into_iter().find_map(|name| layer_in(name))).or(ordinal);
+        match layer {
+            Some(layer) if layer <= MAX_LAYER => Ok(layer),
+            Some(layer) => Err(self.refuse(node, format!("layer {layer} is beyond {MAX_LAYER}"))),
+            None => Err(self.refuse(node, "its layer cannot be told: no name holds a number".to_owned())),
+        }
+    }
+
+    /// States that no op explained: keys and values by their names, anything else as it is.
+    fn unexplained(&mut self) -> Result<()> {
+        let unexplained = |this: &Self| -> Vec<State<'a>> {
+            this.states.iter().filter(|state| !this.explained.contains(state.input)).cloned().collect()
+        };
+        let left = unexplained(self);
+        for key in &left {
+            let value = key_to_value(key.input).and_then(|value| left.iter().find(|other| other.input == value));
+            let (Some(layer), Some(value)) = (key.layer.filter(|&layer| layer <= MAX_LAYER), value) else { continue };
+            let roots = [key, value].map(|state| attention::root(self.source, &self.states, state.input));
+            let [Some(key_root), Some(value_root)] = roots else { continue };
+            let keys = self.view(layer, &key_root, "attention.key");
+            let values = self.view(layer, &value_root, "attention.value");
+            let op = Op::new(Name::new(Some(layer), "attention"), ops::ATTENTION);
+            self.graph.add_op(op.input("key", keys).input("value", values));
+            self.kinds.entry(layer).or_insert("attention");
+            self.note(key.input.to_owned(), "keys and values".to_owned(), "their names; no op tells".to_owned(), true);
+        }
+        for state in unexplained(self) {
+            self.plain_state(&state)?;
+        }
+        Ok(())
+    }
+
+    /// A state of unknown use: as large as its shape says.
+    fn plain_state(&mut self, state: &State<'a>) -> Result<()> {
+        let Some(&tensor) = self.tensors.get(state.input) else {
+            let node = format!("state `{}`", state.input);
+            let reason = "no cache has its element type".to_owned();
+            return Err(FrontendError::Onnx { file: self.file.to_owned(), node, reason });
+        };
+        let layer = state.layer.filter(|&layer| layer <= MAX_LAYER);
+        let part = state.input.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '_' | '.'));
+        let op = Op::new(Name::new(layer, part.to_owned()), ops::STATE).input("state", tensor);
+        self.graph.add_op(op.attribute(ops::STATEFUL, Attribute::Flag));
+        if let Some(layer) = layer {
+            self.kinds.entry(layer).or_insert("state");
+        }
+        let value = format!("a state, replaced by {}", state.output);
+        self.note(state.input.to_owned(), value, "its name; no op tells".to_owned(), true);
+        Ok(())
+    }
+
+    /// The activations' dtype: that of the first output that has one.
+    fn dtype(&self) -> DType {
+        let outputs = self.source.graph.output.iter();
+        let mut dtypes = outputs.filter_map(|output| self.source.value(&output.name)?.dtype);
+        dtypes.next().unwrap_or(DType::F32)
+    }
+
+    fn note(&mut self, what: String, value: String, from: String, assumed: bool) {
+        self.facts.push(Fact { what, value, from, assumed });
+    }
+
+    fn refuse(&self, node: &NodeProto, reason: String) -> FrontendError {
+        let node = format!("{} `{}`", node.full_type(), node.name);
+        FrontendError::Onnx { file: self.file.to_owned(), node, reason }
+    }
+}
+
+fn known_size(extent: &Extent) -> Option<u64> {
+    match extent {
+        Extent::Known(size) => Some(*size),
+        Extent::Symbol(_) => None,
+    }
+}
+
+/// The number after `layers`, `layer`, `blocks` or `h` in a name such as `/model/layers.5/attn/MatMul`.
+fn layer_in(name: &str) -> Option<u32> {
+    let mut words = name.split(['.', '_', '/']);
+    words.find(|word| matches!(*word, "layers" | "layer" | "blocks" | "h" | "l"))?;
+    words.next()?.parse().ok()
+}
+
+/// The name of the values that belong to keys of that name.
+fn key_to_value(name: &str) -> Option<String> {
+    let swap = [("key", "value"), ("_k_", "_v_"), (".k", ".v")].into_iter().find_map(|(key, value)| {
+        let (before, after) = name.rsplit_once(key)?;
+        Some(format!("{before}{value}{after}"))
+    });
+    swap.or_else(|| name.strip_suffix("_k").map(|stem| format!("{stem}_v")))
+}

@@ -1,0 +1,60 @@
+//! State that an export carries from step to step: a graph input and the output that takes its place.
+
+use std::collections::HashMap;
+
+use super::source::Source;
+
+/// An input and its output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct State<'a> {
+    pub(super) input: &'a str,
+    pub(super) output: &'a str,
+    /// The layer that the name tells.
+    pub(super) layer: Option<u32>,
+}
+
+/// Pairs inputs and outputs whose names differ only in the words for before and after.
+pub(super) fn pair<'a>(source: &Source<'a>) -> Vec<State<'a>> {
+    let outputs: HashMap<Vec<&str>, &str> =
+        source.graph.output.iter().map(|output| (stem(&output.name), output.name.as_str())).collect();
+    let inputs = source.graph.input.iter().filter(|input| source.value(&input.name).is_some_and(|v| v.shape.len() > 2));
+    inputs
+        .filter_map(|input| {
+            let stem = stem(&input.name);
+            let output = outputs.get(&stem)?;
+            let layer = stem.iter().find_map(|word| word.parse().ok());
+            Some(State { input: input.name.as_str(), output, layer })
+        })
+        .collect()
+}
+
+/// A name without the words that tell before from after.
+fn stem(name: &str) -> Vec<&str> {
+    const PREFIXES: [(&str, &str); 3] = [("past_key_values", ""), ("present_key_values", ""), ("past.", "")];
+    let bare = PREFIXES.iter().find_map(|(prefix, _)| name.strip_prefix(prefix)).unwrap_or(name);
+    let words = bare.split(['.', '_', '/', ':']);
+    words.filter(|word| !matches!(*word, "" | "past" | "present" | "new" | "out" | "in" | "next" | "updated")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("past_key_values.5.key", "present.5.key")]
+    #[case("past_key_1", "present_key_1")]
+    #[case("conv_state_0", "conv_state_0_out")]
+    #[case("past_k", "new_k")]
+    #[case("past_key_values.3.value", "present_key_values.3.value")]
+    #[case("past_conv.2", "present_conv.2")]
+    fn before_and_after_have_one_stem(#[case] before: &str, #[case] after: &str) {
+        assert_eq!(stem(before), stem(after));
+    }
+
+    #[test]
+    fn different_things_have_different_stems() {
+        assert_ne!(stem("past_key_1"), stem("present_value_1"));
+        assert_ne!(stem("past_key_1"), stem("present_key_2"));
+    }
+}

@@ -1,0 +1,159 @@
+//! Real exports are walked, whatever the exporter made of their attention and state.
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+
+use cacheplan_handlers::{DType, Growth, Kind};
+use cacheplan_transforms::{
+    Attention, FrontendError, GraphBuilder, Mamba2, Model, PassContext, ReadOptions, Resources, collect,
+    read_config_str, read_model,
+};
+use rstest::rstest;
+
+use support::{collected, essence, fixture};
+
+/// The config of the exported hybrid decoder.
+const HYBRID: &str = r#"{
+    "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 64, "vocab_size": 128,
+    "layers_block_type": ["mamba", "attention", "mamba"],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+    "mamba_ssm_cache_dtype": "float32"
+}"#;
+
+fn resources(mut model: Model) -> Resources {
+    collect(&mut model.graph, &PassContext::default()).unwrap().resources
+}
+
+fn built() -> Model {
+    let mamba =
+        Mamba2 { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: Some(DType::F32) };
+    let mut builder = GraphBuilder::new("hybrid", 64, DType::F32);
+    builder.layer();
+    builder.mamba2(&mamba);
+    builder.layer();
+    builder.attention(&Attention::grouped(4, 2, 16));
+    builder.layer();
+    builder.mamba2(&mamba);
+    builder.build()
+}
+
+#[test]
+fn export_config_and_builder_agree_to_the_last_provenance() {
+    let config = resources(read_config_str("config.json", HYBRID, &ReadOptions::default()).unwrap());
+    assert_eq!(config.len(), 5);
+    assert_eq!(resources(built()), config);
+    for file in ["onnx/hybrid_opset18.onnx", "onnx/hybrid_opset23.onnx"] {
+        assert_eq!(collected(file).1.resources, config, "{file}");
+    }
+}
+
+#[test]
+fn both_opsets_give_the_same_layers_and_weights() {
+    let [old, new] = ["18", "23"].map(|opset| support::read(&format!("onnx/hybrid_opset{opset}.onnx")));
+    assert_eq!(old.layer_kinds, ["mamba", "attention", "mamba"]);
+    assert_eq!((old.layer_kinds, old.info.layers, old.info.dtype), (new.layer_kinds, new.info.layers, new.info.dtype));
+}
+
+#[test]
+fn the_wider_convolution_state_of_the_export_is_reported() {
+    let model = support::read("onnx/hybrid_opset23.onnx");
+    let fact = model.facts.iter().find(|fact| fact.what == "conv_state_0").unwrap();
+    assert_eq!(fact.value, "4 columns in the export, 3 in the cache");
+}
+
+#[rstest]
+#[case("decode")]
+#[case("prefill")]
+fn a_stacked_static_cache_is_one_cache_per_layer(#[case] half: &str) {
+    let (model, from_export) = collected(&format!("static_cache/{half}.onnx"));
+    let (_, from_config) = collected("static_cache/qwen3");
+    assert_eq!(essence(&from_export.resources), essence(&from_config.resources));
+    assert_eq!(model.info.layers, 4);
+}
+
+#[test]
+fn group_query_attention_tells_heads_and_window() {
+    let resources = collected("onnx/group_query_attention.onnx").1.resources;
+    let growth = |name: &str| resources.get(name).unwrap().handler.growth();
+    assert_eq!(growth("kv_cache_0"), Growth::Paged { stride: 1, window: Some(128) });
+    assert_eq!(growth("kv_cache_1"), Growth::Paged { stride: 1, window: None });
+    assert!(resources.iter().all(|resource| resource.handler.unit_bytes() == 2 * 2 * 64 * 2));
+}
+
+#[rstest]
+#[case("multi_head_attention", 8)]
+#[case("packed_attention_without_past", 2)]
+fn other_spellings_of_attention_tell_their_heads(#[case] file: &str, #[case] heads: u64) {
+    let resources = collected(&format!("onnx/{file}.onnx")).1.resources;
+    let handler = &resources.get("kv_cache_0").unwrap().handler;
+    assert_eq!((handler.dim("num_kv_heads"), handler.dim("head_dim")), (Some(heads), Some(64)));
+}
+
+#[rstest]
+#[case("linear_attention")]
+#[case("linear_attention_contrib")]
+fn linear_attention_and_its_convolution_are_states(#[case] file: &str) {
+    let resources = collected(&format!("onnx/{file}.onnx")).1.resources;
+    let state = &resources.get("ssm_state_3").unwrap().handler;
+    assert_eq!((state.unit_bytes(), state.dtype()), (4 * 16 * 32 * 4, DType::F32));
+    let conv = &resources.get("conv_state_3").unwrap().handler;
+    assert_eq!((conv.unit_bytes(), conv.dtype()), (192 * 3 * 2, DType::F16));
+}
+
+#[test]
+fn names_pair_states_that_no_op_tells() {
+    let (model, collected) = collected("onnx/past_and_present_only.onnx");
+    let resources = &collected.resources;
+    assert_eq!(resources.get("kv_cache_0").unwrap().handler.unit_bytes(), 2 * 2 * 16 * 2);
+    let state = resources.get("retention_state_1").unwrap();
+    assert_eq!((state.handler.kind(), state.handler.unit_bytes()), (&Kind::State, 4 * 8 * 8 * 4));
+    assert_eq!(model.facts.iter().filter(|fact| fact.assumed).count(), 2);
+}
+
+/// A copy of an export with one byte sequence replaced by another of the same length.
+fn patched(file: &str, from: &[u8], to: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let mut bytes = fs::read(fixture(file)).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("patched.onnx");
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+/// The attribute `dstate` of the first `update_ssm_state`: name, then the number as a varint of field 3.
+#[test]
+fn an_attribute_that_contradicts_the_shapes_is_refused() {
+    let (_folder, path) = patched("onnx/hybrid_opset23.onnx", b"\x0a\x06dstate\x18\x10", b"\x0a\x06dstate\x18\x11");
+    let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+    assert!(matches!(error, FrontendError::Onnx { .. }));
+    assert!(error.to_string().contains("attribute dstate is 17, the shapes say 16"), "{error}");
+}
+
+#[test]
+fn a_cut_export_is_an_error() {
+    let bytes = fs::read(fixture("onnx/hybrid_opset23.onnx")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.onnx");
+    for length in [3, 100, bytes.len() / 2, bytes.len() - 1] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        assert!(read_model(&path, &ReadOptions::default()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn the_exporters_runtime_config_gives_the_same_caches() {
+    let text = r#"{
+        "model_type": "hybrid_mamba", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3,
+        "num_linear_attn_layers": 2, "num_attention_layers": 1,
+        "recurrent_state_num_heads": 8, "recurrent_state_head_dim": 16, "recurrent_state_size": 16,
+        "conv_dim": 192, "conv_kernel": 4, "recurrent_state_dtype": "fp32", "conv_state_dtype": "fp32",
+        "layer_types": ["mamba", "attention", "mamba"],
+        "kv_layer_configs": [null, {"num_kv_heads": 2, "head_dim": 16}, null]
+    }"#;
+    let runtime = resources(read_config_str("config.json", text, &ReadOptions::default()).unwrap());
+    assert_eq!(essence(&runtime), essence(&resources(built())));
+}

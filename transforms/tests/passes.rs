@@ -1,0 +1,221 @@
+//! Passes walk graphs, in order, and say what they did.
+
+mod support;
+
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_transforms::{
+    Attention, Cache, CacheDTypes, Collected, Descriptor, Dot, FeedForward, GraphBuilder, Mamba2, Model, PassContext,
+    PassError, Stage, collect,
+};
+use rstest::rstest;
+
+const MAMBA: Mamba2 = Mamba2 { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: None };
+
+/// A model with one attention block per entry: its window and the layer it shares with.
+fn attentions(layers: &[(Option<u64>, Option<u32>)]) -> Model {
+    let mut builder = GraphBuilder::new("test", 512, DType::F16);
+    for &(window, shares_layer) in layers {
+        builder.layer();
+        builder.attention(&Attention { window, shares_layer, ..Attention::grouped(8, 8, 64) });
+        builder.feed_forward(&FeedForward { intermediate_size: 64, matrices: 3, experts: 0, shared_size: 0 });
+    }
+    builder.build()
+}
+
+fn hybrid() -> Model {
+    let mut builder = GraphBuilder::new("test", 64, DType::Bf16);
+    builder.layer();
+    builder.mamba2(&MAMBA);
+    builder.layer();
+    builder.attention(&Attention::grouped(4, 2, 16));
+    builder.build()
+}
+
+fn run(mut model: Model, context: &PassContext) -> Result<Collected, PassError> {
+    collect(&mut model.graph, context)
+}
+
+fn report<'a>(collected: &'a Collected, pass: &str) -> &'a cacheplan_transforms::PassReport {
+    collected.reports.iter().find(|report| report.pass == pass).unwrap()
+}
+
+#[test]
+fn the_passes_run_in_their_order() {
+    let names: Vec<&str> = run(hybrid(), &PassContext::default()).unwrap().reports.iter().map(|r| r.pass).collect();
+    let expected = [
+        "resolve_windows",
+        "insert_cached_attention",
+        "insert_cached_mla",
+        "insert_cached_ssm",
+        "insert_cached_causal_conv",
+        "insert_custom_caches",
+        "alias_shared_kv",
+        "add_speculative_twins",
+        "initialize_caches",
+        "resize_caches",
+        "verify_caches",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn insertion_registers_paged_resources_named_by_layer() {
+    let collected = run(attentions(&[(None, None)]), &PassContext::default()).unwrap();
+    let resource = collected.resources.iter().next().unwrap();
+    assert_eq!(resource.name, "kv_cache_0");
+    assert!(resource.handler.is_paged());
+    assert_eq!(resource.provenance[0], "num_kv_heads = 8 (tensor layers.0.attention.key, axis 2)");
+}
+
+#[test]
+fn a_stated_kv_dtype_holds_for_every_paged_handler() {
+    let dtypes = CacheDTypes { kv: Some(DType::Bf16), ..CacheDTypes::default() };
+    let collected = run(attentions(&[(None, None); 3]), &PassContext { dtypes, ..PassContext::default() }).unwrap();
+    assert!(collected.resources.iter().all(|resource| resource.handler.dtype() == DType::Bf16));
+}
+
+#[test]
+fn initialisation_makes_a_node_for_every_resource_and_resizing_touches_pages_only() {
+    let collected = run(hybrid(), &PassContext::default()).unwrap();
+    assert_eq!(report(&collected, "initialize_caches").matched.len(), 3);
+    let resize = report(&collected, "resize_caches");
+    assert_eq!(resize.matched.iter().map(ToString::to_string).collect::<Vec<_>>(), ["kv_cache_1"]);
+    assert_eq!(resize.skipped.len(), 2);
+    assert!(resize.skipped.iter().all(|skipped| skipped.reason == "its extent is the number of slots"));
+}
+
+#[rstest]
+#[case(Some(256), Growth::Paged { stride: 1, window: Some(64) })]
+#[case(Some(65), Growth::Paged { stride: 1, window: Some(64) })]
+#[case(Some(64), Growth::Paged { stride: 1, window: None })]
+#[case(None, Growth::Paged { stride: 1, window: Some(64) })]
+fn a_window_that_no_sequence_outgrows_is_full_attention(#[case] max_seq_len: Option<u64>, #[case] growth: Growth) {
+    let context = PassContext { max_seq_len, ..PassContext::default() };
+    let collected = run(attentions(&[(Some(64), None)]), &context).unwrap();
+    assert_eq!(collected.resources.get("kv_cache_0").unwrap().handler.growth(), growth);
+}
+
+#[test]
+fn layers_that_share_keys_have_one_cache() {
+    let layers = [(None, None), (Some(32), None), (None, Some(0)), (Some(32), Some(1)), (Some(16), Some(1))];
+    let collected = run(attentions(&layers), &PassContext::default()).unwrap();
+    let shared: Vec<_> = collected.resources.iter().map(|r| (r.name.as_str(), r.shared_by.clone())).collect();
+    assert_eq!(shared, [("kv_cache_0", vec![2]), ("kv_cache_1", vec![3, 4])]);
+    let skipped = &report(&collected, "insert_cached_attention").skipped;
+    assert_eq!(skipped.len(), 3);
+    assert!(skipped.iter().all(|skipped| skipped.reason == "it reads keys cached elsewhere"));
+}
+
+#[test]
+fn a_layer_cannot_share_a_cache_that_forgets_what_it_needs() {
+    let error = run(attentions(&[(Some(32), None), (None, Some(0))]), &PassContext::default()).unwrap_err();
+    assert!(matches!(&error, PassError::Alias { .. }));
+    let text = error.to_string();
+    assert!(text.contains("`layers.1.attention` cannot share the cache of `layers.0.attention`"), "{text}");
+    assert!(text.contains("every token") && text.contains("32 tokens"), "{text}");
+}
+
+#[test]
+fn twins_exist_only_while_speculation_is_on() {
+    let off = run(hybrid(), &PassContext::default()).unwrap();
+    assert!(off.resources.iter().all(|resource| !resource.handler.is_speculative()));
+    assert_eq!(report(&off, "add_speculative_twins").skipped[0].reason, "speculation is off");
+
+    let on = run(hybrid(), &PassContext { speculation: true, ..PassContext::default() }).unwrap();
+    let twins: Vec<_> = on.resources.iter().filter(|r| r.handler.is_speculative()).map(|r| r.name.as_str()).collect();
+    assert_eq!(twins, ["intermediate_ssm_state_0", "intermediate_conv_state_0"]);
+    assert_eq!(on.resources.len(), off.resources.len() + 2);
+}
+
+/// A framework's op: a decaying average per sequence, and features per token.
+fn acme() -> Model {
+    let mut builder = GraphBuilder::new("test", 64, DType::Bf16);
+    builder.layer();
+    builder.custom("retention", "acme.retention", &[("decay", &[4, 8])]);
+    builder.build()
+}
+
+#[test]
+fn a_framework_registers_state_and_unpaged_resources_for_its_own_op() {
+    let mut context = PassContext::default();
+    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |op| {
+        let (heads, width) = (op.dim("heads", "decay", 2)?, op.dim("width", "decay", 3)?);
+        let average = ResourceHandler::state(&[heads, width], op.state_dtype())?;
+        let features = ResourceHandler::unpaged(&[width], op.dtype("x")?)?;
+        let cache = |suffix: &'static str, handler| Cache { suffix: suffix.into(), handler };
+        Ok(vec![cache("average", average), cache("features", features)])
+    }));
+    let collected = run(acme(), &context).unwrap();
+    let kinds: Vec<_> = collected.resources.iter().map(|r| (r.name.as_str(), r.handler.kind().clone())).collect();
+    assert_eq!(kinds, [("average_0", Kind::State), ("features_0", Kind::Unpaged)]);
+}
+
+#[test]
+fn an_op_that_keeps_state_and_that_no_descriptor_knows_is_an_error() {
+    let error = run(acme(), &PassContext::default()).unwrap_err();
+    assert!(matches!(&error, PassError::NoDescriptor { .. }));
+    assert!(error.to_string().contains("`acme.retention`") && error.to_string().contains("register one"), "{error}");
+}
+
+#[test]
+fn a_dimension_known_only_at_run_time_is_an_error_that_names_it() {
+    let mut context = PassContext::default();
+    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |op| {
+        op.dim("tokens", "x", 1).map(|_| Vec::new())
+    }));
+    let text = run(acme(), &context).unwrap_err().to_string();
+    assert!(text.contains("tokens cannot be told: axis 1 of input `x` is the symbol `sequence`"), "{text}");
+}
+
+#[test]
+fn two_caches_of_one_name_are_an_error() {
+    let mut context = PassContext::default();
+    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |_| {
+        let handler = ResourceHandler::state(&[1], DType::F32)?;
+        Ok(vec![Cache { suffix: "twice".into(), handler: handler.clone() }, Cache { suffix: "twice".into(), handler }])
+    }));
+    assert!(matches!(run(acme(), &context), Err(PassError::Resource { .. })));
+}
+
+#[test]
+fn a_convolution_of_width_one_keeps_nothing() {
+    let mut builder = GraphBuilder::new("test", 64, DType::Bf16);
+    builder.layer();
+    builder.mamba2(&Mamba2 { d_conv: 1, ..MAMBA });
+    let collected = run(builder.build(), &PassContext::default()).unwrap();
+    assert_eq!(support::count(&collected.resources, &Kind::CausalConv), 0);
+    assert_eq!(report(&collected, "insert_cached_causal_conv").skipped.len(), 1);
+}
+
+#[test]
+fn dot_makes_caches_and_their_readers_stand_out() {
+    let mut model = hybrid();
+    collect(&mut model.graph, &PassContext::default()).unwrap();
+    let dot = Dot(&model.graph).to_string();
+    assert_eq!(dot.matches("fillcolor=lightblue").count(), 3);
+    assert_eq!(dot.matches("fillcolor=gold").count(), 3);
+    assert!(dot.starts_with("digraph") && dot.ends_with("}\n"));
+}
+
+/// The boundary that makes new architectures descriptions only.
+#[test]
+fn front_ends_never_name_a_handler_and_passes_never_see_a_config() {
+    let check = |folder: &str, words: &[&str]| {
+        let mut open = vec![std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder)];
+        let mut files = 0;
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            files += 1;
+            let text = std::fs::read_to_string(&path).unwrap();
+            for word in words {
+                assert!(!text.contains(word), "{} names {word}", path.display());
+            }
+        }
+        assert!(files > 5);
+    };
+    check("src/frontend", &["ResourceHandler", "kv_paged", "mla_paged"]);
+    check("src/passes", &["serde_json", "frontend", "config::"]);
+}
