@@ -5,10 +5,12 @@ mod tile;
 use crate::batch::PagedBatch;
 use crate::error::{KernelError, Result};
 use crate::portable;
+use crate::simd::vectorized;
 use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool};
 use crate::view::KvLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
+use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Accumulator, Scratch};
 
@@ -159,10 +161,10 @@ fn check_blocks(view: &KvLayerView, batch: &PagedBatch<'_>, window: Window, num_
     Ok(())
 }
 
-/// Query tokens that one task takes together. Their scores against a block stay in the nearest cache.
+/// Query tokens that one task takes together. Their scores against a stretch of context stay in a near cache.
 const QUERY_TILE: usize = 32;
-/// Context that one task of a decode step takes. The cut depends on positions alone, never on the batch or the
-/// thread count, so that results do not depend on them either.
+/// Context that one task takes when there are too few queries to share out. The cut depends on positions alone,
+/// never on the batch or the thread count, so that results do not depend on them either.
 const KV_SPLIT: usize = 512;
 
 /// One call on the CPU.
@@ -181,18 +183,89 @@ struct QueryTile {
     rows: Range<usize>,
     first_position: usize,
     context: Range<usize>,
+    /// Parts that the context is cut into, each a task of its own for each KV head.
+    parts: usize,
+    /// Number of tasks of the tiles before.
+    first_task: usize,
+}
+
+/// What a decode step would otherwise allocate anew each time.
+#[derive(Default)]
+struct Workspace {
+    tiles: Vec<QueryTile>,
+    partials: Vec<f32>,
 }
 
 impl<T: Element> Step<'_, T> {
     fn run(&self, out: &mut [f32]) {
-        let tiles = self.tiles();
-        let out = DisjointMut::new(out);
+        thread_local! {
+            static WORKSPACE: RefCell<Workspace> = RefCell::default();
+        }
+        let mut workspace = WORKSPACE.take();
+        let Workspace { tiles, partials } = &mut workspace;
+        self.plan(tiles);
         let heads = self.view.num_kv_heads;
-        (0..tiles.len() * heads).into_par_iter().for_each(|task| self.attend(&tiles[task / heads], task % heads, &out));
+        let tasks = tiles.last().map_or(0, |tile| tile.first_task + tile.parts) * heads;
+        let partial_elems = Accumulator::elems(self.most_rows(tiles), self.attention.value_dim);
+        // Tiles of several parts are rare and small: a slot for every task is simpler than a list of those.
+        let split = tiles.iter().any(|tile| tile.parts > 1);
+        partials.resize(if split { tasks * partial_elems } else { 0 }, 0.0);
+        let partials = DisjointMut::new(partials);
+        let out = DisjointMut::new(out);
+
+        (0..tasks).into_par_iter().for_each(|task| {
+            let (head, task) = (task % heads, task / heads);
+            let tile = &tiles[tiles.partition_point(|tile| tile.first_task <= task) - 1];
+            let part = task - tile.first_task;
+            if tile.parts == 1 {
+                Scratch::with(partial_elems, |scratch, memory| {
+                    let sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
+                    self.finish(tile, head, &sum, &out);
+                });
+            } else {
+                let start = (task * heads + head) * partial_elems;
+                // SAFETY: each task has its own stretch.
+                let memory = unsafe { partials.slice(start..start + partial_elems) };
+                let context = part_of(&tile.context, part);
+                Scratch::with(0, |scratch, _| {
+                    self.attend(tile, head, context, memory, scratch);
+                });
+            }
+        });
+        tiles.par_iter().filter(|tile| tile.parts > 1).for_each(|tile| {
+            for head in 0..heads {
+                let part = |part: usize| {
+                    let start = ((tile.first_task + part) * heads + head) * partial_elems;
+                    // SAFETY: the tasks that wrote these stretches are done, and this tile is read here only.
+                    let memory = unsafe { partials.slice(start..start + partial_elems) };
+                    Accumulator::resume(memory, self.query_rows(tile), self.attention.value_dim)
+                };
+                let mut sum = part(0);
+                for other in 1..tile.parts {
+                    sum.merge(&part(other));
+                }
+                self.finish(tile, head, &sum, &out);
+            }
+        });
+        WORKSPACE.set(workspace);
     }
 
-    fn tiles(&self) -> Vec<QueryTile> {
-        let mut tiles = Vec::with_capacity(self.batch.len());
+    fn group(&self) -> usize {
+        self.num_heads / self.view.num_kv_heads
+    }
+
+    /// Query rows that one KV head of a tile serves.
+    fn query_rows(&self, tile: &QueryTile) -> usize {
+        tile.rows.len() * self.group()
+    }
+
+    fn most_rows(&self, tiles: &[QueryTile]) -> usize {
+        tiles.iter().map(|tile| self.query_rows(tile)).max().unwrap_or(0)
+    }
+
+    fn plan(&self, tiles: &mut Vec<QueryTile>) {
+        tiles.clear();
+        let mut first_task = 0;
         for sequence in 0..self.batch.len() {
             let rows = self.batch.rows(sequence);
             let kv_len = self.batch.kv_lens[sequence] as usize;
@@ -203,32 +276,33 @@ impl<T: Element> Step<'_, T> {
                 let end = (start + QUERY_TILE).min(rows.end);
                 let first_position = kv_len - (rows.end - start);
                 let last_position = kv_len - 1 - (rows.end - end);
-                tiles.push(QueryTile {
-                    sequence,
-                    rows: start..end,
-                    first_position,
-                    context: self.attention.window.first_visible(first_position)..last_position + 1,
-                });
+                let context = self.attention.window.first_visible(first_position)..last_position + 1;
+                let parts = if end - start < QUERY_TILE { part_count(&context) } else { 1 };
+                tiles.push(QueryTile { sequence, rows: start..end, first_position, context, parts, first_task });
+                first_task += parts;
             }
         }
-        tiles
     }
 
-    /// Writes the output of one tile for the query heads of one KV head.
-    fn attend(&self, tile: &QueryTile, kv_head: usize, out: &DisjointMut<'_, f32>) {
-        let group = self.num_heads / self.view.num_kv_heads;
-        let mut scratch = Scratch::default();
-        let parts: Vec<Accumulator> = split(&tile.context)
-            .map(|context| {
-                let mut part = Accumulator::new(tile.rows.len() * group, self.attention.value_dim);
-                crate::simd::vectorized(
-                    #[inline(always)]
-                    || tile::attend(self, tile, kv_head, context, &mut part, &mut scratch),
-                );
-                part
-            })
-            .collect();
-        let total = Accumulator::combine(parts);
+    /// The unnormalised output of one tile over a stretch of context, for the query heads of one KV head.
+    fn attend<'m>(
+        &self,
+        tile: &QueryTile,
+        kv_head: usize,
+        context: Range<usize>,
+        memory: &'m mut [f32],
+        scratch: &mut Scratch,
+    ) -> Accumulator<'m> {
+        let mut sum = Accumulator::new(memory, self.query_rows(tile), self.attention.value_dim);
+        vectorized(
+            #[inline(always)]
+            || tile::attend(self, tile, kv_head, context, &mut sum, scratch),
+        );
+        sum
+    }
+
+    fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &DisjointMut<'_, f32>) {
+        let group = self.group();
         for (row, token) in tile.rows.clone().enumerate() {
             for member in 0..group {
                 let head = kv_head * group + member;
@@ -236,14 +310,18 @@ impl<T: Element> Step<'_, T> {
                 // SAFETY: this task alone has this token and this head.
                 let target = unsafe { out.slice(start..start + self.attention.value_dim) };
                 let sink = self.attention.sinks.map(|sinks| sinks[head]);
-                total.finish(row * group + member, sink, target);
+                sum.finish(row * group + member, sink, target);
             }
         }
     }
 }
 
-fn split(context: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let Range { start, end } = *context;
-    (start / KV_SPLIT..end.div_ceil(KV_SPLIT))
-        .map(move |part| (part * KV_SPLIT).max(start)..((part + 1) * KV_SPLIT).min(end))
+/// Number of stretches between multiples of [`KV_SPLIT`] that `context` touches.
+fn part_count(context: &Range<usize>) -> usize {
+    context.end.div_ceil(KV_SPLIT) - context.start / KV_SPLIT
+}
+
+fn part_of(context: &Range<usize>, part: usize) -> Range<usize> {
+    let part = context.start / KV_SPLIT + part;
+    (part * KV_SPLIT).max(context.start)..((part + 1) * KV_SPLIT).min(context.end)
 }

@@ -1,10 +1,12 @@
 //! The Mamba-2 state space recurrence.
 
+mod chunked;
+
 use crate::batch::StateBatch;
 use crate::check;
 use crate::error::Result;
 use crate::portable;
-use crate::simd::{dot, silu, softplus};
+use crate::simd::{advance_row, axpy, silu, softplus};
 use crate::state::{Unit, for_each_unit};
 use crate::storage::{DisjointMut, Input, Rows};
 use crate::view::StateLayerView;
@@ -123,6 +125,7 @@ pub fn mamba2_scan(
         shape: view.shape,
         out: DisjointMut::new(&mut out),
     };
+    let products = chunked::products(&scan, batch);
     for_each_unit(
         OP,
         pool,
@@ -130,7 +133,7 @@ pub fn mamba2_scan(
         batch,
         heads,
         #[inline(always)]
-        |unit| scan.step(unit),
+        |unit| scan.run(unit, &products),
     )?;
     Ok(Tensor::from_vec(out, (total_tokens, heads * head_dim), x.device())?.to_dtype(x.dtype())?)
 }
@@ -153,32 +156,64 @@ struct Scan<'a> {
 impl Scan<'_> {
     /// Steps one head over all rows of its sequence.
     #[inline(always)]
-    fn step(&self, unit: Unit<'_>) {
-        let [heads, head_dim, d_state] = self.shape;
-        let head = unit.index;
-        let group = head / self.heads_per_group;
-        let bias = self.dt_bias.map_or(0.0, |bias| bias[head]);
-        for row in unit.rows {
-            let dt = self.time_step.apply(self.dt.row(row)[head], bias);
-            let decay = (self.a[head] * dt).exp();
-            let x = &self.x.row(row)[head * head_dim..][..head_dim];
-            let b = &self.b.row(row)[group * d_state..][..d_state];
-            let c = &self.c.row(row)[group * d_state..][..d_state];
-            let start = (row * heads + head) * head_dim;
-            // SAFETY: this task alone has this row and this head.
-            let out = unsafe { self.out.slice(start..start + head_dim) };
-            for ((state, &x), out) in unit.state.chunks_exact_mut(d_state).zip(x).zip(&mut *out) {
-                let u = dt * x;
-                for (state, &b) in state.iter_mut().zip(b) {
-                    *state = *state * decay + u * b;
-                }
-                *out = dot(state, c) + self.d.map_or(0.0, |d| d[head] * x);
+    fn run(&self, unit: Unit<'_>, products: &[f32]) {
+        if unit.rows.len() >= chunked::MIN_TOKENS {
+            for chunk in chunked::chunks(unit.rows) {
+                chunked::step(self, products, chunk, unit.index, unit.state);
             }
-            if let Some(z) = &self.z {
-                let z = &z.row(row)[head * head_dim..][..head_dim];
-                for (out, &z) in out.iter_mut().zip(z) {
-                    *out *= silu(z);
-                }
+        } else {
+            for row in unit.rows {
+                self.step(row, unit.index, unit.state);
+            }
+        }
+    }
+
+    /// Steps one head over one row.
+    #[inline(always)]
+    fn step(&self, row: usize, head: usize, state: &mut [f32]) {
+        let [heads, head_dim, d_state] = self.shape;
+        let group = head / self.heads_per_group;
+        let dt = self.time_step(row, head);
+        let decay = (self.a[head] * dt).exp();
+        let x = &self.x.row(row)[head * head_dim..][..head_dim];
+        let b = &self.b.row(row)[group * d_state..][..d_state];
+        let c = &self.c.row(row)[group * d_state..][..d_state];
+        let start = (row * heads + head) * head_dim;
+        // SAFETY: this task alone has this row and this head.
+        let out = unsafe { self.out.slice(start..start + head_dim) };
+        for ((state, &x), out) in state.chunks_exact_mut(d_state).zip(x).zip(&mut *out) {
+            *out = advance_row(state, decay, dt * x, b, c);
+        }
+        self.add_direct_and_gate(row, head, out);
+    }
+
+    #[inline(always)]
+    fn time_step(&self, row: usize, head: usize) -> f32 {
+        let bias = self.dt_bias.map_or(0.0, |bias| bias[head]);
+        self.time_step.apply(self.dt.row(row)[head], bias)
+    }
+
+    /// Writes what the state gave to one row and head, with the direct term and the gate.
+    #[inline(always)]
+    fn finish(&self, row: usize, head: usize, read: &[f32]) {
+        let [heads, head_dim, _] = self.shape;
+        let start = (row * heads + head) * head_dim;
+        // SAFETY: this task alone has this row and this head.
+        let out = unsafe { self.out.slice(start..start + head_dim) };
+        out.copy_from_slice(read);
+        self.add_direct_and_gate(row, head, out);
+    }
+
+    #[inline(always)]
+    fn add_direct_and_gate(&self, row: usize, head: usize, out: &mut [f32]) {
+        let head_dim = out.len();
+        let span = head * head_dim..(head + 1) * head_dim;
+        if let Some(d) = self.d {
+            axpy(out, d[head], &self.x.row(row)[span.clone()]);
+        }
+        if let Some(z) = &self.z {
+            for (out, &z) in out.iter_mut().zip(&z.row(row)[span]) {
+                *out *= silu(z);
             }
         }
     }

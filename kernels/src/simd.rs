@@ -40,6 +40,27 @@ pub(crate) fn axpy(y: &mut [f32], alpha: f32, x: &[f32]) {
     }
 }
 
+/// `state = state * decay + u * b`, and returns `sum(state * c)`.
+#[inline(always)]
+pub(crate) fn advance_row(state: &mut [f32], decay: f32, u: f32, b: &[f32], c: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let mut chunks = state.chunks_exact_mut(LANES);
+    let (b_chunks, c_chunks) = (b.chunks_exact(LANES), c.chunks_exact(LANES));
+    let (b_tail, c_tail) = (b_chunks.remainder(), c_chunks.remainder());
+    for ((state, b), c) in (&mut chunks).zip(b_chunks).zip(c_chunks) {
+        for lane in 0..LANES {
+            state[lane] = state[lane] * decay + u * b[lane];
+            lanes[lane] += state[lane] * c[lane];
+        }
+    }
+    let mut tail = 0.0;
+    for ((state, b), c) in chunks.into_remainder().iter_mut().zip(b_tail).zip(c_tail) {
+        *state = *state * decay + u * b;
+        tail += *state * c;
+    }
+    fold(lanes) + tail
+}
+
 #[inline(always)]
 fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;

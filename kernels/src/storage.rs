@@ -247,6 +247,15 @@ impl<'a> Rows<'a> {
         self.shape.rows
     }
 
+    pub(crate) fn stride(&self) -> usize {
+        self.shape.stride
+    }
+
+    /// Row `index` and everything behind it, for products that walk the stride themselves.
+    pub(crate) fn from_row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.shape.stride..]
+    }
+
     pub(crate) fn expect(&self, op: &'static str, operand: &'static str, rows: usize, width: usize) -> Result<()> {
         if (self.len(), self.width()) == (rows, width) {
             return Ok(());

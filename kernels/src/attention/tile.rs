@@ -1,45 +1,57 @@
 //! Online softmax of some query rows over a stretch of context.
 
 use super::{QueryTile, Step};
+use crate::matmul::{Matrix, multiply};
 use crate::simd::{axpy, dot, exp};
 use crate::storage::Element;
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// Unnormalised attention output of some query rows, with what is needed to go on or to merge two of them.
-pub(super) struct Accumulator {
-    max: Vec<f32>,
-    sum: Vec<f32>,
-    out: Vec<f32>,
+pub(super) struct Accumulator<'a> {
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+    out: &'a mut [f32],
     value_dim: usize,
 }
 
-impl Accumulator {
-    pub(super) fn new(rows: usize, value_dim: usize) -> Self {
-        Self { max: vec![f32::NEG_INFINITY; rows], sum: vec![0.0; rows], out: vec![0.0; rows * value_dim], value_dim }
+impl<'a> Accumulator<'a> {
+    /// Elements of memory that `rows` rows take.
+    pub(super) fn elems(rows: usize, value_dim: usize) -> usize {
+        rows * (value_dim + 2)
     }
 
-    /// Merges the parts of one split context, in order.
-    pub(super) fn combine(parts: Vec<Self>) -> Self {
-        let mut parts = parts.into_iter();
-        let Some(mut total) = parts.next() else {
-            return Self::new(0, 0);
-        };
-        for part in parts {
-            for row in 0..total.max.len() {
-                let max = total.max[row].max(part.max[row]);
-                if max == f32::NEG_INFINITY {
-                    continue;
-                }
-                let (old, new) = (exp(total.max[row] - max), exp(part.max[row] - max));
-                total.max[row] = max;
-                total.sum[row] = total.sum[row] * old + part.sum[row] * new;
-                let span = row * total.value_dim..(row + 1) * total.value_dim;
-                for (out, add) in total.out[span.clone()].iter_mut().zip(&part.out[span]) {
-                    *out = *out * old + add * new;
-                }
+    /// Rows that have seen nothing yet.
+    pub(super) fn new(memory: &'a mut [f32], rows: usize, value_dim: usize) -> Self {
+        let empty = Self::resume(memory, rows, value_dim);
+        empty.max.fill(f32::NEG_INFINITY);
+        empty.sum.fill(0.0);
+        empty.out.fill(0.0);
+        empty
+    }
+
+    /// Rows as an earlier accumulator left them in `memory`.
+    pub(super) fn resume(memory: &'a mut [f32], rows: usize, value_dim: usize) -> Self {
+        let (max, rest) = memory.split_at_mut(rows);
+        let (sum, rest) = rest.split_at_mut(rows);
+        Self { max, sum, out: &mut rest[..rows * value_dim], value_dim }
+    }
+
+    /// Adds what the same rows saw in another stretch of context.
+    pub(super) fn merge(&mut self, other: &Accumulator<'_>) {
+        for row in 0..self.max.len() {
+            let max = self.max[row].max(other.max[row]);
+            if max == f32::NEG_INFINITY {
+                continue;
+            }
+            let (old, new) = (exp(self.max[row] - max), exp(other.max[row] - max));
+            self.max[row] = max;
+            self.sum[row] = self.sum[row] * old + other.sum[row] * new;
+            let span = row * self.value_dim..(row + 1) * self.value_dim;
+            for (out, add) in self.out[span.clone()].iter_mut().zip(&other.out[span]) {
+                *out = *out * old + add * new;
             }
         }
-        total
     }
 
     /// The attention output of one row. A row that saw nothing is 0.
@@ -61,42 +73,91 @@ impl Accumulator {
             *target = out * factor;
         }
     }
+
+    /// Turns the scores of one row into weights against the row's new maximum, and scales what it has so far.
+    #[inline(always)]
+    fn absorb(&mut self, row: usize, scores: &mut [f32]) {
+        let top = scores.iter().copied().fold(self.max[row], f32::max);
+        let old = exp(self.max[row] - top);
+        self.max[row] = top;
+        for score in scores.iter_mut() {
+            *score = exp(*score - top);
+        }
+        self.sum[row] = self.sum[row] * old + scores.iter().sum::<f32>();
+        if old != 1.0 {
+            for value in &mut self.out[row * self.value_dim..][..self.value_dim] {
+                *value *= old;
+            }
+        }
+    }
 }
 
-/// Buffers that live as long as a task.
+/// Buffers of one thread.
 #[derive(Default)]
 pub(super) struct Scratch {
+    memory: Vec<f32>,
+    queries: Vec<f32>,
     scores: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
-/// Adds `context` to `part`, block by block.
+impl Scratch {
+    /// Runs `body` with this thread's buffers and `elems` elements of memory.
+    pub(super) fn with(elems: usize, body: impl FnOnce(&mut Self, &mut [f32])) {
+        thread_local! {
+            static SCRATCH: RefCell<Scratch> = RefCell::default();
+        }
+        let mut scratch = SCRATCH.take();
+        let mut memory = std::mem::take(&mut scratch.memory);
+        if memory.len() < elems {
+            memory.resize(elems, 0.0);
+        }
+        body(&mut scratch, &mut memory[..elems]);
+        scratch.memory = memory;
+        SCRATCH.set(scratch);
+    }
+}
+
+/// From this many query rows on, matrix products pay for copying keys and values together.
+const MIN_DENSE_ROWS: usize = 12;
+/// Context positions of one product.
+const DENSE_POSITIONS: usize = 256;
+
+/// Adds `context` to `sum`.
 #[inline(always)]
 pub(super) fn attend<T: Element>(
     step: &Step<'_, T>,
     tile: &QueryTile,
     kv_head: usize,
     context: Range<usize>,
-    part: &mut Accumulator,
+    sum: &mut Accumulator<'_>,
     scratch: &mut Scratch,
 ) {
-    let view = step.view;
-    let blocks = step.batch.blocks(tile.sequence);
-    let mut position = context.start;
-    while position < context.end {
-        let logical = position / view.tokens_per_block;
-        let end = ((logical + 1) * view.tokens_per_block).min(context.end);
-        let block = blocks[logical] as usize * view.block_elems;
-        let offset = |kv| block + view.row_offset(kv, kv_head, position % view.tokens_per_block);
-        let Scratch { scores, keys, values } = scratch;
-        let k = Block::load(step, offset(0), end - position, view.head_dim, keys);
-        let v = match view.kv_factor {
+    if step.query_rows(tile) >= MIN_DENSE_ROWS {
+        attend_dense(step, tile, kv_head, context, sum, scratch);
+        return;
+    }
+    let Scratch { scores, keys, values, .. } = scratch;
+    for_each_block(step, context, |positions| {
+        let k = Block::load(step, tile.sequence, 0, kv_head, positions.clone(), keys);
+        let v = match step.view.kv_factor {
             1 => k,
-            _ => Block::load(step, offset(1), end - position, view.head_dim, values),
+            _ => Block::load(step, tile.sequence, 1, kv_head, positions.clone(), values),
         };
-        add_block(step, tile, kv_head, position..end, k, v, part, scores);
-        position = end;
+        add_block(step, tile, kv_head, positions, k, v, sum, scores);
+    });
+}
+
+/// Calls `body` with the stretches of `context` that lie in one block each.
+#[inline(always)]
+fn for_each_block<T: Element>(step: &Step<'_, T>, context: Range<usize>, mut body: impl FnMut(Range<usize>)) {
+    let block = step.view.tokens_per_block;
+    let mut start = context.start;
+    while start < context.end {
+        let end = ((start / block + 1) * block).min(context.end);
+        body(start..end);
+        start = end;
     }
 }
 
@@ -108,24 +169,25 @@ struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Borrows an f32 pool, widens any other into `buffer`.
+    /// Borrows an f32 pool, widens any other into `buffer`. `positions` lie in one block.
     #[inline(always)]
     fn load<T: Element>(
         step: &'a Step<'_, T>,
-        offset: usize,
-        tokens: usize,
-        width: usize,
+        sequence: usize,
+        kv: usize,
+        kv_head: usize,
+        positions: Range<usize>,
         buffer: &'a mut Vec<f32>,
     ) -> Self {
+        let width = step.view.head_dim;
         let stride = step.view.token_stride();
-        let source = &step.pool[offset..offset + (tokens - 1) * stride + width];
+        let source = stored(step, sequence, kv, kv_head, &positions);
         if let Some(data) = T::as_f32(source) {
             return Self { data, stride };
         }
         buffer.clear();
-        for token in 0..tokens {
-            let row = &source[token * stride..][..width];
-            buffer.extend(row.iter().map(|value| value.load()));
+        for token in 0..positions.len() {
+            buffer.extend(source[token * stride..][..width].iter().map(|value| value.load()));
         }
         Self { data: buffer, stride: width }
     }
@@ -136,6 +198,43 @@ impl<'a> Block<'a> {
     }
 }
 
+/// What the pool holds for `positions`, which lie in one block; rows are a token stride apart.
+#[inline(always)]
+fn stored<'a, T: Element>(
+    step: &'a Step<'_, T>,
+    sequence: usize,
+    kv: usize,
+    kv_head: usize,
+    positions: &Range<usize>,
+) -> &'a [T] {
+    let view = step.view;
+    let block = step.batch.blocks(sequence)[positions.start / view.tokens_per_block] as usize;
+    let start = block * view.block_elems + view.row_offset(kv, kv_head, positions.start % view.tokens_per_block);
+    &step.pool[start..start + (positions.len() - 1) * view.token_stride() + view.head_dim]
+}
+
+/// What comes between `scale * q . k` and the softmax.
+#[inline(always)]
+fn shape_scores<T: Element>(
+    step: &Step<'_, T>,
+    head: usize,
+    query_position: usize,
+    first_key: usize,
+    scores: &mut [f32],
+) {
+    if let Some(cap) = step.attention.softcap {
+        for score in scores.iter_mut() {
+            *score = cap * (*score / cap).tanh();
+        }
+    }
+    if let Some(slopes) = step.attention.alibi_slopes {
+        for (position, score) in (first_key..).zip(scores) {
+            *score -= slopes[head] * (query_position - position) as f32;
+        }
+    }
+}
+
+/// Adds the keys and values of one block, row by row: few queries, so that reading the pool is what takes time.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the inner loop's operands, all of them borrowed")]
 fn add_block<T: Element>(
@@ -145,16 +244,15 @@ fn add_block<T: Element>(
     positions: Range<usize>,
     k: Block<'_>,
     v: Block<'_>,
-    part: &mut Accumulator,
+    sum: &mut Accumulator<'_>,
     scores: &mut Vec<f32>,
 ) {
-    let attention = step.attention;
-    let group = step.num_heads / step.view.num_kv_heads;
+    let group = step.group();
     let head_dim = step.view.head_dim;
-    let value_dim = attention.value_dim;
+    let value_dim = sum.value_dim;
     for (index, token) in tile.rows.clone().enumerate() {
         let query_position = tile.first_position + index;
-        let first = attention.window.first_visible(query_position).max(positions.start);
+        let first = step.attention.window.first_visible(query_position).max(positions.start);
         let end = (query_position + 1).min(positions.end);
         if first >= end {
             continue;
@@ -164,32 +262,97 @@ fn add_block<T: Element>(
             let q = &step.q.row(token)[head * head_dim..][..head_dim];
             scores.clear();
             for position in first..end {
-                let mut score = dot(q, k.row(position - positions.start, head_dim)) * attention.scale;
-                if let Some(cap) = attention.softcap {
-                    score = cap * (score / cap).tanh();
-                }
-                if let Some(slopes) = attention.alibi_slopes {
-                    score -= slopes[head] * (query_position - position) as f32;
-                }
-                scores.push(score);
+                scores.push(dot(q, k.row(position - positions.start, head_dim)) * step.attention.scale);
             }
+            shape_scores(step, head, query_position, first, scores);
             let row = index * group + member;
-            let top = scores.iter().copied().fold(part.max[row], f32::max);
-            let old = exp(part.max[row] - top);
-            part.max[row] = top;
-            let mut sum = 0.0;
-            for score in scores.iter_mut() {
-                *score = exp(*score - top);
-                sum += *score;
-            }
-            part.sum[row] = part.sum[row] * old + sum;
-            let out = &mut part.out[row * value_dim..][..value_dim];
-            for value in out.iter_mut() {
-                *value *= old;
-            }
+            sum.absorb(row, scores);
+            let out = &mut sum.out[row * value_dim..][..value_dim];
             for (position, &weight) in (first..end).zip(scores.iter()) {
                 axpy(out, weight, v.row(position - positions.start, value_dim));
             }
         }
     }
+}
+
+/// Many queries: scores and outputs as matrix products over stretches of context copied together.
+fn attend_dense<T: Element>(
+    step: &Step<'_, T>,
+    tile: &QueryTile,
+    kv_head: usize,
+    context: Range<usize>,
+    sum: &mut Accumulator<'_>,
+    scratch: &mut Scratch,
+) {
+    let (head_dim, value_dim) = (step.view.head_dim, sum.value_dim);
+    let group = step.group();
+    let rows = step.query_rows(tile);
+    let Scratch { queries, scores, keys, values, .. } = scratch;
+
+    queries.clear();
+    for token in tile.rows.clone() {
+        let heads = &step.q.row(token)[kv_head * group * head_dim..][..group * head_dim];
+        queries.extend(heads.iter().map(|q| q * step.attention.scale));
+    }
+    let queries = Matrix::new(queries, rows, head_dim, head_dim);
+
+    let mut start = context.start;
+    while start < context.end {
+        let end = (start + DENSE_POSITIONS).min(context.end);
+        let positions = end - start;
+        copy_together(step, tile.sequence, 0, kv_head, start..end, keys);
+        let k = Matrix::new(keys, positions, head_dim, head_dim);
+        let v = match step.view.kv_factor {
+            1 => Matrix::new(keys, positions, value_dim, head_dim),
+            _ => {
+                copy_together(step, tile.sequence, 1, kv_head, start..end, values);
+                Matrix::new(values, positions, value_dim, head_dim)
+            }
+        };
+        scores.resize(rows * DENSE_POSITIONS, 0.0);
+        multiply(scores, positions, 0.0, queries, k.transposed());
+        for (row, scores) in scores.chunks_exact_mut(positions).take(rows).enumerate() {
+            let query_position = tile.first_position + row / group;
+            let first = step.attention.window.first_visible(query_position).clamp(start, end) - start;
+            let last = (query_position + 1).clamp(start, end) - start;
+            if first >= last {
+                scores.fill(0.0);
+                continue;
+            }
+            scores[..first].fill(0.0);
+            scores[last..].fill(0.0);
+            let scores = &mut scores[first..last];
+            shape_scores(step, kv_head * group + row % group, query_position, start + first, scores);
+            crate::simd::vectorized(
+                #[inline(always)]
+                || sum.absorb(row, scores),
+            );
+        }
+        multiply(sum.out, value_dim, 1.0, Matrix::new(scores, rows, positions, positions), v);
+        start = end;
+    }
+}
+
+/// Copies the rows of `positions`, which lie in several blocks, behind each other as f32.
+fn copy_together<T: Element>(
+    step: &Step<'_, T>,
+    sequence: usize,
+    kv: usize,
+    kv_head: usize,
+    positions: Range<usize>,
+    buffer: &mut Vec<f32>,
+) {
+    let width = step.view.head_dim;
+    let stride = step.view.token_stride();
+    buffer.clear();
+    for_each_block(step, positions, |positions| {
+        let source = stored(step, sequence, kv, kv_head, &positions);
+        for token in 0..positions.len() {
+            let row = &source[token * stride..][..width];
+            match T::as_f32(row) {
+                Some(row) => buffer.extend_from_slice(row),
+                None => buffer.extend(row.iter().map(|value| value.load())),
+            }
+        }
+    });
 }

@@ -1,6 +1,7 @@
 //! Tests of the ops against their references, and of the two paths against each other.
 
 mod anchor;
+mod attention;
 mod portable;
 mod recurrent;
 

@@ -1,0 +1,149 @@
+//! The state space dual form: a stretch of tokens at once, as matrix products.
+//!
+//! With `cum` the running sum of `a * dt` inside a chunk, its outputs are
+//! `y_l = exp(cum_l) c_l . S + sum_{s <= l} (c_l . b_s) exp(cum_l - cum_s) dt_s x_s`, and the state behind it
+//! `exp(cum_last) S + sum_s exp(cum_last - cum_s) dt_s x_s (x) b_s` (Dao and Gu, 2024).
+//! All exponents are at most 0, since `a` is negative.
+
+use super::Scan;
+use crate::batch::StateBatch;
+use crate::matmul::{Matrix, multiply};
+use crate::simd::{exp, vectorized};
+use crate::storage::{DisjointMut, Rows};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Tokens of a chunk. A longer one does more work off the diagonal, a shorter one more state products.
+pub(super) const CHUNK: usize = 64;
+/// Shorter stretches are stepped token by token.
+pub(super) const MIN_TOKENS: usize = 16;
+
+/// Where a stretch of tokens is cut: always at the same distances from the sequence's first token.
+pub(super) fn chunks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    rows.clone().step_by(CHUNK).map(move |start| start..(start + CHUNK).min(rows.end))
+}
+
+/// `c_l . b_s` of all pairs in a chunk, once for each group of heads: `[total_tokens, groups, CHUNK]`.
+pub(super) fn products(scan: &Scan<'_>, batch: &StateBatch<'_>) -> Vec<f32> {
+    let [heads, _, d_state] = scan.shape;
+    let groups = heads / scan.heads_per_group;
+    let tasks: Vec<(Range<usize>, usize)> = batch
+        .active()
+        .filter(|(rows, _)| rows.len() >= MIN_TOKENS)
+        .flat_map(|(rows, _)| chunks(rows))
+        .flat_map(|chunk| (0..groups).map(move |group| (chunk.clone(), group)))
+        .collect();
+    let Some(end) = tasks.iter().map(|(chunk, _)| chunk.end).max() else {
+        return Vec::new();
+    };
+    let stride = groups * CHUNK;
+    let mut products = vec![0f32; end * stride];
+    let target = DisjointMut::new(&mut products);
+    tasks.par_iter().for_each(|(chunk, group)| {
+        // A chunk's rows interleave those of the other groups, so the product is made apart and copied.
+        let mut product = [0f32; CHUNK * CHUNK];
+        let (c, b) =
+            (columns(&scan.c, chunk, group * d_state, d_state), columns(&scan.b, chunk, group * d_state, d_state));
+        multiply(&mut product, CHUNK, 0.0, c, b.transposed());
+        for (row, product) in chunk.clone().zip(product.chunks_exact(CHUNK)) {
+            let start = row * stride + group * CHUNK;
+            // SAFETY: this task alone has these rows of this group.
+            unsafe { target.slice(start..start + CHUNK) }.copy_from_slice(product);
+        }
+    });
+    products
+}
+
+/// `width` columns of some rows, from column `first`.
+fn columns<'a>(source: &Rows<'a>, rows: &Range<usize>, first: usize, width: usize) -> Matrix<'a> {
+    Matrix::new(&source.from_row(rows.start)[first..], rows.len(), width, source.stride())
+}
+
+/// Buffers of one thread.
+#[derive(Default)]
+struct Scratch {
+    /// `[CHUNK]` time steps.
+    dt: Vec<f32>,
+    /// `[CHUNK]` running sums of `a * dt`.
+    cum: Vec<f32>,
+    /// `[CHUNK, CHUNK]` what each token gives to each later one.
+    mixing: Vec<f32>,
+    /// `[CHUNK, d_state]` rows of `b` or `c`, scaled.
+    scaled: Vec<f32>,
+    /// `[CHUNK, head_dim]`.
+    out: Vec<f32>,
+}
+
+/// Steps one head over one chunk.
+pub(super) fn step(scan: &Scan<'_>, products: &[f32], chunk: Range<usize>, head: usize, state: &mut [f32]) {
+    thread_local! {
+        static SCRATCH: RefCell<Scratch> = RefCell::default();
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        vectorized(
+            #[inline(always)]
+            || step_with(scan, products, chunk, head, state, scratch),
+        );
+    });
+}
+
+#[inline(always)]
+fn step_with(
+    scan: &Scan<'_>,
+    products: &[f32],
+    chunk: Range<usize>,
+    head: usize,
+    state: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let [heads, head_dim, d_state] = scan.shape;
+    let group = head / scan.heads_per_group;
+    let groups = heads / scan.heads_per_group;
+    let len = chunk.len();
+    let Scratch { dt, cum, mixing, scaled, out } = scratch;
+
+    dt.clear();
+    cum.clear();
+    let mut sum = 0.0;
+    for row in chunk.clone() {
+        let step = scan.time_step(row, head);
+        sum += scan.a[head] * step;
+        dt.push(step);
+        cum.push(sum);
+    }
+
+    mixing.resize(CHUNK * CHUNK, 0.0);
+    for (l, row) in chunk.clone().enumerate() {
+        let products = &products[(row * groups + group) * CHUNK..][..CHUNK];
+        let (before, after) = mixing[l * CHUNK..][..len].split_at_mut(l + 1);
+        for (((mix, &product), &at), &dt) in before.iter_mut().zip(products).zip(&*cum).zip(&*dt) {
+            *mix = product * exp(cum[l] - at) * dt;
+        }
+        after.fill(0.0);
+    }
+
+    let scale_rows = |scaled: &mut Vec<f32>, rows: &Rows<'_>, factor: &dyn Fn(usize) -> f32| {
+        scaled.resize(CHUNK * d_state, 0.0);
+        for (l, (row, scaled)) in chunk.clone().zip(scaled.chunks_exact_mut(d_state)).enumerate() {
+            let factor = factor(l);
+            for (scaled, value) in scaled.iter_mut().zip(&rows.row(row)[group * d_state..]) {
+                *scaled = value * factor;
+            }
+        }
+    };
+    let x = columns(&scan.x, &chunk, head * head_dim, head_dim);
+
+    out.resize(CHUNK * head_dim, 0.0);
+    scale_rows(scaled, &scan.c, &|l| cum[l].exp());
+    let carried = Matrix::new(state, head_dim, d_state, d_state).transposed();
+    multiply(out, head_dim, 0.0, Matrix::new(scaled, len, d_state, d_state), carried);
+    multiply(out, head_dim, 1.0, Matrix::new(mixing, len, len, CHUNK), x);
+
+    scale_rows(scaled, &scan.b, &|l| (sum - cum[l]).exp() * dt[l]);
+    multiply(state, d_state, sum.exp(), x.transposed(), Matrix::new(scaled, len, d_state, d_state));
+
+    for (row, out) in chunk.zip(out.chunks_exact(head_dim)) {
+        scan.finish(row, head, out);
+    }
+}

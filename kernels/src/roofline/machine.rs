@@ -1,0 +1,80 @@
+//! What this machine can do.
+
+use super::Bound;
+use crate::error::Result;
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Elements of a buffer: 128 MiB, several times a last-level cache.
+const ELEMS: usize = 1 << 25;
+const PIECE: usize = 1 << 16;
+/// Rows of the square matrices whose product gives the rate of arithmetic.
+const SIDE: usize = 1024;
+
+/// Buffers that the machine's own rates are taken with.
+pub struct Machine {
+    source: Vec<f32>,
+    target: RefCell<Vec<f32>>,
+    matrix: Tensor,
+}
+
+impl Machine {
+    /// Allocates the buffers.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            source: vec![1.0; ELEMS],
+            target: RefCell::new(vec![0.0; ELEMS]),
+            matrix: Tensor::ones((SIDE, SIDE), DType::F32, &Device::Cpu)?,
+        })
+    }
+
+    /// Bytes or operations per second, now.
+    pub fn rate(&self, bound: Bound) -> Result<f64> {
+        let bytes = (ELEMS * size_of::<f32>()) as f64;
+        let start = Instant::now();
+        let work = match bound {
+            Bound::Copy => {
+                let mut target = self.target.borrow_mut();
+                target
+                    .par_chunks_mut(PIECE)
+                    .zip(self.source.par_chunks(PIECE))
+                    .for_each(|(target, source)| target.copy_from_slice(source));
+                black_box(&*target);
+                2.0 * bytes
+            }
+            Bound::Read => {
+                let sum: f32 = self
+                    .source
+                    .par_chunks(PIECE)
+                    .map(|piece| {
+                        crate::simd::vectorized(
+                            #[inline(always)]
+                            || sum(piece),
+                        )
+                    })
+                    .sum();
+                black_box(sum);
+                bytes
+            }
+            Bound::Compute => {
+                black_box(self.matrix.matmul(&self.matrix)?);
+                2.0 * (SIDE as f64).powi(3)
+            }
+        };
+        Ok(work / start.elapsed().as_secs_f64())
+    }
+}
+
+#[inline(always)]
+fn sum(piece: &[f32]) -> f32 {
+    let mut lanes = [0f32; 64];
+    for chunk in piece.chunks_exact(64) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += value;
+        }
+    }
+    lanes.iter().sum()
+}

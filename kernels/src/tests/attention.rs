@@ -1,0 +1,236 @@
+//! Paged attention against dense attention over the same keys and values.
+
+use super::{Random, assert_close, values};
+use crate::reference::{self, AttentionCase};
+use crate::*;
+use candle_core::{DType, Device, Tensor};
+use rstest::rstest;
+
+/// A batch whose keys and values were written into shuffled blocks of a pool full of NaN.
+struct Paged {
+    view: KvLayerView,
+    pool: Tensor,
+    /// Per sequence, `[context, kv_heads, head_dim]` as the pool stores them.
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    cu_seqlens: Vec<u32>,
+    kv_lens: Vec<u32>,
+    block_tables: Vec<i32>,
+    max_blocks: usize,
+}
+
+struct Layout {
+    kv_heads: usize,
+    head_dim: usize,
+    kv_factor: usize,
+    block: usize,
+    order: KvOrder,
+    dtype: DType,
+}
+
+impl Paged {
+    /// `sequences` are (query tokens, context).
+    fn new(layout: &Layout, sequences: &[(usize, usize)]) -> Self {
+        let Layout { kv_heads, head_dim, kv_factor, block, order, dtype } = *layout;
+        let layer = kv_factor * kv_heads * block * head_dim;
+        let view = KvLayerView {
+            block_elems: layer + 3 * head_dim,
+            layer_offset: 2 * head_dim,
+            kv_factor,
+            num_kv_heads: kv_heads,
+            head_dim,
+            tokens_per_block: block,
+            order,
+        };
+        let max_blocks = sequences.iter().map(|(_, context)| context.div_ceil(block)).max().unwrap_or(0);
+        let blocks = sequences.len() * max_blocks + 1;
+        let pool = Tensor::full(f32::NAN, (blocks, view.block_elems), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let mut random = Random::new(21);
+        let mut paged = Self {
+            view,
+            pool,
+            keys: Vec::new(),
+            values: Vec::new(),
+            cu_seqlens: vec![0],
+            kv_lens: Vec::new(),
+            block_tables: Vec::new(),
+            max_blocks,
+        };
+        for (sequence, &(queries, context)) in sequences.iter().enumerate() {
+            // Blocks of all sequences in turn, from the last to the first; where there is no context, none.
+            let table: Vec<i32> = (0..max_blocks)
+                .map(|i| {
+                    if i < context.div_ceil(block) { (blocks - 1 - i * sequences.len() - sequence) as i32 } else { -1 }
+                })
+                .collect();
+            let k = random.tensor(&[context, kv_heads, head_dim]).to_dtype(dtype).unwrap();
+            let v = random.tensor(&[context, kv_heads, head_dim]).to_dtype(dtype).unwrap();
+            let slots: Vec<i64> =
+                (0..context).map(|i| i64::from(table[i / block]) * block as i64 + (i % block) as i64).collect();
+            reshape_and_cache(&paged.pool, &view, &k, (kv_factor == 2).then_some(&v), &slots).unwrap();
+            paged.keys.push(values(&k));
+            paged.values.push(values(&v));
+            paged.block_tables.extend(table);
+            paged.cu_seqlens.push(paged.cu_seqlens[sequence] + queries as u32);
+            paged.kv_lens.push(context as u32);
+        }
+        paged
+    }
+
+    fn batch(&self) -> PagedBatch<'_> {
+        PagedBatch {
+            cu_seqlens: &self.cu_seqlens,
+            kv_lens: &self.kv_lens,
+            block_tables: &self.block_tables,
+            max_blocks: self.max_blocks,
+        }
+    }
+
+    fn check(&self, heads: usize, attention: &Attention<'_>, tolerance: f32) {
+        let head_dim = self.view.head_dim;
+        let total = *self.cu_seqlens.last().unwrap() as usize;
+        let q = Random::new(22).tensor(&[total, heads, head_dim]);
+        let found = values(&paged_attention(&q, &self.pool, &self.view, &self.batch(), attention).unwrap());
+        let q = values(&q);
+        let wide = |data: &[f32]| data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let sinks = attention.sinks.map(wide);
+        let slopes = attention.alibi_slopes.map(wide);
+        let sees = |query: usize, key: usize| {
+            key <= query
+                && match attention.window {
+                    Window::Full => true,
+                    Window::Sliding(n) => query - key < n,
+                    Window::Chunked(n) => query / n == key / n,
+                }
+        };
+        let case = AttentionCase {
+            heads,
+            kv_heads: self.view.num_kv_heads,
+            head_dim,
+            value_dim: attention.value_dim,
+            scale: f64::from(attention.scale),
+            softcap: attention.softcap.map(f64::from),
+            sees: &sees,
+            sinks: sinks.as_deref(),
+            slopes: slopes.as_deref(),
+        };
+        let width = attention.value_dim;
+        for sequence in 0..self.kv_lens.len() {
+            let rows = self.cu_seqlens[sequence] as usize..self.cu_seqlens[sequence + 1] as usize;
+            let found = &found[rows.start * heads * width..rows.end * heads * width];
+            if self.kv_lens[sequence] == 0 {
+                assert!(found.iter().all(|&value| value == 0.0), "padding rows are 0");
+                continue;
+            }
+            let k = wide(&self.keys[sequence]);
+            let v: Vec<f64> = match self.view.kv_factor {
+                1 => k.chunks_exact(head_dim).flat_map(|row| row[..width].to_vec()).collect(),
+                _ => wide(&self.values[sequence]),
+            };
+            let q = wide(&q[rows.start * heads * head_dim..rows.end * heads * head_dim]);
+            let expected: Vec<f32> = reference::attention(&q, &k, &v, &case).into_iter().map(|x| x as f32).collect();
+            assert_close(found, &expected, tolerance);
+        }
+    }
+}
+
+/// Decode, chunked prefill, whole prefill, padding, and lengths around blocks and tiles.
+const SEQUENCES: [(usize, usize); 9] =
+    [(1, 1), (1, 16), (1, 17), (5, 21), (3, 0), (0, 4), (33, 33), (40, 100), (1, 70)];
+
+fn plain(head_dim: usize) -> Attention<'static> {
+    Attention::new((head_dim as f32).powf(-0.5), head_dim)
+}
+
+#[rstest]
+fn shapes(
+    #[values(1, 2, 4, 16)] group: usize,
+    #[values(16, 80, 128, 512)] head_dim: usize,
+    #[values((16, KvOrder::Hnd), (32, KvOrder::Nhd), (1, KvOrder::Hnd))] blocks: (usize, KvOrder),
+) {
+    let layout = Layout { kv_heads: 2, head_dim, kv_factor: 2, block: blocks.0, order: blocks.1, dtype: DType::F32 };
+    Paged::new(&layout, &SEQUENCES).check(2 * group, &plain(head_dim), 1e-5);
+}
+
+/// The pool's values are rounded before they are compared, so that the tolerance is that of the arithmetic.
+#[rstest]
+fn narrow_pools(#[values(DType::F16, DType::BF16)] dtype: DType, #[values(1, 16)] group: usize) {
+    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvOrder::Hnd, dtype };
+    Paged::new(&layout, &SEQUENCES).check(2 * group, &plain(64), 1e-5);
+}
+
+#[rstest]
+#[case::sliding(|a: &mut Attention<'_>| a.window = Window::Sliding(9))]
+#[case::sliding_one(|a: &mut Attention<'_>| a.window = Window::Sliding(1))]
+#[case::chunked(|a: &mut Attention<'_>| a.window = Window::Chunked(12))]
+#[case::softcap(|a: &mut Attention<'_>| a.softcap = Some(0.3))]
+#[case::sinks(|a: &mut Attention<'_>| a.sinks = Some(&SINKS))]
+#[case::alibi(|a: &mut Attention<'_>| a.alibi_slopes = Some(&SLOPES))]
+#[case::all(|a: &mut Attention<'_>| {
+    a.window = Window::Sliding(20);
+    a.softcap = Some(2.0);
+    a.sinks = Some(&SINKS);
+    a.alibi_slopes = Some(&SLOPES);
+})]
+fn options(#[case] change: fn(&mut Attention<'_>), #[values(1, 4)] kv_heads: usize) {
+    let layout = Layout { kv_heads, head_dim: 32, kv_factor: 2, block: 8, order: KvOrder::Hnd, dtype: DType::F32 };
+    let mut attention = plain(32);
+    change(&mut attention);
+    Paged::new(&layout, &SEQUENCES).check(16, &attention, 1e-5);
+}
+
+const SINKS: [f32; 16] = [0.5, -2.0, 4.0, 0.0, 1.0, -9.0, 8.0, 0.1, 0.2, 0.3, 0.4, 1.5, 2.5, -1.5, -2.5, 3.0];
+const SLOPES: [f32; 16] = [1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.02, 0.01, 0.9, 0.8, 0.7, 0.6, 0.4, 0.3, 0.2, 0.1];
+
+/// Absorbed MLA: one latent head, values that are the first part of the keys.
+#[rstest]
+fn latent_pools(#[values(1, 16)] heads: usize) {
+    let layout = Layout { kv_heads: 1, head_dim: 96, kv_factor: 1, block: 16, order: KvOrder::Hnd, dtype: DType::F32 };
+    let attention = Attention { value_dim: 64, ..plain(96) };
+    Paged::new(&layout, &SEQUENCES).check(heads, &attention, 1e-5);
+}
+
+/// Long contexts are split and merged.
+#[rstest]
+fn long_contexts(#[values(1, 16)] group: usize) {
+    let layout = Layout { kv_heads: 1, head_dim: 32, kv_factor: 2, block: 32, order: KvOrder::Hnd, dtype: DType::F32 };
+    let mut attention = plain(32);
+    Paged::new(&layout, &[(1, 1500), (2, 512), (1, 513), (40, 1100)]).check(group, &attention, 1e-5);
+    attention.window = Window::Sliding(700);
+    Paged::new(&layout, &[(1, 1500), (2, 512), (1, 513), (40, 1100)]).check(group, &attention, 1e-5);
+}
+
+/// A window pool gives back the blocks that no query sees any more.
+#[test]
+fn blocks_out_of_the_window_are_not_needed() {
+    let layout = Layout { kv_heads: 1, head_dim: 16, kv_factor: 2, block: 4, order: KvOrder::Hnd, dtype: DType::F32 };
+    let mut paged = Paged::new(&layout, &[(1, 15)]);
+    paged.block_tables[0] = -1;
+    paged.block_tables[1] = -1;
+    let attention = Attention { window: Window::Sliding(7), ..plain(16) };
+    paged.check(2, &attention, 1e-5);
+    let q = Random::new(1).tensor(&[1, 2, 16]);
+    let error = paged_attention(&q, &paged.pool, &paged.view, &paged.batch(), &plain(16)).unwrap_err();
+    assert!(error.to_string().contains("`block_tables`[0] is -1, but sequence 0 sees that block"), "{error}");
+}
+
+#[test]
+fn the_place_in_the_batch_changes_no_bit() {
+    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvOrder::Hnd, dtype: DType::F32 };
+    let paged = Paged::new(&layout, &SEQUENCES);
+    let q = Random::new(22).tensor(&[85, 8, 64]);
+    let attention = plain(64);
+    let together = paged_attention(&q, &paged.pool, &paged.view, &paged.batch(), &attention).unwrap();
+    for sequence in 0..SEQUENCES.len() {
+        let rows = paged.cu_seqlens[sequence] as usize..paged.cu_seqlens[sequence + 1] as usize;
+        let alone = PagedBatch {
+            cu_seqlens: &[0, rows.len() as u32],
+            kv_lens: &paged.kv_lens[sequence..=sequence],
+            block_tables: &paged.block_tables[sequence * paged.max_blocks..][..paged.max_blocks],
+            max_blocks: paged.max_blocks,
+        };
+        let q = q.narrow(0, rows.start, rows.len()).unwrap();
+        let alone = paged_attention(&q, &paged.pool, &paged.view, &alone, &attention).unwrap();
+        assert_eq!(values(&alone), values(&together.narrow(0, rows.start, rows.len()).unwrap()));
+    }
+}
