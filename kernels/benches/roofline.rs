@@ -4,6 +4,7 @@
 use cacheplan_kernels::roofline::{Bound, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    keep_freed_memory();
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
     println!("{:<20} {:<64} {:>10} {:>11} {:>11} {:>6}", "op", "shape", "time", "achieved", "machine", "part");
     run(&filter, |row| {
@@ -22,4 +23,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     })?;
     Ok(())
+}
+
+/// Makes the allocator keep what is freed. By default it returns large outputs to the system after each call, and
+/// faulting their pages in anew then takes longer than the op that writes them.
+fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: sets two parameters of the allocator, before any other thread exists.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
 }

@@ -5,7 +5,6 @@ mod tile;
 use crate::batch::PagedBatch;
 use crate::error::{KernelError, Result};
 use crate::portable;
-use crate::simd::vectorized;
 use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool};
 use crate::view::KvLayerView;
 use candle_core::Tensor;
@@ -294,10 +293,7 @@ impl<T: Element> Step<'_, T> {
         scratch: &mut Scratch,
     ) -> Accumulator<'m> {
         let mut sum = Accumulator::new(memory, self.query_rows(tile), self.attention.value_dim);
-        vectorized(
-            #[inline(always)]
-            || tile::attend(self, tile, kv_head, context, &mut sum, scratch),
-        );
+        tile::attend(self, tile, kv_head, context, &mut sum, scratch);
         sum
     }
 

@@ -123,28 +123,68 @@ impl Conv<'_> {
     /// Convolves the rows of `task`, which belong to the sequence that starts at row `first`.
     #[inline(always)]
     fn convolve(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+        match self.weight.len() {
+            2 => self.convolve_rows::<2>(first, state, task, out),
+            3 => self.convolve_rows::<3>(first, state, task, out),
+            4 => self.convolve_rows::<4>(first, state, task, out),
+            _ => self.convolve_by_tap(first, state, task, out),
+        }
+    }
+
+    /// The input that `tap` meets when it convolves `row`.
+    #[inline(always)]
+    fn input<'s>(&'s self, first: usize, state: &'s [f32], row: usize, tap: usize) -> &'s [f32] {
         let width = self.x.width();
-        let d_conv = self.weight.len();
+        let back = self.weight.len() - 1 - tap;
+        if row >= first + back { self.x.row(row - back) } else { &state[(row - first + tap) * width..][..width] }
+    }
+
+    /// All taps in one pass over the channels, for the widths that models have.
+    #[inline(always)]
+    fn convolve_rows<const TAPS: usize>(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+        let width = self.x.width();
+        let weights: [&[f32]; TAPS] = std::array::from_fn(|tap| self.weight.row(tap));
         for (row, out) in task.zip(out.chunks_exact_mut(width)) {
-            match self.bias {
-                Some(bias) => out.copy_from_slice(bias),
-                None => out.fill(0.0),
+            let inputs: [&[f32]; TAPS] = std::array::from_fn(|tap| self.input(first, state, row, tap));
+            self.start(out);
+            for channel in 0..width {
+                let mut sum = out[channel];
+                for tap in 0..TAPS {
+                    sum += weights[tap][channel] * inputs[tap][channel];
+                }
+                out[channel] = sum;
             }
-            for tap in 0..d_conv {
-                let back = d_conv - 1 - tap;
-                let source = if row >= first + back {
-                    self.x.row(row - back)
-                } else {
-                    &state[(row - first + tap) * width..][..width]
-                };
-                for ((out, weight), x) in out.iter_mut().zip(self.weight.row(tap)).zip(source) {
+            self.activate(out);
+        }
+    }
+
+    #[inline(always)]
+    fn convolve_by_tap(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+        for (row, out) in task.zip(out.chunks_exact_mut(self.x.width())) {
+            self.start(out);
+            for tap in 0..self.weight.len() {
+                let input = self.input(first, state, row, tap);
+                for ((out, weight), x) in out.iter_mut().zip(self.weight.row(tap)).zip(input) {
                     *out += weight * x;
                 }
             }
-            if self.activation == Activation::Silu {
-                for out in out.iter_mut() {
-                    *out = silu(*out);
-                }
+            self.activate(out);
+        }
+    }
+
+    #[inline(always)]
+    fn start(&self, out: &mut [f32]) {
+        match self.bias {
+            Some(bias) => out.copy_from_slice(bias),
+            None => out.fill(0.0),
+        }
+    }
+
+    #[inline(always)]
+    fn activate(&self, out: &mut [f32]) {
+        if self.activation == Activation::Silu {
+            for out in out.iter_mut() {
+                *out = silu(*out);
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::batch::StateBatch;
 use crate::check;
 use crate::error::Result;
 use crate::portable;
-use crate::simd::{advance_row, axpy, silu, softplus};
+use crate::simd::{advance_state, axpy, silu, softplus};
 use crate::state::{Unit, for_each_unit};
 use crate::storage::{DisjointMut, Input, Rows};
 use crate::view::StateLayerView;
@@ -138,6 +138,9 @@ pub fn mamba2_scan(
     Ok(Tensor::from_vec(out, (total_tokens, heads * head_dim), x.device())?.to_dtype(x.dtype())?)
 }
 
+/// Channels whose inputs are made at once; real heads have 64 or 128.
+const MAX_INPUTS: usize = 128;
+
 struct Scan<'a> {
     x: Rows<'a>,
     dt: Rows<'a>,
@@ -181,8 +184,13 @@ impl Scan<'_> {
         let start = (row * heads + head) * head_dim;
         // SAFETY: this task alone has this row and this head.
         let out = unsafe { self.out.slice(start..start + head_dim) };
-        for ((state, &x), out) in state.chunks_exact_mut(d_state).zip(x).zip(&mut *out) {
-            *out = advance_row(state, decay, dt * x, b, c);
+        let mut input = [0f32; MAX_INPUTS];
+        let step = state.chunks_mut(MAX_INPUTS * d_state).zip(x.chunks(MAX_INPUTS)).zip(out.chunks_mut(MAX_INPUTS));
+        for ((state, x), out) in step {
+            for (input, x) in input.iter_mut().zip(x) {
+                *input = dt * x;
+            }
+            advance_state(state, decay, &input[..x.len()], b, c, out);
         }
         self.add_direct_and_gate(row, head, out);
     }

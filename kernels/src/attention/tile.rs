@@ -2,7 +2,7 @@
 
 use super::{QueryTile, Step};
 use crate::matmul::{Matrix, multiply};
-use crate::simd::{axpy, dot, exp};
+use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, row_products};
 use crate::storage::Element;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -75,15 +75,11 @@ impl<'a> Accumulator<'a> {
     }
 
     /// Turns the scores of one row into weights against the row's new maximum, and scales what it has so far.
-    #[inline(always)]
     fn absorb(&mut self, row: usize, scores: &mut [f32]) {
         let top = scores.iter().copied().fold(self.max[row], f32::max);
         let old = exp(self.max[row] - top);
         self.max[row] = top;
-        for score in scores.iter_mut() {
-            *score = exp(*score - top);
-        }
-        self.sum[row] = self.sum[row] * old + scores.iter().sum::<f32>();
+        self.sum[row] = self.sum[row] * old + exp_and_sum(scores, top);
         if old != 1.0 {
             for value in &mut self.out[row * self.value_dim..][..self.value_dim] {
                 *value *= old;
@@ -125,7 +121,6 @@ const MIN_DENSE_ROWS: usize = 12;
 const DENSE_POSITIONS: usize = 256;
 
 /// Adds `context` to `sum`.
-#[inline(always)]
 pub(super) fn attend<T: Element>(
     step: &Step<'_, T>,
     tile: &QueryTile,
@@ -138,19 +133,10 @@ pub(super) fn attend<T: Element>(
         attend_dense(step, tile, kv_head, context, sum, scratch);
         return;
     }
-    let Scratch { scores, keys, values, .. } = scratch;
-    for_each_block(step, context, |positions| {
-        let k = Block::load(step, tile.sequence, 0, kv_head, positions.clone(), keys);
-        let v = match step.view.kv_factor {
-            1 => k,
-            _ => Block::load(step, tile.sequence, 1, kv_head, positions.clone(), values),
-        };
-        add_block(step, tile, kv_head, positions, k, v, sum, scores);
-    });
+    attend_few(step, tile, kv_head, context, sum, scratch);
 }
 
 /// Calls `body` with the stretches of `context` that lie in one block each.
-#[inline(always)]
 fn for_each_block<T: Element>(step: &Step<'_, T>, context: Range<usize>, mut body: impl FnMut(Range<usize>)) {
     let block = step.view.tokens_per_block;
     let mut start = context.start;
@@ -170,7 +156,6 @@ struct Block<'a> {
 
 impl<'a> Block<'a> {
     /// Borrows an f32 pool, widens any other into `buffer`. `positions` lie in one block.
-    #[inline(always)]
     fn load<T: Element>(
         step: &'a Step<'_, T>,
         sequence: usize,
@@ -192,14 +177,13 @@ impl<'a> Block<'a> {
         Self { data: buffer, stride: width }
     }
 
-    #[inline(always)]
-    fn row(&self, token: usize, width: usize) -> &'a [f32] {
-        &self.data[token * self.stride..][..width]
+    /// `len` tokens after the first `skip`, the first `width` elements of each.
+    fn rows(&self, skip: usize, len: usize, width: usize) -> StridedRows<'a> {
+        StridedRows::new(&self.data[skip * self.stride..], self.stride, width, len)
     }
 }
 
 /// What the pool holds for `positions`, which lie in one block; rows are a token stride apart.
-#[inline(always)]
 fn stored<'a, T: Element>(
     step: &'a Step<'_, T>,
     sequence: usize,
@@ -214,7 +198,6 @@ fn stored<'a, T: Element>(
 }
 
 /// What comes between `scale * q . k` and the softmax.
-#[inline(always)]
 fn shape_scores<T: Element>(
     step: &Step<'_, T>,
     head: usize,
@@ -234,45 +217,46 @@ fn shape_scores<T: Element>(
     }
 }
 
-/// Adds the keys and values of one block, row by row: few queries, so that reading the pool is what takes time.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "the inner loop's operands, all of them borrowed")]
-fn add_block<T: Element>(
+/// Few queries: keys and values are read where they lie, and reading them is what takes time.
+fn attend_few<T: Element>(
     step: &Step<'_, T>,
     tile: &QueryTile,
     kv_head: usize,
-    positions: Range<usize>,
-    k: Block<'_>,
-    v: Block<'_>,
+    context: Range<usize>,
     sum: &mut Accumulator<'_>,
-    scores: &mut Vec<f32>,
+    scratch: &mut Scratch,
 ) {
+    let (head_dim, value_dim) = (step.view.head_dim, sum.value_dim);
     let group = step.group();
-    let head_dim = step.view.head_dim;
-    let value_dim = sum.value_dim;
-    for (index, token) in tile.rows.clone().enumerate() {
-        let query_position = tile.first_position + index;
-        let first = step.attention.window.first_visible(query_position).max(positions.start);
-        let end = (query_position + 1).min(positions.end);
-        if first >= end {
-            continue;
-        }
-        for member in 0..group {
-            let head = kv_head * group + member;
-            let q = &step.q.row(token)[head * head_dim..][..head_dim];
-            scores.clear();
-            for position in first..end {
-                scores.push(dot(q, k.row(position - positions.start, head_dim)) * step.attention.scale);
+    let Scratch { scores, keys, values, .. } = scratch;
+    let block = step.view.tokens_per_block;
+    scores.resize(group * block, 0.0);
+    for_each_block(step, context, |positions| {
+        let k = Block::load(step, tile.sequence, 0, kv_head, positions.clone(), keys);
+        let v = match step.view.kv_factor {
+            1 => k,
+            _ => Block::load(step, tile.sequence, 1, kv_head, positions.clone(), values),
+        };
+        for (index, token) in tile.rows.clone().enumerate() {
+            let query_position = tile.first_position + index;
+            let first = step.attention.window.first_visible(query_position).max(positions.start);
+            let end = (query_position + 1).min(positions.end);
+            if first >= end {
+                continue;
             }
-            shape_scores(step, head, query_position, first, scores);
-            let row = index * group + member;
-            sum.absorb(row, scores);
-            let out = &mut sum.out[row * value_dim..][..value_dim];
-            for (position, &weight) in (first..end).zip(scores.iter()) {
-                axpy(out, weight, v.row(position - positions.start, value_dim));
+            let (skip, len) = (first - positions.start, end - first);
+            let q = &step.q.row(token)[kv_head * group * head_dim..];
+            let q = StridedRows::new(q, head_dim, head_dim, group);
+            row_products(q, k.rows(skip, len, head_dim), step.attention.scale, scores, block);
+            for member in 0..group {
+                let scores = &mut scores[member * block..][..len];
+                shape_scores(step, kv_head * group + member, query_position, first, scores);
+                sum.absorb(index * group + member, scores);
             }
+            let out = &mut sum.out[index * group * value_dim..];
+            add_weighted(scores, block, v.rows(skip, len, value_dim), out, value_dim, group);
         }
-    }
+    });
 }
 
 /// Many queries: scores and outputs as matrix products over stretches of context copied together.
@@ -323,10 +307,7 @@ fn attend_dense<T: Element>(
             scores[last..].fill(0.0);
             let scores = &mut scores[first..last];
             shape_scores(step, kv_head * group + row % group, query_position, start + first, scores);
-            crate::simd::vectorized(
-                #[inline(always)]
-                || sum.absorb(row, scores),
-            );
+            crate::simd::vectorized(|| sum.absorb(row, scores));
         }
         multiply(sum.out, value_dim, 1.0, Matrix::new(scores, rows, positions, positions), v);
         start = end;

@@ -67,6 +67,8 @@ struct Scratch {
     dt: Vec<f32>,
     /// `[CHUNK]` running sums of `a * dt`.
     cum: Vec<f32>,
+    /// `[CHUNK]` factors of rows.
+    factors: Vec<f32>,
     /// `[CHUNK, CHUNK]` what each token gives to each later one.
     mixing: Vec<f32>,
     /// `[CHUNK, d_state]` rows of `b` or `c`, scaled.
@@ -101,7 +103,7 @@ fn step_with(
     let group = head / scan.heads_per_group;
     let groups = heads / scan.heads_per_group;
     let len = chunk.len();
-    let Scratch { dt, cum, mixing, scaled, out } = scratch;
+    let Scratch { dt, cum, factors, mixing, scaled, out } = scratch;
 
     dt.clear();
     cum.clear();
@@ -114,6 +116,7 @@ fn step_with(
     }
 
     mixing.resize(CHUNK * CHUNK, 0.0);
+    scaled.resize(CHUNK * d_state, 0.0);
     for (l, row) in chunk.clone().enumerate() {
         let products = &products[(row * groups + group) * CHUNK..][..CHUNK];
         let (before, after) = mixing[l * CHUNK..][..len].split_at_mut(l + 1);
@@ -123,27 +126,34 @@ fn step_with(
         after.fill(0.0);
     }
 
-    let scale_rows = |scaled: &mut Vec<f32>, rows: &Rows<'_>, factor: &dyn Fn(usize) -> f32| {
-        scaled.resize(CHUNK * d_state, 0.0);
-        for (l, (row, scaled)) in chunk.clone().zip(scaled.chunks_exact_mut(d_state)).enumerate() {
-            let factor = factor(l);
-            for (scaled, value) in scaled.iter_mut().zip(&rows.row(row)[group * d_state..]) {
-                *scaled = value * factor;
-            }
-        }
-    };
     let x = columns(&scan.x, &chunk, head * head_dim, head_dim);
 
     out.resize(CHUNK * head_dim, 0.0);
-    scale_rows(scaled, &scan.c, &|l| cum[l].exp());
+    let columns_of_group = group * d_state;
+    factors.clear();
+    factors.extend(cum.iter().map(|&cum| exp(cum)));
+    scale_rows(&scan.c, &chunk, columns_of_group, factors, scaled);
     let carried = Matrix::new(state, head_dim, d_state, d_state).transposed();
     multiply(out, head_dim, 0.0, Matrix::new(scaled, len, d_state, d_state), carried);
     multiply(out, head_dim, 1.0, Matrix::new(mixing, len, len, CHUNK), x);
 
-    scale_rows(scaled, &scan.b, &|l| (sum - cum[l]).exp() * dt[l]);
+    factors.clear();
+    factors.extend(cum.iter().zip(&*dt).map(|(&cum, dt)| exp(sum - cum) * dt));
+    scale_rows(&scan.b, &chunk, columns_of_group, factors, scaled);
     multiply(state, d_state, sum.exp(), x.transposed(), Matrix::new(scaled, len, d_state, d_state));
 
     for (row, out) in chunk.zip(out.chunks_exact(head_dim)) {
         scan.finish(row, head, out);
+    }
+}
+
+/// Rows of the columns from `first` on, each times its factor.
+#[inline(always)]
+fn scale_rows(source: &Rows<'_>, rows: &Range<usize>, first: usize, factors: &[f32], target: &mut [f32]) {
+    let width = target.len() / CHUNK;
+    for ((row, &factor), target) in rows.clone().zip(factors).zip(target.chunks_exact_mut(width)) {
+        for (target, value) in target.iter_mut().zip(&source.row(row)[first..][..width]) {
+            *target = value * factor;
+        }
     }
 }

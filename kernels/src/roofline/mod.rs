@@ -34,9 +34,9 @@ pub struct Measurement {
     pub bound: Bound,
     /// Bytes or floating-point operations of one call.
     pub work: f64,
-    /// Seconds of one call: the median of all rounds.
+    /// Seconds of one call in the best round.
     pub seconds: f64,
-    /// The machine's own rate in bytes or operations per second: the median of the same rounds.
+    /// The machine's own rate in bytes or operations per second in its best round.
     pub peak: f64,
 }
 
@@ -52,10 +52,10 @@ impl Measurement {
     }
 }
 
-/// Rounds of each op. The machine's own rate is taken anew in each, since other load comes and goes.
-const ROUNDS: usize = 7;
+/// Rounds of each op. Each takes the machine's own rate too, since other load comes and goes; the best of both count.
+const ROUNDS: usize = 15;
 /// Least time of one round of an op.
-const ROUND: Duration = Duration::from_millis(60);
+const ROUND: Duration = Duration::from_millis(30);
 
 /// Measures the ops whose name contains `filter`, and hands each result to `report` as soon as it is there.
 pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
@@ -66,31 +66,18 @@ pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
         }
         let mut call = (case.prepare)()?;
         call()?;
-        let mut seconds = Vec::new();
-        let mut peaks = Vec::new();
+        let (mut seconds, mut peak) = (f64::INFINITY, 0f64);
         for _ in 0..ROUNDS {
-            peaks.push(machine.rate(case.bound)?);
+            peak = peak.max(machine.rate(case.bound)?);
             let start = Instant::now();
             let mut calls = 0;
             while start.elapsed() < ROUND {
                 call()?;
                 calls += 1;
             }
-            seconds.push(start.elapsed().as_secs_f64() / f64::from(calls));
+            seconds = seconds.min(start.elapsed().as_secs_f64() / f64::from(calls));
         }
-        report(&Measurement {
-            op: case.op,
-            shape: case.shape,
-            bound: case.bound,
-            work: case.work,
-            seconds: median(seconds),
-            peak: median(peaks),
-        });
+        report(&Measurement { op: case.op, shape: case.shape, bound: case.bound, work: case.work, seconds, peak });
     }
     Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

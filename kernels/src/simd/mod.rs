@@ -3,6 +3,10 @@
 //! Loops that the compiler vectorises by itself run inside [`vectorized`]; reductions, whose order a compiler may
 //! not change, are written with sixteen explicit lanes so that every instruction set adds in the same order.
 
+mod rows;
+
+pub(crate) use rows::{StridedRows, add_weighted, advance_state, row_products};
+
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.
 #[inline(always)]
@@ -14,7 +18,7 @@ const LANES: usize = 16;
 
 /// `sum(a * b)`.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
@@ -40,25 +44,27 @@ pub(crate) fn axpy(y: &mut [f32], alpha: f32, x: &[f32]) {
     }
 }
 
-/// `state = state * decay + u * b`, and returns `sum(state * c)`.
-#[inline(always)]
-pub(crate) fn advance_row(state: &mut [f32], decay: f32, u: f32, b: &[f32], c: &[f32]) -> f32 {
-    let mut lanes = [0f32; LANES];
-    let mut chunks = state.chunks_exact_mut(LANES);
-    let (b_chunks, c_chunks) = (b.chunks_exact(LANES), c.chunks_exact(LANES));
-    let (b_tail, c_tail) = (b_chunks.remainder(), c_chunks.remainder());
-    for ((state, b), c) in (&mut chunks).zip(b_chunks).zip(c_chunks) {
-        for lane in 0..LANES {
-            state[lane] = state[lane] * decay + u * b[lane];
-            lanes[lane] += state[lane] * c[lane];
-        }
-    }
-    let mut tail = 0.0;
-    for ((state, b), c) in chunks.into_remainder().iter_mut().zip(b_tail).zip(c_tail) {
-        *state = *state * decay + u * b;
-        tail += *state * c;
-    }
-    fold(lanes) + tail
+/// `values = e^(values - top)`, and returns their sum.
+pub(crate) fn exp_and_sum(values: &mut [f32], top: f32) -> f32 {
+    vectorized(
+        #[inline(always)]
+        || {
+            let mut lanes = [0f32; LANES];
+            let mut chunks = values.chunks_exact_mut(LANES);
+            for chunk in &mut chunks {
+                for (value, lane) in chunk.iter_mut().zip(&mut lanes) {
+                    *value = exp(*value - top);
+                    *lane += *value;
+                }
+            }
+            let mut tail = 0.0;
+            for value in chunks.into_remainder() {
+                *value = exp(*value - top);
+                tail += *value;
+            }
+            fold(lanes) + tail
+        },
+    )
 }
 
 #[inline(always)]

@@ -1,0 +1,273 @@
+//! Products of a few rows with many, for loops that memory should bound.
+//!
+//! Each result is summed in one order, whatever the tile that it is computed in, so that it does not depend on the
+//! rows beside it.
+
+use pulp::{Simd, WithSimd};
+
+/// Rows of equal width, a stride apart.
+#[derive(Clone, Copy)]
+pub(crate) struct StridedRows<'a> {
+    data: &'a [f32],
+    stride: usize,
+    width: usize,
+    len: usize,
+}
+
+impl<'a> StridedRows<'a> {
+    pub(crate) fn new(data: &'a [f32], stride: usize, width: usize, len: usize) -> Self {
+        assert!(len == 0 || (len - 1) * stride + width <= data.len());
+        Self { data, stride, width, len }
+    }
+
+    #[inline(always)]
+    fn row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.stride..][..self.width]
+    }
+}
+
+/// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
+pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
+    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
+}
+
+/// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
+pub(crate) fn add_weighted(
+    weights: &[f32],
+    weight_stride: usize,
+    rows: StridedRows<'_>,
+    out: &mut [f32],
+    out_stride: usize,
+    out_rows: usize,
+) {
+    pulp::Arch::new().dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
+}
+
+/// One step of a state `[rows, b.len()]`: `state_i = state_i * decay + u_i * b`, and `out_i = state_i . c`.
+pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32], c: &[f32], out: &mut [f32]) {
+    pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
+}
+
+struct RowProducts<'a> {
+    a: StridedRows<'a>,
+    b: StridedRows<'a>,
+    scale: f32,
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+impl WithSimd for RowProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut i = 0;
+        while i + 4 <= self.a.len {
+            self.against_all::<S, 4, 2>(simd, i);
+            i += 4;
+        }
+        while i + 2 <= self.a.len {
+            self.against_all::<S, 2, 4>(simd, i);
+            i += 2;
+        }
+        while i < self.a.len {
+            self.against_all::<S, 1, 8>(simd, i);
+            i += 1;
+        }
+    }
+}
+
+impl RowProducts<'_> {
+    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
+    #[inline(always)]
+    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
+        let mut j = 0;
+        while j + J <= self.b.len {
+            self.tile::<S, I, J>(simd, i, j);
+            j += J;
+        }
+        while j < self.b.len {
+            self.tile::<S, I, 1>(simd, i, j);
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
+        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
+        let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
+        let vectors = a[0].0.len();
+        let mut sums = [[simd.splat_f32s(0.0); J]; I];
+        for at in 0..vectors {
+            for (sums, a) in sums.iter_mut().zip(&a) {
+                for (sum, b) in sums.iter_mut().zip(&b) {
+                    *sum = simd.mul_add_e_f32s(a.0[at], b.0[at], *sum);
+                }
+            }
+        }
+        for (n, (sums, a)) in sums.iter().zip(&a).enumerate() {
+            for (m, (&sum, b)) in sums.iter().zip(&b).enumerate() {
+                let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
+                self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
+            }
+        }
+    }
+}
+
+struct AddWeighted<'a> {
+    weights: &'a [f32],
+    weight_stride: usize,
+    rows: StridedRows<'a>,
+    out: &'a mut [f32],
+    out_stride: usize,
+    out_rows: usize,
+}
+
+impl WithSimd for AddWeighted<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut i = 0;
+        while i + 4 <= self.out_rows {
+            self.across::<S, 4, 4>(simd, i);
+            i += 4;
+        }
+        while i + 2 <= self.out_rows {
+            self.across::<S, 2, 8>(simd, i);
+            i += 2;
+        }
+        while i < self.out_rows {
+            self.across::<S, 1, 8>(simd, i);
+            i += 1;
+        }
+    }
+}
+
+impl AddWeighted<'_> {
+    /// `I` rows of `out` from `i` on, `V` vectors of their columns at a time.
+    #[inline(always)]
+    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize) {
+        let lanes = S::F32_LANES;
+        let width = self.rows.width;
+        let mut column = 0;
+        while column + V * lanes <= width {
+            self.tile::<S, I, V>(simd, i, column);
+            column += V * lanes;
+        }
+        while column + lanes <= width {
+            self.tile::<S, I, 1>(simd, i, column);
+            column += lanes;
+        }
+        for row in i..i + I {
+            for column in column..width {
+                let mut sum = self.out[row * self.out_stride + column];
+                for j in 0..self.rows.len {
+                    sum += self.weights[row * self.weight_stride + j] * self.rows.row(j)[column];
+                }
+                self.out[row * self.out_stride + column] = sum;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize) {
+        let span = V * S::F32_LANES;
+        let weights: [&[f32]; I] =
+            std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][..self.rows.len]);
+        let mut sums = [[simd.splat_f32s(0.0); V]; I];
+        for (n, sums) in sums.iter_mut().enumerate() {
+            let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
+            sums.copy_from_slice(&out[..V]);
+        }
+        for j in 0..self.rows.len {
+            let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
+            for (sums, weights) in sums.iter_mut().zip(&weights) {
+                let weight = simd.splat_f32s(weights[j]);
+                for (sum, &value) in sums.iter_mut().zip(&row[..V]) {
+                    *sum = simd.mul_add_e_f32s(weight, value, *sum);
+                }
+            }
+        }
+        for (n, sums) in sums.iter().enumerate() {
+            let out = S::as_mut_simd_f32s(&mut self.out[(i + n) * self.out_stride + column..][..span]).0;
+            out[..V].copy_from_slice(sums);
+        }
+    }
+}
+
+struct AdvanceState<'a> {
+    state: &'a mut [f32],
+    decay: f32,
+    u: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for AdvanceState<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let width = self.b.len();
+        let (b, b_tail) = S::as_simd_f32s(self.b);
+        let (c, c_tail) = S::as_simd_f32s(&self.c[..width]);
+        let decay = simd.splat_f32s(self.decay);
+        // Rows are independent, so that the reductions of neighbouring rows overlap.
+        for ((row, &u), out) in self.state.chunks_exact_mut(width).zip(self.u).zip(self.out) {
+            let (state, tail) = S::as_mut_simd_f32s(row);
+            let input = simd.splat_f32s(u);
+            let mut even = simd.splat_f32s(0.0);
+            let mut odd = even;
+            for (at, ((state, &b), &c)) in state.iter_mut().zip(b).zip(c).enumerate() {
+                *state = simd.mul_add_e_f32s(*state, decay, simd.mul_f32s(input, b));
+                let sum = if at % 2 == 0 { &mut even } else { &mut odd };
+                *sum = simd.mul_add_e_f32s(*state, c, *sum);
+            }
+            let mut sum = simd.reduce_sum_f32s(simd.add_f32s(even, odd));
+            for ((state, &b), &c) in tail.iter_mut().zip(b_tail).zip(c_tail) {
+                *state = *state * self.decay + u * b;
+                sum += *state * c;
+            }
+            *out = sum;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn numbers(len: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 37 % 19) as f32 - 9.0) / 8.0).collect()
+    }
+
+    #[rstest]
+    fn tiles_of_any_shape_agree_with_plain_sums(
+        #[values(1, 2, 3, 7)] rows: usize,
+        #[values(1, 9)] others: usize,
+        #[values(5, 16, 80, 131)] width: usize,
+    ) {
+        let (a, b) = (numbers(rows * (width + 3)), numbers(others * (width + 1)));
+        let mut products = vec![0.0; rows * others];
+        let (a_rows, b_rows) =
+            (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
+        row_products(a_rows, b_rows, 0.5, &mut products, others);
+        for i in 0..rows {
+            for j in 0..others {
+                let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
+                assert!((products[i * others + j] - 0.5 * expected).abs() < 1e-3);
+            }
+        }
+        let mut out = vec![1.0; rows * width];
+        add_weighted(&products, others, b_rows, &mut out, width, rows);
+        for i in 0..rows {
+            for n in 0..width {
+                let added: f32 = (0..others).map(|j| products[i * others + j] * b[j * (width + 1) + n]).sum();
+                assert!((out[i * width + n] - 1.0 - added).abs() < 1e-3);
+            }
+        }
+    }
+}
