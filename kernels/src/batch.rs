@@ -4,6 +4,7 @@
 //! rows `cu_seqlens[i]..cu_seqlens[i + 1]`.
 
 use crate::error::{KernelError, Result};
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// The sequences of a step that attend through block tables.
@@ -76,9 +77,41 @@ pub struct StateBatch<'a> {
     pub cu_seqlens: &'a [u32],
     /// `[batch]` slot of each sequence. -1 marks a padding row: its output is 0 and no state is touched.
     pub slots: &'a [i32],
+    /// Which states are written.
+    pub writes: StateWrites<'a>,
 }
 
-impl StateBatch<'_> {
+/// Which states a step writes.
+///
+/// To verify drafted tokens, run them as a [`Tree`](Self::Tree) and move the accepted node's state with
+/// [`crate::commit_accepted`]; or run them with [`Nothing`](Self::Nothing), keep the activations, and run the accepted
+/// prefix once more with [`Final`](Self::Final), which gives the bits that stepping one token at a time gives.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum StateWrites<'a> {
+    /// The slot of each sequence receives the state after its last token.
+    #[default]
+    Final,
+    /// None: the step reads states and gives outputs.
+    Nothing,
+    /// As `Final`; besides, `[total_tokens]` slots receive the state after their token, -1 for none. These are the
+    /// checkpoints of a prefix cache.
+    AlsoAfter(&'a [i32]),
+    /// Tokens form trees. The slot of a sequence is only read.
+    Tree {
+        /// `[total_tokens]` row that each token follows, which comes before it in the same sequence; -1 for the state
+        /// of the sequence.
+        parents: &'a [i32],
+        /// `[total_tokens]` slot that receives the state after each token.
+        slots: &'a [i32],
+    },
+}
+
+impl<'a> StateBatch<'a> {
+    /// A step that moves each sequence's state on to its last token.
+    pub fn new(cu_seqlens: &'a [u32], slots: &'a [i32]) -> Self {
+        Self { cu_seqlens, slots, writes: StateWrites::Final }
+    }
+
     /// Number of sequences.
     pub fn len(&self) -> usize {
         self.slots.len()
@@ -95,17 +128,93 @@ impl StateBatch<'_> {
 
     /// The sequences that have a slot and at least one token, as `(rows, slot)`.
     pub(crate) fn active(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
-        self.slots.iter().enumerate().filter_map(|(sequence, &slot)| {
-            let rows = self.rows(sequence);
-            let slot = usize::try_from(slot).ok()?;
-            (!rows.is_empty()).then_some((rows, slot))
+        (0..self.len()).filter_map(|sequence| self.sequence(sequence))
+    }
+
+    /// The rows and the slot of a sequence that has both.
+    pub(crate) fn sequence(&self, sequence: usize) -> Option<(Range<usize>, usize)> {
+        let rows = self.rows(sequence);
+        let slot = usize::try_from(self.slots[sequence]).ok()?;
+        (!rows.is_empty()).then_some((rows, slot))
+    }
+
+    /// The stretches of a sequence's rows between which states are read or written.
+    pub(crate) fn stretches(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let writes = self.writes;
+        let mut start = rows.start;
+        std::iter::from_fn(move || {
+            let mut end = rows.end;
+            match writes {
+                StateWrites::Final | StateWrites::Nothing => {}
+                StateWrites::AlsoAfter(slots) => {
+                    let cut = (start..rows.end).find(|&row| slots[row] >= 0);
+                    end = cut.map_or(rows.end, |row| row + 1);
+                }
+                StateWrites::Tree { .. } => end = (start + 1).min(rows.end),
+            }
+            let stretch = start..end;
+            start = end;
+            (!stretch.is_empty()).then_some(stretch)
         })
     }
 
-    /// Checks lengths, and that every slot exists and belongs to one sequence only.
+    /// The slot that receives the state after `row`, other than that of the sequence.
+    pub(crate) fn snapshot(&self, row: usize) -> Option<usize> {
+        match self.writes {
+            StateWrites::Final | StateWrites::Nothing => None,
+            StateWrites::AlsoAfter(slots) | StateWrites::Tree { slots, .. } => usize::try_from(slots[row]).ok(),
+        }
+    }
+
+    /// The row whose state `row` starts from; None for the state of the sequence, which starts at row `first`.
+    pub(crate) fn parent(&self, first: usize, row: usize) -> Option<usize> {
+        match self.writes {
+            StateWrites::Tree { parents, .. } => usize::try_from(parents[row]).ok(),
+            _ => (row > first).then(|| row - 1),
+        }
+    }
+
+    /// Whether the slot of a sequence receives the state after its last token.
+    pub(crate) fn writes_final(&self) -> bool {
+        matches!(self.writes, StateWrites::Final | StateWrites::AlsoAfter(_))
+    }
+
+    /// Checks lengths, and that every slot exists and is written by one sequence or token only.
     pub(crate) fn check(&self, op: &'static str, total_tokens: usize, num_slots: usize) -> Result<()> {
         check_cu_seqlens(op, self.cu_seqlens, self.len(), total_tokens)?;
-        check_distinct(op, "slots", self.slots, num_slots)
+        check_distinct(op, "slots", self.slots, &[], num_slots)?;
+        let (StateWrites::AlsoAfter(snapshots) | StateWrites::Tree { slots: snapshots, .. }) = self.writes else {
+            return Ok(());
+        };
+        let argument = |reason: String| Err(KernelError::Argument { op, reason });
+        if snapshots.len() != total_tokens {
+            return argument(format!("{} snapshot slots for {total_tokens} tokens", snapshots.len()));
+        }
+        check_distinct(op, "snapshot slots", snapshots, self.slots, num_slots)?;
+        let StateWrites::Tree { parents, .. } = self.writes else { return Ok(()) };
+        if parents.len() != total_tokens {
+            return argument(format!("{} parents for {total_tokens} tokens", parents.len()));
+        }
+        for (rows, _) in self.active() {
+            for row in rows.clone() {
+                let expected = match (parents[row], snapshots[row]) {
+                    (_, ..0) => "whose token has no snapshot slot".to_owned(),
+                    (-1, _) => continue,
+                    (parent, _) if usize::try_from(parent).is_ok_and(|parent| (rows.start..row).contains(&parent)) => {
+                        continue;
+                    }
+                    _ => format!("expected -1 or an earlier row of the sequence, {}..{row}", rows.start),
+                };
+                return Err(KernelError::Index {
+                    op,
+                    operand: "parents",
+                    at: row,
+                    found: i64::from(parents[row]),
+                    expected,
+                });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -130,19 +239,39 @@ fn check_cu_seqlens(op: &'static str, cu_seqlens: &[u32], batch: usize, total_to
     })
 }
 
-/// Checks that every non-negative entry exists and that none occurs twice: a kernel writes through each of them.
-pub(crate) fn check_distinct(op: &'static str, operand: &'static str, entries: &[i32], count: usize) -> Result<()> {
-    let refuse = |at: usize, expected: String| {
-        Err(KernelError::Index { op, operand, at, found: i64::from(entries[at]), expected })
-    };
-    for (at, &entry) in entries.iter().enumerate() {
-        if entry < -1 || (entry >= 0 && entry as usize >= count) {
-            return refuse(at, format!("expected -1 or less than {count}"));
-        }
-        // Batches are at most a few hundred sequences: a scan needs no allocation and stays below a microsecond.
-        if entry >= 0 && entries[..at].contains(&entry) {
-            return refuse(at, "which an earlier entry holds already".to_owned());
-        }
+/// Checks that every non-negative entry exists and that none occurs twice, here or among `others`: a kernel writes
+/// through each of them.
+fn check_distinct(
+    op: &'static str,
+    operand: &'static str,
+    entries: &[i32],
+    others: &[i32],
+    count: usize,
+) -> Result<()> {
+    thread_local! {
+        static SEEN: RefCell<Vec<bool>> = const { RefCell::new(Vec::new()) };
     }
-    Ok(())
+    SEEN.with_borrow_mut(|seen| {
+        seen.clear();
+        seen.resize(count, false);
+        for &other in others {
+            if let Some(seen) = usize::try_from(other).ok().and_then(|other| seen.get_mut(other)) {
+                *seen = true;
+            }
+        }
+        for (at, &found) in entries.iter().enumerate() {
+            let expected = match usize::try_from(found) {
+                Err(_) if found == -1 => continue,
+                Ok(entry) if entry < count => {
+                    if !std::mem::replace(&mut seen[entry], true) {
+                        continue;
+                    }
+                    "which another sequence or token holds already".to_owned()
+                }
+                _ => format!("expected -1 or less than {count}"),
+            };
+            return Err(KernelError::Index { op, operand, at, found: i64::from(found), expected });
+        }
+        Ok(())
+    })
 }

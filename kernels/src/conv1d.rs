@@ -1,7 +1,7 @@
 //! Causal depthwise convolution over time with a carried state.
 
 use crate::batch::StateBatch;
-use crate::error::{KernelError, Result};
+use crate::error::KernelError;
 use crate::portable;
 use crate::simd::{silu, vectorized};
 use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool_mut};
@@ -35,7 +35,7 @@ pub fn causal_conv1d(
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+) -> crate::error::Result<Tensor> {
     let num_slots = view.check(OP, pool)?;
     let (total_tokens, conv_dim) = x.dims2()?;
     batch.check(OP, total_tokens, num_slots)?;
@@ -57,10 +57,15 @@ pub fn causal_conv1d(
     let (input, weight) = (Input::new(x)?, Input::new(weight)?);
     let bias = Input::optional_flat(bias)?;
     let mut out = vec![0f32; total_tokens * conv_dim];
-    let conv =
-        Conv { x: input.rows(), weight: weight.rows(), bias: bias.as_ref().map(|bias| bias.rows().row(0)), activation };
+    let conv = Conv {
+        batch,
+        x: input.rows(),
+        weight: weight.rows(),
+        bias: bias.as_ref().map(|bias| bias.rows().row(0)),
+        activation,
+    };
     with_float_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
-        conv.run(pool, view, batch, &mut out);
+        conv.run(pool, view, &mut out);
         Ok(())
     }))?;
     Ok(Tensor::from_vec(out, (total_tokens, conv_dim), x.device())?.to_dtype(x.dtype())?)
@@ -70,6 +75,7 @@ pub fn causal_conv1d(
 const ROWS_PER_TASK: usize = 64;
 
 struct Conv<'a> {
+    batch: &'a StateBatch<'a>,
     x: Rows<'a>,
     weight: Rows<'a>,
     bias: Option<&'a [f32]>,
@@ -77,7 +83,8 @@ struct Conv<'a> {
 }
 
 impl Conv<'_> {
-    fn run<T: Element>(&self, pool: &mut [T], view: &StateLayerView, batch: &StateBatch<'_>, out: &mut [f32]) {
+    fn run<T: Element>(&self, pool: &mut [T], view: &StateLayerView, out: &mut [f32]) {
+        let batch = self.batch;
         let state_of = |slot: usize| {
             let start = slot * view.slot_elems + view.layer_offset;
             start..start + view.elems()
@@ -111,13 +118,19 @@ impl Conv<'_> {
             );
         });
         // States move only after every task has read them.
-        let pool = DisjointMut::new(pool);
-        let active: Vec<_> = batch.active().collect();
-        active.par_iter().for_each(|(rows, slot)| {
-            // SAFETY: a slot belongs to one sequence.
-            let state = unsafe { pool.slice(state_of(*slot)) };
-            self.shift(rows.clone(), state);
-        });
+        let mut old = Vec::new();
+        for (rows, slot) in batch.active() {
+            old.clear();
+            old.extend_from_slice(&pool[state_of(slot)]);
+            for row in rows.clone() {
+                if let Some(snapshot) = batch.snapshot(row) {
+                    self.state_after(row, rows.start, &old, &mut pool[state_of(snapshot)]);
+                }
+            }
+            if batch.writes_final() {
+                self.state_after(rows.end - 1, rows.start, &old, &mut pool[state_of(slot)]);
+            }
+        }
     }
 
     /// Convolves the rows of `task`, which belong to the sequence that starts at row `first`.
@@ -135,8 +148,10 @@ impl Conv<'_> {
     #[inline(always)]
     fn input<'s>(&'s self, first: usize, state: &'s [f32], row: usize, tap: usize) -> &'s [f32] {
         let width = self.x.width();
-        let back = self.weight.len() - 1 - tap;
-        if row >= first + back { self.x.row(row - back) } else { &state[(row - first + tap) * width..][..width] }
+        match behind(self.batch, first, row, self.weight.len() - 1 - tap) {
+            Ok(row) => self.x.row(row),
+            Err(back) => &state[state.len() - back * width..][..width],
+        }
     }
 
     /// All taps in one pass over the channels, for the widths that models have.
@@ -189,17 +204,27 @@ impl Conv<'_> {
         }
     }
 
-    /// Makes the state hold the last inputs of the sequence.
-    fn shift<T: Element>(&self, rows: Range<usize>, state: &mut [T]) {
+    /// Writes the last inputs up to `row`, of a sequence that starts at row `first` with the state `old`.
+    fn state_after<T: Element>(&self, row: usize, first: usize, old: &[T], target: &mut [T]) {
         let width = self.x.width();
-        let keep = self.weight.len() - 1;
-        let new = rows.len().min(keep);
-        state.copy_within(new * width.., 0);
-        for (slot, row) in (keep - new..keep).zip(rows.end - new..rows.end) {
-            let target = &mut state[slot * width..][..width];
-            for (target, &source) in target.iter_mut().zip(self.x.row(row)) {
-                *target = T::store(source);
+        for (back, target) in target.chunks_exact_mut(width).rev().enumerate() {
+            match behind(self.batch, first, row, back) {
+                Ok(row) => {
+                    for (target, &source) in target.iter_mut().zip(self.x.row(row)) {
+                        *target = T::store(source);
+                    }
+                }
+                Err(back) => target.copy_from_slice(&old[old.len() - back * width..][..width]),
             }
         }
     }
+}
+
+/// The row `back` tokens before `row`, or how many tokens before the sequence's first that is.
+pub(crate) fn behind(batch: &StateBatch<'_>, first: usize, row: usize, back: usize) -> Result<usize, usize> {
+    let mut row = row;
+    for left in (1..=back).rev() {
+        row = batch.parent(first, row).ok_or(left)?;
+    }
+    Ok(row)
 }

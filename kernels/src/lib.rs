@@ -20,6 +20,7 @@ mod linear_attention;
 mod mamba1;
 mod mamba2;
 mod matmul;
+mod mla;
 mod norm;
 mod pool;
 mod portable;
@@ -28,6 +29,7 @@ mod rg_lru;
 pub mod roofline;
 mod rope;
 mod simd;
+mod speculative;
 mod state;
 mod storage;
 mod view;
@@ -36,15 +38,20 @@ mod view;
 mod tests;
 
 pub use attention::{Attention, Window, paged_attention};
-pub use batch::{PagedBatch, StateBatch};
+pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use conv1d::{Activation, causal_conv1d};
 pub use error::{KernelError, Result};
 pub use kv_cache::reshape_and_cache;
 pub use linear_attention::{Decay, LinearAttention, linear_attention};
 pub use mamba1::{Mamba1, mamba1_scan};
 pub use mamba2::{Mamba2, ScanInput, TimeStep, mamba2_scan};
+pub use mla::{
+    MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaQueries, MlaShape, MlaStep, nz_decode,
+    nz_encode,
+};
 pub use norm::{GateOrder, gated_rms_norm};
 pub use pool::{copy_rows, gather_rows, scatter_rows, zero_rows};
 pub use rg_lru::{RgLru, rg_lru};
 pub use rope::{Rope, RopeLayout, RopeScaling};
+pub use speculative::commit_accepted;
 pub use view::{KvLayerView, KvOrder, StateLayerView};

@@ -1,6 +1,6 @@
 //! The walk that all recurrent ops make over a state pool.
 
-use crate::batch::StateBatch;
+use crate::batch::{StateBatch, StateWrites};
 use crate::error::Result;
 use crate::simd::vectorized;
 use crate::storage::{DisjointMut, Element, with_float_pool, with_pool_mut};
@@ -53,16 +53,16 @@ fn walk<T: Element>(
     let elems = view.elems() / units;
     let pool = DisjointMut::new(pool);
     (0..batch.len() * units).into_par_iter().for_each(|task| {
-        let (sequence, index) = (task / units, task % units);
-        let rows = batch.rows(sequence);
-        let Ok(slot) = usize::try_from(batch.slots[sequence]) else { return };
-        if rows.is_empty() {
-            return;
-        }
-        let start = slot * view.slot_elems + view.layer_offset + index * elems;
-        // SAFETY: a slot belongs to one sequence, and this task alone has this part of it.
-        let stored = unsafe { pool.slice(start..start + elems) };
-        if let Some(state) = T::as_f32_mut(stored) {
+        let index = task % units;
+        let Some((rows, slot)) = batch.sequence(task / units) else { return };
+        let part = |slot: usize| {
+            let start = slot * view.slot_elems + view.layer_offset + index * elems;
+            // SAFETY: a slot is written by one sequence, and this task alone has this part of it; it holds no more
+            // than one part at a time.
+            unsafe { pool.slice(start..start + elems) }
+        };
+        // An f32 state that moves on and nothing else is stepped where it lies.
+        if let (StateWrites::Final, Some(state)) = (batch.writes, T::as_f32_mut(part(slot))) {
             vectorized(
                 #[inline(always)]
                 || body(Unit { rows, index, state }),
@@ -74,14 +74,37 @@ fn walk<T: Element>(
         vectorized(
             #[inline(always)]
             || {
-                wide.clear();
-                wide.extend(stored.iter().map(|value| value.load()));
-                body(Unit { rows, index, state: &mut wide });
-                for (stored, wide) in stored.iter_mut().zip(&wide) {
-                    *stored = T::store(*wide);
+                load(part(slot), &mut wide);
+                let last = rows.end - 1;
+                for stretch in batch.stretches(rows) {
+                    if let StateWrites::Tree { .. } = batch.writes {
+                        let parent = batch.parent(stretch.start, stretch.start);
+                        load(part(parent.and_then(|row| batch.snapshot(row)).unwrap_or(slot)), &mut wide);
+                    }
+                    let end = stretch.end - 1;
+                    body(Unit { rows: stretch, index, state: &mut wide });
+                    if let Some(snapshot) = batch.snapshot(end) {
+                        store(&wide, part(snapshot));
+                    }
+                    if end == last && batch.writes_final() {
+                        store(&wide, part(slot));
+                    }
                 }
             },
         );
         WIDE.set(wide);
     });
+}
+
+#[inline(always)]
+fn load<T: Element>(stored: &[T], wide: &mut Vec<f32>) {
+    wide.clear();
+    wide.extend(stored.iter().map(|value| value.load()));
+}
+
+#[inline(always)]
+fn store<T: Element>(wide: &[f32], stored: &mut [T]) {
+    for (stored, wide) in stored.iter_mut().zip(wide) {
+        *stored = T::store(*wide);
+    }
 }

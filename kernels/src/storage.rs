@@ -252,7 +252,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Row `index` and everything behind it, for products that walk the stride themselves.
-    pub(crate) fn from_row(&self, index: usize) -> &'a [f32] {
+    pub(crate) fn row_and_after(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.shape.stride..]
     }
 

@@ -30,8 +30,9 @@ pub(super) fn products(scan: &Scan<'_>, batch: &StateBatch<'_>) -> Vec<f32> {
     let groups = heads / scan.heads_per_group;
     let tasks: Vec<(Range<usize>, usize)> = batch
         .active()
-        .filter(|(rows, _)| rows.len() >= MIN_TOKENS)
-        .flat_map(|(rows, _)| chunks(rows))
+        .flat_map(|(rows, _)| batch.stretches(rows))
+        .filter(|rows| rows.len() >= MIN_TOKENS)
+        .flat_map(chunks)
         .flat_map(|chunk| (0..groups).map(move |group| (chunk.clone(), group)))
         .collect();
     let Some(end) = tasks.iter().map(|(chunk, _)| chunk.end).max() else {
@@ -57,7 +58,7 @@ pub(super) fn products(scan: &Scan<'_>, batch: &StateBatch<'_>) -> Vec<f32> {
 
 /// `width` columns of some rows, from column `first`.
 fn columns<'a>(source: &Rows<'a>, rows: &Range<usize>, first: usize, width: usize) -> Matrix<'a> {
-    Matrix::new(&source.from_row(rows.start)[first..], rows.len(), width, source.stride())
+    Matrix::new(&source.row_and_after(rows.start)[first..], rows.len(), width, source.stride())
 }
 
 /// Buffers of one thread.
@@ -117,13 +118,16 @@ fn step_with(
 
     mixing.resize(CHUNK * CHUNK, 0.0);
     scaled.resize(CHUNK * d_state, 0.0);
+    // Whole vectors, past the diagonal and the chunk's end: what stands there is computed and thrown away.
+    cum.resize(CHUNK, 0.0);
+    dt.resize(CHUNK, 0.0);
     for (l, row) in chunk.clone().enumerate() {
         let products = &products[(row * groups + group) * CHUNK..][..CHUNK];
-        let (before, after) = mixing[l * CHUNK..][..len].split_at_mut(l + 1);
-        for (((mix, &product), &at), &dt) in before.iter_mut().zip(products).zip(&*cum).zip(&*dt) {
-            *mix = product * exp(cum[l] - at) * dt;
+        let mixing = &mut mixing[l * CHUNK..][..CHUNK];
+        for s in 0..CHUNK {
+            let mixed = products[s] * exp(cum[l] - cum[s]) * dt[s];
+            mixing[s] = if s <= l { mixed } else { 0.0 };
         }
-        after.fill(0.0);
     }
 
     let x = columns(&scan.x, &chunk, head * head_dim, head_dim);
@@ -131,14 +135,14 @@ fn step_with(
     out.resize(CHUNK * head_dim, 0.0);
     let columns_of_group = group * d_state;
     factors.clear();
-    factors.extend(cum.iter().map(|&cum| exp(cum)));
+    factors.extend(cum[..len].iter().map(|&cum| exp(cum)));
     scale_rows(&scan.c, &chunk, columns_of_group, factors, scaled);
     let carried = Matrix::new(state, head_dim, d_state, d_state).transposed();
     multiply(out, head_dim, 0.0, Matrix::new(scaled, len, d_state, d_state), carried);
     multiply(out, head_dim, 1.0, Matrix::new(mixing, len, len, CHUNK), x);
 
     factors.clear();
-    factors.extend(cum.iter().zip(&*dt).map(|(&cum, dt)| exp(sum - cum) * dt));
+    factors.extend(cum[..len].iter().zip(&*dt).map(|(&cum, dt)| exp(sum - cum) * dt));
     scale_rows(&scan.b, &chunk, columns_of_group, factors, scaled);
     multiply(state, d_state, sum.exp(), x.transposed(), Matrix::new(scaled, len, d_state, d_state));
 

@@ -2,7 +2,7 @@
 
 use super::{load_state, silu, store_state};
 use crate::batch::StateBatch;
-use crate::conv1d::Activation;
+use crate::conv1d::{Activation, behind};
 use crate::error::Result;
 use crate::view::StateLayerView;
 use candle_core::{DType, Tensor};
@@ -31,16 +31,32 @@ pub(crate) fn causal_conv1d(
         };
         let new = x.narrow(0, rows.start, rows.len())?.to_dtype(DType::F32)?;
         let state = load_state(pool, view, slot)?.reshape((keep, conv_dim))?;
+        // For each token and tap the row of `[state | new]` that it meets.
         let padded = Tensor::cat(&[&state, &new], 0)?;
+        let met = |row: usize, back: usize| match behind(batch, rows.start, row, back) {
+            Ok(row) => (keep + row - rows.start) as u32,
+            Err(back) => (keep - back) as u32,
+        };
         let mut y = match bias {
             Some(bias) => bias.to_dtype(DType::F32)?.broadcast_as((rows.len(), conv_dim))?.contiguous()?,
             None => new.zeros_like()?,
         };
         for tap in 0..=keep {
-            let shifted = padded.narrow(0, tap, rows.len())?;
-            y = (y + shifted.broadcast_mul(&weight.narrow(0, tap, 1)?)?)?;
+            let index = Tensor::from_iter(rows.clone().map(|row| met(row, keep - tap)), x.device())?;
+            y = (y + padded.index_select(&index, 0)?.broadcast_mul(&weight.narrow(0, tap, 1)?)?)?;
         }
-        store_state(pool, view, slot, &padded.narrow(0, rows.len(), keep)?)?;
+        let after = |row: usize| -> Result<Tensor> {
+            let index = Tensor::from_iter((0..keep).rev().map(|back| met(row, back)), x.device())?;
+            Ok(padded.index_select(&index, 0)?)
+        };
+        for row in rows.clone() {
+            if let Some(snapshot) = batch.snapshot(row) {
+                store_state(pool, view, snapshot, &after(row)?)?;
+            }
+        }
+        if batch.writes_final() {
+            store_state(pool, view, slot, &after(rows.end - 1)?)?;
+        }
         outputs.push(match activation {
             Activation::None => y,
             Activation::Silu => silu(&y)?,

@@ -47,13 +47,23 @@ impl StepState<'_> {
                 outputs.push(Tensor::zeros((rows.len(), width), DType::F32, device)?);
                 continue;
             };
-            let mut state = load_state(self.pool, self.view, slot)?;
-            for row in rows {
-                let (next, output) = step(row, &state)?;
-                state = next.reshape(self.view.shape.as_slice())?;
+            let mut states: Vec<Tensor> = Vec::with_capacity(rows.len());
+            for row in rows.clone() {
+                let state = match self.batch.parent(rows.start, row) {
+                    None => &load_state(self.pool, self.view, slot)?,
+                    Some(parent) => &states[parent - rows.start],
+                };
+                let (next, output) = step(row, state)?;
+                let next = next.reshape(self.view.shape.as_slice())?;
+                if let Some(snapshot) = self.batch.snapshot(row) {
+                    store_state(self.pool, self.view, snapshot, &next)?;
+                }
+                states.push(next);
                 outputs.push(output.reshape((1, width))?);
             }
-            store_state(self.pool, self.view, slot, &state)?;
+            if let (true, Some(state)) = (self.batch.writes_final(), states.last()) {
+                store_state(self.pool, self.view, slot, state)?;
+            }
         }
         Ok(Tensor::cat(&outputs, 0)?)
     }

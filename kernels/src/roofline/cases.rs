@@ -83,7 +83,7 @@ fn mamba(op: &'static str, shape: String, bound: Bound, work: f64, batch: usize,
             let view = StateLayerView::matrix(LAYERS * elems, layer * elems, [HEADS, HEAD_DIM, D_STATE]);
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
             let parameters = Mamba2 { a: &a, d: Some(&d), time_step: TimeStep::new(None) };
-            let batch = StateBatch { cu_seqlens: &cu_seqlens, slots: &slots };
+            let batch = StateBatch::new(&cu_seqlens, &slots);
             mamba2_scan(&input, &parameters, &pool, &view, &batch)?;
             Ok(())
         }))
@@ -171,7 +171,7 @@ fn conv(batch: usize, tokens: usize) -> Case {
         Ok(Box::new(move || {
             layer = (layer + 1) % LAYERS;
             let view = StateLayerView::conv(LAYERS * elems, layer * elems, 4, CHANNELS);
-            let batch = StateBatch { cu_seqlens: &cu_seqlens, slots: &slots };
+            let batch = StateBatch::new(&cu_seqlens, &slots);
             causal_conv1d(&x, &weight, Some(&bias), Activation::Silu, &pool, &view, &batch)?;
             Ok(())
         }))
@@ -212,7 +212,7 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
                 scale: 0.088,
                 l2_norm: true,
             };
-            let batch = StateBatch { cu_seqlens: &cu_seqlens, slots: &slots };
+            let batch = StateBatch::new(&cu_seqlens, &slots);
             linear_attention(&input, &pool, &view, &batch)?;
             Ok(())
         }))

@@ -46,16 +46,7 @@ impl Machine {
                 2.0 * bytes
             }
             Bound::Read => {
-                let sum: f32 = self
-                    .source
-                    .par_chunks(PIECE)
-                    .map(|piece| {
-                        crate::simd::vectorized(
-                            #[inline(always)]
-                            || sum(piece),
-                        )
-                    })
-                    .sum();
+                let sum: f32 = self.source.par_chunks(PIECE).map(crate::simd::sum).sum();
                 black_box(sum);
                 bytes
             }
@@ -66,15 +57,4 @@ impl Machine {
         };
         Ok(work / start.elapsed().as_secs_f64())
     }
-}
-
-#[inline(always)]
-fn sum(piece: &[f32]) -> f32 {
-    let mut lanes = [0f32; 64];
-    for chunk in piece.chunks_exact(64) {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += value;
-        }
-    }
-    lanes.iter().sum()
 }

@@ -5,7 +5,7 @@
 
 mod rows;
 
-pub(crate) use rows::{StridedRows, add_weighted, advance_state, row_products};
+pub(crate) use rows::{StridedRows, add_weighted, advance_state, row_products, sum};
 
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.
@@ -48,23 +48,22 @@ pub(crate) fn axpy(y: &mut [f32], alpha: f32, x: &[f32]) {
 pub(crate) fn exp_and_sum(values: &mut [f32], top: f32) -> f32 {
     vectorized(
         #[inline(always)]
-        || {
-            let mut lanes = [0f32; LANES];
-            let mut chunks = values.chunks_exact_mut(LANES);
-            for chunk in &mut chunks {
-                for (value, lane) in chunk.iter_mut().zip(&mut lanes) {
-                    *value = exp(*value - top);
-                    *lane += *value;
-                }
-            }
-            let mut tail = 0.0;
-            for value in chunks.into_remainder() {
-                *value = exp(*value - top);
-                tail += *value;
-            }
-            fold(lanes) + tail
-        },
-    )
+        || values.iter_mut().for_each(|value| *value = exp(*value - top)),
+    );
+    sum(values)
+}
+
+/// Asks for the cache line of `value` ahead of its use.
+#[inline(always)]
+fn prefetch(value: &f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint about a live reference; it changes nothing that a program can see.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 #[inline(always)]

@@ -24,6 +24,19 @@ impl<'a> StridedRows<'a> {
     fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.stride..][..self.width]
     }
+
+    /// Asks for the row that comes `AHEAD` rows after `index`, since the hardware stops looking ahead at each page.
+    #[inline(always)]
+    fn prefetch_after(&self, index: usize) {
+        const AHEAD: usize = 8;
+        const LINE: usize = 16;
+        if index + AHEAD < self.len {
+            let start = (index + AHEAD) * self.stride;
+            for at in (start..start + self.width).step_by(LINE) {
+                super::prefetch(&self.data[at]);
+            }
+        }
+    }
 }
 
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
@@ -94,6 +107,9 @@ impl RowProducts<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
+        for n in 0..J {
+            self.b.prefetch_after(j + n);
+        }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
         let vectors = a[0].0.len();
@@ -181,6 +197,7 @@ impl AddWeighted<'_> {
             sums.copy_from_slice(&out[..V]);
         }
         for j in 0..self.rows.len {
+            self.rows.prefetch_after(j);
             let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
             for (sums, weights) in sums.iter_mut().zip(&weights) {
                 let weight = simd.splat_f32s(weights[j]);
@@ -232,6 +249,36 @@ impl WithSimd for AdvanceState<'_> {
             }
             *out = sum;
         }
+    }
+}
+
+/// The sum of all values, as fast as memory gives them.
+pub(crate) fn sum(values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Sum { values })
+}
+
+struct Sum<'a> {
+    values: &'a [f32],
+}
+
+impl WithSimd for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let (vectors, tail) = S::as_simd_f32s(self.values);
+        let (eights, rest) = vectors.as_chunks::<8>();
+        let mut sums = [simd.splat_f32s(0.0); 8];
+        for eight in eights {
+            for (sum, &value) in sums.iter_mut().zip(eight) {
+                *sum = simd.add_f32s(*sum, value);
+            }
+        }
+        let mut total = simd.splat_f32s(0.0);
+        for &value in sums.iter().chain(rest) {
+            total = simd.add_f32s(total, value);
+        }
+        simd.reduce_sum_f32s(total) + tail.iter().sum::<f32>()
     }
 }
 

@@ -2,8 +2,10 @@
 
 mod anchor;
 mod attention;
+mod mla;
 mod portable;
 mod recurrent;
+mod speculative;
 
 use crate::{StateBatch, StateLayerView};
 use candle_core::{DType, Device, Tensor};
@@ -82,7 +84,7 @@ impl Ragged {
     }
 
     pub(crate) fn batch(&self) -> StateBatch<'_> {
-        StateBatch { cu_seqlens: &self.cu_seqlens, slots: &self.slots }
+        StateBatch::new(&self.cu_seqlens, &self.slots)
     }
 
     /// A pool with a few slots more than the batch needs, NaN in every element that no sequence owns.

@@ -85,7 +85,7 @@ fn convolution_agrees(
     let bias = random.tensor(&[24]);
     let bias = biased.then_some(&bias);
     let cu = cu_seqlens(&lens);
-    let batch = StateBatch { cu_seqlens: &cu, slots: &[2, 0, -1, 1, 3] };
+    let batch = StateBatch::new(&cu, &[2, 0, -1, 1, 3]);
     let found = causal_conv1d(&x, &weight, bias, activation, &fast, &view, &batch).unwrap();
     let expected = portable::conv1d::causal_conv1d(&x, &weight, bias, activation, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
@@ -114,7 +114,7 @@ fn mamba2_agrees(
     let time_step = TimeStep { bias: Some(&dt_bias), softplus: true, limit: dt_limit };
     let layer = Mamba2 { a: &a, d: Some(&d), time_step };
     let cu = cu_seqlens(&lens);
-    let batch = StateBatch { cu_seqlens: &cu, slots: &[1, 2, -1, 0] };
+    let batch = StateBatch::new(&cu, &[1, 2, -1, 0]);
     let z = random.tensor(&[total, 20]);
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let found = mamba2_scan(&input, &layer, &fast, &view, &batch).unwrap();
@@ -175,6 +175,34 @@ fn rows_survive_the_way_to_the_host_and_back() {
     let bytes = Tensor::new(&[[1u8, 2], [3, 4]], &Device::Cpu).unwrap();
     copy_rows(&bytes, &[(0, 1)]).unwrap();
     assert_eq!(bytes.to_vec2::<u8>().unwrap(), [[1, 2], [1, 2]]);
+}
+
+#[rstest]
+#[case::nothing(StateWrites::Nothing)]
+#[case::checkpoints(StateWrites::AlsoAfter(&[-1, 4, -1, 5, -1, -1]))]
+#[case::tree(StateWrites::Tree { parents: &[-1, 0, 0, 2, -1, 4], slots: &[3, 4, 5, 6, 7, 8] })]
+fn state_writes_agree(#[case] writes: StateWrites<'_>) {
+    let mut random = Random::new(12);
+    let batch = StateBatch { cu_seqlens: &[0, 4, 6], slots: &[2, 0], writes };
+    let view = StateLayerView::conv(60, 3, 4, 10);
+    let fast = random.tensor(&[9, 60]);
+    let slow = fast.copy().unwrap();
+    let (x, weight) = (random.tensor(&[6, 10]), random.tensor(&[4, 10]));
+    let none = Activation::None;
+    let found = causal_conv1d(&x, &weight, None, none, &fast, &view, &batch).unwrap();
+    let expected = portable::conv1d::causal_conv1d(&x, &weight, None, none, &slow, &view, &batch).unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-6);
+    assert_eq!(values(&fast), values(&slow));
+
+    let view = StateLayerView::matrix(60, 0, [2, 5, 6]);
+    let [q, k] = [(); 2].map(|()| random.tensor(&[6, 10]));
+    let v = random.tensor(&[6, 12]);
+    let decay = Decay::Fixed(&[-0.5, -0.1]);
+    let input = LinearAttention { q: &q, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
+    let found = linear_attention(&input, &fast, &view, &batch).unwrap();
+    let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &batch).unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-6);
+    assert_close(&values(&fast), &values(&slow), 1e-6);
 }
 
 #[test]
