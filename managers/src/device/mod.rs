@@ -1,12 +1,16 @@
 //! Tensors of the pools.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod hybrid;
 mod kv;
 mod mamba;
+mod peak;
 mod pool;
 mod set;
 
 pub use hybrid::{MambaHybridCacheManager, Route};
 pub use kv::{DenseKv, KvCacheManager, KvLayer, KvScales};
 pub use mamba::{CapturedState, MambaCacheManager, StateLayer};
+pub use peak::{Peak, measure_peak};
 pub use set::{CacheSet, PoolBytes};

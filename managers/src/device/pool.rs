@@ -7,6 +7,8 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
 use candle_core::{Device, Shape, Storage, Tensor};
 
+#[cfg(feature = "cuda")]
+use super::cuda::used as cuda_pool_bytes;
 use crate::{CountingAllocator, ManagerError};
 
 /// One pool `[units, unit_elems]`, zeroed at birth; it never moves.
@@ -135,22 +137,6 @@ fn zeroed(
         }
         Device::Metal(metal) => Ok((Storage::Metal(metal.zeros_impl(shape, dtype)?), None)),
     }
-}
-
-/// Bytes that the device's memory pool has handed out.
-#[cfg(feature = "cuda")]
-fn cuda_pool_bytes(device: &candle_core::CudaDevice) -> Option<u64> {
-    use candle_core::cuda::cudarc::driver::{result, sys};
-    device.synchronize().ok()?;
-    let ordinal = i32::try_from(device.cuda_stream().context().ordinal()).ok()?;
-    let mut bytes = 0u64;
-    // SAFETY: the device is alive, and the attribute is a 64-bit integer that the driver writes to `bytes`.
-    unsafe {
-        let pool = result::device::get_default_mem_pool(result::device::get(ordinal).ok()?).ok()?;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
-        result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()).ok()?;
-    }
-    Some(bytes)
 }
 
 #[cfg(not(feature = "cuda"))]
