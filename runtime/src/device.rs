@@ -1,0 +1,46 @@
+//! What can be learned of the device that the caches will live on.
+
+use cacheplan_planner::{DeviceInfo, DeviceKind};
+use candle_core::Device;
+
+/// The device's memory as it is now; `None` where the platform does not tell.
+pub fn device_info(device: &Device) -> Option<DeviceInfo> {
+    match device {
+        Device::Cpu => host_memory(),
+        Device::Cuda(cuda) => cuda_memory(cuda),
+        Device::Metal(_) => None,
+    }
+}
+
+/// The host's memory as Linux states it.
+fn host_memory() -> Option<DeviceInfo> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim_start_matches(':').trim().trim_end_matches("kB").trim().parse::<u64>().ok()
+    };
+    Some(DeviceInfo {
+        name: "cpu".to_owned(),
+        total_bytes: kibibytes("MemTotal")?.checked_mul(1024)?,
+        free_bytes: kibibytes("MemAvailable")?.checked_mul(1024)?,
+        kind: DeviceKind::Cpu,
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_memory(device: &candle_core::CudaDevice) -> Option<DeviceInfo> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    let (free, total) = context.mem_get_info().ok()?;
+    Some(DeviceInfo {
+        name: context.name().ok()?,
+        total_bytes: total as u64,
+        free_bytes: free as u64,
+        kind: DeviceKind::Cuda,
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_memory(_: &candle_core::CudaDevice) -> Option<DeviceInfo> {
+    None
+}

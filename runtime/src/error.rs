@@ -1,0 +1,115 @@
+//! What can go wrong between a model folder and its tokens.
+
+use thiserror::Error;
+
+use crate::weights::WeightError;
+
+/// A model that cannot be loaded or run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The config cannot be turned into a decoder.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The weights cannot be used.
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    /// The model's description cannot be read.
+    #[error(transparent)]
+    Frontend(#[from] cacheplan_transforms::FrontendError),
+    /// The model's caches cannot be collected.
+    #[error(transparent)]
+    Passes(#[from] cacheplan_transforms::PassError),
+    /// There is no plan for the budget.
+    #[error(transparent)]
+    Plan(#[from] cacheplan_planner::PlanError),
+    /// The caches cannot be allocated or used.
+    #[error(transparent)]
+    Manager(#[from] cacheplan_managers::ManagerError),
+    /// A request cannot be served.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Nothing counts the device's bytes.
+    #[error("nobody counts allocations; install `CountingAllocator` as the global allocator")]
+    Unmeasured,
+    /// A kernel refused its operands.
+    #[error(transparent)]
+    Kernel(#[from] cacheplan_kernels::KernelError),
+    /// Candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// A config that no decoder can be built from.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A key that is missing or not of its kind.
+    #[error("config.json: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A key that the decoder needs.
+    #[error("config.json: `{key}` is missing")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+    /// A value that the decoder does not know.
+    #[error("config.json: `{key}` is `{found}`; the runtime knows {known}")]
+    Unsupported {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// The values that would do.
+        known: &'static str,
+    },
+}
+
+/// A prompt that cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// Nothing to start from.
+    #[error("request {request}: the prompt is empty; give at least one token id")]
+    EmptyPrompt {
+        /// The request's place in the batch.
+        request: usize,
+    },
+    /// Nothing to generate.
+    #[error("request {request}: max_new_tokens is 0; ask for at least one")]
+    NoNewTokens {
+        /// The request's place in the batch.
+        request: usize,
+    },
+    /// A token id that the model has no embedding for.
+    #[error("request {request}: token id {token} is not below the vocabulary size {vocab_size}")]
+    Token {
+        /// The request's place in the batch.
+        request: usize,
+        /// The token id.
+        token: u32,
+        /// The size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// A sequence that can never fit.
+    #[error(
+        "request {request}: {prompt} prompt tokens and {new} new ones exceed the plan's max_seq_len of {limit}; \
+         shorten the request or raise max_seq_len in the budget"
+    )]
+    TooLong {
+        /// The request's place in the batch.
+        request: usize,
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens to generate.
+        new: usize,
+        /// The most that one sequence may have.
+        limit: u64,
+    },
+    /// Logits that no token can be chosen from.
+    #[error("request {request}: the model's logits are not numbers; check its weights")]
+    NotANumber {
+        /// The request's place in the batch.
+        request: usize,
+    },
+}

@@ -1,0 +1,158 @@
+//! Grouped-query attention over a paged cache.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Rope, Window, paged_attention, reshape_and_cache};
+use candle_core::Tensor;
+
+use super::{Linear, Mixer, RmsNorm};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::{Scope, WeightError};
+
+/// The attention of one layer.
+#[derive(Debug)]
+pub(crate) struct Attention {
+    layer: u32,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    o: Linear,
+    /// The output is multiplied by the sigmoid of this.
+    output_gate: Option<Linear>,
+    /// Norms over each head of queries and keys, before the rotation.
+    head_norms: Option<(RmsNorm, RmsNorm)>,
+    rope: Option<Rope>,
+    shape: AttentionShape,
+    scale: f32,
+    window: Window,
+    /// One logit per head that takes part in the softmax's denominator alone.
+    sinks: Option<Vec<f32>>,
+}
+
+/// The dimensions of an [`Attention`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionShape {
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) bias: bool,
+}
+
+impl Attention {
+    /// Reads `q_proj`, `k_proj`, `v_proj` and `o_proj` of absolute layer `layer`.
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        layer: u32,
+        shape: AttentionShape,
+        rope: Option<Rope>,
+    ) -> Result<Self, WeightError> {
+        Self::load_with_output(weights, "o_proj", layer, shape, rope)
+    }
+
+    /// The same for models that call the outward projection `output`.
+    pub(crate) fn load_with_output(
+        weights: &Scope<'_>,
+        output: &str,
+        layer: u32,
+        shape: AttentionShape,
+        rope: Option<Rope>,
+    ) -> Result<Self, WeightError> {
+        let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
+        let inward = |name: &str, heads: usize| Linear::load(&weights.enter(name), hidden, heads * head_dim, bias);
+        let o = Linear::load(&weights.enter(output), heads * head_dim, hidden, bias)?;
+        let qkv = (inward("q_proj", heads)?, inward("k_proj", kv_heads)?, inward("v_proj", kv_heads)?);
+        Ok(Self::new(layer, [qkv.0, qkv.1, qkv.2, o], shape, rope))
+    }
+
+    /// The same for models whose `q_proj` gives each head's query and then a gate for its output.
+    pub(crate) fn load_gated(
+        weights: &Scope<'_>,
+        layer: u32,
+        shape: AttentionShape,
+        rope: Option<Rope>,
+    ) -> Result<Self, RuntimeError> {
+        let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
+        let both = Linear::load(&weights.enter("q_proj"), hidden, 2 * heads * head_dim, bias)?;
+        let half = |start: usize| {
+            both.select((0..heads).flat_map(|head| (0..head_dim).map(move |i| (2 * head + start) * head_dim + i)))
+        };
+        let (q, gate) = (half(0)?, half(1)?);
+        let kv = |name: &str| Linear::load(&weights.enter(name), hidden, kv_heads * head_dim, bias);
+        let o = Linear::load(&weights.enter("o_proj"), heads * head_dim, hidden, bias)?;
+        let attention = Self::new(layer, [q, kv("k_proj")?, kv("v_proj")?, o], shape, rope);
+        Ok(Self { output_gate: Some(gate), ..attention })
+    }
+
+    /// Attention by the projections to queries, keys and values and back.
+    pub(crate) fn new(layer: u32, [q, k, v, o]: [Linear; 4], shape: AttentionShape, rope: Option<Rope>) -> Self {
+        Self {
+            layer,
+            q,
+            k,
+            v,
+            o,
+            output_gate: None,
+            head_norms: None,
+            rope,
+            shape,
+            scale: 1.0 / (shape.head_dim as f32).sqrt(),
+            window: Window::Full,
+            sinks: None,
+        }
+    }
+
+    /// Norms over each head of queries and of keys, before the rotation.
+    pub(crate) fn with_head_norms(self, q: RmsNorm, k: RmsNorm) -> Self {
+        Self { head_norms: Some((q, k)), ..self }
+    }
+
+    /// A factor on scores other than `1 / sqrt(head_dim)`.
+    pub(crate) fn with_scale(self, scale: f64) -> Self {
+        Self { scale: scale as f32, ..self }
+    }
+
+    /// Fewer keys than all past ones.
+    pub(crate) fn with_window(self, window: Window) -> Self {
+        Self { window, ..self }
+    }
+
+    /// Logits that take part in the softmax's denominator alone, one per head.
+    pub(crate) fn with_sinks(self, sinks: Vec<f32>) -> Self {
+        Self { sinks: Some(sinks), ..self }
+    }
+
+    /// Keys multiplied by `factor`.
+    pub(crate) fn with_key_scale(self, factor: f64) -> candle_core::Result<Self> {
+        Ok(Self { k: self.k.scaled(factor)?, ..self })
+    }
+}
+
+impl Mixer for Attention {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let tokens = x.dim(0)?;
+        let mut q = self.q.forward(x)?.reshape((tokens, heads, head_dim))?;
+        let mut k = self.k.forward(x)?.reshape((tokens, kv_heads, head_dim))?;
+        let v = self.v.forward(x)?.reshape((tokens, kv_heads, head_dim))?;
+        if let Some((q_norm, k_norm)) = &self.head_norms {
+            (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
+        }
+        if let Some(rope) = &self.rope {
+            (q, k) = (rope.apply(&q, step.positions())?, rope.apply(&k, step.positions())?);
+        }
+        let cache = step.paged(self.layer, &Kind::KvPaged)?;
+        reshape_and_cache(cache.pool, &cache.view, &k, Some(&v), cache.slot_mapping)?;
+        let rule = cacheplan_kernels::Attention {
+            window: self.window,
+            sinks: self.sinks.as_deref(),
+            ..cacheplan_kernels::Attention::new(self.scale, head_dim)
+        };
+        let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;
+        let mut y = y.reshape((tokens, heads * head_dim))?;
+        if let Some(gate) = &self.output_gate {
+            y = (y * candle_nn::ops::sigmoid(&gate.forward(x)?)?)?;
+        }
+        Ok(self.o.forward(&y)?)
+    }
+}

@@ -1,0 +1,115 @@
+//! The gated delta net: projections, causal convolution, delta rule with a decay per head, gated norm, projection.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{
+    Activation, Decay, GateOrder, LinearAttention, causal_conv1d, gated_rms_norm, linear_attention,
+};
+use candle_core::{DType, Tensor};
+
+use super::{Linear, Mixer, conv_weight, softplus};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// The mixer of one layer.
+#[derive(Debug)]
+pub(crate) struct GatedDelta {
+    layer: u32,
+    projections: GatedDeltaProjections,
+    /// `[d_conv, conv_dim]`.
+    conv_weight: Tensor,
+    /// `-exp(A_log)` in f32, `[value_heads]`.
+    rate: Tensor,
+    dt_bias: Tensor,
+    /// `[value_dim]`, shared by the heads.
+    norm_weight: Tensor,
+    out_proj: Linear,
+    shape: GatedDeltaShape,
+}
+
+/// The inward projections, however the checkpoint stores them.
+#[derive(Debug)]
+pub(crate) struct GatedDeltaProjections {
+    /// Queries, keys and values, one after the other.
+    pub(crate) qkv: Linear,
+    /// The output's gate.
+    pub(crate) z: Linear,
+    /// The write strength.
+    pub(crate) b: Linear,
+    /// The decay.
+    pub(crate) a: Linear,
+}
+
+/// The dimensions of a [`GatedDelta`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GatedDeltaShape {
+    pub(crate) hidden: usize,
+    pub(crate) key_heads: usize,
+    pub(crate) value_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) d_conv: usize,
+    pub(crate) norm_eps: f32,
+}
+
+impl GatedDeltaShape {
+    /// Channels of all queries, which are those of all keys.
+    pub(crate) fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Channels of all values.
+    pub(crate) fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+}
+
+impl GatedDelta {
+    /// Reads the mixer of absolute layer `layer` but for its inward projections.
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        layer: u32,
+        shape: GatedDeltaShape,
+        projections: GatedDeltaProjections,
+    ) -> Result<Self, RuntimeError> {
+        let a_log = weights.get("A_log", shape.value_heads)?.to_dtype(DType::F32)?;
+        Ok(Self {
+            layer,
+            projections,
+            conv_weight: conv_weight(&weights.enter("conv1d"), 2 * shape.keys() + shape.values(), shape.d_conv)?,
+            rate: a_log.exp()?.neg()?,
+            dt_bias: weights.get("dt_bias", shape.value_heads)?.to_dtype(DType::F32)?,
+            norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), shape.values(), shape.hidden, false)?,
+            shape,
+        })
+    }
+}
+
+impl Mixer for GatedDelta {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
+        let (keys, values) = (self.shape.keys(), self.shape.values());
+        let conv = step.state(self.layer, &Kind::CausalConv)?;
+        let qkv = qkv.forward(x)?;
+        let qkv = causal_conv1d(&qkv, &self.conv_weight, None, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+        let a = a.forward(x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
+        let decay = softplus(&a)?.broadcast_mul(&self.rate)?;
+        let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;
+
+        let state = step.state(self.layer, &Kind::Ssm)?;
+        let input = LinearAttention {
+            q: &qkv.narrow(1, 0, keys)?,
+            k: &qkv.narrow(1, keys, keys)?,
+            v: &qkv.narrow(1, 2 * keys, values)?,
+            decay: Decay::PerHead(&decay),
+            beta: Some(&beta),
+            scale: 1.0 / (self.shape.key_dim as f32).sqrt(),
+            l2_norm: true,
+        };
+        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
+        let y = gated_rms_norm(&y, &z.forward(x)?, &self.norm_weight, eps, group, GateOrder::NormThenGate)?;
+        Ok(self.out_proj.forward(&y)?)
+    }
+}

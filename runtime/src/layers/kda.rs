@@ -1,0 +1,98 @@
+//! Kimi delta attention: a delta rule whose decay is one per key channel.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Activation, Decay, LinearAttention, causal_conv1d, linear_attention};
+use candle_core::{DType, Tensor};
+
+use super::{Linear, Mixer, RmsNorm, conv_weight, softplus};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// The mixer of one layer.
+#[derive(Debug)]
+pub(crate) struct Kda {
+    layer: u32,
+    qkv: [Linear; 3],
+    /// `[d_conv, 3 · heads · head_dim]`.
+    conv_weight: Tensor,
+    /// The decay, through a narrow layer.
+    forget: [Linear; 2],
+    /// `-exp(A_log)` in f32, `[heads, 1]`.
+    rate: Tensor,
+    dt_bias: Tensor,
+    beta: Linear,
+    /// The output's gate, through a narrow layer.
+    gate: [Linear; 2],
+    norm: RmsNorm,
+    o: Linear,
+    shape: KdaShape,
+}
+
+/// The dimensions of a [`Kda`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KdaShape {
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) d_conv: usize,
+    pub(crate) norm_eps: f64,
+}
+
+impl Kda {
+    /// Reads the mixer of absolute layer `layer`.
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape) -> Result<Self, RuntimeError> {
+        let KdaShape { hidden, heads, head_dim, d_conv, norm_eps } = shape;
+        let channels = heads * head_dim;
+        let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);
+        let conv = |name: &str| conv_weight(&weights.enter(name), channels, d_conv);
+        let a_log = weights.get("A_log", (1, 1, heads, 1))?.to_dtype(DType::F32)?;
+        Ok(Self {
+            layer,
+            qkv: [
+                linear("q_proj", hidden, channels)?,
+                linear("k_proj", hidden, channels)?,
+                linear("v_proj", hidden, channels)?,
+            ],
+            conv_weight: Tensor::cat(&[conv("q_conv1d")?, conv("k_conv1d")?, conv("v_conv1d")?], 1)?,
+            forget: [linear("f_a_proj", hidden, head_dim)?, linear("f_b_proj", head_dim, channels)?],
+            rate: a_log.exp()?.neg()?.reshape((heads, 1))?,
+            dt_bias: weights.get("dt_bias", channels)?.to_dtype(DType::F32)?,
+            beta: linear("b_proj", hidden, heads)?,
+            gate: [linear("g_a_proj", hidden, head_dim)?, linear("g_b_proj", head_dim, channels)?],
+            norm: RmsNorm::load(&weights.enter("o_norm"), head_dim, norm_eps)?,
+            o: linear("o_proj", channels, hidden)?,
+            shape,
+        })
+    }
+}
+
+impl Mixer for Kda {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let KdaShape { heads, head_dim, .. } = self.shape;
+        let (tokens, channels) = (x.dim(0)?, heads * head_dim);
+        let through = |[a, b]: &[Linear; 2]| b.forward(&a.forward(x)?);
+        let [q, k, v] = &self.qkv;
+        let qkv = Tensor::cat(&[q.forward(x)?, k.forward(x)?, v.forward(x)?], 1)?;
+        let conv = step.state(self.layer, &Kind::CausalConv)?;
+        let qkv = causal_conv1d(&qkv, &self.conv_weight, None, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+        let forget = through(&self.forget)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
+        let decay = softplus(&forget)?.reshape((tokens, heads, head_dim))?.broadcast_mul(&self.rate)?;
+        let decay = decay.reshape((tokens, channels))?;
+        let beta = candle_nn::ops::sigmoid(&self.beta.forward(x)?)?;
+
+        let state = step.state(self.layer, &Kind::Ssm)?;
+        let input = LinearAttention {
+            q: &qkv.narrow(1, 0, channels)?,
+            k: &qkv.narrow(1, channels, channels)?,
+            v: &qkv.narrow(1, 2 * channels, channels)?,
+            decay: Decay::PerChannel(&decay),
+            beta: Some(&beta),
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            l2_norm: true,
+        };
+        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let y = self.norm.forward(&y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
+        Ok(self.o.forward(&(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
+    }
+}

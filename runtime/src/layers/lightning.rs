@@ -1,0 +1,82 @@
+//! Lightning attention: linear attention with a fixed decay per head.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Decay, LinearAttention, linear_attention};
+use candle_core::Tensor;
+
+use super::{Activation, Linear, Mixer, RmsNorm};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// The norm of the output has an epsilon of its own, whatever the config's `rms_norm_eps`.
+const NORM_EPS: f64 = 1e-6;
+
+/// The mixer of one layer.
+#[derive(Debug)]
+pub(crate) struct Lightning {
+    layer: u32,
+    qkv: [Linear; 3],
+    activation: Activation,
+    /// Logarithm of the decay of each head.
+    decay: Vec<f32>,
+    norm: RmsNorm,
+    output_gate: Linear,
+    out_proj: Linear,
+}
+
+impl Lightning {
+    /// Reads the mixer of absolute layer `layer` of `layers`.
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        layer: u32,
+        layers: u32,
+        hidden: usize,
+        (heads, head_dim): (usize, usize),
+        activation: Activation,
+    ) -> Result<Self, RuntimeError> {
+        let channels = heads * head_dim;
+        let qkv = Linear::load(&weights.enter("qkv_proj"), hidden, 3 * channels, false)?;
+        // Each head's query, key and value lie side by side.
+        let part = |part: usize| {
+            let rows = (0..heads).flat_map(|head| (0..head_dim).map(move |i| (3 * head + part) * head_dim + i));
+            qkv.select(rows)
+        };
+        Ok(Self {
+            layer,
+            qkv: [part(0)?, part(1)?, part(2)?],
+            activation,
+            decay: decay(layer, layers, heads),
+            norm: RmsNorm::load(&weights.enter("norm"), channels, NORM_EPS)?,
+            output_gate: Linear::load(&weights.enter("output_gate"), hidden, channels, false)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), channels, hidden, false)?,
+        })
+    }
+}
+
+/// ALiBi's slopes, flatter in deeper layers.
+fn decay(layer: u32, layers: u32, heads: usize) -> Vec<f32> {
+    let flatter = 1.0 - f64::from(layer) / (f64::from(layers) - 1.0 + 1e-5) + 1e-5;
+    let slope = |head: usize| 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64);
+    (0..heads).map(|head| -(slope(head) * flatter) as f32).collect()
+}
+
+impl Mixer for Lightning {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let [q, k, v] = &self.qkv;
+        let project = |linear: &Linear| self.activation.forward(&linear.forward(x)?);
+        let state = step.state(self.layer, &Kind::Ssm)?;
+        let input = LinearAttention {
+            q: &project(q)?,
+            k: &project(k)?,
+            v: &project(v)?,
+            decay: Decay::Fixed(&self.decay),
+            beta: None,
+            scale: 1.0,
+            l2_norm: false,
+        };
+        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(x)?)?;
+        Ok(self.out_proj.forward(&(self.norm.forward(&y)? * gate)?)?)
+    }
+}

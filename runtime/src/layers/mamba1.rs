@@ -1,0 +1,97 @@
+//! The Mamba-1 mixer: projection, causal convolution, selective scan, projection.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Activation, ScanInput, TimeStep, causal_conv1d, mamba1_scan};
+use candle_core::{DType, Tensor};
+
+use super::{Linear, Mixer, RmsNorm, conv_weight};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// The mixer of one layer.
+#[derive(Debug)]
+pub(crate) struct Mamba1 {
+    layer: u32,
+    in_proj: Linear,
+    /// `[d_conv, d_inner]`.
+    conv_weight: Tensor,
+    conv_bias: Option<Tensor>,
+    x_proj: Linear,
+    /// Norms of the time step's low-rank form, of B and of C.
+    selection_norms: Option<[RmsNorm; 3]>,
+    dt_proj: Linear,
+    dt_bias: Tensor,
+    /// `-exp(A_log)` in f32, `[d_inner, d_state]`.
+    a: Tensor,
+    d: Tensor,
+    out_proj: Linear,
+    shape: Mamba1Shape,
+}
+
+/// The dimensions of a [`Mamba1`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mamba1Shape {
+    pub(crate) hidden: usize,
+    pub(crate) d_inner: usize,
+    pub(crate) d_state: usize,
+    pub(crate) d_conv: usize,
+    pub(crate) dt_rank: usize,
+    pub(crate) conv_bias: bool,
+    pub(crate) proj_bias: bool,
+}
+
+impl Mamba1 {
+    /// Reads the mixer of absolute layer `layer`.
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba1Shape) -> Result<Self, RuntimeError> {
+        let Mamba1Shape { hidden, d_inner, d_state, d_conv, dt_rank, conv_bias, proj_bias } = shape;
+        let (conv, dt) = (weights.enter("conv1d"), weights.enter("dt_proj"));
+        let a_log = weights.get("A_log", (d_inner, d_state))?.to_dtype(DType::F32)?;
+        Ok(Self {
+            layer,
+            in_proj: Linear::load(&weights.enter("in_proj"), hidden, 2 * d_inner, proj_bias)?,
+            conv_weight: conv_weight(&conv, d_inner, d_conv)?,
+            conv_bias: conv_bias.then(|| conv.get("bias", d_inner)).transpose()?,
+            x_proj: Linear::load(&weights.enter("x_proj"), d_inner, dt_rank + 2 * d_state, false)?,
+            selection_norms: None,
+            dt_proj: Linear::load(&dt, dt_rank, d_inner, false)?,
+            dt_bias: dt.get("bias", d_inner)?,
+            a: a_log.exp()?.neg()?,
+            d: weights.get("D", d_inner)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), d_inner, hidden, proj_bias)?,
+            shape,
+        })
+    }
+
+    /// Norms of the time step's low-rank form, of B and of C.
+    pub(crate) fn with_selection_norms(self, norms: [RmsNorm; 3]) -> Self {
+        Self { selection_norms: Some(norms), ..self }
+    }
+}
+
+impl Mixer for Mamba1 {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
+        let projected = self.in_proj.forward(x)?;
+        let (x, z) = (projected.narrow(1, 0, d_inner)?, projected.narrow(1, d_inner, d_inner)?);
+        let conv = step.state(self.layer, &Kind::CausalConv)?;
+        let bias = self.conv_bias.as_ref();
+        let x = causal_conv1d(&x, &self.conv_weight, bias, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+
+        let selection = self.x_proj.forward(&x)?;
+        let mut dt = selection.narrow(1, 0, dt_rank)?;
+        let mut b = selection.narrow(1, dt_rank, d_state)?;
+        let mut c = selection.narrow(1, dt_rank + d_state, d_state)?;
+        if let Some([dt_norm, b_norm, c_norm]) = &self.selection_norms {
+            (dt, b, c) = (dt_norm.forward(&dt)?, b_norm.forward(&b)?, c_norm.forward(&c)?);
+        }
+        let dt = self.dt_proj.forward(&dt.contiguous()?)?;
+
+        let ssm = step.state(self.layer, &Kind::Ssm)?;
+        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+        let time_step = TimeStep::new(Some(&self.dt_bias));
+        let parameters = cacheplan_kernels::Mamba1 { a: &self.a, d: Some(&self.d), time_step };
+        let y = mamba1_scan(&input, &parameters, ssm.pool, &ssm.view, &ssm.batch)?;
+        Ok(self.out_proj.forward(&y)?)
+    }
+}

@@ -1,0 +1,137 @@
+//! Multi-head latent attention in its absorbed form: the cache holds the latent and one rope key for all heads.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Rope, paged_attention, reshape_and_cache};
+use candle_core::Tensor;
+
+use super::{Linear, Mixer, RmsNorm};
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// The norms of the latents have an epsilon of their own, whatever the config's `rms_norm_eps`.
+const LATENT_NORM_EPS: f64 = 1e-6;
+
+/// The attention of one layer.
+#[derive(Debug)]
+pub(crate) struct Mla {
+    layer: u32,
+    query: Query,
+    kv_a: Linear,
+    kv_a_norm: RmsNorm,
+    /// `[heads, nope, latent]`: from a query to the latent that it is compared with.
+    to_latent: Tensor,
+    /// `[heads, latent, value]`: from the attended latent to the head's output.
+    from_latent: Tensor,
+    o: Linear,
+    rope: Option<Rope>,
+    shape: MlaShape,
+}
+
+#[derive(Debug)]
+enum Query {
+    Direct(Linear),
+    Compressed { a: Linear, norm: RmsNorm, b: Linear },
+}
+
+/// The dimensions of an [`Mla`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MlaShape {
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) q_lora_rank: Option<usize>,
+    pub(crate) kv_lora_rank: usize,
+    pub(crate) nope: usize,
+    pub(crate) rope: usize,
+    pub(crate) value: usize,
+    pub(crate) bias: bool,
+    /// Factor on scores.
+    pub(crate) scale: f64,
+    /// Whether the checkpoint pairs neighbours (2i, 2i + 1) in the rotation, rather than halves.
+    pub(crate) interleaved: bool,
+}
+
+impl Mla {
+    /// Reads the attention of absolute layer `layer`.
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        layer: u32,
+        shape: MlaShape,
+        rope: Option<Rope>,
+    ) -> Result<Self, RuntimeError> {
+        let MlaShape { hidden, heads, kv_lora_rank, nope, rope: rotated, value, bias, .. } = shape;
+        let queries = heads * (nope + rotated);
+        let query = match shape.q_lora_rank {
+            None => {
+                Query::Direct(shape.halves(Linear::load(&weights.enter("q_proj"), hidden, queries, false)?, heads)?)
+            }
+            Some(rank) => Query::Compressed {
+                a: Linear::load(&weights.enter("q_a_proj"), hidden, rank, bias)?,
+                norm: RmsNorm::load(&weights.enter("q_a_layernorm"), rank, LATENT_NORM_EPS)?,
+                b: shape.halves(Linear::load(&weights.enter("q_b_proj"), rank, queries, false)?, heads)?,
+            },
+        };
+        let kv_a = Linear::load(&weights.enter("kv_a_proj_with_mqa"), hidden, kv_lora_rank + rotated, bias)?;
+        let kv_b = weights.enter("kv_b_proj").get("weight", (heads * (nope + value), kv_lora_rank))?;
+        let kv_b = kv_b.reshape((heads, nope + value, kv_lora_rank))?;
+        Ok(Self {
+            layer,
+            query,
+            kv_a: shape.halves(kv_a, 1)?,
+            kv_a_norm: RmsNorm::load(&weights.enter("kv_a_layernorm"), kv_lora_rank, LATENT_NORM_EPS)?,
+            to_latent: kv_b.narrow(1, 0, nope)?.contiguous()?,
+            from_latent: kv_b.narrow(1, nope, value)?.transpose(1, 2)?.contiguous()?,
+            o: Linear::load(&weights.enter("o_proj"), heads * value, hidden, bias)?,
+            rope,
+            shape,
+        })
+    }
+}
+
+impl MlaShape {
+    /// The projection with the rotated elements, the last of each of `heads` groups, in pairs of halves.
+    ///
+    /// Scores do not depend on the order, so that it is changed once here and not at every step.
+    fn halves(&self, projection: Linear, heads: usize) -> candle_core::Result<Linear> {
+        if !self.interleaved {
+            return Ok(projection);
+        }
+        let size = projection.outputs() / heads;
+        let kept = size - self.rope;
+        let order = |head: usize| {
+            let start = head * size;
+            let pairs = start + kept..start + size;
+            (start..start + kept).chain(pairs.clone().step_by(2)).chain(pairs.skip(1).step_by(2))
+        };
+        projection.select((0..heads).flat_map(order))
+    }
+}
+
+impl Mixer for Mla {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
+        let tokens = x.dim(0)?;
+        let q = match &self.query {
+            Query::Direct(q) => q.forward(x)?,
+            Query::Compressed { a, norm, b } => b.forward(&norm.forward(&a.forward(x)?)?)?,
+        };
+        let q = q.reshape((tokens, heads, nope + rotated))?;
+        let kv = self.kv_a.forward(x)?;
+        let latent = self.kv_a_norm.forward(&kv.narrow(1, 0, kv_lora_rank)?)?.unsqueeze(1)?;
+        let mut k_rope = kv.narrow(1, kv_lora_rank, rotated)?.unsqueeze(1)?;
+        let mut q_rope = q.narrow(2, nope, rotated)?;
+        if let Some(rope) = &self.rope {
+            (q_rope, k_rope) = (rope.apply(&q_rope, step.positions())?, rope.apply(&k_rope, step.positions())?);
+        }
+        let q_latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_latent)?;
+        let q = Tensor::cat(&[&q_latent.transpose(0, 1)?, &q_rope], 2)?;
+        let k = Tensor::cat(&[&latent, &k_rope], 2)?;
+
+        let cache = step.paged(self.layer, &Kind::MlaPaged)?;
+        reshape_and_cache(cache.pool, &cache.view, &k, None, cache.slot_mapping)?;
+        let rule = cacheplan_kernels::Attention::new(scale as f32, kv_lora_rank);
+        let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;
+        let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
+        Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)
+    }
+}

@@ -1,0 +1,130 @@
+//! Feed-forward layers, gated and plain.
+
+use candle_core::Tensor;
+use serde::Deserialize;
+
+use super::Linear;
+use crate::weights::{Scope, WeightError};
+
+/// The non-linearity between the projections, by its name in a config.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Activation {
+    #[serde(alias = "swish")]
+    Silu,
+    Relu2,
+    Gelu,
+    GeluPytorchTanh,
+}
+
+impl Activation {
+    pub(crate) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Silu => x.silu(),
+            Self::Relu2 => x.relu()?.sqr(),
+            Self::Gelu => x.gelu_erf(),
+            Self::GeluPytorchTanh => x.gelu(),
+        }
+    }
+}
+
+/// What lies between the inward projections and `down`.
+#[derive(Debug)]
+enum Inner {
+    /// `act(up)`.
+    Plain(Linear, Activation),
+    /// `act(gate) · up`.
+    Gated { gate: Linear, up: Linear, activation: Activation },
+    /// `gate · sigmoid(alpha · gate) · (up + 1)` with both bounded by `limit`.
+    ClampedSwiglu { gate: Linear, up: Linear, alpha: f64, limit: f64 },
+}
+
+/// A feed-forward layer.
+#[derive(Debug)]
+pub(crate) struct Mlp {
+    inner: Inner,
+    down: Linear,
+}
+
+/// The dimensions of an [`Mlp`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MlpShape {
+    pub(crate) hidden: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) bias: bool,
+    pub(crate) activation: Activation,
+}
+
+impl Mlp {
+    /// Reads `up_proj` and `down_proj`.
+    pub(crate) fn load_plain(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, WeightError> {
+        let MlpShape { hidden, intermediate, bias, activation } = shape;
+        let up = Linear::load(&weights.enter("up_proj"), hidden, intermediate, bias)?;
+        let down = Linear::load(&weights.enter("down_proj"), intermediate, hidden, bias)?;
+        Ok(Self { inner: Inner::Plain(up, activation), down })
+    }
+
+    /// Reads `gate_proj`, `up_proj` and `down_proj`.
+    pub(crate) fn load_gated(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, WeightError> {
+        Self::load_named(weights, ["gate_proj", "up_proj", "down_proj"], shape)
+    }
+
+    /// Reads gate, up and down projection under the names that the model gives them.
+    pub(crate) fn load_named(weights: &Scope<'_>, names: [&str; 3], shape: MlpShape) -> Result<Self, WeightError> {
+        let MlpShape { hidden, intermediate, bias, activation } = shape;
+        let [gate, up, down] = names.map(|name| weights.enter(name));
+        let gate = Linear::load(&gate, hidden, intermediate, bias)?;
+        let up = Linear::load(&up, hidden, intermediate, bias)?;
+        let down = Linear::load(&down, intermediate, hidden, bias)?;
+        Ok(Self::gated(gate, up, down, activation))
+    }
+
+    /// `down(act(gate(x)) · up(x))`.
+    pub(crate) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> Self {
+        Self { inner: Inner::Gated { gate, up, activation }, down }
+    }
+
+    /// A gated layer whose `gate_up` `[2 · intermediate, hidden]` holds the gate's rows first.
+    pub(crate) fn fused(gate_up: &Tensor, down: Tensor, activation: Activation) -> candle_core::Result<Self> {
+        let intermediate = gate_up.dim(0)? / 2;
+        let half = |start| Ok::<_, candle_core::Error>(Linear::new(gate_up.narrow(0, start, intermediate)?, None));
+        Ok(Self::gated(half(0)?, half(intermediate)?, Linear::new(down, None), activation))
+    }
+
+    /// The clamped and shifted SwiGLU of gpt-oss.
+    pub(crate) fn clamped_swiglu(gate: Linear, up: Linear, down: Linear, alpha: f64, limit: f64) -> Self {
+        Self { inner: Inner::ClampedSwiglu { gate, up, alpha, limit }, down }
+    }
+
+    /// `[rows, hidden]` to `[rows, hidden]`.
+    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let inner = match &self.inner {
+            Inner::Plain(up, activation) => activation.forward(&up.forward(x)?)?,
+            Inner::Gated { gate, up, activation } => (activation.forward(&gate.forward(x)?)? * up.forward(x)?)?,
+            Inner::ClampedSwiglu { gate, up, alpha, limit } => {
+                let gate = gate.forward(x)?.minimum(*limit)?;
+                let up = up.forward(x)?.clamp(-*limit, *limit)?;
+                let swish = (&gate * candle_nn::ops::sigmoid(&(&gate * *alpha)?)?)?;
+                (swish * (up + 1.0)?)?
+            }
+        };
+        self.down.forward(&inner)
+    }
+}
+
+/// A feed-forward layer that every token passes, weighted per token by `sigmoid(gate(x))` if there is a gate.
+#[derive(Debug)]
+pub(crate) struct SharedExpert {
+    pub(crate) mlp: Mlp,
+    pub(crate) gate: Option<Linear>,
+}
+
+impl SharedExpert {
+    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let y = self.mlp.forward(x)?;
+        match &self.gate {
+            Some(gate) => y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(x)?)?),
+            None => Ok(y),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What decoders are made of.
+
+mod attention;
+mod gated_delta;
+mod kda;
+mod lightning;
+mod linear;
+mod mamba1;
+mod mamba2;
+mod mla;
+mod mlp;
+mod moe;
+mod norm;
+mod rope;
+mod short_conv;
+mod token_shift;
+
+pub(crate) use attention::{Attention, AttentionShape};
+pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaShape};
+pub(crate) use kda::{Kda, KdaShape};
+pub(crate) use lightning::Lightning;
+pub(crate) use linear::Linear;
+pub(crate) use mamba1::{Mamba1, Mamba1Shape};
+pub(crate) use mamba2::{Mamba2, Mamba2Shape, dt_limit};
+pub(crate) use mla::{Mla, MlaShape};
+pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
+pub(crate) use moe::{Moe, Routing, Scoring};
+pub(crate) use norm::RmsNorm;
+pub(crate) use rope::{RopeConfig, RopeParameters};
+pub(crate) use short_conv::ShortConv;
+pub(crate) use token_shift::TokenShift;
+
+use candle_core::Tensor;
+
+use crate::error::RuntimeError;
+use crate::step::Step;
+use crate::weights::Scope;
+
+/// What stands between a norm and the residual sum.
+pub(crate) trait Mixer: std::fmt::Debug {
+    /// `[tokens, hidden]` to `[tokens, hidden]`; whatever a later step needs goes into the pools behind `step`.
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
+}
+
+/// `log(1 + exp(x))` without overflow.
+fn softplus(x: &Tensor) -> candle_core::Result<Tensor> {
+    let tail = (x.abs()?.neg()?.exp()? + 1.0)?.log()?;
+    x.relu()? + tail
+}
+
+/// A depthwise convolution's weight as checkpoints store it, `[channels, 1, d_conv]`, in the kernels' order
+/// `[d_conv, channels]`.
+fn conv_weight(weights: &Scope<'_>, channels: usize, d_conv: usize) -> Result<Tensor, RuntimeError> {
+    Ok(weights.get("weight", (channels, 1, d_conv))?.squeeze(1)?.t()?.contiguous()?)
+}
+
+/// Mixers over the same input, their outputs summed.
+#[derive(Debug)]
+pub(crate) struct Parallel(pub(crate) Vec<Branch>);
+
+/// One of several mixers, with factors on its input and output.
+#[derive(Debug)]
+pub(crate) struct Branch {
+    pub(crate) mixer: Box<dyn Mixer>,
+    pub(crate) input_scale: f64,
+    pub(crate) output_scale: f64,
+}
+
+impl Mixer for Parallel {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let mut sum = x.zeros_like()?;
+        for branch in &self.0 {
+            let y = branch.mixer.forward(&(x * branch.input_scale)?, step)?;
+            sum = (sum + (y * branch.output_scale)?)?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Mixer for Mlp {
+    fn forward(&self, x: &Tensor, _: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        Ok(self.forward(x)?)
+    }
+}
+
+impl Mixer for Moe {
+    fn forward(&self, x: &Tensor, _: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        Ok(self.forward(x)?)
+    }
+}

@@ -1,0 +1,154 @@
+//! Mixture of experts: a router, the experts it chooses from, and experts that every token passes.
+
+use candle_core::{D, DType, IndexOp, Tensor};
+
+use super::{Linear, Mlp, SharedExpert};
+
+/// How a router turns logits into chosen experts and their weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Routing {
+    pub(crate) experts: usize,
+    pub(crate) experts_per_token: usize,
+    /// Experts are divided into this many groups; only the best `top_groups` of them are considered.
+    pub(crate) groups: usize,
+    pub(crate) top_groups: usize,
+    pub(crate) scoring: Scoring,
+    /// Whether the chosen experts' weights are divided by their sum.
+    pub(crate) normalise: bool,
+    pub(crate) scale: f64,
+}
+
+/// The function from router logits to scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scoring {
+    /// Independent scores.
+    Sigmoid,
+    /// Scores that add up to one over all experts.
+    Softmax,
+}
+
+/// The feed-forward layer of a sparse model.
+#[derive(Debug)]
+pub(crate) struct Moe {
+    pub(crate) routing: Routing,
+    pub(crate) router: Linear,
+    /// `[experts]`, added to the scores for the choice alone.
+    pub(crate) correction: Option<Tensor>,
+    pub(crate) experts: Vec<Mlp>,
+    pub(crate) shared: Option<SharedExpert>,
+}
+
+impl Moe {
+    /// `[rows, hidden]` to `[rows, hidden]`.
+    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let mut y = match &self.shared {
+            Some(shared) => shared.forward(x)?,
+            None => x.zeros_like()?,
+        };
+        // The choice is made on the host: which rows an expert sees decides the shapes of everything after it.
+        for (expert, chosen) in self.experts.iter().zip(self.route(x)?) {
+            if chosen.rows.is_empty() {
+                continue;
+            }
+            let count = chosen.rows.len();
+            let rows = Tensor::from_vec(chosen.rows, count, x.device())?;
+            let weights = Tensor::from_vec(chosen.weights, (count, 1), x.device())?.to_dtype(x.dtype())?;
+            let out = expert.forward(&x.index_select(&rows, 0)?)?.broadcast_mul(&weights)?;
+            y = y.index_add(&rows, &out, 0)?;
+        }
+        Ok(y)
+    }
+
+    /// For each expert the rows that chose it and their weights.
+    fn route(&self, x: &Tensor) -> candle_core::Result<Vec<Chosen>> {
+        let logits = self.router.forward(x)?.to_dtype(DType::F32)?;
+        let scores = match self.routing.scoring {
+            Scoring::Sigmoid => candle_nn::ops::sigmoid(&logits)?,
+            Scoring::Softmax => candle_nn::ops::softmax(&logits, D::Minus1)?,
+        };
+        let choice = match &self.correction {
+            Some(correction) => scores.broadcast_add(&correction.to_dtype(DType::F32)?)?,
+            None => scores.clone(),
+        };
+        let mut chosen: Vec<Chosen> = self.experts.iter().map(|_| Chosen::default()).collect();
+        for row in 0..x.dim(0)? {
+            let (scores, choice) = (scores.i(row)?.to_vec1::<f32>()?, choice.i(row)?.to_vec1::<f32>()?);
+            for (expert, weight) in self.routing.choose(&scores, &choice) {
+                chosen[expert].rows.push(row as u32);
+                chosen[expert].weights.push(weight);
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Chosen {
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+impl Routing {
+    /// The best of all experts by softmax.
+    pub(crate) const fn softmax(experts: usize, experts_per_token: usize, normalise: bool) -> Self {
+        let scoring = Scoring::Softmax;
+        Self { experts, experts_per_token, groups: 1, top_groups: 1, scoring, normalise, scale: 1.0 }
+    }
+
+    /// The experts of one row by the scores `choice`, weighted by `scores`.
+    fn choose(&self, scores: &[f32], choice: &[f32]) -> Vec<(usize, f32)> {
+        let per_group = self.experts / self.groups;
+        let mut candidates: Vec<usize> = if self.groups > 1 {
+            // A group is worth the sum of its two best experts.
+            let worth = |group: usize| -> f32 {
+                let members = &choice[group * per_group..(group + 1) * per_group];
+                let best = top(2, (0..per_group).collect(), |member| members[member]);
+                best.into_iter().map(|member| members[member]).sum()
+            };
+            let groups = top(self.top_groups, (0..self.groups).collect(), worth);
+            groups.into_iter().flat_map(|group| group * per_group..(group + 1) * per_group).collect()
+        } else {
+            (0..self.experts).collect()
+        };
+        candidates = top(self.experts_per_token, candidates, |expert| choice[expert]);
+        let sum: f32 = candidates.iter().map(|&expert| scores[expert]).sum();
+        let scale = if self.normalise { self.scale as f32 / (sum + 1e-20) } else { self.scale as f32 };
+        candidates.into_iter().map(|expert| (expert, scores[expert] * scale)).collect()
+    }
+}
+
+/// The `count` items of the highest score, the earlier one where two are equal.
+fn top(count: usize, mut items: Vec<usize>, score: impl Fn(usize) -> f32) -> Vec<usize> {
+    items.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+    items.truncate(count);
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Routing, Scoring};
+
+    const ROUTING: Routing = Routing {
+        experts: 4,
+        experts_per_token: 2,
+        groups: 2,
+        top_groups: 1,
+        scoring: Scoring::Sigmoid,
+        normalise: true,
+        scale: 2.0,
+    };
+
+    #[test]
+    fn the_best_group_wins_over_the_best_expert() {
+        let scores = [0.9, 0.0, 0.6, 0.6];
+        let chosen = ROUTING.choose(&scores, &scores);
+        assert_eq!(chosen, [(2, 1.0), (3, 1.0)]);
+    }
+
+    #[test]
+    fn the_correction_moves_the_choice_but_not_the_weight() {
+        let routing = Routing { groups: 1, normalise: false, scale: 1.0, ..ROUTING };
+        let chosen = routing.choose(&[0.1, 0.2, 0.3, 0.4], &[5.1, 0.2, 0.3, 0.4]);
+        assert_eq!(chosen, [(0, 0.1), (3, 0.4)]);
+    }
+}

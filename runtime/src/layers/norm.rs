@@ -1,0 +1,30 @@
+//! Root-mean-square normalisation.
+
+use candle_core::Tensor;
+
+use crate::error::RuntimeError;
+use crate::weights::{Scope, WeightError};
+
+/// `x / rms(x) · weight` over the last dimension.
+#[derive(Debug)]
+pub(crate) struct RmsNorm {
+    weight: Tensor,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// Reads `weight` `[size]`.
+    pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, WeightError> {
+        Ok(Self { weight: weights.get("weight", size)?, eps: eps as f32 })
+    }
+
+    /// The same for models whose `weight` is stored as the distance from one.
+    pub(crate) fn load_from_one(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
+        Ok(Self { weight: (weights.get("weight", size)? + 1.0)?, eps: eps as f32 })
+    }
+
+    /// Normalises each row.
+    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
+    }
+}

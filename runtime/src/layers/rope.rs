@@ -1,0 +1,115 @@
+//! From the rope section of a config to the kernel's rotary embedding.
+
+use cacheplan_kernels::{Rope, RopeLayout, RopeScaling};
+use serde::Deserialize;
+
+use crate::error::{ConfigError, RuntimeError};
+
+/// The rope section in its published (`rope_theta` and `rope_scaling`) and its later (`rope_parameters`) spelling.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct RopeConfig {
+    rope_theta: Option<f32>,
+    partial_rotary_factor: Option<f32>,
+    rope_scaling: Option<RopeParameters>,
+    rope_parameters: Option<RopeParameters>,
+    max_position_embeddings: Option<usize>,
+}
+
+/// One set of rope parameters; models whose layers differ have several.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct RopeParameters {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f32>,
+    partial_rotary_factor: Option<f32>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<usize>,
+    attention_factor: Option<f32>,
+    beta_fast: Option<f32>,
+    beta_slow: Option<f32>,
+    mscale: Option<f32>,
+    mscale_all_dim: Option<f32>,
+    truncate: Option<bool>,
+}
+
+impl RopeConfig {
+    /// The embedding of heads of `head_dim` elements.
+    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
+        let mut parameters = self.rope_parameters.clone().or_else(|| self.rope_scaling.clone()).unwrap_or_default();
+        parameters.rope_theta = parameters.rope_theta.or(self.rope_theta);
+        parameters.partial_rotary_factor = parameters.partial_rotary_factor.or(self.partial_rotary_factor);
+        parameters.rope(head_dim, self.max_position_embeddings)
+    }
+
+    /// The factor that yarn puts on attention scores besides the one on the embedding; 1 without yarn.
+    pub(crate) fn yarn_score_factor(&self) -> f64 {
+        let parameters = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let magnitude = parameters.filter(|p| p.rope_type.as_deref() == Some("yarn")).and_then(|p| {
+            let all_dim = p.mscale_all_dim.filter(|&all_dim| all_dim != 0.0)?;
+            Some(f64::from(yarn_magnitude(p.factor?, all_dim)))
+        });
+        magnitude.map_or(1.0, |magnitude| magnitude * magnitude)
+    }
+}
+
+impl RopeParameters {
+    /// Parameters that state a base and nothing else.
+    pub(crate) fn with_theta(rope_theta: f32) -> Self {
+        Self { rope_theta: Some(rope_theta), ..Self::default() }
+    }
+
+    /// The embedding of heads of `head_dim` elements, halves paired.
+    pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
+        let theta = self.rope_theta.unwrap_or(10_000.0);
+        let rotary_dim = (head_dim as f32 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
+        Ok(Rope::new(theta, rotary_dim, RopeLayout::Neox, &self.scaling(max_position)?)?)
+    }
+
+    fn scaling(&self, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {
+        let factor = || self.factor.ok_or(ConfigError::Missing { key: "rope_parameters.factor" });
+        let original_max_position = || {
+            self.original_max_position_embeddings
+                .ok_or(ConfigError::Missing { key: "rope_parameters.original_max_position_embeddings" })
+        };
+        match self.rope_type.as_deref().unwrap_or("default") {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear(factor()?)),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: self
+                    .low_freq_factor
+                    .ok_or(ConfigError::Missing { key: "rope_parameters.low_freq_factor" })?,
+                high_freq_factor: self
+                    .high_freq_factor
+                    .ok_or(ConfigError::Missing { key: "rope_parameters.high_freq_factor" })?,
+                original_max_position: original_max_position()?,
+            }),
+            "yarn" => Ok(RopeScaling::Yarn {
+                factor: factor()?,
+                original_max_position: original_max_position().or_else(|missing| max_position.ok_or(missing))?,
+                beta_fast: self.beta_fast.unwrap_or(32.0),
+                beta_slow: self.beta_slow.unwrap_or(1.0),
+                truncate: self.truncate.unwrap_or(true),
+                attention_factor: self.attention_factor.or_else(|| self.yarn_attention_factor()),
+            }),
+            other => Err(ConfigError::Unsupported {
+                key: "rope_parameters.rope_type",
+                found: other.to_owned(),
+                known: "default, linear, llama3 and yarn",
+            }),
+        }
+    }
+
+    /// DeepSeek states the factor as a quotient of two magnitudes.
+    fn yarn_attention_factor(&self) -> Option<f32> {
+        let (mscale, all_dim) = (self.mscale?, self.mscale_all_dim?);
+        let magnitude = |m: f32| yarn_magnitude(self.factor.unwrap_or(1.0), m);
+        (mscale != 0.0 && all_dim != 0.0).then(|| magnitude(mscale) / magnitude(all_dim))
+    }
+}
+
+fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
+    if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
+}

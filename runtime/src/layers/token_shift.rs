@@ -1,0 +1,26 @@
+//! A feed-forward layer that also sees the token before, as in RWKV.
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{Activation, causal_conv1d};
+use candle_core::Tensor;
+
+use super::{Mixer, Mlp};
+use crate::error::RuntimeError;
+use crate::step::Step;
+
+/// `mlp(mix · x + (1 - mix) · previous x)`. The previous token's input is a generic state of one row per sequence.
+#[derive(Debug)]
+pub(crate) struct TokenShift {
+    pub(crate) layer: u32,
+    /// `[2, hidden]`: the weights of the previous and of the present token.
+    pub(crate) mix: Tensor,
+    pub(crate) mlp: Mlp,
+}
+
+impl Mixer for TokenShift {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let state = step.state(self.layer, &Kind::State)?;
+        let mixed = causal_conv1d(x, &self.mix, None, Activation::None, state.pool, &state.view, &state.batch)?;
+        Ok(self.mlp.forward(&mixed)?)
+    }
+}

@@ -1,0 +1,76 @@
+//! Llama and its relatives: attention with rope and a gated MLP in every layer.
+
+use serde::Deserialize;
+
+use crate::decoder::{Block, Decoder};
+use crate::error::RuntimeError;
+use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeConfig};
+use crate::weights::Weights;
+
+/// The keys of a Llama `config.json` that its decoder reads.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: u32,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: Activation,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(flatten)]
+    rope: RopeConfig,
+}
+
+/// Builds a Llama decoder.
+pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    build(config, weights, false)
+}
+
+/// Builds a Qwen3 decoder: a Llama with norms over the heads of queries and keys.
+pub(super) fn load_qwen3(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    build(config, weights, true)
+}
+
+fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder, RuntimeError> {
+    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+    let attention_shape = AttentionShape {
+        hidden,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads.unwrap_or(config.num_attention_heads),
+        head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
+        bias: config.attention_bias,
+    };
+    let mlp_shape = MlpShape {
+        hidden,
+        intermediate: config.intermediate_size,
+        bias: config.mlp_bias,
+        activation: config.hidden_act,
+    };
+    let rope = config.rope.rope(attention_shape.head_dim)?;
+    let model = weights.scope("model");
+    let mut blocks = Vec::new();
+    for layer in 0..config.num_hidden_layers {
+        let scope = model.enter("layers").enter(layer);
+        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
+        let self_attn = scope.enter("self_attn");
+        let mut attention = Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?;
+        if head_norms {
+            let norm = |name: &str| RmsNorm::load(&self_attn.enter(name), attention_shape.head_dim, eps);
+            attention = attention.with_head_norms(norm("q_norm")?, norm("k_norm")?);
+        }
+        blocks.push(Block::new(norm("input_layernorm")?, attention));
+        let mlp = Mlp::load_gated(&scope.enter("mlp"), mlp_shape)?;
+        blocks.push(Block::new(norm("post_attention_layernorm")?, mlp));
+    }
+    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
+    let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
+    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+}

@@ -1,0 +1,201 @@
+//! Nemotron-H: each layer is one of Mamba-2 mixer, attention without rope, MLP or mixture of experts.
+
+use cacheplan_kernels::GateOrder;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::decoder::{Block, Decoder};
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{
+    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring,
+    SharedExpert, dt_limit,
+};
+use crate::weights::{Scope, Weights};
+
+/// The keys of a Nemotron-H `config.json` that its decoder reads.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    vocab_size: usize,
+    hidden_size: usize,
+    layers_block_type: Option<Vec<String>>,
+    hybrid_override_pattern: Option<String>,
+    #[serde(alias = "norm_eps", alias = "rms_norm_eps")]
+    layer_norm_epsilon: f64,
+
+    mamba_num_heads: usize,
+    mamba_head_dim: usize,
+    ssm_state_size: usize,
+    n_groups: usize,
+    conv_kernel: usize,
+    #[serde(default)]
+    use_conv_bias: bool,
+    #[serde(default)]
+    use_bias: bool,
+    time_step_limit: Option<(Value, Value)>,
+
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    #[serde(alias = "attention_head_dim")]
+    head_dim: usize,
+    #[serde(default)]
+    attention_bias: bool,
+
+    intermediate_size: usize,
+    mlp_hidden_act: Activation,
+    #[serde(default)]
+    mlp_bias: bool,
+
+    n_routed_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    moe_shared_expert_intermediate_size: Option<usize>,
+    n_shared_experts: Option<usize>,
+    moe_latent_size: Option<usize>,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    routed_scaling_factor: Option<f64>,
+
+    #[serde(default)]
+    tie_word_embeddings: bool,
+}
+
+/// What one layer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LayerKind {
+    Mamba,
+    Attention,
+    Mlp,
+    Moe,
+}
+
+/// Builds a Nemotron-H decoder.
+pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let (hidden, eps) = (config.hidden_size, config.layer_norm_epsilon);
+    let backbone = weights.scope("backbone");
+    let blocks = (0..).zip(config.layers()?).map(|(layer, kind)| {
+        let scope = backbone.enter("layers").enter(layer);
+        let mixer = scope.enter("mixer");
+        let norm = RmsNorm::load(&scope.enter("norm"), hidden, eps)?;
+        Ok(match kind {
+            LayerKind::Mamba => Block::new(norm, Mamba2::load(&mixer, layer, config.mamba2())?),
+            LayerKind::Attention => Block::new(norm, Attention::load(&mixer, layer, config.attention(), None)?),
+            LayerKind::Mlp => Block::new(norm, Mlp::load_plain(&mixer, config.mlp(config.intermediate_size))?),
+            LayerKind::Moe => Block::new(norm, config.moe(&mixer)?),
+        })
+    });
+    let blocks = blocks.collect::<Result<_, RuntimeError>>()?;
+    let embedding = backbone.enter("embeddings").get("weight", (config.vocab_size, hidden))?;
+    let norm = RmsNorm::load(&backbone.enter("norm_f"), hidden, eps)?;
+    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+}
+
+impl Config {
+    fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
+        match (&self.layers_block_type, &self.hybrid_override_pattern) {
+            (Some(names), _) => names.iter().map(|name| LayerKind::by_name(name)).collect(),
+            (None, Some(pattern)) => pattern.chars().map(LayerKind::by_letter).collect(),
+            (None, None) => Err(ConfigError::Missing { key: "layers_block_type" }),
+        }
+    }
+
+    fn mamba2(&self) -> Mamba2Shape {
+        Mamba2Shape {
+            hidden: self.hidden_size,
+            heads: self.mamba_num_heads,
+            head_dim: self.mamba_head_dim,
+            d_state: self.ssm_state_size,
+            n_groups: self.n_groups,
+            d_conv: self.conv_kernel,
+            conv_bias: self.use_conv_bias,
+            proj_bias: self.use_bias,
+            norm_eps: self.layer_norm_epsilon as f32,
+            gate: GateOrder::GateThenNorm,
+            dt_limit: dt_limit(self.time_step_limit.as_ref()),
+        }
+    }
+
+    fn attention(&self) -> AttentionShape {
+        AttentionShape {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            bias: self.attention_bias,
+        }
+    }
+
+    fn mlp(&self, intermediate: usize) -> MlpShape {
+        MlpShape { hidden: self.hidden_size, intermediate, bias: self.mlp_bias, activation: self.mlp_hidden_act }
+    }
+
+    fn moe(&self, weights: &Scope<'_>) -> Result<Moe, RuntimeError> {
+        if let Some(latent) = self.moe_latent_size {
+            let found = latent.to_string();
+            return Err(ConfigError::Unsupported { key: "moe_latent_size", found, known: "null only" }.into());
+        }
+        let routing = Routing {
+            experts: need(self.n_routed_experts, "n_routed_experts")?,
+            experts_per_token: need(self.num_experts_per_tok, "num_experts_per_tok")?,
+            groups: self.n_group.unwrap_or(1),
+            top_groups: self.topk_group.unwrap_or(1),
+            scoring: Scoring::Sigmoid,
+            normalise: self.norm_topk_prob,
+            scale: self.routed_scaling_factor.unwrap_or(1.0),
+        };
+        let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
+        let shared = match self.n_shared_experts.unwrap_or(0) {
+            0 => None,
+            _ => {
+                let key = "moe_shared_expert_intermediate_size";
+                let shape = self.mlp(need(self.moe_shared_expert_intermediate_size, key)?);
+                Some(SharedExpert { mlp: Mlp::load_plain(&weights.enter("shared_experts"), shape)?, gate: None })
+            }
+        };
+        let experts = weights.enter("experts");
+        Ok(Moe {
+            router: Linear::load(&weights.enter("gate"), self.hidden_size, routing.experts, false)?,
+            correction: Some(weights.enter("gate").get("e_score_correction_bias", routing.experts)?),
+            experts: (0..routing.experts)
+                .map(|i| Mlp::load_plain(&experts.enter(i), expert))
+                .collect::<Result<_, _>>()?,
+            shared,
+            routing,
+        })
+    }
+}
+
+fn need<T>(value: Option<T>, key: &'static str) -> Result<T, ConfigError> {
+    value.ok_or(ConfigError::Missing { key })
+}
+
+impl LayerKind {
+    fn by_name(name: &str) -> Result<Self, ConfigError> {
+        match name {
+            "linear_attention" | "mamba" => Ok(Self::Mamba),
+            "full_attention" | "attention" => Ok(Self::Attention),
+            "mlp" => Ok(Self::Mlp),
+            "moe" => Ok(Self::Moe),
+            other => Err(ConfigError::Unsupported {
+                key: "layers_block_type",
+                found: other.to_owned(),
+                known: "linear_attention (mamba), full_attention (attention), mlp and moe",
+            }),
+        }
+    }
+
+    fn by_letter(letter: char) -> Result<Self, ConfigError> {
+        match letter {
+            'M' => Ok(Self::Mamba),
+            '*' => Ok(Self::Attention),
+            '-' => Ok(Self::Mlp),
+            'E' => Ok(Self::Moe),
+            other => Err(ConfigError::Unsupported {
+                key: "hybrid_override_pattern",
+                found: other.to_string(),
+                known: "M, *, - and E",
+            }),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What one forward needs besides what is resident, measured.
+
+use cacheplan_managers::book::{StepMetadata, Work};
+use cacheplan_managers::device::{MambaHybridCacheManager, measure_peak};
+use cacheplan_managers::{ManagerError, book::SequenceId};
+use cacheplan_planner::Limits;
+use serde::Serialize;
+
+use crate::decoder::Decoder;
+use crate::error::RuntimeError;
+
+/// The measurement of one forward over a full step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryProfile {
+    /// Sequences in the step.
+    pub sequences: u64,
+    /// Tokens in the step.
+    pub tokens: u64,
+    /// Bytes that were there before the forward, caches included.
+    pub resident_bytes: u64,
+    /// The most bytes that the forward had beyond those.
+    pub forward_bytes: u64,
+    /// What counted the bytes.
+    pub method: &'static str,
+}
+
+/// Runs one forward of as many tokens as the plan's limits and pools admit in a step.
+pub(crate) fn profile(
+    decoder: &Decoder,
+    caches: &mut MambaHybridCacheManager,
+    limits: &Limits,
+) -> Result<MemoryProfile, RuntimeError> {
+    let mut sequences = Vec::new();
+    let profile = admit_step(caches, limits, &mut sequences).and_then(|metadata| {
+        let tokens = vec![0; metadata.total_tokens()];
+        let last_rows: Vec<u32> = metadata.cu_seqlens[1..].iter().map(|end| end - 1).collect();
+        let forward = || decoder.forward(&tokens, &last_rows, caches, &metadata);
+        let (forward, peak) = measure_peak(decoder.device(), forward);
+        forward?;
+        let peak = peak.ok_or(RuntimeError::Unmeasured)?;
+        Ok(MemoryProfile {
+            sequences: last_rows.len() as u64,
+            tokens: tokens.len() as u64,
+            resident_bytes: peak.resident_bytes,
+            forward_bytes: peak.beyond_bytes,
+            method: peak.method,
+        })
+    });
+    for sequence in sequences {
+        caches.finish(sequence)?;
+    }
+    profile
+}
+
+/// Admits sequences that share the tokens of a step evenly, until the pools are full.
+fn admit_step(
+    caches: &mut MambaHybridCacheManager,
+    limits: &Limits,
+    sequences: &mut Vec<SequenceId>,
+) -> Result<StepMetadata, RuntimeError> {
+    let batch = limits.max_batch_size.min(limits.max_num_tokens).max(1);
+    let share = limits.max_num_tokens.div_ceil(batch).min(limits.max_seq_len);
+    let mut left = limits.max_num_tokens;
+    let mut work = Vec::new();
+    while left > 0 && (work.len() as u64) < batch {
+        let tokens = share.min(left) as u32;
+        match caches.admit(tokens) {
+            Ok(sequence) => {
+                sequences.push(sequence);
+                work.push(Work { sequence, tokens });
+            }
+            Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) if !work.is_empty() => break,
+            Err(error) => return Err(error.into()),
+        }
+        left -= u64::from(tokens);
+    }
+    let mut metadata = StepMetadata::default();
+    caches.step(&work, &mut metadata)?;
+    Ok(metadata)
+}

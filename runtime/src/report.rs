@@ -1,0 +1,114 @@
+//! What a run gave, as data and as a table.
+
+use std::fmt;
+
+use cacheplan_planner::{ByteSize, Owner};
+use serde::Serialize;
+
+use crate::generate::Request;
+use crate::profile::MemoryProfile;
+use crate::session::Generation;
+
+/// The result of a run; its JSON is a contract.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunReport {
+    /// The tokens generated for each request.
+    pub tokens: Vec<Vec<u32>>,
+    /// One entry per request.
+    pub requests: Vec<RequestReport>,
+    /// Planned beside actual.
+    pub report: MemoryReport,
+}
+
+/// What one request took.
+#[derive(Clone, Debug, Serialize)]
+pub struct RequestReport {
+    /// Tokens in its prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose caches were already there.
+    pub cached_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Times that it was computed again because the pools ran out.
+    pub preemptions: u32,
+}
+
+/// What was planned beside what was allocated and measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryReport {
+    /// Every pool, in the plan's order.
+    pub pools: Vec<PoolReport>,
+    /// The most bytes on the device while generating, weights and caches included; absent if nobody counts.
+    pub peak_bytes: Option<u64>,
+    /// The measurement that the pools were sized by, if there was one.
+    pub profile: Option<MemoryProfile>,
+    /// How many times the pools were allocated anew.
+    pub generation: u32,
+}
+
+/// One pool.
+#[derive(Clone, Debug, Serialize)]
+pub struct PoolReport {
+    /// The pool.
+    pub id: String,
+    /// Who allocated it.
+    pub owner: Option<Owner>,
+    /// Bytes that the plan gives it.
+    pub planned_bytes: u64,
+    /// Bytes that the allocator or the device counted; absent if nobody counts.
+    pub actual_bytes: Option<u64>,
+}
+
+impl RunReport {
+    pub(crate) fn new(
+        requests: &[Request],
+        generation: &Generation,
+        pools: Vec<PoolReport>,
+        profile: Option<MemoryProfile>,
+        generation_number: u32,
+    ) -> Self {
+        let of_request = requests.iter().zip(&generation.outputs).map(|(request, output)| RequestReport {
+            prompt_tokens: request.prompt.len(),
+            cached_tokens: 0,
+            generated_tokens: output.tokens.len(),
+            preemptions: output.preemptions,
+        });
+        Self {
+            tokens: generation.outputs.iter().map(|output| output.tokens.clone()).collect(),
+            requests: of_request.collect(),
+            report: MemoryReport { pools, peak_bytes: generation.peak_bytes, profile, generation: generation_number },
+        }
+    }
+}
+
+impl fmt::Display for MemoryReport {
+    /// A table at most 100 columns wide, planned beside actual bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<40} {:>16} {:>16}  same", "pool", "planned bytes", "actual bytes")?;
+        let mut planned_sum = 0u64;
+        let mut actual_sum = Some(0u64);
+        for pool in &self.pools {
+            line(f, &pool.id, pool.planned_bytes, pool.actual_bytes)?;
+            planned_sum += pool.planned_bytes;
+            actual_sum = actual_sum.zip(pool.actual_bytes).map(|(sum, bytes)| sum + bytes);
+        }
+        line(f, "all pools", planned_sum, actual_sum)?;
+        if let Some(profile) = &self.profile {
+            let (forward, tokens, method) = (ByteSize(profile.forward_bytes), profile.tokens, profile.method);
+            writeln!(f, "one forward of {tokens} tokens needs {forward} more ({method})")?;
+        }
+        match self.peak_bytes {
+            Some(peak) => writeln!(f, "peak while generating: {peak} bytes ({})", ByteSize(peak)),
+            None => writeln!(f, "peak while generating: not counted"),
+        }
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, name: &str, planned: u64, actual: Option<u64>) -> fmt::Result {
+    let (actual_text, same) = match actual {
+        Some(bytes) => (bytes.to_string(), if bytes == planned { "yes" } else { "NO" }),
+        None => ("not counted".to_owned(), "?"),
+    };
+    let name: String = name.chars().take(40).collect();
+    writeln!(f, "{name:<40} {planned:>16} {actual_text:>16}  {same}")
+}

@@ -1,0 +1,73 @@
+//! Whole sessions: generation, preemption, chunks and resizes leave the tokens as they are.
+
+use cacheplan_planner::Unit;
+use cacheplan_runtime::{Output, Request, Session};
+use candle_core::Tensor;
+use rstest::rstest;
+
+use crate::caches::{assert_caches_match, by_dot};
+use crate::harness::{BUDGET, Driven, Golden, assert_close, session};
+
+#[rstest]
+fn greedy_generation_gives_the_golden_tokens(
+    #[values("kimi_linear", "lfm2", "mamba", "minimax", "qwen3", "qwen3_5_text")] model: &str,
+    #[values("short", "long")] prompt: &str,
+) {
+    let golden = Golden::load(model);
+    let expected = golden.ids(&format!("{prompt}.greedy"));
+    let request = Request { prompt: golden.ids(&format!("{prompt}.input_ids")), max_new_tokens: expected.len() };
+    let generation = session(model, BUDGET).generate(&[request], false).unwrap();
+    assert_eq!(generation.outputs[0].tokens, expected);
+}
+
+#[rstest]
+fn a_prompt_gives_the_golden_logits_and_caches(
+    #[values("kimi_linear", "lfm2", "mamba", "minimax", "qwen3", "qwen3_5_text")] model: &str,
+    #[values("short", "long")] prompt: &str,
+) {
+    let golden = Golden::load(model);
+    let ids = golden.ids(&format!("{prompt}.input_ids"));
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(ids.len());
+    let logits = driven.step(&[(sequence, &ids)]);
+    assert_close(&logits, &golden.get(&format!("{prompt}.logits")), "logits");
+    assert_caches_match(&mut driven, sequence, &golden, &format!("{prompt}.cache."), by_dot);
+}
+
+/// Three prompts of different lengths, with the logits of every step.
+fn generate(model: &str, session: &mut Session) -> Vec<Output> {
+    let ids = Golden::load(model).ids("ids");
+    let request = |len: usize| Request { prompt: ids[..len].to_vec(), max_new_tokens: 20 };
+    session.generate(&[27, 5, 16].map(request), true).unwrap().outputs
+}
+
+fn assert_same(ours: &[Output], theirs: &[Output]) {
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        assert_eq!(ours.tokens, theirs.tokens);
+        let logits = |output: &Output| -> Tensor { output.logits.clone().unwrap() };
+        assert_close(&logits(ours), &logits(theirs), "logits");
+    }
+}
+
+#[rstest]
+fn the_size_of_a_step_does_not_change_what_is_generated(#[values("nemotron_h", "llama", "mamba2")] model: &str) {
+    let whole = generate(model, &mut session(model, BUDGET));
+    let small_steps = "max_seq_len = 96\nmax_batch_size = 3\nmax_num_tokens = 4\ntokens_per_block = 8\n";
+    assert_same(&generate(model, &mut session(model, small_steps)), &whole);
+}
+
+#[rstest]
+fn sequences_that_lose_their_caches_generate_what_they_would_have(#[values("nemotron_h", "llama")] model: &str) {
+    let roomy = generate(model, &mut session(model, BUDGET));
+    let mut crowded = session(model, BUDGET);
+    let mut plan = crowded.plan().clone();
+    for pool in plan.pools.iter_mut().filter(|pool| pool.unit == Unit::Block) {
+        // The longest needs 6 blocks, all three together 15.
+        pool.units = 10;
+        pool.bytes = pool.units * pool.unit_bytes;
+    }
+    crowded.parts().1.resize(&plan).unwrap();
+    let outputs = generate(model, &mut crowded);
+    assert!(outputs.iter().any(|output| output.preemptions > 0));
+    assert_same(&outputs, &roomy);
+}

@@ -1,0 +1,112 @@
+//! Prefill, decode, chunks and batches, step by step.
+
+use rstest::rstest;
+
+use crate::caches::{assert_caches_match, by_slash};
+use crate::harness::{Driven, Golden, assert_close};
+
+const PREFILL: usize = 21;
+const FIRST_CHUNK: usize = 13;
+const DECODE_STEPS: usize = 6;
+
+#[rstest]
+fn prefill_and_every_decode_step_give_the_golden_logits_and_caches(
+    #[values(
+        "bamba",
+        "deepseek_v3",
+        "falcon_h1",
+        "gemma3",
+        "gpt_oss",
+        "granitemoehybrid",
+        "jamba",
+        "llama",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_next",
+        "zamba2"
+    )]
+    model: &str,
+) {
+    let golden = Golden::load(model);
+    let ids = golden.ids("ids");
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(PREFILL);
+    let logits = driven.step(&[(sequence, &ids[..PREFILL])]);
+    assert_close(&logits, &golden.get("prefill_logits"), "prefill_logits");
+    assert_caches_match(&mut driven, sequence, &golden, "prefill/", by_slash);
+    for step in 0..DECODE_STEPS {
+        let logits = driven.step(&[(sequence, &ids[PREFILL + step..][..1])]);
+        let name = format!("decode{step}");
+        assert_close(&logits, &golden.get(&format!("{name}_logits")), &name);
+        assert_caches_match(&mut driven, sequence, &golden, &format!("{name}/"), by_slash);
+    }
+}
+
+#[rstest]
+fn a_prompt_in_two_chunks_gives_the_golden_logits_and_caches(
+    // Jamba's golden chunks are wrong in Hugging Face itself.
+    #[values(
+        "bamba",
+        "deepseek_v3",
+        "falcon_h1",
+        "gemma3",
+        "gpt_oss",
+        "granitemoehybrid",
+        "llama",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_next",
+        "zamba2"
+    )]
+    model: &str,
+) {
+    let golden = Golden::load(model);
+    let ids = golden.ids("ids");
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(PREFILL);
+    driven.step(&[(sequence, &ids[..FIRST_CHUNK])]);
+    let logits = driven.step(&[(sequence, &ids[FIRST_CHUNK..PREFILL])]);
+    assert_close(&logits, &golden.get("chunk1_logits"), "chunk1_logits");
+    assert_caches_match(&mut driven, sequence, &golden, "chunk1/", by_slash);
+}
+
+#[rstest]
+fn sequences_of_different_lengths_in_one_step_do_not_disturb_each_other(
+    #[values("llama", "mamba2", "nemotron_h", "gemma3")] model: &str,
+) {
+    let golden = Golden::load(model);
+    let ids = golden.ids("ids");
+    let full = golden.get("full_logits");
+    let mut driven = Driven::open(model);
+    let (long, short) = (driven.admit(PREFILL), driven.admit(5));
+    let logits = driven.step(&[(long, &ids[..PREFILL]), (short, &ids[..5])]);
+    assert_close(&logits.narrow(0, 0, PREFILL).unwrap(), &full.narrow(0, 0, PREFILL).unwrap(), "long prefill");
+    assert_close(&logits.narrow(0, PREFILL, 5).unwrap(), &full.narrow(0, 0, 5).unwrap(), "short prefill");
+    // One decodes while the other still computes a part of its prompt, and they change places.
+    let logits = driven.step(&[(short, &ids[5..9]), (long, &ids[PREFILL..PREFILL + 1])]);
+    assert_close(&logits.narrow(0, 0, 4).unwrap(), &full.narrow(0, 5, 4).unwrap(), "short chunk");
+    assert_close(&logits.narrow(0, 4, 1).unwrap(), &full.narrow(0, PREFILL, 1).unwrap(), "long decode");
+}
+
+#[rstest]
+fn a_decoder_reads_nothing_but_the_pools(#[values("llama", "mamba2", "nemotron_h", "deepseek_v3")] model: &str) {
+    let ids = Golden::load(model).ids("ids");
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(PREFILL);
+    driven.step(&[(sequence, &ids[..PREFILL])]);
+    driven.caches().fill(f64::NAN).unwrap();
+    let logits = driven.step(&[(sequence, &ids[PREFILL..PREFILL + 1])]).flatten_all().unwrap();
+    assert!(logits.to_vec1::<f32>().unwrap().iter().all(|logit| logit.is_nan()));
+}
+
+#[rstest]
+fn a_decoder_reads_nothing_that_belongs_to_nobody(#[values("llama", "mamba2", "nemotron_h", "gemma3")] model: &str) {
+    let golden = Golden::load(model);
+    let ids = golden.ids("ids");
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(PREFILL);
+    driven.step(&[(sequence, &ids[..PREFILL])]);
+    driven.caches().fill_free(f64::NAN).unwrap();
+    let logits = driven.step(&[(sequence, &ids[PREFILL..PREFILL + 1])]);
+    assert_close(&logits, &golden.get("decode0_logits"), "decode0_logits");
+}
