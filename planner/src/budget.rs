@@ -8,11 +8,11 @@ use cacheplan_handlers::DType;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
-use crate::Policy;
 use crate::size::ByteSize;
+use crate::{Parallel, Policy, Speculation, Workload};
 
 /// A budget as written; [`crate::plan`] fills in what is absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
     /// How resources are grouped into pools; `by-key` where absent.
@@ -25,10 +25,39 @@ pub struct Budget {
     pub max_num_tokens: Option<u64>,
     /// Tokens in a block of a paged pool; 32 where absent.
     pub tokens_per_block: Option<u64>,
+    /// What to find the most of; `sequences` where absent.
+    pub maximize: Option<Objective>,
     /// The bytes to divide; without it the limits alone size the pools.
     pub memory: Option<Memory>,
     /// How caches are stored where the model does not say.
     pub dtypes: Dtypes,
+    /// The sequences to size for; without it each is `max_seq_len` long.
+    pub workload: Option<Workload>,
+    /// Speculative decoding.
+    pub speculation: Option<Speculation>,
+    /// Several devices.
+    pub parallel: Parallel,
+    /// Host memory that caches are offloaded to.
+    pub host: Option<Host>,
+}
+
+/// What a plan finds the most of within the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Objective {
+    /// Sequences that run at once.
+    #[default]
+    Sequences,
+    /// Tokens in pages, with `max_batch_size` sequences running.
+    Tokens,
+}
+
+/// Host memory that caches are offloaded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Its bytes.
+    pub bytes: ByteSize,
 }
 
 /// The bytes to divide: either `bytes` for the caches, or a `fraction` of a named base for the whole process.
@@ -45,6 +74,8 @@ pub struct Memory {
     pub reserve: Option<ByteSize>,
     /// Peak bytes of one step besides weights and caches; assumed from `max_num_tokens` where absent and not measured.
     pub activations: Option<ByteSize>,
+    /// Bytes of captured CUDA graphs; 0 where absent.
+    pub graphs: Option<ByteSize>,
 }
 
 /// What a memory fraction is a share of.
@@ -181,6 +212,13 @@ impl Budget {
             {
                 return Err(format!("`{key}` is {value}; it must be between 1 and {MAX_COUNT}"));
             }
+        }
+        self.parallel.validate()?;
+        if self.speculation.as_ref().is_some_and(|speculation| !(1..=1024).contains(&speculation.draft_tokens)) {
+            return Err("`speculation.draft_tokens` must be between 1 and 1024".into());
+        }
+        if self.maximize == Some(Objective::Tokens) && self.max_batch_size.is_none() {
+            return Err("`maximize = \"tokens\"` needs `max_batch_size`, the sequences to serve meanwhile".into());
         }
         match &self.memory {
             Some(Memory { bytes: None, fraction: None, .. }) => {

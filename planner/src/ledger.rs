@@ -64,7 +64,9 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
             } else {
                 (Source::Assumed, "computed from the model's dimensions")
             };
-            ledger.line("weights", weights.bytes, source, note.into());
+            let shards = u64::from(request.budget.parallel.tp) * u64::from(request.budget.parallel.pp);
+            let note = if shards > 1 { format!("{note}, over {shards} shards") } else { note.into() };
+            ledger.line("weights", weights.bytes.div_ceil(shards), source, note);
         }
         if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
             ledger.line("context", ASSUMED_CONTEXT_BYTES, Source::Assumed, "CUDA context and libraries".into());
@@ -77,6 +79,18 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
                 let note = format!("{max_num_tokens} tokens a step at {each}");
                 ledger.line("activations", bytes, Source::Assumed, note);
             }
+        }
+    }
+    let draft_weights = request.budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
+    let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
+    let stated = [
+        ("graphs", memory.graphs, "captured CUDA graphs, stated in the budget"),
+        ("draft weights", draft_weights, "stated in the budget"),
+        ("host tier", host.map(|host| host.bytes), "offloaded caches, in the same memory as the device's"),
+    ];
+    for (name, bytes, note) in stated {
+        if let Some(bytes) = bytes {
+            ledger.line(name, bytes.0, Source::Assumed, note.into());
         }
     }
     if let Some(reserve) = memory.reserve {

@@ -26,19 +26,14 @@
 //!     fingerprint: String::new(),
 //! };
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
-//! let plan = plan(&PlanRequest {
-//!     model: &model,
-//!     resources: &resources,
-//!     budget: &budget,
-//!     device: None,
-//!     measurement: None,
-//! })?;
+//! let plan = plan(&PlanRequest::new(&model, &resources, &budget))?;
 //! assert_eq!(plan.capacity.sequences, 15);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
 
 mod budget;
+mod check;
 mod context;
 mod demand;
 mod error;
@@ -47,12 +42,16 @@ mod group;
 mod ledger;
 mod make;
 mod plan;
+mod ranks;
 mod render;
 mod request;
 mod size;
 mod solve;
+mod speculation;
+mod workload;
 
-pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Memory};
+pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
+pub use check::{Rule, Violation, check};
 pub use error::{PlanError, Shortfall};
 pub use group::{MambaParams, mamba_params, n_groups};
 pub use make::plan;
@@ -60,5 +59,8 @@ pub use plan::{
     CachePlan, Capacity, Fingerprint, LedgerLine, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
     SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
+pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
 pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
+pub use speculation::{Scheme, Speculation};
+pub use workload::{Lengths, Workload};

@@ -3,16 +3,18 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{Growth, ResourceHandler};
+use cacheplan_transforms::Resources;
 
-use crate::budget::{Base, Fraction, Memory};
-use crate::demand::{Load, NULL_BLOCKS};
+use crate::budget::{Base, Budget, Fraction, Memory, Objective};
+use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::Shortfall;
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
-use crate::solve::{self, CacheBytes, Demand, Solution};
+use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
+use crate::workload::Sample;
 use crate::{
     CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
-    Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+    Pool, SCHEMA_VERSION, SlotDomain, Source, Speculation, Totals, Unit,
 };
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
@@ -30,24 +32,21 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let budget = request.budget;
     budget.validate().map_err(PlanError::Budget)?;
     let max_seq_len = budget.max_seq_len_for(request.model);
-    let load = Load {
-        max_seq_len,
-        max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),
-        draft_positions: 1,
-        padding_slots: PADDING_SLOTS,
-        checkpoints_per_sequence: 0,
-    };
+    let load = load(budget, max_seq_len)?;
     let policy = budget.grouping.unwrap_or_default();
-    let groups = group(policy, request.resources, max_seq_len)?;
+    let held = request.held()?;
+    let groups = group(policy, &held, max_seq_len)?;
+    refuse_unconsumed(budget, &groups)?;
     let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
     let mut pools = lay_out(&groups, &load, tokens_per_block)?;
 
     let mut ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
     let memory = cache_bytes(request, &ledger)?;
     let wanted = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
-    let demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool)).collect();
-    let solution =
-        solve::solve(&demands, &load, memory, wanted).ok_or_else(|| shortfall(&demands, &pools, &load, memory))?;
+    let demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
+    let fill = budget.maximize == Some(Objective::Tokens);
+    let solution = solve::solve(&demands, &load, memory, wanted, fill, request.agreement)
+        .ok_or_else(|| shortfall(&demands, &pools, &load, memory))?;
     set_sizes(&mut pools, &solution.units)?;
 
     let slots = SlotDomain {
@@ -55,7 +54,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         live: solution.sequences,
         checkpoints: load.slots(solution.sequences) - load.padding_slots - solution.sequences,
     };
-    let resources = planned_resources(request, &groups, &pools, &load);
+    let resources = planned_resources(&held, &groups, &pools, &load);
     let totals = totals(&resources, &pools)?;
     let managed_state = pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
     ledger.add_pools(&pools, memory);
@@ -79,6 +78,41 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         totals,
         ledger: ledger.lines,
     })
+}
+
+fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError> {
+    let workload = budget.workload.clone().unwrap_or_default();
+    let samples = match &budget.workload {
+        Some(workload) => workload.samples(max_seq_len).map_err(PlanError::Budget)?,
+        None => vec![Sample { prompt: max_seq_len, total: max_seq_len, weight: 1 }],
+    };
+    Ok(Load {
+        max_seq_len,
+        max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),
+        draft_positions: budget.speculation.as_ref().map_or(1, Speculation::positions),
+        context_ranks: budget.parallel.cp.into(),
+        padding_slots: PADDING_SLOTS,
+        checkpoints_per_sequence: workload.checkpoints_per_sequence,
+        prefix_reuse: workload.prefix_reuse,
+        samples,
+    })
+}
+
+/// A budget that nothing consumes is a mistake, not a wish.
+fn refuse_unconsumed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanError> {
+    let managed = |owner: Owner| groups.iter().any(|group| group.owner == owner);
+    let unconsumed = if budget.host.is_some() && !groups.iter().any(|group| group.owner.is_managed()) {
+        "`host.bytes` is stated, but the model has no managed cache to offload"
+    } else if budget.workload.as_ref().is_some_and(|workload| workload.checkpoints_per_sequence > 0)
+        && !managed(Owner::MambaCacheManager)
+    {
+        "`workload.checkpoints_per_sequence` is stated, but the model has no managed state"
+    } else if budget.memory.is_some() && groups.is_empty() {
+        "`[memory]` is stated, but the model has no cache"
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Budget(unconsumed.into()))
 }
 
 /// What the pools may take together; `None` if the budget states no memory.
@@ -168,8 +202,8 @@ fn lay_out(groups: &[Group<'_>], load: &Load, tokens_per_block: u64) -> Result<V
         .collect()
 }
 
-fn demand(group: &Group<'_>, pool: &Pool) -> Demand {
-    Demand { growth: group.growth, unit_bytes: pool.unit_bytes, tokens_per_block: pool.tokens_per_block.unwrap_or(1) }
+fn demand(group: &Group<'_>, pool: &Pool, load: &Load) -> Demand {
+    Demand::new(group.growth, pool.unit_bytes, pool.tokens_per_block.unwrap_or(1), load)
 }
 
 fn set_sizes(pools: &mut [Pool], units: &[u64]) -> Result<(), PlanError> {
@@ -181,12 +215,13 @@ fn set_sizes(pools: &mut [Pool], units: &[u64]) -> Result<(), PlanError> {
 }
 
 fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<CacheBytes>) -> PlanError {
-    let one = solve::cost(demands, load, 1);
+    let one = Cost::of(demands, load, 1);
     let available = memory.map_or(0, |memory| memory.bytes);
     let missing = memory.map_or(0, |memory| one.excess(memory));
-    let largest = demands.iter().zip(pools).max_by_key(|(demand, _)| {
-        u128::from(demand.unit_bytes) * u128::from(load.units(demand.growth, demand.tokens_per_block, 1))
-    });
+    let largest = demands
+        .iter()
+        .zip(pools)
+        .max_by_key(|(demand, _)| u128::from(demand.unit_bytes) * u128::from(demand.units(load, 1)));
     PlanError::DoesNotFit(Box::new(Shortfall {
         sequences: 1,
         max_seq_len: load.max_seq_len,
@@ -197,20 +232,13 @@ fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<Cac
     }))
 }
 
-fn planned_resources(
-    request: &PlanRequest<'_>,
-    groups: &[Group<'_>],
-    pools: &[Pool],
-    load: &Load,
-) -> Vec<PlannedResource> {
+fn planned_resources(held: &Resources, groups: &[Group<'_>], pools: &[Pool], load: &Load) -> Vec<PlannedResource> {
     let place: HashMap<&str, usize> = groups
         .iter()
         .enumerate()
         .flat_map(|(index, group)| group.members.iter().map(move |resource| (resource.name.as_str(), index)))
         .collect();
-    request
-        .resources
-        .iter()
+    held.iter()
         .filter_map(|resource| {
             let index = *place.get(resource.name.as_str())?;
             let handler = &resource.handler;
@@ -280,6 +308,12 @@ fn capacity(pools: &[Pool], solution: &Solution) -> Capacity {
     Capacity {
         tokens: tokens_of(false).or_else(|| tokens_of(true)),
         sequences: solution.sequences,
-        capped_by: if solution.memory_bound { "memory".into() } else { "max_batch_size".into() },
+        spare_tokens: solution.spare_tokens,
+        capped_by: match solution.bound {
+            Bound::Memory => "memory",
+            Bound::Batch => "max_batch_size",
+            Bound::Agreement => "another rank",
+        }
+        .into(),
     }
 }

@@ -235,6 +235,8 @@ pub struct Capacity {
     pub tokens: Option<u64>,
     /// Sequences of `max_seq_len` (or of the stated workload) that run at once.
     pub sequences: u64,
+    /// Tokens that full-attention pools hold beyond those of the sequences.
+    pub spare_tokens: u64,
     /// The pool or limit that runs out first, by name.
     pub capped_by: String,
 }

@@ -1,9 +1,11 @@
 //! What a plan is made from.
 
+use std::borrow::Cow;
+
 use cacheplan_transforms::{ModelInfo, Resources};
 use serde::{Deserialize, Serialize};
 
-use crate::{Budget, CachePlan, PlanError, plan};
+use crate::{Agreement, Budget, CachePlan, Parallel, PlanError, plan, ranks, speculation};
 
 /// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +20,34 @@ pub struct PlanRequest<'a> {
     pub device: Option<&'a DeviceInfo>,
     /// What a profiled forward showed; replaces the assumptions.
     pub measurement: Option<&'a Measurement>,
+    /// The draft model's caches, where it has its own.
+    pub draft: Option<&'a Resources>,
+    /// The pipeline stage to plan for; 0 without pipeline parallelism.
+    pub stage: u32,
+    /// What all ranks can serve; [`crate::plan_ranks`] finds it.
+    pub agreement: Option<Agreement>,
+}
+
+impl<'a> PlanRequest<'a> {
+    /// A request for one device that nobody described.
+    pub const fn new(model: &'a ModelInfo, resources: &'a Resources, budget: &'a Budget) -> Self {
+        Self { model, resources, budget, device: None, measurement: None, draft: None, stage: 0, agreement: None }
+    }
+
+    /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
+    pub(crate) fn held(&self) -> Result<Cow<'a, Resources>, PlanError> {
+        let mut held = Cow::Borrowed(self.resources);
+        if let Some(speculation) = &self.budget.speculation {
+            let extended = speculation::extend(&held, speculation, self.draft);
+            held = Cow::Owned(extended.map_err(|error| PlanError::Budget(error.to_string()))?);
+        } else if self.draft.is_some() {
+            return Err(PlanError::Budget("a draft model is given, but `[speculation]` is not".into()));
+        }
+        if self.budget.parallel != Parallel::default() {
+            held = Cow::Owned(ranks::split(&held, self.model.layers, self.budget.parallel, self.stage)?);
+        }
+        Ok(held)
+    }
 }
 
 /// A device, as someone who may read it described it.

@@ -38,7 +38,7 @@ impl Model {
     }
 
     pub(crate) fn request<'a>(&'a self, budget: &'a Budget) -> PlanRequest<'a> {
-        PlanRequest { model: &self.info, resources: &self.resources, budget, device: None, measurement: None }
+        PlanRequest::new(&self.info, &self.resources, budget)
     }
 }
 

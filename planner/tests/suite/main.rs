@@ -1,4 +1,6 @@
 //! Tests of the planner's public face; one binary, so that it links once.
 
+mod check;
 mod common;
 mod plan;
+mod random;

@@ -1,0 +1,225 @@
+//! The pools hold what is claimed, and neither one more sequence nor one more token would fit.
+
+use std::collections::HashSet;
+
+use cacheplan_handlers::Growth;
+use cacheplan_transforms::Resources;
+
+use super::{Findings, Rule};
+use crate::budget::Objective;
+use crate::workload::Sample;
+use crate::{Base, CachePlan, PlanError, PlanRequest, Pool, Unit};
+
+/// What sizes follow from, read from the request alone.
+pub(super) struct Facts<'a> {
+    /// Resources that only running sequences have.
+    speculative: HashSet<&'a str>,
+    seq_len: u64,
+    pub(super) step_tokens: u64,
+    positions: u64,
+    context_ranks: u64,
+    checkpoints: u64,
+    reuse_millionths: u64,
+    samples: Vec<Sample>,
+    pub(super) tokens_per_block: u64,
+}
+
+impl<'a> Facts<'a> {
+    pub(super) fn of(request: &PlanRequest<'_>, held: &'a Resources) -> Result<Self, PlanError> {
+        let budget = request.budget;
+        let seq_len = budget.max_seq_len.unwrap_or_else(|| match request.model.max_position_embeddings {
+            Some(longest) if longest < 4096 => longest.max(1),
+            _ => 4096,
+        });
+        let samples = match &budget.workload {
+            Some(workload) => workload.samples(seq_len).map_err(PlanError::Budget)?,
+            None => vec![Sample { prompt: seq_len, total: seq_len, weight: 1 }],
+        };
+        let workload = budget.workload.as_ref();
+        let reuse = workload.and_then(|workload| workload.prefix_reuse).map_or(0.0, f64::from);
+        let speculative = held.iter().filter(|resource| resource.handler.growth() == Growth::PerDraftPosition);
+        Ok(Self {
+            speculative: speculative.map(|resource| resource.name.as_str()).collect(),
+            seq_len,
+            step_tokens: budget.max_num_tokens.unwrap_or(2048),
+            positions: budget.speculation.as_ref().map_or(0, |speculation| u64::from(speculation.draft_tokens)) + 1,
+            context_ranks: budget.parallel.cp.into(),
+            checkpoints: workload.map_or(0, |workload| workload.checkpoints_per_sequence),
+            reuse_millionths: (reuse * 1e6).round() as u64,
+            samples,
+            tokens_per_block: budget.tokens_per_block.unwrap_or(32),
+        })
+    }
+
+    /// Tokens of a sequence on this rank.
+    fn held(&self, tokens: u64) -> u128 {
+        let written = u128::from(tokens) + u128::from(self.positions) - 1;
+        written / u128::from(self.context_ranks) + u128::from(!written.is_multiple_of(self.context_ranks.into()))
+    }
+
+    /// Units that a pool needs for this many sequences and spare tokens.
+    fn units(&self, pool: &Pool, sequences: u64, spare: u64) -> u128 {
+        let slots = 1 + u128::from(sequences);
+        match (pool.unit, pool.tokens_per_block) {
+            (Unit::Fixed, _) => 1,
+            (Unit::Slot, _) if pool.members.iter().all(|member| self.speculative.contains(&*member.resource)) => slots,
+            (Unit::Slot, _) => slots + u128::from(sequences) * u128::from(self.checkpoints),
+            (Unit::Block, Some(block)) if block > 0 => {
+                let grown = if pool.window.is_none() { u128::from(spare / block) } else { 0 };
+                1 + self.blocks(block.into(), pool.window.map(u128::from), sequences.into()) + grown
+            }
+            (Unit::Block, _) => 0,
+        }
+    }
+
+    fn blocks(&self, block: u128, window: Option<u128>, sequences: u128) -> u128 {
+        let up = |tokens: u128, unit: u128| tokens / unit + u128::from(!tokens.is_multiple_of(unit));
+        let resting = |tokens: u64| {
+            let all = up(self.held(tokens), block);
+            window.map_or(all, |window| all.min(up(window - 1, block) + 1))
+        };
+        let common = |prompt: u64| match window {
+            Some(_) => 0,
+            None => {
+                let prompt = u128::from(prompt / self.context_ranks);
+                prompt * u128::from(self.reuse_millionths) / 1_000_000 / block
+            }
+        };
+        let (mut own, mut all, mut weights, mut shared) = (0, 0, 0, 0);
+        for sample in &self.samples {
+            let weight = u128::from(sample.weight);
+            let full = up(self.held(sample.total), block) - common(sample.prompt);
+            own += weight * full.min(resting(sample.total));
+            all += weight * full;
+            weights += weight;
+            shared = shared.max(common(sample.prompt));
+        }
+        let mean = |weighted: u128, sequences: u128| up(sequences * weighted, weights);
+        let entered = |sequences: u128| match window {
+            None => 0,
+            // Hand out the step's tokens: what brings a sequence into its next block first, whole blocks then.
+            Some(window) => {
+                let step = u128::from(self.step_tokens).max(sequences * u128::from(self.positions));
+                let into_next = up(window - 1, block) * block - (window - 1) + 1;
+                let spare = step.saturating_sub(sequences);
+                let served = sequences.min(spare / into_next);
+                served + (spare - served * into_next) / block
+            }
+        };
+        let longest = up(self.held(self.seq_len), block).min(resting(self.seq_len) + entered(1));
+        (mean(own, sequences) + entered(sequences)).min(mean(all, sequences)).saturating_add(shared).max(longest)
+    }
+
+    /// Bytes of all paged pools and of all others.
+    fn bytes(&self, plan: &CachePlan, sequences: u64, spare: u64) -> (u128, u128) {
+        plan.pools.iter().fold((0, 0), |(paged, other), pool| {
+            let bytes = self.units(pool, sequences, spare) * u128::from(pool.unit_bytes);
+            if pool.unit == Unit::Block { (paged + bytes, other) } else { (paged, other + bytes) }
+        })
+    }
+}
+
+/// The bytes for all caches and the millionths that pages may take of what the others leave.
+pub(super) fn memory(request: &PlanRequest<'_>, outside: u128) -> Option<(u128, u128)> {
+    let memory = request.budget.memory.as_ref()?;
+    if let Some(bytes) = memory.bytes {
+        return Some((bytes.0.into(), 1_000_000));
+    }
+    let millionths = (f64::from(memory.fraction?) * 1e6).round() as u128;
+    Some(match (memory.of?, request.measurement) {
+        (Base::Total, _) => {
+            let share = u128::from(request.device?.total_bytes) * millionths / 1_000_000;
+            (share.saturating_sub(outside), 1_000_000)
+        }
+        (Base::Free, Some(measured)) => {
+            let taken = outside.saturating_sub(measured.resident_bytes.into());
+            (u128::from(measured.free_bytes).saturating_sub(taken), millionths)
+        }
+        (Base::Free, None) => (u128::from(request.device?.free_bytes).saturating_sub(outside), millionths),
+    })
+}
+
+fn fits((paged, other): (u128, u128), memory: Option<(u128, u128)>) -> bool {
+    memory.is_none_or(|(bytes, share)| other <= bytes && paged <= (bytes - other) * share / 1_000_000)
+}
+
+pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+    let budget = request.budget;
+    let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
+    let limits = &plan.limits;
+    findings.expect(Rule::Limits, "limits.max_seq_len", limits.max_seq_len, facts.seq_len);
+    findings.expect(Rule::Limits, "limits.max_batch_size", limits.max_batch_size, sequences);
+    let step = facts.step_tokens.max(sequences.saturating_mul(facts.positions));
+    findings.expect(Rule::Limits, "limits.max_num_tokens", limits.max_num_tokens, step);
+    findings.expect(Rule::Limits, "limits.draft_positions", limits.draft_positions, facts.positions);
+    findings.expect(Rule::Limits, "slots.padding", plan.slots.padding, 1);
+    findings.expect(Rule::Limits, "slots.live", plan.slots.live, sequences);
+    let checkpoints = sequences.saturating_mul(facts.checkpoints);
+    findings.expect(Rule::Limits, "slots.checkpoints", plan.slots.checkpoints, checkpoints);
+    for pool in &plan.pools {
+        let units = facts.units(pool, sequences, spare);
+        findings.expect(Rule::Capacity, format!("pools[{}].units", pool.id), pool.units.into(), units);
+    }
+    let outside = super::ledger::outside(request, facts);
+    let memory = memory(request, outside);
+    if !fits(facts.bytes(plan, sequences, spare), memory) {
+        findings.add(Rule::Capacity, "pools", "more bytes than the budget", format!("{memory:?}"));
+    }
+    maximal(facts, request, plan, memory, findings);
+
+    let tokens = |windowed: bool| {
+        let pools = plan.pools.iter().filter(|pool| pool.window.is_some() == windowed);
+        pools.filter_map(|pool| Some(pool.units.saturating_sub(1).saturating_mul(pool.tokens_per_block?))).min()
+    };
+    findings.expect(Rule::Capacity, "capacity.tokens", plan.capacity.tokens, tokens(false).or(tokens(true)));
+    if sequences == 0 {
+        findings.add(Rule::Capacity, "capacity.sequences", "0", "at least 1");
+    }
+    let fill = budget.maximize == Some(Objective::Tokens);
+    if plan.capacity.capped_by == "max_batch_size" && !fill && spare != 0 {
+        findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "0 where the batch caps");
+    }
+}
+
+/// Neither one more sequence nor one more spare token would do, and the plan names the right cap.
+fn maximal(
+    facts: &Facts<'_>,
+    request: &PlanRequest<'_>,
+    plan: &CachePlan,
+    memory: Option<(u128, u128)>,
+    findings: &mut Findings,
+) {
+    let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
+    let wanted = request.budget.max_batch_size.or(if memory.is_none() { Some(8) } else { None });
+    let agreed = request.agreement;
+    let at_batch = wanted == Some(sequences);
+    let at_agreement = agreed.is_some_and(|agreed| agreed.sequences == sequences);
+    let above = |limit: Option<u64>| limit.is_some_and(|limit| sequences > limit);
+    if above(wanted) || above(agreed.map(|agreed| agreed.sequences)) {
+        findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "at most what was asked for");
+    }
+    let another = facts.bytes(plan, sequences.saturating_add(1), 0);
+    // The planner looks no further than 2^20 sequences.
+    if !at_batch && !at_agreement && sequences < 1 << 20 && fits(another, memory) {
+        findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "more, for one more fits");
+    }
+    let cap = if at_batch {
+        "max_batch_size"
+    } else if at_agreement {
+        "another rank"
+    } else {
+        "memory"
+    };
+    findings.expect(Rule::Capacity, "capacity.capped_by", plan.capacity.capped_by.as_str(), cap);
+
+    let grows = plan.pools.iter().any(|pool| pool.unit == Unit::Block && pool.window.is_none());
+    let fills = memory.is_some() && (!at_batch || request.budget.maximize == Some(Objective::Tokens));
+    let at_cap = agreed.is_some_and(|agreed| agreed.spare_tokens == spare);
+    if !grows || !fills {
+        findings.expect(Rule::Capacity, "capacity.spare_tokens", spare, 0);
+    } else if !at_cap && fits(facts.bytes(plan, sequences, spare.saturating_add(1)), memory) {
+        findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "more, for one more fits");
+    } else if agreed.is_some_and(|agreed| spare > agreed.spare_tokens) {
+        findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "at most what ranks agreed on");
+    }
+}

@@ -1,0 +1,61 @@
+//! The ledger names every byte once, and adds up.
+
+use super::capacity::{Facts, memory};
+use super::{Findings, Rule};
+use crate::{CachePlan, DeviceKind, Owner, PlanRequest};
+
+/// The lines besides caches, as the request implies them.
+fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<(&'static str, u128)> {
+    let budget = request.budget;
+    let memory = budget.memory.clone().unwrap_or_default();
+    let mut lines: Vec<(&'static str, u128)> = Vec::new();
+    if let Some(measured) = request.measurement {
+        lines.push(("resident", measured.resident_bytes.into()));
+        lines.push(("activations", measured.forward_bytes.into()));
+    } else {
+        if let Some(weights) = request.model.weights {
+            let shards = u128::from(budget.parallel.tp) * u128::from(budget.parallel.pp);
+            lines.push(("weights", u128::from(weights.bytes).div_ceil(shards)));
+        }
+        if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
+            lines.push(("context", 512 * 1024 * 1024));
+        }
+        let assumed = u128::from(facts.step_tokens) * 256 * 1024;
+        lines.push(("activations", memory.activations.map_or(assumed, |bytes| bytes.0.into())));
+    }
+    let shares_memory = request.device.is_some_and(|device| device.kind != DeviceKind::Cuda);
+    let draft = budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
+    let host = budget.host.filter(|_| shares_memory).map(|host| host.bytes);
+    for (name, bytes) in
+        [("graphs", memory.graphs), ("draft weights", draft), ("host tier", host), ("reserve", memory.reserve)]
+    {
+        lines.extend(bytes.map(|bytes| (name, u128::from(bytes.0))));
+    }
+    lines
+}
+
+/// Bytes of everything but caches.
+pub(super) fn outside(request: &PlanRequest<'_>, facts: &Facts<'_>) -> u128 {
+    expected_lines(request, facts).iter().map(|(_, bytes)| bytes).sum()
+}
+
+pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+    let mut expected: Vec<(String, u128)> =
+        expected_lines(request, facts).into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    let bytes_of = |owner: Option<Owner>| -> u128 {
+        let pools = plan.pools.iter().filter(|pool| owner.is_none_or(|owner| pool.owner == owner));
+        pools.map(|pool| u128::from(pool.unit_bytes) * u128::from(pool.units)).sum()
+    };
+    for pool in plan.pools.iter().filter(|pool| pool.owner.is_managed()) {
+        expected.push((pool.id.clone(), u128::from(pool.unit_bytes) * u128::from(pool.units)));
+    }
+    if plan.pools.iter().any(|pool| pool.owner == Owner::Local) {
+        expected.push(("local".into(), bytes_of(Some(Owner::Local))));
+    }
+    if let Some((bytes, _)) = memory(request, outside(request, facts)) {
+        expected.push(("unused".into(), bytes.saturating_sub(bytes_of(None))));
+    }
+    let found: Vec<(String, u128)> =
+        plan.ledger.iter().map(|line| (line.name.clone(), u128::from(line.bytes))).collect();
+    findings.expect(Rule::Ledger, "ledger", found, expected);
+}

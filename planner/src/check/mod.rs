@@ -1,0 +1,128 @@
+//! An independent proof of a plan.
+//!
+//! Nothing here calls the planner or the handlers' byte counts: shapes, budget and plan are the only inputs, and every
+//! number of the plan is derived anew. Only the reading of the request (which resources a rank holds, which lengths a
+//! workload has) is shared.
+
+mod capacity;
+mod ledger;
+mod pools;
+mod resources;
+mod shapes;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{CachePlan, Fingerprint, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
+
+/// Something in a plan that is not as it must be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+#[error("{rule}: {place} is {found}, expected {expected}")]
+pub struct Violation {
+    /// The rule that is broken.
+    pub rule: Rule,
+    /// Where: `pools[ssm.0].units`.
+    pub place: String,
+    /// What the plan says.
+    pub found: String,
+    /// What it must say.
+    pub expected: String,
+}
+
+/// The rules of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// The plan is for this schema, model, budget and device.
+    Fingerprint,
+    /// Limits and slots are the budget's.
+    Limits,
+    /// Every resource of the model is planned once, as it is.
+    Coverage,
+    /// Every resource is a member of exactly the pool it names.
+    Membership,
+    /// The members of a pool may share it.
+    Compatibility,
+    /// The owner can own what it owns.
+    Owner,
+    /// Members stand one after the other, each of its bytes, on whole elements.
+    Layout,
+    /// Sizes are products and sums of what they are made of.
+    Size,
+    /// The pools hold the sequences claimed and no more would fit.
+    Capacity,
+    /// The ledger adds up.
+    Ledger,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fingerprint => "fingerprint",
+            Self::Limits => "limits",
+            Self::Coverage => "coverage",
+            Self::Membership => "membership",
+            Self::Compatibility => "compatibility",
+            Self::Owner => "owner",
+            Self::Layout => "layout",
+            Self::Size => "size",
+            Self::Capacity => "capacity",
+            Self::Ledger => "ledger",
+        })
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Findings(Vec<Violation>);
+
+impl Findings {
+    #[allow(clippy::needless_pass_by_value, reason = "both sides are mostly made for the comparison")]
+    fn expect<T: PartialEq + fmt::Debug>(&mut self, rule: Rule, place: impl fmt::Display, found: T, expected: T) {
+        if found != expected {
+            self.add(rule, place, format!("{found:?}"), format!("{expected:?}"));
+        }
+    }
+
+    fn add(&mut self, rule: Rule, place: impl fmt::Display, found: impl Into<String>, expected: impl Into<String>) {
+        let (found, expected) = (found.into(), expected.into());
+        self.0.push(Violation { rule, place: place.to_string(), found, expected });
+    }
+}
+
+/// Proves that `plan` is right for `request`: coverage, layout, sizes, capacity, maximality and ledger.
+///
+/// # Errors
+/// Everything that is not as it must be.
+pub fn check(request: &PlanRequest<'_>, plan: &CachePlan) -> Result<(), Vec<Violation>> {
+    let mut findings = Findings::default();
+    let held = request.held().map_err(|error| vec![unreadable(&error)])?;
+    let facts = capacity::Facts::of(request, &held).map_err(|error| vec![unreadable(&error)])?;
+    identity(request, plan, &mut findings);
+    resources::check(&held, plan, &mut findings);
+    pools::check(&facts, &held, plan, &mut findings);
+    capacity::check(&facts, request, plan, &mut findings);
+    ledger::check(&facts, request, plan, &mut findings);
+    if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+}
+
+fn unreadable(error: &PlanError) -> Violation {
+    Violation {
+        rule: Rule::Limits,
+        place: "the request".into(),
+        found: error.to_string(),
+        expected: "a request that can be planned".into(),
+    }
+}
+
+fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+    findings.expect(Rule::Fingerprint, "schema_version", plan.schema_version, SCHEMA_VERSION);
+    findings.expect(Rule::Fingerprint, "model", &plan.model, request.model);
+    findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &Fingerprint::of(request));
+    findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());
+    let states = plan.pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
+    let manager = if states { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager };
+    findings.expect(Rule::Owner, "manager", plan.manager, manager);
+}

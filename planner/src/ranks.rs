@@ -1,0 +1,244 @@
+//! One model over several devices: what each rank holds, and the sizes that all of them agree on.
+
+use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
+use cacheplan_transforms::{Resource, Resources};
+use serde::{Deserialize, Serialize};
+
+use crate::{CachePlan, PlanError, PlanRequest, plan};
+
+/// Sizes of the groups that ranks form; 1 each where absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parallel {
+    /// Tensor parallel: divides KV heads, state heads and convolution channels.
+    pub tp: u32,
+    /// Pipeline parallel: divides layers.
+    pub pp: u32,
+    /// Data parallel: every group of ranks serves other sequences.
+    pub dp: u32,
+    /// Expert parallel: divides experts, hence no caches.
+    pub ep: u32,
+    /// Context parallel: divides a sequence's paged tokens.
+    pub cp: u32,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Self { tp: 1, pp: 1, dp: 1, ep: 1, cp: 1 }
+    }
+}
+
+/// What every rank of a group can serve, hence the size of every pool on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens beyond those of the sequences.
+    pub spare_tokens: u64,
+}
+
+/// A plan for every pipeline stage, sized alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankPlans {
+    /// The sizes of the groups.
+    pub parallel: Parallel,
+    /// What all ranks serve.
+    pub agreement: Agreement,
+    /// Hash of the agreement and of each stage's pools; ranks with equal hashes hold equal plans.
+    pub hash: String,
+    /// One plan per pipeline stage; the ranks of a stage hold equal plans.
+    pub stages: Vec<CachePlan>,
+}
+
+impl Parallel {
+    /// Ranks in all.
+    pub const fn world_size(&self) -> u64 {
+        self.tp as u64 * self.pp as u64 * self.dp as u64 * self.cp as u64
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        for (key, size) in [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep), ("cp", self.cp)] {
+            if !(1..=4096).contains(&size) {
+                return Err(format!("`parallel.{key}` is {size}; it must be between 1 and 4096"));
+            }
+        }
+        let holders = u64::from(self.tp) * u64::from(self.dp);
+        if !holders.is_multiple_of(self.ep.into()) {
+            return Err(format!("`parallel.ep` {} does not divide tp * dp = {holders}", self.ep));
+        }
+        Ok(())
+    }
+}
+
+/// Plans every pipeline stage and sizes all of them for what the poorest can serve.
+///
+/// The minimum is taken of sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone
+/// would leave ranks with other pools out of step.
+///
+/// # Errors
+/// As [`plan`], or sizes that do not divide the model.
+pub fn plan_ranks(request: &PlanRequest<'_>) -> Result<RankPlans, PlanError> {
+    let parallel = request.budget.parallel;
+    parallel.validate().map_err(PlanError::Budget)?;
+    let plan_all = |agreement: Option<Agreement>| -> Result<Vec<CachePlan>, PlanError> {
+        (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
+    };
+    let sequences = least(&plan_all(request.agreement)?, |plan| plan.capacity.sequences);
+    let unlimited = Agreement { sequences, spare_tokens: u64::MAX };
+    let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
+    let agreement = Agreement { sequences, spare_tokens };
+    let stages = plan_all(Some(agreement))?;
+    let pools: Vec<_> = stages
+        .iter()
+        .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
+        .collect();
+    let hash = crate::fingerprint::hash(&(parallel, agreement, pools));
+    Ok(RankPlans { parallel, agreement, hash, stages })
+}
+
+fn least(plans: &[CachePlan], of: impl Fn(&CachePlan) -> u64) -> u64 {
+    plans.iter().map(of).min().unwrap_or(0)
+}
+
+/// What one rank of pipeline stage `stage` holds.
+///
+/// Contiguous layers form a stage; where they do not divide evenly the first stages take one more.
+pub(crate) fn split(
+    resources: &Resources,
+    layers: u32,
+    parallel: Parallel,
+    stage: u32,
+) -> Result<Resources, PlanError> {
+    if stage >= parallel.pp {
+        return Err(PlanError::Budget(format!("pipeline stage {stage} of {}", parallel.pp)));
+    }
+    if parallel.pp > layers.max(1) {
+        return Err(PlanError::Budget(format!("`parallel.pp` {} is more than the {layers} layers", parallel.pp)));
+    }
+    let (each, more) = (layers / parallel.pp, layers % parallel.pp);
+    let first = stage * each + stage.min(more);
+    let own = first..first + each + u32::from(stage < more);
+    let mut held = Resources::default();
+    for resource in resources {
+        if resource.layer.is_some_and(|layer| !own.contains(&layer)) {
+            continue;
+        }
+        let handler = divide(resource, resources, parallel.tp.into())?;
+        held.push(Resource { handler, ..resource.clone() }).map_err(|error| PlanError::Budget(error.to_string()))?;
+    }
+    Ok(held)
+}
+
+fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<ResourceHandler, PlanError> {
+    let handler = &resource.handler;
+    if tp == 1 || handler.shape().iter().all(|dim| dim.split == Split::Whole) {
+        return Ok(handler.clone());
+    }
+    let uneven = |dim: &Dim, what: &str, size: u64| {
+        PlanError::Budget(format!("`{}`: tp {tp} does not divide {what} {size} of `{}`", resource.name, dim.name))
+    };
+    let mut shape = handler.shape().to_vec();
+    for dim in &mut shape {
+        let divided = match &dim.split {
+            Split::Whole => (dim.size, Split::Whole),
+            // Fewer heads than ranks: each head is on several ranks.
+            Split::KvHeads if tp.is_multiple_of(dim.size) => (1, Split::KvHeads),
+            Split::KvHeads | Split::Heads if dim.size.is_multiple_of(tp) => (dim.size / tp, dim.split.clone()),
+            Split::KvHeads | Split::Heads => return Err(uneven(dim, "size", dim.size)),
+            Split::Sections(sections) => {
+                if let Some(groups) = groups_per_section(resource, resources, sections)
+                    && !groups.is_multiple_of(tp)
+                {
+                    return Err(uneven(dim, "n_groups", groups));
+                }
+                if let Some(section) = sections.iter().find(|section| !section.is_multiple_of(tp)) {
+                    return Err(uneven(dim, "section", *section));
+                }
+                let sections: Vec<u64> = sections.iter().map(|section| section / tp).collect();
+                (dim.size / tp, Split::Sections(sections))
+            }
+        };
+        (dim.size, dim.split) = divided;
+    }
+    ResourceHandler::new(handler.kind().clone(), handler.growth(), shape, handler.dtype(), handler.layout())
+        .map_err(|error: HandlerError| PlanError::Budget(error.to_string()))
+}
+
+/// Groups in the two equal sections of a convolution beside a recurrent state: `[d_inner, g, g]` holds B and C, whose
+/// groups are `d_state` wide; `[g, g, d_inner]` holds queries and keys, whose heads are as wide as the state's rows.
+fn groups_per_section(conv: &Resource, resources: &Resources, sections: &[u64]) -> Option<u64> {
+    let ssm = resources.of_kind(&Kind::Ssm).find(|ssm| ssm.layer == conv.layer)?;
+    let (section, width) = match sections {
+        [_, g, h] if g == h => (*g, "d_state"),
+        [g, h, _] if g == h => (*g, "head_dim"),
+        _ => return None,
+    };
+    let width = ssm.handler.dim(width)?;
+    section.is_multiple_of(width).then_some(section / width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cacheplan_handlers::DType;
+    use rstest::rstest;
+
+    fn one(handler: ResourceHandler) -> Resources {
+        let mut resources = Resources::default();
+        let (name, node) = ("r".to_owned(), String::new());
+        resources
+            .push(Resource { name, layer: Some(0), handler, node, provenance: vec![], shared_by: vec![] })
+            .unwrap();
+        resources
+    }
+
+    fn unit_bytes(handler: ResourceHandler, tp: u32) -> Result<u64, PlanError> {
+        let held = split(&one(handler), 1, Parallel { tp, ..Parallel::default() }, 0)?;
+        Ok(held.get("r").unwrap().handler.unit_bytes())
+    }
+
+    #[rstest]
+    #[case(8, 1, 4096)]
+    #[case(8, 4, 1024)]
+    #[case(8, 16, 512)]
+    #[case(2, 8, 512)]
+    fn kv_heads_are_divided_or_replicated(#[case] heads: u64, #[case] tp: u32, #[case] bytes: u64) {
+        let kv = ResourceHandler::kv_paged(heads, 128, DType::Bf16).unwrap();
+        assert_eq!(unit_bytes(kv, tp), Ok(bytes));
+    }
+
+    #[rstest]
+    #[case(1)]
+    #[case(8)]
+    fn a_latent_is_whole_on_every_rank(#[case] tp: u32) {
+        assert_eq!(unit_bytes(ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap(), tp), Ok(1152));
+    }
+
+    #[rstest]
+    #[case(ResourceHandler::kv_paged(6, 128, DType::Bf16), 4)]
+    #[case(ResourceHandler::ssm(6, 64, 128, DType::F32), 4)]
+    #[case(ResourceHandler::causal_conv(20, 4, vec![10, 5, 5], DType::Bf16), 2)]
+    fn what_does_not_divide_is_named(#[case] handler: Result<ResourceHandler, HandlerError>, #[case] tp: u32) {
+        let error = unit_bytes(handler.unwrap(), tp).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("`r`: tp {tp} does not divide")), "{error}");
+    }
+
+    #[rstest]
+    #[case(vec![4096, 512, 512], (64, 64, 128), 4, true)]
+    #[case(vec![4096, 512, 512], (64, 64, 128), 8, false)]
+    #[case(vec![2048, 2048, 4096], (32, 128, 128), 16, true)]
+    #[case(vec![2048, 2048, 4096], (32, 128, 128), 32, false)]
+    fn groups_of_a_convolution_stay_whole(
+        #[case] sections: Vec<u64>,
+        #[case] state: (u64, u64, u64),
+        #[case] tp: u32,
+        #[case] divides: bool,
+    ) {
+        let conv = ResourceHandler::causal_conv(sections.iter().sum(), 4, sections, DType::Bf16).unwrap();
+        let mut resources = one(ResourceHandler::ssm(state.0, state.1, state.2, DType::F32).unwrap());
+        let ssm = resources.get("r").unwrap().clone();
+        resources.push(Resource { name: "conv".into(), handler: conv, ..ssm }).unwrap();
+        let held = split(&resources, 1, Parallel { tp, ..Parallel::default() }, 0);
+        assert_eq!(held.is_ok(), divides, "{held:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! What speculative decoding adds to a model's caches.
+
+use cacheplan_handlers::{DType, Dim, Growth, HandlerError, Kind, ResourceHandler, Split};
+use cacheplan_transforms::{Resource, ResourceError, Resources};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::ByteSize;
+
+/// How many tokens are drafted, and how states are rolled back to the accepted ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Speculation {
+    /// Tokens that are drafted in each step.
+    pub draft_tokens: u32,
+    /// How states are rolled back.
+    #[serde(default)]
+    pub scheme: Scheme,
+    /// Weights of the draft model; 0 where it has none of its own.
+    #[serde(default)]
+    pub draft_weights: Option<ByteSize>,
+}
+
+/// How recurrent states are rolled back to the accepted tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
+    /// A copy of every state at each candidate position; the accepted one is scattered back.
+    #[default]
+    Snapshots,
+    /// The inputs of the recurrence at each candidate position, twice; accepted ones are replayed. The convolution's own
+    /// state is wide enough to be rolled back.
+    Replay,
+}
+
+impl Speculation {
+    /// Candidate positions of a step, the committed one included.
+    pub(crate) fn positions(&self) -> u64 {
+        u64::from(self.draft_tokens) + 1
+    }
+}
+
+#[derive(Debug, Error)]
+pub(crate) enum SpeculationError {
+    #[error(transparent)]
+    Handler(#[from] HandlerError),
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+}
+
+/// The model's resources with what its speculation needs, then the draft model's, named `draft.…`.
+///
+/// Twins that a pass collected already are kept as they are.
+pub(crate) fn extend(
+    resources: &Resources,
+    speculation: &Speculation,
+    draft: Option<&Resources>,
+) -> Result<Resources, SpeculationError> {
+    let mut extended = Resources::default();
+    let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
+    for resource in resources {
+        match speculation.scheme {
+            _ if has_twins => extended.push(resource.clone())?,
+            Scheme::Snapshots => {
+                extended.push(resource.clone())?;
+                if let Some(twin) = resource.handler.intermediate() {
+                    extended.push(derived(resource, "intermediate", twin))?;
+                }
+            }
+            Scheme::Replay => {
+                let handler = match resource.handler.kind() {
+                    Kind::CausalConv => widened(&resource.handler, speculation.draft_tokens.into())?,
+                    _ => resource.handler.clone(),
+                };
+                extended.push(Resource { handler, ..resource.clone() })?;
+                for (what, handler) in stash(resource, resources)? {
+                    extended.push(derived(resource, what, handler))?;
+                }
+            }
+        }
+    }
+    for resource in draft.into_iter().flatten() {
+        extended.push(Resource { name: format!("draft.{}", resource.name), ..resource.clone() })?;
+    }
+    Ok(extended)
+}
+
+fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resource {
+    let provenance = vec![format!("{what} of `{}` for speculation", resource.name)];
+    Resource {
+        name: format!("{what}.{}", resource.name),
+        handler,
+        provenance,
+        shared_by: Vec::new(),
+        ..resource.clone()
+    }
+}
+
+/// A convolution state that holds the drafted columns too.
+fn widened(conv: &ResourceHandler, draft_tokens: u64) -> Result<ResourceHandler, HandlerError> {
+    let mut shape = conv.shape().to_vec();
+    if let Some(columns) = shape.last_mut() {
+        columns.size += draft_tokens;
+    }
+    ResourceHandler::new(conv.kind().clone(), conv.growth(), shape, conv.dtype(), conv.layout())
+}
+
+/// Double-buffered inputs of a recurrence: `x`, `B`, and the two per-head scalars, as in a Mamba-2 step.
+fn stash(state: &Resource, resources: &Resources) -> Result<Vec<(&'static str, ResourceHandler)>, HandlerError> {
+    let handler = &state.handler;
+    let dims = ["num_heads", "head_dim", "d_state"].map(|name| handler.dim(name));
+    let (&Kind::Ssm, [Some(heads), Some(head_dim), Some(d_state)]) = (handler.kind(), dims) else {
+        return Ok(Vec::new());
+    };
+    let beside = resources.of_kind(&Kind::CausalConv).find(|conv| conv.layer == state.layer);
+    let groups = beside.and_then(|conv| crate::n_groups(handler, &conv.handler)).unwrap_or(1).max(1);
+    let double = Dim::whole("buffer", 2);
+    let twice = |kind: &str, shape: Vec<Dim>, dtype| {
+        let shape = std::iter::once(double.clone()).chain(shape).collect();
+        ResourceHandler::new(Kind::Custom(kind.into()), Growth::PerDraftPosition, shape, dtype, None)
+    };
+    let heads = Dim::split("num_heads", heads, Split::Heads);
+    let groups = Dim::split("n_groups", groups, Split::Heads);
+    Ok(vec![
+        ("replay_x", twice("replay.x", vec![heads.clone(), Dim::whole("head_dim", head_dim)], DType::Bf16)?),
+        ("replay_b", twice("replay.b", vec![groups, Dim::whole("d_state", d_state)], DType::Bf16)?),
+        ("replay_dt", twice("replay.dt", vec![heads.clone()], DType::F32)?),
+        ("replay_decay", twice("replay.decay", vec![heads], DType::F32)?),
+    ])
+}

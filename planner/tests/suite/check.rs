@@ -1,0 +1,168 @@
+//! The checker accepts what the planner makes and nothing else.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{
+    CachePlan, DeviceInfo, DeviceKind, ManagerKind, Measurement, Member, Owner, PlanRequest, Policy, Rule, Unit, check,
+    plan,
+};
+use rstest::rstest;
+use serde_json::Value;
+
+use crate::common::{Model, budget, kv, nemotron_3_nano};
+
+/// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
+fn mixed() -> Model {
+    let mut model = Model::new("mixed", 6)
+        .with("kv", 0, kv(8, 64))
+        .with("kv", 1, kv(2, 64).with_window(256).unwrap())
+        .with("latent", 2, ResourceHandler::mla_paged(512, 64, DType::F8E4m3).unwrap())
+        .with("ssm", 3, ResourceHandler::ssm(4, 64, 16, DType::F32).unwrap())
+        .with("conv", 3, ResourceHandler::causal_conv(320, 4, vec![256, 32, 32], DType::Bf16).unwrap())
+        .with("ssm", 4, ResourceHandler::ssm(8, 64, 16, DType::F32).unwrap())
+        .with("extra", 5, ResourceHandler::unpaged(&[3], DType::Int32).unwrap());
+    model.info.weights = Some(cacheplan_transforms::WeightBytes { bytes: 1 << 30, exact: true });
+    model
+}
+
+const BUDGET: &str = "
+    max_seq_len = 2048
+    max_num_tokens = 512
+    [memory]
+    fraction = 0.8
+    of = 'free'
+    reserve = '64MiB'
+    [workload]
+    prompt = { lognormal = { median = 300, sigma = 0.5 } }
+    output = { fixed = 200 }
+    checkpoints_per_sequence = 2
+    prefix_reuse = 0.25
+    [speculation]
+    draft_tokens = 3
+";
+
+fn device() -> DeviceInfo {
+    DeviceInfo { name: "gpu".into(), total_bytes: 24 << 30, free_bytes: 22 << 30, kind: DeviceKind::Cuda }
+}
+
+#[rstest]
+fn every_policy_and_budget_gives_a_plan_that_checks(
+    #[values("by-key", "first-reference")] grouping: &str,
+    #[values("", "max_batch_size = 3", "max_batch_size = 3\nmaximize = 'tokens'")] batch: &str,
+    #[values(true, false)] measured: bool,
+) {
+    let (model, device) = (mixed(), device());
+    let budget = budget(&format!("grouping = '{grouping}'\n{batch}\n{BUDGET}"));
+    let measurement = Measurement { resident_bytes: 2 << 30, forward_bytes: 1 << 28, free_bytes: 20 << 30 };
+    let request =
+        PlanRequest { device: Some(&device), measurement: measured.then_some(&measurement), ..model.request(&budget) };
+    let plan = plan(&request).unwrap();
+    assert_eq!(check(&request, &plan), Ok(()));
+}
+
+#[test]
+fn changing_any_single_number_of_the_json_is_found() {
+    let (model, device) = (mixed(), device());
+    let budget = budget(BUDGET);
+    let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
+    let json = serde_json::to_value(plan(&request).unwrap()).unwrap();
+    let numbers = numbers(&json, &mut String::new());
+    assert!(numbers.len() > 150, "{} numbers", numbers.len());
+    for pointer in numbers {
+        let original = json.pointer(&pointer).and_then(Value::as_u64).unwrap();
+        for changed in [original + 1, original.saturating_sub(1), original * 2 + 7] {
+            if changed == original {
+                continue;
+            }
+            let mut corrupt = json.clone();
+            *corrupt.pointer_mut(&pointer).unwrap() = changed.into();
+            // A shape that no handler can have is refused on reading, which is found as well.
+            if let Ok(plan) = serde_json::from_value::<CachePlan>(corrupt) {
+                assert!(check(&request, &plan).is_err(), "{pointer}: {original} -> {changed} was not found");
+            }
+        }
+    }
+}
+
+/// JSON pointers of all numbers.
+fn numbers(value: &Value, at: &mut String) -> Vec<String> {
+    let children: Vec<(String, &Value)> = match value {
+        Value::Number(_) => return vec![at.clone()],
+        Value::Array(items) => items.iter().enumerate().map(|(index, item)| (index.to_string(), item)).collect(),
+        Value::Object(map) => map.iter().map(|(key, item)| (key.clone(), item)).collect(),
+        _ => Vec::new(),
+    };
+    children.into_iter().flat_map(|(key, item)| numbers(item, &mut format!("{at}/{key}"))).collect()
+}
+
+fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
+    plan.pools.iter_mut().find(|pool| pool.unit == unit).unwrap()
+}
+
+#[rstest]
+#[case::a_byte_count_off_by_one(Rule::Size, |plan: &mut CachePlan| pool(plan, Unit::Block).bytes += 1)]
+#[case::a_unit_off_by_one_byte(Rule::Size, |plan: &mut CachePlan| pool(plan, Unit::Slot).unit_bytes -= 1)]
+#[case::a_block_too_few(Rule::Capacity, |plan: &mut CachePlan| pool(plan, Unit::Block).units -= 1)]
+#[case::a_slot_too_many(Rule::Capacity, |plan: &mut CachePlan| pool(plan, Unit::Slot).units += 1)]
+#[case::no_padding_slot(Rule::Limits, |plan: &mut CachePlan| pool(plan, Unit::Slot).reserved = 0)]
+#[case::no_null_block(Rule::Limits, |plan: &mut CachePlan| pool(plan, Unit::Block).reserved = 0)]
+#[case::members_overlap(Rule::Layout, |plan: &mut CachePlan| plan.pools.iter_mut().find(|p| p.members.len() > 1).unwrap().members[1].offset -= 2)]
+#[case::a_gap_between_members(Rule::Layout, |plan: &mut CachePlan| plan.pools.iter_mut().find(|p| p.members.len() > 1).unwrap().members[1].offset += 2)]
+#[case::an_offset_inside_an_element(Rule::Layout, |plan: &mut CachePlan| pool(plan, Unit::Slot).members[0].offset = 1)]
+#[case::a_member_too_short(Rule::Layout, |plan: &mut CachePlan| pool(plan, Unit::Block).members[0].bytes -= 2)]
+#[case::a_resource_owned_twice(Rule::Membership, |plan: &mut CachePlan| {
+    let member = plan.pools[0].members[0].clone();
+    plan.pools[1].members.push(member);
+})]
+#[case::a_resource_without_a_pool(Rule::Membership, |plan: &mut CachePlan| { pool(plan, Unit::Block).members.pop(); })]
+#[case::a_member_nobody_knows(Rule::Membership, |plan: &mut CachePlan| {
+    pool(plan, Unit::Block).members.push(Member { resource: "ghost".into(), offset: 0, bytes: 2 });
+})]
+#[case::a_resource_that_names_another_pool(Rule::Membership, |plan: &mut CachePlan| plan.resources[0].pool = "kv_paged.0".into())]
+#[case::a_resource_forgotten(Rule::Coverage, |plan: &mut CachePlan| { plan.resources.pop(); })]
+#[case::resources_in_another_order(Rule::Coverage, |plan: &mut CachePlan| plan.resources.swap(0, 1))]
+#[case::another_layer(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].layer = Some(1))]
+#[case::a_layer_missing_from_its_pool(Rule::Coverage, |plan: &mut CachePlan| { pool(plan, Unit::Slot).layers.pop(); })]
+#[case::another_dtype(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].dtype = DType::F16)]
+#[case::another_kind(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].kind = "state".into())]
+#[case::a_pool_of_another_dtype(Rule::Compatibility, |plan: &mut CachePlan| pool(plan, Unit::Slot).dtype = DType::F16)]
+#[case::blocks_owned_by_the_state_manager(Rule::Owner, |plan: &mut CachePlan| pool(plan, Unit::Block).owner = Owner::MambaCacheManager)]
+#[case::an_owner_its_pool_does_not_have(Rule::Owner, |plan: &mut CachePlan| plan.resources[0].owner = Owner::Local)]
+#[case::slots_called_blocks(Rule::Owner, |plan: &mut CachePlan| pool(plan, Unit::Slot).unit = Unit::Block)]
+#[case::the_manager_without_states(Rule::Owner, |plan: &mut CachePlan| plan.manager = ManagerKind::KvCacheManager)]
+#[case::two_pools_of_one_name(Rule::Membership, |plan: &mut CachePlan| plan.pools[1].id = plan.pools[0].id.clone())]
+#[case::blocks_of_another_size(Rule::Layout, |plan: &mut CachePlan| pool(plan, Unit::Block).tokens_per_block = Some(64))]
+#[case::a_window_from_nowhere(Rule::Layout, |plan: &mut CachePlan| pool(plan, Unit::Block).window = Some(128))]
+#[case::live_slots_off_by_one(Rule::Limits, |plan: &mut CachePlan| plan.slots.live -= 1)]
+#[case::a_checkpoint_from_nowhere(Rule::Limits, |plan: &mut CachePlan| plan.slots.checkpoints += 1)]
+#[case::a_longer_sequence(Rule::Limits, |plan: &mut CachePlan| plan.limits.max_seq_len += 1)]
+#[case::a_sequence_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.sequences += 1)]
+#[case::tokens_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.tokens = plan.capacity.tokens.map(|tokens| tokens + 1))]
+#[case::a_cap_that_is_not_one(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.capped_by = "weather".into())]
+#[case::a_total_off_by_one(Rule::Size, |plan: &mut CachePlan| plan.totals.managed_bytes -= 1)]
+#[case::a_ledger_line_off_by_one(Rule::Ledger, |plan: &mut CachePlan| plan.ledger[0].bytes += 1)]
+#[case::a_ledger_line_missing(Rule::Ledger, |plan: &mut CachePlan| { plan.ledger.pop(); })]
+#[case::another_policy(Rule::Fingerprint, |plan: &mut CachePlan| plan.policy = Policy::ByWindow)]
+#[case::another_model(Rule::Fingerprint, |plan: &mut CachePlan| plan.model.layers += 1)]
+#[case::another_fingerprint(Rule::Fingerprint, |plan: &mut CachePlan| plan.fingerprint.budget.push('0'))]
+#[case::another_schema(Rule::Fingerprint, |plan: &mut CachePlan| plan.schema_version += 1)]
+fn corruption_is_found_by_its_rule(#[case] rule: Rule, #[case] corrupt: fn(&mut CachePlan)) {
+    let model = nemotron_3_nano();
+    let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
+    let request = model.request(&budget);
+    let mut plan = plan(&request).unwrap();
+    assert_eq!(check(&request, &plan), Ok(()));
+    corrupt(&mut plan);
+    let violations = check(&request, &plan).unwrap_err();
+    assert!(violations.iter().any(|violation| violation.rule == rule), "{violations:#?}");
+}
+
+#[test]
+fn a_violation_says_where_and_what() {
+    let model = nemotron_3_nano();
+    let budget = budget("max_batch_size = 1");
+    let request = model.request(&budget);
+    let mut plan = plan(&request).unwrap();
+    plan.slots.padding = 0;
+    let violations: Vec<_> = check(&request, &plan).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(violations, ["limits: slots.padding is 0, expected 1"]);
+}

@@ -1,0 +1,165 @@
+//! Random models and budgets: every plan checks, and none admits one sequence more or fewer than counting finds.
+//!
+//! `CACHEPLAN_SOAK_CASES` sets the number of cases; 2,000 where absent.
+
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_planner::{Budget, CachePlan, PlanError, Pool, Unit, check, plan};
+
+use crate::common::{Model, budget};
+
+/// SplitMix64: small, seeded, the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    fn one_in(&mut self, odds: u64) -> bool {
+        self.below(odds) == 0
+    }
+}
+
+fn random_model(random: &mut Random) -> Model {
+    let layers = 1 + random.below(10) as u32;
+    let mut model = Model::new("random", layers);
+    for layer in 0..layers {
+        let dtype = random.pick(&[DType::F32, DType::Bf16, DType::F8E4m3, DType::Nvfp4, DType::Q8_0]);
+        let heads = random.pick(&[1, 2, 8]);
+        let dim = random.pick(&[16, 64, 80]);
+        model = match random.below(8) {
+            0 | 1 => model.with("kv", layer, ResourceHandler::kv_paged(heads, dim, dtype).unwrap()),
+            2 => {
+                let window = random.pick(&[1, 17, 64, 4096]);
+                model.with(
+                    "kv",
+                    layer,
+                    ResourceHandler::kv_paged(heads, dim, dtype).unwrap().with_window(window).unwrap(),
+                )
+            }
+            3 => model.with("latent", layer, ResourceHandler::mla_paged(dim, 8, dtype).unwrap()),
+            4 => model.with("ssm", layer, ResourceHandler::ssm(heads, dim, 16, dtype).unwrap()).with(
+                "conv",
+                layer,
+                ResourceHandler::causal_conv(heads * dim + 32, 4, vec![], dtype).unwrap(),
+            ),
+            5 => model.with("state", layer, ResourceHandler::state(&[heads, dim], dtype).unwrap()),
+            6 => model.with("extra", layer, ResourceHandler::unpaged(&[heads], dtype).unwrap()),
+            _ => {
+                let growth = Growth::Paged { stride: random.pick(&[4, 12, 128]), window: None };
+                let shape = vec![cacheplan_handlers::Dim::whole("dim", dim)];
+                let kind = Kind::Custom("test.strided".into());
+                model.with("strided", layer, ResourceHandler::new(kind, growth, shape, dtype, None).unwrap())
+            }
+        };
+    }
+    model
+}
+
+fn random_budget(random: &mut Random) -> Budget {
+    let mut text = format!("grouping = '{}'\n", random.pick(&["by-key", "by-key", "first-reference", "by-window"]));
+    text += &format!("max_seq_len = {}\n", random.pick(&[1, 31, 100, 1000]));
+    text += &format!("tokens_per_block = {}\n", random.pick(&[1, 8, 32]));
+    text += &format!("max_num_tokens = {}\n", random.pick(&[1, 40, 500]));
+    if random.one_in(3) {
+        text += &format!("max_batch_size = {}\n", random.pick(&[1, 2, 9]));
+        if random.one_in(2) {
+            text += "maximize = 'tokens'\n";
+        }
+    }
+    text += &format!("[memory]\nbytes = {}\n", (1 << random.pick(&[12, 16, 20, 22])) + random.below(5000));
+    if random.one_in(4) {
+        text += "[speculation]\ndraft_tokens = 3\n";
+        text += random.pick(&["", "scheme = 'replay'\n"]);
+    }
+    budget(&text)
+}
+
+/// Units of a pool for `sequences` sequences of `max_seq_len` tokens, counted one sequence at a time.
+fn counted_units(plan: &CachePlan, budget: &Budget, pool: &Pool, sequences: u64) -> u64 {
+    let limits = &plan.limits;
+    match pool.unit {
+        Unit::Fixed => 1,
+        Unit::Slot => 1 + sequences,
+        Unit::Block => {
+            let block = pool.tokens_per_block.unwrap();
+            let tokens = limits.max_seq_len + limits.draft_positions - 1;
+            let full = |sequences: u64| (0..sequences).map(|_| tokens.div_ceil(block)).sum::<u64>();
+            let touched = |sequences: u64| match pool.window {
+                None => full(sequences),
+                Some(window) => full(sequences).min(counted_window(budget, plan, window.into(), block, sequences)),
+            };
+            1 + touched(sequences).max(touched(1))
+        }
+    }
+}
+
+/// Hands out a step's tokens one by one, always to the sequence that is nearest to a further block.
+fn counted_window(budget: &Budget, plan: &CachePlan, window: u64, block: u64, sequences: u64) -> u64 {
+    let positions = plan.limits.draft_positions;
+    let step = budget.max_num_tokens.unwrap().max(sequences * positions);
+    let touched = |new: u64| (0..block).map(|start| (start + window - 1 + new).div_ceil(block)).max().unwrap();
+    let first = (2..).find(|new| touched(*new) > touched(1)).unwrap() - 1;
+    let mut blocks = sequences * touched(1);
+    let mut spare = step.saturating_sub(sequences);
+    let mut fresh = sequences;
+    while spare > 0 {
+        let price = if fresh > 0 { first } else { block };
+        if spare < price {
+            break;
+        }
+        spare -= price;
+        fresh = fresh.saturating_sub(1);
+        blocks += 1;
+    }
+    blocks
+}
+
+fn counted_bytes(plan: &CachePlan, budget: &Budget, sequences: u64) -> u64 {
+    plan.pools.iter().map(|pool| pool.unit_bytes * counted_units(plan, budget, pool, sequences)).sum()
+}
+
+#[test]
+fn random_plans_check_and_admit_exactly_what_counting_finds() {
+    let cases = std::env::var("CACHEPLAN_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000u64);
+    let (mut planned, mut refused) = (0, 0);
+    for seed in 0..cases {
+        let mut random = Random(seed);
+        let model = random_model(&mut random);
+        let budget = random_budget(&mut random);
+        let request = model.request(&budget);
+        let bytes = budget.memory.as_ref().unwrap().bytes.unwrap().0;
+        let plan = match plan(&request) {
+            Ok(plan) => plan,
+            Err(PlanError::DoesNotFit(shortfall)) => {
+                refused += 1;
+                assert_eq!(shortfall.needed - bytes, shortfall.shortfall, "seed {seed}");
+                // The same request with what it asks for fits exactly one.
+                let mut enough = budget.clone();
+                enough.memory.as_mut().unwrap().bytes = Some(cacheplan_planner::ByteSize(shortfall.needed));
+                let plan = cacheplan_planner::plan(&model.request(&enough)).unwrap();
+                assert_eq!(counted_bytes(&plan, &enough, 1), shortfall.needed, "seed {seed}");
+                continue;
+            }
+            Err(PlanError::Grouping(_)) => continue,
+            Err(error) => panic!("seed {seed}: {error}"),
+        };
+        planned += 1;
+        assert_eq!(check(&request, &plan), Ok(()), "seed {seed}");
+        let sequences = plan.capacity.sequences;
+        assert!(counted_bytes(&plan, &budget, sequences) <= bytes, "seed {seed}: {sequences} sequences do not fit");
+        if Some(sequences) != budget.max_batch_size && sequences < 1 << 20 {
+            let another = counted_bytes(&plan, &budget, sequences + 1);
+            assert!(another > bytes, "seed {seed}: one more than {sequences} sequences fits");
+        }
+    }
+    assert!(planned * 4 > cases && refused * 50 > cases, "{planned} planned, {refused} refused of {cases}");
+}
