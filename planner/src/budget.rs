@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::size::ByteSize;
-use crate::{Parallel, Policy, Speculation, Workload};
+use crate::{EngineOptions, Parallel, Policy, Speculation, Workload};
 
 /// A budget as written; [`crate::plan`] fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct Budget {
     pub max_batch_size: Option<u64>,
     /// The most tokens in one step; 2,048 where absent, and never below one token per sequence.
     pub max_num_tokens: Option<u64>,
-    /// Tokens in a block of a paged pool; 32 where absent.
+    /// Tokens in a block of a paged pool; 16 where absent.
     pub tokens_per_block: Option<u64>,
     /// What to find the most of; `sequences` where absent.
     pub maximize: Option<Objective>,
@@ -39,6 +39,8 @@ pub struct Budget {
     pub parallel: Parallel,
     /// Host memory that caches are offloaded to.
     pub host: Option<Host>,
+    /// What an engine is told when its allocation is predicted.
+    pub engine: EngineOptions,
 }
 
 /// What a plan finds the most of within the bytes.

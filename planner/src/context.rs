@@ -2,7 +2,7 @@
 
 use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
 
-use crate::Budget;
+use crate::{Budget, EngineSpec};
 
 const DEFAULT_SEQ_LEN: u64 = 4_096;
 
@@ -20,5 +20,13 @@ impl Budget {
             max_seq_len: Some(self.max_seq_len_for(model)),
             ..PassContext::default()
         }
+    }
+
+    /// The same with the dtypes that `engine` would choose where neither the model nor this budget states them.
+    pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
+        let mut context = self.pass_context(model);
+        context.dtypes.state = context.dtypes.state.or(Some(engine.state_dtype(model)));
+        context.dtypes.conv = context.dtypes.conv.or(engine.conv_dtype());
+        context
     }
 }

@@ -1,5 +1,7 @@
 //! Why there is no plan.
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::size::ByteSize;
@@ -28,8 +30,8 @@ pub enum PlanError {
 /// What is missing, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "does not fit: {sequences} sequence(s) of {max_seq_len} tokens need {} of caches, {} are there; short of {} ({shortfall} bytes), most of it `{capped_by}`",
-    ByteSize(*needed), ByteSize(*available), ByteSize(*shortfall)
+    "does not fit: {sequences} sequence(s) of {max_seq_len} tokens need {} of caches, {} are there; short of {} ({shortfall} bytes), most of it `{capped_by}`{}",
+    ByteSize(*needed), ByteSize(*available), ByteSize(*shortfall), tries(suggestions)
 )]
 pub struct Shortfall {
     /// Sequences that were asked for.
@@ -44,6 +46,29 @@ pub struct Shortfall {
     pub shortfall: u64,
     /// The pool that needs the most.
     pub capped_by: String,
+    /// Changes that would make it fit, each tried.
+    pub suggestions: Vec<Suggestion>,
+}
+
+/// One change to the budget and what it would give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suggestion {
+    /// The change, as it would be written: `max_seq_len = 2048`.
+    pub change: String,
+    /// Sequences that run at once with it.
+    pub sequences: u64,
+    /// Bytes that its caches take.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} sequence(s), {} of caches", self.change, self.sequences, ByteSize(self.bytes))
+    }
+}
+
+fn tries(suggestions: &[Suggestion]) -> String {
+    suggestions.iter().map(|suggestion| format!("\n  try {suggestion}")).collect()
 }
 
 impl PlanError {

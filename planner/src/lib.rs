@@ -36,6 +36,7 @@ mod budget;
 mod check;
 mod context;
 mod demand;
+mod engines;
 mod error;
 mod fingerprint;
 mod group;
@@ -48,11 +49,13 @@ mod request;
 mod size;
 mod solve;
 mod speculation;
+mod suggest;
 mod workload;
 
 pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
 pub use check::{Rule, Violation, check};
-pub use error::{PlanError, Shortfall};
+pub use engines::{Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, UnknownEngine, Version, predict};
+pub use error::{PlanError, Shortfall, Suggestion};
 pub use group::{MambaParams, mamba_params, n_groups};
 pub use make::plan;
 pub use plan::{

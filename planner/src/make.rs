@@ -11,6 +11,7 @@ use crate::error::Shortfall;
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
 use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
+use crate::suggest;
 use crate::workload::Sample;
 use crate::{
     CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
@@ -19,7 +20,7 @@ use crate::{
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
-const DEFAULT_TOKENS_PER_BLOCK: u64 = 32;
+const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
 const PADDING_SLOTS: u64 = 1;
 
 /// Plans the caches of a model: who owns each, how large each pool is, and why.
@@ -29,6 +30,24 @@ const PADDING_SLOTS: u64 = 1;
 /// # Errors
 /// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
 pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
+    make(request).map_err(|error| match error {
+        PlanError::DoesNotFit(mut shortfall) => {
+            shortfall.suggestions = suggest::suggestions(request);
+            PlanError::DoesNotFit(shortfall)
+        }
+        other => other,
+    })
+}
+
+/// Bytes that the budget leaves for caches; `None` if it states no memory.
+pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
+    let ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
+    let memory = cache_bytes(request, &ledger)?;
+    Ok(memory.map(|memory| memory.paged_share.of(memory.bytes)))
+}
+
+/// [`plan`] without suggestions where it does not fit.
+pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let budget = request.budget;
     budget.validate().map_err(PlanError::Budget)?;
     let max_seq_len = budget.max_seq_len_for(request.model);
@@ -80,7 +99,8 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     })
 }
 
-fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError> {
+/// What the budget says of sequences and steps.
+pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError> {
     let workload = budget.workload.clone().unwrap_or_default();
     let samples = match &budget.workload {
         Some(workload) => workload.samples(max_seq_len).map_err(PlanError::Budget)?,
@@ -229,6 +249,7 @@ fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<Cac
         available,
         shortfall: u64::try_from(missing).unwrap_or(u64::MAX),
         capped_by: largest.map_or_else(|| "memory".into(), |(_, pool)| pool.id.clone()),
+        suggestions: Vec::new(),
     }))
 }
 

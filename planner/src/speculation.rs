@@ -16,6 +16,9 @@ pub struct Speculation {
     /// How states are rolled back.
     #[serde(default)]
     pub scheme: Scheme,
+    /// Layers of the model's own prediction head, each with a KV cache like that of its last full-attention layer.
+    #[serde(default)]
+    pub mtp_layers: u32,
     /// Weights of the draft model; 0 where it has none of its own.
     #[serde(default)]
     pub draft_weights: Option<ByteSize>,
@@ -46,9 +49,11 @@ pub(crate) enum SpeculationError {
     Handler(#[from] HandlerError),
     #[error(transparent)]
     Resource(#[from] ResourceError),
+    #[error("`speculation.mtp_layers` is stated, but the model has no full attention to be like")]
+    NoAttention,
 }
 
-/// The model's resources with what its speculation needs, then the draft model's, named `draft.…`.
+/// The model's resources with what its speculation needs, then those that draft.
 ///
 /// Twins that a pass collected already are kept as they are.
 pub(crate) fn extend(
@@ -79,10 +84,27 @@ pub(crate) fn extend(
             }
         }
     }
-    for resource in draft.into_iter().flatten() {
-        extended.push(Resource { name: format!("draft.{}", resource.name), ..resource.clone() })?;
+    with_drafts(extended, speculation, draft)
+}
+
+/// The resources, then those of the prediction head and of the draft model, named `draft.…`.
+pub(crate) fn with_drafts(
+    mut resources: Resources,
+    speculation: &Speculation,
+    draft: Option<&Resources>,
+) -> Result<Resources, SpeculationError> {
+    let full = Growth::Paged { stride: 1, window: None };
+    let last = resources.iter().rfind(|resource| resource.handler.growth() == full).cloned();
+    for layer in 0..speculation.mtp_layers {
+        let Some(like) = &last else { return Err(SpeculationError::NoAttention) };
+        let provenance = vec![format!("as `{}`, for layer {layer} of the prediction head", like.name)];
+        let (name, node) = (format!("draft.mtp_{layer}"), format!("mtp.layers.{layer}"));
+        resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() })?;
     }
-    Ok(extended)
+    for resource in draft.into_iter().flatten() {
+        resources.push(Resource { name: format!("draft.{}", resource.name), ..resource.clone() })?;
+    }
+    Ok(resources)
 }
 
 fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resource {

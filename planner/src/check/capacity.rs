@@ -47,7 +47,7 @@ impl<'a> Facts<'a> {
             checkpoints: workload.map_or(0, |workload| workload.checkpoints_per_sequence),
             reuse_millionths: (reuse * 1e6).round() as u64,
             samples,
-            tokens_per_block: budget.tokens_per_block.unwrap_or(32),
+            tokens_per_block: budget.tokens_per_block.unwrap_or(16),
         })
     }
 

@@ -52,15 +52,20 @@ pub(crate) fn kv(num_kv_heads: u64, head_dim: u64) -> ResourceHandler {
 
 /// Nemotron-3-Nano-30B-A3B: 23 Mamba-2 layers, 6 of attention, 23 without a cache.
 pub(crate) fn nemotron_3_nano() -> Model {
+    nemotron_3_nano_with(DType::Bf16, DType::F32)
+}
+
+/// The same with other dtypes of KV and recurrent states.
+pub(crate) fn nemotron_3_nano_with(kv_dtype: DType, ssm_dtype: DType) -> Model {
     let mut model = Model::new("nemotron_h", 52);
     for (layer, kind) in (0u32..).zip("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME".chars()) {
         model = match kind {
-            'M' => model.with("ssm", layer, ResourceHandler::ssm(64, 64, 128, DType::F32).unwrap()).with(
+            'M' => model.with("ssm", layer, ResourceHandler::ssm(64, 64, 128, ssm_dtype).unwrap()).with(
                 "conv",
                 layer,
                 ResourceHandler::causal_conv(6144, 4, vec![4096, 1024, 1024], DType::Bf16).unwrap(),
             ),
-            '*' => model.with("kv", layer, kv(2, 128)),
+            '*' => model.with("kv", layer, ResourceHandler::kv_paged(2, 128, kv_dtype).unwrap()),
             _ => model,
         };
     }

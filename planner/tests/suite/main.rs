@@ -2,5 +2,6 @@
 
 mod check;
 mod common;
+mod groundtruth;
 mod plan;
 mod random;

@@ -10,7 +10,8 @@ use rstest::rstest;
 #[test]
 fn nemotron_3_nano_is_all_managed_and_its_bytes_are_known() {
     let model = nemotron_3_nano();
-    let plan = plan(&model.request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'"))).unwrap();
+    let plan =
+        plan(&model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'"))).unwrap();
     let count = |kind: &str| plan.resources.iter().filter(|resource| resource.kind == kind).count();
     assert_eq!((count("ssm"), count("causal_conv"), count("kv_paged")), (23, 23, 6));
     assert!(plan.resources.iter().all(|resource| resource.owner.is_managed()));
@@ -29,7 +30,9 @@ fn nemotron_3_nano_is_all_managed_and_its_bytes_are_known() {
 #[test]
 fn the_table_of_nemotron_3_nano_shows_owner_and_reason_within_100_columns() {
     let model = nemotron_3_nano();
-    let table = plan(&model.request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'"))).unwrap().table();
+    let table = plan(&model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'")))
+        .unwrap()
+        .table();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     insta::assert_snapshot!(table);
 }
@@ -132,7 +135,8 @@ fn a_window_that_never_binds_is_full_attention() {
 #[case("first-reference")]
 fn one_sequence_too_many_names_the_shortfall(#[case] grouping: &str) {
     let model = nemotron_3_nano();
-    let text = format!("grouping = '{grouping}'\nmax_seq_len = 4096\n[memory]\nbytes = '100MiB'");
+    let text =
+        format!("grouping = '{grouping}'\nmax_seq_len = 4096\ntokens_per_block = 32\n[memory]\nbytes = '100MiB'");
     let error = plan(&model.request(&budget(&text))).unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let PlanError::DoesNotFit(shortfall) = error else { panic!("{error}") };
@@ -157,7 +161,7 @@ fn free_and_total_are_different_bases() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
     let bytes_of = |base: &str| {
-        let text = format!("[memory]\nfraction = 0.5\nof = '{base}'\nactivations = '1GiB'");
+        let text = format!("tokens_per_block = 32\n[memory]\nfraction = 0.5\nof = '{base}'\nactivations = '1GiB'");
         let budget = budget(&text);
         let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
         plan.totals.managed_bytes

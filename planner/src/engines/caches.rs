@@ -1,0 +1,107 @@
+//! A model's caches as engines see them: attention layers with bytes per token, layers with a state.
+
+use std::collections::BTreeMap;
+
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_transforms::Resources;
+
+use crate::demand::{Demand, Load};
+
+/// The caches of one rank.
+pub(super) struct Caches<'a> {
+    /// Paged caches, in registration order.
+    pub(super) attention: Vec<Attention<'a>>,
+    /// Layers with a state of fixed size, ascending.
+    pub(super) states: Vec<State>,
+}
+
+/// One paged cache.
+pub(super) struct Attention<'a> {
+    pub(super) handler: &'a ResourceHandler,
+    /// Bytes per entry; an entry is a token except for compressed caches.
+    pub(super) bytes: u64,
+    pub(super) stride: u64,
+    /// The window, if a sequence can exceed it.
+    pub(super) window: Option<u32>,
+    /// Whether it belongs to the draft model.
+    pub(super) draft: bool,
+}
+
+/// The states of one layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    pub(super) ssm: u64,
+    pub(super) conv: u64,
+    /// Bytes of one more column of the convolution.
+    pub(super) conv_column: u64,
+    /// The same in elements, for engines that store states in a dtype of their own.
+    pub(super) ssm_elements: u64,
+    pub(super) conv_elements: u64,
+    pub(super) conv_column_elements: u64,
+}
+
+impl<'a> Caches<'a> {
+    pub(super) fn of(held: &'a Resources, max_seq_len: u64) -> Self {
+        let mut attention = Vec::new();
+        let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
+        for resource in held {
+            let handler = &resource.handler;
+            match handler.growth() {
+                Growth::Paged { stride, window } => attention.push(Attention {
+                    handler,
+                    bytes: handler.unit_bytes(),
+                    stride: stride.into(),
+                    window: window.filter(|window| u64::from(*window) < max_seq_len),
+                    draft: resource.name.starts_with("draft."),
+                }),
+                Growth::PerSequence => {
+                    let state = states.entry(resource.layer).or_default();
+                    let elements: u64 = handler.shape().iter().map(|dim| dim.size).product();
+                    if *handler.kind() == Kind::CausalConv {
+                        let columns = handler.shape().last().map_or(1, |dim| dim.size);
+                        state.conv += handler.unit_bytes();
+                        state.conv_column += handler.unit_bytes() / columns;
+                        state.conv_elements += elements;
+                        state.conv_column_elements += elements / columns;
+                    } else {
+                        state.ssm += handler.unit_bytes();
+                        state.ssm_elements += elements;
+                    }
+                }
+                Growth::PerSlotToken | Growth::PerDraftPosition | Growth::Fixed => {}
+            }
+        }
+        Self { attention, states: states.into_values().collect() }
+    }
+
+    /// Bytes per token of all layers for which `of` holds; rounded up for compressed caches.
+    pub(super) fn bytes_per_token(&self, of: impl Fn(&Attention<'_>) -> bool) -> u64 {
+        self.attention.iter().filter(|cache| of(cache)).map(|cache| cache.bytes.div_ceil(cache.stride)).sum()
+    }
+
+    /// Bytes of all states of one sequence.
+    pub(super) fn state_bytes(&self) -> u64 {
+        self.states.iter().map(State::bytes).sum()
+    }
+
+    /// Bytes that one sequence of the load needs at least: single-token pages and states, no padding anywhere.
+    pub(super) fn bytes_per_sequence(&self, load: &Load) -> u128 {
+        const MANY: u64 = 1 << 16;
+        let paged: u128 = self
+            .attention
+            .iter()
+            .map(|cache| {
+                let growth = Growth::Paged { stride: 1, window: cache.window };
+                let tokens = Demand::new(growth, 1, 1, load).units(load, MANY);
+                u128::from(tokens) * u128::from(cache.bytes.div_ceil(cache.stride)) / u128::from(MANY)
+            })
+            .sum();
+        paged + u128::from(self.state_bytes())
+    }
+}
+
+impl State {
+    pub(super) const fn bytes(&self) -> u64 {
+        self.ssm + self.conv
+    }
+}

@@ -1,0 +1,77 @@
+//! When it does not fit: changes that would make it, each solved anew.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_transforms::{Resource, Resources};
+
+use crate::make::make;
+use crate::solve::last;
+use crate::{Budget, CachePlan, PlanRequest, Suggestion};
+
+/// How many changes are shown.
+const SHOWN: usize = 3;
+
+/// The changes that make one sequence fit, those that admit the most first.
+pub(crate) fn suggestions(request: &PlanRequest<'_>) -> Vec<Suggestion> {
+    let tries = [without_checkpoints(request), shorter(request), smaller_kv(request), more_ranks(request)];
+    let mut found: Vec<Suggestion> = tries.into_iter().flatten().collect();
+    found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));
+    found.truncate(SHOWN);
+    found
+}
+
+fn suggestion(change: String, plan: &CachePlan) -> Suggestion {
+    let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
+    Suggestion { change, sequences: plan.capacity.sequences, bytes }
+}
+
+fn with_budget(request: &PlanRequest<'_>, change: impl FnOnce(&mut Budget)) -> Option<CachePlan> {
+    let mut budget = request.budget.clone();
+    change(&mut budget);
+    make(&PlanRequest { budget: &budget, ..*request }).ok()
+}
+
+fn shorter(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let at = |length: u64| with_budget(request, |budget| budget.max_seq_len = Some(length));
+    let longest = last(request.budget.max_seq_len_for(request.model) - 1, |length| length == 0 || at(length).is_some());
+    Some(suggestion(format!("max_seq_len = {longest}"), &at(longest)?))
+}
+
+fn without_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let checkpoints = request.budget.workload.as_ref()?.checkpoints_per_sequence;
+    let fewer = (0..checkpoints).rev().find_map(|fewer| {
+        let plan = with_budget(request, |budget| {
+            if let Some(workload) = &mut budget.workload {
+                workload.checkpoints_per_sequence = fewer;
+            }
+        })?;
+        Some((fewer, plan))
+    });
+    fewer.map(|(fewer, plan)| suggestion(format!("workload.checkpoints_per_sequence = {fewer}"), &plan))
+}
+
+fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let mut smaller = Resources::default();
+    for resource in request.resources {
+        let handler = &resource.handler;
+        let halved = handler.is_paged() && matches!(handler.dtype(), DType::F32 | DType::F16 | DType::Bf16);
+        let (kind, growth, shape) = (handler.kind().clone(), handler.growth(), handler.shape().to_vec());
+        let handler = match halved {
+            true => ResourceHandler::new(kind, growth, shape, DType::F8E4m3, handler.layout()).ok()?,
+            false => handler.clone(),
+        };
+        smaller.push(Resource { handler, ..resource.clone() }).ok()?;
+    }
+    if smaller == *request.resources {
+        return None;
+    }
+    let plan = make(&PlanRequest { resources: &smaller, ..*request }).ok()?;
+    Some(suggestion("dtypes.kv = \"f8_e4m3\"".into(), &plan))
+}
+
+fn more_ranks(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    (1..=3).find_map(|doublings| {
+        let tp = request.budget.parallel.tp << doublings;
+        let plan = with_budget(request, |budget| budget.parallel.tp = tp)?;
+        Some(suggestion(format!("parallel.tp = {tp}"), &plan))
+    })
+}
