@@ -39,14 +39,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.format == Format::Dot {
         return print(&Dot(&loaded.model.graph).to_string());
     }
-    let plan = plan(&PlanRequest {
-        model: &loaded.model.info,
-        resources: &loaded.collected.resources,
-        budget: &loaded.budget,
-        device: None,
-        measurement: None,
-    })
-    .map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let request = PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget);
+    let plan = plan(&request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
     if let Some(path) = &args.out {
         std::fs::write(path, json(&plan)?).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
     }
