@@ -30,8 +30,7 @@ fn walk(model: &mut Model, budget: &Budget) -> Resources {
 }
 
 fn planned(model: &Model, resources: &Resources, budget: &Budget) -> CachePlan {
-    plan(&PlanRequest { model: &model.info, resources, budget, device: None, measurement: None })
-        .expect("a plan without a memory budget always fits")
+    plan(&PlanRequest::new(&model.info, resources, budget)).expect("a plan without a memory budget always fits")
 }
 
 #[divan::bench(args = MODELS)]

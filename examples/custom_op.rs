@@ -35,13 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:<26} matched {}", report.pass, report.matched.len());
     }
 
-    let plan = plan(&PlanRequest {
-        model: &model.info,
-        resources: &collected.resources,
-        budget: &budget,
-        device: None,
-        measurement: None,
-    })?;
+    let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
     println!("\n{}", plan.table());
     Ok(())
 }
