@@ -68,8 +68,7 @@ impl CacheBook {
             limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
         }
         if layout.has_slots() {
-            let rows = &layout.draft_rows;
-            limit("sequences in a speculative step", work.len() as u64, rows.end.saturating_sub(rows.start))?;
+            limit("sequences in speculative steps", work.len() as u64, self.free_rows.len() as u64)?;
         }
         self.advance(work, metadata, true)
     }
@@ -94,12 +93,13 @@ impl CacheBook {
             let draft = self.speculating(id)?;
             let sequence = self.sequences.get_mut(id)?;
             sequence.draft = None;
+            self.free_rows.extend(draft.row);
             let base = sequence.tokens;
             if let Accepted::Path(path) = acceptance {
                 gather_path(&layout, sequence, base, path, &mut self.ops);
             }
-            if let (Some(slot), Some(position)) = (sequence.slot, acceptance.last()) {
-                self.ops.push(PoolOp::CommitStates { row: draft.row, position, to: slot });
+            if let (Some(to), Some(row), Some(position)) = (sequence.slot, draft.row, acceptance.last()) {
+                self.ops.push(PoolOp::CommitStates { row, position, to });
             }
             sequence.tokens = base + acceptance.len();
             let tokens = sequence.tokens;
@@ -186,8 +186,8 @@ impl CacheBook {
                 }
             }
             if speculative {
-                sequence.draft =
-                    Some(Draft { row: layout.draft_rows.start as u32 + row as u32, candidates: part.tokens });
+                let row = sequence.slot.and_then(|_| self.free_rows.pop());
+                sequence.draft = Some(Draft { row, candidates: part.tokens });
             } else {
                 sequence.tokens += part.tokens;
             }
@@ -204,7 +204,8 @@ impl CacheBook {
             metadata.cu_seqlens.push(metadata.positions.len() as u32);
             metadata.kv_lens.push(end);
             metadata.slots.push(sequence.slot.map_or(-1, |slot| slot.0 as i32));
-            metadata.draft_rows.push(sequence.draft.map_or(-1, |draft| draft.row as i32));
+            let row = sequence.draft.and_then(|draft| draft.row);
+            metadata.draft_rows.push(row.map_or(-1, |row| row as i32));
         }
         for (paged, (spec, pool)) in layout.paged.iter().zip(&mut metadata.pools).enumerate() {
             let rows = work.iter().zip(&metadata.kv_lens);

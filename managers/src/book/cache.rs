@@ -22,10 +22,13 @@ pub struct CacheBook {
     pub(crate) slots: SlotAllocator,
     pub(crate) sequences: Sequences,
     pub(crate) ops: Vec<PoolOp>,
-    /// Refused requests per paged pool, and for want of a slot.
+    /// Refused requests per paged pool, and for want of a slot of either role.
     pub(crate) refused: Vec<u64>,
     pub(crate) refused_slots: u64,
+    pub(crate) refused_checkpoints: u64,
     pub(crate) steps: u64,
+    /// Rows of the draft pools that no uncommitted speculative step uses.
+    pub(crate) free_rows: Vec<u32>,
     /// What the current step needs, reused between steps.
     pub(crate) growths: Vec<super::table::Growth>,
 }
@@ -66,7 +69,9 @@ impl CacheBook {
             ops: Vec::new(),
             refused: vec![0; layout.paged.len()],
             refused_slots: 0,
+            refused_checkpoints: 0,
             steps: 0,
+            free_rows: layout.draft_rows.clone().rev().collect(),
             growths: Vec::new(),
             layout,
         })
@@ -98,9 +103,7 @@ impl CacheBook {
     /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
     pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
         let (tables, slot) = self.reserve(prompt_tokens, prefix)?;
-        let sequence =
-            Sequence { residency: Residency::Resident, tokens: prefix.tokens, draft: None, tables, slot, step: 0 };
-        Ok(self.sequences.insert(sequence))
+        Ok(self.sequences.insert(Sequence::resident(prefix.tokens, tables, slot)))
     }
 
     /// Gives a preempted sequence its slot and the blocks of its tokens so far, to be computed again.
@@ -163,14 +166,7 @@ impl CacheBook {
         if let (Some(from), Some(to)) = (from, slot) {
             self.ops.push(PoolOp::CopySlot { from, to });
         }
-        Ok(self.sequences.insert(Sequence {
-            residency: Residency::Resident,
-            tokens,
-            draft: None,
-            tables,
-            slot,
-            step: 0,
-        }))
+        Ok(self.sequences.insert(Sequence::resident(tokens, tables, slot)))
     }
 
     /// Cuts a sequence to its first `tokens` tokens and releases the blocks behind them.
@@ -342,7 +338,7 @@ impl CacheBook {
     }
 
     /// The books of other pools with the sequences of these, whose pools must be idle.
-    pub(crate) fn replaced_by(self, fresh: Self) -> Self {
+    pub fn replaced_by(self, fresh: Self) -> Self {
         Self { sequences: self.sequences, ..fresh }
     }
 
@@ -389,7 +385,7 @@ impl CacheBook {
         for (table, blocks) in sequence.tables.iter_mut().zip(&mut self.blocks) {
             table.clear(blocks)?;
         }
-        sequence.draft = None;
+        self.free_rows.extend(sequence.draft.take().and_then(|draft| draft.row));
         sequence.residency = residency;
         if let Some(slot) = sequence.slot.take() {
             self.slots.release(slot)?;
@@ -399,7 +395,10 @@ impl CacheBook {
 
     pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, ManagerError> {
         self.slots.allocate(role).ok_or_else(|| {
-            self.refused_slots += 1;
+            *match role {
+                SlotRole::Live => &mut self.refused_slots,
+                SlotRole::Checkpoint => &mut self.refused_checkpoints,
+            } += 1;
             self.slots.shortage(role)
         })
     }

@@ -81,7 +81,7 @@ pub struct Layout {
     /// The plan's limits.
     pub limits: Limits,
     /// The rows of every draft pool that batches use; empty without any.
-    pub draft_rows: Range<u64>,
+    pub draft_rows: Range<u32>,
     by_name: HashMap<String, Place>,
     by_layer: HashMap<(u32, Kind), Place>,
 }
@@ -152,7 +152,9 @@ impl Layout {
                 Indexing::Slots
             }
             Growth::PerDraftPosition => {
-                let rows = pool.reserved..pool.units;
+                let units = u32::try_from(pool.units)
+                    .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
+                let rows = pool.reserved.min(pool.units) as u32..units;
                 let first = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
                 self.draft_rows =
                     if first { rows } else { rows.start.max(self.draft_rows.start)..rows.end.min(self.draft_rows.end) };

@@ -6,9 +6,11 @@ mod cache;
 pub mod ids;
 mod layout;
 mod ops;
+mod park;
 pub mod prefix;
 mod sequence;
 mod slots;
+mod stats;
 mod step;
 mod table;
 
@@ -20,4 +22,5 @@ pub use layout::{Indexing, Layout, PagedSpec, Place};
 pub use ops::PoolOp;
 pub use sequence::{Residency, SequenceId};
 pub use slots::{SlotAllocator, SlotRole};
+pub use stats::{PoolStats, SequenceStats, Stats};
 pub use step::{PoolStep, StepMetadata};

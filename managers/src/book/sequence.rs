@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::SlotId;
+use super::park::Span;
 use super::table::BlockTable;
 use crate::ManagerError;
 
@@ -53,14 +54,23 @@ pub(crate) struct Sequence {
     /// One table per paged pool.
     pub(crate) tables: Vec<BlockTable>,
     pub(crate) slot: Option<SlotId>,
+    /// What it held before it was offloaded, per paged pool.
+    pub(crate) parked: Vec<Span>,
     /// The last step it stood in, to find duplicates.
     pub(crate) step: u64,
+}
+
+impl Sequence {
+    pub(crate) fn resident(tokens: u32, tables: Vec<BlockTable>, slot: Option<SlotId>) -> Self {
+        Self { residency: Residency::Resident, tokens, draft: None, tables, slot, parked: Vec::new(), step: 0 }
+    }
 }
 
 /// An uncommitted speculative step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draft {
-    pub(crate) row: u32,
+    /// Its row in the draft pools, in plans with states.
+    pub(crate) row: Option<u32>,
     pub(crate) candidates: u32,
 }
 

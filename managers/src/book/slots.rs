@@ -37,7 +37,7 @@ pub struct SlotAllocator {
     roles: Vec<Option<SlotRole>>,
     free: Vec<u32>,
     used: [u32; 2],
-    high_water: u32,
+    high_water: [u32; 2],
 }
 
 impl SlotAllocator {
@@ -55,7 +55,7 @@ impl SlotAllocator {
             roles: vec![None; total as usize],
             free: (padding..total).rev().collect(),
             used: [0; 2],
-            high_water: 0,
+            high_water: [0; 2],
         })
     }
 
@@ -66,8 +66,7 @@ impl SlotAllocator {
         }
         let slot = self.free.pop()?;
         self.roles[slot as usize] = Some(role);
-        self.used[role as usize] += 1;
-        self.high_water = self.high_water.max(self.used[0] + self.used[1]);
+        self.count(role);
         Some(SlotId(slot))
     }
 
@@ -95,7 +94,7 @@ impl SlotAllocator {
             }
             self.roles[slot.0 as usize] = Some(role);
             self.used[old as usize] -= 1;
-            self.used[role as usize] += 1;
+            self.count(role);
         }
         Ok(())
     }
@@ -134,9 +133,9 @@ impl SlotAllocator {
         }
     }
 
-    /// The most slots that were held at once, over all roles.
-    pub fn high_water(&self) -> u32 {
-        self.high_water
+    /// The most slots that a role had at once.
+    pub fn high_water(&self, role: SlotRole) -> u32 {
+        self.high_water[role as usize]
     }
 
     /// The domain.
@@ -147,6 +146,12 @@ impl SlotAllocator {
     /// The slots that nobody holds.
     pub fn free_slots(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.free.iter().map(|&slot| SlotId(slot))
+    }
+
+    fn count(&mut self, role: SlotRole) {
+        let role = role as usize;
+        self.used[role] += 1;
+        self.high_water[role] = self.high_water[role].max(self.used[role]);
     }
 
     pub(crate) fn shortage(&self, role: SlotRole) -> ManagerError {

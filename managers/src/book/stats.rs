@@ -1,0 +1,150 @@
+//! How full the pools are.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use super::cache::CacheBook;
+use super::sequence::Residency;
+use super::{SlotAllocator, SlotRole};
+
+/// A snapshot of every pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// One per paged pool, then one per slot role.
+    pub pools: Vec<PoolStats>,
+    /// Sequences by where their caches are.
+    pub sequences: SequenceStats,
+}
+
+/// One pool, or one role of the slot domain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PoolStats {
+    /// The pool's id, `slots.live` or `slots.checkpoint`.
+    pub id: String,
+    /// Units that can be held at once; padding is not counted.
+    pub capacity: u64,
+    /// Units that somebody holds.
+    pub used: u64,
+    /// Units that nobody holds.
+    pub free: u64,
+    /// Of the used, those that only prefix caches hold.
+    pub cached: u64,
+    /// The most units that were held at once.
+    pub high_water: u64,
+    /// The share of the room in the sequences' units that no token fills: reserved for the rest of a prompt, or the
+    /// tail of a last block. 0 for slots.
+    pub fragmentation: f64,
+    /// Requests that were refused because this pool was short.
+    pub refused: u64,
+}
+
+/// Sequences by where their caches are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceStats {
+    /// In the pools.
+    pub resident: u64,
+    /// Nowhere.
+    pub preempted: u64,
+    /// In host memory.
+    pub offloaded: u64,
+}
+
+impl CacheBook {
+    /// A snapshot of every pool. Costs time in proportion to the blocks that sequences hold.
+    pub fn stats(&self) -> Stats {
+        let mut pools: Vec<PoolStats> = (0..self.blocks.len()).map(|paged| self.paged_stats(paged)).collect();
+        if self.layout.has_slots() {
+            pools.push(slot_stats(&self.slots, SlotRole::Live, self.refused_slots));
+            pools.push(slot_stats(&self.slots, SlotRole::Checkpoint, self.refused_checkpoints));
+        }
+        let mut sequences = SequenceStats::default();
+        for (_, sequence) in self.sequences.iter() {
+            *match sequence.residency {
+                Residency::Resident => &mut sequences.resident,
+                Residency::Preempted => &mut sequences.preempted,
+                Residency::Offloaded => &mut sequences.offloaded,
+            } += 1;
+        }
+        Stats { pools, sequences }
+    }
+
+    fn paged_stats(&self, paged: usize) -> PoolStats {
+        let (spec, blocks) = (&self.layout.paged[paged], &self.blocks[paged]);
+        let mut held = vec![false; spec.blocks as usize];
+        let (mut room, mut filled) = (0u64, 0u64);
+        for (_, sequence) in self.sequences.iter() {
+            let Some(table) = sequence.tables.get(paged) else { continue };
+            let entries = &table.entries()[table.released()..];
+            for &block in entries {
+                held[block as usize] = true;
+            }
+            let per_block = u64::from(spec.entries_per_block);
+            room += entries.len() as u64 * per_block;
+            let computed = u64::from(spec.entries(sequence.tokens)).saturating_sub(table.released() as u64 * per_block);
+            filled += computed.min(entries.len() as u64 * per_block);
+        }
+        let in_sequences = held.into_iter().filter(|&held| held).count() as u64;
+        PoolStats {
+            id: spec.id.clone(),
+            capacity: u64::from(blocks.capacity()),
+            used: u64::from(blocks.used()),
+            free: u64::from(blocks.available()),
+            cached: u64::from(blocks.used()) - in_sequences,
+            high_water: u64::from(blocks.high_water()),
+            fragmentation: if room == 0 { 0.0 } else { (room - filled) as f64 / room as f64 },
+            refused: self.refused[paged],
+        }
+    }
+}
+
+fn slot_stats(slots: &SlotAllocator, role: SlotRole, refused: u64) -> PoolStats {
+    let used = u64::from(slots.used(role));
+    PoolStats {
+        id: format!("slots.{role}"),
+        capacity: u64::from(slots.quota(role)),
+        used,
+        free: u64::from(slots.available(role)),
+        cached: if role == SlotRole::Checkpoint { used } else { 0 },
+        high_water: u64::from(slots.high_water(role)),
+        fragmentation: 0.0,
+        refused,
+    }
+}
+
+impl Stats {
+    /// The snapshot in the Prometheus text format.
+    pub fn prometheus(&self) -> String {
+        let mut text = String::new();
+        for (name, kind, help, value) in POOL_METRICS {
+            let _ = writeln!(text, "# HELP cacheplan_pool_{name} {help}\n# TYPE cacheplan_pool_{name} {kind}");
+            for pool in &self.pools {
+                let _ = writeln!(text, "cacheplan_pool_{name}{{pool=\"{}\"}} {}", label(&pool.id), value(pool));
+            }
+        }
+        let _ = writeln!(text, "# HELP cacheplan_sequences Sequences by where their caches are.");
+        let _ = writeln!(text, "# TYPE cacheplan_sequences gauge");
+        let SequenceStats { resident, preempted, offloaded } = self.sequences;
+        for (state, count) in [("resident", resident), ("preempted", preempted), ("offloaded", offloaded)] {
+            let _ = writeln!(text, "cacheplan_sequences{{state=\"{state}\"}} {count}");
+        }
+        text
+    }
+}
+
+type PoolMetric = (&'static str, &'static str, &'static str, fn(&PoolStats) -> f64);
+
+const POOL_METRICS: [PoolMetric; 7] = [
+    ("capacity_units", "gauge", "Units that can be held at once.", |pool| pool.capacity as f64),
+    ("used_units", "gauge", "Units that somebody holds.", |pool| pool.used as f64),
+    ("free_units", "gauge", "Units that nobody holds.", |pool| pool.free as f64),
+    ("cached_units", "gauge", "Used units that only prefix caches hold.", |pool| pool.cached as f64),
+    ("high_water_units", "gauge", "The most units held at once.", |pool| pool.high_water as f64),
+    ("fragmentation_ratio", "gauge", "Share of the sequences' room that no token fills.", |pool| pool.fragmentation),
+    ("refused_total", "counter", "Requests refused because the pool was short.", |pool| pool.refused as f64),
+];
+
+/// A label value with what the format reserves escaped.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
