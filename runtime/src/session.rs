@@ -95,13 +95,8 @@ impl Session {
         let resources = collect(&mut model.graph, &context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
-        let first = plan(&PlanRequest {
-            model: &model.info,
-            resources: &resources,
-            budget: &budget,
-            device: device_info.as_ref(),
-            measurement: None,
-        })?;
+        let first =
+            plan(&PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) })?;
         let decoder = load(&model, &device)?;
         let caches = CacheSet::allocate(&first, &device)?;
         Ok(Self { model, resources, budget, device_info, device_is_stated, decoder, caches, profile: None })
@@ -147,11 +142,8 @@ impl Session {
         };
         let measurement = Measurement { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
         let request = PlanRequest {
-            model: &self.model.info,
-            resources: &self.resources,
-            budget: &self.budget,
             device: self.device_info.as_ref(),
-            measurement: None,
+            ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)
         };
         let resized = resize(&request, &measurement);
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();

@@ -96,7 +96,7 @@ impl Setup {
             slots: self.slots,
             resources,
             pools,
-            capacity: Capacity { tokens: None, sequences: self.slots.live, capped_by: "slots".into() },
+            capacity: Capacity { tokens: None, sequences: self.slots.live, spare_tokens: 0, capped_by: "slots".into() },
             totals: Totals { kv_bytes_per_token: 0, state_bytes_per_sequence: 0, managed_bytes: 0, unmanaged_bytes: 0 },
             ledger: Vec::new(),
         }
