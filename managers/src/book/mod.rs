@@ -9,6 +9,7 @@ mod ops;
 mod park;
 pub mod prefix;
 mod sequence;
+pub mod simulate;
 mod slots;
 mod stats;
 mod step;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::config::{TenantId, TreeConfig};
 use super::error::PrefixError;
 use super::evict::Evicted;
+use super::host::{HostSlotId, Load};
 use super::insert::{Insert, WindowSpan};
 use super::key::{Key, floor};
 use super::lock::{Hold, Receipt};
@@ -42,6 +43,7 @@ struct Grip {
 pub struct Lease {
     grip: Option<Grip>,
     source: Option<SlotId>,
+    host_source: Option<HostSlotId>,
     owned: usize,
     branch: Option<usize>,
     tenant: TenantId,
@@ -53,6 +55,12 @@ impl Lease {
     #[must_use]
     pub fn source(&self) -> Option<SlotId> {
         self.source
+    }
+
+    /// As [`Lease::source`], where the state lies on the host.
+    #[must_use]
+    pub fn host_source(&self) -> Option<HostSlotId> {
+        self.host_source
     }
 
     /// Tokens at the front whose KV blocks are the tree's. The request must not free those.
@@ -137,12 +145,32 @@ impl PrefixCache {
         self.tree.match_prefix(prompt.head(prompt.tokens.len().saturating_sub(1)))
     }
 
+    /// As [`PrefixCache::lookup`], as if nothing lay on the host.
+    #[must_use]
+    pub fn lookup_resident(&self, prompt: Key<'_>) -> Match {
+        self.tree.match_resident(prompt.head(prompt.tokens.len().saturating_sub(1)))
+    }
+
+    /// As [`Tree::load`].
+    ///
+    /// # Errors
+    /// As [`Tree::load`].
+    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
+        self.tree.load(found, blocks, loads)
+    }
+
+    /// As [`Tree::evict_host`].
+    pub fn evict_host(&mut self, tokens: usize, states: usize) {
+        self.tree.evict_host(tokens, states);
+    }
+
     /// Admits a request whose prompt was looked up: holds what was found, and takes the live slot into care.
     ///
     /// The caller then copies [`Lease::source`] into the slot and calls [`PrefixCache::copied`].
     ///
     /// # Errors
-    /// [`PrefixError::StaleMatch`] if the tree has lost what was found; the slot remains the caller's.
+    /// [`PrefixError::StaleMatch`] if the tree has lost what was found, [`PrefixError::NotLoaded`] if a part of it lies on
+    /// the host; the slot remains the caller's.
     pub fn admit(
         &mut self,
         prompt: Key<'_>,
@@ -155,6 +183,7 @@ impl PrefixCache {
         Ok(Lease {
             grip: Some(Grip { receipt, live }),
             source: found.state,
+            host_source: found.host_state,
             owned: found.hit,
             branch: found.branch,
             tenant,
@@ -167,7 +196,7 @@ impl PrefixCache {
     /// # Errors
     /// [`PrefixError::ForeignReceipt`] for a lease of another cache.
     pub fn copied(&mut self, lease: &mut Lease) -> Result<(), PrefixError> {
-        lease.source = None;
+        (lease.source, lease.host_source) = (None, None);
         match &mut lease.grip {
             Some(grip) => self.tree.unlock_state(&mut grip.receipt),
             None => Err(PrefixError::ForeignReceipt),
