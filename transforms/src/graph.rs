@@ -183,7 +183,7 @@ pub struct Edge {
     /// The tensor that flows.
     pub tensor: TensorId,
     /// Index into the consumer's inputs.
-    pub input: u32,
+    pub input: usize,
 }
 
 /// A model as the passes see it.
@@ -212,9 +212,10 @@ impl Graph {
 
     /// Adds an op, with an edge from the producer of each of its inputs.
     pub fn add_op(&mut self, op: Op) -> OpId {
-        let inputs: Vec<TensorId> = op.inputs.iter().map(|&(_, tensor)| tensor).collect();
+        let inputs = op.inputs.len();
         let id = self.ops.add_node(op);
-        for (input, tensor) in (0..).zip(inputs) {
+        for input in 0..inputs {
+            let tensor = self.ops[id].inputs[input].1;
             self.connect(tensor, id, input);
         }
         id
@@ -232,12 +233,12 @@ impl Graph {
     /// Lets an op that is already there read one more tensor.
     pub(crate) fn add_port(&mut self, op: OpId, port: Cow<'static, str>, tensor: TensorId) {
         let inputs = &mut self.ops[op].inputs;
-        let input = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
+        let input = inputs.len();
         inputs.push((port, tensor));
         self.connect(tensor, op, input);
     }
 
-    fn connect(&mut self, tensor: TensorId, consumer: OpId, input: u32) {
+    fn connect(&mut self, tensor: TensorId, consumer: OpId, input: usize) {
         if let Origin::Op(producer) = self.tensor(tensor).origin {
             self.ops.add_edge(producer, consumer, Edge { tensor, input });
         }

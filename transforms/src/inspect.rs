@@ -54,9 +54,10 @@ fn caches(f: &mut Formatter<'_>, resources: &Resources) -> fmt::Result {
     if resources.is_empty() {
         return writeln!(f, "  none");
     }
-    let rows = resources.iter().map(|resource| (row(resource), resource.layer));
-    for (row, members) in grouped(rows) {
-        line(f, &format!("  {row} x {:>4}  layers {}", members.len(), ranges(&members)))?;
+    line(f, &columns("kind", "", "layers", "shape", "bytes"))?;
+    for (row, members) in grouped(resources.iter().map(|resource| (Row::of(resource), resource.layer))) {
+        let (count, layers) = (members.len().to_string(), cut(&ranges(&members), 20));
+        line(f, &columns(&row.kind, &count, &layers, &row.shape, &row.bytes))?;
     }
     let (mut per_token, mut per_sequence) = (0.0, 0u64);
     for resource in resources {
@@ -68,20 +69,36 @@ fn caches(f: &mut Formatter<'_>, resources: &Resources) -> fmt::Result {
     writeln!(f, "  in all {per_token} bytes per token, {per_sequence} bytes per sequence")
 }
 
-fn row(resource: &Resource) -> String {
-    let handler = &resource.handler;
-    let shape: Vec<String> = handler.shape().iter().map(|dim| dim.size.to_string()).collect();
-    let shape = format!("[{}] {}", shape.join(", "), handler.dtype());
-    let bytes = format!("{} bytes {}", handler.unit_bytes(), unit(handler));
-    let shared =
-        if resource.shared_by.is_empty() { String::new() } else { format!(" shared by {}", resource.shared_by.len()) };
-    format!("{:<22} {shape:<22} {bytes}{shared}", handler.kind())
+/// What resources of equal layers have in common.
+#[derive(PartialEq)]
+struct Row {
+    kind: String,
+    shape: String,
+    bytes: String,
+}
+
+impl Row {
+    fn of(resource: &Resource) -> Self {
+        let handler = &resource.handler;
+        let shape: Vec<String> = handler.shape().iter().map(|dim| dim.size.to_string()).collect();
+        let shape = format!("[{}] {}", shape.join(", "), handler.dtype());
+        let shared = match resource.shared_by.len() {
+            0 => String::new(),
+            layers => format!(", {layers} share it"),
+        };
+        let bytes = format!("{} {}{shared}", handler.unit_bytes(), unit(handler));
+        Self { kind: handler.kind().to_string(), shape, bytes }
+    }
+}
+
+fn columns(kind: &str, count: &str, layers: &str, shape: &str, bytes: &str) -> String {
+    format!("  {kind:<22} {count:>4}  {layers:<20}  {shape:<20} {bytes}")
 }
 
 fn unit(handler: &ResourceHandler) -> String {
     match handler.growth() {
         Growth::Paged { stride: 1, window: None } => "per token".to_owned(),
-        Growth::Paged { stride: 1, window: Some(window) } => format!("per token of the last {window}"),
+        Growth::Paged { stride: 1, window: Some(window) } => format!("per token, last {window}"),
         Growth::Paged { stride, .. } => format!("per {stride} tokens"),
         Growth::PerSlotToken => "per token of max_seq_len".to_owned(),
         Growth::PerSequence => "per sequence".to_owned(),
@@ -140,9 +157,15 @@ fn ranges(layers: &[Option<u32>]) -> String {
 
 /// Writes one line, cut at [`WIDTH`] columns.
 fn line(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
-    let text = text.trim_end();
-    match text.char_indices().nth(WIDTH) {
-        None => writeln!(f, "{text}"),
-        Some(_) => writeln!(f, "{}…", text.chars().take(WIDTH - 1).collect::<String>()),
+    writeln!(f, "{}", cut(text.trim_end(), WIDTH))
+}
+
+/// The text, or its beginning and an ellipsis in `width` columns.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
     }
+    let mut short: String = text.chars().take(width - 1).collect();
+    short.push('…');
+    short
 }

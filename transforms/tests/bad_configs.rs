@@ -19,7 +19,7 @@ fn error(text: &str) -> FrontendError {
 #[case::absurd(r#""hidden_size": 99999999999999999999"#, "`hidden_size` is")]
 #[case::text(r#""num_key_value_heads": "two""#, "`num_key_value_heads` is \"two\"")]
 #[case::zero_layers(r#""num_hidden_layers": 0"#, "`num_hidden_layers")]
-#[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 20000 layers")]
+#[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 10000 layers")]
 #[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
 #[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
 fn a_value_out_of_range_names_its_key(#[case] change: &str, #[case] expected: &str) {

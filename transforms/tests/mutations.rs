@@ -124,7 +124,6 @@ fn soak(seeds: &[Vec<u8>], read: impl Fn(&[u8])) {
         }
         cases += 1;
     }
-    println!("{cases} cases");
     assert!(cases > 0);
 }
 

@@ -9,7 +9,6 @@ mod ops;
 mod park;
 pub mod prefix;
 mod sequence;
-pub mod simulate;
 mod slots;
 mod stats;
 mod step;

@@ -1,4 +1,4 @@
-//! Changes nothing: every op that keeps state has its caches, every cache has an op and a node.
+//! Changes nothing, matches what it verified: every op that keeps state has its caches, every cache has an op and a node.
 
 use std::collections::HashSet;
 
@@ -10,6 +10,7 @@ use crate::ops;
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut read = HashSet::new();
     let mut nodes = HashSet::new();
+    let mut verified = Vec::new();
     for id in walk.graph.op_ids() {
         let op = walk.graph.op(id);
         if op.kind == ops::CACHE {
@@ -25,6 +26,9 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
                 kind: op.kind.to_string(),
                 near,
             });
+        }
+        if !op.caches.is_empty() {
+            verified.push(op.name.clone());
         }
         for cache in &op.caches {
             check_port(walk, op, cache)?;
@@ -43,7 +47,10 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     }
     match nodes.into_iter().min() {
         Some(orphan) => Err(unpaired(format!("the cache node `{orphan}` has no resource"))),
-        None => Ok(()),
+        None => {
+            walk.report.matched = verified;
+            Ok(())
+        }
     }
 }
 

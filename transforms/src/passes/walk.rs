@@ -27,12 +27,15 @@ impl Walk<'_> {
             kind: op.kind.to_string(),
             source: Box::new(source),
         })?;
-        let provenance = view.provenance;
+        let mut provenance = view.provenance;
         if caches.is_empty() {
             self.skipped(id, "with its dimensions it keeps nothing between steps");
             return Ok(());
         }
-        for cache in caches {
+        let last = caches.len() - 1;
+        for (position, cache) in caches.into_iter().enumerate() {
+            // Several caches of one op have one provenance; the last takes it, the others copy it.
+            let provenance = if position == last { std::mem::take(&mut provenance) } else { provenance.clone() };
             let op = self.graph.op(id);
             let layer = op.name.layer;
             let handler = match cache.handler.layout() {
@@ -46,7 +49,7 @@ impl Walk<'_> {
                     layer,
                     handler,
                     node: op.name.to_string(),
-                    provenance: provenance.clone(),
+                    provenance,
                     shared_by: Vec::new(),
                 },
             )?;

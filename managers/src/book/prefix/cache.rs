@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::config::{TenantId, TreeConfig};
 use super::error::PrefixError;
 use super::evict::Evicted;
-use super::host::{HostSlotId, Load};
 use super::insert::{Insert, WindowSpan};
 use super::key::{Key, floor};
 use super::lock::{Hold, Receipt};
@@ -43,7 +42,6 @@ struct Grip {
 pub struct Lease {
     grip: Option<Grip>,
     source: Option<SlotId>,
-    host_source: Option<HostSlotId>,
     owned: usize,
     branch: Option<usize>,
     tenant: TenantId,
@@ -55,12 +53,6 @@ impl Lease {
     #[must_use]
     pub fn source(&self) -> Option<SlotId> {
         self.source
-    }
-
-    /// As [`Lease::source`], where the state lies on the host.
-    #[must_use]
-    pub fn host_source(&self) -> Option<HostSlotId> {
-        self.host_source
     }
 
     /// Tokens at the front whose KV blocks are the tree's. The request must not free those.
@@ -145,32 +137,12 @@ impl PrefixCache {
         self.tree.match_prefix(prompt.head(prompt.tokens.len().saturating_sub(1)))
     }
 
-    /// As [`PrefixCache::lookup`], as if nothing lay on the host.
-    #[must_use]
-    pub fn lookup_resident(&self, prompt: Key<'_>) -> Match {
-        self.tree.match_resident(prompt.head(prompt.tokens.len().saturating_sub(1)))
-    }
-
-    /// As [`Tree::load`].
-    ///
-    /// # Errors
-    /// As [`Tree::load`].
-    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
-        self.tree.load(found, blocks, loads)
-    }
-
-    /// As [`Tree::evict_host`].
-    pub fn evict_host(&mut self, tokens: usize, states: usize) {
-        self.tree.evict_host(tokens, states);
-    }
-
     /// Admits a request whose prompt was looked up: holds what was found, and takes the live slot into care.
     ///
     /// The caller then copies [`Lease::source`] into the slot and calls [`PrefixCache::copied`].
     ///
     /// # Errors
-    /// [`PrefixError::StaleMatch`] if the tree has lost what was found, [`PrefixError::NotLoaded`] if a part of it lies on
-    /// the host; the slot remains the caller's.
+    /// [`PrefixError::StaleMatch`] if the tree has lost what was found; the slot remains the caller's.
     pub fn admit(
         &mut self,
         prompt: Key<'_>,
@@ -183,7 +155,6 @@ impl PrefixCache {
         Ok(Lease {
             grip: Some(Grip { receipt, live }),
             source: found.state,
-            host_source: found.host_state,
             owned: found.hit,
             branch: found.branch,
             tenant,
@@ -196,7 +167,7 @@ impl PrefixCache {
     /// # Errors
     /// [`PrefixError::ForeignReceipt`] for a lease of another cache.
     pub fn copied(&mut self, lease: &mut Lease) -> Result<(), PrefixError> {
-        (lease.source, lease.host_source) = (None, None);
+        lease.source = None;
         match &mut lease.grip {
             Some(grip) => self.tree.unlock_state(&mut grip.receipt),
             None => Err(PrefixError::ForeignReceipt),

@@ -25,7 +25,7 @@ use crate::model::Model;
 pub use assume::Assumption;
 
 /// The most decoder layers that are read, far above any real model.
-const MAX_LAYERS: u64 = 20_000;
+const MAX_LAYERS: u64 = 10_000;
 
 /// Reads the text of a config; `file` stands for it in errors.
 pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Model, FrontendError> {

@@ -13,7 +13,7 @@ const MAX_NAME: u64 = 4 << 10;
 /// Text values that are kept; longer ones (chat templates) are skipped.
 const MAX_TEXT: u64 = 4 << 10;
 /// Lists that are kept, one entry per layer; longer ones (vocabularies) are skipped.
-const MAX_LIST: u64 = 20_000;
+const MAX_LIST: u64 = 10_000;
 /// The most entries of either kind that are read.
 const MAX_ENTRIES: u64 = 1 << 20;
 /// Names and values that are kept, in all.

@@ -13,8 +13,8 @@ use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::model::Fact;
 use crate::ops;
 
-/// No model has more layers than this.
-const MAX_LAYER: u32 = 20_000;
+/// No model has as many layers as this.
+const MAX_LAYER: u32 = 10_000;
 
 /// A rewritten graph.
 pub(super) struct Lowered {

@@ -1,0 +1,43 @@
+//! The steps of `docs/adding-a-model.md`, run.
+
+mod support;
+
+use cacheplan_transforms::{FrontendError, Inspection, PassContext, ReadOptions, collect, read_config_str};
+
+/// The first block of a language in the guide.
+fn block(language: &str) -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/adding-a-model.md");
+    let guide = std::fs::read_to_string(path).unwrap();
+    let start = guide.split_once(&format!("```{language}\n")).unwrap().1;
+    start.split_once("```").unwrap().0.to_owned()
+}
+
+#[test]
+fn a_made_up_architecture_is_added_by_a_description_alone() {
+    let (config, description) = (block("json"), block("toml"));
+    let unknown = read_config_str("config.json", &config, &ReadOptions::default()).unwrap_err();
+    assert!(matches!(unknown, FrontendError::UnknownModelType { .. }), "{unknown}");
+
+    let options = ReadOptions { descriptions: vec![description], ..ReadOptions::default() };
+    let mut model = read_config_str("config.json", &config, &options).unwrap();
+    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
+    let shown = Inspection { model: &model, collected: &collected }.to_string();
+    let (read, _) = shown.split_once("\nRead\n").unwrap();
+    assert_eq!(read, block("text"));
+}
+
+#[test]
+fn a_wrong_description_says_what_is_wrong() {
+    let wrong = |from: &str, to: &str| {
+        let descriptions = vec![block("toml").replace(from, to)];
+        read_config_str("config.json", &block("json"), &ReadOptions { descriptions, ..ReadOptions::default() })
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(wrong("[\"mamba2\",", "[\"mamba3\",").contains("unknown block `mamba3`"));
+    assert!(wrong("d_state = ", "d_stat = ").contains("block `mamba2` has no dimension `d_stat`"));
+    assert!(wrong("scan.conv ??", "scan.conv ? ?").contains("unexpected"));
+    assert!(wrong("[kinds]", "[kindz]").contains("unknown field `kindz`"));
+    assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is there"));
+    assert!(wrong("look = \"attention\"", "").contains("layer 2 is of unknown kind `look`"));
+}
