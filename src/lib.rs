@@ -10,3 +10,5 @@ pub use cacheplan_managers as managers;
 pub use cacheplan_planner as planner;
 pub use cacheplan_runtime as runtime;
 pub use cacheplan_transforms as transforms;
+/// The tensor library that everything runs on, in the version that this crate was built with.
+pub use candle_core as candle;

@@ -3,10 +3,16 @@
 
 mod commands;
 mod failure;
+mod progress;
 
 use std::process::ExitCode;
 
+use cacheplan::managers::CountingAllocator;
 use clap::{Parser, Subcommand};
+
+/// Counts what the process really allocates, so that `run` can set it beside the plan.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -31,6 +37,10 @@ struct Cli {
 enum Command {
     /// Say where every byte of a model's caches lives, who owns it, and why
     Plan(commands::plan::Args),
+    /// Plan, allocate, profile, resize and generate with a real model
+    Run(commands::run::Args),
+    /// Do all of that on a small hybrid model that is built in
+    Demo(commands::demo::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +53,8 @@ fn main() -> ExitCode {
     debug_assert!(wrapping.is_ok(), "the hook is set once, here");
     let result = match Cli::parse().command {
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Run(args) => commands::run::run(&args),
+        Command::Demo(args) => commands::demo::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

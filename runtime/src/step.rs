@@ -67,7 +67,7 @@ impl<'a> Step<'a> {
     /// The state of `kind` in `layer`.
     pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>, RuntimeError> {
         let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
-        let batch = StateBatch { cu_seqlens: &self.metadata.cu_seqlens, slots: &self.metadata.slots };
+        let batch = StateBatch::new(&self.metadata.cu_seqlens, &self.metadata.slots);
         Ok(StateCache { pool: state.pool, view: state.view, batch })
     }
 }

@@ -53,12 +53,18 @@ pub(crate) struct Loaded {
 }
 
 impl Source {
-    /// Reads the model and the budget and walks the graph.
-    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+    /// The budget file with the flags' values in place of its own.
+    pub(crate) fn budget(&self) -> Result<Budget, Failure> {
         let mut budget = self.budget.as_deref().map(read_budget).transpose()?.unwrap_or_default();
         if let Some(grouping) = self.grouping {
             budget.grouping = Some(grouping.into());
         }
+        Ok(budget)
+    }
+
+    /// Reads the model and the budget and walks the graph.
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
+        let budget = self.budget()?;
         let mut model = read_model(&self.model, &ReadOptions::default())
             .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
         let context = budget.pass_context(&model.info);

@@ -1,4 +1,6 @@
 //! One file per subcommand, and what they share.
 
+pub(crate) mod demo;
 pub(crate) mod load;
 pub(crate) mod plan;
+pub(crate) mod run;

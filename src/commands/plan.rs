@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{CachePlan, PlanRequest, plan};
+use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo, DeviceKind, PlanRequest, plan};
 use cacheplan::transforms::Dot;
 use clap::ValueEnum;
 use miette::miette;
@@ -14,6 +14,10 @@ use crate::failure::{Failure, print};
 pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
+
+    /// Memory of the device the plan is for, which fractions in the budget are shares of, such as 141GiB
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<ByteSize>,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -39,7 +43,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.format == Format::Dot {
         return print(&Dot(&loaded.model.graph).to_string());
     }
-    let request = PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget);
+    let device = args.device_memory.map(|memory| DeviceInfo {
+        name: "stated".into(),
+        total_bytes: memory.0,
+        free_bytes: memory.0,
+        kind: DeviceKind::Cuda,
+    });
+    let request = PlanRequest {
+        device: device.as_ref(),
+        ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
+    };
     let plan = plan(&request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
     if let Some(path) = &args.out {
         std::fs::write(path, json(&plan)?).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;

@@ -1,0 +1,17 @@
+//! `cacheplan demo`: the whole way on a small hybrid model that is built in.
+
+use cacheplan::runtime::demo;
+
+use crate::commands::run::{OutputArgs, failure, serve};
+use crate::failure::Failure;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let session = demo::session(args.output.device.clone()).map_err(failure)?;
+    serve(session, &demo::requests(), args.output.format, None)
+}
