@@ -152,6 +152,19 @@ pub enum ManagerError {
         /// Slots that are held.
         slots: u64,
     },
+    /// A plan whose pools differ in more than their number of units.
+    #[error("the plan has other pools than those in use; resize with sequences finished or migrated")]
+    OtherPools,
+    /// A unit that a shrunken pool would no longer have.
+    #[error("pool `{pool}`: unit {unit} is in use and would be cut off at {units} units")]
+    UnitInUse {
+        /// The pool.
+        pool: String,
+        /// The unit.
+        unit: u32,
+        /// Units that the pool would have.
+        units: u32,
+    },
     /// Use after `shutdown`.
     #[error("the caches were shut down")]
     ShutDown,

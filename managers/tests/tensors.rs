@@ -244,6 +244,73 @@ fn compacted_slots_keep_their_states() {
 }
 
 #[test]
+fn an_offloaded_sequence_comes_back_as_it_was() {
+    let mut set = set(&hybrid());
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(6).unwrap();
+    write(manager, sequence, 6, 0);
+    set_state(manager, sequence, 6.0);
+    let refused = manager.offload(sequence).unwrap_err();
+    assert!(matches!(refused, ManagerError::OutOfHostMemory { free: 0, .. }), "{refused}");
+    manager.set_host_capacity(1 << 20);
+    manager.offload(sequence).unwrap();
+    assert_eq!(manager.host_stats().sequences, 1);
+    manager.fill_free(f64::NAN).unwrap();
+    assert!(matches!(manager.capture(sequence), Err(ManagerError::WrongState { found: "offloaded", .. })));
+    manager.onload(sequence).unwrap();
+    assert_eq!((manager.host_stats().used_bytes, manager.host_stats().sequences), (0, 0));
+    write(manager, sequence, 1, 6);
+    assert_eq!((state(manager, sequence), read(manager, sequence)), (6.0, numbers(0..7)));
+}
+
+#[test]
+fn capacity_moves_from_blocks_to_slots_under_a_live_sequence() {
+    let mut set = set(&hybrid().blocks(16));
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(6).unwrap();
+    write(manager, sequence, 6, 0);
+    set_state(manager, sequence, 6.0);
+    let mut target = hybrid().blocks(4);
+    target.slots.live = 9;
+    set.rebalance(&target.plan()).unwrap();
+    let manager = set.manager_mut().unwrap();
+    assert_eq!((state(manager, sequence), read(manager, sequence)), (6.0, numbers(0..6)));
+    write(manager, sequence, 10, 6);
+    assert_eq!(read(manager, sequence), numbers(0..16));
+    assert_eq!(manager.book().free_live_slots(), 8);
+    let refused = set.rebalance(&hybrid().blocks(3).plan()).unwrap_err();
+    assert!(matches!(refused, ManagerError::UnitInUse { unit: 4, units: 4, .. }), "{refused}");
+}
+
+#[test]
+fn a_resize_refuses_or_migrates_live_sequences() {
+    let mut set = set(&hybrid());
+    let manager = set.manager_mut().unwrap();
+    let (first, last) = (manager.admit(6).unwrap(), manager.admit(9).unwrap());
+    write(manager, first, 6, 0);
+    write(manager, last, 9, 100);
+    set_state(manager, last, 9.0);
+    manager.finish(first).unwrap();
+    let small = hybrid().blocks(3).plan();
+    let refused = set.resize(&small).unwrap_err();
+    assert_eq!(refused, ManagerError::Busy { sequences: 1, blocks: 3, slots: 1 });
+    let too_small = set.resize_migrating(&hybrid().blocks(2).plan()).unwrap_err();
+    assert!(matches!(too_small, ManagerError::OutOfBlocks { needed: 3, free: 2, .. }), "{too_small}");
+    set.resize_migrating(&small).unwrap();
+    let manager = set.manager_mut().unwrap();
+    assert_eq!((state(manager, last), read(manager, last)), (9.0, numbers(100..109)));
+    assert_eq!(manager.book().tokens(first).unwrap_err(), ManagerError::StaleSequence(first));
+}
+
+#[test]
+fn a_handle_of_another_manager_is_refused() {
+    let (mut one, mut other) = (set(&hybrid()), set(&hybrid()));
+    let sequence = one.manager_mut().unwrap().admit(1).unwrap();
+    let refused = other.manager_mut().unwrap().fork(sequence).unwrap_err();
+    assert_eq!(refused, ManagerError::ForeignSequence(sequence));
+}
+
+#[test]
 fn a_packed_pool_is_seen_in_bytes() {
     let handler = ResourceHandler::kv_paged(2, 64, DType::Q8_0).unwrap();
     let set = set(&Setup::new().with(0, handler));

@@ -86,6 +86,25 @@ impl BlockAllocator {
         self.free.iter().map(|&block| BlockId(block))
     }
 
+    /// All blocks, reserved ones included.
+    pub(crate) fn units(&self) -> u32 {
+        self.references.len() as u32
+    }
+
+    /// The held block of the highest number.
+    pub(crate) fn highest_held(&self) -> Option<BlockId> {
+        self.references.iter().rposition(|&references| references > 0).map(|block| BlockId(block as u32))
+    }
+
+    /// Makes the pool `blocks` large; blocks that go away must be free.
+    pub(crate) fn resize(&mut self, blocks: u32) {
+        let old = self.units();
+        self.references.resize(blocks as usize, 0);
+        self.free.retain(|&block| block < blocks);
+        // New blocks are handed out last.
+        self.free.splice(0..0, (old..blocks).rev());
+    }
+
     fn held(&mut self, block: BlockId) -> Result<&mut u32, ManagerError> {
         match self.references.get_mut(block.0 as usize) {
             Some(references) if *references > 0 => Ok(references),

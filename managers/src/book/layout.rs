@@ -119,6 +119,15 @@ impl Layout {
         self.by_name.get(name).copied()
     }
 
+    /// Whether both have the same resources in the same places, whatever the number of units.
+    pub(crate) fn same_but_for_units(&self, other: &Self) -> bool {
+        let geometry = |spec: &PagedSpec| PagedSpec { blocks: 0, ..spec.clone() };
+        self.indexing == other.indexing
+            && self.by_name == other.by_name
+            && self.by_layer == other.by_layer
+            && self.paged.iter().map(geometry).eq(other.paged.iter().map(geometry))
+    }
+
     /// Whether sequences need a slot.
     pub fn has_slots(&self) -> bool {
         self.indexing.contains(&Indexing::Slots)

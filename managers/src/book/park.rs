@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use cacheplan_planner::CachePlan;
+
 use super::cache::CacheBook;
 use super::sequence::{Residency, SequenceId};
 use super::table::{BlockTable, shortage};
@@ -58,6 +60,38 @@ impl CacheBook {
         sequence.residency = Residency::Resident;
         sequence.parked.clear();
         Ok(())
+    }
+
+    /// The resident sequences, if the pools of `plan` can take them all over.
+    ///
+    /// # Errors
+    /// A pool of the plan that is too small, an uncommitted speculative step, or blocks and slots that no sequence
+    /// holds.
+    pub fn check_migration(&self, plan: &CachePlan) -> Result<Vec<SequenceId>, ManagerError> {
+        let fresh = Self::new(plan)?;
+        if !self.layout.same_but_for_units(&fresh.layout) {
+            return Err(ManagerError::OtherPools);
+        }
+        let resident = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident);
+        let resident: Vec<SequenceId> = resident.map(|(id, _)| id).collect();
+        for (paged, (spec, blocks)) in fresh.layout.paged.iter().zip(&fresh.blocks).enumerate() {
+            let mut needed = 0;
+            for &id in &resident {
+                needed += u64::from(self.spans(id)?[paged].blocks);
+            }
+            if needed > u64::from(blocks.available()) {
+                return Err(shortage(spec, blocks, needed, 0));
+            }
+        }
+        if fresh.layout.has_slots() && resident.len() > fresh.slots.available(SlotRole::Live) as usize {
+            return Err(fresh.slots.shortage(SlotRole::Live));
+        }
+        let stats = self.stats();
+        let cached: u64 = stats.pools.iter().map(|pool| pool.cached).sum();
+        if cached > 0 {
+            return Err(ManagerError::Busy { sequences: resident.len(), blocks: cached, slots: 0 });
+        }
+        Ok(resident)
     }
 
     /// The blocks of a settled sequence that hold tokens, per paged pool, in order.

@@ -109,6 +109,31 @@ impl SlotAllocator {
         Ok(())
     }
 
+    /// Whether the domain can become `target` with every held slot where it is.
+    pub(crate) fn check_resize(&self, target: SlotDomain) -> Result<(), ManagerError> {
+        let highest = self.roles.iter().rposition(Option::is_some).unwrap_or(0) as u64;
+        let shortest = target.total().min(self.domain.total());
+        let quota = |role, limit: u64| u64::from(self.used(role)) <= limit;
+        let fits = quota(SlotRole::Live, target.live) && quota(SlotRole::Checkpoint, target.checkpoints);
+        if target.padding != self.domain.padding {
+            return Err(ManagerError::OtherPools);
+        }
+        if fits && (highest < shortest || highest == 0) {
+            return Ok(());
+        }
+        let units = u32::try_from(shortest).unwrap_or(u32::MAX);
+        Err(ManagerError::UnitInUse { pool: "slots".into(), unit: highest as u32, units })
+    }
+
+    /// Changes the quotas and the number of slots, which [`SlotAllocator::check_resize`] has allowed.
+    pub(crate) fn resize(&mut self, domain: SlotDomain, total: u64) {
+        let (old, new) = (self.roles.len() as u32, total as u32);
+        self.roles.resize(new as usize, None);
+        self.free.retain(|&slot| slot < new);
+        self.free.splice(0..0, (old..new).rev());
+        self.domain = domain;
+    }
+
     /// The role of a held slot; `None` if it is free, padding or out of range.
     pub fn role(&self, slot: SlotId) -> Option<SlotRole> {
         self.roles.get(slot.0 as usize).copied().flatten()

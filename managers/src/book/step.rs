@@ -45,6 +45,11 @@ impl StepMetadata {
         self.positions.len()
     }
 
+    /// Row of each sequence's last token, whose logits the next token is drawn from.
+    pub fn last_rows(&self) -> impl Iterator<Item = u32> + '_ {
+        self.cu_seqlens.iter().skip(1).map(|end| end.saturating_sub(1))
+    }
+
     /// Appends padding sequences of `tokens` tokens each until there are `batch`: they write nothing and read nothing.
     pub fn pad_to(&mut self, batch: usize, tokens: usize) {
         while self.batch() < batch {

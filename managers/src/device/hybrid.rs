@@ -4,6 +4,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::{CachePlan, ManagerKind};
 use candle_core::{Device, Tensor};
 
+use super::host::{HostCopy, HostStats, HostTier};
 use super::kv::{DenseKv, KvCacheManager, KvLayer};
 use super::mamba::{CapturedState, MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
@@ -22,6 +23,7 @@ pub struct MambaHybridCacheManager {
     kv: KvCacheManager,
     mamba: MambaCacheManager,
     fixed: Vec<(usize, PoolTensor)>,
+    host: HostTier,
     kind: ManagerKind,
     generation: u32,
 }
@@ -37,6 +39,7 @@ impl MambaHybridCacheManager {
     pub(crate) fn allocate(
         plan: &CachePlan,
         book: CacheBook,
+        host: HostTier,
         device: &Device,
         generation: u32,
     ) -> Result<Self, ManagerError> {
@@ -52,6 +55,7 @@ impl MambaHybridCacheManager {
             mamba: MambaCacheManager::allocate(plan, layout, device)?,
             book,
             fixed,
+            host,
             kind: plan.manager,
             generation,
         })
@@ -218,7 +222,61 @@ impl MambaHybridCacheManager {
     /// # Errors
     /// A stale handle.
     pub fn finish(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
-        self.with_book(|book| book.finish(sequence))
+        self.with_book(|book| book.finish(sequence))?;
+        self.host.remove(sequence);
+        Ok(())
+    }
+
+    /// Limits the bytes of offloaded sequences; 0 unless set.
+    pub fn set_host_capacity(&mut self, bytes: u64) {
+        self.host.set_capacity(bytes);
+    }
+
+    /// How full the host tier is.
+    pub fn host_stats(&self) -> HostStats {
+        self.host.stats()
+    }
+
+    /// Moves a sequence's blocks and state to host memory.
+    ///
+    /// # Errors
+    /// No room in the host tier; a sequence that is not resident or has an uncommitted speculative step.
+    pub fn offload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+        let held = self.book.held_blocks(sequence)?;
+        let kv = held.iter().enumerate().map(|(paged, blocks)| blocks.len() as u64 * self.kv.pool(paged).unit_bytes());
+        let state = self.book.slot(sequence)?.map_or(0, |_| self.mamba.slot_bytes());
+        let bytes = kv.sum::<u64>() + state;
+        self.host.check_room(bytes)?;
+        let mut blocks = Vec::with_capacity(held.len());
+        for (paged, ids) in held.iter().enumerate() {
+            let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
+            blocks.push(self.kv.pool(paged).read_units(&ids)?.to_device(&Device::Cpu)?);
+        }
+        let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
+        self.book.offload(sequence)?;
+        self.host.insert(sequence, HostCopy { blocks, state, bytes });
+        Ok(())
+    }
+
+    /// Brings an offloaded sequence back.
+    ///
+    /// # Errors
+    /// What lacks, or a sequence that was not offloaded; nothing has changed then.
+    pub fn onload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+        self.book.onload(sequence)?;
+        let held = self.book.held_blocks(sequence)?;
+        let slot = self.book.slot(sequence)?;
+        if let Some(copy) = self.host.get(sequence) {
+            for (paged, (ids, values)) in held.iter().zip(&copy.blocks).enumerate() {
+                let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
+                self.kv.pool(paged).write_units(&ids, values)?;
+            }
+            if let Some(slot) = slot {
+                self.mamba.restore(slot, &copy.state)?;
+            }
+        }
+        self.host.remove(sequence);
+        Ok(())
     }
 
     /// Moves live slots to the front; see [`CacheBook::compact_slots`].
@@ -311,9 +369,31 @@ impl MambaHybridCacheManager {
         self.kv.pools().chain(self.mamba.pools()).chain(fixed)
     }
 
-    /// The books, for pools that are made anew.
-    pub(crate) fn into_book(self) -> CacheBook {
-        self.book
+    /// Whether offloaded sequences can come back to the pools of `fresh`.
+    pub(crate) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), ManagerError> {
+        let fits = self.host.stats().sequences == 0 || self.book.layout().same_but_for_units(fresh.layout());
+        if fits { Ok(()) } else { Err(ManagerError::OtherPools) }
+    }
+
+    /// The books and the host tier, for pools that are made anew.
+    pub(crate) fn into_parts(self) -> (CacheBook, HostTier) {
+        (self.book, self.host)
+    }
+
+    /// Re-creates every pool with the units of `plan` on `device`, contents kept; sequences stay as they are.
+    ///
+    /// One pool is there twice at a time, those that shrink first.
+    pub(crate) fn transfer(&mut self, plan: &CachePlan, device: &Device, generation: u32) -> Result<(), ManagerError> {
+        let layout = self.book.shrink_to(plan)?;
+        self.generation = generation;
+        let pools = self.kv.pools_mut().chain(self.mamba.pools_mut());
+        let mut pools: Vec<_> = pools.chain(self.fixed.iter_mut().map(|(index, pool)| (*index, pool))).collect();
+        pools.sort_by_key(|(index, pool)| plan.pools[*index].bytes > pool.planned_bytes);
+        for (index, pool) in pools {
+            pool.replace(&plan.pools[index], device)?;
+        }
+        self.book.grow_to(layout);
+        Ok(())
     }
 
     fn current(&self, route: Route) -> Result<Place, ManagerError> {

@@ -166,6 +166,10 @@ impl KvCacheManager {
         self.pools.iter().map(|pool| (pool.spec.pool, &pool.tensor))
     }
 
+    pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = (usize, &mut PoolTensor)> {
+        self.pools.iter_mut().map(|pool| (pool.spec.pool, &mut pool.tensor))
+    }
+
     fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), ManagerError> {
         let unknown = || ManagerError::UnknownPool(place.pool.to_string());
         let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };

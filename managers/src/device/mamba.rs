@@ -59,6 +59,22 @@ pub struct CapturedState {
     pub(crate) pools: Vec<(String, Tensor)>,
 }
 
+impl CapturedState {
+    /// The same states on another device.
+    ///
+    /// # Errors
+    /// A failing device.
+    pub fn to_device(&self, device: &Device) -> Result<Self, ManagerError> {
+        let moved = self.pools.iter().map(|(id, values)| Ok((id.clone(), values.to_device(device)?)));
+        Ok(Self { tokens: self.tokens, pools: moved.collect::<Result<_, ManagerError>>()? })
+    }
+
+    /// The states as named tensors `[1, slot_elems]`, one per pool.
+    pub fn pools(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.pools.iter().map(|(id, values)| (id.as_str(), values))
+    }
+}
+
 impl MambaCacheManager {
     pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
         let mut manager = Self::default();
@@ -169,6 +185,15 @@ impl MambaCacheManager {
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = (usize, &PoolTensor)> {
         self.slots.iter().chain(&self.drafts).map(|pool| (pool.index, &pool.tensor))
+    }
+
+    pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = (usize, &mut PoolTensor)> {
+        self.slots.iter_mut().chain(&mut self.drafts).map(|pool| (pool.index, &mut pool.tensor))
+    }
+
+    /// Bytes of one slot over all pools.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slot_pools().map(PoolTensor::unit_bytes).sum()
     }
 
     pub(crate) fn slot_pools(&self) -> impl Iterator<Item = &PoolTensor> {

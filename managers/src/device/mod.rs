@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod host;
 mod hybrid;
 mod kv;
 mod mamba;
@@ -9,6 +10,7 @@ mod peak;
 mod pool;
 mod set;
 
+pub use host::HostStats;
 pub use hybrid::{MambaHybridCacheManager, Route};
 pub use kv::{DenseKv, KvCacheManager, KvLayer, KvScales};
 pub use mamba::{CapturedState, MambaCacheManager, StateLayer};

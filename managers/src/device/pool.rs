@@ -58,6 +58,23 @@ impl PoolTensor {
         self.tensor.elem_count() / self.unit_elems.max(1)
     }
 
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        (self.unit_elems * self.elem_bytes) as u64
+    }
+
+    /// Becomes the pool of another plan, with the units that both have.
+    pub(crate) fn replace(&mut self, pool: &Pool, device: &Device) -> Result<(), ManagerError> {
+        if pool.bytes == self.planned_bytes && device.same_device(self.tensor.device()) {
+            return Ok(());
+        }
+        let fresh = Self::allocate(pool, device)?;
+        let kept = self.units().min(fresh.units());
+        let contents = self.tensor.narrow(0, 0, kept)?.to_device(device)?;
+        fresh.tensor.slice_set(&contents, 0, 0)?;
+        *self = fresh;
+        Ok(())
+    }
+
     pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<(), ManagerError> {
         Ok(cacheplan_kernels::copy_rows(&self.tensor, pairs)?)
     }

@@ -4,6 +4,7 @@ use cacheplan_planner::{CachePlan, Owner};
 use candle_core::Device;
 use serde::Serialize;
 
+use super::host::HostTier;
 use super::hybrid::MambaHybridCacheManager;
 use crate::ManagerError;
 use crate::book::CacheBook;
@@ -35,7 +36,7 @@ impl CacheSet {
     /// # Errors
     /// A plan that contradicts itself, or a device without the memory.
     pub fn allocate(plan: &CachePlan, device: &Device) -> Result<Self, ManagerError> {
-        let manager = MambaHybridCacheManager::allocate(plan, CacheBook::new(plan)?, device, 0)?;
+        let manager = MambaHybridCacheManager::allocate(plan, CacheBook::new(plan)?, HostTier::new(0), device, 0)?;
         Ok(Self { plan: plan.clone(), device: device.clone(), generation: 0, manager: Some(manager) })
     }
 
@@ -86,19 +87,79 @@ impl CacheSet {
     /// The old pools are freed before the new ones are allocated, so that the peak is the larger of the two.
     ///
     /// # Errors
-    /// Pools in which something lives; then nothing has changed.
+    /// Pools in which something lives, or offloaded sequences that do not fit the plan; then nothing has changed.
     /// A plan that cannot be allocated; then the set is shut down.
     pub fn resize(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
         // Proves the plan before anything is given up.
-        let mut book = CacheBook::new(plan)?;
+        let fresh = CacheBook::new(plan)?;
         if let Some(manager) = &self.manager {
             manager.book().ensure_idle()?;
+            manager.check_offloaded(&fresh)?;
         }
-        if let Some(manager) = self.manager.take() {
-            book = manager.into_book().replaced_by(book);
-        }
+        let (book, host) = match self.manager.take() {
+            Some(manager) => {
+                let (book, host) = manager.into_parts();
+                (book.replaced_by(fresh), host)
+            }
+            None => (fresh, HostTier::new(0)),
+        };
         self.generation += 1;
-        self.manager = Some(MambaHybridCacheManager::allocate(plan, book, &self.device, self.generation)?);
+        self.manager = Some(MambaHybridCacheManager::allocate(plan, book, host, &self.device, self.generation)?);
+        self.plan = plan.clone();
+        Ok(())
+    }
+
+    /// As [`CacheSet::resize`] with sequences in the pools: they wait in host memory meanwhile, and their handles
+    /// stay valid.
+    ///
+    /// # Errors
+    /// New pools that cannot hold them, an uncommitted speculative step, blocks or slots that a prefix cache holds;
+    /// then everything is as before.
+    pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
+        let manager = self.manager_mut()?;
+        let sequences = manager.book().check_migration(plan)?;
+        let capacity = manager.host_stats().capacity_bytes;
+        manager.set_host_capacity(u64::MAX);
+        for &sequence in &sequences {
+            manager.offload(sequence)?;
+        }
+        let resized = self.resize(plan);
+        let manager = self.manager_mut()?;
+        for &sequence in &sequences {
+            manager.onload(sequence)?;
+        }
+        manager.set_host_capacity(capacity);
+        resized
+    }
+
+    /// Moves capacity between the pools while sequences live in them: `plan` has the same pools with other units.
+    ///
+    /// Units keep their numbers and sequences stay as they are; routes become stale.
+    /// One pool is there twice while its contents move, those that shrink first.
+    ///
+    /// # Errors
+    /// A plan with other pools, or units in use that would be cut off; nothing has changed then.
+    /// A device without the memory for a pool: what has moved stays moved, and the smaller of both sizes holds.
+    pub fn rebalance(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
+        let device = self.device.clone();
+        self.transfer(plan, &device)
+    }
+
+    /// Moves every pool, unmanaged ones included, to another device; sequences stay as they are, routes become stale.
+    ///
+    /// # Errors
+    /// A device without the memory.
+    pub fn to_device(&mut self, device: &Device) -> Result<(), ManagerError> {
+        let plan = self.plan.clone();
+        self.transfer(&plan, device)?;
+        self.device = device.clone();
+        Ok(())
+    }
+
+    fn transfer(&mut self, plan: &CachePlan, device: &Device) -> Result<(), ManagerError> {
+        let generation = self.generation + 1;
+        self.manager_mut()?.transfer(plan, device, generation)?;
+        self.generation = generation;
         self.plan = plan.clone();
         Ok(())
     }

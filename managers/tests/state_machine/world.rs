@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{
-    Accepted, BlockId, CacheBook, PoolOp, Prefix, Residency, SequenceId, SlotId, SlotRole, StepMetadata, Work,
+    Accepted, BlockId, CacheBook, Indexing, PoolOp, Prefix, Residency, SequenceId, SlotId, SlotRole, StepMetadata, Work,
 };
 use cacheplan_planner::CachePlan;
 use proptest::prelude::*;
@@ -30,6 +30,7 @@ pub(crate) enum Op {
     Offload(u8),
     Onload(u8),
     Compact,
+    Rebalance { blocks: i8, live: i8 },
     Finish(u8),
     Stale(u8),
 }
@@ -57,6 +58,7 @@ impl Arbitrary for Op {
             1 => any::<u8>().prop_map(Self::Offload),
             2 => any::<u8>().prop_map(Self::Onload),
             1 => Just(Self::Compact),
+            1 => (-4i8..5, -1i8..2).prop_map(|(blocks, live)| Self::Rebalance { blocks, live }),
             2 => any::<u8>().prop_map(Self::Finish),
             1 => any::<u8>().prop_map(Self::Stale),
         ]
@@ -139,6 +141,7 @@ impl World {
             Op::Offload(pick) => self.offload(pick),
             Op::Onload(pick) => self.onload(pick),
             Op::Compact => self.compact(),
+            Op::Rebalance { blocks, live } => self.rebalance(blocks, live),
             Op::Finish(pick) => self.finish_one(pick),
             Op::Stale(pick) => self.use_stale(pick),
         }
@@ -388,6 +391,33 @@ impl World {
         for moved in self.book.compact_slots().unwrap() {
             assert_eq!(self.book.slot(moved.sequence).unwrap(), Some(moved.to));
             assert!(moved.to < moved.from);
+        }
+    }
+
+    /// Moves capacity between blocks and slots while everything lives on.
+    fn rebalance(&mut self, blocks: i8, live: i8) {
+        let mut plan = self.plan.clone();
+        plan.slots.live = plan.slots.live.saturating_add_signed(i64::from(live)).max(1);
+        for (pool, indexing) in plan.pools.iter_mut().zip(&self.book.layout().indexing) {
+            match indexing {
+                Indexing::Blocks(_) => pool.units = pool.units.saturating_add_signed(i64::from(blocks)).max(4),
+                Indexing::Slots => pool.units = plan.slots.total(),
+                Indexing::DraftRows | Indexing::Fixed => {}
+            }
+            pool.bytes = pool.units * pool.unit_bytes;
+        }
+        let before = self.fingerprint();
+        match self.book.shrink_to(&plan) {
+            Ok(layout) => {
+                for (spec, pool) in layout.paged.iter().zip(&mut self.blocks) {
+                    pool.resize(spec.blocks as usize, vec![None; spec.entries_per_block as usize]);
+                }
+                self.slots.resize(plan.slots.total() as usize, None);
+                self.book.grow_to(layout);
+                self.plan = plan;
+            }
+            Err(ManagerError::UnitInUse { .. }) => assert_eq!(self.fingerprint(), before),
+            Err(error) => panic!("{error}"),
         }
     }
 

@@ -1,0 +1,50 @@
+//! Moving capacity between pools while sequences live in them.
+
+use std::sync::Arc;
+
+use cacheplan_planner::{CachePlan, SlotDomain};
+
+use super::cache::CacheBook;
+use super::layout::Layout;
+use crate::ManagerError;
+
+impl CacheBook {
+    /// Limits every pool to the units that it has both now and in `plan`, so that tensors may shrink next.
+    ///
+    /// Units keep their numbers, so that nothing that lives has to move.
+    ///
+    /// # Errors
+    /// A plan with other pools, or a pool whose units beyond the limit are held; nothing has changed then.
+    pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>, ManagerError> {
+        let target = Layout::new(plan)?;
+        if !self.layout.same_but_for_units(&target) {
+            return Err(ManagerError::OtherPools);
+        }
+        for (spec, blocks) in target.paged.iter().zip(&self.blocks) {
+            if let Some(block) = blocks.highest_held().filter(|block| block.0 >= spec.blocks) {
+                return Err(ManagerError::UnitInUse { pool: spec.id.clone(), unit: block.0, units: spec.blocks });
+            }
+        }
+        self.slots.check_resize(target.slots)?;
+        for (spec, blocks) in target.paged.iter().zip(&mut self.blocks) {
+            blocks.resize(spec.blocks.min(blocks.units()));
+        }
+        let now = self.slots.domain();
+        let least = SlotDomain {
+            padding: now.padding,
+            live: now.live.min(target.slots.live),
+            checkpoints: now.checkpoints.min(target.slots.checkpoints),
+        };
+        self.slots.resize(least, now.total().min(target.slots.total()));
+        Ok(Arc::new(target))
+    }
+
+    /// Takes over the units of a layout that [`CacheBook::shrink_to`] returned, once the tensors have grown.
+    pub fn grow_to(&mut self, layout: Arc<Layout>) {
+        for (spec, blocks) in layout.paged.iter().zip(&mut self.blocks) {
+            blocks.resize(spec.blocks);
+        }
+        self.slots.resize(layout.slots, layout.slots.total());
+        self.layout = layout;
+    }
+}
