@@ -229,6 +229,9 @@ impl GraphBuilder {
         if let Some(window) = dims.window {
             op = op.attribute(ops::WINDOW, Attribute::Number(window));
         }
+        if let Some(layer) = dims.shares_layer {
+            op = op.attribute(ops::SHARES_LAYER, Attribute::Number(u64::from(layer)));
+        }
         op = with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype);
         let id = self.graph.add_op(op);
         let output = self.channels(id, "attention.context", query_channels);

@@ -42,12 +42,7 @@ fn attention(op: &mut OpView<'_>) -> Caches {
     }
     let mut handler = ResourceHandler::kv_paged(num_kv_heads, head_dim, op.kv_dtype("key")?)?;
     if let Some(window) = op.op().number(ops::WINDOW) {
-        let window = u32::try_from(window).map_err(|_| {
-            DescribeError::Inconsistent(format!(
-                "window {window} is too large; give max_seq_len to make it full attention"
-            ))
-        })?;
-        handler = handler.with_window(window)?;
+        handler = handler.with_window(tokens("window", window)?)?;
         op.provenance.push(format!("window = {window} (attribute)"));
     }
     one("kv_cache", handler)
@@ -59,6 +54,11 @@ fn mla(op: &mut OpView<'_>) -> Caches {
     one("ckv_cache", ResourceHandler::mla_paged(rank, rope, op.kv_dtype("latent")?)?)
 }
 
+/// A number of tokens that a cache's growth can hold.
+fn tokens(what: &str, number: u64) -> Result<u32, DescribeError> {
+    u32::try_from(number).map_err(|_| DescribeError::Inconsistent(format!("{what} {number} is too large")))
+}
+
 /// One vector per `stride` tokens, for the last `window` tokens.
 fn vectors(
     kind: &str,
@@ -67,9 +67,6 @@ fn vectors(
     stride: u64,
     window: Option<u64>,
 ) -> Result<ResourceHandler, DescribeError> {
-    let tokens = |what: &str, number: u64| {
-        u32::try_from(number).map_err(|_| DescribeError::Inconsistent(format!("{what} {number} is too large")))
-    };
     let window = window.map(|window| tokens("window", window)).transpose()?;
     let growth = Growth::Paged { stride: tokens("ratio", stride)?, window };
     let shape = vec![Dim::whole("head_dim", width)];
@@ -92,7 +89,7 @@ fn compressed_attention(op: &mut OpView<'_>) -> Caches {
     let ratio = op.op().number(ops::RATIO).unwrap_or(0);
     let latent = ResourceHandler::mla_paged(width, 0, dtype)?;
     let latent = match window {
-        Some(window) => latent.with_window(u32::try_from(window).unwrap_or(u32::MAX))?,
+        Some(window) => latent.with_window(tokens("window", window)?)?,
         None => latent,
     };
     let mut caches = vec![Cache { suffix: "ckv_cache".into(), handler: latent }];

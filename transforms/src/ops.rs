@@ -74,6 +74,8 @@ pub const MOE: &str = "core.moe";
 
 /// Number: tokens back that attention sees, the current one included.
 pub const WINDOW: &str = "window";
+/// Number: the layer whose keys and values this one means to read; the tensors it really reads must be that layer's.
+pub const SHARES_LAYER: &str = "shares_layer";
 /// Number: tokens that one compressed entry stands for; 0 for none.
 pub const RATIO: &str = "ratio";
 /// DType: the element type that the model states for its recurrent state.

@@ -17,6 +17,14 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
         let Some(key) = op.port("key") else { continue };
         match owners.get(&key) {
             None => {
+                if let Some(layer) = op.number(ops::SHARES_LAYER) {
+                    return Err(PassError::Alias {
+                        pass: walk.pass,
+                        node: op.name.to_string(),
+                        owner: format!("layers.{layer}"),
+                        reason: "that layer comes later or has no keys".to_owned(),
+                    });
+                }
                 owners.insert(key, id);
             }
             Some(&owner) => share(walk, id, owner)?,

@@ -80,6 +80,10 @@ fn describe(values: Values<'_>, description: &Description, options: &ReadOptions
     }
     let longest = values.eval(&Expr::parse(CONTEXT_LENGTH).map_err(invalid)?, 0)?;
 
+    if let Some(key) = values.unread() {
+        let reason = format!("nothing reads that key of model_type `{}`", values.model_type);
+        return Err(FrontendError::Assumption { text: key, reason });
+    }
     let mut model = builder.build();
     model.info.max_position_embeddings = longest.map(|number| number.value);
     model.layer_kinds = (0..layers).map(|index| kinds.names()[kinds.of(index)].clone()).collect();
@@ -102,7 +106,7 @@ fn add_layers(
         builder.layer();
         let kind = kinds.of(layer);
         // A layer behind the owners reads the keys and values of the last owner of its own kind.
-        let shares_layer = if layer < owners { None } else { kinds.last_alike(layer, owners) };
+        let shares_layer = if layer < owners { None } else { Some(owner_for(values, kinds, layer, owners)?) };
         let context = LayerContext { layer, first: blocks[kind].is_none(), shares_layer, dtypes };
         let blocks = match &mut blocks[kind] {
             Some(blocks) => blocks,
@@ -116,6 +120,14 @@ fn add_layers(
         }
     }
     Ok(())
+}
+
+fn owner_for(values: &Values<'_>, kinds: &LayerKinds, layer: u32, owners: u32) -> Result<u32, FrontendError> {
+    kinds.last_alike(layer, owners).ok_or_else(|| {
+        let expected = format!("layer {layer} would share keys, but none of the first {owners} layers is of its kind");
+        let found = values.get(SHARED_LAYERS).cloned().unwrap_or_default();
+        values.bad(SHARED_LAYERS, &found, &expected)
+    })
 }
 
 fn layer_count(

@@ -14,13 +14,15 @@ use crate::model::Fact;
 const MAX_NUMBER: u64 = 1 << 40;
 
 /// Keys under which multimodal models keep the config of their decoder.
-const NESTED: [&str; 4] = ["text_config", "llm_config", "language_config", "thinker_config"];
+const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "language_config"];
 
 pub(super) struct Values<'a> {
     pub(super) file: &'a str,
     pub(super) model_type: String,
     map: Map<String, Value>,
     facts: RefCell<Vec<Fact>>,
+    /// Keys that the caller stated, until something reads them.
+    unread: RefCell<Vec<String>>,
 }
 
 /// A number and what it rests on.
@@ -46,11 +48,35 @@ impl<'a> Values<'a> {
                 map.extend(inner.into_iter().filter(|(key, value)| !value.is_null() && key != "model_type"));
             }
         }
-        Self { file, model_type: String::new(), map, facts: RefCell::default() }
+        Self { file, model_type: String::new(), map, facts: RefCell::default(), unread: RefCell::default() }
     }
 
-    pub(super) fn set(&mut self, key: &str, value: Value) {
-        self.map.insert(key.to_owned(), value);
+    /// Puts what the caller states at a dotted path, over whatever is there.
+    pub(super) fn set(&mut self, path: &str, value: Value) {
+        self.unread.get_mut().push(path.to_owned());
+        let mut level = &mut self.map;
+        let mut keys = path.split('.').peekable();
+        while let Some(key) = keys.next() {
+            if keys.peek().is_none() {
+                level.insert(key.to_owned(), value);
+                return;
+            }
+            let entry = level.entry(key).or_insert(Value::Null);
+            if !entry.is_object() {
+                *entry = Value::Object(Map::new());
+            }
+            let Value::Object(next) = entry else { return };
+            level = next;
+        }
+    }
+
+    /// A key that the caller stated and that nothing read.
+    pub(super) fn unread(&self) -> Option<String> {
+        self.unread.borrow().first().cloned()
+    }
+
+    fn mark_read(&self, path: &str) {
+        self.unread.borrow_mut().retain(|key| key != path);
     }
 
     pub(super) fn into_parts(self) -> (Map<String, Value>, Vec<Fact>) {
@@ -68,6 +94,7 @@ impl<'a> Values<'a> {
 
     /// The value at a dotted path that needs no layer; null and "auto" count as absent.
     pub(super) fn get(&self, path: &str) -> Option<&Value> {
+        self.mark_read(path);
         let mut keys = path.split('.');
         let mut value = self.map.get(keys.next()?)?;
         for key in keys {
@@ -83,8 +110,11 @@ impl<'a> Values<'a> {
     /// The dtype under the first of `keys` that is there, with that key.
     pub(super) fn dtype(&self, keys: &[&str]) -> Result<Option<(DType, String)>, FrontendError> {
         for key in keys {
+            let Some(value) = self.get(key) else { continue };
             // Some files annotate the value: the first word counts.
-            let Some(word) = self.text(key).and_then(|text| text.split_whitespace().next()) else { continue };
+            let Some(word) = value.as_str().and_then(|text| text.split_whitespace().next()) else {
+                return Err(self.bad(key, value, "the name of a dtype was expected"));
+            };
             let dtype = word.parse().map_err(|source| FrontendError::UnknownDType {
                 file: self.file.to_owned(),
                 key: (*key).to_owned(),
@@ -163,6 +193,7 @@ impl<'a> Values<'a> {
     }
 
     fn number_at(&self, path: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
+        self.mark_read(path);
         let mut keys = path.split('.');
         let mut found = keys.next().and_then(|key| self.map.get(key));
         let mut per_layer = false;
