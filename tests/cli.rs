@@ -185,3 +185,107 @@ fn bad_input_is_a_clear_error_with_its_exit_code(
 fn wrong_usage_exits_with_2(#[case] args: &[&str]) {
     assert_eq!(cacheplan(args).status.code(), Some(2));
 }
+
+fn fixture_model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+fn planned_equals_actual(run: &Value) {
+    let pools = run["report"]["pools"].as_array().unwrap();
+    assert!(!pools.is_empty());
+    for pool in pools {
+        assert!(pool["actual_bytes"].as_u64().unwrap() > 0, "{pool}");
+        assert_eq!(pool["planned_bytes"], pool["actual_bytes"], "{pool}");
+    }
+}
+
+#[test]
+fn the_demo_shows_both_owners_generates_and_ends_with_planned_beside_actual() {
+    let table = cacheplan(&["demo"]);
+    assert!(table.status.success(), "{}", stderr(&table));
+    let table = String::from_utf8(table.stdout).unwrap();
+    for said in ["mamba_cache_manager", "kv_cache_manager", "local", "RESIZE", "PLANNED BESIDE ACTUAL"] {
+        assert!(table.contains(said), "{table}");
+    }
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+
+    let json = cacheplan(&["demo", "--format", "json"]);
+    let run: Value = serde_json::from_slice(&json.stdout).unwrap();
+    planned_equals_actual(&run);
+    let tokens = run["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 3);
+    assert!(tokens.iter().all(|tokens| tokens.as_array().unwrap().len() == 16));
+    assert!(run["report"]["peak_bytes"].as_u64().unwrap() > 0);
+}
+
+/// The first six greedy tokens are those that follow from Hugging Face's golden logits.
+#[rstest]
+#[case("nemotron_h")]
+#[case("llama")]
+#[case("mamba2")]
+fn run_generates_what_hugging_face_does_and_writes_its_logits(#[case] name: &str) {
+    let golden = std::fs::read(fixture_model(name).join("golden.safetensors")).unwrap();
+    let golden = safetensors::SafeTensors::deserialize(&golden).unwrap();
+    let ids: Vec<i64> = numbers(&golden, "ids", i64::from_le_bytes);
+    let prompt: Vec<String> = ids[..21].iter().map(ToString::to_string).collect();
+
+    let folder = tempfile::tempdir().unwrap();
+    let logits_file = folder.path().join("logits.safetensors");
+    let model = fixture_model(name);
+    let output = cacheplan(&[
+        "run".as_ref(),
+        model.as_os_str(),
+        "--prompt-ids".as_ref(),
+        prompt.join(",").as_ref(),
+        "--max-new-tokens".as_ref(),
+        "3".as_ref(),
+        "--format".as_ref(),
+        "json".as_ref(),
+        "--logits".as_ref(),
+        logits_file.as_os_str(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    planned_equals_actual(&run);
+    assert_eq!(run["requests"][0]["prompt_tokens"], 21);
+
+    let written = std::fs::read(&logits_file).unwrap();
+    let written = safetensors::SafeTensors::deserialize(&written).unwrap();
+    let shape = written.tensor("logits").unwrap().shape().to_vec();
+    assert_eq!(shape[0], 3);
+    let ours: Vec<f32> = numbers(&written, "logits", f32::from_le_bytes);
+    // The golden prefill holds every position of the prompt; its last row chooses the first token.
+    let prefill: Vec<f32> = numbers(&golden, "prefill_logits", f32::from_le_bytes);
+    let last = &prefill[prefill.len() - shape[1]..];
+    let difference = ours[..shape[1]].iter().zip(last).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(difference < 1e-4, "{difference}");
+    let best = (0..shape[1]).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+    assert_eq!(run["tokens"][0][0], best);
+}
+
+fn numbers<const N: usize, T>(file: &safetensors::SafeTensors<'_>, name: &str, read: fn([u8; N]) -> T) -> Vec<T> {
+    let tensor = file.tensor(name).unwrap();
+    tensor.data().as_chunks::<N>().0.iter().map(|&bytes| read(bytes)).collect()
+}
+
+#[rstest]
+#[case::empty_prompt(&["--prompt-ids", ""], 2, "not a token id")]
+#[case::token_out_of_vocabulary(&["--prompt-ids", "1,99999999"], 1, "vocabulary")]
+#[case::too_long(&["--prompt-ids", "1", "--max-new-tokens", "1000000000"], 1, "max_seq_len")]
+#[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "cpu or cuda")]
+#[case::logits_of_two(&["--prompt-ids", "1", "--prompt-ids", "2", "--logits", "x"], 2, "single")]
+fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[case] says: &str) {
+    let model = fixture_model("llama");
+    let mut all = vec!["run".as_ref(), model.as_os_str()];
+    all.extend(args.iter().map(std::ffi::OsStr::new));
+    let output = cacheplan(&all);
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    assert!(stderr(&output).contains(says), "{}", stderr(&output));
+}
+
+#[test]
+fn running_a_model_without_weights_names_the_folder() {
+    let output = cacheplan(&["run".as_ref(), config(NANO).as_os_str(), "--prompt-ids".as_ref(), "1".as_ref()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("safetensors"), "{}", stderr(&output));
+}

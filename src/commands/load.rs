@@ -78,8 +78,7 @@ fn read_budget(path: &Path) -> Result<Budget, Failure> {
         std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
     let origin = path.display().to_string();
     Budget::from_toml(&text, &origin).map_err(|error| {
-        let labels: Vec<LabeledSpan> =
-            error.span.clone().map(|span| LabeledSpan::underline(span)).into_iter().collect();
+        let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
         let shown = error.to_string();
         Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(origin, text)))
     })

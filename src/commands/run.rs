@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::candle::Device;
 use cacheplan::runtime::{Request, RuntimeError, Session, SessionOptions};
 use clap::ValueEnum;
-use miette::miette;
+use miette::{Report, miette};
 
 use crate::commands::load::Source;
 use crate::failure::{Failure, print};
@@ -143,7 +143,7 @@ pub(crate) fn failure(error: RuntimeError) -> Failure {
         RuntimeError::Plan(error) => error.exit_code(),
         _ => 1,
     };
-    Failure::new(code, miette!("{error}"))
+    Failure::new(code, Report::msg(error))
 }
 
 fn parse_ids(text: &str) -> Result<Prompt, String> {
