@@ -11,6 +11,7 @@ mod park;
 pub mod prefix;
 mod rebalance;
 mod sequence;
+pub mod simulate;
 mod slots;
 mod stats;
 mod step;

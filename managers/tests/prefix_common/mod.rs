@@ -4,8 +4,8 @@
 
 use cacheplan_managers::book::ids::{BlockId, SlotId};
 use cacheplan_managers::book::prefix::{
-    Evicted, Insert, Inserted, Key, LeafRule, Match, Namespace, Receipt, Released, TenantId, Token, Tree, TreeConfig,
-    WindowSpan,
+    Evicted, Eviction, Insert, Inserted, Key, LeafRule, Match, Namespace, Receipt, Released, TenantId, Token, Tree,
+    TreeConfig, WindowSpan,
 };
 
 pub fn tokens(range: std::ops::RangeInclusive<Token>) -> Vec<Token> {
@@ -13,11 +13,11 @@ pub fn tokens(range: std::ops::RangeInclusive<Token>) -> Vec<Token> {
 }
 
 pub fn config() -> TreeConfig {
-    TreeConfig::default()
+    TreeConfig { eviction: Eviction::Lru, ..TreeConfig::default() }
 }
 
 pub fn legacy() -> TreeConfig {
-    TreeConfig { leaves: LeafRule::State, ..TreeConfig::default() }
+    TreeConfig { leaves: LeafRule::State, ..config() }
 }
 
 pub struct Harness {
@@ -55,6 +55,18 @@ impl Harness {
     }
 
     pub fn insert_slot(&mut self, tokens: &[Token], state: Option<SlotId>, owned: usize) -> Inserted {
+        let inserted = self.insert_any(tokens, state, owned);
+        self.tree.check().unwrap();
+        inserted
+    }
+
+    /// Inserts with a state and without looking at the whole tree, for trees that are large.
+    pub fn insert_unchecked(&mut self, tokens: &[Token]) -> Inserted {
+        let slot = self.slots.pop();
+        self.insert_any(tokens, slot, 0)
+    }
+
+    fn insert_any(&mut self, tokens: &[Token], state: Option<SlotId>, owned: usize) -> Inserted {
         let pages = tokens.len() / self.tree.config().page;
         let blocks: Vec<BlockId> = (0..pages).map(|_| self.blocks.pop().unwrap()).collect();
         let namespace = self.namespace.clone();
@@ -69,7 +81,6 @@ impl Harness {
         let mut out = Released::default();
         let inserted = self.tree.insert(&insert, &mut out).unwrap();
         self.take_back(out);
-        self.tree.check().unwrap();
         inserted
     }
 

@@ -7,7 +7,7 @@
 
 mod world;
 
-use cacheplan_managers::book::prefix::{LeafRule, Strategy, TreeConfig};
+use cacheplan_managers::book::prefix::{Eviction, HostTier, LeafRule, Strategy, TreeConfig};
 use proptest::prelude::{Just, any, prop, prop_oneof};
 use proptest::strategy::Strategy as Generator;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -18,9 +18,22 @@ const OPS_PER_CASE: usize = 500;
 
 fn tree_config() -> impl Generator<Value = TreeConfig> {
     let window = prop_oneof![Just(None), (1..12usize).prop_map(Some)];
+    let eviction = prop_oneof![Just(Eviction::Lru), Just(Eviction::Coverage)];
+    let host =
+        prop_oneof![Just(None), (0..40u32, 0..8u32).prop_map(|(blocks, slots)| Some(HostTier { blocks, slots }))];
     let cap = prop_oneof![4 => Just(None), 1 => (1..4usize).prop_map(Some)];
-    (prop_oneof![Just(1usize), Just(2), Just(4)], 1..5usize, window, any::<bool>(), any::<bool>(), cap, 1..4usize)
-        .prop_map(|(page, chunk, window, stateless, legacy, states_per_path, tenants)| {
+    (
+        prop_oneof![Just(1usize), Just(2), Just(4)],
+        1..5usize,
+        window,
+        any::<bool>(),
+        any::<bool>(),
+        cap,
+        1..4usize,
+        eviction,
+        host,
+    )
+        .prop_map(|(page, chunk, window, stateless, legacy, states_per_path, tenants, eviction, host)| {
             // The legacy rule knows neither windows nor pages above one token.
             let legacy = legacy && page == 1 && window.is_none();
             TreeConfig {
@@ -31,6 +44,9 @@ fn tree_config() -> impl Generator<Value = TreeConfig> {
                 leaves: if legacy { LeafRule::State } else { LeafRule::Kv },
                 states_per_path,
                 tenants: vec![1; tenants],
+                eviction,
+                host: host.filter(|_| !legacy && window.is_none()),
+                ..TreeConfig::default()
             }
         })
 }
@@ -45,16 +61,18 @@ fn strategy() -> impl Generator<Value = Strategy> {
 
 fn op() -> impl Generator<Value = Op> {
     prop_oneof![
-        6 => any::<u64>().prop_map(Op::Start),
-        8 => any::<(u8, u8)>().prop_map(|(r, n)| Op::Prefill(r, n)),
-        8 => any::<(u8, u8)>().prop_map(|(r, n)| Op::Decode(r, n)),
-        4 => any::<u8>().prop_map(Op::Finish),
-        1 => any::<u8>().prop_map(Op::Abort),
-        1 => any::<u8>().prop_map(Op::Drop),
-        1 => any::<u8>().prop_map(Op::EvictKv),
-        2 => any::<u8>().prop_map(Op::EvictState),
-        1 => any::<u8>().prop_map(Op::EvictWindow),
-        1 => any::<u64>().prop_map(Op::Touch),
+        120 => any::<u64>().prop_map(Op::Start),
+        160 => any::<(u8, u8)>().prop_map(|(r, n)| Op::Prefill(r, n)),
+        160 => any::<(u8, u8)>().prop_map(|(r, n)| Op::Decode(r, n)),
+        80 => any::<u8>().prop_map(Op::Finish),
+        20 => any::<u8>().prop_map(Op::Abort),
+        20 => any::<u8>().prop_map(Op::Drop),
+        20 => any::<u8>().prop_map(Op::EvictKv),
+        40 => any::<u8>().prop_map(Op::EvictState),
+        20 => any::<u8>().prop_map(Op::EvictWindow),
+        20 => any::<u64>().prop_map(Op::Touch),
+        20 => any::<u8>().prop_map(Op::EvictHost),
+        1 => Just(Op::Reload),
     ]
 }
 

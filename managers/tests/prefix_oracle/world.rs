@@ -5,13 +5,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cacheplan_managers::book::ids::{BlockId, SlotId};
 use cacheplan_managers::book::prefix::{
-    Extend, Final, Key, LeafRule, Lease, Namespace, PrefixCache, Progress, Released, Strategy, TenantId, Token,
-    TreeConfig, WindowSpan,
+    Extend, Final, HostBlockId, HostSlotId, Key, LeafRule, Lease, Load, Match, Namespace, Offload, PrefixCache,
+    Progress, Released, Restore, Saved, Shape, Strategy, TenantId, Token, TreeConfig, WindowSpan,
 };
+
+use tempfile::TempDir;
 
 const BLOCKS: u32 = 96;
 const SLOTS: u32 = 14;
 const REQUESTS: usize = 4;
+const HOST: usize = 40;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
@@ -25,6 +28,8 @@ pub(crate) enum Op {
     EvictState(u8),
     EvictWindow(u8),
     Touch(u64),
+    EvictHost(u8),
+    Reload,
 }
 
 /// What a unit was computed from: the namespace and all tokens up to a position.
@@ -38,6 +43,55 @@ fn content(namespace: &Namespace, tokens: &[Token]) -> Content {
     let mut hasher = DefaultHasher::new();
     (namespace, tokens).hash(&mut hasher);
     Content::Prefix { len: tokens.len(), hash: hasher.finish() }
+}
+
+impl Restore for World {
+    fn block(&mut self, bytes: &[u8]) -> Option<BlockId> {
+        let block = self.free_blocks.pop()?;
+        self.blocks[block.0 as usize] = Content::from_bytes(bytes);
+        self.kv_of.insert(self.blocks[block.0 as usize].hash(), block);
+        Some(block)
+    }
+
+    fn window(&mut self, bytes: &[u8]) -> Option<BlockId> {
+        let block = self.free_window.pop()?;
+        self.window[block.0 as usize] = Content::from_bytes(bytes);
+        self.window_of.insert(self.window[block.0 as usize].hash(), block);
+        Some(block)
+    }
+
+    fn state(&mut self, bytes: &[u8]) -> Option<SlotId> {
+        let slot = self.free_slots.pop()?;
+        self.slots[slot.0 as usize] = Content::from_bytes(bytes);
+        self.state_of.insert(self.slots[slot.0 as usize].hash(), slot);
+        Some(slot)
+    }
+}
+
+impl Content {
+    fn bytes(self) -> [u8; 16] {
+        let Self::Prefix { len, hash } = self else { panic!("poison was saved") };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
+        bytes[8..].copy_from_slice(&hash.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        Self::Prefix { len: word(0) as usize, hash: word(8) }
+    }
+
+    fn hash(self) -> u64 {
+        match self {
+            Self::Prefix { hash, .. } => hash,
+            Self::Poison => panic!("poison was read"),
+        }
+    }
+}
+
+fn hash(namespace: &Namespace, tokens: &[Token]) -> u64 {
+    content(namespace, tokens).hash()
 }
 
 struct Request {
@@ -63,11 +117,16 @@ pub(crate) struct World {
     blocks: Vec<Content>,
     window: Vec<Content>,
     slots: Vec<Content>,
+    host_blocks: Vec<Content>,
+    host_slots: Vec<Content>,
     /// What the tree should have: for every page-aligned prefix, by content, the unit that it was last given.
     kv_of: HashMap<u64, BlockId>,
     window_of: HashMap<u64, BlockId>,
     state_of: HashMap<u64, SlotId>,
+    host_kv_of: HashMap<u64, HostBlockId>,
+    host_state_of: HashMap<u64, HostSlotId>,
     next_token: Token,
+    folder: TempDir,
 }
 
 impl World {
@@ -83,10 +142,15 @@ impl World {
             blocks: vec![Content::Poison; BLOCKS as usize],
             window: vec![Content::Poison; BLOCKS as usize],
             slots: vec![Content::Poison; SLOTS as usize],
+            host_blocks: vec![Content::Poison; HOST],
+            host_slots: vec![Content::Poison; HOST],
             kv_of: HashMap::new(),
             window_of: HashMap::new(),
             state_of: HashMap::new(),
+            host_kv_of: HashMap::new(),
+            host_state_of: HashMap::new(),
             next_token: 1000,
+            folder: tempfile::tempdir().unwrap(),
         }
     }
 
@@ -101,11 +165,51 @@ impl World {
             Op::EvictKv(n) => self.evict(|cache, out| cache.evict_kv(usize::from(n) % 16 + 1, out)),
             Op::EvictState(n) => self.evict(|cache, out| cache.evict_state(usize::from(n) % 3 + 1, out)),
             Op::EvictWindow(n) => self.evict(|cache, out| cache.evict_window(usize::from(n) % 16 + 1, out)),
+            Op::Reload => self.reload(),
+            Op::EvictHost(n) => self.cache.evict_host(usize::from(n) % 16, usize::from(n) % 3),
             Op::Touch(seed) => {
                 let (namespace, tokens) = self.prompt(seed);
                 self.look_up(namespace, &tokens);
             }
         }
+    }
+
+    /// Saves the cache, forgets everything, and restores into empty pools.
+    fn reload(&mut self) {
+        while !self.requests.is_empty() {
+            self.with(0, Self::abort);
+        }
+        let path = self.folder.path().join("cache");
+        let [block_bytes, state_bytes] = [16, 16];
+        let window_bytes = if self.config.window.is_some() { 16 } else { 0 };
+        let shape = Shape { fingerprint: "world".into(), block_bytes, window_bytes, state_bytes };
+        let save = |unit: Saved, bytes: &mut Vec<u8>| {
+            let content = match unit {
+                Saved::Block(BlockId(i)) => self.blocks[i as usize],
+                Saved::HostBlock(HostBlockId(i)) => self.host_blocks[i as usize],
+                Saved::Window(BlockId(i)) => self.window[i as usize],
+                Saved::State(SlotId(i)) => self.slots[i as usize],
+                Saved::HostState(HostSlotId(i)) => self.host_slots[i as usize],
+            };
+            bytes.extend(content.bytes());
+            Ok(())
+        };
+        self.cache.save(&path, &shape, save).unwrap();
+        let known = |hash: &u64| self.kv_of.contains_key(hash) || self.host_kv_of.contains_key(hash);
+        let stated = |hash: &u64| self.state_of.contains_key(hash) || self.host_state_of.contains_key(hash);
+        let mut fresh = Self::new(self.config.clone(), *self.cache.strategy());
+        let mut cache = PrefixCache::new(self.config.clone(), *self.cache.strategy()).unwrap();
+        let mut out = Released::default();
+        cache.restore(&path, &shape, &mut fresh, &mut out).unwrap();
+        fresh.cache = cache;
+        fresh.release(out);
+        assert!(fresh.kv_of.keys().all(known) && fresh.state_of.keys().all(stated), "nothing is made up");
+        if self.host_kv_of.is_empty() && self.host_state_of.is_empty() {
+            assert_eq!(fresh.kv_of.len(), self.kv_of.len(), "what fitted before fits again");
+            assert_eq!(fresh.state_of.len(), self.state_of.len());
+        }
+        fresh.next_token = self.next_token;
+        *self = fresh;
     }
 
     /// Ends every request and empties the tree: everything must come back.
@@ -116,15 +220,28 @@ impl World {
         }
         self.evict(|cache, out| cache.evict_kv(usize::MAX, out));
         self.audit();
+        self.cache.evict_host(usize::MAX, usize::MAX);
+        self.audit();
         assert_eq!(self.cache.tree().usage(), Default::default());
         assert_eq!((self.free_blocks.len(), self.free_slots.len()), (BLOCKS as usize, SLOTS as usize));
         assert_eq!(self.free_window.len(), BLOCKS as usize);
         assert!(self.kv_of.is_empty() && self.state_of.is_empty() && self.window_of.is_empty());
     }
 
+    /// What the host loses is not announced: nobody else uses those units.
+    fn forget_lost_host_units(&mut self) {
+        let census = self.cache.tree().census();
+        self.host_kv_of.retain(|_, block| census.host_blocks.contains(block));
+        self.host_state_of.retain(|_, slot| census.host_slots.contains(slot));
+    }
+
     pub(crate) fn audit(&mut self) {
+        self.forget_lost_host_units();
         let tree = self.cache.tree();
         tree.check().unwrap();
+        let census = tree.census();
+        assert_eq!(census.host_blocks.len(), self.host_kv_of.len());
+        assert_eq!(census.host_slots.len(), self.host_state_of.len());
         let page = self.config.page;
         let private = |request: &Request| {
             let owned = request.lease.as_ref().map_or(0, Lease::owned) / page;
@@ -134,7 +251,7 @@ impl World {
         blocks.extend(self.requests.iter().flat_map(private));
         let mut slots = self.free_slots.clone();
         slots.extend(self.requests.iter().map(|request| request.live));
-        tree.census().audit((BLOCKS, &blocks), (BLOCKS, &self.free_window), (SLOTS, &slots)).unwrap();
+        census.audit((BLOCKS, &blocks), (BLOCKS, &self.free_window), (SLOTS, &slots)).unwrap();
         let usage = tree.usage();
         assert_eq!((usage.kv.evictable + usage.kv.protected) / page, self.kv_of.len());
         assert_eq!(usage.states.evictable + usage.states.protected, self.state_of.len());
@@ -166,32 +283,38 @@ impl World {
     }
 
     /// Looks up and compares with the dictionary; returns what a hit would serve.
-    fn look_up(&self, namespace: usize, prompt: &[Token]) -> cacheplan_managers::book::prefix::Match {
+    fn look_up(&self, namespace: usize, prompt: &[Token]) -> Match {
         let key = Key { namespace: &self.namespaces[namespace], tokens: prompt };
         let found = self.cache.lookup(key);
         assert_eq!(found, self.cache.lookup(key), "a lookup changes nothing");
         let page = self.config.page;
-        let hash_at = |len: usize| match content(key.namespace, &prompt[..len]) {
-            Content::Prefix { hash, .. } => hash,
-            Content::Poison => unreachable!(),
-        };
-        let (mut kv, mut hit, mut run, mut rooted) = (0, 0, 0, true);
+        let hash_at = |len: usize| hash(key.namespace, &prompt[..len]);
+        let (mut kv, mut hit, mut run, mut rooted, mut resident) = (0, 0, 0, true, 0);
         for len in (page..prompt.len()).step_by(page) {
-            if !self.kv_of.contains_key(&hash_at(len)) {
+            let on_device = self.kv_of.contains_key(&hash_at(len));
+            if !on_device && !self.host_kv_of.contains_key(&hash_at(len)) {
                 break;
             }
             kv = len;
+            if on_device {
+                resident = len;
+            }
             let windowed = self.window_of.contains_key(&hash_at(len));
             run = if windowed { run + page } else { 0 };
             rooted &= windowed;
             let legal = self.config.window.is_none_or(|window| rooted || run >= window);
-            if legal && (!self.config.states || self.state_of.contains_key(&hash_at(len))) {
+            let stated = self.state_of.contains_key(&hash_at(len)) || self.host_state_of.contains_key(&hash_at(len));
+            if legal && (!self.config.states || stated) {
                 hit = len;
             }
         }
-        assert_eq!((found.hit, found.kv_hit), (hit, kv), "of {prompt:?}");
+        assert_eq!((found.hit, found.kv_hit, found.resident), (hit, kv, resident), "of {prompt:?}");
         if let Some(branch) = found.branch {
             assert!(branch.is_multiple_of(self.config.grid()) && hit < branch && branch <= kv);
+        }
+        if let Some(slot) = found.host_state {
+            let expected = content(key.namespace, &prompt[..hit]);
+            assert_eq!(self.host_slots[slot.0 as usize], expected, "so is one on the host");
         }
         if let Some(slot) = found.state {
             let expected = content(key.namespace, &prompt[..hit]);
@@ -207,6 +330,7 @@ impl World {
         let (namespace, tokens) = self.prompt(seed);
         let Some(live) = self.take_slot() else { return };
         let found = self.look_up(namespace, &tokens);
+        let found = self.bring_back(&found, namespace, &tokens, seed);
         let key = Key { namespace: &self.namespaces[namespace], tokens: &tokens };
         let tenant = TenantId((seed >> 40) as u16 % self.config.tenants.len() as u16);
         let mut lease = self.cache.admit(key, &found, live, tenant).unwrap();
@@ -216,9 +340,11 @@ impl World {
             let expected = content(key.namespace, &tokens[..(i + 1) * self.config.page]);
             assert_eq!(self.blocks[block.0 as usize], expected, "a block is served where it was computed");
         }
-        self.slots[live.0 as usize] = match lease.source() {
-            Some(source) => self.slots[source.0 as usize],
-            None => content(key.namespace, &[]),
+        self.slots[live.0 as usize] = match (lease.source(), lease.host_source()) {
+            (Some(source), None) => self.slots[source.0 as usize],
+            (None, Some(source)) => self.host_slots[source.0 as usize],
+            (None, None) => content(key.namespace, &[]),
+            (Some(_), Some(_)) => panic!("two sources"),
         };
         if seed.is_multiple_of(3) {
             self.cache.copied(&mut lease).unwrap();
@@ -233,6 +359,30 @@ impl World {
             tokens,
             blocks,
         });
+    }
+
+    /// Loads what of a hit lies on the host, or does without it.
+    fn bring_back(&mut self, found: &Match, namespace: usize, tokens: &[Token], seed: u64) -> Match {
+        let pages = found.hit.saturating_sub(found.resident) / self.config.page;
+        let mut blocks = Vec::new();
+        if !seed.is_multiple_of(5) {
+            blocks.extend((0..pages).map_while(|_| self.take_block()));
+        }
+        let mut loads = Vec::new();
+        if blocks.len() == pages && self.cache.load(found, &blocks, &mut loads).is_ok() {
+            for (i, Load { from, to }) in loads.into_iter().enumerate() {
+                self.blocks[to.0 as usize] = self.host_blocks[from.0 as usize];
+                let len = found.resident + (i + 1) * self.config.page;
+                self.kv_of.insert(hash(&self.namespaces[namespace], &tokens[..len]), to);
+            }
+            self.forget_lost_host_units();
+            let again = self.look_up(namespace, tokens);
+            assert!(again.hit == found.hit && again.resident >= again.hit, "what was loaded is on the device");
+            return again;
+        }
+        self.free_blocks.extend(blocks);
+        let key = Key { namespace: &self.namespaces[namespace], tokens };
+        self.cache.lookup_resident(key)
     }
 
     /// Computes one chunk of the prompt and leaves the checkpoints that the strategy asks for.
@@ -394,10 +544,7 @@ impl World {
     ) {
         let page = self.config.page;
         let namespace = &self.namespaces[request.namespace];
-        let hash_at = |len: usize| match content(namespace, &request.tokens[..len]) {
-            Content::Prefix { hash, .. } => hash,
-            Content::Poison => unreachable!(),
-        };
+        let hash_at = |len: usize| hash(namespace, &request.tokens[..len]);
         for i in 0..request.absorbed / page {
             let block = request.blocks[i];
             if !out.blocks.contains(&block) {
@@ -424,6 +571,22 @@ impl World {
 
     /// Units that come back are free, forgotten by the dictionary, and poisoned.
     fn release(&mut self, out: Released) {
+        for offload in &out.offloads {
+            match *offload {
+                Offload::Block { from, to } => {
+                    let moved = self.blocks[from.0 as usize];
+                    self.host_blocks[to.0 as usize] = moved;
+                    self.host_kv_of.retain(|_, block| *block != to);
+                    self.host_kv_of.insert(moved.hash(), to);
+                }
+                Offload::State { from, to } => {
+                    let moved = self.slots[from.0 as usize];
+                    self.host_slots[to.0 as usize] = moved;
+                    self.host_state_of.retain(|_, slot| *slot != to);
+                    self.host_state_of.insert(moved.hash(), to);
+                }
+            }
+        }
         for block in out.blocks {
             self.blocks[block.0 as usize] = Content::Poison;
             self.kv_of.retain(|_, b| *b != block);
@@ -438,6 +601,7 @@ impl World {
             self.state_of.retain(|_, s| *s != slot);
             self.free_slot(Some(slot));
         }
+        self.forget_lost_host_units();
     }
 
     fn free_slot(&mut self, slot: Option<SlotId>) {

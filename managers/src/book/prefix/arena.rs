@@ -87,6 +87,10 @@ impl Arena {
         self.lists[list as usize]
     }
 
+    pub(super) fn lists(&self) -> u32 {
+        self.lists.len() as u32
+    }
+
     pub(super) fn push_front(&mut self, list: u32, component: Component, node: u32) {
         let head = self.lists[list as usize].head;
         self.link(list, component, node, NIL, head);

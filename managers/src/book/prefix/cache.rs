@@ -4,16 +4,20 @@
 //! request a *copy* goes into the tree, or a buffer that it donates. A finished one *moves* its live slot. A state
 //! that the tree has already is released. A lease that is dropped, for whatever reason, gives its slot back.
 
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::config::{TenantId, TreeConfig};
+use super::config::{CheckpointFormat, TenantId, TreeConfig};
 use super::error::PrefixError;
 use super::evict::Evicted;
+use super::host::{HostSlotId, Load};
 use super::insert::{Insert, WindowSpan};
 use super::key::{Key, floor};
 use super::lock::{Hold, Receipt};
 use super::lookup::Match;
 use super::metrics::{Metrics, Reuse};
+use super::snapshot::{Restore, Saved, Shape, SnapshotError};
 use super::strategy::Strategy;
 use super::tree::{Released, Tree};
 use crate::book::ids::{BlockId, SlotId};
@@ -42,6 +46,7 @@ struct Grip {
 pub struct Lease {
     grip: Option<Grip>,
     source: Option<SlotId>,
+    host_source: Option<HostSlotId>,
     owned: usize,
     branch: Option<usize>,
     tenant: TenantId,
@@ -53,6 +58,12 @@ impl Lease {
     #[must_use]
     pub fn source(&self) -> Option<SlotId> {
         self.source
+    }
+
+    /// As [`Lease::source`], where the state lies on the host.
+    #[must_use]
+    pub fn host_source(&self) -> Option<HostSlotId> {
+        self.host_source
     }
 
     /// Tokens at the front whose KV blocks are the tree's. The request must not free those.
@@ -137,12 +148,32 @@ impl PrefixCache {
         self.tree.match_prefix(prompt.head(prompt.tokens.len().saturating_sub(1)))
     }
 
+    /// As [`PrefixCache::lookup`], as if nothing lay on the host.
+    #[must_use]
+    pub fn lookup_resident(&self, prompt: Key<'_>) -> Match {
+        self.tree.match_resident(prompt.head(prompt.tokens.len().saturating_sub(1)))
+    }
+
+    /// As [`Tree::load`].
+    ///
+    /// # Errors
+    /// As [`Tree::load`].
+    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
+        self.tree.load(found, blocks, loads)
+    }
+
+    /// As [`Tree::evict_host`].
+    pub fn evict_host(&mut self, tokens: usize, states: usize) {
+        self.tree.evict_host(tokens, states);
+    }
+
     /// Admits a request whose prompt was looked up: holds what was found, and takes the live slot into care.
     ///
     /// The caller then copies [`Lease::source`] into the slot and calls [`PrefixCache::copied`].
     ///
     /// # Errors
-    /// [`PrefixError::StaleMatch`] if the tree has lost what was found; the slot remains the caller's.
+    /// [`PrefixError::StaleMatch`] if the tree has lost what was found, [`PrefixError::NotLoaded`] if a part of it lies on
+    /// the host; the slot remains the caller's.
     pub fn admit(
         &mut self,
         prompt: Key<'_>,
@@ -155,6 +186,7 @@ impl PrefixCache {
         Ok(Lease {
             grip: Some(Grip { receipt, live }),
             source: found.state,
+            host_source: found.host_state,
             owned: found.hit,
             branch: found.branch,
             tenant,
@@ -167,7 +199,7 @@ impl PrefixCache {
     /// # Errors
     /// [`PrefixError::ForeignReceipt`] for a lease of another cache.
     pub fn copied(&mut self, lease: &mut Lease) -> Result<(), PrefixError> {
-        lease.source = None;
+        (lease.source, lease.host_source) = (None, None);
         match &mut lease.grip {
             Some(grip) => self.tree.unlock_state(&mut grip.receipt),
             None => Err(PrefixError::ForeignReceipt),
@@ -215,7 +247,7 @@ impl PrefixCache {
     /// All blocks of `at` and the slot of [`Final::Checkpoint`] change hands. Returns the live slot unless it moved.
     ///
     /// # Errors
-    /// As [`Tree::insert`]; the lease is then aborted.
+    /// As [`Tree::insert`], and [`PrefixError::NotMovable`] for a move into int8 checkpoints; the lease is then aborted.
     pub fn finish(
         &mut self,
         mut lease: Lease,
@@ -223,6 +255,9 @@ impl PrefixCache {
         state: Final,
         out: &mut Released,
     ) -> Result<Option<SlotId>, PrefixError> {
+        if state == Final::Move && self.tree.config().checkpoints == CheckpointFormat::Int8 {
+            return Err(PrefixError::NotMovable);
+        }
         let page = self.tree.config().page;
         let aligned = floor(at.key.tokens.len(), page);
         let live = lease.grip.as_ref().map(|grip| grip.live);
@@ -297,6 +332,33 @@ impl PrefixCache {
         let evicted = self.tree.evict_window(tokens, out);
         self.metrics.evicted(evicted);
         evicted
+    }
+
+    /// As [`Tree::save`].
+    ///
+    /// # Errors
+    /// As [`Tree::save`].
+    pub fn save(
+        &self,
+        path: &Path,
+        shape: &Shape,
+        read: impl FnMut(Saved, &mut Vec<u8>) -> io::Result<()>,
+    ) -> Result<(), SnapshotError> {
+        self.tree.save(path, shape, read)
+    }
+
+    /// As [`Tree::restore`].
+    ///
+    /// # Errors
+    /// As [`Tree::restore`].
+    pub fn restore(
+        &mut self,
+        path: &Path,
+        shape: &Shape,
+        pools: &mut impl Restore,
+        out: &mut Released,
+    ) -> Result<(), SnapshotError> {
+        self.tree.restore(path, shape, pools, out)
     }
 
     fn insertion<'a>(&self, lease: &Lease, at: Progress<'a>, state: Option<SlotId>) -> Insert<'a> {

@@ -7,7 +7,8 @@ use std::hash::Hash;
 use thiserror::Error;
 
 use super::arena::NIL;
-use super::config::{LeafRule, TenantId};
+use super::config::LeafRule;
+use super::host::{HostBlockId, HostSlotId};
 use super::node::{COMPONENTS, Component, NodeId};
 use super::tree::{Tree, Usage};
 use crate::book::ids::{BlockId, SlotId};
@@ -33,6 +34,10 @@ pub struct Census {
     pub window: Vec<BlockId>,
     /// State slots.
     pub slots: Vec<SlotId>,
+    /// KV blocks on the host.
+    pub host_blocks: Vec<HostBlockId>,
+    /// States on the host.
+    pub host_slots: Vec<HostSlotId>,
 }
 
 impl Tree {
@@ -45,6 +50,8 @@ impl Tree {
             census.blocks.extend(&node.kv);
             census.window.extend(&node.window);
             census.slots.extend(node.state.map(|state| state.slot));
+            census.host_blocks.extend(&node.host_kv);
+            census.host_slots.extend(node.host_state);
         }
         census
     }
@@ -89,7 +96,18 @@ impl Tree {
         let census = self.census();
         unique("a KV block has one place", census.blocks)?;
         unique("a window block has one place", census.window)?;
-        unique("a slot has one place", census.slots)
+        unique("a slot has one place", census.slots)?;
+        let tier = self.config.host.unwrap_or_default();
+        let blocks = [census.host_blocks, self.host.blocks.clone()].concat();
+        let slots = [census.host_slots, self.host.slots.clone()].concat();
+        ensure(
+            (blocks.len(), slots.len()) == (tier.blocks as usize, tier.slots as usize),
+            "the host is all there",
+            None,
+            || format!("{} blocks, {} slots of {tier:?}", blocks.len(), slots.len()),
+        )?;
+        unique("a host block has one place", blocks)?;
+        unique("a host slot has one place", slots)
     }
 
     /// All reachable nodes, roots included, parents before children.
@@ -113,18 +131,21 @@ impl Tree {
             Component::Kv => (n.kv.len() * self.config.page, n.locked()),
             Component::Window => (n.window.len() * self.config.page, n.window_pins > 0),
             Component::State => (usize::from(n.state.is_some()), n.state_pins > 0),
+            Component::HostKv => (n.host_kv.len() * self.config.page, n.locked()),
+            Component::HostState => (usize::from(n.host_state.is_some()), n.state_pins > 0),
         }
     }
 
     fn check_structure(&self, node: u32) -> Result<(), Violation> {
         let n = &self.nodes[node];
         let id = Some(self.nodes.id(node));
-        let mut children = 0;
+        let (mut children, mut on_device) = (0, 0);
         let mut firsts = HashSet::new();
         let mut child = n.first_child;
         while child != NIL {
             let c = &self.nodes[child];
             children += 1;
+            on_device += u32::from(!c.kv.is_empty());
             ensure(c.parent == node, "parent and child agree", id, || format!("child {child}"))?;
             ensure(c.start() == n.end as usize, "a child starts where its parent ends", id, || {
                 format!("{} and {}", c.start(), n.end)
@@ -140,7 +161,11 @@ impl Tree {
         ensure(children == n.children, "children are counted", id, || {
             format!("counted {}, found {children}", n.children)
         })?;
+        ensure(on_device == n.device_children, "children on the device are counted", id, || {
+            format!("counted {}, found {on_device}", n.device_children)
+        })?;
         let is_root = n.parent == NIL;
+        ensure(is_root || on_device == 0 || !n.kv.is_empty(), "device spans hang below device spans", id, String::new)?;
         ensure(is_root == n.key.is_empty(), "only roots have no key", id, || format!("{} tokens", n.key.len()))?;
         ensure(!is_root || !n.is_leaf(), "no root without children", id, String::new)?;
         // A locked parent is brought up to date when it is unlocked.
@@ -160,7 +185,18 @@ impl Tree {
         let id = Some(self.nodes.id(node));
         let page = self.config.page;
         ensure(n.len().is_multiple_of(page), "keys are whole pages", id, || n.len().to_string())?;
-        ensure(n.kv.len() * page == n.len(), "KV covers the key", id, || n.kv.len().to_string())?;
+        ensure(
+            (n.kv.len() + n.host_kv.len()) * page == n.len() && (n.kv.is_empty() || n.host_kv.is_empty()),
+            "KV covers the key, on the device or on the host",
+            id,
+            || format!("{} and {} blocks", n.kv.len(), n.host_kv.len()),
+        )?;
+        ensure(
+            n.state.is_none() || (n.host_state.is_none() && !n.kv.is_empty()),
+            "a state on the device is there alone, and with its span",
+            id,
+            String::new,
+        )?;
         ensure(
             n.window.is_empty() || n.window.len() * page == n.len(),
             "a window covers the key or is a tombstone",
@@ -202,9 +238,14 @@ impl Tree {
         let n = &self.nodes[node];
         for component in COMPONENTS {
             let (units, protected) = self.units(node, component);
-            let evictable = units > 0 && !protected && (component != Component::Kv || n.is_leaf());
+            let last = match component {
+                Component::Kv => n.device_children == 0,
+                Component::HostKv => n.is_leaf(),
+                _ => true,
+            };
+            let evictable = units > 0 && !protected && last;
             let link = n.links[component as usize];
-            let right = link.list == Self::list_of(n.tenant, component);
+            let right = link.list == self.list_for(node, component);
             ensure(
                 evictable == link.is_linked() && (right || !evictable),
                 "exactly the evictable nodes are listed",
@@ -217,25 +258,23 @@ impl Tree {
 
     fn check_lists(&self, live: &[u32]) -> Result<(), Violation> {
         let live: HashSet<u32> = live.iter().copied().collect();
-        for tenant in 0..self.tenants.len() {
-            for component in COMPONENTS {
-                let id = Self::list_of(TenantId(tenant as u16), component);
-                let list = self.nodes.list(id);
-                let (mut prev, mut node, mut len) = (NIL, list.head, 0);
-                while node != NIL {
-                    let link = self.nodes[node].links[component as usize];
-                    ensure(
-                        live.contains(&node) && link.prev == prev && link.list == id,
-                        "a list is linked both ways through live nodes",
-                        Some(self.nodes.id(node)),
-                        || format!("{component:?} of tenant {tenant}"),
-                    )?;
-                    (prev, node, len) = (node, link.next, len + 1);
-                }
-                ensure(list.tail == prev && list.len == len, "a list knows its end", None, || {
-                    format!("{component:?} of tenant {tenant}: {list:?}, walked {len}")
-                })?;
+        for id in 0..self.nodes.lists() {
+            let list = self.nodes.list(id);
+            let component = Self::component_of(id);
+            let (mut prev, mut node, mut len) = (NIL, list.head, 0);
+            while node != NIL {
+                let link = self.nodes[node].links[component as usize];
+                ensure(
+                    live.contains(&node) && link.prev == prev && link.list == id,
+                    "a list is linked both ways through live nodes",
+                    Some(self.nodes.id(node)),
+                    || format!("list {id} of {component:?}"),
+                )?;
+                (prev, node, len) = (node, link.next, len + 1);
             }
+            ensure(list.tail == prev && list.len == len, "a list knows its end", None, || {
+                format!("list {id} of {component:?}: {list:?}, walked {len}")
+            })?;
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::Cost;
 use super::error::PrefixError;
+use super::host::HostTier;
 
 /// Who inserted a span, as an index into [`TreeConfig::tenants`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -21,8 +23,30 @@ pub enum LeafRule {
     State,
 }
 
+/// How states lie in the tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckpointFormat {
+    /// As in live slots, so that a finished request's slot can become the tree's.
+    #[default]
+    Native,
+    /// In 8 bits, see [`Int8State`](super::Int8State), in a pool of their own. Storing quantises, a hit dequantises.
+    Int8,
+}
+
+/// Which state goes first when slots are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    /// The least recently used one.
+    Lru,
+    /// The one whose loss costs least recompute: what it covers, weighed with how likely it is to be used.
+    #[default]
+    Coverage,
+}
+
 /// The fixed properties of a [`Tree`](super::Tree).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TreeConfig {
     /// Tokens per KV block. Keys are multiples of it.
@@ -37,6 +61,14 @@ pub struct TreeConfig {
     pub leaves: LeafRule,
     /// At most so many states on one root path; the shallowest beyond it go after an insert. `None`: no limit.
     pub states_per_path: Option<usize>,
+    /// How states lie in the tree.
+    pub checkpoints: CheckpointFormat,
+    /// Host memory to move to what the device has no room for. It needs [`LeafRule::Kv`] and no windows.
+    pub host: Option<HostTier>,
+    /// What a state is worth when one has to go.
+    pub eviction: Eviction,
+    /// What recomputing costs, for [`Eviction::Coverage`].
+    pub cost: Cost,
     /// Relative shares of the tenants. Eviction takes from the tenant that is furthest above its share.
     pub tenants: Vec<u32>,
 }
@@ -50,6 +82,10 @@ impl Default for TreeConfig {
             states: true,
             leaves: LeafRule::Kv,
             states_per_path: None,
+            checkpoints: CheckpointFormat::default(),
+            host: None,
+            eviction: Eviction::default(),
+            cost: Cost::TOKENS,
             tenants: vec![1],
         }
     }
@@ -75,6 +111,9 @@ impl TreeConfig {
         }
         if self.states_per_path == Some(0) {
             return reject("states_per_path", 0);
+        }
+        if self.host.is_some() && (self.window.is_some() || self.leaves == LeafRule::State) {
+            return reject("a host tier with windows or the leaf rule `state`", 1);
         }
         if self.tenants.is_empty() || self.tenants.len() > usize::from(u16::MAX) {
             return reject("tenants", self.tenants.len());

@@ -63,6 +63,17 @@ pub enum PrefixError {
         /// What is gone.
         what: &'static str,
     },
+    /// A part of the hit lies on the host.
+    #[error("only {resident} of {hit} hit tokens are on the device; load the rest first, or match what is resident")]
+    NotLoaded {
+        /// Tokens on the device.
+        resident: usize,
+        /// Tokens of the hit.
+        hit: usize,
+    },
+    /// A live slot cannot become a checkpoint of another format.
+    #[error("checkpoints are int8 and live slots are not: quantise into a checkpoint slot instead of moving")]
+    NotMovable,
     /// A receipt that this tree did not issue, or that was already given back.
     #[error("the receipt does not belong to a live lock of this tree")]
     ForeignReceipt,

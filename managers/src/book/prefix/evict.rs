@@ -9,6 +9,7 @@ use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
 use super::node::Component;
 use super::tree::{Change, Recency, Released, Tree};
+use super::worth::{CLASSES, Class};
 
 /// What an eviction freed and what it cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -46,14 +47,16 @@ impl Tree {
     pub fn evict_state(&mut self, states: usize, out: &mut Released) -> Evicted {
         let mut evicted = Evicted::default();
         while evicted.states < states {
-            let Some(node) = self.oldest(Component::State) else {
+            let Some(tenant) = self.heaviest(Component::State) else {
                 break;
             };
-            evicted.examined += 1;
-            if self.nodes[node].is_leaf() && !self.nodes[node].locked() {
+            let (node, compared) = self.least_worth(tenant);
+            evicted.examined += compared;
+            let Some(node) = node else { break };
+            if self.nodes[node].is_device_leaf() && !self.nodes[node].locked() {
                 self.drop_leaf(node, out, &mut evicted);
             } else {
-                self.take_state(node, out);
+                self.demote_state(node, out);
                 evicted.states += 1;
             }
         }
@@ -70,7 +73,7 @@ impl Tree {
                 break;
             };
             evicted.examined += 1;
-            if self.nodes[node].is_leaf() && !self.nodes[node].locked() {
+            if self.nodes[node].is_device_leaf() && !self.nodes[node].locked() {
                 self.drop_leaf(node, out, &mut evicted);
                 continue;
             }
@@ -84,44 +87,49 @@ impl Tree {
         evicted
     }
 
-    /// The next victim of a component: the oldest of the tenant that is furthest above its share.
-    fn oldest(&self, component: Component) -> Option<u32> {
-        let load = |tenant: usize| {
-            let held = self.tenants[tenant][component as usize] as u128;
-            // Compared as held / share without the rounding of a division.
-            (held, u128::from(self.config.tenants[tenant]))
-        };
-        (0..self.tenants.len())
-            .map(|tenant| {
-                let list = Self::list_of(TenantId(tenant as u16), component);
-                (tenant, self.nodes.list(list).tail)
-            })
-            .filter(|&(_, tail)| tail != NIL)
-            .max_by(|&(a, _), &(b, _)| {
-                let ((a, a_share), (b, b_share)) = (load(a), load(b));
-                (a * b_share).cmp(&(b * a_share))
-            })
-            .map(|(_, tail)| tail)
+    /// The next victim of a component that goes by recency.
+    pub(super) fn oldest(&self, component: Component) -> Option<u32> {
+        let tenant = self.heaviest(component)?;
+        Some(self.nodes.list(Self::list_of(tenant, component, Class::Tail)).tail)
     }
 
-    /// Removes an unlocked leaf with all it holds and, under [`LeafRule::State`], the stateless ancestors that it was
+    /// The tenant that is furthest above its share, among those who have something to lose.
+    fn heaviest(&self, component: Component) -> Option<TenantId> {
+        let has_evictable = |tenant: &TenantId| {
+            CLASSES.iter().any(|&class| self.nodes.list(Self::list_of(*tenant, component, class)).tail != NIL)
+        };
+        let load = |tenant: TenantId| {
+            let tenant = usize::from(tenant.0);
+            (self.tenants[tenant][component as usize] as u128, u128::from(self.config.tenants[tenant]))
+        };
+        (0..self.tenants.len()).map(|tenant| TenantId(tenant as u16)).filter(has_evictable).max_by(|&a, &b| {
+            let ((a, a_share), (b, b_share)) = (load(a), load(b));
+            // held / share, compared without the rounding of a division.
+            (a * b_share).cmp(&(b * a_share))
+        })
+    }
+
+    /// Moves an unlocked leaf to the host or, without room there, removes it with all it holds and, under [`LeafRule::State`], the stateless ancestors that it was
     /// the last to justify.
-    fn drop_leaf(&mut self, leaf: u32, out: &mut Released, evicted: &mut Evicted) {
+    pub(super) fn drop_leaf(&mut self, leaf: u32, out: &mut Released, evicted: &mut Evicted) {
         let mut node = leaf;
         loop {
             let parent = self.nodes[node].parent;
             evicted.tokens += self.nodes[node].len();
-            self.book(node, Component::Kv, Change::Loss);
-            out.blocks.append(&mut std::mem::take(&mut self.nodes[node].kv).into_vec());
+            evicted.states += usize::from(self.nodes[node].state.is_some());
+            if self.config.host.is_some() && self.demote(node, out) {
+                break;
+            }
+            self.drop_host_children(node);
             if !self.nodes[node].window.is_empty() {
                 evicted.window_tokens += self.nodes[node].len();
                 self.take_window(node, out);
             }
             if self.nodes[node].state.is_some() {
                 self.take_state(node, out);
-                evicted.states += 1;
             }
-            self.relist(node, Recency::Newest);
+            self.forget_host_state(node);
+            self.lose_kv(node, out);
             let is_top = self.nodes[parent].parent == NIL;
             self.detach(node);
             if self.config.leaves == LeafRule::Kv || is_top {

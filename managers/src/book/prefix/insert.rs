@@ -4,7 +4,7 @@ use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
 use super::error::PrefixError;
 use super::key::{Key, common_prefix, floor};
-use super::node::{Checkpoint, Component, NodeId};
+use super::node::{Component, NodeId};
 use super::tree::{Change, Recency, Released, Tree};
 use crate::book::ids::{BlockId, SlotId};
 
@@ -68,7 +68,7 @@ impl Tree {
             let whole = shared == self.nodes[child].len();
             current = if whole { child } else { self.split(child, shared) };
             position += shared;
-            self.release_duplicates(current, insert, out);
+            self.reconcile(current, insert, out);
             if let Some(span) = insert.window {
                 self.restore_window(current, span, out);
             }
@@ -123,14 +123,17 @@ impl Tree {
         }
     }
 
-    /// The tree has the KV of this node's span already: what came with the insert is surplus.
-    fn release_duplicates(&self, node: u32, insert: &Insert<'_>, out: &mut Released) {
+    /// The tree has this node's span already: what came with the insert is surplus, unless the span lies on the host.
+    fn reconcile(&mut self, node: u32, insert: &Insert<'_>, out: &mut Released) {
         let page = self.config.page;
+        let (start, end) = (self.nodes[node].start() / page, self.nodes[node].end as usize / page);
+        if self.nodes[node].kv.is_empty() {
+            return self.gain_kv(node, insert.blocks[start..end].into());
+        }
         let node = &self.nodes[node];
         let from = node.start().max(insert.owned.next_multiple_of(page));
         let incoming = insert.blocks[..node.end as usize / page].iter();
         let resident = &node.kv[..];
-        let start = node.start() / page;
         out.blocks.extend(
             incoming
                 .enumerate()
@@ -175,9 +178,7 @@ impl Tree {
                 continue;
             }
             node = self.attach(node, insert.key.tokens[from..to].into(), insert.tenant);
-            self.nodes[node].kv = insert.blocks[from / page..to / page].into();
-            self.book(node, Component::Kv, Change::Gain);
-            self.relist(node, Recency::Newest);
+            self.gain_kv(node, insert.blocks[from / page..to / page].into());
             if let Some(span) = insert.window.filter(|_| from >= window_from) {
                 self.restore_window(node, span, out);
             }
@@ -190,7 +191,8 @@ impl Tree {
             out.slots.push(slot);
             return false;
         }
-        self.nodes[node].state = Some(Checkpoint { slot });
+        self.forget_host_state(node);
+        self.file_state(node, slot);
         self.book(node, Component::State, Change::Gain);
         self.relist(node, Recency::Newest);
         true
@@ -216,7 +218,7 @@ impl Tree {
             .take(surplus)
             .collect();
         for node in spare {
-            self.take_state(node, out);
+            self.demote_state(node, out);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::arena::NIL;
 use super::config::LeafRule;
 use super::error::PrefixError;
 use super::lookup::Match;
-use super::node::{Component, NodeId};
+use super::node::{Component, Node, NodeId};
 use super::tree::{Change, Recency, Tree};
 use crate::book::ids::{BlockId, SlotId};
 
@@ -40,16 +40,11 @@ impl Tree {
     /// # Errors
     /// [`PrefixError::StaleMatch`] if any of it has been evicted since.
     pub fn lock(&mut self, found: &Match, hold: Hold) -> Result<Receipt, PrefixError> {
-        let Some(id) = found.node else {
+        let Some(mut node) = self.locate(found)? else {
             return Ok(self.receipt(None, 0, hold));
         };
-        let mut node = self.nodes.resolve(id).ok_or(PrefixError::StaleMatch { what: "node" })?;
-        if found.state != self.nodes[node].state.map(|state| state.slot) && self.config.states {
-            return Err(PrefixError::StaleMatch { what: "state" });
-        }
-        // The node may have been split since; then the position lies in one of the fronts.
-        while self.nodes[node].start() >= found.hit {
-            node = self.nodes[node].parent;
+        if self.nodes[node].kv.is_empty() {
+            return Err(PrefixError::NotLoaded { resident: found.resident, hit: found.hit });
         }
         let window_from = self.window_start(node, found.hit)?;
         let hold = self.effective(hold);
@@ -57,8 +52,24 @@ impl Tree {
         if found.hit < self.nodes[node].end as usize {
             node = self.split(node, found.hit - self.nodes[node].start());
         }
+        self.use_state(node);
         self.pin(node, window_from, hold);
         Ok(self.receipt(Some(self.nodes.id(node)), window_from, hold))
+    }
+
+    /// The node in whose span a match ends, if it is a hit and still there.
+    pub(super) fn locate(&self, found: &Match) -> Result<Option<u32>, PrefixError> {
+        let Some(id) = found.node else { return Ok(None) };
+        let mut node = self.nodes.resolve(id).ok_or(PrefixError::StaleMatch { what: "node" })?;
+        let n = &self.nodes[node];
+        if self.config.states && (found.state, found.host_state) != (n.state.map(|state| state.slot), n.host_state) {
+            return Err(PrefixError::StaleMatch { what: "state" });
+        }
+        // The node may have been split since; then the position lies in one of the fronts.
+        while self.nodes[node].start() >= found.hit {
+            node = self.nodes[node].parent;
+        }
+        Ok(Some(node))
     }
 
     /// Holds the path to a node that an insert returned. A node without a state is held all the same, so that a state
@@ -99,19 +110,19 @@ impl Tree {
         let anchor = self.nodes.resolve(id).ok_or(PrefixError::ForeignReceipt)?;
         self.tick();
         if receipt.hold == Hold::PathAndState {
-            self.repin(anchor, Component::State, |node| node.state_pins -= 1);
+            self.repin_state(anchor, |pins| *pins -= 1);
         }
         let mut node = anchor;
         while self.nodes[node].parent != NIL && self.nodes[node].start() >= receipt.window_from as usize {
-            self.repin(node, Component::Window, |node| node.window_pins -= 1);
+            self.repin(node, &[Component::Window], |node| node.window_pins -= 1);
             node = self.nodes[node].parent;
         }
         let mut node = anchor;
-        self.repin(node, Component::Kv, |node| node.pins -= 1);
+        self.repin_span(node, |node| node.pins -= 1);
         while !self.nodes[node].locked() && self.nodes[node].parent != NIL {
             self.nodes[node].stamp = self.clock;
             node = self.nodes[node].parent;
-            self.repin(node, Component::Kv, |node| node.locked_children -= 1);
+            self.repin_span(node, |node| node.locked_children -= 1);
         }
         Ok(())
     }
@@ -131,7 +142,7 @@ impl Tree {
         if let Some(id) = receipt.anchor {
             let anchor = self.nodes.resolve(id).ok_or(PrefixError::ForeignReceipt)?;
             self.tick();
-            self.repin(anchor, Component::State, |node| node.state_pins -= 1);
+            self.repin_state(anchor, |pins| *pins -= 1);
         }
         Ok(())
     }
@@ -199,28 +210,40 @@ impl Tree {
 
     fn pin(&mut self, anchor: u32, window_from: u32, hold: Hold) {
         if hold == Hold::PathAndState {
-            self.repin(anchor, Component::State, |node| node.state_pins += 1);
+            self.repin_state(anchor, |pins| *pins += 1);
         }
         let mut node = anchor;
         while self.nodes[node].parent != NIL && self.nodes[node].start() >= window_from as usize {
-            self.repin(node, Component::Window, |node| node.window_pins += 1);
+            self.repin(node, &[Component::Window], |node| node.window_pins += 1);
             node = self.nodes[node].parent;
         }
         let mut node = anchor;
         let mut was_locked = self.nodes[node].locked();
-        self.repin(node, Component::Kv, |node| node.pins += 1);
+        self.repin_span(node, |node| node.pins += 1);
         while !was_locked && self.nodes[node].parent != NIL {
             node = self.nodes[node].parent;
             was_locked = self.nodes[node].locked();
-            self.repin(node, Component::Kv, |node| node.locked_children += 1);
+            self.repin_span(node, |node| node.locked_children += 1);
         }
     }
 
-    /// Changes a pin count of a node and carries the consequences to counters and lists.
-    fn repin(&mut self, node: u32, component: Component, change: impl FnOnce(&mut super::node::Node)) {
-        self.book(node, component, Change::Loss);
+    fn repin_state(&mut self, node: u32, change: impl FnOnce(&mut u32)) {
+        self.repin(node, &[Component::State, Component::HostState], |node| change(&mut node.state_pins));
+    }
+
+    fn repin_span(&mut self, node: u32, change: impl FnOnce(&mut Node)) {
+        self.repin(node, &[Component::Kv, Component::HostKv], change);
+    }
+
+    /// Changes a pin count of a node and carries the consequences to the counters of `components` and to the lists.
+    fn repin(&mut self, node: u32, components: &[Component], change: impl FnOnce(&mut Node)) {
+        for &component in components {
+            self.book(node, component, Change::Loss);
+        }
         change(&mut self.nodes[node]);
-        self.book(node, component, Change::Gain);
+        for &component in components {
+            self.book(node, component, Change::Gain);
+        }
         self.nodes[node].stamp = self.clock;
         self.relist(node, Recency::Newest);
     }

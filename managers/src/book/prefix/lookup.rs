@@ -1,5 +1,6 @@
 //! What of a key is in the tree. Looking changes nothing, not even recency.
 
+use super::host::HostSlotId;
 use super::key::{Key, common_prefix, floor};
 use super::node::NodeId;
 use super::tree::Tree;
@@ -17,14 +18,19 @@ pub struct Match {
     /// The deepest grid position above `hit` that the resident KV reaches. A checkpoint there would have served this
     /// key, and will serve the next one that shares it.
     pub branch: Option<usize>,
+    /// Tokens of `kv_hit` that lie on the device. Where `hit` is more, [`Tree::load`] brings the rest back.
+    pub resident: usize,
     /// The state to start from. It must be copied, never written. `None` where `hit` is 0 or the tree has no states.
     pub state: Option<SlotId>,
+    /// The state to start from, where it lies on the host.
+    pub host_state: Option<HostSlotId>,
     /// The node in whose span `hit` lies.
     pub(super) node: Option<NodeId>,
 }
 
 impl Match {
-    pub(super) const MISS: Self = Self { hit: 0, kv_hit: 0, window_hit: 0, branch: None, state: None, node: None };
+    pub(super) const MISS: Self =
+        Self { hit: 0, kv_hit: 0, window_hit: 0, branch: None, resident: 0, state: None, host_state: None, node: None };
 }
 
 /// How much window KV precedes a position without a gap.
@@ -35,6 +41,16 @@ struct Trail {
     rooted: bool,
 }
 
+impl Trail {
+    fn follow(&mut self, tokens: usize, resident: bool) {
+        if resident {
+            self.tokens += tokens;
+        } else {
+            *self = Self { tokens: 0, rooted: false };
+        }
+    }
+}
+
 impl Tree {
     /// Looks up the longest usable prefix of `key`.
     ///
@@ -42,6 +58,17 @@ impl Tree {
     /// the first `len - 1` tokens of a prompt.
     #[must_use]
     pub fn match_prefix(&self, key: Key<'_>) -> Match {
+        self.walk(key, true)
+    }
+
+    /// As [`Tree::match_prefix`], as if nothing lay on the host.
+    #[must_use]
+    pub fn match_resident(&self, key: Key<'_>) -> Match {
+        self.walk(key, false)
+    }
+
+    fn walk(&self, key: Key<'_>, host: bool) -> Match {
+        let tiered = self.config.host.is_some();
         let Some(&root) = self.roots.get(key.namespace) else {
             return Match::MISS;
         };
@@ -51,23 +78,29 @@ impl Tree {
         let mut position = 0;
         while let Some(child) = self.edges.find(&self.nodes, current, &key.tokens[position..]) {
             let node = &self.nodes[child];
+            let resident = !tiered || !node.kv.is_empty();
+            if !resident && !host {
+                break;
+            }
             let shared = common_prefix(&node.key, &key.tokens[position..]);
             let shared = floor(shared, self.config.page);
             position += shared;
             let whole = shared == node.len();
-            if node.window.is_empty() {
-                trail = Trail { tokens: 0, rooted: false };
-            } else {
-                trail.tokens += shared;
-            }
-            let windowed = self.config.window.is_none_or(|window| trail.rooted || trail.tokens >= window);
+            let windowed = self.config.window.is_none_or(|window| {
+                trail.follow(shared, !node.window.is_empty());
+                trail.rooted || trail.tokens >= window
+            });
             if windowed {
                 found.window_hit = position;
             }
+            if resident {
+                found.resident = position;
+            }
             let state = node.state.filter(|_| whole).map(|state| state.slot);
-            if windowed && (state.is_some() || !self.config.states) {
+            let host_state = if tiered && host && whole { node.host_state } else { None };
+            if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
                 found.hit = position;
-                found.state = state;
+                (found.state, found.host_state) = (state, host_state);
                 found.node = Some(self.nodes.id(child));
             }
             current = child;

@@ -2,7 +2,9 @@
 
 use super::arena::{Link, NIL};
 use super::config::TenantId;
+use super::host::{HostBlockId, HostSlotId};
 use super::key::Token;
+use super::worth::Class;
 use crate::book::ids::{BlockId, SlotId};
 
 /// The identity of a node. It stays unique after the node is gone: a later node in its place has another generation.
@@ -16,6 +18,11 @@ pub struct NodeId {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checkpoint {
     pub slot: SlotId,
+    pub class: Class,
+    /// How often it was hit.
+    pub uses: u32,
+    /// When it was stored or last hit.
+    pub used: u64,
 }
 
 /// The components whose evictable nodes are kept in lists of their own.
@@ -23,20 +30,26 @@ pub(super) struct Checkpoint {
 pub(super) enum Component {
     Kv,
     Window,
+    HostKv,
+    HostState,
+    /// Last, because its nodes are in one list per class.
     State,
 }
 
-pub(super) const COMPONENTS: [Component; 3] = [Component::Kv, Component::Window, Component::State];
+pub(super) const COMPONENTS: [Component; 5] =
+    [Component::Kv, Component::Window, Component::HostKv, Component::HostState, Component::State];
 
+/// What a lookup reads of a node lies in its first cache line: in a large tree every line is a miss.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Node {
-    pub generation: u32,
+    pub key: Box<[Token]>,
     /// `NIL` for the root of a namespace.
     pub parent: u32,
     pub first_child: u32,
-    pub next_sibling: u32,
-    pub prev_sibling: u32,
     pub children: u32,
+    pub generation: u32,
+    pub state: Option<Checkpoint>,
     /// Position after the last token of the span. Splits and inserts never change it.
     pub end: u32,
     /// Receipts anchored here.
@@ -48,16 +61,21 @@ pub(super) struct Node {
     pub window_pins: u32,
     /// Receipts that hold the state, or would hold it if it were there.
     pub state_pins: u32,
+    pub next_sibling: u32,
+    pub prev_sibling: u32,
     pub tenant: TenantId,
     /// When the node was last used.
     pub stamp: u64,
-    pub key: Box<[Token]>,
-    /// One block per page of `key`.
+    pub links: [Link; COMPONENTS.len()],
+    /// Children whose KV lies on the device. A node leaves the device after them.
+    pub device_children: u32,
+    pub host_state: Option<HostSlotId>,
+    /// One block per page of `key`, or empty: the span lies on the host.
     pub kv: Box<[BlockId]>,
+    /// One block per page of `key`, or empty: the span lies on the device.
+    pub host_kv: Box<[HostBlockId]>,
     /// One block per page of `key`, or empty: a tombstone.
     pub window: Box<[BlockId]>,
-    pub state: Option<Checkpoint>,
-    pub links: [Link; COMPONENTS.len()],
 }
 
 impl Node {
@@ -77,7 +95,10 @@ impl Node {
             tenant,
             stamp: 0,
             key: Box::default(),
+            device_children: 0,
+            host_state: None,
             kv: Box::default(),
+            host_kv: Box::default(),
             window: Box::default(),
             state: None,
             links: [Link::UNLINKED; COMPONENTS.len()],
@@ -94,6 +115,11 @@ impl Node {
 
     pub(super) fn locked(&self) -> bool {
         self.pins + self.locked_children > 0
+    }
+
+    /// Whether its span may leave the device next.
+    pub(super) fn is_device_leaf(&self) -> bool {
+        !self.kv.is_empty() && self.device_children == 0
     }
 
     pub(super) fn is_leaf(&self) -> bool {

@@ -10,8 +10,10 @@ use super::arena::{Arena, NIL};
 use super::config::{TenantId, TreeConfig};
 use super::edges::Edges;
 use super::error::PrefixError;
+use super::host::{HostPool, Offload};
 use super::key::{Namespace, Token};
 use super::node::{COMPONENTS, Component, Node, NodeId};
+use super::worth::{CLASSES, Class, Experience};
 use crate::book::ids::{BlockId, SlotId};
 
 /// Units that the tree no longer owns: the caller returns them to their pools.
@@ -26,6 +28,8 @@ pub struct Released {
     pub window: Vec<BlockId>,
     /// State slots.
     pub slots: Vec<SlotId>,
+    /// Copies to make, in order, before any of these units is used again.
+    pub offloads: Vec<Offload>,
 }
 
 /// How much of a component could be evicted now, and how much is held by locks.
@@ -46,6 +50,10 @@ pub struct Usage {
     pub window: Held,
     /// State checkpoints.
     pub states: Held,
+    /// KV on the host, in tokens.
+    pub host_kv: Held,
+    /// States on the host.
+    pub host_states: Held,
     /// Nodes, without the roots of namespaces.
     pub nodes: usize,
 }
@@ -56,6 +64,8 @@ impl Usage {
             Component::Kv => &mut self.kv,
             Component::Window => &mut self.window,
             Component::State => &mut self.states,
+            Component::HostKv => &mut self.host_kv,
+            Component::HostState => &mut self.host_states,
         }
     }
 }
@@ -80,10 +90,16 @@ pub struct Tree {
     /// The reverse of `roots`.
     pub(super) namespaces: HashMap<u32, Arc<Namespace>>,
     pub(super) usage: Usage,
+    pub(super) host: HostPool,
     /// What each tenant holds, by component.
     pub(super) tenants: Vec<[usize; COMPONENTS.len()]>,
     pub(super) clock: u64,
+    /// How often states of each class were used.
+    pub(super) experience: [Experience; CLASSES.len()],
 }
+
+/// Lists of evictable nodes per tenant: one each for KV and window, one per class of state.
+const LISTS: usize = COMPONENTS.len() - 1 + CLASSES.len();
 
 impl Tree {
     /// An empty tree.
@@ -96,13 +112,15 @@ impl Tree {
         Ok(Self {
             grid: config.grid(),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            nodes: Arena::new(config.tenants.len() * COMPONENTS.len()),
+            nodes: Arena::new(config.tenants.len() * LISTS),
             edges: Edges::new(config.page),
             roots: HashMap::new(),
             namespaces: HashMap::new(),
             usage: Usage::default(),
+            host: HostPool::new(config.host.unwrap_or_default()),
             tenants: vec![[0; COMPONENTS.len()]; config.tenants.len()],
             clock: 0,
+            experience: Default::default(),
             config,
         })
     }
@@ -122,7 +140,8 @@ impl Tree {
     /// What one tenant holds: KV tokens, window tokens, states. `None` for a tenant that is not configured.
     #[must_use]
     pub fn tenant_usage(&self, tenant: TenantId) -> Option<[usize; 3]> {
-        self.tenants.get(usize::from(tenant.0)).copied()
+        let held = self.tenants.get(usize::from(tenant.0))?;
+        Some([Component::Kv, Component::Window, Component::State].map(|component| held[component as usize]))
     }
 
     /// The slot of the state at the end of a node, if both are still there.
@@ -133,8 +152,23 @@ impl Tree {
     }
 
     /// The list of evictable nodes of a component that belongs to a tenant.
-    pub(super) fn list_of(tenant: TenantId, component: Component) -> u32 {
-        (usize::from(tenant.0) * COMPONENTS.len() + component as usize) as u32
+    pub(super) fn list_of(tenant: TenantId, component: Component, class: Class) -> u32 {
+        let list = match component {
+            Component::State => component as usize + class as usize,
+            _ => component as usize,
+        };
+        (usize::from(tenant.0) * LISTS + list) as u32
+    }
+
+    /// The component whose links a list runs through.
+    pub(super) fn component_of(list: u32) -> Component {
+        COMPONENTS[(list as usize % LISTS).min(Component::State as usize)]
+    }
+
+    /// The list in which a node belongs while it is evictable.
+    pub(super) fn list_for(&self, node: u32, component: Component) -> u32 {
+        let n = &self.nodes[node];
+        Self::list_of(n.tenant, component, n.state.map_or(Class::Tail, |state| state.class))
     }
 
     /// Starts an operation: everything it touches is equally recent.
@@ -177,15 +211,18 @@ impl Tree {
         if self.nodes[parent].parent == NIL {
             self.drop_root_if_empty(parent);
         } else {
-            // A parent is never older than its child. Equally old, it is next in turn; younger, it was used without
-            // this child and is treated as fresh.
-            let recency = if self.nodes[parent].stamp == stamp { Recency::Oldest } else { Recency::Newest };
-            self.relist(parent, recency);
+            self.relist(parent, self.recency_below(parent, stamp));
         }
     }
 
+    /// Where a parent that lost a child enters its list. It is never older than the child: equally old, it is next in
+    /// turn; younger, it was used without this child and counts as fresh.
+    pub(super) fn recency_below(&self, parent: u32, child_stamp: u64) -> Recency {
+        if self.nodes[parent].stamp == child_stamp { Recency::Oldest } else { Recency::Newest }
+    }
+
     /// Namespaces may be as many as users, so an empty one must leave nothing behind.
-    fn drop_root_if_empty(&mut self, root: u32) {
+    pub(super) fn drop_root_if_empty(&mut self, root: u32) {
         if !self.nodes[root].is_leaf() {
             return;
         }
@@ -234,12 +271,10 @@ impl Tree {
         front.window_pins = node.window_pins;
         front.locked_children = u32::from(node.locked());
         front.key = front_key;
-        front.kv = node.kv[..pages].into();
-        node.kv = node.kv[pages..].into();
-        if !node.window.is_empty() {
-            front.window = node.window[..pages].into();
-            node.window = node.window[pages..].into();
-        }
+        front.device_children = u32::from(!node.kv.is_empty());
+        front.kv = cut(&mut node.kv, pages);
+        front.host_kv = cut(&mut node.host_kv, pages);
+        front.window = cut(&mut node.window, pages);
         let front = self.nodes.insert(front);
         self.disown(parent, rear);
         self.adopt(parent, front);
@@ -259,15 +294,17 @@ impl Tree {
         for component in COMPONENTS {
             let n = &self.nodes[node];
             let evictable = match component {
-                Component::Kv => !n.kv.is_empty() && n.is_leaf() && !n.locked(),
+                Component::Kv => n.is_device_leaf() && !n.locked(),
                 Component::Window => !n.window.is_empty() && n.window_pins == 0,
                 Component::State => n.state.is_some() && n.state_pins == 0,
+                Component::HostKv => !n.host_kv.is_empty() && n.is_leaf() && !n.locked(),
+                Component::HostState => n.host_state.is_some() && n.state_pins == 0,
             };
             if evictable == n.links[component as usize].is_linked() {
                 continue;
             }
             if evictable {
-                let list = Self::list_of(n.tenant, component);
+                let list = self.list_for(node, component);
                 match recency {
                     Recency::Newest => self.nodes.push_front(list, component, node),
                     Recency::Oldest => self.nodes.push_back(list, component, node),
@@ -281,7 +318,7 @@ impl Tree {
     /// Marks the KV and the window of a node as used now. States have a recency of their own.
     pub(super) fn touch(&mut self, node: u32) {
         self.nodes[node].stamp = self.clock;
-        for component in [Component::Kv, Component::Window] {
+        for component in [Component::Kv, Component::Window, Component::HostKv] {
             let link = self.nodes[node].links[component as usize];
             if link.is_linked() && link.prev != NIL {
                 self.nodes.unlink(component, node);
@@ -297,6 +334,8 @@ impl Tree {
             Component::Kv => (n.kv.len() * self.config.page, n.locked()),
             Component::Window => (n.window.len() * self.config.page, n.window_pins > 0),
             Component::State => (usize::from(n.state.is_some()), n.state_pins > 0),
+            Component::HostKv => (n.host_kv.len() * self.config.page, n.locked()),
+            Component::HostState => (usize::from(n.host_state.is_some()), n.state_pins > 0),
         };
         let tenant = &mut self.tenants[usize::from(n.tenant.0)][component as usize];
         let held = self.usage.of(component);
@@ -319,4 +358,14 @@ impl Tree {
 pub(super) enum Change {
     Gain,
     Loss,
+}
+
+/// Takes the first `at` units off, or none off nothing.
+fn cut<T: Copy>(units: &mut Box<[T]>, at: usize) -> Box<[T]> {
+    if units.is_empty() {
+        return Box::default();
+    }
+    let front = units[..at].into();
+    *units = units[at..].into();
+    front
 }

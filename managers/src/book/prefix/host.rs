@@ -1,0 +1,226 @@
+//! The host tier: what the device has no room for moves there instead of being lost.
+//!
+//! A span lies on the device or on the host, never on both, and so does a state. Spans move out from the leaves and
+//! come back from the root, so whatever lies on the device hangs below device spans only. The tree owns the host's
+//! units, numbered from 0; it says what to copy and the caller copies, in order, before it uses anything that was
+//! released.
+
+use serde::{Deserialize, Serialize};
+
+use super::arena::NIL;
+use super::error::PrefixError;
+use super::lookup::Match;
+use super::node::Component;
+use super::tree::{Change, Recency, Released, Tree};
+use crate::book::ids::{BlockId, SlotId};
+
+/// The size of the host tier, from the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostTier {
+    /// KV blocks.
+    pub blocks: u32,
+    /// States.
+    pub slots: u32,
+}
+
+/// A KV block in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostBlockId(pub u32);
+
+/// A state in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostSlotId(pub u32);
+
+/// A copy from the device to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// A KV block.
+    Block {
+        /// Where it is.
+        from: BlockId,
+        /// Where it goes.
+        to: HostBlockId,
+    },
+    /// A state.
+    State {
+        /// Where it is.
+        from: SlotId,
+        /// Where it goes.
+        to: HostSlotId,
+    },
+}
+
+/// A copy of a KV block from the host to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Where it is.
+    pub from: HostBlockId,
+    /// Where it goes.
+    pub to: BlockId,
+}
+
+/// The units of the host tier that hold nothing.
+#[derive(Debug)]
+pub(super) struct HostPool {
+    pub blocks: Vec<HostBlockId>,
+    pub slots: Vec<HostSlotId>,
+}
+
+impl HostPool {
+    pub(super) fn new(tier: HostTier) -> Self {
+        Self {
+            blocks: (0..tier.blocks).rev().map(HostBlockId).collect(),
+            slots: (0..tier.slots).rev().map(HostSlotId).collect(),
+        }
+    }
+}
+
+impl Tree {
+    /// Brings the spans of a hit back that lie on the host, so that it can be locked.
+    ///
+    /// `blocks` are fresh ones, one per page from [`Match::resident`] to [`Match::hit`]. The copies go to `loads`; they
+    /// must be made before any other operation, which may reuse the host's units.
+    ///
+    /// # Errors
+    /// [`PrefixError::StaleMatch`] if the tree has changed since, [`PrefixError::BlockCount`] for another number of
+    /// blocks. Nothing has changed then.
+    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
+        let Some(mut node) = self.locate(found)? else {
+            return Ok(());
+        };
+        let page = self.config.page;
+        let expected = found.hit.saturating_sub(found.resident) / page;
+        if blocks.len() != expected {
+            return Err(PrefixError::BlockCount { what: "load", expected, found: blocks.len() });
+        }
+        let mut on_host = 0;
+        let mut above = node;
+        while self.nodes[above].kv.is_empty() && self.nodes[above].parent != NIL {
+            on_host += found.hit.min(self.nodes[above].end as usize) - self.nodes[above].start();
+            above = self.nodes[above].parent;
+        }
+        if on_host != expected * page {
+            return Err(PrefixError::StaleMatch { what: "host span" });
+        }
+        self.tick();
+        if found.hit < self.nodes[node].end as usize {
+            node = self.split(node, found.hit - self.nodes[node].start());
+        }
+        let mut path = Vec::new();
+        while self.nodes[node].kv.is_empty() && self.nodes[node].parent != NIL {
+            path.push(node);
+            node = self.nodes[node].parent;
+        }
+        let mut rest = blocks;
+        for &node in path.iter().rev() {
+            let (own, others) = rest.split_at(self.nodes[node].len() / page);
+            rest = others;
+            loads.extend(self.nodes[node].host_kv.iter().zip(own).map(|(&from, &to)| Load { from, to }));
+            self.gain_kv(node, own.into());
+        }
+        Ok(())
+    }
+
+    /// Drops what lies on the host until at least so many KV tokens and states of it are gone, oldest first.
+    pub fn evict_host(&mut self, tokens: usize, states: usize) {
+        let mut dropped = 0;
+        while dropped < tokens
+            && let Some(leaf) = self.oldest(Component::HostKv)
+        {
+            dropped += self.nodes[leaf].len();
+            self.drop_host_leaf(leaf);
+        }
+        for _ in 0..states {
+            let Some(node) = self.oldest(Component::HostState) else { break };
+            self.forget_host_state(node);
+        }
+    }
+
+    /// Gives a node its span on the device; a copy on the host is given up.
+    pub(super) fn gain_kv(&mut self, node: u32, blocks: Box<[BlockId]>) {
+        self.book(node, Component::HostKv, Change::Loss);
+        self.host.blocks.extend(std::mem::take(&mut self.nodes[node].host_kv));
+        self.nodes[node].kv = blocks;
+        self.book(node, Component::Kv, Change::Gain);
+        self.relist(node, Recency::Newest);
+        let parent = self.nodes[node].parent;
+        self.nodes[parent].device_children += 1;
+        self.relist(parent, Recency::Newest);
+    }
+
+    /// Takes the span of a node off the device. Its parent may have become evictable.
+    pub(super) fn lose_kv(&mut self, node: u32, out: &mut Released) {
+        self.book(node, Component::Kv, Change::Loss);
+        out.blocks.append(&mut std::mem::take(&mut self.nodes[node].kv).into_vec());
+        self.relist(node, Recency::Newest);
+        let parent = self.nodes[node].parent;
+        self.nodes[parent].device_children -= 1;
+        self.relist(parent, self.recency_below(parent, self.nodes[node].stamp));
+    }
+
+    /// Moves the span of a device leaf to the host, with its state if there is room. `false` without room for the span.
+    pub(super) fn demote(&mut self, leaf: u32, out: &mut Released) -> bool {
+        let pages = self.nodes[leaf].kv.len();
+        while self.host.blocks.len() < pages {
+            let Some(oldest) = self.oldest(Component::HostKv) else {
+                return false;
+            };
+            self.drop_host_leaf(oldest);
+        }
+        if self.nodes[leaf].state.is_some() {
+            self.demote_state(leaf, out);
+        }
+        let units = self.host.blocks.split_off(self.host.blocks.len() - pages);
+        let copies = self.nodes[leaf].kv.iter().zip(&units).map(|(&from, &to)| Offload::Block { from, to });
+        out.offloads.extend(copies);
+        self.lose_kv(leaf, out);
+        self.nodes[leaf].host_kv = units.into();
+        self.book(leaf, Component::HostKv, Change::Gain);
+        self.relist(leaf, Recency::Newest);
+        true
+    }
+
+    /// Takes the state of a node off the device, to the host if it has room or can make it.
+    pub(super) fn demote_state(&mut self, node: u32, out: &mut Released) {
+        if self.host.slots.is_empty()
+            && let Some(oldest) = self.oldest(Component::HostState)
+        {
+            self.forget_host_state(oldest);
+        }
+        let (Some(state), Some(to)) = (self.nodes[node].state, self.host.slots.pop()) else {
+            return self.take_state(node, out);
+        };
+        out.offloads.push(Offload::State { from: state.slot, to });
+        self.take_state(node, out);
+        self.nodes[node].host_state = Some(to);
+        self.book(node, Component::HostState, Change::Gain);
+        self.relist(node, Recency::Newest);
+    }
+
+    /// Forgets a state on the host, because it is superseded by one on the device or no longer wanted.
+    pub(super) fn forget_host_state(&mut self, node: u32) {
+        self.book(node, Component::HostState, Change::Loss);
+        self.host.slots.extend(self.nodes[node].host_state.take());
+        self.relist(node, Recency::Newest);
+    }
+
+    /// Removes everything below a node. All of it lies on the host and is unlocked.
+    pub(super) fn drop_host_children(&mut self, node: u32) {
+        while self.nodes[node].first_child != NIL {
+            let mut leaf = self.nodes[node].first_child;
+            while self.nodes[leaf].first_child != NIL {
+                leaf = self.nodes[leaf].first_child;
+            }
+            self.drop_host_leaf(leaf);
+        }
+    }
+
+    fn drop_host_leaf(&mut self, leaf: u32) {
+        self.forget_host_state(leaf);
+        self.book(leaf, Component::HostKv, Change::Loss);
+        self.host.blocks.extend(std::mem::take(&mut self.nodes[leaf].host_kv));
+        self.relist(leaf, Recency::Newest);
+        self.detach(leaf);
+    }
+}

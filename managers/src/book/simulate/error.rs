@@ -1,0 +1,47 @@
+//! What can go wrong in a simulation.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::book::prefix::PrefixError;
+
+/// A trace that cannot be read or a scenario that cannot be run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SimulateError {
+    /// The trace cannot be read.
+    #[error("trace: {0}")]
+    Io(#[from] io::Error),
+    /// A line of the trace is not a request.
+    #[error("trace line {line}: {source}; expected {{\"prompt\": …}} or {{\"hash_ids\": …, \"input_length\": …}}")]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// What the parser found.
+        source: serde_json::Error,
+    },
+    /// A request of the trace contradicts itself.
+    #[error("trace line {line}: {blocks} blocks of 512 tokens cannot hold {tokens} tokens")]
+    BlockCount {
+        /// Counted from 1.
+        line: usize,
+        /// How many hash ids it has.
+        blocks: usize,
+        /// Its input length.
+        tokens: usize,
+    },
+    /// One request alone needs more than there is.
+    #[error("request {request} needs {needed} KV tokens, the pool has {available}")]
+    TooLarge {
+        /// Counted from 0.
+        request: usize,
+        /// Prompt and output.
+        needed: usize,
+        /// The size of the pool.
+        available: usize,
+    },
+    /// The cache refused the scenario.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+}

@@ -1,0 +1,18 @@
+//! What a prefix cache would do to a workload, without a model.
+//!
+//! The real tree runs over a trace; only the forward passes are left out. So sizes and policies can be chosen before
+//! anything is rented.
+
+mod chart;
+mod error;
+mod report;
+mod run;
+mod trace;
+mod workload;
+
+pub use chart::chart;
+pub use error::SimulateError;
+pub use report::{Point, Report};
+pub use run::{Policy, Scenario, simulate};
+pub use trace::{Piece, Request, read_trace};
+pub use workload::Workload;

@@ -1,0 +1,306 @@
+//! Running a trace against the tree.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::SimulateError;
+use super::report::{Point, Report};
+use super::trace::Request;
+use crate::book::ids::{BlockId, SlotId};
+use crate::book::prefix::{
+    Eviction, Extend, Final, Key, Lease, Namespace, PrefixCache, Progress, Released, Strategy, TenantId, Token,
+    TreeConfig,
+};
+
+/// A way to place and to evict checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// [`Strategy::NO_BUFFER`], least recently used state first.
+    NoBuffer,
+    /// [`Strategy::double_buffered`] with an interval of 256, least recently used state first.
+    DoubleBuffered,
+    /// [`Strategy::complete`], least recently used state first.
+    CompleteLru,
+    /// [`Strategy::complete`], least coverage first.
+    Coverage,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::NoBuffer, Self::DoubleBuffered, Self::CompleteLru, Self::Coverage];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoBuffer => "no-buffer",
+            Self::DoubleBuffered => "double-buffered",
+            Self::CompleteLru => "complete-lru",
+            Self::Coverage => "coverage",
+        }
+    }
+
+    fn strategy(self) -> Strategy {
+        match self {
+            Self::NoBuffer => Strategy::NO_BUFFER,
+            Self::DoubleBuffered => Strategy::double_buffered(256),
+            Self::CompleteLru | Self::Coverage => Strategy::complete(None),
+        }
+    }
+
+    fn eviction(self) -> Eviction {
+        if self == Self::Coverage { Eviction::Coverage } else { Eviction::Lru }
+    }
+}
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scenario {
+    /// How checkpoints are placed and evicted.
+    pub policy: Policy,
+    /// Slots for states in the tree, beside those of running requests. `None`: as many as it takes.
+    pub checkpoints: Option<usize>,
+    /// Tokens that the KV pool holds, for running requests and for the tree. `None`: as many as it takes.
+    pub kv_tokens: Option<usize>,
+    /// Tokens per KV block.
+    pub page: usize,
+    /// Tokens per chunk of the model's scan.
+    pub chunk: usize,
+    /// Tokens per forward of a prefill.
+    pub prefill_chunk: usize,
+    /// Requests that run at a time: each ends when so many later ones have been prefilled.
+    pub concurrency: usize,
+    /// Tenants with equal shares.
+    pub tenants: u16,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Coverage,
+            checkpoints: Some(64),
+            kv_tokens: None,
+            page: 1,
+            chunk: 64,
+            prefill_chunk: 8192,
+            concurrency: 4,
+            tenants: 1,
+        }
+    }
+}
+
+/// Runs the requests in order.
+///
+/// # Errors
+/// A scenario that the cache refuses, or a request that does not fit the KV pool.
+pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, SimulateError> {
+    let mut run = Run::new(scenario)?;
+    let every = (requests.len() / 200).max(1);
+    let mut course = Vec::new();
+    for (i, request) in requests.iter().enumerate() {
+        while run.open.len() >= scenario.concurrency.max(1) {
+            run.finish_oldest()?;
+        }
+        run.start(i, request)?;
+        if (i + 1) % every == 0 || i + 1 == requests.len() {
+            course.push(Point {
+                requests: i + 1,
+                hit_rate: run.cache.metrics().hit_rate(),
+                checkpoints: run.checkpoints(),
+            });
+        }
+    }
+    while !run.open.is_empty() {
+        run.finish_oldest()?;
+    }
+    let metrics = *run.cache.metrics();
+    Ok(Report {
+        scenario,
+        hit_rate: metrics.hit_rate(),
+        kv_hit_rate: metrics.kv_hit_rate(),
+        computed_tokens: metrics.prompt_tokens - metrics.hit_tokens,
+        peak_checkpoints: run.peak,
+        metrics,
+        course,
+    })
+}
+
+/// A request that has been prefilled and is still decoding.
+struct Open {
+    lease: Lease,
+    /// Prompt and output.
+    tokens: Vec<Token>,
+    prompt: usize,
+    blocks: Vec<BlockId>,
+}
+
+struct Run {
+    scenario: Scenario,
+    cache: PrefixCache,
+    strategy: Strategy,
+    namespace: Namespace,
+    open: VecDeque<Open>,
+    out: Released,
+    free_blocks: Vec<BlockId>,
+    blocks_used: usize,
+    next_slot: u32,
+    peak: usize,
+}
+
+impl Run {
+    fn new(scenario: Scenario) -> Result<Self, SimulateError> {
+        let config = TreeConfig {
+            page: scenario.page,
+            chunk: scenario.chunk,
+            eviction: scenario.policy.eviction(),
+            tenants: vec![1; usize::from(scenario.tenants)],
+            ..TreeConfig::default()
+        };
+        let strategy = scenario.policy.strategy();
+        Ok(Self {
+            scenario,
+            cache: PrefixCache::new(config, strategy)?,
+            strategy,
+            namespace: Namespace::default(),
+            open: VecDeque::new(),
+            out: Released::default(),
+            free_blocks: Vec::new(),
+            blocks_used: 0,
+            next_slot: 0,
+            peak: 0,
+        })
+    }
+
+    fn checkpoints(&self) -> usize {
+        let states = self.cache.tree().usage().states;
+        states.evictable + states.protected
+    }
+
+    fn start(&mut self, index: usize, request: &Request) -> Result<(), SimulateError> {
+        let mut tokens = Vec::new();
+        request.prompt.iter().for_each(|piece| piece.expand(&mut tokens));
+        let prompt = tokens.len();
+        request.output.expand(&mut tokens);
+        if prompt == 0 {
+            return Ok(());
+        }
+        let available = self.scenario.kv_tokens.unwrap_or(usize::MAX);
+        while available < self.in_flight() + tokens.len() + self.scenario.page && !self.open.is_empty() {
+            self.finish_oldest()?;
+        }
+        if available < tokens.len() + self.scenario.page {
+            return Err(SimulateError::TooLarge { request: index, needed: tokens.len(), available });
+        }
+        let namespace = self.namespace.clone();
+        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
+        let found = self.cache.lookup(key(prompt));
+        let tenant = TenantId(request.tenant % self.scenario.tenants);
+        let live = self.slot();
+        let mut lease = self.cache.admit(key(prompt), &found, live, tenant)?;
+        self.cache.copied(&mut lease)?;
+        let mut blocks = Vec::new();
+        self.cache.held_blocks(&lease, &mut blocks);
+        let mut start = found.hit;
+        while start < prompt {
+            let end = prompt.min(start + self.scenario.prefill_chunk);
+            let extend = Extend { start, end, prompt, branch: lease.branch() };
+            for checkpoint in self.strategy.checkpoints(self.cache.tree().config(), extend) {
+                self.extend_blocks(&mut blocks, checkpoint.position);
+                self.store(&mut lease, key(checkpoint.position), &mut blocks)?;
+            }
+            start = end;
+        }
+        self.extend_blocks(&mut blocks, tokens.len());
+        self.open.push_back(Open { lease, tokens, prompt, blocks });
+        Ok(())
+    }
+
+    fn store(&mut self, lease: &mut Lease, key: Key<'_>, blocks: &mut Vec<BlockId>) -> Result<(), SimulateError> {
+        let state = self.checkpoint_slot();
+        let private = blocks.split_off(key.tokens.len().div_ceil(self.scenario.page).min(blocks.len()));
+        let at = Progress { key, blocks, window: None };
+        self.cache.store(lease, at, state, &mut self.out)?;
+        blocks.clear();
+        self.cache.held_blocks(lease, blocks);
+        blocks.extend(private);
+        self.take_back();
+        self.peak = self.peak.max(self.checkpoints());
+        Ok(())
+    }
+
+    fn finish_oldest(&mut self) -> Result<(), SimulateError> {
+        let Some(Open { mut lease, tokens, prompt, mut blocks }) = self.open.pop_front() else {
+            return Ok(());
+        };
+        let namespace = self.namespace.clone();
+        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
+        let page = self.scenario.page;
+        if self.strategy.finish {
+            let fits = tokens.len().is_multiple_of(page) && self.make_room();
+            let state = if fits { Final::Move } else { Final::Discard };
+            let at = Progress { key: key(tokens.len()), blocks: &blocks, window: None };
+            self.cache.finish(lease, at, state, &mut self.out)?;
+        } else {
+            // What the second buffer tracked last goes into the tree; the rest is given up.
+            let tracked = self.strategy.decode_interval.map_or(0, |interval| tokens.len() / interval * interval);
+            if tracked > prompt && tracked.is_multiple_of(page) {
+                self.store(&mut lease, key(tracked), &mut blocks)?;
+            }
+            self.out.blocks.extend(blocks.drain(lease.owned() / page..));
+            self.cache.abort(lease)?;
+        }
+        self.take_back();
+        self.peak = self.peak.max(self.checkpoints());
+        Ok(())
+    }
+
+    /// KV tokens in the hands of running requests, at most.
+    fn in_flight(&self) -> usize {
+        self.open.iter().map(|open| open.tokens.len() + self.scenario.page).sum()
+    }
+
+    fn slot(&mut self) -> SlotId {
+        self.next_slot = self.next_slot.wrapping_add(1);
+        SlotId(self.next_slot)
+    }
+
+    fn checkpoint_slot(&mut self) -> Option<SlotId> {
+        self.make_room().then(|| self.slot())
+    }
+
+    /// Evicts until one more state fits. `false` where running requests hold all of them.
+    fn make_room(&mut self) -> bool {
+        let cap = self.scenario.checkpoints.unwrap_or(usize::MAX);
+        if self.checkpoints() >= cap {
+            self.cache.evict_state(self.checkpoints() + 1 - cap, &mut self.out);
+            self.take_back();
+        }
+        self.checkpoints() < cap
+    }
+
+    fn extend_blocks(&mut self, blocks: &mut Vec<BlockId>, tokens: usize) {
+        let pages = tokens.div_ceil(self.scenario.page);
+        let missing = pages.saturating_sub(blocks.len());
+        if let Some(size) = self.scenario.kv_tokens {
+            let free = size / self.scenario.page - self.blocks_used;
+            if free < missing {
+                self.cache.evict_kv((missing - free) * self.scenario.page, &mut self.out);
+                self.take_back();
+            }
+        }
+        self.blocks_used += missing;
+        let ids = self.blocks_used as u32 + self.free_blocks.len() as u32;
+        for i in 0..missing as u32 {
+            blocks.push(self.free_blocks.pop().unwrap_or(BlockId(ids + i)));
+        }
+    }
+
+    fn take_back(&mut self) {
+        self.blocks_used -= self.out.blocks.len();
+        self.free_blocks.append(&mut self.out.blocks);
+        self.out.slots.clear();
+    }
+}

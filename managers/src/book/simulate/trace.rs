@@ -1,0 +1,124 @@
+//! Requests, and the files they are read from.
+//!
+//! Two formats, both one JSON object per line:
+//! - ours: `{"prompt": [PIECE, …], "output": PIECE, "tenant": 0}`, where a piece is `{"id": 7, "len": 300}`, a run of
+//!   300 tokens that is the same wherever its id is, or `{"tokens": [1, 2, 3]}`;
+//! - Mooncake's: `{"timestamp": …, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, …]}`, one id per block
+//!   of 512 tokens.
+
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::SimulateError;
+use crate::book::prefix::Token;
+
+const MOONCAKE_BLOCK: usize = 512;
+
+/// A run of tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Piece {
+    /// Tokens that follow from an identity: what is meant matters less than what is shared.
+    Run {
+        /// Equal ids stand for equal tokens.
+        id: u64,
+        /// How many.
+        len: usize,
+    },
+    /// The tokens themselves.
+    Tokens {
+        /// In order.
+        tokens: Vec<Token>,
+    },
+}
+
+impl Piece {
+    /// How many tokens it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Run { len, .. } => *len,
+            Self::Tokens { tokens } => tokens.len(),
+        }
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn expand(&self, out: &mut Vec<Token>) {
+        match self {
+            Self::Run { id, len } => out.extend((0..*len as u64).map(|i| mix(mix(*id).wrapping_add(i)) as Token)),
+            Self::Tokens { tokens } => out.extend(tokens),
+        }
+    }
+}
+
+/// One request of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// What it sends.
+    pub prompt: Vec<Piece>,
+    /// What it is answered.
+    pub output: Piece,
+    /// Who sends it, as an index.
+    #[serde(default)]
+    pub tenant: u16,
+}
+
+#[derive(Deserialize)]
+struct Mooncake {
+    input_length: usize,
+    output_length: usize,
+    hash_ids: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Mooncake(Mooncake),
+    Ours(Request),
+}
+
+/// Reads a trace in either format. Empty lines are passed over.
+///
+/// # Errors
+/// Names the line that is not a request.
+pub fn read_trace(reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
+    let mut requests = Vec::new();
+    for (i, text) in reader.lines().enumerate() {
+        let (text, line) = (text?, i + 1);
+        if text.trim().is_empty() {
+            continue;
+        }
+        let parsed = serde_json::from_str(&text).map_err(|source| SimulateError::Line { line, source })?;
+        requests.push(match parsed {
+            Line::Ours(request) => request,
+            Line::Mooncake(request) => from_mooncake(request, line)?,
+        });
+    }
+    Ok(requests)
+}
+
+fn from_mooncake(request: Mooncake, line: usize) -> Result<Request, SimulateError> {
+    let Mooncake { input_length, output_length, hash_ids } = request;
+    if hash_ids.len() != input_length.div_ceil(MOONCAKE_BLOCK) {
+        return Err(SimulateError::BlockCount { line, blocks: hash_ids.len(), tokens: input_length });
+    }
+    let block_len = |i: usize| MOONCAKE_BLOCK.min(input_length - i * MOONCAKE_BLOCK);
+    let prompt = hash_ids.iter().enumerate().map(|(i, &id)| Piece::Run { id, len: block_len(i) }).collect();
+    // The trace does not say what was answered; ids from the other end of the range are no block's.
+    let output = Piece::Run { id: u64::MAX - line as u64, len: output_length };
+    Ok(Request { prompt, output, tenant: 0 })
+}
+
+/// Deterministic noise.
+pub(super) fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x ^ (x >> 32)
+}

@@ -1,0 +1,128 @@
+//! Hit rates on fixed workloads, and the formats of traces.
+
+use cacheplan_managers::book::prefix::Metrics;
+use cacheplan_managers::book::simulate::{
+    Piece, Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
+};
+use rstest::rstest;
+
+fn hit_rate(requests: &[Request], policy: Policy, checkpoints: Option<usize>) -> f64 {
+    let scenario = Scenario { policy, checkpoints, ..Scenario::default() };
+    simulate(requests, scenario).unwrap().hit_rate
+}
+
+#[rstest]
+fn coverage_never_hits_less_than_the_double_buffer_and_a_tenth_more_where_slots_are_short(
+    #[values(Workload::Chat, Workload::Agents, Workload::Rag)] workload: Workload,
+) {
+    let requests = workload.requests();
+    for checkpoints in [Some(64), Some(128), Some(256), None] {
+        let ours = hit_rate(&requests, Policy::Coverage, checkpoints);
+        let theirs = hit_rate(&requests, Policy::DoubleBuffered, checkpoints);
+        let factor = if checkpoints == Some(64) { 1.1 } else { 1.0 };
+        assert!(ours >= factor * theirs, "{checkpoints:?}: {ours} against {theirs}");
+    }
+}
+
+/// A chain of 32k tokens with a state every 2,048, three times over, and then `last`.
+fn hit_after_three_chains(policy: Policy, checkpoints: usize, last: Vec<Piece>) -> u64 {
+    let scenario =
+        Scenario { policy, checkpoints: Some(checkpoints), prefill_chunk: 2048, concurrency: 1, ..Scenario::default() };
+    let request = |prompt| Request { prompt, output: Piece::Run { id: 99, len: 1 }, tenant: 0 };
+    let mut requests: Vec<Request> = (0..3).map(|id| request(vec![Piece::Run { id, len: 32_768 }])).collect();
+    requests.push(request(last));
+    simulate(&requests, scenario).unwrap().metrics.hit_tokens
+}
+
+#[rstest]
+fn a_fork_hits_although_there_are_more_positions_than_slots(#[values(40, 48)] checkpoints: usize) {
+    let fork = || vec![Piece::Run { id: 0, len: 8192 }, Piece::Run { id: 7, len: 1000 }];
+    assert_eq!(hit_after_three_chains(Policy::NoBuffer, 40, fork()), 0, "recency loses the shallow states first");
+    assert_eq!(hit_after_three_chains(Policy::Coverage, checkpoints, fork()), 8192);
+}
+
+#[test]
+fn a_chain_sent_again_hits_deep() {
+    let chain = |id| vec![Piece::Run { id, len: 32_768 }];
+    assert!(hit_after_three_chains(Policy::Coverage, 40, chain(0)) >= 16_384);
+    assert!(hit_after_three_chains(Policy::Coverage, 40, chain(1)) >= 28_672);
+}
+
+#[test]
+fn a_simulation_repeats_itself() {
+    let requests = &Workload::Chat.requests()[..200];
+    let run = || simulate(requests, Scenario::default()).unwrap();
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn a_small_kv_pool_is_never_exceeded_and_costs_hits() {
+    let requests = &Workload::Rag.requests()[..300];
+    let with = |kv_tokens| {
+        let scenario = Scenario { kv_tokens, checkpoints: None, ..Scenario::default() };
+        simulate(requests, scenario).unwrap()
+    };
+    let (small, large) = (with(Some(60_000)), with(None));
+    assert!(small.metrics.tokens_evicted > 0);
+    assert!(small.hit_rate < large.hit_rate);
+}
+
+#[test]
+fn a_request_that_fits_no_pool_is_refused_by_name() {
+    let requests =
+        [Request { prompt: vec![Piece::Run { id: 1, len: 5000 }], output: Piece::Run { id: 2, len: 10 }, tenant: 0 }];
+    let scenario = Scenario { kv_tokens: Some(4096), ..Scenario::default() };
+    let refused = simulate(&requests, scenario);
+    assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: 5010, available: 4096 })));
+}
+
+#[test]
+fn a_mooncake_trace_shares_by_its_hash_ids() {
+    let trace = r#"
+        {"timestamp": 0, "input_length": 1400, "output_length": 20, "hash_ids": [1, 2, 3]}
+        {"timestamp": 9, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 4]}
+        {"timestamp": 12, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 5]}
+    "#;
+    let requests = read_trace(trace.as_bytes()).unwrap();
+    let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
+    assert_eq!(lens, [512, 512, 376]);
+    let metrics: Metrics = simulate(&requests, Scenario::default()).unwrap().metrics;
+    assert_eq!(metrics.kv_hit_tokens, 2 * 1024);
+    assert_eq!(metrics.hit_tokens, 1024, "the second request finds KV alone and leaves the branch checkpoint");
+}
+
+#[test]
+fn our_traces_read_back_as_they_were_written() {
+    let requests = Workload::Agents.requests();
+    let lines: Vec<String> = requests[..20].iter().map(|r| serde_json::to_string(r).unwrap()).collect();
+    assert_eq!(read_trace(lines.join("\n").as_bytes()).unwrap(), requests[..20]);
+    let literal = r#"{"prompt": [{"tokens": [5, 6, 7]}], "output": {"id": 1, "len": 2}, "tenant": 3}"#;
+    assert_eq!(read_trace(literal.as_bytes()).unwrap()[0].prompt[0].len(), 3);
+}
+
+#[rstest]
+#[case::not_json("{", 1)]
+#[case::neither_format("\n{\"input\": 3}", 2)]
+#[case::unknown_field("{\"prompt\": [], \"output\": {\"id\": 1, \"len\": 2}, \"tenat\": 3}", 1)]
+fn a_line_that_is_no_request_is_named(#[case] trace: &str, #[case] expected: usize) {
+    assert!(matches!(read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected));
+}
+
+#[test]
+fn a_mooncake_line_whose_blocks_do_not_hold_its_tokens_is_refused() {
+    let trace = r#"{"timestamp": 0, "input_length": 1400, "output_length": 20, "hash_ids": [1, 2]}"#;
+    let refused = read_trace(trace.as_bytes());
+    assert!(matches!(refused, Err(SimulateError::BlockCount { line: 1, blocks: 2, tokens: 1400 })));
+}
+
+#[test]
+fn the_chart_has_a_line_and_a_label_per_report() {
+    let requests = &Workload::Chat.requests()[..50];
+    let reports: Vec<Report> = Policy::ALL
+        .iter()
+        .map(|&policy| simulate(requests, Scenario { policy, ..Scenario::default() }).unwrap())
+        .collect();
+    let svg = chart("chat <64>", &reports);
+    assert_eq!(svg.matches("<polyline").count(), 4);
+    assert!(svg.contains("chat &lt;64&gt;") && svg.contains("double-buffered · 64 ·"));
+}
