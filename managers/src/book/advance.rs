@@ -254,6 +254,9 @@ fn check_acceptance(
             return bad(format!("the accepted path {path:?} is not ascending"));
         }
         let linear = path.iter().zip(0..).all(|(&candidate, position)| candidate == position);
+        if layout.replays && !linear {
+            return bad("a path with gaps cannot be replayed; plan with the scheme `snapshots`".into());
+        }
         if let Some(spec) = layout.paged.iter().find(|spec| spec.stride > 1).filter(|_| !linear) {
             return bad(format!("pool `{}` compresses tokens, so a path with gaps cannot be gathered", spec.id));
         }

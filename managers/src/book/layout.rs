@@ -82,6 +82,8 @@ pub struct Layout {
     pub limits: Limits,
     /// The rows of every draft pool that batches use; empty without any.
     pub draft_rows: Range<u32>,
+    /// Whether draft rows hold inputs to replay rather than states to copy.
+    pub replays: bool,
     by_name: HashMap<String, Place>,
     by_layer: HashMap<(u32, Kind), Place>,
 }
@@ -100,6 +102,7 @@ impl Layout {
             slots: plan.slots,
             limits: plan.limits.clone(),
             draft_rows: 0..0,
+            replays: false,
             by_name: HashMap::new(),
             by_layer: HashMap::new(),
         };
@@ -164,9 +167,10 @@ impl Layout {
                 let units = u32::try_from(pool.units)
                     .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
                 let rows = pool.reserved.min(pool.units) as u32..units;
-                let first = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
+                self.replays |= !is_snapshot(first.handler.kind());
+                let only = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
                 self.draft_rows =
-                    if first { rows } else { rows.start.max(self.draft_rows.start)..rows.end.min(self.draft_rows.end) };
+                    if only { rows } else { rows.start.max(self.draft_rows.start)..rows.end.min(self.draft_rows.end) };
                 Indexing::DraftRows
             }
             Growth::Fixed => Indexing::Fixed,
@@ -181,6 +185,11 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// Whether a draft resource is a state at each candidate position.
+fn is_snapshot(kind: &Kind) -> bool {
+    matches!(kind, Kind::IntermediateSsm | Kind::IntermediateCausalConv)
 }
 
 fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {

@@ -24,8 +24,21 @@ pub struct MambaHybridCacheManager {
     mamba: MambaCacheManager,
     fixed: Vec<(usize, PoolTensor)>,
     host: HostTier,
+    /// States of the commit in progress that the caller has to replay.
+    replays: Vec<Replay>,
     kind: ManagerKind,
     generation: u32,
+}
+
+/// Accepted tokens whose recurrence is to be replayed from the stash onto a live slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// The row of the draft pools that holds the inputs.
+    pub row: u32,
+    /// How many candidates to replay, in order.
+    pub tokens: u32,
+    /// The live slot, which still holds the state before the speculative step.
+    pub slot: SlotId,
 }
 
 /// Where a layer's cache lies, valid until the pools are re-created.
@@ -56,6 +69,7 @@ impl MambaHybridCacheManager {
             book,
             fixed,
             host,
+            replays: Vec::new(),
             kind: plan.manager,
             generation,
         })
@@ -179,10 +193,14 @@ impl MambaHybridCacheManager {
 
     /// Commits blocks and states from the same accept lengths; see [`CacheBook::commit`].
     ///
+    /// In a plan with the scheme `replay` it returns what the caller must replay before the next step; with snapshots
+    /// that is nothing.
+    ///
     /// # Errors
     /// An acceptance that does not fit; nothing has changed then.
-    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
-        self.with_book(|book| book.commit(accepted))
+    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<Vec<Replay>, ManagerError> {
+        self.with_book(|book| book.commit(accepted))?;
+        Ok(std::mem::take(&mut self.replays))
     }
 
     /// A second sequence with the same past; see [`CacheBook::fork`].
@@ -410,7 +428,12 @@ impl MambaHybridCacheManager {
                 PoolOp::CopyEntry { paged, from, to } => self.kv.copy_entry(paged, from, to)?,
                 PoolOp::ZeroSlot(slot) => self.mamba.zero(slot)?,
                 PoolOp::CopySlot { from, to } => self.mamba.copy(from, to)?,
-                PoolOp::CommitStates { row, position, to } => self.mamba.commit(row, position, to)?,
+                PoolOp::CommitStates { row, position, to } => {
+                    self.mamba.commit(row, position, to)?;
+                    if self.book.layout().replays {
+                        self.replays.push(Replay { row, tokens: position + 1, slot: to });
+                    }
+                }
             }
         }
         Ok(())

@@ -31,9 +31,9 @@ struct StatePool {
 
 #[derive(Debug)]
 struct StateMember {
-    /// The layer that the state belongs to and what it is a twin of, which pairs drafts with live states.
     layer: Option<u32>,
-    live_kind: Kind,
+    /// The kind of the live state: its own, or the one it is a snapshot of; `None` for inputs to replay.
+    live_kind: Option<Kind>,
     view: StateLayerView,
     /// Candidate positions that lie one after the other; 1 for live states.
     positions: usize,
@@ -200,8 +200,10 @@ impl MambaCacheManager {
         self.slots.iter().map(|pool| &pool.tensor)
     }
 
+    /// The snapshots at candidate positions.
     fn draft_members(&self) -> impl Iterator<Item = (&StatePool, &StateMember)> {
-        self.drafts.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)))
+        let members = self.drafts.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        members.filter(|(_, member)| member.live_kind.is_some())
     }
 
     /// The live state that a draft belongs to, by layer and kind.
@@ -228,10 +230,7 @@ fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> ManagerError {
     let layer = draft.layer.map_or_else(|| "the whole model".into(), |layer| format!("layer {layer}"));
     ManagerError::BadPlan {
         pool: pool.id.clone(),
-        reason: format!(
-            "the intermediate {} state of {layer} has no live state of its shape and dtype",
-            draft.live_kind
-        ),
+        reason: format!("a speculative state of {layer} has no live state of its kind, shape and dtype"),
     }
 }
 
@@ -253,13 +252,14 @@ fn state_member(
         *row = (bytes / elem_bytes) as usize;
     }
     let live_kind = match handler.kind() {
-        Kind::IntermediateSsm => Kind::Ssm,
-        Kind::IntermediateCausalConv => Kind::CausalConv,
-        other => other.clone(),
+        Kind::IntermediateSsm => Some(Kind::Ssm),
+        Kind::IntermediateCausalConv => Some(Kind::CausalConv),
+        _ if handler.is_speculative() => None,
+        other => Some(other.clone()),
     };
     let shape = match (&live_kind, sizes.as_slice()) {
         // Channels lie side by side, so that a step reads and writes whole columns.
-        (Kind::CausalConv, &[conv_dim, width]) => [width, conv_dim, 1],
+        (Some(Kind::CausalConv), &[conv_dim, width]) => [width, conv_dim, 1],
         (_, &[]) => [1, 1, 1],
         (_, &[d0]) => [d0, 1, 1],
         (_, &[d0, d1]) => [d0, d1, 1],

@@ -11,7 +11,7 @@ mod pool;
 mod set;
 
 pub use host::HostStats;
-pub use hybrid::{MambaHybridCacheManager, Route};
+pub use hybrid::{MambaHybridCacheManager, Replay, Route};
 pub use kv::{DenseKv, KvCacheManager, KvLayer, KvScales};
 pub use mamba::{CapturedState, MambaCacheManager, StateLayer};
 pub use peak::{Peak, measure_peak};
