@@ -34,6 +34,7 @@
 
 mod budget;
 mod check;
+mod compare;
 mod context;
 mod demand;
 mod engines;
@@ -54,6 +55,7 @@ mod workload;
 
 pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
 pub use check::{Rule, Violation, check};
+pub use compare::{Comparison, compare};
 pub use engines::{Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, UnknownEngine, Version, predict};
 pub use error::{PlanError, Shortfall, Suggestion};
 pub use group::{MambaParams, mamba_params, n_groups};

@@ -210,6 +210,12 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
     Ok(prediction)
 }
 
+/// Bytes that one sequence of the workload needs at least, whoever stores it.
+pub(crate) fn bytes_per_sequence(request: &PlanRequest<'_>, load: &Load) -> Result<u128, PlanError> {
+    let held = request.held_by_engine()?;
+    Ok(Caches::of(&held, load.max_seq_len).bytes_per_sequence(load))
+}
+
 impl Setting<'_> {
     fn bytes(&self) -> Result<u64, PlanError> {
         let missing = "an engine divides bytes: state `[memory]` or give its cache bytes";

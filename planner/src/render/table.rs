@@ -47,20 +47,19 @@ fn header(plan: &CachePlan) -> String {
 
 fn resources(plan: &CachePlan) -> String {
     let lines = lines(plan);
-    let mut rows = vec![["", "kind", "dtype", "owner", "pool", "per token", "per sequence"].map(String::from).to_vec()];
+    let mut rows = vec![["", "pool", "dtype", "owner", "per token", "per sequence"].map(String::from).to_vec()];
     rows.extend(lines.iter().map(|Line { first, count, .. }| {
         let local = first.pool == first.name;
         vec![
             format!("{count} x"),
-            first.kind.clone(),
+            if local { format!("{}, own tensor", first.kind) } else { first.pool.clone() },
             first.dtype.to_string(),
             owner_name(first.owner).into(),
-            if local { "own tensor".into() } else { first.pool.clone() },
             bytes_or_dash(first.bytes_per_token),
             bytes_or_dash(first.bytes_per_sequence),
         ]
     }));
-    let mut rows = align(&rows, &[0, 5, 6]).into_iter();
+    let mut rows = align(&rows, &[0, 4, 5]).into_iter();
     let mut text = rows.next().map(|heading| heading + "\n").unwrap_or_default();
     for (row, line) in rows.zip(&lines) {
         text.push_str(&row);
@@ -74,38 +73,33 @@ fn resources(plan: &CachePlan) -> String {
 }
 
 fn pools(plan: &CachePlan) -> String {
-    let mut rows = vec![["pool", "owner", "units", "of", "unit bytes", "bytes", ""].map(String::from).to_vec()];
+    let mut rows = vec![["pool", "units", "of", "unit bytes", "bytes"].map(String::from).to_vec()];
     for pool in plan.pools.iter().filter(|pool| pool.owner.is_managed()) {
         let unit = match (pool.unit, pool.tokens_per_block) {
-            (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
+            (Unit::Block, Some(tokens)) => match pool.window {
+                Some(window) => format!("blocks of {tokens} tokens, window {window}"),
+                None => format!("blocks of {tokens} tokens"),
+            },
             (Unit::Block, None) => "blocks".into(),
             (Unit::Slot, _) => "slots".into(),
             (Unit::Fixed, _) => "tensor".into(),
         };
         rows.push(vec![
             pool.id.clone(),
-            owner_name(pool.owner).into(),
             pool.units.to_string(),
             unit,
             pool.unit_bytes.to_string(),
             ByteSize(pool.bytes).to_string(),
-            pool.window.map(|window| format!("window {window}")).unwrap_or_default(),
         ]);
     }
     let local: Vec<_> = plan.pools.iter().filter(|pool| !pool.owner.is_managed()).collect();
     if !local.is_empty() {
         let bytes = local.iter().map(|pool| pool.bytes).sum();
-        let cells = [
-            "local".into(),
-            "local".into(),
-            local.len().to_string(),
-            "tensors".into(),
-            "-".into(),
-            ByteSize(bytes).to_string(),
-        ];
+        let count = local.len().to_string();
+        let cells = ["local".into(), count, "tensors".into(), "-".into(), ByteSize(bytes).to_string()];
         rows.push(cells.to_vec());
     }
-    joined(align(&rows, &[2, 4, 5]))
+    joined(align(&rows, &[1, 3, 4]))
 }
 
 fn ledger(plan: &CachePlan) -> String {
@@ -138,11 +132,12 @@ fn capacity(plan: &CachePlan) -> String {
         vec![
             "TOTALS".into(),
             format!(
-                "{} per token, {} of states per sequence, {managed} managed, {unmanaged} unmanaged",
+                "{} per token, {} of states per sequence",
                 ByteSize(plan.totals.kv_bytes_per_token),
                 ByteSize(plan.totals.state_bytes_per_sequence),
             ),
         ],
+        vec!["BYTES".into(), format!("{managed} managed, {unmanaged} unmanaged")],
     ];
     joined(align(&rows, &[]))
 }

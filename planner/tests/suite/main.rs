@@ -5,3 +5,4 @@ mod common;
 mod groundtruth;
 mod plan;
 mod random;
+mod zoo;

@@ -1,0 +1,87 @@
+//! Our plan beside an engine's allocation: the same resources, bytes and workload.
+
+use serde::{Deserialize, Serialize};
+
+use crate::budget::Memory;
+use crate::engines::{EngineSpec, predict};
+use crate::make::{available_bytes, load, make};
+use crate::{ByteSize, PlanError, PlanRequest, Policy};
+
+/// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
+const LARGEST_BLOCK: u64 = 16;
+
+/// What we and one engine do with the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The engine.
+    pub engine: String,
+    /// Its version.
+    pub version: String,
+    /// Bytes for the caches of either.
+    pub bytes: u64,
+    /// Sequences of the workload that our plan runs at once.
+    pub sequences: u64,
+    /// Sequences that the engine runs at once; 0 if it runs none.
+    pub engine_sequences: u64,
+    /// Tokens that our pages hold.
+    pub tokens: Option<u64>,
+    /// Tokens that the engine reports.
+    pub engine_tokens: Option<u64>,
+    /// Bytes of ours that hold nothing the sequences need.
+    pub wasted_bytes: u64,
+    /// Bytes of the engine's that hold nothing its sequences need.
+    pub engine_wasted_bytes: u64,
+    /// What costs the engine its bytes, in its own terms.
+    pub why: Vec<String>,
+}
+
+/// Compares `by-key` with `engine` at the same bytes.
+///
+/// The resources must have been collected in [`engine_context`](crate::Budget::engine_context), so that both store the
+/// same dtypes. Both keep the same features on; our blocks are at most as large as the engine's.
+///
+/// # Errors
+/// A budget without memory, or that contradicts itself. What does not fit counts as no sequences.
+pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparison, PlanError> {
+    request.budget.validate().map_err(PlanError::Budget)?;
+    let load = load(request.budget, request.budget.max_seq_len_for(request.model))?;
+    let bytes = match request.budget.engine.cache_bytes {
+        Some(bytes) => bytes.0,
+        None => available_bytes(request, &load)?
+            .ok_or_else(|| PlanError::Budget("a comparison needs bytes: state `[memory]`".into()))?,
+    };
+    let mut budget = request.budget.clone();
+    budget.engine.cache_bytes = Some(ByteSize(bytes));
+    budget.grouping = Some(Policy::ByKey);
+    budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
+    let theirs = match predict(&PlanRequest { budget: &budget, ..*request }, engine) {
+        Ok(prediction) => Some(prediction),
+        Err(PlanError::DoesNotFit(_)) => None,
+        Err(other) => return Err(other),
+    };
+    let block = theirs.as_ref().and_then(|theirs| theirs.block_size).unwrap_or(1);
+    budget.tokens_per_block = Some(budget.tokens_per_block.unwrap_or(LARGEST_BLOCK).min(block));
+    let ours = match make(&PlanRequest { budget: &budget, ..*request }) {
+        Ok(plan) => Some(plan),
+        Err(PlanError::DoesNotFit(_)) => None,
+        Err(other) => return Err(other),
+    };
+    // What a sequence needs is the same for both, so that the engine's waste gives ours.
+    let engine_sequences = theirs.as_ref().map_or(0, |theirs| theirs.sequences);
+    let engine_wasted_bytes = theirs.as_ref().map_or(bytes, |theirs| theirs.wasted_bytes);
+    let sequences = ours.as_ref().map_or(0, |plan| plan.capacity.sequences);
+    let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*request }, &load)?;
+    let used = u64::try_from(needed * u128::from(sequences)).unwrap_or(u64::MAX);
+    Ok(Comparison {
+        engine: engine.engine.to_string(),
+        version: engine.version.to_string(),
+        bytes,
+        sequences,
+        engine_sequences,
+        tokens: ours.and_then(|plan| plan.capacity.tokens),
+        engine_tokens: theirs.as_ref().and_then(|theirs| theirs.tokens),
+        wasted_bytes: bytes.saturating_sub(used),
+        engine_wasted_bytes,
+        why: theirs.map_or_else(|| vec!["not one sequence fits".into()], |theirs| theirs.notes),
+    })
+}

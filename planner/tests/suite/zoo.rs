@@ -1,0 +1,99 @@
+//! Every config of the zoo: plans check, and `by-key` admits what each engine does.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan_handlers::Growth;
+use cacheplan_planner::{ByteSize, Engine, EngineSpec, PlanRequest, check, compare, plan};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, collect, read_model};
+
+use crate::common::budget;
+
+fn configs() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    assert!(files.len() > 60, "{} configs", files.len());
+    files
+}
+
+/// Configs that no front-end knows are the front-ends' tests' matter.
+fn models() -> impl Iterator<Item = (String, Model)> {
+    configs().into_iter().filter_map(|path| {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        Some((name, read_model(&path, &ReadOptions::default()).ok()?))
+    })
+}
+
+fn collected(model: &Model, context: &PassContext) -> Option<Resources> {
+    Some(collect(&mut model.graph.clone(), context).ok()?.resources)
+}
+
+#[test]
+fn every_config_plans_and_checks_under_every_policy() {
+    let mut checked = 0;
+    for (name, model) in models() {
+        for grouping in ["by-key", "first-reference", "by-window"] {
+            let budget = budget(&format!("grouping = '{grouping}'\nmax_seq_len = 8192\nmax_batch_size = 4"));
+            let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
+            let request = PlanRequest::new(&model.info, &resources, &budget);
+            match plan(&request) {
+                Ok(plan) => {
+                    checked += 1;
+                    assert_eq!(check(&request, &plan), Ok(()), "{name} {grouping}");
+                    let table = plan.table();
+                    assert!(table.lines().all(|line| line.chars().count() <= 100), "{name}\n{table}");
+                }
+                Err(error) => assert_eq!(grouping, "by-window", "{name}: {error}"),
+            }
+        }
+    }
+    assert!(checked > 150, "{checked} plans");
+}
+
+const WORKLOADS: [(&str, &str); 3] = [
+    (
+        "short chat",
+        "max_seq_len = 8192\n[workload]\nprompt = { lognormal = { median = 300 } }\noutput = { fixed = 200 }",
+    ),
+    ("retrieval", "max_seq_len = 8192\n[workload]\nprompt = { fixed = 4000 }\noutput = { fixed = 300 }"),
+    ("agents", "max_seq_len = 20480\n[workload]\nprompt = { fixed = 16000 }\noutput = { fixed = 1000 }"),
+];
+
+#[test]
+fn by_key_admits_at_least_what_every_engine_admits() {
+    let mut compared = 0;
+    let mut missed = Vec::new();
+    for (name, model) in models() {
+        for engine in Engine::ALL.map(EngineSpec::from) {
+            for (workload, text) in WORKLOADS {
+                let mut budget = budget(text);
+                let Some(resources) = collected(&model, &budget.engine_context(&model.info, engine)) else { continue };
+                if !resources.iter().any(|resource| is_state_or_window(resource.handler.growth())) {
+                    continue;
+                }
+                for device_gb in [24, 80, 141] {
+                    // Half of the device, as if weights took the other.
+                    budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
+                    let row = compare(&PlanRequest::new(&model.info, &resources, &budget), engine);
+                    let row = row.unwrap_or_else(|error| panic!("{name}: {error}"));
+                    compared += 1;
+                    // One sequence of slack for null blocks and padding slots.
+                    if row.sequences + 1 < row.engine_sequences {
+                        let (ours, theirs) = (row.sequences, row.engine_sequences);
+                        missed.push(format!(
+                            "{name} {workload} {device_gb} GB: {ours} against {theirs} of {}",
+                            row.engine
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 1_000, "{compared} rows");
+    assert!(missed.is_empty(), "{} of {compared}:\n{}", missed.len(), missed.join("\n"));
+}
+
+fn is_state_or_window(growth: Growth) -> bool {
+    matches!(growth, Growth::PerSequence | Growth::Paged { window: Some(_), .. })
+}
