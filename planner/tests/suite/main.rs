@@ -1,5 +1,6 @@
 //! Tests of the planner's public face; one binary, so that it links once.
 
+mod autodeploy;
 mod check;
 mod common;
 mod groundtruth;

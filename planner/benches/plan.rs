@@ -1,0 +1,80 @@
+//! Resources in, plan out. `cargo bench -p cacheplan-planner`.
+
+use std::path::Path;
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{Budget, Engine, EngineSpec, PlanRequest, check, compare, plan};
+use cacheplan_transforms::{ModelInfo, ReadOptions, Resource, Resources, collect, read_model};
+use divan::{Bencher, black_box};
+
+fn main() {
+    divan::main();
+}
+
+const ZOO: [&str; 5] = [
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen__Qwen3.5-122B-A10B",
+    "moonshotai__Kimi-K3",
+    "openai__gpt-oss-120b",
+    "deepseek-ai__DeepSeek-V3",
+];
+
+fn read(name: &str) -> (ModelInfo, Resources) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/configs/{name}.json"));
+    let mut model = read_model(&path, &ReadOptions::default()).expect("a config of the zoo");
+    let resources = collect(&mut model.graph, &Budget::default().pass_context(&model.info)).expect("caches").resources;
+    (model.info, resources)
+}
+
+fn budget() -> Budget {
+    Budget::from_toml("max_seq_len = 8192\n[memory]\nbytes = '40GiB'", "bench").expect("a budget")
+}
+
+#[divan::bench(args = ZOO)]
+fn plan_a_model(bencher: Bencher<'_, '_>, name: &str) {
+    let ((model, resources), budget) = (read(name), budget());
+    let request = PlanRequest::new(&model, &resources, &budget);
+    bencher.bench_local(|| plan(black_box(&request)));
+}
+
+#[divan::bench(args = ZOO)]
+fn check_a_plan(bencher: Bencher<'_, '_>, name: &str) {
+    let ((model, resources), budget) = (read(name), budget());
+    let request = PlanRequest::new(&model, &resources, &budget);
+    let plan = plan(&request).expect("a plan");
+    bencher.bench_local(|| check(black_box(&request), black_box(&plan)));
+}
+
+#[divan::bench]
+fn compare_with_every_engine(bencher: Bencher<'_, '_>) {
+    let ((model, resources), budget) = (read(ZOO[0]), budget());
+    let request = PlanRequest::new(&model, &resources, &budget);
+    bencher.bench_local(|| {
+        Engine::ALL.map(|engine| compare(black_box(&request), EngineSpec::from(engine)).map(|row| row.sequences))
+    });
+}
+
+#[divan::bench(args = [1_000, 10_000])]
+fn plan_many_layers(bencher: Bencher<'_, '_>, layers: u32) {
+    let (mut model, _) = read(ZOO[0]);
+    model.layers = layers;
+    let mut resources = Resources::default();
+    for layer in 0..layers {
+        let handler = match layer % 4 {
+            0 => ResourceHandler::kv_paged(8, 128, DType::Bf16),
+            _ => ResourceHandler::ssm(64, 64, 128, DType::F32),
+        };
+        let resource = Resource {
+            name: format!("cache_{layer}"),
+            layer: Some(layer),
+            handler: handler.expect("a handler"),
+            node: format!("layers.{layer}"),
+            provenance: Vec::new(),
+            shared_by: Vec::new(),
+        };
+        resources.push(resource).expect("a name of its own");
+    }
+    let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 1", "bench").expect("a budget");
+    let request = PlanRequest::new(&model, &resources, &budget);
+    bencher.bench_local(|| plan(black_box(&request)));
+}
