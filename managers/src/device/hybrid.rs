@@ -5,12 +5,13 @@ use cacheplan_planner::{CachePlan, ManagerKind};
 use candle_core::{Device, Tensor};
 
 use super::host::{HostCopy, HostStats, HostTier};
+use super::interchange::MlaBlocks;
 use super::kv::{DenseKv, KvCacheManager, KvLayer};
 use super::mamba::{CapturedState, MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
 use crate::ManagerError;
 use crate::book::{
-    Accepted, CacheBook, Indexing, Place, PoolOp, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work,
+    Accepted, BlockId, CacheBook, Indexing, Place, PoolOp, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work,
 };
 
 /// Books and tensors of one plan together.
@@ -341,6 +342,37 @@ impl MambaHybridCacheManager {
         };
         let tokens = self.book.resident(sequence)?.tokens;
         self.kv.read(place, self.book.block_table(sequence, paged)?, tokens)
+    }
+
+    /// A sequence's latents of an MLA layer, block by block, to be brought into another system's mode.
+    ///
+    /// # Errors
+    /// A stale route or handle, a layer that is not MLA.
+    pub fn export_mla(
+        &self,
+        sequence: SequenceId,
+        route: Route,
+        kv_lora_rank: usize,
+    ) -> Result<MlaBlocks, ManagerError> {
+        let (place, blocks) = self.latent_blocks(sequence, route)?;
+        MlaBlocks::from_rows(&self.kv.read_latent(place, &blocks)?, kv_lora_rank)
+    }
+
+    /// Overwrites a sequence's latents of an MLA layer with as many blocks of any mode.
+    ///
+    /// # Errors
+    /// A stale route or handle, a layer that is not MLA, blocks of another number, shape or dtype.
+    pub fn import_mla(&mut self, sequence: SequenceId, route: Route, blocks: &MlaBlocks) -> Result<(), ManagerError> {
+        let (place, held) = self.latent_blocks(sequence, route)?;
+        self.kv.write_latent(place, &held, &blocks.to_rows()?)
+    }
+
+    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(Place, Vec<BlockId>), ManagerError> {
+        let place = self.current(route)?;
+        let Indexing::Blocks(paged) = place.indexing else {
+            return Err(ManagerError::UnknownPool(place.pool.to_string()));
+        };
+        Ok((place, self.book.held_blocks(sequence)?.swap_remove(paged)))
     }
 
     /// A sequence's state of one layer, `[d0, d1, d2]` as [`StateLayer::view`] says.

@@ -133,6 +133,39 @@ impl KvCacheManager {
         Ok(DenseKv { first_token: first * spec.stride as usize, keys: part(0)?, values })
     }
 
+    /// Blocks of an MLA layer as `[blocks, block_size, width]`.
+    pub(crate) fn read_latent(&self, place: Place, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
+        let (pool, view) = self.latent(place)?;
+        let units = pool.read_units(&numbers(blocks))?.narrow(1, view.layer_offset, view.layer_elems())?;
+        Ok(units.reshape((blocks.len(), view.tokens_per_block, view.head_dim))?)
+    }
+
+    /// Writes blocks of an MLA layer back, `[blocks, block_size, width]`.
+    pub(crate) fn write_latent(&self, place: Place, blocks: &[BlockId], rows: &Tensor) -> Result<(), ManagerError> {
+        let (pool, view) = self.latent(place)?;
+        let expected = [blocks.len(), view.tokens_per_block, view.head_dim];
+        if rows.dims() != expected || rows.dtype() != pool.tensor.dtype() {
+            let (found, dtype) = (rows.dims(), rows.dtype());
+            let pool = pool.tensor.dtype();
+            return Err(ManagerError::ForeignState(format!("{found:?} {dtype:?}, expected {expected:?} {pool:?}")));
+        }
+        let flat = pool.tensor.flatten_all()?;
+        for (block, row) in blocks.iter().zip(0..) {
+            let values = rows.get(row)?.contiguous()?.flatten_all()?;
+            flat.slice_set(&values, 0, block.0 as usize * view.block_elems + view.layer_offset)?;
+        }
+        Ok(())
+    }
+
+    /// A layer with one tensor and one head, so that tokens lie one after the other.
+    fn latent(&self, place: Place) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
+        let (_, pool, member) = self.member(place)?;
+        if member.view.kv_factor == 1 && member.view.num_kv_heads == 1 {
+            return Ok((&pool.tensor, member.view));
+        }
+        Err(ManagerError::ForeignState(format!("pool `{}` holds keys and values, not latents", pool.tensor.id)))
+    }
+
     pub(crate) fn copy_block(&self, paged: usize, from: BlockId, to: BlockId) -> Result<(), ManagerError> {
         self.pools[paged].tensor.copy_units(&[(from.0, to.0)])
     }
@@ -176,6 +209,10 @@ impl KvCacheManager {
         let pool = self.pools.get(paged).ok_or_else(unknown)?;
         Ok((paged, pool, pool.members.get(place.member).ok_or_else(unknown)?))
     }
+}
+
+fn numbers(blocks: &[BlockId]) -> Vec<u32> {
+    blocks.iter().map(|block| block.0).collect()
 }
 
 /// Where a member lies. A resource without a layout is `[tokens, …]` per block: one head per row of its last dimension.

@@ -4,6 +4,7 @@
 mod cuda;
 mod host;
 mod hybrid;
+mod interchange;
 mod kv;
 mod mamba;
 mod peak;
@@ -12,6 +13,7 @@ mod set;
 
 pub use host::HostStats;
 pub use hybrid::{MambaHybridCacheManager, Replay, Route};
+pub use interchange::{MlaBlocks, narrow_conv_state, widen_conv_state};
 pub use kv::{DenseKv, KvCacheManager, KvLayer, KvScales};
 pub use mamba::{CapturedState, MambaCacheManager, StateLayer};
 pub use peak::{Peak, measure_peak};

@@ -1,0 +1,117 @@
+//! Caches in the layouts of other systems, and back.
+//!
+//! Only the last `d_conv - 1` columns of a convolution's input matter, but some systems keep `d_conv` of them, channels
+//! first. An MLA cache comes in four modes, of which our pools hold the first.
+
+use cacheplan_kernels::{MlaCacheMode, nz_decode, nz_encode};
+use candle_core::{D, DType, Tensor};
+
+use crate::ManagerError;
+
+/// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
+///
+/// `oldest` `[conv_dim]` is the column that goes in front; without it that column is zero, which changes no output.
+///
+/// # Errors
+/// Shapes that do not fit each other.
+pub fn widen_conv_state(state: &Tensor, oldest: Option<&Tensor>) -> Result<Tensor, ManagerError> {
+    let (_, conv_dim) = state.dims2()?;
+    let oldest = match oldest {
+        Some(column) => column.reshape((1, conv_dim))?,
+        None => Tensor::zeros((1, conv_dim), state.dtype(), state.device())?,
+    };
+    Ok(Tensor::cat(&[&oldest, state], 0)?.t()?.contiguous()?)
+}
+
+/// A state `[conv_dim, d_conv]` as our `[d_conv - 1, conv_dim]`, and the oldest column `[conv_dim]` that it leaves out.
+///
+/// # Errors
+/// A state without columns.
+pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor), ManagerError> {
+    let columns = state.t()?.contiguous()?;
+    let (d_conv, _) = columns.dims2()?;
+    let kept = columns.narrow(0, 1, d_conv.saturating_sub(1))?.copy()?;
+    Ok((kept, columns.get(0)?.copy()?))
+}
+
+/// Blocks of an MLA cache in one of the four modes of Ascend's operator.
+#[derive(Clone, Debug)]
+pub struct MlaBlocks {
+    /// The mode.
+    pub mode: MlaCacheMode,
+    /// Mode 0: `[blocks, block_size, 1, kv_lora_rank + rope]`. Mode 1: `[blocks, block_size, 1, kv_lora_rank]`.
+    /// Modes 2 and 3: `[blocks, kv_lora_rank / C0, block_size, C0]`, in mode 2 int8 bits in a U8 tensor.
+    pub latent: Tensor,
+    /// The rope keys in the same order with their own width; absent in mode 0.
+    pub rope: Option<Tensor>,
+    /// What int8 latents are multiplied with; 1 in other modes.
+    pub scale: f32,
+    /// Elements of the latent.
+    pub kv_lora_rank: usize,
+}
+
+impl MlaBlocks {
+    /// Blocks `[blocks, block_size, kv_lora_rank + rope]` as our pools hold them.
+    ///
+    /// # Errors
+    /// Rows without a rope part.
+    pub fn from_rows(rows: &Tensor, kv_lora_rank: usize) -> Result<Self, ManagerError> {
+        rows.narrow(D::Minus1, kv_lora_rank, 1)?;
+        Ok(Self { mode: MlaCacheMode::KvCache, latent: rows.unsqueeze(2)?, rope: None, scale: 1.0, kv_lora_rank })
+    }
+
+    /// The blocks in our pools' order, `[blocks, block_size, kv_lora_rank + rope]`; int8 latents in the rope's dtype.
+    ///
+    /// # Errors
+    /// Tensors that do not have their mode's shapes.
+    pub fn to_rows(&self) -> Result<Tensor, ManagerError> {
+        let (latent, rope) = self.parts()?;
+        Ok(Tensor::cat(&[latent, rope], D::Minus1)?)
+    }
+
+    /// The same blocks in another mode. Only mode 2 loses anything: it rounds latents to multiples of `scale`.
+    ///
+    /// # Errors
+    /// Widths that the NZ order cannot cut into columns of 32 bytes.
+    pub fn to_mode(&self, mode: MlaCacheMode, scale: f32) -> Result<Self, ManagerError> {
+        let (latent, rope) = self.parts()?;
+        let (latent, rope) = match mode {
+            MlaCacheMode::KvCache => (Tensor::cat(&[latent, rope], D::Minus1)?.unsqueeze(2)?, None),
+            MlaCacheMode::KropeCtkv => (latent.unsqueeze(2)?, Some(rope.unsqueeze(2)?)),
+            MlaCacheMode::Int8Nz => (nz_encode(&quantise(&latent, scale)?)?, Some(nz_encode(&rope)?)),
+            MlaCacheMode::Nz => (nz_encode(&latent)?, Some(nz_encode(&rope)?)),
+        };
+        let scale = if mode == MlaCacheMode::Int8Nz { scale } else { 1.0 };
+        Ok(Self { mode, latent, rope, scale, kv_lora_rank: self.kv_lora_rank })
+    }
+
+    /// Latent and rope keys `[blocks, block_size, width]`.
+    fn parts(&self) -> Result<(Tensor, Tensor), ManagerError> {
+        let Some(rope) = &self.rope else {
+            let rows = self.latent.squeeze(2)?;
+            let rope = rows.dim(D::Minus1)?.saturating_sub(self.kv_lora_rank);
+            let latent = rows.narrow(D::Minus1, 0, self.kv_lora_rank)?.contiguous()?;
+            return Ok((latent, rows.narrow(D::Minus1, self.kv_lora_rank, rope)?.contiguous()?));
+        };
+        Ok(match self.mode {
+            MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv => (self.latent.squeeze(2)?, rope.squeeze(2)?),
+            MlaCacheMode::Nz => (nz_decode(&self.latent)?, nz_decode(rope)?),
+            MlaCacheMode::Int8Nz => {
+                (dequantise(&nz_decode(&self.latent)?, self.scale)?.to_dtype(rope.dtype())?, nz_decode(rope)?)
+            }
+        })
+    }
+}
+
+/// Int8 bits of `values / scale`, rounded to the nearest even and clamped.
+fn quantise(values: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+    let flat = values.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+    let bits = flat.into_iter().map(|value| (value / scale).round_ties_even().clamp(-128.0, 127.0) as i8 as u8);
+    Ok(Tensor::from_vec(bits.collect(), values.shape(), values.device())?)
+}
+
+fn dequantise(bits: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+    let flat = bits.flatten_all()?.to_vec1::<u8>()?;
+    let values: Vec<f32> = flat.into_iter().map(|bits| f32::from(bits as i8) * scale).collect();
+    Ok(Tensor::from_vec(values, bits.shape(), bits.device())?)
+}
