@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use cacheplan_planner::{CachePlan, Unit};
 use serde::{Deserialize, Serialize};
 
 use super::error::SimulateError;
@@ -21,7 +22,7 @@ pub enum Policy {
     NoBuffer,
     /// [`Strategy::double_buffered`] with an interval of 256, least recently used state first.
     DoubleBuffered,
-    /// [`Strategy::complete`], least recently used state first.
+    /// [`Strategy::complete`] with an interval of 64, least recently used state first.
     CompleteLru,
     /// [`Strategy::complete`], least coverage first.
     Coverage,
@@ -46,7 +47,7 @@ impl Policy {
         match self {
             Self::NoBuffer => Strategy::NO_BUFFER,
             Self::DoubleBuffered => Strategy::double_buffered(256),
-            Self::CompleteLru | Self::Coverage => Strategy::complete(None),
+            Self::CompleteLru | Self::Coverage => Strategy::complete(Some(64)),
         }
     }
 
@@ -63,6 +64,8 @@ pub struct Scenario {
     pub policy: Policy,
     /// Slots for states in the tree, beside those of running requests. `None`: as many as it takes.
     pub checkpoints: Option<usize>,
+    /// Whether the model has states. Without them every page of resident KV is a hit.
+    pub states: bool,
     /// Tokens that the KV pool holds, for running requests and for the tree. `None`: as many as it takes.
     pub kv_tokens: Option<usize>,
     /// Tokens per KV block.
@@ -82,12 +85,31 @@ impl Default for Scenario {
         Self {
             policy: Policy::Coverage,
             checkpoints: Some(64),
+            states: true,
             kv_tokens: None,
             page: 1,
             chunk: 64,
             prefill_chunk: 8192,
             concurrency: 4,
             tenants: 1,
+        }
+    }
+}
+
+impl Scenario {
+    /// The sizes that a plan gives. It says nothing of the model's chunk, which stays as by default.
+    #[must_use]
+    pub fn of_plan(plan: &CachePlan) -> Self {
+        let full = plan.pools.iter().find(|pool| pool.unit == Unit::Block && pool.window.is_none());
+        let page = full.and_then(|pool| pool.tokens_per_block).unwrap_or(1) as usize;
+        Self {
+            checkpoints: Some(plan.slots.checkpoints as usize),
+            states: plan.pools.iter().any(|pool| pool.unit == Unit::Slot),
+            kv_tokens: full.map(|pool| (pool.units - pool.reserved) as usize * page),
+            page,
+            prefill_chunk: plan.limits.max_num_tokens.max(1) as usize,
+            concurrency: plan.slots.live.max(1) as usize,
+            ..Self::default()
         }
     }
 }
@@ -155,6 +177,7 @@ impl Run {
         let config = TreeConfig {
             page: scenario.page,
             chunk: scenario.chunk,
+            states: scenario.states,
             eviction: scenario.policy.eviction(),
             tenants: vec![1; usize::from(scenario.tenants)],
             ..TreeConfig::default()
@@ -238,17 +261,18 @@ impl Run {
         let namespace = self.namespace.clone();
         let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
         let page = self.scenario.page;
+        let exact = self.strategy.finish && tokens.len().is_multiple_of(page);
+        // Where the final state has no key, what a second buffer tracked last takes its place.
+        let tracked = self.strategy.decode_interval.map_or(0, |interval| tokens.len() / interval * interval);
+        if !exact && self.scenario.states && tracked > prompt && tracked.is_multiple_of(page) {
+            self.store(&mut lease, key(tracked), &mut blocks)?;
+        }
         if self.strategy.finish {
-            let fits = tokens.len().is_multiple_of(page) && self.make_room();
-            let state = if fits { Final::Move } else { Final::Discard };
+            let moves = exact && self.scenario.states && self.make_room();
+            let state = if moves { Final::Move } else { Final::Discard };
             let at = Progress { key: key(tokens.len()), blocks: &blocks, window: None };
             self.cache.finish(lease, at, state, &mut self.out)?;
         } else {
-            // What the second buffer tracked last goes into the tree; the rest is given up.
-            let tracked = self.strategy.decode_interval.map_or(0, |interval| tokens.len() / interval * interval);
-            if tracked > prompt && tracked.is_multiple_of(page) {
-                self.store(&mut lease, key(tracked), &mut blocks)?;
-            }
             self.out.blocks.extend(blocks.drain(lease.owned() / page..));
             self.cache.abort(lease)?;
         }
@@ -268,7 +292,7 @@ impl Run {
     }
 
     fn checkpoint_slot(&mut self) -> Option<SlotId> {
-        self.make_room().then(|| self.slot())
+        (self.scenario.states && self.make_room()).then(|| self.slot())
     }
 
     /// Evicts until one more state fits. `false` where running requests hold all of them.
