@@ -134,6 +134,13 @@ fn an_attribute_that_contradicts_the_shapes_is_refused() {
 }
 
 #[test]
+fn an_assumption_about_a_graph_is_refused() {
+    let options = ReadOptions { assume: vec!["head_dim=8".parse().unwrap()], ..ReadOptions::default() };
+    let error = read_model(&fixture("onnx/hybrid_opset23.onnx"), &options).unwrap_err();
+    assert!(matches!(error, FrontendError::Assumption { .. }), "{error}");
+}
+
+#[test]
 fn a_cut_export_is_an_error() {
     let bytes = fs::read(fixture("onnx/hybrid_opset23.onnx")).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -72,6 +72,26 @@ fn a_disagreement_names_both_values(
     assert!(text.contains(meaning), "{text}");
 }
 
+/// Packed formats store two numbers in a byte: the stored shape says nothing about the weight's.
+#[test]
+fn packed_weights_are_not_compared() {
+    let folder = edited("nemotron_h", |_| {});
+    let path = folder.path().join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let weight = &mut header["backbone.layers.0.mixer.out_proj.weight"];
+    weight["shape"] = serde_json::json!([64, 64]);
+    let packed = |dtype: &str, header: &mut serde_json::Value| {
+        header["backbone.layers.0.mixer.out_proj.weight"]["dtype"] = dtype.into();
+        let text = serde_json::to_vec(header).unwrap();
+        fs::write(&path, [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat()).unwrap();
+        read(folder.path())
+    };
+    assert!(packed("U8", &mut header).is_ok());
+    assert!(matches!(packed("BF16", &mut header), Err(FrontendError::Disagreement { .. })));
+}
+
 #[test]
 fn weights_without_a_config_name_the_missing_dimension() {
     let folder = edited("llama", |_| {});

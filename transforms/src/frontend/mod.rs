@@ -34,7 +34,7 @@ pub fn read_model(path: &Path, options: &ReadOptions) -> Result<Model, FrontendE
         _ if path.is_dir() => read_folder(path, options),
         Some("safetensors") => read_beside_config(path, options),
         Some("gguf") => gguf::read(path, options),
-        Some("onnx") => onnx::read(path),
+        Some("onnx") => onnx::read(path, options),
         _ => read_config(path, options),
     }
 }

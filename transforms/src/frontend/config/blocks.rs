@@ -291,9 +291,13 @@ fn known() -> String {
 }
 
 impl Dims<'_> {
+    fn expr(&self, dim: &str) -> Option<&Expr> {
+        self.block.dims.iter().find(|(name, _)| *name == dim).map(|(_, expr)| expr)
+    }
+
     /// A dimension that the block may do without.
     fn find(&self, dim: &str) -> Result<Option<u64>, FrontendError> {
-        let Some((_, expr)) = self.block.dims.iter().find(|(name, _)| *name == dim) else { return Ok(None) };
+        let Some(expr) = self.expr(dim) else { return Ok(None) };
         let number = self.values.eval(expr, self.context.layer)?;
         if let (true, Some(number)) = (self.context.first, &number) {
             self.values.remember(&format!("{}.{dim}", self.block.name), number);
@@ -304,12 +308,8 @@ impl Dims<'_> {
     /// A dimension that the block cannot do without.
     fn get(&self, dim: &str) -> Result<u64, FrontendError> {
         match self.find(dim)? {
-            Some(0) | None => {
-                let what = format!("{}.{dim}", self.block.name);
-                let expr = self.block.dims.iter().find(|(name, _)| *name == dim).map_or(&Expr::Layer, |(_, expr)| expr);
-                Err(self.values.missing(&what, expr))
-            }
-            Some(value) => Ok(value),
+            Some(value) if value > 0 => Ok(value),
+            _ => Err(self.values.missing(&format!("{}.{dim}", self.block.name), self.expr(dim))),
         }
     }
 }

@@ -176,7 +176,7 @@ fn number(
             Ok(number.value)
         }
         Some(_) => Err(values.bad(&expr.keys().join(", "), &Value::from(0), "at least 1 was expected")),
-        None => Err(values.missing(what, &expr)),
+        None => Err(values.missing(what, Some(&expr))),
     }
 }
 

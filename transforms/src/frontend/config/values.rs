@@ -251,8 +251,8 @@ impl<'a> Values<'a> {
         }
     }
 
-    pub(super) fn missing(&self, what: &str, expr: &Expr) -> FrontendError {
-        let keys: Vec<String> = expr.keys().iter().map(|key| format!("`{key}`")).collect();
+    pub(super) fn missing(&self, what: &str, expr: Option<&Expr>) -> FrontendError {
+        let keys: Vec<String> = expr.iter().flat_map(|expr| expr.keys()).map(|key| format!("`{key}`")).collect();
         FrontendError::Missing {
             file: self.file.to_owned(),
             model_type: self.model_type.clone(),

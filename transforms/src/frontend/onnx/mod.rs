@@ -13,11 +13,15 @@ use std::path::Path;
 
 use self::lower::Lowering;
 use self::source::{Source, parameter_bytes};
-use super::FrontendError;
+use super::{FrontendError, ReadOptions};
 use crate::model::{Fact, Model, ModelInfo, WeightBytes};
 
 /// Reads the structure of an ONNX file; data in other files is not looked at.
-pub(super) fn read(path: &Path) -> Result<Model, FrontendError> {
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
+    if let Some(assumption) = options.assume.first() {
+        let reason = "an ONNX graph has no keys; describe the model with GraphBuilder instead".to_owned();
+        return Err(FrontendError::Assumption { text: format!("{assumption:?}"), reason });
+    }
     let name = path.display().to_string();
     let (proto, fingerprint) = file::decode(path)?;
     let Some(graph) = &proto.graph else {

@@ -22,10 +22,13 @@ pub(in crate::frontend) struct TensorHeader {
     pub(super) shape: Vec<u64>,
     /// Bytes it takes.
     pub(super) bytes: u64,
+    /// Whether each element is stored by itself, so that the shape is that of the weight; packed formats halve an axis.
+    pub(super) plain: bool,
 }
 
 #[derive(Deserialize)]
 struct Entry {
+    dtype: String,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
 }
@@ -50,11 +53,12 @@ impl<'de> Deserialize<'de> for Entries {
                         map.next_value::<serde::de::IgnoredAny>()?;
                         continue;
                     }
-                    let Entry { shape, data_offsets: [begin, end] } = map.next_value()?;
+                    let Entry { dtype, shape, data_offsets: [begin, end] } = map.next_value()?;
                     let bytes = end.checked_sub(begin).ok_or_else(|| {
                         serde::de::Error::custom(format_args!("tensor `{name}` ends before it begins"))
                     })?;
-                    tensors.push(TensorHeader { name, shape, bytes });
+                    let plain = matches!(dtype.as_str(), "F64" | "F32" | "F16" | "BF16" | "F8_E4M3" | "F8_E5M2");
+                    tensors.push(TensorHeader { name, shape, bytes, plain });
                 }
                 Ok(Entries(tensors))
             }

@@ -160,7 +160,10 @@ pub(super) fn check(file: &str, tensors: &[TensorHeader], graph: &Graph) -> Resu
         let Some(weights) = op.name.layer.and_then(|layer| layers.get(&layer)) else { continue };
         let shapes = Shapes { graph, op };
         for rule in RULES.iter().filter(|rule| rule.op == op.kind) {
-            let Some(weight) = weights.iter().find(|weight| has_suffix(&weight.name, rule.weight)) else { continue };
+            let Some(weight) = weights.iter().find(|weight| weight.plain && has_suffix(&weight.name, rule.weight))
+            else {
+                continue;
+            };
             let (Some(expected), Some(&found)) = ((rule.expected)(&shapes), weight.shape.get(rule.axis)) else {
                 continue;
             };
