@@ -1,0 +1,90 @@
+//! Every byte has a line, a source, and a consumer.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{DeviceInfo, DeviceKind, PlanRequest, Source, check, plan};
+use cacheplan_transforms::WeightBytes;
+use rstest::rstest;
+
+use crate::common::{Model, budget, kv};
+
+fn device(kind: DeviceKind) -> DeviceInfo {
+    DeviceInfo { name: "device".into(), total_bytes: 80 << 30, free_bytes: 78 << 30, kind }
+}
+
+fn model() -> Model {
+    let mut model = Model::new("m", 2).with("kv", 0, kv(8, 128)).with(
+        "extra",
+        1,
+        ResourceHandler::unpaged(&[16], DType::F32).unwrap(),
+    );
+    model.info.weights = Some(WeightBytes { bytes: 16 << 30, exact: true });
+    model
+}
+
+#[test]
+fn the_lines_add_up_to_the_share_of_the_device() {
+    let (model, device) = (model(), device(DeviceKind::Cuda));
+    let budget = budget(
+        "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nreserve = '1GiB'\ngraphs = '512MiB'\n\
+         activations = '2GiB'",
+    );
+    let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
+    let plan = plan(&request).unwrap();
+    assert_eq!(check(&request, &plan), Ok(()));
+    assert_eq!(plan.ledger.iter().map(|line| line.bytes).sum::<u64>(), (80u64 << 30) / 10 * 9);
+    let sources: Vec<(&str, Source)> = plan.ledger.iter().map(|line| (line.name.as_str(), line.source)).collect();
+    assert_eq!(
+        sources,
+        [
+            ("weights", Source::Exact),
+            ("context", Source::Assumed),
+            ("activations", Source::Assumed),
+            ("graphs", Source::Assumed),
+            ("reserve", Source::Exact),
+            ("kv_paged.0", Source::Exact),
+            ("local", Source::Exact),
+            ("unused", Source::Exact),
+        ]
+    );
+}
+
+#[rstest]
+#[case(DeviceKind::Cuda, 0)]
+#[case(DeviceKind::Integrated, 8 << 30)]
+#[case(DeviceKind::Cpu, 8 << 30)]
+fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: DeviceKind, #[case] bytes: u64) {
+    let (model, device) = (model(), device(kind));
+    let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n[host]\nbytes = '8GiB'");
+    let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
+    let line = plan.ledger.iter().find(|line| line.name == "host tier");
+    assert_eq!(line.map_or(0, |line| line.bytes), bytes);
+}
+
+#[rstest]
+#[case("[host]\nbytes = '1GiB'", "no managed cache")]
+#[case("[workload]\ncheckpoints_per_sequence = 1", "no managed state")]
+fn a_budget_that_nothing_consumes_is_an_error(#[case] text: &str, #[case] expected: &str) {
+    let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
+    let error = plan(&model.request(&budget(text))).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn memory_for_a_model_without_caches_is_an_error() {
+    let model = Model::new("m", 1);
+    let error = plan(&model.request(&budget("[memory]\nbytes = '1GiB'"))).unwrap_err().to_string();
+    assert!(error.contains("the model has no cache"), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_comes_with_changes_that_would() {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let budget = budget("max_seq_len = 65536\n[memory]\nbytes = '200MiB'");
+    let error = plan(&model.request(&budget)).unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let text = error.to_string();
+    // 200 MiB are 3,200 blocks of 64 KiB: the null block and 3,199 of 16 tokens.
+    assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 200.00 MiB of caches"), "{text}");
+    assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence(s)"), "{text}");
+    assert!(text.contains("try parallel.tp = 2: 1 sequence(s)"), "{text}");
+}
