@@ -4,8 +4,9 @@ mod tile;
 
 use crate::batch::PagedBatch;
 use crate::error::{KernelError, Result};
+use crate::kv_cache::{KvScales, check_scales};
 use crate::portable;
-use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool};
+use crate::storage::{DisjointMut, Element, Input, Rows, with_kv_pool, with_pool};
 use crate::view::KvLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
@@ -53,12 +54,26 @@ pub struct Attention<'a> {
     /// Elements of a value row. Less than `head_dim` only in a latent pool (`kv_factor` 1), whose values are the
     /// first elements of its keys (absorbed MLA).
     pub value_dim: usize,
+    /// The factors of an 8-bit pool; none for any other.
+    pub kv_scales: Option<KvScales>,
 }
 
 impl Attention<'_> {
     /// Plain causal attention with values as wide as keys.
     pub fn new(scale: f32, value_dim: usize) -> Self {
-        Self { scale, softcap: None, window: Window::Full, sinks: None, alibi_slopes: None, value_dim }
+        Self { scale, softcap: None, window: Window::Full, sinks: None, alibi_slopes: None, value_dim, kv_scales: None }
+    }
+}
+
+impl Attention<'_> {
+    /// What stored keys and stored values are multiplied by.
+    pub(crate) fn stored_scales(&self, view: &KvLayerView) -> [f32; 2] {
+        match self.kv_scales {
+            None => [1.0, 1.0],
+            // The values of a latent are part of its keys.
+            Some(KvScales { k, .. }) if view.kv_factor == 1 => [k, k],
+            Some(KvScales { k, v }) => [k, v],
+        }
     }
 }
 
@@ -88,13 +103,14 @@ pub fn paged_attention(
     };
     batch.check(OP, total_tokens)?;
     check(view, attention, num_heads, head_dim)?;
+    check_scales(OP, pool, attention.kv_scales)?;
     check_blocks(view, batch, attention.window, num_blocks)?;
     if !q.device().is_cpu() {
         return portable::attention::paged_attention(q, pool, view, batch, attention);
     }
     let mut out = vec![0f32; total_tokens * num_heads * attention.value_dim];
     let input = Input::new(q)?;
-    with_float_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| {
+    with_kv_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| {
         let step = Step { q: input.rows(), pool, view, batch, attention, num_heads };
         step.run(&mut out);
         Ok(())
@@ -249,6 +265,11 @@ impl<T: Element> Step<'_, T> {
         WORKSPACE.set(workspace);
     }
 
+    /// The factor on `q . k` as it is stored.
+    fn scale(&self) -> f32 {
+        self.attention.scale * self.attention.stored_scales(self.view)[0]
+    }
+
     fn group(&self) -> usize {
         self.num_heads / self.view.num_kv_heads
     }
@@ -299,6 +320,7 @@ impl<T: Element> Step<'_, T> {
 
     fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &DisjointMut<'_, f32>) {
         let group = self.group();
+        let [_, value_scale] = self.attention.stored_scales(self.view);
         for (row, token) in tile.rows.clone().enumerate() {
             for member in 0..group {
                 let head = kv_head * group + member;
@@ -306,7 +328,7 @@ impl<T: Element> Step<'_, T> {
                 // SAFETY: this task alone has this token and this head.
                 let target = unsafe { out.slice(start..start + self.attention.value_dim) };
                 let sink = self.attention.sinks.map(|sinks| sinks[head]);
-                sum.finish(row * group + member, sink, target);
+                sum.finish(row * group + member, sink, value_scale, target);
             }
         }
     }

@@ -13,6 +13,7 @@ mod check;
 mod layout;
 
 use crate::error::{KernelError, Result};
+use crate::int8;
 use candle_core::{D, DType, Tensor};
 
 pub use layout::{nz_decode, nz_encode};
@@ -220,7 +221,7 @@ impl MlaPreprocess {
             (MlaCacheMode::Int8Nz, Some(scale)) => {
                 let scale = scale.to_dtype(DType::F32)?.reshape((heads, 1))?;
                 let scaled = absorbed.to_dtype(DType::F32)?.broadcast_mul(&scale)?;
-                Ok(MlaQueries { latent: to_int8(&scaled)?, rope: Some(rotated) })
+                Ok(MlaQueries { latent: int8::encode(&scaled)?, rope: Some(rotated) })
             }
             _ => Ok(MlaQueries { latent: absorbed.contiguous()?, rope: Some(rotated) }),
         }
@@ -245,18 +246,18 @@ impl MlaPreprocess {
             let out = normed.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
             return Ok(out.to_dtype(x.dtype())?);
         }
-        let weight = signed(&weight)?;
+        let weight = int8::decode(&weight)?;
         let (quantised, row_scale) = match (&norm.quant_scale, &norm.quant_offset) {
             (Some(scale), Some(offset)) => {
-                let offset = signed(offset)?.to_dtype(DType::F32)?;
+                let offset = int8::decode(offset)?.to_dtype(DType::F32)?;
                 let scaled = normed.broadcast_div(&scale.to_dtype(DType::F32)?)?;
-                (round_to_int8(&scaled.broadcast_add(&offset)?)?, None)
+                (int8::round(&scaled.broadcast_add(&offset)?)?, None)
             }
             _ => {
                 let scale = (normed.abs()?.max_keepdim(D::Minus1)? / 127.0)?;
                 // A row of zeros has no scale; any would do.
                 let safe = scale.eq(0.0)?.where_cond(&scale.ones_like()?, &scale)?;
-                (round_to_int8(&normed.broadcast_div(&safe)?)?, Some(scale))
+                (int8::round(&normed.broadcast_div(&safe)?)?, Some(scale))
             }
         };
         let mut product = quantised.to_dtype(DType::F64)?.matmul(&weight.t()?)?;
@@ -286,7 +287,7 @@ impl MlaPreprocess {
                     Some(scale) => latent.to_dtype(DType::F32)?.broadcast_div(&scale.to_dtype(DType::F32)?)?,
                     None => latent.clone(),
                 };
-                layout::write_nz(step.cache, &to_int8(&scaled)?, slots)?;
+                layout::write_nz(step.cache, &int8::encode(&scaled)?, slots)?;
                 layout::write_nz(rope_cache, key, slots)
             }
             (MlaCacheMode::Nz, Some(rope_cache)) => {
@@ -307,23 +308,4 @@ fn rotate(x: &Tensor, step: &MlaStep<'_>) -> Result<Tensor> {
     let per_token = |table: &Tensor| table.to_dtype(DType::F32)?.unsqueeze(1);
     let out = (wide.broadcast_mul(&per_token(step.cos)?)? + turned.broadcast_mul(&per_token(step.sin)?)?)?;
     Ok(out.to_dtype(x.dtype())?)
-}
-
-/// Rounds half to even and clamps, still as floating point.
-fn round_to_int8(x: &Tensor) -> Result<Tensor> {
-    // Adding 1.5 * 2^23 leaves no fraction, by the rounding of f32 itself.
-    const ROUND: f64 = 12_582_912.0;
-    Ok(((x.clamp(-128.0, 127.0)? + ROUND)? - ROUND)?)
-}
-
-/// int8 bits in a U8 tensor.
-fn to_int8(x: &Tensor) -> Result<Tensor> {
-    let rounded = round_to_int8(&x.to_dtype(DType::F32)?)?;
-    Ok(rounded.lt(0.0)?.where_cond(&(&rounded + 256.0)?, &rounded)?.to_dtype(DType::U8)?)
-}
-
-/// The values of int8 bits in a U8 tensor, as f64.
-fn signed(bits: &Tensor) -> Result<Tensor> {
-    let wide = bits.to_dtype(DType::F64)?;
-    Ok(wide.ge(128.0)?.where_cond(&(&wide - 256.0)?, &wide)?)
 }

@@ -2,12 +2,13 @@
 
 use crate::error::{KernelError, Result};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, WithDType};
+use float8::F8E4M3;
 use half::{bf16, f16};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// An element type that a floating-point pool may have. Arithmetic is always done in f32.
+/// An element type that a pool may have. Arithmetic is always done in f32.
 pub(crate) trait Element: WithDType + Send + Sync {
     fn load(self) -> f32;
     fn store(value: f32) -> Self;
@@ -67,6 +68,22 @@ element!(
 );
 element!(f16, F16, f16::to_f32, f16::from_f32);
 element!(bf16, BF16, bf16::to_f32, bf16::from_f32);
+element!(F8E4M3, F8E4M3, |value: F8E4M3| F8_VALUES[value.to_bits() as usize], F8E4M3::from_f32);
+// int8: candle has no signed 8-bit type, so the bits lie in unsigned ones.
+element!(u8, U8, |bits: u8| f32::from(bits as i8), |value: f32| {
+    value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8
+});
+
+/// The value of each 8-bit float.
+static F8_VALUES: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        values[bits] = F8E4M3::from_bits(bits as u8).to_f32();
+        bits += 1;
+    }
+    values
+};
 
 /// Runs `$body` with `$element` bound to the element type of a floating-point pool of dtype `$dtype`.
 macro_rules! with_float_pool {
@@ -91,6 +108,24 @@ macro_rules! with_float_pool {
     };
 }
 pub(crate) use with_float_pool;
+
+/// As [`with_float_pool`], for KV pools, which may also be of 8-bit floats or int8.
+macro_rules! with_kv_pool {
+    ($op:expr, $dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F8E4M3 => {
+                type $element = float8::F8E4M3;
+                $body
+            }
+            candle_core::DType::U8 => {
+                type $element = u8;
+                $body
+            }
+            dtype => $crate::storage::with_float_pool!($op, dtype, $element => $body),
+        }
+    };
+}
+pub(crate) use with_kv_pool;
 
 /// Runs `body` on the elements of a contiguous pool, in place, and returns what it returns.
 pub(crate) fn with_pool_mut<T: Element, R>(
@@ -254,18 +289,6 @@ impl<'a> Rows<'a> {
     /// Row `index` and everything behind it, for products that walk the stride themselves.
     pub(crate) fn row_and_after(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.shape.stride..]
-    }
-
-    pub(crate) fn expect(&self, op: &'static str, operand: &'static str, rows: usize, width: usize) -> Result<()> {
-        if (self.len(), self.width()) == (rows, width) {
-            return Ok(());
-        }
-        Err(KernelError::Shape {
-            op,
-            operand,
-            found: vec![self.len(), self.width()],
-            expected: format!("[{rows}, {width}]"),
-        })
     }
 }
 

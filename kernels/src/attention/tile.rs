@@ -55,7 +55,7 @@ impl<'a> Accumulator<'a> {
     }
 
     /// The attention output of one row. A row that saw nothing is 0.
-    pub(super) fn finish(&self, row: usize, sink: Option<f32>, target: &mut [f32]) {
+    pub(super) fn finish(&self, row: usize, sink: Option<f32>, scale: f32, target: &mut [f32]) {
         let max = self.max[row];
         if max == f32::NEG_INFINITY {
             return;
@@ -64,13 +64,13 @@ impl<'a> Accumulator<'a> {
             None => 1.0 / self.sum[row],
             Some(sink) => {
                 let top = max.max(sink);
-                let scale = exp(max - top);
-                scale / (self.sum[row] * scale + exp(sink - top))
+                let kept = exp(max - top);
+                kept / (self.sum[row] * kept + exp(sink - top))
             }
         };
         let out = &self.out[row * self.value_dim..][..self.value_dim];
         for (target, out) in target.iter_mut().zip(out) {
-            *target = out * factor;
+            *target = out * (factor * scale);
         }
     }
 
@@ -247,7 +247,7 @@ fn attend_few<T: Element>(
             let (skip, len) = (first - positions.start, end - first);
             let q = &step.q.row(token)[kv_head * group * head_dim..];
             let q = StridedRows::new(q, head_dim, head_dim, group);
-            row_products(q, k.rows(skip, len, head_dim), step.attention.scale, scores, block);
+            row_products(q, k.rows(skip, len, head_dim), step.scale(), scores, block);
             for member in 0..group {
                 let scores = &mut scores[member * block..][..len];
                 shape_scores(step, kv_head * group + member, query_position, first, scores);
@@ -273,10 +273,11 @@ fn attend_dense<T: Element>(
     let rows = step.query_rows(tile);
     let Scratch { queries, scores, keys, values, .. } = scratch;
 
+    let scale = step.scale();
     queries.clear();
     for token in tile.rows.clone() {
         let heads = &step.q.row(token)[kv_head * group * head_dim..][..group * head_dim];
-        queries.extend(heads.iter().map(|q| q * step.attention.scale));
+        queries.extend(heads.iter().map(|q| q * scale));
     }
     let queries = Matrix::new(queries, rows, head_dim, head_dim);
 

@@ -1,6 +1,6 @@
 //! Attention per sequence over gathered keys and values.
 
-use super::softmax;
+use super::{softmax, widen};
 use crate::attention::Attention;
 use crate::batch::PagedBatch;
 use crate::error::Result;
@@ -62,11 +62,9 @@ fn one_sequence(
             })
             .collect();
         let index = Tensor::new(index, pool.device())?;
-        Ok(pool.reshape(((), head_dim))?.index_select(&index, 0)?.to_dtype(DType::F32)?.reshape((
-            view.num_kv_heads,
-            keys,
-            head_dim,
-        ))?)
+        let rows = pool.reshape(((), head_dim))?.index_select(&index, 0)?;
+        let rows = (widen(&rows)? * f64::from(attention.stored_scales(view)[kv]))?;
+        Ok(rows.reshape((view.num_kv_heads, keys, head_dim))?)
     };
     let k = gather(0)?;
     let v = match view.kv_factor {

@@ -1,15 +1,20 @@
 //! Cache writes as row scatters.
 
 use crate::error::Result;
+use crate::kv_cache::KvScales;
+use crate::portable::{self, narrow};
+use crate::rope::RopeTable;
 use crate::view::KvLayerView;
 use candle_core::{DType, Tensor};
 
-pub(crate) fn reshape_and_cache(
+pub(crate) fn write(
     pool: &Tensor,
     view: &KvLayerView,
     k: &Tensor,
     v: Option<&Tensor>,
     slot_mapping: &[i64],
+    scales: KvScales,
+    rope: Option<&RopeTable>,
 ) -> Result<()> {
     let live: Vec<(u32, usize)> = slot_mapping
         .iter()
@@ -21,8 +26,16 @@ pub(crate) fn reshape_and_cache(
     }
     let tokens = Tensor::from_iter(live.iter().map(|(token, _)| *token), pool.device())?;
     let pool_rows = pool.reshape(((), view.head_dim))?;
-    for (kv, input) in [Some(k), v].into_iter().flatten().enumerate() {
-        let rows = input.index_select(&tokens, 0)?.reshape(((), view.head_dim))?.to_dtype(pool.dtype())?;
+    let k = match rope {
+        Some(table) => {
+            &portable::rope::apply(&k.reshape((slot_mapping.len(), view.num_kv_heads, view.head_dim))?, table)?
+        }
+        None => k,
+    };
+    for (kv, (input, scale)) in [(Some(k), scales.k), (v, scales.v)].into_iter().enumerate() {
+        let Some(input) = input else { continue };
+        let rows = input.index_select(&tokens, 0)?.reshape(((), view.head_dim))?;
+        let rows = narrow(&rows, pool.dtype(), scale)?;
         let index: Vec<u32> = live
             .iter()
             .flat_map(|&(_, slot)| {

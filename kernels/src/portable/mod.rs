@@ -16,6 +16,7 @@ pub(crate) mod rope;
 
 use crate::batch::StateBatch;
 use crate::error::Result;
+use crate::int8;
 use crate::mamba2::TimeStep;
 use crate::view::StateLayerView;
 use candle_core::{D, DType, Tensor};
@@ -113,6 +114,26 @@ fn store_state(pool: &Tensor, view: &StateLayerView, slot: usize, state: &Tensor
     let start = slot * view.slot_elems + view.layer_offset;
     let state = state.flatten_all()?.to_dtype(pool.dtype())?.contiguous()?;
     Ok(pool.flatten_all()?.slice_set(&state, 0, start)?)
+}
+
+/// `x / scale` in a pool's dtype; `U8` holds int8 bits.
+fn narrow(x: &Tensor, dtype: DType, scale: f32) -> Result<Tensor> {
+    if !matches!(dtype, DType::U8 | DType::F8E4M3) {
+        return Ok(x.to_dtype(dtype)?);
+    }
+    let scaled = (x.to_dtype(DType::F32)? * (1.0 / f64::from(scale)))?;
+    match dtype {
+        DType::U8 => int8::encode(&scaled),
+        _ => Ok(scaled.clamp(-448.0, 448.0)?.to_dtype(dtype)?),
+    }
+}
+
+/// What [`narrow`] stored, without its scale.
+fn widen(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::U8 => Ok(int8::decode(x)?.to_dtype(DType::F32)?),
+        _ => Ok(x.to_dtype(DType::F32)?),
+    }
 }
 
 fn silu(x: &Tensor) -> candle_core::Result<Tensor> {

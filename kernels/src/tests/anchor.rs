@@ -1,6 +1,6 @@
 //! The references give what Hugging Face's own functions gave.
 //!
-//! Each file holds the inputs and outputs of one model's recurrent ops during a prefill of 21 tokens, one of 13
+//! `oracles.safetensors` comes from `make_oracles.py` beside it. Each file in `ops` holds the inputs and outputs of one model's recurrent ops during a prefill of 21 tokens, one of 13
 //! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
 
 use crate::reference::*;
@@ -13,7 +13,11 @@ struct Captured {
 
 impl Captured {
     fn open(model: &str) -> Self {
-        let path = format!("{}/tests/fixtures/ops/{model}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        Self::file(&format!("ops/{model}"))
+    }
+
+    fn file(name: &str) -> Self {
+        let path = format!("{}/tests/fixtures/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
         Self { bytes: std::fs::read(path).unwrap() }
     }
 
@@ -179,4 +183,85 @@ fn gated_delta_rule(
     let mut state = file.optional(&op("in_initial_state")).unwrap_or_else(|| vec![0.0; heads * key_dim * value_dim]);
     assert_near(&linear_attention(&case, &mut state), &file.data(&op("out0")));
     assert_near(&state, &file.data(&op("out1")));
+}
+
+#[rstest]
+fn kimi_delta_attention(#[values("chunk", "step")] function: &str) {
+    let file = Captured::file("oracles");
+    let data = |name: &str| file.data(&format!("kda/{name}"));
+    let (shape, q) = file.get("kda/q").unwrap();
+    let (heads, dim) = (shape[2], shape[3]);
+    let (k, v, g, beta, mut state) = (data("k"), data("v"), data("g"), data("beta"), data("state"));
+    let case = LinearAttentionCase {
+        key_heads: heads,
+        heads,
+        key_dim: dim,
+        value_dim: dim,
+        q: &q,
+        k: &k,
+        v: &v,
+        decay: &g,
+        beta: Some(&beta),
+        scale: (dim as f64).powf(-0.5),
+        l2_norm: true,
+    };
+    assert_near(&linear_attention(&case, &mut state), &data(&format!("{function}/o")));
+    assert_near(&state, &data(&format!("{function}/final")));
+}
+
+#[test]
+fn lightning_attention() {
+    let file = Captured::file("oracles");
+    let data = |name: &str| file.data(&format!("lightning/{name}"));
+    let (shape, q) = file.get("lightning/q").unwrap();
+    let (tokens, heads, dim) = (shape[1], shape[2], shape[3]);
+    let (k, v, slopes) = (data("k"), data("v"), data("slopes"));
+    let decay: Vec<f64> = (0..tokens * heads * dim).map(|at| -slopes[at / dim % heads]).collect();
+    let case = LinearAttentionCase {
+        key_heads: heads,
+        heads,
+        key_dim: dim,
+        value_dim: dim,
+        q: &q,
+        k: &k,
+        v: &v,
+        decay: &decay,
+        beta: None,
+        scale: 1.0,
+        l2_norm: false,
+    };
+    let mut state = vec![0.0; heads * dim * dim];
+    assert_near(&linear_attention(&case, &mut state), &data("o"));
+    assert_near(&state, &data("final"));
+}
+
+#[test]
+fn recurrent_unit() {
+    let file = Captured::file("oracles");
+    let data = |name: &str| file.data(&format!("rg_lru/{name}"));
+    let positions: Vec<u32> = data("positions").into_iter().map(|position| position as u32).collect();
+    let mut state = data("state");
+    let (x, input_gate, recurrence_gate) = (data("x"), data("input_gate"), data("recurrence_gate"));
+    let found = rg_lru(&x, &input_gate, &recurrence_gate, &data("a_param"), &positions, &mut state);
+    assert_near(&found, &data("o"));
+    assert_near(&state, &data("final"));
+}
+
+#[test]
+fn scaled_dot_product_attention() {
+    let file = Captured::file("oracles");
+    let (shape, q) = file.get("attention/q").unwrap();
+    let (k_shape, k) = file.get("attention/k").unwrap();
+    let case = AttentionCase {
+        heads: shape[2],
+        kv_heads: k_shape[2],
+        head_dim: shape[3],
+        value_dim: shape[3],
+        scale: (shape[3] as f64).powf(-0.5),
+        softcap: None,
+        sees: &|query, key| key <= query,
+        sinks: None,
+        slopes: None,
+    };
+    assert_near(&attention(&q, &k, &file.data("attention/v"), &case), &file.data("attention/o"));
 }

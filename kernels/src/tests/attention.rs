@@ -159,6 +159,39 @@ fn narrow_pools(#[values(DType::F16, DType::BF16)] dtype: DType, #[values(1, 16)
     Paged::new(&layout, &SEQUENCES).check(2 * group, &plain(64), 1e-5);
 }
 
+/// Stored numbers times their scale come back, the nearest to what was written.
+#[rstest]
+#[case::int8(DType::U8, 0.5 / 127.0)]
+#[case::fp8(DType::F8E4M3, 1.0 / 16.0)]
+fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)] heads: usize) {
+    let view = KvLayerView {
+        block_elems: 2 * 8 * 32,
+        layer_offset: 0,
+        kv_factor: 2,
+        num_kv_heads: 1,
+        head_dim: 32,
+        tokens_per_block: 8,
+        order: KvOrder::Hnd,
+    };
+    let mut random = Random::new(23);
+    let [k, v] = [(); 2].map(|()| random.tensor(&[20, 1, 32]));
+    let q = random.tensor(&[2, heads, 32]);
+    let slots: Vec<i64> = (0..20).map(|i| i + 8).collect();
+    let batch = PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[20], block_tables: &[1, 2, 3], max_blocks: 3 };
+    let exact = Tensor::zeros((4, view.block_elems), DType::F32, &Device::Cpu).unwrap();
+    reshape_and_cache(&exact, &view, &k, Some(&v), &slots).unwrap();
+    let expected = paged_attention(&q, &exact, &view, &batch, &plain(32)).unwrap();
+    let pool = Tensor::zeros((4, view.block_elems), dtype, &Device::Cpu).unwrap();
+    let scales = KvScales { k: 1.0 / 127.0, v: 1.0 / 127.0 };
+    quantize_and_cache(&pool, &view, &k, Some(&v), &slots, scales).unwrap();
+    let attention = Attention { kv_scales: Some(scales), ..plain(32) };
+    let found = paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+    // Errors of single values average out in a weighted mean.
+    assert_close(&values(&found), &values(&expected), 2.0 * tolerance);
+    let error = paged_attention(&q, &pool, &view, &batch, &plain(32)).unwrap_err();
+    assert!(error.to_string().contains("pool needs scales"), "{error}");
+}
+
 #[rstest]
 #[case::sliding(|a: &mut Attention<'_>| a.window = Window::Sliding(9))]
 #[case::sliding_one(|a: &mut Attention<'_>| a.window = Window::Sliding(1))]

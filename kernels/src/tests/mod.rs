@@ -2,6 +2,7 @@
 
 mod anchor;
 mod attention;
+mod invariance;
 mod mla;
 mod portable;
 mod recurrent;

@@ -33,8 +33,37 @@ fn cache_writes_agree(
     let fast = random.tensor(&[3, view.block_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
     reshape_and_cache(&fast, &view, &k, v, &slots).unwrap();
-    portable::kv_cache::reshape_and_cache(&slow, &view, &k, v, &slots).unwrap();
+    let scales = KvScales { k: 1.0, v: 1.0 };
+    portable::kv_cache::write(&slow, &view, &k, v, &slots, scales, None).unwrap();
     assert_eq!(values(&fast), values(&slow));
+}
+
+#[rstest]
+fn quantised_writes_and_reads_agree(
+    #[values(1, 2)] kv_factor: usize,
+    #[values(DType::U8, DType::F8E4M3)] dtype: DType,
+    #[values(RopeLayout::Neox, RopeLayout::Interleaved)] layout: RopeLayout,
+) {
+    let mut random = Random::new(17);
+    let view = kv_view(kv_factor, KvOrder::Hnd);
+    let [q, k, v] = [(); 3].map(|()| random.tensor(&[5, 3, 16]));
+    let v = (kv_factor == 2).then_some(&v);
+    let scales = KvScales { k: 0.01, v: 0.006 };
+    let slots = [7, 4, 5, 11, 6];
+    let fast = Tensor::zeros((3, view.block_elems), dtype, &Device::Cpu).unwrap();
+    let slow = fast.copy().unwrap();
+    let rope = Rope::new(1e4, 12, layout, &RopeScaling::None).unwrap();
+    let positions = [3, 0, 1, 9, 2];
+    let table = rope.table(&positions, 5, 16).unwrap();
+    rope_and_cache(&q, &fast, &view, &k, v, &slots, &rope, &positions, Some(scales)).unwrap();
+    portable::kv_cache::write(&slow, &view, &k, v, &slots, scales, Some(&table)).unwrap();
+    assert_eq!(values(&fast), values(&slow));
+    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[4], block_tables: &[1], max_blocks: 1 };
+    let attention = Attention { kv_scales: Some(scales), ..Attention::new(0.25, 16) };
+    let q = q.narrow(0, 0, 1).unwrap();
+    let found = paged_attention(&q, &fast, &view, &batch, &attention).unwrap();
+    let expected = portable::attention::paged_attention(&q, &slow, &view, &batch, &attention).unwrap();
+    assert_close(&values(&found), &values(&expected), 2e-6);
 }
 
 #[rstest]
