@@ -8,6 +8,7 @@ use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_po
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
+use std::cell::RefCell;
 use std::ops::Range;
 
 const OP: &str = "causal_conv1d";
@@ -73,6 +74,8 @@ pub fn causal_conv1d(
 
 /// Rows that one task convolves.
 const ROWS_PER_TASK: usize = 64;
+/// Rows that are convolved before they are copied out.
+const ROWS_PER_COPY: usize = 4;
 
 struct Conv<'a> {
     batch: &'a StateBatch<'a>,
@@ -97,6 +100,11 @@ impl Conv<'_> {
                     .map(move |start| (rows.clone(), slot, start..(start + ROWS_PER_TASK).min(rows.end)))
             })
             .collect();
+        thread_local! {
+            /// Rows in the making, near enough that copying them out costs less than writing them out in place: a
+            /// plain copy does not read what it overwrites.
+            static NEAR: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
         let target = DisjointMut::new(out);
         let states = &*pool;
         tasks.par_iter().for_each(|(rows, slot, task)| {
@@ -110,12 +118,19 @@ impl Conv<'_> {
                 }
             };
             let width = self.x.width();
-            // SAFETY: tasks have distinct rows.
-            let out = unsafe { target.slice(task.start * width..task.end * width) };
-            vectorized(
-                #[inline(always)]
-                || self.convolve(rows.start, state, task.clone(), out),
-            );
+            let mut near = NEAR.take();
+            near.resize(ROWS_PER_COPY * width, 0.0);
+            for start in task.clone().step_by(ROWS_PER_COPY) {
+                let some = start..(start + ROWS_PER_COPY).min(task.end);
+                let near = &mut near[..some.len() * width];
+                vectorized(
+                    #[inline(always)]
+                    || self.convolve(rows.start, state, some.clone(), near),
+                );
+                // SAFETY: tasks have distinct rows.
+                unsafe { target.slice(some.start * width..some.end * width) }.copy_from_slice(near);
+            }
+            NEAR.set(near);
         });
         // States move only after every task has read them.
         let mut old = Vec::new();

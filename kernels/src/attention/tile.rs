@@ -2,7 +2,7 @@
 
 use super::{QueryTile, Step};
 use crate::matmul::{Matrix, multiply};
-use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, row_products};
+use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, prefetch, row_products};
 use crate::storage::Element;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -197,6 +197,21 @@ fn stored<'a, T: Element>(
     &step.pool[start..start + (positions.len() - 1) * view.token_stride() + view.head_dim]
 }
 
+/// Asks for the first rows of `positions`, which lie in one block; the loops over rows ask for those behind.
+fn prefetch_first_rows<T: Element>(
+    step: &Step<'_, T>,
+    sequence: usize,
+    kv: usize,
+    kv_head: usize,
+    positions: &Range<usize>,
+) {
+    const LINE: usize = 64;
+    let source = stored(step, sequence, kv, kv_head, positions);
+    for row in source.chunks(step.view.token_stride()).take(StridedRows::AHEAD) {
+        row[..step.view.head_dim].iter().step_by(LINE / size_of::<T>()).for_each(prefetch);
+    }
+}
+
 /// What comes between `scale * q . k` and the softmax.
 fn shape_scores<T: Element>(
     step: &Step<'_, T>,
@@ -231,12 +246,20 @@ fn attend_few<T: Element>(
     let Scratch { scores, keys, values, .. } = scratch;
     let block = step.view.tokens_per_block;
     scores.resize(group * block, 0.0);
-    for_each_block(step, context, |positions| {
+    for_each_block(step, context.clone(), |positions| {
         let k = Block::load(step, tile.sequence, 0, kv_head, positions.clone(), keys);
         let v = match step.view.kv_factor {
             1 => k,
             _ => Block::load(step, tile.sequence, 1, kv_head, positions.clone(), values),
         };
+        // The hardware does not see what comes after the rows that it is reading.
+        if step.view.kv_factor == 2 {
+            prefetch_first_rows(step, tile.sequence, 1, kv_head, &positions);
+        }
+        if positions.end < context.end {
+            let next = positions.end..(positions.end + block).min(context.end);
+            prefetch_first_rows(step, tile.sequence, 0, kv_head, &next);
+        }
         for (index, token) in tile.rows.clone().enumerate() {
             let query_position = tile.first_position + index;
             let first = step.attention.window.first_visible(query_position).max(positions.start);

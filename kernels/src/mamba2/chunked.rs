@@ -122,12 +122,8 @@ fn step_with(
     cum.resize(CHUNK, 0.0);
     dt.resize(CHUNK, 0.0);
     for (l, row) in chunk.clone().enumerate() {
-        let products = &products[(row * groups + group) * CHUNK..][..CHUNK];
-        let mixing = &mut mixing[l * CHUNK..][..CHUNK];
-        for s in 0..CHUNK {
-            let mixed = products[s] * exp(cum[l] - cum[s]) * dt[s];
-            mixing[s] = if s <= l { mixed } else { 0.0 };
-        }
+        let products = &products[(row * groups + group) * CHUNK..];
+        mix(l, &mut mixing[l * CHUNK..], products, cum, dt);
     }
 
     let x = columns(&scan.x, &chunk, head * head_dim, head_dim);
@@ -159,5 +155,18 @@ fn scale_rows(source: &Rows<'_>, rows: &Range<usize>, first: usize, factors: &[f
         for (target, value) in target.iter_mut().zip(&source.row(row)[first..][..width]) {
             *target = value * factor;
         }
+    }
+}
+
+/// What the tokens of a chunk up to `l` give to token `l`; zero for those after it.
+#[inline(always)]
+fn mix(l: usize, mixing: &mut [f32], products: &[f32], cum: &[f32], dt: &[f32]) {
+    // Known lengths: the loop would not vectorise otherwise.
+    let (mixing, products) = (&mut mixing[..CHUNK], &products[..CHUNK]);
+    let (cum, dt) = (&cum[..CHUNK], &dt[..CHUNK]);
+    let at = cum[l];
+    for s in 0..CHUNK {
+        let mixed = products[s] * exp(at - cum[s]) * dt[s];
+        mixing[s] = if s <= l { mixed } else { 0.0 };
     }
 }

@@ -4,7 +4,7 @@ use super::Bound;
 use crate::error::Result;
 use crate::{
     Activation, Attention, Decay, KvLayerView, KvOrder, LinearAttention, Mamba2, PagedBatch, ScanInput, StateBatch,
-    StateLayerView, TimeStep, causal_conv1d, copy_rows, linear_attention, mamba2_scan, paged_attention,
+    StateLayerView, TimeStep, causal_conv1d, copy_rows, linear, linear_attention, mamba2_scan, paged_attention,
     reshape_and_cache,
 };
 use candle_core::{DType, Device, Tensor};
@@ -32,6 +32,7 @@ pub(super) fn all() -> Vec<Case> {
     cases.push(attention_prefill(4, 2048));
     cases.extend([conv(1, 4096), conv(64, 1)]);
     cases.extend([delta_rule(16, 1), delta_rule(1, 2048)]);
+    cases.extend([1, 4].map(projection));
     cases.extend([cache_write(4096), block_copy()]);
     cases
 }
@@ -219,6 +220,18 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
     };
     let shape = format!("batch {batch}, {tokens} tokens, 32 heads of 128 x 128");
     Case { op, shape, bound, work, prepare: Box::new(prepare) }
+}
+
+/// The down projection of a Llama-8B layer.
+fn projection(rows: usize) -> Case {
+    const IN: usize = 14336;
+    const OUT: usize = 4096;
+    let prepare = move || -> Result<Call> {
+        let (x, weight) = (random((rows, IN))?, random((OUT, IN))?);
+        Ok(Box::new(move || linear(&x, &weight).map(drop)))
+    };
+    let shape = format!("{rows} rows, {IN} to {OUT}");
+    Case { op: "linear", shape, bound: Bound::Read, work: (IN * OUT * 4) as f64, prepare: Box::new(prepare) }
 }
 
 fn cache_write(tokens: usize) -> Case {

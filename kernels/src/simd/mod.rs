@@ -55,7 +55,7 @@ pub(crate) fn exp_and_sum(values: &mut [f32], top: f32) -> f32 {
 
 /// Asks for the cache line of `value` ahead of its use.
 #[inline(always)]
-fn prefetch(value: &f32) {
+pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint about a live reference; it changes nothing that a program can see.
     unsafe {

@@ -15,6 +15,9 @@ pub(crate) struct StridedRows<'a> {
 }
 
 impl<'a> StridedRows<'a> {
+    /// How many rows ahead of their use rows are asked for.
+    pub(crate) const AHEAD: usize = 12;
+
     pub(crate) fn new(data: &'a [f32], stride: usize, width: usize, len: usize) -> Self {
         assert!(len == 0 || (len - 1) * stride + width <= data.len());
         Self { data, stride, width, len }
@@ -28,10 +31,9 @@ impl<'a> StridedRows<'a> {
     /// Asks for the row that comes `AHEAD` rows after `index`, since the hardware stops looking ahead at each page.
     #[inline(always)]
     fn prefetch_after(&self, index: usize) {
-        const AHEAD: usize = 8;
         const LINE: usize = 16;
-        if index + AHEAD < self.len {
-            let start = (index + AHEAD) * self.stride;
+        if index + Self::AHEAD < self.len {
+            let start = (index + Self::AHEAD) * self.stride;
             for at in (start..start + self.width).step_by(LINE) {
                 super::prefetch(&self.data[at]);
             }

@@ -3,6 +3,7 @@
 mod anchor;
 mod attention;
 mod invariance;
+mod linear;
 mod mla;
 mod portable;
 mod recurrent;
