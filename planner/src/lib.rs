@@ -65,6 +65,7 @@ pub use plan::{
     SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
+pub use render::comparison_table;
 pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
 pub use speculation::{Scheme, Speculation};

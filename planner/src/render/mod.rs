@@ -1,7 +1,10 @@
 //! Plans for people.
 
 mod columns;
+mod engines;
 mod table;
+
+pub use engines::comparison_table;
 
 use cacheplan_handlers::DType;
 

@@ -3,6 +3,7 @@
 mod autodeploy;
 mod check;
 mod common;
+mod compare;
 mod groundtruth;
 mod ledger;
 mod plan;

@@ -1,0 +1,61 @@
+//! Our plan beside the engines'.
+
+use cacheplan_planner::{Engine, EngineSpec, Objective, compare, comparison_table, plan, predict};
+
+use crate::common::{budget, nemotron_3_nano};
+
+const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 200 }\n";
+
+#[test]
+fn every_engine_has_a_row_and_the_table_is_at_most_100_columns_wide() {
+    let model = nemotron_3_nano();
+    let budget = budget(&format!("{CHAT}[memory]\nbytes = '24GiB'"));
+    let rows = Engine::ALL.map(|engine| compare(&model.request(&budget), EngineSpec::from(engine)).unwrap());
+    for row in &rows {
+        assert_eq!(row.bytes, 24 << 30);
+        assert!(row.sequences >= row.engine_sequences, "{row:?}");
+        assert!(row.wasted_bytes <= row.engine_wasted_bytes, "{row:?}");
+    }
+    let table = comparison_table(&rows);
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    insta::assert_snapshot!(table);
+}
+
+#[test]
+fn a_prediction_prints_within_100_columns() {
+    let model = nemotron_3_nano();
+    let budget = budget(&format!("{CHAT}[engine]\ncache_bytes = '24GiB'"));
+    let tables = Engine::ALL.map(|engine| predict(&model.request(&budget), engine.into()).unwrap().table());
+    let text = tables.join("\n");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_budget_too_small_for_one_sequence_compares_as_none() {
+    let model = nemotron_3_nano();
+    let budget = budget(&format!("{CHAT}[memory]\nbytes = '50MiB'"));
+    let row = compare(&model.request(&budget), Engine::Vllm.into()).unwrap();
+    assert_eq!((row.sequences, row.engine_sequences), (0, 0));
+}
+
+#[test]
+fn a_comparison_without_bytes_is_an_error() {
+    let model = nemotron_3_nano();
+    let error = compare(&model.request(&budget(CHAT)), Engine::Vllm.into()).unwrap_err();
+    assert!(error.to_string().contains("needs bytes"), "{error}");
+}
+
+#[test]
+fn the_most_tokens_at_a_given_concurrency_fill_the_bytes() {
+    let model = nemotron_3_nano();
+    let mut budget = budget("max_seq_len = 8192\nmax_batch_size = 4\n[memory]\nbytes = '8GiB'");
+    let fixed = plan(&model.request(&budget)).unwrap();
+    budget.maximize = Some(Objective::Tokens);
+    let filled = plan(&model.request(&budget)).unwrap();
+    assert_eq!((fixed.capacity.sequences, filled.capacity.sequences), (4, 4));
+    assert_eq!(fixed.capacity.tokens, Some(4 * 8192));
+    // 8 GiB less 5 slots, in blocks of 16 tokens, block 0 of which is padding.
+    let blocks = ((8u64 << 30) - 5 * 49_082_368) / (16 * 6_144);
+    assert_eq!(filled.capacity.tokens, Some((blocks - 1) * 16));
+}
