@@ -37,6 +37,8 @@ struct Cli {
 enum Command {
     /// Say where every byte of a model's caches lives, who owns it, and why
     Plan(commands::plan::Args),
+    /// Show what was read of a model, from where, and what had to be assumed
+    Inspect(commands::inspect::Args),
     /// Plan, allocate, profile, resize and generate with a real model
     Run(commands::run::Args),
     /// Do all of that on a small hybrid model that is built in
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     debug_assert!(wrapping.is_ok(), "the hook is set once, here");
     let result = match Cli::parse().command {
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
     };

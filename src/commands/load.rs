@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{Budget, Policy};
-use cacheplan::transforms::{Collected, Model, ReadOptions, collect, read_model};
+use cacheplan::transforms::{Assumption, Collected, Model, ReadOptions, collect, read_model};
 use clap::ValueEnum;
 use miette::{LabeledSpan, NamedSource, miette};
 
@@ -12,8 +12,16 @@ use crate::failure::Failure;
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
 pub(crate) struct Source {
-    /// A folder with config.json, or the file itself
+    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file
     pub(crate) model: PathBuf,
+
+    /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
+    #[arg(long, value_name = "KEY=VALUE")]
+    assume: Vec<Assumption>,
+
+    /// Architecture description (TOML) that comes before the built-in ones
+    #[arg(long, value_name = "FILE")]
+    description: Vec<PathBuf>,
 
     /// Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools
     #[arg(long, value_name = "FILE")]
@@ -62,10 +70,19 @@ impl Source {
         Ok(budget)
     }
 
+    /// What the flags say about how to read the model.
+    fn read_options(&self) -> Result<ReadOptions, Failure> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))
+        };
+        let descriptions = self.description.iter().map(read).collect::<Result<Vec<String>, Failure>>()?;
+        Ok(ReadOptions { assume: self.assume.clone(), descriptions })
+    }
+
     /// Reads the model and the budget and walks the graph.
     pub(crate) fn load(&self) -> Result<Loaded, Failure> {
         let budget = self.budget()?;
-        let mut model = read_model(&self.model, &ReadOptions::default())
+        let mut model = read_model(&self.model, &self.read_options()?)
             .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
         let context = budget.pass_context(&model.info);
         let collected = collect(&mut model.graph, &context).map_err(|error| Failure::new(4, miette!("{}", error)))?;

@@ -1,6 +1,7 @@
 //! One file per subcommand, and what they share.
 
 pub(crate) mod demo;
+pub(crate) mod inspect;
 pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -190,3 +190,18 @@ fn onnx_graphs_survive() {
         read_file(&path);
     });
 }
+
+#[test]
+fn the_most_layers_that_are_read_stay_within_the_limit() {
+    let _alone = alone();
+    let layers = 10_000;
+    let text = format!(
+        r#"{{"model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": "{}", "mamba_num_heads": 8,
+            "mamba_head_dim": 16, "ssm_state_size": 16, "vocab_size": 32}}"#,
+        "M".repeat(layers)
+    );
+    let before = MEMORY.allocated();
+    let model = read_config_str("long", &text, &ReadOptions::default()).unwrap();
+    let taken = MEMORY.max_allocated() - before;
+    assert!(taken <= MAX_BYTES, "{taken} bytes for {} layers", model.info.layers);
+}
