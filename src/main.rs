@@ -43,6 +43,8 @@ enum Command {
     Run(commands::run::Args),
     /// Do all of that on a small hybrid model that is built in
     Demo(commands::demo::Args),
+    /// Simulate prefix reuse on a workload, without a model
+    Simulate(commands::simulate::Args),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
+        Command::Simulate(args) => commands::simulate::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

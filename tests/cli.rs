@@ -289,3 +289,19 @@ fn running_a_model_without_weights_names_the_folder() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("safetensors"), "{}", stderr(&output));
 }
+
+#[test]
+fn simulate_compares_the_policies_on_a_workload_and_draws_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let chart = folder.path().join("chat.svg");
+    let args = ["simulate", "--workload", "rag", "--checkpoints", "64", "--format", "json", "--svg"];
+    let output = cacheplan(&[args.map(std::ffi::OsStr::new).as_slice(), &[chart.as_os_str()]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let reports: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rate = |policy: &str| {
+        let mut reports = reports.as_array().unwrap().iter();
+        reports.find(|report| report["scenario"]["policy"] == policy).unwrap()["hit_rate"].as_f64().unwrap()
+    };
+    assert!(rate("coverage") > 1.1 * rate("double-buffered"));
+    assert!(std::fs::read_to_string(chart).unwrap().starts_with("<svg"));
+}

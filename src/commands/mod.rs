@@ -5,3 +5,4 @@ pub(crate) mod inspect;
 pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod simulate;

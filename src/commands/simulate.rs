@@ -1,0 +1,188 @@
+//! `cacheplan simulate`: what a prefix cache of a plan's sizes would do to a workload.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use cacheplan::managers::book::simulate::{
+    Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
+};
+use cacheplan::planner::CachePlan;
+use clap::ValueEnum;
+use miette::miette;
+
+use crate::failure::{Failure, print};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    requests: Requests,
+
+    /// Plan (JSON) whose sizes are simulated: checkpoint slots, KV tokens, tokens per block, sequences
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+
+    /// Slots for checkpoints, instead of the plan's; `unlimited` for as many as it takes
+    #[arg(long, value_name = "N", value_parser = limit)]
+    checkpoints: Option<Limit>,
+
+    /// Tokens in the KV pool, instead of the plan's; `unlimited` for as many as it takes
+    #[arg(long, value_name = "N", value_parser = limit)]
+    kv_tokens: Option<Limit>,
+
+    /// Tokens per chunk of the model's scan
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    chunk: u32,
+
+    /// Only this policy; may be repeated
+    #[arg(long, value_enum, value_name = "POLICY")]
+    policy: Vec<PolicyName>,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+
+    /// Also draw the hit rate over the requests
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+struct Requests {
+    /// Trace file, JSON lines: cacheplan's own or Mooncake's
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Built-in workload
+    #[arg(long, value_enum)]
+    workload: Option<WorkloadName>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WorkloadName {
+    /// Conversations, single questions and prompts sent again
+    Chat,
+    /// Long contexts that grow, retry and branch
+    Agents,
+    /// Documents behind a system prompt
+    Rag,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PolicyName {
+    /// One running state per request: chunk ends and the finish
+    NoBuffer,
+    /// A second buffer: one aligned or branch position per forward
+    DoubleBuffered,
+    /// Every useful position, least recently used first
+    CompleteLru,
+    /// Every useful position, least coverage first
+    Coverage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table for people
+    Table,
+    /// All counters and the course of each simulation
+    Json,
+}
+
+/// A size, or none.
+#[derive(Clone, Copy)]
+struct Limit(Option<usize>);
+
+fn limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "unlimited" => Ok(Limit(None)),
+        _ => text.parse().map(|n| Limit(Some(n))).map_err(|_| "a number or `unlimited`".to_owned()),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let requests = args.requests.load()?;
+    let scenario = args.scenario()?;
+    let policies = if args.policy.is_empty() { PolicyName::value_variants() } else { &args.policy };
+    let reports: Result<Vec<Report>, SimulateError> =
+        policies.iter().map(|&policy| simulate(&requests, Scenario { policy: policy.into(), ..scenario })).collect();
+    let reports = reports.map_err(Failure::error)?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, chart(&args.requests.title(), &reports)).map_err(|error| in_file(path, &error))?;
+    }
+    match args.format {
+        Format::Table => {
+            let rows: Vec<String> = reports.iter().map(Report::row).collect();
+            print(&format!("{}\n{}\n", Report::HEADER, rows.join("\n")))
+        }
+        Format::Json => {
+            let text = serde_json::to_string_pretty(&reports).map_err(Failure::error)?;
+            print(&(text + "\n"))
+        }
+    }
+}
+
+impl Requests {
+    fn load(&self) -> Result<Vec<Request>, Failure> {
+        if let Some(path) = &self.trace {
+            let file = File::open(path).map_err(|error| in_file(path, &error))?;
+            return read_trace(BufReader::new(file)).map_err(|error| in_file(path, &error));
+        }
+        Ok(self.workload.map(Workload::from).map(Workload::requests).unwrap_or_default())
+    }
+
+    fn title(&self) -> String {
+        match (&self.trace, self.workload.and_then(|name| name.to_possible_value())) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(name)) => name.get_name().to_owned(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+impl Args {
+    fn scenario(&self) -> Result<Scenario, Failure> {
+        let mut scenario = match &self.plan {
+            Some(path) => Scenario::of_plan(&read_plan(path)?),
+            None => Scenario::default(),
+        };
+        if let Some(Limit(checkpoints)) = self.checkpoints {
+            scenario.checkpoints = checkpoints;
+        }
+        if let Some(Limit(tokens)) = self.kv_tokens {
+            scenario.kv_tokens = tokens;
+        }
+        scenario.chunk = self.chunk as usize;
+        Ok(scenario)
+    }
+}
+
+fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| in_file(path, &error))?;
+    serde_json::from_str(&text).map_err(|error| in_file(path, &error))
+}
+
+fn in_file(path: &Path, error: &dyn std::error::Error) -> Failure {
+    Failure::new(1, miette!("{}: {error}", path.display()))
+}
+
+impl From<WorkloadName> for Workload {
+    fn from(name: WorkloadName) -> Self {
+        match name {
+            WorkloadName::Chat => Self::Chat,
+            WorkloadName::Agents => Self::Agents,
+            WorkloadName::Rag => Self::Rag,
+        }
+    }
+}
+
+impl From<PolicyName> for Policy {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::NoBuffer => Self::NoBuffer,
+            PolicyName::DoubleBuffered => Self::DoubleBuffered,
+            PolicyName::CompleteLru => Self::CompleteLru,
+            PolicyName::Coverage => Self::Coverage,
+        }
+    }
+}
