@@ -3,6 +3,23 @@
 use cacheplan_planner::{DeviceInfo, DeviceKind};
 use candle_core::Device;
 
+use crate::error::RuntimeError;
+
+/// The device called `cpu` or `cuda:N`.
+///
+/// # Errors
+/// Another name, a build without CUDA, a device that does not answer.
+pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
+    let ordinal = match name.split_once(':') {
+        None if name == "cpu" => return Ok(Device::Cpu),
+        None if name == "cuda" => Some(0),
+        Some(("cuda", ordinal)) => ordinal.parse().ok(),
+        _ => None,
+    };
+    let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
+    if cfg!(feature = "cuda") { Ok(Device::new_cuda(ordinal)?) } else { Err(RuntimeError::WithoutCuda) }
+}
+
 /// The device's memory as it is now; `None` where the platform does not tell.
 pub fn device_info(device: &Device) -> Option<DeviceInfo> {
     match device {
@@ -43,4 +60,25 @@ fn cuda_memory(device: &candle_core::CudaDevice) -> Option<DeviceInfo> {
 #[cfg(not(feature = "cuda"))]
 fn cuda_memory(_: &candle_core::CudaDevice) -> Option<DeviceInfo> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused_by_name() {
+        assert!(open_device("cpu").unwrap().is_cpu());
+        assert_eq!(open_device("tpu:0").unwrap_err().to_string(), "unknown device `tpu:0`; name `cpu` or `cuda:N`");
+        if !cfg!(feature = "cuda") {
+            assert!(matches!(open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
+        }
+    }
+
+    #[test]
+    fn the_host_states_less_free_than_total_memory() {
+        if let Some(info) = device_info(&Device::Cpu) {
+            assert!(info.free_bytes > 0 && info.free_bytes <= info.total_bytes, "{info:?}");
+        }
+    }
 }

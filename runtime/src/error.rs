@@ -29,6 +29,15 @@ pub enum RuntimeError {
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A device of another name.
+    #[error("unknown device `{0}`; name `cpu` or `cuda:N`")]
+    UnknownDevice(String),
+    /// A CUDA device in a build without CUDA.
+    #[error("this build has no CUDA; rebuild with `--features cuda`")]
+    WithoutCuda,
+    /// A budget that divides the model.
+    #[error("the budget divides the model over ranks; a session runs it whole, so remove `[parallel]`")]
+    ManyRanks,
     /// Nothing counts the device's bytes.
     #[error("nobody counts allocations; install `CountingAllocator` as the global allocator")]
     Unmeasured,
@@ -38,6 +47,19 @@ pub enum RuntimeError {
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl RuntimeError {
+    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where the model is of
+    /// a kind that is not known, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Plan(error) => error.exit_code(),
+            Self::Frontend(error) if error.is_unsupported() => 4,
+            Self::Passes(_) | Self::Config(ConfigError::Unsupported { .. }) => 4,
+            _ => 1,
+        }
+    }
 }
 
 /// A config that no decoder can be built from.

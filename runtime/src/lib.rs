@@ -17,7 +17,7 @@ mod step;
 mod weights;
 
 pub use decoder::Decoder;
-pub use device::device_info;
+pub use device::{device_info, open_device};
 pub use error::{ConfigError, RequestError, RuntimeError};
 pub use generate::{Output, Request};
 pub use models::load;

@@ -1,12 +1,13 @@
 //! The whole way: read, plan, load, allocate; then profile, resize, generate, report.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use cacheplan_handlers::DType;
 use cacheplan_managers::device::{CacheSet, measure_peak};
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measurement, PlanRequest, plan, resize};
-use cacheplan_transforms::{CacheDTypes, Model, PassContext, ReadOptions, Registry, Resources, collect, read_model};
-use candle_core::Device;
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measurement, Parallel, PlanRequest, plan, resize};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Registry, Resources, collect, read_model};
+use candle_core::{Device, Tensor};
 use serde_json::Value;
 
 use crate::decoder::Decoder;
@@ -64,6 +65,21 @@ pub struct Generation {
     pub peak_bytes: Option<u64>,
 }
 
+impl Generation {
+    /// Writes the logits that were kept to a safetensors file: `logits` `[steps, vocab_size]` of the first request,
+    /// the last prompt position and then one row per decode step; `logits.N` of the request at place N after it.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save_logits(&self, file: &Path) -> Result<(), RuntimeError> {
+        let name = |request: usize| if request == 0 { "logits".to_owned() } else { format!("logits.{request}") };
+        let kept = self.outputs.iter().enumerate();
+        let tensors: HashMap<String, Tensor> =
+            kept.filter_map(|(request, output)| Some((name(request), output.logits.clone()?))).collect();
+        Ok(candle_core::safetensors::save(&tensors, file)?)
+    }
+}
+
 impl Session {
     /// Reads the model in `path` (a folder, or its `config.json`), plans and allocates its caches, loads its weights.
     ///
@@ -90,8 +106,10 @@ impl Session {
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let SessionOptions { budget, device, device_info: stated, registry, .. } = options;
-        let dtypes = CacheDTypes { kv: budget.dtypes.kv, state: budget.dtypes.ssm, conv: budget.dtypes.conv };
-        let context = PassContext { registry, dtypes, max_seq_len: budget.max_seq_len, ..PassContext::default() };
+        if budget.parallel != Parallel::default() {
+            return Err(RuntimeError::ManyRanks);
+        }
+        let context = PassContext { registry, ..budget.pass_context(&model.info) };
         let resources = collect(&mut model.graph, &context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));

@@ -2,7 +2,7 @@
 
 use cacheplan_planner::Unit;
 use cacheplan_runtime::{Output, Request, Session};
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use rstest::rstest;
 
 use crate::caches::{assert_caches_match, by_dot};
@@ -70,4 +70,17 @@ fn sequences_that_lose_their_caches_generate_what_they_would_have(#[values("nemo
     let outputs = generate(model, &mut crowded);
     assert!(outputs.iter().any(|output| output.preemptions > 0));
     assert_same(&outputs, &roomy);
+}
+
+#[test]
+fn the_logits_of_a_run_are_saved_row_by_row() {
+    let golden = Golden::load("llama");
+    let prompt = golden.ids("ids")[..21].to_vec();
+    let generation = session("llama", BUDGET).generate(&[Request { prompt, max_new_tokens: 3 }], true).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    generation.save_logits(file.path()).unwrap();
+    let saved = candle_core::safetensors::load(file.path(), &Device::Cpu).unwrap();
+    assert_eq!(saved["logits"].dims(), [3, 96]);
+    let last_prompt_row = golden.get("prefill_logits").narrow(0, 20, 1).unwrap();
+    assert_close(&saved["logits"].narrow(0, 0, 1).unwrap(), &last_prompt_row, "the last prompt position");
 }

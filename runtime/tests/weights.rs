@@ -1,0 +1,104 @@
+//! Weights that are not what the config asks for are refused by name.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use cacheplan_runtime::{WeightError, Weights};
+use candle_core::{DType, Device, Tensor};
+use tempfile::TempDir;
+
+fn tensor(values: &[f32]) -> Tensor {
+    Tensor::new(values, &Device::Cpu).unwrap()
+}
+
+fn save(folder: &Path, file: &str, tensors: &[(&str, Tensor)]) {
+    let tensors: HashMap<&str, Tensor> = tensors.iter().cloned().collect();
+    candle_core::safetensors::save(&tensors, folder.join(file)).unwrap();
+}
+
+fn open(folder: &TempDir) -> Result<Weights, WeightError> {
+    Weights::open(folder.path(), DType::F32, &Device::Cpu)
+}
+
+fn single() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    save(folder.path(), "model.safetensors", &[("model.layers.0.norm.weight", tensor(&[1.0, 2.0]))]);
+    folder
+}
+
+#[test]
+fn a_tensor_is_found_under_its_scope_and_converted() {
+    let folder = TempDir::new().unwrap();
+    let half = tensor(&[1.0, 2.0]).to_dtype(DType::BF16).unwrap();
+    save(folder.path(), "model.safetensors", &[("model.layers.0.norm.weight", half)]);
+    let weights = open(&folder).unwrap();
+    let read = weights.scope("model").enter("layers").enter(0).enter("norm").get("weight", 2).unwrap();
+    assert_eq!(read.to_vec1::<f32>().unwrap(), [1.0, 2.0]);
+}
+
+#[test]
+fn shards_are_read_through_their_index() {
+    let folder = TempDir::new().unwrap();
+    save(folder.path(), "a.safetensors", &[("x", tensor(&[1.0]))]);
+    save(folder.path(), "b.safetensors", &[("y", tensor(&[2.0]))]);
+    let index = r#"{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}"#;
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let weights = open(&folder).unwrap();
+    assert_eq!(weights.get("y", 1).unwrap().to_vec1::<f32>().unwrap(), [2.0]);
+    assert_eq!(weights.get("x", 1).unwrap().to_vec1::<f32>().unwrap(), [1.0]);
+}
+
+#[test]
+fn a_shard_outside_the_folder_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let index = r#"{"weight_map": {"x": "../a.safetensors"}}"#;
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    assert!(open(&folder).unwrap_err().to_string().contains("shard `../a.safetensors` is not a plain file name"));
+}
+
+#[test]
+fn a_folder_without_weights_is_refused() {
+    let folder = TempDir::new().unwrap();
+    assert!(matches!(open(&folder), Err(WeightError::NoFile { .. })));
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_what_is_near() {
+    let folder = single();
+    let error = open(&folder).unwrap().get("model.layers.0.mlp.weight", (2, 3)).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("`model.layers.0.mlp.weight` of shape [2, 3] is missing"), "{message}");
+    assert!(message.contains("model.layers.0.norm.weight"), "{message}");
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_with_both_shapes() {
+    let folder = single();
+    match open(&folder).unwrap().get("model.layers.0.norm.weight", 3) {
+        Err(WeightError::Shape { name, found, expected }) => {
+            assert_eq!((name.as_str(), found, expected), ("model.layers.0.norm.weight", vec![2], vec![3]));
+        }
+        other => panic!("expected a shape error, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_is_refused() {
+    let folder = single();
+    let file = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    for bytes in 0..whole.len() {
+        std::fs::write(&file, &whole[..bytes]).unwrap();
+        assert!(matches!(open(&folder), Err(WeightError::Malformed { .. })), "{bytes} bytes");
+    }
+}
+
+#[test]
+fn a_header_that_claims_to_be_longer_than_the_file_is_refused() {
+    let folder = single();
+    let file = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    assert!(matches!(open(&folder), Err(WeightError::Malformed { .. })));
+}
