@@ -12,7 +12,6 @@ use crate::error::RuntimeError;
 pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
     let ordinal = match name.split_once(':') {
         None if name == "cpu" => return Ok(Device::Cpu),
-        None if name == "cuda" => Some(0),
         Some(("cuda", ordinal)) => ordinal.parse().ok(),
         _ => None,
     };

@@ -1,5 +1,7 @@
 //! What can go wrong between a model folder and its tokens.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::weights::WeightError;
@@ -29,6 +31,14 @@ pub enum RuntimeError {
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A file that cannot be written.
+    #[error("cannot write {file}: {source}")]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: Box<candle_core::Error>,
+    },
     /// A device of another name.
     #[error("unknown device `{0}`; name `cpu` or `cuda:N`")]
     UnknownDevice(String),

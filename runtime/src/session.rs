@@ -76,7 +76,8 @@ impl Generation {
         let kept = self.outputs.iter().enumerate();
         let tensors: HashMap<String, Tensor> =
             kept.filter_map(|(request, output)| Some((name(request), output.logits.clone()?))).collect();
-        Ok(candle_core::safetensors::save(&tensors, file)?)
+        candle_core::safetensors::save(&tensors, file)
+            .map_err(|source| RuntimeError::Write { file: file.to_owned(), source: Box::new(source) })
     }
 }
 

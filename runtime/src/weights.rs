@@ -106,7 +106,7 @@ pub enum WeightError {
         /// The tensor's name on disk.
         name: String,
         /// Why.
-        source: candle_core::Error,
+        source: Box<candle_core::Error>,
     },
 }
 
@@ -149,7 +149,7 @@ impl Weights {
         };
         tensor
             .and_then(|tensor| tensor.to_dtype(self.dtype))
-            .map_err(|source| WeightError::Candle { name: name.to_owned(), source })
+            .map_err(|source| WeightError::Candle { name: name.to_owned(), source: Box::new(source) })
     }
 
     /// The tensors whose names begin with `prefix` and a dot; the empty prefix names all of them.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{Request, RuntimeError, Session, SessionOptions};
+use cacheplan::runtime::{Request, RuntimeError, Session, SessionOptions, open_device};
 use clap::ValueEnum;
 use miette::{Report, miette};
 
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 pub(crate) struct OutputArgs {
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
-    #[arg(long, default_value = "cpu", value_parser = parse_device)]
+    #[arg(long, default_value = "cpu", value_parser = open_device)]
     pub(crate) device: Device,
 
     /// What to print
@@ -105,12 +105,8 @@ pub(crate) fn serve(
 
     let generation =
         progress::during("generating", || session.generate(requests, logits.is_some())).map_err(failure)?;
-    if let (Some(path), [output]) = (logits, generation.outputs.as_slice())
-        && let Some(logits) = &output.logits
-    {
-        logits
-            .save_safetensors("logits", path)
-            .map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+    if let Some(path) = logits {
+        generation.save_logits(path).map_err(failure)?;
     }
     let run = session.report(requests, &generation).map_err(failure)?;
     match format {
@@ -137,30 +133,10 @@ fn tokens(tokens: Option<u64>) -> String {
 
 /// A runtime error with the exit code that its cause has elsewhere.
 pub(crate) fn failure(error: RuntimeError) -> Failure {
-    let code = match &error {
-        RuntimeError::Frontend(error) if error.is_unsupported() => 4,
-        RuntimeError::Passes(_) => 4,
-        RuntimeError::Plan(error) => error.exit_code(),
-        _ => 1,
-    };
-    Failure::new(code, Report::msg(error))
+    Failure::new(error.exit_code(), Report::msg(error))
 }
 
 fn parse_ids(text: &str) -> Result<Prompt, String> {
     let ids = text.split(',').map(|id| id.trim().parse().map_err(|_| format!("`{id}` is not a token id")));
     ids.collect::<Result<_, _>>().map(Prompt)
-}
-
-fn parse_device(text: &str) -> Result<Device, String> {
-    match text.split_once(':') {
-        None if text == "cpu" => Ok(Device::Cpu),
-        Some(("cuda", index)) => {
-            let index = index.parse().map_err(|_| format!("`{index}` is not a device number"))?;
-            Device::new_cuda(index).map_err(|error| {
-                let first_line = error.to_string().lines().next().unwrap_or_default().to_owned();
-                format!("{first_line}; cuda needs a build with `--features cuda` and a GPU")
-            })
-        }
-        _ => Err("expected cpu or cuda:N".into()),
-    }
 }
