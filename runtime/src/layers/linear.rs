@@ -61,7 +61,7 @@ impl Linear {
 
     /// `[rows, inputs]` to `[rows, outputs]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = x.matmul(&self.weight.t()?)?;
+        let y = cacheplan_kernels::linear(x, &self.weight)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
