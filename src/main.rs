@@ -39,6 +39,8 @@ enum Command {
     Plan(commands::plan::Args),
     /// Show what was read of a model, from where, and what had to be assumed
     Inspect(commands::inspect::Args),
+    /// Set our plan beside what other engines would allocate for the same bytes
+    Compare(commands::compare::Args),
     /// Plan, allocate, profile, resize and generate with a real model
     Run(commands::run::Args),
     /// Do all of that on a small hybrid model that is built in
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Compare(args) => commands::compare::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{Budget, Policy};
-use cacheplan::transforms::{Assumption, Collected, Model, ReadOptions, collect, read_model};
+use cacheplan::transforms::{Assumption, Collected, Model, PassContext, ReadOptions, collect, read_model};
 use clap::ValueEnum;
 use miette::{LabeledSpan, NamedSource, miette};
 
@@ -79,14 +79,27 @@ impl Source {
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
 
+    /// Reads the model and the budget.
+    pub(crate) fn read(&self) -> Result<(Model, Budget), Failure> {
+        let budget = self.budget()?;
+        let model = read_model(&self.model, &self.read_options()?)
+            .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
+        Ok((model, budget))
+    }
+
     /// Reads the model and the budget and walks the graph.
     pub(crate) fn load(&self) -> Result<Loaded, Failure> {
-        let budget = self.budget()?;
-        let mut model = read_model(&self.model, &self.read_options()?)
-            .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
+        let (model, budget) = self.read()?;
         let context = budget.pass_context(&model.info);
-        let collected = collect(&mut model.graph, &context).map_err(|error| Failure::new(4, miette!("{}", error)))?;
-        Ok(Loaded { model, budget, collected })
+        Loaded::new(model, budget, &context)
+    }
+}
+
+impl Loaded {
+    /// Walks the graph of a model that was read.
+    pub(crate) fn new(mut model: Model, budget: Budget, context: &PassContext) -> Result<Self, Failure> {
+        let collected = collect(&mut model.graph, context).map_err(|error| Failure::new(4, miette!("{error}")))?;
+        Ok(Self { model, budget, collected })
     }
 }
 
@@ -94,9 +107,16 @@ fn read_budget(path: &Path) -> Result<Budget, Failure> {
     let text =
         std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
     let origin = path.display().to_string();
-    Budget::from_toml(&text, &origin).map_err(|error| {
+    let mut budget = Budget::from_toml(&text, &origin).map_err(|error| {
         let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
         let shown = error.to_string();
-        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(origin, text)))
-    })
+        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text)))
+    })?;
+    if let Some(workload) = &mut budget.workload {
+        // Histograms stand beside the budget.
+        let beside = path.parent().unwrap_or(Path::new(""));
+        let read = |file: &str| std::fs::read_to_string(beside.join(file)).map_err(|error| format!("{file}: {error}"));
+        workload.load(read).map_err(|error| Failure::new(1, miette!("{origin}: {error}")))?;
+    }
+    Ok(budget)
 }

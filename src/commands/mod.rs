@@ -1,5 +1,6 @@
 //! One file per subcommand, and what they share.
 
+pub(crate) mod compare;
 pub(crate) mod demo;
 pub(crate) mod inspect;
 pub(crate) mod load;

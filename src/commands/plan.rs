@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo, DeviceKind, PlanRequest, plan};
+use cacheplan::planner::{
+    ByteSize, DeviceInfo, DeviceKind, EnginePlan, EngineSpec, PlanError, PlanRequest, plan, predict,
+};
 use cacheplan::transforms::Dot;
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::Source;
+use crate::commands::load::{Loaded, Source};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -18,6 +20,14 @@ pub(crate) struct Args {
     /// Memory of the device the plan is for, which fractions in the budget are shares of, such as 141GiB
     #[arg(long, value_name = "SIZE")]
     device_memory: Option<ByteSize>,
+
+    /// Also predict what an engine would allocate, such as vllm, sglang@0.5.12, tensorrt-llm or llama.cpp
+    #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
+    engine: Option<EngineSpec>,
+
+    /// Bytes of the engine's caches as it logs them, in place of the budget's memory
+    #[arg(long, value_name = "SIZE", requires = "engine")]
+    cache_bytes: Option<ByteSize>,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -39,7 +49,13 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load()?;
+    let (model, mut budget) = args.source.read()?;
+    budget.engine.cache_bytes = args.cache_bytes.or(budget.engine.cache_bytes);
+    let context = match args.engine {
+        Some(engine) => budget.engine_context(&model.info, engine),
+        None => budget.pass_context(&model.info),
+    };
+    let loaded = Loaded::new(model, budget, &context)?;
     if args.format == Format::Dot {
         return print(&Dot(&loaded.model.graph).to_string());
     }
@@ -53,17 +69,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         device: device.as_ref(),
         ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
     };
-    let plan = plan(&request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let failed = |error: PlanError| Failure::new(error.exit_code(), miette!("{error}"));
+    let plan = plan(&request).map_err(failed)?;
+    let engine = args.engine.map(|engine| predict(&request, engine)).transpose().map_err(failed)?;
     if let Some(path) = &args.out {
-        std::fs::write(path, json(&plan)?).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+        std::fs::write(path, json(serde_json::to_string_pretty(&plan))?)
+            .map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
     }
-    match args.format {
-        Format::Json => print(&json(&plan)?),
-        _ => print(&plan.table()),
+    match (args.format, engine) {
+        (Format::Json, Some(engine)) => {
+            print(&json(serde_json::to_string_pretty(&EnginePlan { plan: &plan, engine }))?)
+        }
+        (Format::Json, None) => print(&json(serde_json::to_string_pretty(&plan))?),
+        (_, Some(engine)) => print(&format!("{}\n{}", plan.table(), engine.table())),
+        (_, None) => print(&plan.table()),
     }
 }
 
-/// The plan as JSON, ending with a newline.
-fn json(plan: &CachePlan) -> Result<String, Failure> {
-    serde_json::to_string_pretty(plan).map(|text| text + "\n").map_err(Failure::error)
+/// JSON that ends with a newline.
+fn json(written: serde_json::Result<String>) -> Result<String, Failure> {
+    written.map(|text| text + "\n").map_err(Failure::error)
 }
