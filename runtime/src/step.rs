@@ -1,11 +1,13 @@
 //! One step as a layer sees it: where each token stands, and where the layer's cache is.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{KvLayerView, PagedBatch, StateBatch, StateLayerView};
+use cacheplan_kernels::{
+    KvLayerView, KvScales, PagedBatch, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
+};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::error::RuntimeError;
 
@@ -24,6 +26,8 @@ pub(crate) struct PagedCache<'a> {
     pub(crate) view: KvLayerView,
     pub(crate) batch: PagedBatch<'a>,
     pub(crate) slot_mapping: &'a [i64],
+    /// The factors of an 8-bit float pool; pools of other packed dtypes are refused by the kernels.
+    pub(crate) scales: Option<KvScales>,
 }
 
 /// A layer's state and the step's way into it.
@@ -32,6 +36,17 @@ pub(crate) struct StateCache<'a> {
     pub(crate) pool: &'a Tensor,
     pub(crate) view: StateLayerView,
     pub(crate) batch: StateBatch<'a>,
+}
+
+impl PagedCache<'_> {
+    /// Writes the step's keys and values `[tokens, num_kv_heads, head_dim]`; a latent cache takes no values.
+    pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<(), RuntimeError> {
+        match self.scales {
+            Some(scales) => quantize_and_cache(self.pool, &self.view, k, v, self.slot_mapping, scales)?,
+            None => reshape_and_cache(self.pool, &self.view, k, v, self.slot_mapping)?,
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Step<'a> {
@@ -61,7 +76,9 @@ impl<'a> Step<'a> {
             block_tables: &pool.block_tables,
             max_blocks: pool.max_blocks,
         };
-        Ok(PagedCache { pool: cache.pool, view: cache.view, batch, slot_mapping: &pool.slot_mapping })
+        let scales =
+            (cache.pool.dtype() == DType::F8E4M3).then_some(KvScales { k: cache.scales.key, v: cache.scales.value });
+        Ok(PagedCache { pool: cache.pool, view: cache.view, batch, slot_mapping: &pool.slot_mapping, scales })
     }
 
     /// The state of `kind` in `layer`.

@@ -1,7 +1,7 @@
 //! Grouped-query attention over a paged cache.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, Window, paged_attention, reshape_and_cache};
+use cacheplan_kernels::{Rope, Window, paged_attention};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
@@ -142,10 +142,11 @@ impl Mixer for Attention {
             (q, k) = (rope.apply(&q, step.positions())?, rope.apply(&k, step.positions())?);
         }
         let cache = step.paged(self.layer, &Kind::KvPaged)?;
-        reshape_and_cache(cache.pool, &cache.view, &k, Some(&v), cache.slot_mapping)?;
+        cache.write(&k, Some(&v))?;
         let rule = cacheplan_kernels::Attention {
             window: self.window,
             sinks: self.sinks.as_deref(),
+            kv_scales: cache.scales,
             ..cacheplan_kernels::Attention::new(self.scale, head_dim)
         };
         let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;

@@ -1,7 +1,7 @@
 //! Multi-head latent attention in its absorbed form: the cache holds the latent and one rope key for all heads.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, paged_attention, reshape_and_cache};
+use cacheplan_kernels::{Rope, paged_attention};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
@@ -128,8 +128,11 @@ impl Mixer for Mla {
         let k = Tensor::cat(&[&latent, &k_rope], 2)?;
 
         let cache = step.paged(self.layer, &Kind::MlaPaged)?;
-        reshape_and_cache(cache.pool, &cache.view, &k, None, cache.slot_mapping)?;
-        let rule = cacheplan_kernels::Attention::new(scale as f32, kv_lora_rank);
+        cache.write(&k, None)?;
+        let rule = cacheplan_kernels::Attention {
+            kv_scales: cache.scales,
+            ..cacheplan_kernels::Attention::new(scale as f32, kv_lora_rank)
+        };
         let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)

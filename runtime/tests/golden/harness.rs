@@ -52,7 +52,11 @@ pub(crate) struct Driven(Session);
 
 impl Driven {
     pub(crate) fn open(model: &str) -> Self {
-        Self(session(model, BUDGET))
+        Self::open_with(model, BUDGET)
+    }
+
+    pub(crate) fn open_with(model: &str, budget: &str) -> Self {
+        Self(session(model, budget))
     }
 
     pub(crate) fn caches(&mut self) -> &mut MambaHybridCacheManager {

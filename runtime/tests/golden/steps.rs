@@ -1,9 +1,10 @@
 //! Prefill, decode, chunks and batches, step by step.
 
+use candle_core::Tensor;
 use rstest::rstest;
 
 use crate::caches::{assert_caches_match, by_slash};
-use crate::harness::{Driven, Golden, assert_close};
+use crate::harness::{BUDGET, Driven, Golden, assert_close};
 
 const PREFILL: usize = 21;
 const FIRST_CHUNK: usize = 13;
@@ -109,4 +110,21 @@ fn a_decoder_reads_nothing_that_belongs_to_nobody(#[values("llama", "mamba2", "n
     driven.caches().fill_free(f64::NAN).unwrap();
     let logits = driven.step(&[(sequence, &ids[PREFILL..PREFILL + 1])]);
     assert_close(&logits, &golden.get("decode0_logits"), "decode0_logits");
+}
+
+#[rstest]
+fn narrower_caches_give_nearly_the_golden_logits(
+    #[values("deepseek_v3", "llama", "nemotron_h")] model: &str,
+    #[values(("bf16", 0.02), ("f16", 0.005), ("fp8", 0.15))] (dtype, tolerance): (&str, f32),
+) {
+    let golden = Golden::load(model);
+    let ids = golden.ids("ids");
+    let dtypes = format!("{BUDGET}[dtypes]\nkv = '{dtype}'\nconv = 'bf16'\n");
+    let mut driven = Driven::open_with(model, &dtypes);
+    let sequence = driven.admit(PREFILL);
+    let logits = driven.step(&[(sequence, &ids[..PREFILL])]);
+    let expected = golden.get("prefill_logits");
+    let largest = |tensor: &Tensor| tensor.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+    let error = largest(&(&logits - &expected).unwrap()) / largest(&expected);
+    assert!(error > 0.0 && error < tolerance, "{error}");
 }
