@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{
-    Attention, GraphBuilder, Mamba2, PassContext, ReadOptions, collect, read_config_str, read_model,
+    Attention, GraphBuilder, Mamba2, Model, PassContext, ReadOptions, collect, read_config_str, read_model,
 };
 use divan::Bencher;
 
@@ -43,20 +43,28 @@ fn read_and_walk_other_formats(bencher: Bencher<'_, '_>, path: &str) {
     });
 }
 
-#[divan::bench(args = [100, 1_000, 10_000])]
-fn build_and_walk_layers(bencher: Bencher<'_, '_>, layers: u32) {
+fn hybrid(layers: u32) -> Model {
     let mamba = Mamba2 { num_heads: 64, head_dim: 64, d_state: 128, n_groups: 8, d_conv: 4, state_dtype: None };
-    bencher.bench(|| {
-        let mut builder = GraphBuilder::new("made_up", 4096, DType::Bf16);
-        for layer in 0..layers {
-            builder.layer();
-            if layer % 8 == 0 {
-                builder.attention(&Attention::grouped(32, 8, 128));
-            } else {
-                builder.mamba2(&mamba);
-            }
+    let mut builder = GraphBuilder::new("made_up", 4096, DType::Bf16);
+    for layer in 0..layers {
+        builder.layer();
+        if layer % 8 == 0 {
+            builder.attention(&Attention::grouped(32, 8, 128));
+        } else {
+            builder.mamba2(&mamba);
         }
-        let mut model = builder.build();
-        collect(&mut model.graph, &PassContext::default()).expect("a graph that can be walked")
-    });
+    }
+    builder.build()
+}
+
+#[divan::bench(args = [100, 1_000, 10_000])]
+fn build_layers(bencher: Bencher<'_, '_>, layers: u32) {
+    bencher.bench(|| hybrid(layers));
+}
+
+#[divan::bench(args = [100, 1_000, 10_000])]
+fn walk_layers(bencher: Bencher<'_, '_>, layers: u32) {
+    bencher
+        .with_inputs(|| hybrid(layers))
+        .bench_refs(|model| collect(&mut model.graph, &PassContext::default()).expect("a graph that can be walked"));
 }

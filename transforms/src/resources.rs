@@ -86,6 +86,11 @@ impl Resources {
         Ok(())
     }
 
+    /// The position of the resource called `name`.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.index.get(name).copied()
+    }
+
     /// The resource called `name`.
     pub fn get(&self, name: &str) -> Option<&Resource> {
         self.index.get(name).map(|&position| &self.list[position])

@@ -188,6 +188,13 @@ fn a_convolution_of_width_one_keeps_nothing() {
 }
 
 #[test]
+fn a_graph_is_walked_once() {
+    let mut model = hybrid();
+    collect(&mut model.graph, &PassContext::default()).unwrap();
+    assert!(matches!(collect(&mut model.graph, &PassContext::default()), Err(PassError::Walked { .. })));
+}
+
+#[test]
 fn dot_makes_caches_and_their_readers_stand_out() {
     let mut model = hybrid();
     collect(&mut model.graph, &PassContext::default()).unwrap();
@@ -218,4 +225,83 @@ fn front_ends_never_name_a_handler_and_passes_never_see_a_config() {
     };
     check("src/frontend", &["ResourceHandler", "kv_paged", "mla_paged"]);
     check("src/passes", &["serde_json", "frontend", "config::"]);
+}
+
+mod any_model {
+    use std::collections::BTreeSet;
+
+    use cacheplan_transforms::LinearAttention;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A block and how many resources it needs.
+    #[derive(Clone, Debug)]
+    enum Block {
+        Attention { window: Option<u64>, shares: Option<prop::sample::Index> },
+        Mamba,
+        Delta { d_conv: Option<u64> },
+        Convolution { d_conv: u64 },
+        FeedForward,
+    }
+
+    fn block() -> impl Strategy<Value = Block> {
+        prop_oneof![
+            (prop::option::of(1..64u64), prop::option::of(any::<prop::sample::Index>()))
+                .prop_map(|(window, shares)| Block::Attention { window, shares }),
+            Just(Block::Mamba),
+            prop::option::of(2..5u64).prop_map(|d_conv| Block::Delta { d_conv }),
+            (1..5u64).prop_map(|d_conv| Block::Convolution { d_conv }),
+            Just(Block::FeedForward),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn gets_one_resource_for_each_thing_that_it_keeps(blocks in prop::collection::vec(block(), 0..40)) {
+            let mut builder = GraphBuilder::new("any", 64, DType::Bf16);
+            let (mut expected, mut owners) = (0, Vec::new());
+            for block in &blocks {
+                let layer = builder.layer();
+                match block {
+                    Block::Attention { window, shares } => {
+                        let owner = shares.filter(|_| !owners.is_empty()).map(|index| owners[index.index(owners.len())]);
+                        // A layer that shares sees what its owner sees.
+                        let window = owner.map_or(*window, |(_, window)| window);
+                        let shares_layer = owner.map(|(layer, _)| layer);
+                        builder.attention(&Attention { window, shares_layer, ..Attention::grouped(4, 2, 16) });
+                        if owner.is_none() {
+                            owners.push((layer, window));
+                            expected += 1;
+                        }
+                    }
+                    Block::Mamba => {
+                        builder.mamba2(&MAMBA);
+                        expected += 2;
+                    }
+                    Block::Delta { d_conv } => {
+                        let heads = LinearAttention {
+                            num_k_heads: 2, num_v_heads: 4, head_k_dim: 8, head_v_dim: 16,
+                            d_conv: *d_conv, state_dtype: None,
+                        };
+                        builder.linear_attention(&heads);
+                        expected += 1 + usize::from(d_conv.is_some());
+                    }
+                    Block::Convolution { d_conv } => {
+                        builder.short_conv(32, *d_conv);
+                        expected += usize::from(*d_conv > 1);
+                    }
+                    Block::FeedForward => {
+                        builder.feed_forward(&FeedForward {
+                            intermediate_size: 64, matrices: 3, experts: 4, shared_size: 32,
+                        });
+                    }
+                }
+            }
+            let collected = run(builder.build(), &PassContext::default()).unwrap();
+            let names: BTreeSet<&str> = collected.resources.iter().map(|resource| resource.name.as_str()).collect();
+            prop_assert_eq!(names.len(), expected);
+            prop_assert_eq!(collected.resources.len(), expected);
+        }
+    }
 }

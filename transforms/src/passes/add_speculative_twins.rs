@@ -11,14 +11,11 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
         walk.report.skipped.push(Skipped { node: None, reason: "speculation is off".into() });
         return Ok(());
     }
-    let owner_of: HashMap<String, OpId> = walk
-        .graph
-        .op_ids()
-        .flat_map(|id| walk.graph.op(id).caches.iter().map(move |cache| (cache.clone(), id)))
-        .collect();
+    let caches = |&(id, _): &(OpId, _)| walk.graph.op(id).caches.iter().map(move |cache| (cache.as_str(), id));
+    let owner_of: HashMap<&str, OpId> = walk.keepers.iter().flat_map(caches).collect();
     // In the order of the states themselves, so that the lists of twins and of states run in parallel.
     let twins: Vec<(OpId, Resource)> =
-        walk.resources.iter().filter_map(|base| Some((*owner_of.get(&base.name)?, twin(base)?))).collect();
+        walk.resources.iter().filter_map(|base| Some((*owner_of.get(base.name.as_str())?, twin(base)?))).collect();
     for (id, twin) in twins {
         walk.register(id, twin)?;
         walk.matched(id);

@@ -8,12 +8,8 @@ use crate::ops;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut owners: HashMap<TensorId, OpId> = HashMap::new();
-    for id in walk.graph.op_ids() {
+    for &(id, _) in walk.keepers.iter().filter(|(_, found)| found.stage == Stage::InsertCachedAttention) {
         let op = walk.graph.op(id);
-        let descriptor = walk.context.registry.get(&op.kind);
-        if descriptor.is_none_or(|found| found.stage != Stage::InsertCachedAttention) {
-            continue;
-        }
         let Some(key) = op.port("key") else { continue };
         match owners.get(&key) {
             None => {

@@ -21,7 +21,7 @@ use cacheplan_handlers::KvLayout;
 use thiserror::Error;
 
 use crate::graph::{Graph, Name, OpId};
-use crate::registry::{CacheDTypes, DescribeError, Registry};
+use crate::registry::{CacheDTypes, DescribeError, Descriptor, Registry};
 use crate::resources::{ResourceError, Resources};
 
 /// The insertion pass that a descriptor belongs to.
@@ -136,6 +136,12 @@ pub enum PassError {
         /// Known op kinds with a similar name.
         near: String,
     },
+    /// A graph whose ops have caches already.
+    #[error("node `{node}` has caches already; the passes run once over a graph")]
+    Walked {
+        /// The node.
+        node: String,
+    },
     /// A resource and a node that do not refer to each other.
     #[error("{pass}: {what}")]
     Unpaired {
@@ -151,6 +157,8 @@ struct Walk<'a> {
     graph: &'a mut Graph,
     context: &'a PassContext,
     resources: &'a mut Resources,
+    /// The ops that have a descriptor, in the order of execution: looked up once, since most ops keep nothing.
+    keepers: &'a [(OpId, &'a Descriptor)],
     pass: &'static str,
     report: PassReport,
 }
@@ -187,13 +195,14 @@ const PASSES: [Pass; 11] = [
 /// The graph is changed: cache nodes are added and their readers refer to them.
 ///
 /// # Errors
-/// An op that cannot be described, or that keeps state nobody knows how to cache.
+/// An op that cannot be described, or that keeps state nobody knows how to cache; a graph that was walked before.
 pub fn collect(graph: &mut Graph, context: &PassContext) -> Result<Collected, PassError> {
+    let keepers = keepers(graph, &context.registry)?;
     let mut resources = Resources::default();
     let mut reports = Vec::with_capacity(PASSES.len());
     for (pass, run) in PASSES {
         let report = PassReport { pass, matched: Vec::new(), skipped: Vec::new() };
-        let mut walk = Walk { graph, context, resources: &mut resources, pass, report };
+        let mut walk = Walk { graph, context, resources: &mut resources, keepers: &keepers, pass, report };
         run(&mut walk)?;
         let mut report = walk.report;
         if report.matched.is_empty() && report.skipped.is_empty() {
@@ -203,6 +212,20 @@ pub fn collect(graph: &mut Graph, context: &PassContext) -> Result<Collected, Pa
         reports.push(report);
     }
     Ok(Collected { resources, reports })
+}
+
+fn keepers<'a>(graph: &Graph, registry: &'a Registry) -> Result<Vec<(OpId, &'a Descriptor)>, PassError> {
+    let mut keepers = Vec::new();
+    for id in graph.op_ids() {
+        let op = graph.op(id);
+        if !op.caches.is_empty() {
+            return Err(PassError::Walked { node: op.name.to_string() });
+        }
+        if let Some(descriptor) = registry.get(&op.kind) {
+            keepers.push((id, descriptor));
+        }
+    }
+    Ok(keepers)
 }
 
 impl Walk<'_> {

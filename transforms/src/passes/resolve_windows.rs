@@ -4,7 +4,7 @@ use super::{PassError, Walk};
 use crate::ops;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
-    for id in walk.graph.op_ids() {
+    for &(id, _) in walk.keepers {
         let Some(window) = walk.graph.op(id).number(ops::WINDOW) else { continue };
         match walk.context.max_seq_len {
             Some(longest) if window >= longest => {

@@ -1,20 +1,20 @@
 //! Changes nothing, matches what it verified: every op that keeps state has its caches, every cache has an op and a node.
 
-use std::collections::HashSet;
-
 use super::{PassError, Walk};
-use crate::graph::Op;
 use crate::near::near;
 use crate::ops;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
-    let mut read = HashSet::new();
-    let mut nodes = HashSet::new();
+    // For each resource, whether an op reads it and whether it has a node.
+    let mut paired = vec![(false, false); walk.resources.len()];
     let mut verified = Vec::new();
     for id in walk.graph.op_ids() {
         let op = walk.graph.op(id);
         if op.kind == ops::CACHE {
-            nodes.insert(op.name.part.as_ref());
+            match walk.resources.position(&op.name.part) {
+                Some(position) => paired[position].1 = true,
+                None => return Err(unpaired(walk, format!("the cache node `{}` has no resource", op.name))),
+            }
             continue;
         }
         if op.get(ops::STATEFUL).is_some() && walk.context.registry.get(&op.kind).is_none() {
@@ -31,36 +31,27 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
             verified.push(op.name.clone());
         }
         for cache in &op.caches {
-            check_port(walk, op, cache)?;
-            read.insert(cache.as_str());
+            let Some(position) = walk.resources.position(cache) else {
+                return Err(unpaired(walk, format!("`{}` refers to `{cache}`, which is no resource", op.name)));
+            };
+            if op.port(cache).is_none() {
+                return Err(unpaired(walk, format!("`{}` has no edge from its cache `{cache}`", op.name)));
+            }
+            paired[position].0 = true;
         }
     }
-    let unpaired = |what: String| PassError::Unpaired { pass: walk.pass, what };
-    for resource in walk.resources.iter() {
-        let name = resource.name.as_str();
-        if !read.contains(name) {
-            return Err(unpaired(format!("no op reads the resource `{name}`")));
+    for (resource, (read, node)) in walk.resources.iter().zip(paired) {
+        if !read {
+            return Err(unpaired(walk, format!("no op reads the resource `{}`", resource.name)));
         }
-        if !nodes.remove(name) {
-            return Err(unpaired(format!("the resource `{name}` has no node")));
+        if !node {
+            return Err(unpaired(walk, format!("the resource `{}` has no node", resource.name)));
         }
     }
-    match nodes.into_iter().min() {
-        Some(orphan) => Err(unpaired(format!("the cache node `{orphan}` has no resource"))),
-        None => {
-            walk.report.matched = verified;
-            Ok(())
-        }
-    }
+    walk.report.matched = verified;
+    Ok(())
 }
 
-fn check_port(walk: &Walk<'_>, op: &Op, cache: &str) -> Result<(), PassError> {
-    let unpaired = |what: String| PassError::Unpaired { pass: walk.pass, what };
-    if walk.resources.get(cache).is_none() {
-        return Err(unpaired(format!("`{}` refers to `{cache}`, which is no resource", op.name)));
-    }
-    if op.port(cache).is_none() {
-        return Err(unpaired(format!("`{}` has no edge from its cache `{cache}`", op.name)));
-    }
-    Ok(())
+fn unpaired(walk: &Walk<'_>, what: String) -> PassError {
+    PassError::Unpaired { pass: walk.pass, what }
 }

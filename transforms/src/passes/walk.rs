@@ -2,24 +2,21 @@
 
 use super::{PassError, Stage, Walk};
 use crate::graph::OpId;
-use crate::registry::OpView;
+use crate::registry::{Descriptor, OpView};
 use crate::resources::Resource;
 
 impl Walk<'_> {
     /// Gives every op of `stage` the caches that its descriptor asks for.
     pub(super) fn insert_all(&mut self, stage: Stage) -> Result<(), PassError> {
-        for id in self.graph.op_ids() {
-            self.insert(stage, id)?;
+        for &(id, descriptor) in self.keepers.iter().filter(|(_, descriptor)| descriptor.stage == stage) {
+            self.insert(id, descriptor)?;
         }
         Ok(())
     }
 
-    /// Gives one op its caches, if its descriptor belongs to `stage`.
-    pub(super) fn insert(&mut self, stage: Stage, id: OpId) -> Result<(), PassError> {
+    /// Gives one op the caches that its descriptor asks for.
+    pub(super) fn insert(&mut self, id: OpId, descriptor: &Descriptor) -> Result<(), PassError> {
         let op = self.graph.op(id);
-        let Some(descriptor) = self.context.registry.get(&op.kind).filter(|found| found.stage == stage) else {
-            return Ok(());
-        };
         let mut view = OpView::new(self.graph, op, self.context.dtypes);
         let caches = (descriptor.derive)(&mut view).map_err(|source| PassError::Describe {
             pass: self.pass,
