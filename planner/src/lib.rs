@@ -39,6 +39,7 @@ mod context;
 mod demand;
 mod engines;
 mod error;
+mod export;
 mod fingerprint;
 mod group;
 mod ledger;
@@ -58,6 +59,7 @@ pub use check::{Rule, Violation, check};
 pub use compare::{Comparison, compare};
 pub use engines::{Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, UnknownEngine, Version, predict};
 pub use error::{PlanError, Shortfall, Suggestion};
+pub use export::{Export, ExportError, Serving, Setting, Target, export};
 pub use group::{MambaParams, mamba_params, n_groups};
 pub use make::plan;
 pub use plan::{

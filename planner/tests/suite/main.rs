@@ -4,6 +4,7 @@ mod autodeploy;
 mod check;
 mod common;
 mod compare;
+mod export;
 mod groundtruth;
 mod ledger;
 mod plan;

@@ -1,0 +1,179 @@
+//! What the engines' tables ask of a plan.
+
+use std::collections::BTreeSet;
+
+use cacheplan_handlers::{DType, Kind};
+use serde_json::{Value, json};
+
+use super::Serving;
+use crate::{CachePlan, Owner, PlannedResource, Pool, Unit};
+
+/// A share of memory that leaves room for a driver and yet is larger than a plan's caches, so that they decide.
+const NOT_BINDING: f64 = 0.95;
+
+/// A plan on its way to an engine.
+pub(super) struct Input<'a> {
+    pub(super) plan: &'a CachePlan,
+    pub(super) serving: &'a Serving,
+    /// Index into the engine's versions.
+    pub(super) release: usize,
+}
+
+/// A value with where it comes from.
+pub(super) type Sourced = Option<(Value, String)>;
+
+impl<'a> Input<'a> {
+    /// The model's own caches, without those of a draft model.
+    pub(super) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
+        self.plan.resources.iter().filter(|resource| !resource.name.starts_with("draft."))
+    }
+
+    /// Pools that somebody allocates.
+    pub(super) fn pools(&self) -> impl Iterator<Item = &'a Pool> {
+        self.plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted)
+    }
+
+    pub(super) fn paged(&self) -> impl Iterator<Item = &'a Pool> {
+        self.pools().filter(|pool| pool.unit == Unit::Block)
+    }
+
+    pub(super) fn has_states(&self) -> bool {
+        self.resources().any(|resource| resource.handler.is_state())
+    }
+
+    pub(super) fn cache_bytes(&self) -> Sourced {
+        let bytes: u64 = self.pools().map(|pool| pool.bytes).sum();
+        Some((json!(bytes), format!("bytes of {}", listed(self.pools().map(|pool| pool.id.as_str())))))
+    }
+
+    pub(super) fn max_seq_len(&self) -> Sourced {
+        Some((json!(self.plan.limits.max_seq_len), "the plan's max_seq_len".into()))
+    }
+
+    pub(super) fn max_batch_size(&self) -> Sourced {
+        let capped_by = &self.plan.capacity.capped_by;
+        Some((json!(self.plan.limits.max_batch_size), format!("the plan's max_batch_size, capped by {capped_by}")))
+    }
+
+    pub(super) fn max_num_tokens(&self) -> Sourced {
+        Some((json!(self.plan.limits.max_num_tokens), "the plan's max_num_tokens".into()))
+    }
+
+    /// The tokens in a page, where all pages have as many.
+    pub(super) fn tokens_per_block(&self) -> Sourced {
+        let sizes: BTreeSet<u64> = self.paged().filter_map(|pool| pool.tokens_per_block).collect();
+        let one = sizes.first().filter(|_| sizes.len() == 1)?;
+        Some((json!(one), "the plan's tokens_per_block".into()))
+    }
+
+    pub(super) fn not_binding_fraction(why: &str) -> Sourced {
+        Some((json!(NOT_BINDING), format!("not binding: {why}")))
+    }
+
+    pub(super) fn tensor_parallel(&self) -> Sourced {
+        let tp = self.serving.parallel.tp;
+        (tp > 1).then(|| (json!(tp), "parallel.tp; the plan is that of one rank".into()))
+    }
+
+    pub(super) fn pipeline_parallel(&self) -> Sourced {
+        let pp = self.serving.parallel.pp;
+        (pp > 1).then(|| (json!(pp), "parallel.pp; the plan is that of one rank".into()))
+    }
+
+    /// The only dtype of the caches that `of` picks.
+    fn dtype(&self, of: fn(&Kind) -> bool) -> Option<DType> {
+        let dtypes: BTreeSet<DType> =
+            self.resources().filter(|resource| of(resource.handler.kind())).map(|resource| resource.dtype).collect();
+        dtypes.first().copied().filter(|_| dtypes.len() == 1)
+    }
+
+    /// The engine's name for the dtype of the caches that `of` picks, from `names`; the model's own is `own`.
+    pub(super) fn dtype_name(
+        &self,
+        of: fn(&Kind) -> bool,
+        own: Option<&str>,
+        names: &[(DType, &'static str)],
+    ) -> Sourced {
+        let dtype = self.dtype(of)?;
+        let source = format!("the plan's {dtype}");
+        if let Some(own) = own.filter(|_| dtype == self.plan.model.dtype) {
+            return Some((json!(own), format!("{source}, which is the model's")));
+        }
+        let (_, name) = names.iter().find(|(known, _)| *known == dtype)?;
+        Some((json!(name), source))
+    }
+
+    /// What is missing where [`Self::dtype_name`] has no name for caches that the plan has.
+    pub(super) fn unnamed_dtype(&self, what: &str, of: fn(&Kind) -> bool, named: &Sourced) -> Option<String> {
+        let dtypes: BTreeSet<&str> = self
+            .resources()
+            .filter(|resource| of(resource.handler.kind()))
+            .map(|resource| resource.dtype.name())
+            .collect();
+        let unnamed = named.is_none() && !dtypes.is_empty();
+        unnamed.then(|| format!("{what} in {}: the engine chooses the dtype itself", listed(dtypes.into_iter())))
+    }
+
+    /// What no engine can be told.
+    pub(super) fn common_gaps(&self) -> Vec<String> {
+        let plan = self.plan;
+        let mut gaps = Vec::new();
+        let mut say = |applies: bool, sentence: &dyn Fn() -> String| {
+            if applies {
+                gaps.push(sentence());
+            }
+        };
+        let sizes: BTreeSet<u64> = self.paged().filter_map(|pool| pool.tokens_per_block).collect();
+        say(sizes.len() > 1, &|| format!("pages of {} tokens beside each other", listed(sizes.iter())));
+        let checkpoints = plan.slots.checkpoints;
+        say(checkpoints > 0, &|| format!("{checkpoints} slots for checkpoints, apart from those of running sequences"));
+        say(self.pools().any(|pool| pool.reserved > 0), &|| {
+            format!(
+                "reserved units in {}: engines add their own padding",
+                listed(self.pools().filter(|pool| pool.reserved > 0).map(|pool| pool.id.as_str()))
+            )
+        });
+        let local = || self.pools().filter(|pool| pool.owner == Owner::Local).map(|pool| pool.id.as_str());
+        say(local().next().is_some(), &|| format!("local allocations: {}", listed(local())));
+        let positions = plan.limits.draft_positions;
+        say(positions > 1, &|| {
+            format!("{} drafted tokens: state the draft model and the count to the engine as well", positions - 1)
+        });
+        let told = |name: &str| plan.pool(name).is_some() || name == "unused";
+        for line in plan.ledger.iter().filter(|line| !told(&line.name) && line.bytes > 0) {
+            say(true, &|| format!("{} = {} bytes: the engine measures or assumes its own", line.name, line.bytes));
+        }
+        let parallel = self.serving.parallel;
+        for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp)] {
+            say(size > 1, &|| format!("parallel.{key} = {size}: state it to the engine as well"));
+        }
+        gaps
+    }
+}
+
+/// `a, b and c`, with more than four cut short.
+pub(super) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
+    let mut items: Vec<String> = items.map(|item| item.to_string()).collect();
+    if items.len() > 4 {
+        let more = items.len() - 3;
+        items.truncate(3);
+        items.push(format!("{more} more"));
+    }
+    match items.pop() {
+        Some(last) if items.is_empty() => last,
+        Some(last) => format!("{} and {last}", items.join(", ")),
+        None => "nothing".into(),
+    }
+}
+
+pub(super) fn is_kv(kind: &Kind) -> bool {
+    matches!(kind, Kind::KvPaged | Kind::MlaPaged)
+}
+
+pub(super) fn is_ssm(kind: &Kind) -> bool {
+    matches!(kind, Kind::Ssm)
+}
+
+pub(super) fn is_conv(kind: &Kind) -> bool {
+    matches!(kind, Kind::CausalConv)
+}

@@ -1,0 +1,86 @@
+//! vLLM's `vllm serve --config`: keys are the flags without their dashes.
+//!
+//! Read in `engine/arg_utils.py` and `config/cache.py` of each version.
+
+use cacheplan_handlers::DType;
+use serde_json::json;
+
+use super::dialect::{Dialect, Key};
+use super::input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
+
+pub(super) const VLLM: Dialect = Dialect {
+    name: "vLLM",
+    versions: &["0.11.0", "0.24.0", "0.28.0", "0.33.0"],
+    keys: &[
+        Key { name: "tensor-parallel-size", since: 0, value: |input| input.tensor_parallel() },
+        Key { name: "pipeline-parallel-size", since: 0, value: |input| input.pipeline_parallel() },
+        Key { name: "kv-cache-memory-bytes", since: 0, value: |input| input.cache_bytes() },
+        Key { name: "max-model-len", since: 0, value: |input| input.max_seq_len() },
+        Key { name: "max-num-seqs", since: 0, value: |input| input.max_batch_size() },
+        Key { name: "max-num-batched-tokens", since: 0, value: |input| input.max_num_tokens() },
+        Key { name: "block-size", since: 0, value: block_size },
+        Key { name: "kv-cache-dtype", since: 0, value: kv_dtype },
+        Key { name: "mamba-cache-dtype", since: 0, value: conv_dtype },
+        Key { name: "mamba-ssm-cache-dtype", since: 0, value: ssm_dtype },
+        Key { name: "kv-offloading-size", since: OFFLOADING, value: offloading_size },
+        Key { name: "kv-offloading-backend", since: OFFLOADING, value: offloading_backend },
+    ],
+    gaps: &[
+        |input| {
+            let pools =
+                || input.pools().map(|pool| format!("{} ({} of {} bytes)", pool.id, pool.units, pool.unit_bytes));
+            (pools().count() > 1).then(|| {
+                format!(
+                    "the sizes of {}: vLLM divides the bytes itself, into pages of one padded size",
+                    listed(pools())
+                )
+            })
+        },
+        |input| {
+            (input.has_states() && input.tokens_per_block().is_some())
+                .then(|| "tokens_per_block: with states vLLM aligns its block size to them".into())
+        },
+        |input| input.unnamed_dtype("keys and values", is_kv, &kv_dtype(input)),
+        |input| input.unnamed_dtype("convolution states", is_conv, &conv_dtype(input)),
+        |input| input.unnamed_dtype("recurrent states", is_ssm, &ssm_dtype(input)),
+    ],
+    refuses: |_| None,
+};
+
+/// The first version with flags for offloading, and with states in 16 bits.
+const OFFLOADING: usize = 1;
+
+fn block_size(input: &Input<'_>) -> Sourced {
+    input.tokens_per_block().filter(|_| !input.has_states())
+}
+
+fn kv_dtype(input: &Input<'_>) -> Sourced {
+    let always = [(DType::Bf16, "bfloat16"), (DType::F8E4m3, "fp8_e4m3"), (DType::F8E5m2, "fp8_e5m2")];
+    let later = [(DType::F16, "float16"), (DType::Nvfp4, "nvfp4")];
+    let later = if input.release >= OFFLOADING { &later[..] } else { &[] };
+    input.dtype_name(is_kv, Some("auto"), &[&always, later].concat())
+}
+
+fn conv_dtype(input: &Input<'_>) -> Sourced {
+    input.dtype_name(is_conv, Some("auto"), state_dtypes(input))
+}
+
+fn ssm_dtype(input: &Input<'_>) -> Sourced {
+    // `auto` is what the convolution's states have or what the model's file states, so it is never left to that.
+    input.dtype_name(is_ssm, None, state_dtypes(input))
+}
+
+fn state_dtypes(input: &Input<'_>) -> &'static [(DType, &'static str)] {
+    const NAMES: &[(DType, &str)] = &[(DType::F32, "float32"), (DType::F16, "float16"), (DType::Bf16, "bfloat16")];
+    if input.release >= OFFLOADING { NAMES } else { &NAMES[..1] }
+}
+
+fn offloading_size(input: &Input<'_>) -> Sourced {
+    // The flag is summed over tensor-parallel ranks and in GiB.
+    let bytes = input.serving.host_bytes? * u64::from(input.serving.parallel.tp);
+    Some((json!(bytes as f64 / f64::from(1 << 30)), "GiB of host.bytes over all tensor-parallel ranks".into()))
+}
+
+fn offloading_backend(input: &Input<'_>) -> Sourced {
+    input.serving.host_bytes.map(|_| (json!("native"), "the engine's own offloading".into()))
+}

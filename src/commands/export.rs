@@ -1,0 +1,88 @@
+//! `cacheplan export`: a plan in the words of an engine that people run.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan::planner::{ByteSize, CachePlan, Parallel, Serving, Target, export};
+use clap::ValueEnum;
+use miette::miette;
+
+use crate::failure::{Failure, print};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Plan (JSON), as `cacheplan plan --out` writes it
+    plan: PathBuf,
+
+    /// vllm, sglang, tensorrt-llm, dynamo, dynamo-sglang, dynamo-tensorrt-llm, llm-d, ray or edge-llm
+    #[arg(long, value_name = "TARGET")]
+    to: Target,
+
+    /// The engine's version, Dynamo's own for Dynamo; the newest known one where absent
+    #[arg(long, value_name = "VERSION")]
+    engine_version: Option<String>,
+
+    /// Name or path that the engine loads the model by; the plan's model type where absent
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+
+    /// Tensor-parallel ranks, each of which has this plan
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    tp: u32,
+
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pp: u32,
+
+    /// Host memory that each rank offloads caches to, such as 64GiB
+    #[arg(long, value_name = "SIZE")]
+    host_memory: Option<ByteSize>,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::File)]
+    format: Format,
+
+    /// Write the file there instead of printing it
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// The file that the engine reads
+    File,
+    /// The file with every value's source and what is not expressed, as JSON
+    Json,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let plan = read_plan(&args.plan)?;
+    let serving = Serving {
+        model: args.model.clone().unwrap_or_else(|| plan.model.model_type.clone()),
+        parallel: Parallel { tp: args.tp, pp: args.pp, ..Parallel::default() },
+        host_bytes: args.host_memory.map(|size| size.0),
+    };
+    let export = export(&plan, args.to, args.engine_version.as_deref(), &serving).map_err(Failure::error)?;
+    let text = match args.format {
+        Format::File => export.text,
+        Format::Json => serde_json::to_string_pretty(&export).map_err(Failure::error)? + "\n",
+    };
+    // JSON has no comments, so that what Edge-LLM's file cannot say is said beside it.
+    if args.to == Target::EdgeLlm && args.format == Format::File {
+        for gap in &export.not_expressed {
+            tracing::warn!("not expressed: {gap}");
+        }
+    }
+    match &args.out {
+        Some(path) => std::fs::write(path, text).map_err(|error| in_file(path, &error)),
+        None => print(&text),
+    }
+}
+
+fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| in_file(path, &error))?;
+    serde_json::from_str(&text).map_err(|error| in_file(path, &error))
+}
+
+fn in_file(path: &Path, error: &dyn std::error::Error) -> Failure {
+    Failure::new(1, miette!("{}: {error}", path.display()))
+}
