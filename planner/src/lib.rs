@@ -57,7 +57,9 @@ mod workload;
 pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
 pub use check::{Rule, Violation, check};
 pub use compare::{Comparison, compare};
-pub use engines::{Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, UnknownEngine, Version, predict};
+pub use engines::{
+    Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, MlaCache, UnknownEngine, Version, predict,
+};
 pub use error::{PlanError, Shortfall, Suggestion};
 pub use export::{Export, ExportError, Serving, Setting, Target, export};
 pub use group::{MambaParams, mamba_params, n_groups};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_transforms::Resources;
 
+use super::MlaCache;
 use crate::demand::{Demand, Load};
 
 /// The caches of one rank.
@@ -41,7 +42,7 @@ pub(super) struct State {
 }
 
 impl<'a> Caches<'a> {
-    pub(super) fn of(held: &'a Resources, max_seq_len: u64) -> Self {
+    pub(super) fn of(held: &'a Resources, max_seq_len: u64, mla_cache: Option<MlaCache>) -> Self {
         let mut attention = Vec::new();
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
         for resource in held {
@@ -49,7 +50,7 @@ impl<'a> Caches<'a> {
             match handler.growth() {
                 Growth::Paged { stride, window } => attention.push(Attention {
                     handler,
-                    bytes: handler.unit_bytes(),
+                    bytes: entry_bytes(handler, mla_cache),
                     stride: stride.into(),
                     window: window.filter(|window| u64::from(*window) < max_seq_len),
                     draft: resource.name.starts_with("draft."),
@@ -100,8 +101,40 @@ impl<'a> Caches<'a> {
     }
 }
 
+/// The rope key of every model with a latent that was seen.
+const ROPE_DIM: u64 = 64;
+
+/// Bytes of one entry, a latent's in the mode that is asked for.
+fn entry_bytes(handler: &ResourceHandler, mla_cache: Option<MlaCache>) -> u64 {
+    let latent = handler.dim("head_dim").filter(|_| *handler.kind() == Kind::MlaPaged);
+    let rank = latent.and_then(|latent| latent.checked_sub(ROPE_DIM));
+    match (mla_cache, rank) {
+        (Some(MlaCache::Int8Nz), Some(rank)) => rank.next_multiple_of(32) + 2 * ROPE_DIM,
+        (Some(MlaCache::Nz), Some(rank)) => 2 * (rank.next_multiple_of(16) + ROPE_DIM),
+        (Some(MlaCache::Kvcache | MlaCache::KropeCtkv), Some(rank)) => 2 * (rank + ROPE_DIM),
+        _ => handler.unit_bytes(),
+    }
+}
+
 impl State {
     pub(super) const fn bytes(&self) -> u64 {
         self.ssm + self.conv
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cacheplan_handlers::DType;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(None, 1152)]
+    #[case(Some(MlaCache::Kvcache), 1152)]
+    #[case(Some(MlaCache::KropeCtkv), 1152)]
+    #[case(Some(MlaCache::Nz), 1152)]
+    #[case(Some(MlaCache::Int8Nz), 640)]
+    fn a_latent_has_the_bytes_of_its_mode(#[case] mode: Option<MlaCache>, #[case] bytes: u64) {
+        assert_eq!(entry_bytes(&ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap(), mode), bytes);
     }
 }

@@ -89,10 +89,26 @@ pub struct EngineOptions {
     pub state_ratio: Option<crate::Fraction>,
     /// SGLang's `swa_full_tokens_ratio`, 0.8 where absent.
     pub window_ratio: Option<crate::Fraction>,
+    /// How an engine on Ascend stores latents.
+    pub mla_cache: Option<MlaCache>,
     /// llama.cpp's `-c`: cells for all sequences together.
     pub context: Option<u64>,
     /// llama.cpp's `-ub`, 512 where absent.
     pub ubatch: Option<u64>,
+}
+
+/// The cache modes of Ascend's fused MLA preprocessing, each with its own bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MlaCache {
+    /// Latent and rope key in one tensor.
+    Kvcache,
+    /// The same in two tensors.
+    KropeCtkv,
+    /// An int8 latent and a 16-bit rope key, in the NZ layout: rows of 32 and 16 elements.
+    Int8Nz,
+    /// Both at 16 bits in the NZ layout: rows of 16 elements.
+    Nz,
 }
 
 /// What an engine would allocate; what it has no notion of is absent.
@@ -192,7 +208,7 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
         None => make::available_bytes(request, &load)?,
     };
     let draft_tokens = request.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
-    let caches = Caches::of(&held, max_seq_len);
+    let caches = Caches::of(&held, max_seq_len, options.mla_cache);
     let setting =
         Setting { caches, load, options, budget: request.budget, bytes, draft_tokens, version: engine.version };
     let mut prediction = match engine.engine {
@@ -213,7 +229,7 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
 /// Bytes that one sequence of the workload needs at least, whoever stores it.
 pub(crate) fn bytes_per_sequence(request: &PlanRequest<'_>, load: &Load) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
-    Ok(Caches::of(&held, load.max_seq_len).bytes_per_sequence(load))
+    Ok(Caches::of(&held, load.max_seq_len, request.budget.engine.mla_cache).bytes_per_sequence(load))
 }
 
 impl Setting<'_> {

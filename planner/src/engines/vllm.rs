@@ -60,13 +60,15 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
     let counted: Vec<(Spec, u64)> =
         specs.keys().filter(|spec| groups > 1 || Some(**spec) == first).map(|spec| (*spec, groups_of(spec))).collect();
     let length = setting.load.max_seq_len;
+    // Context-parallel ranks divide a sequence's tokens, so that each block counts for all of them.
+    let ranks = setting.load.context_ranks;
     let step = setting.load.max_num_tokens;
     let blocks_per_request: u64 = counted
         .iter()
         .map(|(spec, groups)| {
             groups
                 * match *spec {
-                    Spec::Full { .. } => length.div_ceil(block_of(spec)),
+                    Spec::Full { .. } => length.div_ceil(block_of(spec) * ranks),
                     Spec::Window { window, .. } => {
                         (u64::from(window) - 1 + step).min(length).div_ceil(block_of(spec)) + 1
                     }
@@ -79,7 +81,7 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
     } else {
         let smallest = counted.iter().filter(|(spec, _)| !matches!(spec, Spec::State { .. }));
         let smallest = smallest.map(|(spec, _)| block_of(spec)).min().unwrap_or(block);
-        u128::from(num_blocks / groups) * u128::from(smallest)
+        u128::from(num_blocks / groups) * u128::from(smallest * ranks)
     };
 
     let demands: Vec<(Demand, u64)> = counted

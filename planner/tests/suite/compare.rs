@@ -59,3 +59,15 @@ fn the_most_tokens_at_a_given_concurrency_fill_the_bytes() {
     let blocks = ((8u64 << 30) - 5 * 49_082_368) / (16 * 6_144);
     assert_eq!(filled.capacity.tokens, Some((blocks - 1) * 16));
 }
+
+#[test]
+fn context_parallel_ranks_multiply_the_tokens_that_vllm_reports() {
+    let model = nemotron_3_nano();
+    let at = |version: &str, cp: u32| {
+        let text = format!("max_seq_len = 262144\n[parallel]\ncp = {cp}\n[engine]\ncache_bytes = '24GiB'");
+        let engine: EngineSpec = version.parse().unwrap();
+        predict(&model.request(&budget(&text)), engine).unwrap().tokens.unwrap()
+    };
+    assert_eq!(at("vllm@0.19.0", 2), 2 * at("vllm@0.19.0", 1));
+    assert!(at("vllm@0.33.0", 2) > at("vllm@0.33.0", 1) * 19 / 10);
+}
