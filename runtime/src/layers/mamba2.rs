@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use serde_json::Value;
 
 use super::{Linear, Mixer, conv_weight};
-use crate::error::RuntimeError;
+use crate::error::{ConfigError, RuntimeError};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -57,7 +57,11 @@ impl Mamba2Shape {
 impl Mamba2 {
     /// Reads the mixer of absolute layer `layer`.
     pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba2Shape) -> Result<Self, RuntimeError> {
-        let Mamba2Shape { hidden, heads, d_conv, .. } = shape;
+        let Mamba2Shape { hidden, heads, d_conv, n_groups, .. } = shape;
+        if n_groups == 0 || !heads.is_multiple_of(n_groups) {
+            let (found, known) = (n_groups.to_string(), "divisors of the number of heads");
+            return Err(ConfigError::Unsupported { key: "n_groups", found, known }.into());
+        }
         let (d_inner, conv_dim) = (shape.d_inner(), shape.conv_dim());
         let conv = weights.enter("conv1d");
         let a_log = weights.get("A_log", heads)?.to_dtype(DType::F32)?;

@@ -96,7 +96,7 @@ impl MlaShape {
         if !self.interleaved {
             return Ok(projection);
         }
-        let size = projection.outputs() / heads;
+        let size = projection.outputs() / heads.max(1);
         let kept = size - self.rope;
         let order = |head: usize| {
             let start = head * size;

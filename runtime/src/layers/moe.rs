@@ -3,6 +3,7 @@
 use candle_core::{D, DType, IndexOp, Tensor};
 
 use super::{Linear, Mlp, SharedExpert};
+use crate::error::ConfigError;
 
 /// How a router turns logits into chosen experts and their weights.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +94,18 @@ impl Routing {
     pub(crate) const fn softmax(experts: usize, experts_per_token: usize, normalise: bool) -> Self {
         let scoring = Scoring::Softmax;
         Self { experts, experts_per_token, groups: 1, top_groups: 1, scoring, normalise, scale: 1.0 }
+    }
+
+    /// The same, if its numbers fit together.
+    pub(crate) fn checked(self) -> Result<Self, ConfigError> {
+        let even = self.groups > 0 && self.experts.is_multiple_of(self.groups);
+        if even && self.top_groups <= self.groups && (1..=self.experts).contains(&self.experts_per_token) {
+            return Ok(self);
+        }
+        let Self { experts, experts_per_token, groups, top_groups, .. } = self;
+        let found = format!("{experts_per_token} of {experts} experts, {top_groups} of {groups} groups");
+        let known = "groups of equal size, and no more chosen than there are";
+        Err(ConfigError::Unsupported { key: "num_experts_per_tok", found, known })
     }
 
     /// The experts of one row by the scores `choice`, weighted by `scores`.

@@ -97,7 +97,8 @@ impl Config {
             scoring: Scoring::Sigmoid,
             normalise: self.norm_topk_prob,
             scale: self.routed_scaling_factor,
-        };
+        }
+        .checked()?;
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
         let expert = self.mlp(self.moe_intermediate_size);
         let shared = self.mlp(self.moe_intermediate_size * self.n_shared_experts);

@@ -94,7 +94,7 @@ impl Config {
             Ok(Mlp::clamped_swiglu(gate, up, down, self.swiglu_alpha, self.swiglu_limit))
         };
         Ok(Moe {
-            routing: Routing::softmax(count, self.num_experts_per_tok, true),
+            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
             router: Linear::load(&weights.enter("router"), hidden, count, true)?,
             correction: None,
             experts: (0..count).map(expert).collect::<Result<_, _>>()?,

@@ -127,7 +127,7 @@ impl Config {
         let gate_up = moe.enter("input_linear").get("weight", (experts, 2 * size, hidden))?;
         let down = moe.enter("output_linear").get("weight", (experts, hidden, size))?;
         let moe = Moe {
-            routing: Routing::softmax(experts, self.num_experts_per_tok, true),
+            routing: Routing::softmax(experts, self.num_experts_per_tok, true).checked()?,
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
             experts: (0..experts)

@@ -79,7 +79,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         blocks.push(if sparse {
             let experts = feed_forward.enter("experts");
             let moe = Moe {
-                routing: Routing::softmax(config.num_experts, config.num_experts_per_tok, false),
+                routing: Routing::softmax(config.num_experts, config.num_experts_per_tok, false).checked()?,
                 router: Linear::load(&feed_forward.enter("router"), hidden, config.num_experts, false)?,
                 correction: None,
                 experts: (0..config.num_experts)

@@ -104,7 +104,8 @@ impl Config {
             scoring: Scoring::Sigmoid,
             normalise: self.moe_renormalize,
             scale: self.routed_scaling_factor,
-        };
+        }
+        .checked()?;
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
         let expert = self.mlp(self.moe_intermediate_size);
         let shared = self.mlp(self.moe_intermediate_size * self.num_shared_experts);

@@ -12,8 +12,9 @@ use crate::weights::Weights;
 pub(super) struct Config {
     vocab_size: usize,
     hidden_size: usize,
-    #[serde(alias = "block_ff_dim")]
-    intermediate_size: usize,
+    intermediate_size: Option<usize>,
+    /// The same by an older name; some configs state both.
+    block_ff_dim: Option<usize>,
     block_auto_adjust_ff_dim: bool,
     block_ffn_dim_multiplier: Option<f64>,
     block_multiple_of: usize,
@@ -25,7 +26,7 @@ pub(super) struct Config {
     conv_l_cache: usize,
     #[serde(default)]
     conv_bias: bool,
-    #[serde(default = "yes", alias = "tie_embedding")]
+    #[serde(default = "yes")]
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
@@ -70,7 +71,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         });
         blocks.push(Block::new(
             norm("ffn_norm")?,
-            Mlp::load_named(&scope.enter("feed_forward"), ["w1", "w3", "w2"], config.mlp())?,
+            Mlp::load_named(&scope.enter("feed_forward"), ["w1", "w3", "w2"], config.mlp()?)?,
         ));
     }
     let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
@@ -79,22 +80,23 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
-    fn mlp(&self) -> MlpShape {
-        MlpShape {
+    fn mlp(&self) -> Result<MlpShape, ConfigError> {
+        Ok(MlpShape {
             hidden: self.hidden_size,
-            intermediate: self.intermediate(),
+            intermediate: self.intermediate()?,
             bias: false,
             activation: Activation::Silu,
-        }
+        })
     }
 
     /// Two thirds of the stated size, times a factor, rounded up to a multiple.
-    fn intermediate(&self) -> usize {
+    fn intermediate(&self) -> Result<usize, ConfigError> {
+        let stored = self.intermediate_size.or(self.block_ff_dim);
+        let stored = stored.ok_or(ConfigError::Missing { key: "intermediate_size" })?;
         if !self.block_auto_adjust_ff_dim {
-            return self.intermediate_size;
+            return Ok(stored);
         }
-        let size = 2 * self.intermediate_size / 3;
-        let size = (self.block_ffn_dim_multiplier.unwrap_or(1.0) * size as f64) as usize;
-        size.next_multiple_of(self.block_multiple_of.max(1))
+        let size = (self.block_ffn_dim_multiplier.unwrap_or(1.0) * (2 * stored / 3) as f64) as usize;
+        Ok(size.next_multiple_of(self.block_multiple_of.max(1)))
     }
 }

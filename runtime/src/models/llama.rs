@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
-use crate::error::RuntimeError;
+use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeConfig};
 use crate::weights::Weights;
 
@@ -19,6 +19,8 @@ pub(super) struct Config {
     head_dim: Option<usize>,
     hidden_act: Activation,
     rms_norm_eps: f64,
+    #[serde(default)]
+    layer_types: Vec<String>,
     #[serde(default)]
     attention_bias: bool,
     #[serde(default)]
@@ -40,6 +42,10 @@ pub(super) fn load_qwen3(config: &Config, weights: &Weights) -> Result<Decoder, 
 }
 
 fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder, RuntimeError> {
+    if let Some(other) = config.layer_types.iter().find(|kind| *kind != "full_attention") {
+        let (found, known) = (other.clone(), "full_attention");
+        return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
+    }
     let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
     let attention_shape = AttentionShape {
         hidden,

@@ -94,7 +94,7 @@ impl Config {
             MlpShape { hidden, intermediate: self.intermediate_size, bias: false, activation: self.hidden_act };
         let experts = weights.enter("experts");
         Ok(Moe {
-            routing: Routing::softmax(count, self.num_experts_per_tok, true),
+            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
             router: Linear::load(&weights.enter("gate"), hidden, count, false)?,
             correction: None,
             experts: (0..count)

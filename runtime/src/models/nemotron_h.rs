@@ -19,8 +19,9 @@ pub(super) struct Config {
     hidden_size: usize,
     layers_block_type: Option<Vec<String>>,
     hybrid_override_pattern: Option<String>,
-    #[serde(alias = "norm_eps", alias = "rms_norm_eps")]
-    layer_norm_epsilon: f64,
+    layer_norm_epsilon: Option<f64>,
+    /// The same by an older name; some configs state both.
+    rms_norm_eps: Option<f64>,
 
     mamba_num_heads: usize,
     mamba_head_dim: usize,
@@ -35,8 +36,8 @@ pub(super) struct Config {
 
     num_attention_heads: usize,
     num_key_value_heads: usize,
-    #[serde(alias = "attention_head_dim")]
-    head_dim: usize,
+    head_dim: Option<usize>,
+    attention_head_dim: Option<usize>,
     #[serde(default)]
     attention_bias: bool,
 
@@ -72,15 +73,15 @@ enum LayerKind {
 
 /// Builds a Nemotron-H decoder.
 pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.layer_norm_epsilon);
+    let (hidden, eps) = (config.hidden_size, config.norm_eps()?);
     let backbone = weights.scope("backbone");
     let blocks = (0..).zip(config.layers()?).map(|(layer, kind)| {
         let scope = backbone.enter("layers").enter(layer);
         let mixer = scope.enter("mixer");
         let norm = RmsNorm::load(&scope.enter("norm"), hidden, eps)?;
         Ok(match kind {
-            LayerKind::Mamba => Block::new(norm, Mamba2::load(&mixer, layer, config.mamba2())?),
-            LayerKind::Attention => Block::new(norm, Attention::load(&mixer, layer, config.attention(), None)?),
+            LayerKind::Mamba => Block::new(norm, Mamba2::load(&mixer, layer, config.mamba2(eps))?),
+            LayerKind::Attention => Block::new(norm, Attention::load(&mixer, layer, config.attention()?, None)?),
             LayerKind::Mlp => Block::new(norm, Mlp::load_plain(&mixer, config.mlp(config.intermediate_size))?),
             LayerKind::Moe => Block::new(norm, config.moe(&mixer)?),
         })
@@ -92,6 +93,10 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
+    fn norm_eps(&self) -> Result<f64, ConfigError> {
+        need(self.layer_norm_epsilon.or(self.rms_norm_eps), "layer_norm_epsilon")
+    }
+
     fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
         match (&self.layers_block_type, &self.hybrid_override_pattern) {
             (Some(names), _) => names.iter().map(|name| LayerKind::by_name(name)).collect(),
@@ -100,7 +105,7 @@ impl Config {
         }
     }
 
-    fn mamba2(&self) -> Mamba2Shape {
+    fn mamba2(&self, norm_eps: f64) -> Mamba2Shape {
         Mamba2Shape {
             hidden: self.hidden_size,
             heads: self.mamba_num_heads,
@@ -110,20 +115,20 @@ impl Config {
             d_conv: self.conv_kernel,
             conv_bias: self.use_conv_bias,
             proj_bias: self.use_bias,
-            norm_eps: self.layer_norm_epsilon as f32,
+            norm_eps: norm_eps as f32,
             gate: GateOrder::GateThenNorm,
             dt_limit: dt_limit(self.time_step_limit.as_ref()),
         }
     }
 
-    fn attention(&self) -> AttentionShape {
-        AttentionShape {
+    fn attention(&self) -> Result<AttentionShape, ConfigError> {
+        Ok(AttentionShape {
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
+            head_dim: need(self.head_dim.or(self.attention_head_dim), "head_dim")?,
             bias: self.attention_bias,
-        }
+        })
     }
 
     fn mlp(&self, intermediate: usize) -> MlpShape {
@@ -143,7 +148,8 @@ impl Config {
             scoring: Scoring::Sigmoid,
             normalise: self.norm_topk_prob,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
-        };
+        }
+        .checked()?;
         let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
         let shared = match self.n_shared_experts.unwrap_or(0) {
             0 => None,

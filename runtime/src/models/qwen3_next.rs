@@ -17,7 +17,10 @@ pub(super) struct Config {
     hidden_size: usize,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    layer_types: Vec<String>,
+    num_hidden_layers: u32,
+    layer_types: Option<Vec<String>>,
+    /// Every so many layers one has full attention, in configs that do not list them.
+    full_attention_interval: Option<u32>,
     num_attention_heads: usize,
     num_key_value_heads: usize,
     head_dim: usize,
@@ -78,7 +81,7 @@ fn build(config: &Config, weights: &Weights, projections: LoadProjections) -> Re
     let rope = config.rope.rope(config.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(&config.layer_types) {
+    for (layer, kind) in (0..).zip(config.layer_types()?) {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load_from_one(&scope.enter(name), hidden, eps);
         let before = norm("input_layernorm")?;
@@ -143,6 +146,16 @@ fn plain_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Result<Gate
 }
 
 impl Config {
+    fn layer_types(&self) -> Result<Vec<String>, ConfigError> {
+        if let Some(types) = &self.layer_types {
+            return Ok(types.clone());
+        }
+        let interval = self.full_attention_interval.ok_or(ConfigError::Missing { key: "layer_types" })?;
+        let is_full = |layer: u32| (layer + 1).checked_rem(interval) == Some(0);
+        let name = |layer| if is_full(layer) { "full_attention" } else { "linear_attention" };
+        Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
+    }
+
     fn is_sparse(&self, layer: u32) -> bool {
         let step = self.decoder_sparse_step.unwrap_or(1);
         self.num_experts > 0 && !self.mlp_only_layers.contains(&layer) && (layer + 1).checked_rem(step) == Some(0)
@@ -159,7 +172,7 @@ impl Config {
         let shared = self.mlp(need(self.shared_expert_intermediate_size, "shared_expert_intermediate_size")?);
         let experts = weights.enter("experts");
         Ok(Moe {
-            routing: Routing::softmax(self.num_experts, per_token, self.norm_topk_prob),
+            routing: Routing::softmax(self.num_experts, per_token, self.norm_topk_prob).checked()?,
             router: Linear::load(&weights.enter("gate"), self.hidden_size, self.num_experts, false)?,
             correction: None,
             experts: (0..self.num_experts)
