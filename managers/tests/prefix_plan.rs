@@ -31,12 +31,12 @@ fn the_sizes_are_those_of_the_plan() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(config);
     let mut model = read_model(&config, &ReadOptions::default()).unwrap();
     let budget = "max_seq_len = 4096\nmax_batch_size = 3\nmax_num_tokens = 2048\ntokens_per_block = 32\n\
-                  [workload]\ncheckpoints_per_sequence = 4\n";
+                  [workload]\ncheckpoints_per_sequence = 4\nprompt = { fixed = 4000 }\n";
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
     let collected = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap();
     let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget)).unwrap();
     let scenario = Scenario::of_plan(&plan);
     assert_eq!((scenario.page, scenario.prefill_chunk, scenario.states), (32, 2048, true));
     assert_eq!((scenario.checkpoints, scenario.concurrency), (Some(12), 3));
-    assert!(scenario.kv_tokens.unwrap() >= 3 * 4096);
+    assert!(scenario.kv_tokens.unwrap() >= 3 * 4000);
 }
