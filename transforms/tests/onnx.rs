@@ -133,6 +133,16 @@ fn an_attribute_that_contradicts_the_shapes_is_refused() {
     assert!(error.to_string().contains("attribute dstate is 17, the shapes say 16"), "{error}");
 }
 
+/// The contrib op renamed in place: nothing else in the graph tells that it keeps keys.
+#[test]
+fn an_unknown_attention_is_refused_with_what_is_near() {
+    let file = "onnx/packed_attention_without_past.onnx";
+    let (_folder, path) = patched(file, b"GroupQueryAttention", b"GroopQueryAttention");
+    let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+    assert!(error.is_unsupported());
+    assert!(error.to_string().contains("near: com.microsoft.GroupQueryAttention"), "{error}");
+}
+
 #[test]
 fn an_assumption_about_a_graph_is_refused() {
     let options = ReadOptions { assume: vec!["head_dim=8".parse().unwrap()], ..ReadOptions::default() };

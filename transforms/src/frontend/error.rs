@@ -94,6 +94,18 @@ pub enum FrontendError {
         /// What was found.
         source: cacheplan_handlers::UnknownDType,
     },
+    /// An op that keeps state and that no rule understands.
+    #[error("{file}: node `{node}`: unknown op `{op}` (near: {near}); describe the model with GraphBuilder instead")]
+    UnknownOp {
+        /// The file.
+        file: String,
+        /// The node.
+        node: String,
+        /// Its type, with its domain.
+        op: String,
+        /// Known types with a similar name.
+        near: String,
+    },
     /// A file that ends inside its header.
     #[error("{file}: truncated: the header needs {needed} bytes, the file has {found}")]
     Truncated {
@@ -164,6 +176,12 @@ pub enum FrontendError {
 impl FrontendError {
     /// Whether the model is valid but of a kind that is not supported; the command then exits with 4, else with 1.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::UnknownModelType { .. } | Self::UnknownLayerKind { .. } | Self::UnknownDType { .. })
+        matches!(
+            self,
+            Self::UnknownModelType { .. }
+                | Self::UnknownLayerKind { .. }
+                | Self::UnknownOp { .. }
+                | Self::UnknownDType { .. }
+        )
     }
 }

@@ -11,10 +11,24 @@ use super::states::{self, State};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::model::Fact;
+use crate::near::near;
 use crate::ops;
 
 /// No model has as many layers as this.
 const MAX_LAYER: u32 = 10_000;
+
+/// Op types that keep state and are understood.
+const KNOWN: [&str; 9] = [
+    "Attention",
+    "CausalConvWithState",
+    "LinearAttention",
+    "com.microsoft.CausalConvWithState",
+    "com.microsoft.GroupQueryAttention",
+    "com.microsoft.LinearAttention",
+    "com.microsoft.MultiHeadAttention",
+    "trt_edgellm.causal_conv1d",
+    "trt_edgellm.update_ssm_state",
+];
 
 /// A rewritten graph.
 pub(super) struct Lowered {
@@ -86,12 +100,24 @@ impl<'a> Lowering<'a> {
             "trt_edgellm.update_ssm_state" => self.update_ssm_state(node),
             _ => match attention::written_out(self.source, node) {
                 Some(operands) if self.is_kept(&operands) => self.written_out(node, operands),
-                _ => {
-                    self.plain(node);
-                    Ok(())
-                }
+                _ => self.other(node),
             },
         }
+    }
+
+    /// A node of any other type; one that calls itself an attention and reads no state would go uncached unnoticed.
+    fn other(&mut self, node: &'a NodeProto) -> Result<()> {
+        let reads_state = node.input.iter().any(|name| self.states.iter().any(|state| state.input == name));
+        if node.op_type.to_ascii_lowercase().ends_with("attention") && !reads_state {
+            return Err(FrontendError::UnknownOp {
+                file: self.file.to_owned(),
+                node: node.name.clone(),
+                near: near(&node.full_type(), KNOWN),
+                op: node.full_type(),
+            });
+        }
+        self.plain(node);
+        Ok(())
     }
 
     /// A node that keeps nothing stays what it is.
@@ -167,10 +193,7 @@ impl<'a> Lowering<'a> {
         let roots = [operands.key, operands.value].map(|name| attention::root(self.source, &self.states, name));
         match roots {
             [Some(key), Some(value)] => self.add_attention(node, &key, &value, None),
-            _ => {
-                self.plain(node);
-                Ok(())
-            }
+            _ => Err(self.refuse(node, "the heads of its keys cannot be told from any shape".to_owned())),
         }
     }
 
