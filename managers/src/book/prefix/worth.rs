@@ -4,6 +4,7 @@
 //! How often is estimated from how long it has waited, how often it was used, and how often states of its class are
 //! used, which the tree learns. Classes differ by an order of magnitude: where prompts fork, states are used again and
 //! again; a state that a deeper one of the same sequence has superseded hardly ever.
+//! All states of a tree take the same bytes, so bytes do not enter.
 //!
 //! Only the oldest few of every class are compared, so the cost is constant. A valuable state that stays among the
 //! oldest is compared again at the next eviction, and its age counts against it more and more.
