@@ -190,14 +190,17 @@ impl Budget {
             let message = error.message().to_owned();
             BudgetError { origin: origin.to_owned(), line, span, nearest: nearest_key(&message), message }
         })?;
-        budget.validate().map_err(|message| BudgetError {
-            origin: origin.to_owned(),
-            line: None,
-            span: None,
-            message,
-            nearest: None,
-        })?;
-        Ok(budget)
+        budget.validated().map_err(|error| BudgetError { origin: origin.to_owned(), ..error })
+    }
+
+    /// The budget, unless its keys contradict each other.
+    pub(crate) fn validated(self) -> Result<Self, BudgetError> {
+        match self.validate() {
+            Ok(()) => Ok(self),
+            Err(message) => {
+                Err(BudgetError { origin: "the configuration".into(), line: None, span: None, message, nearest: None })
+            }
+        }
     }
 
     /// What contradicts itself, in words.
@@ -245,10 +248,15 @@ impl Budget {
 const MAX_COUNT: u64 = 1 << 32;
 
 /// The expected key nearest to the unknown one, read from serde's own message.
-fn nearest_key(message: &str) -> Option<String> {
+pub(crate) fn nearest_key(message: &str) -> Option<String> {
     let mut quoted = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
     let unknown = quoted.next()?;
-    quoted
+    nearest(unknown, quoted)
+}
+
+/// The known name that `unknown` was probably meant to be.
+pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    known
         .map(|known| (edit_distance(unknown, known), known))
         .min()
         .filter(|(distance, known)| *distance <= known.len().div_ceil(2))

@@ -35,16 +35,20 @@
 mod budget;
 mod check;
 mod compare;
+mod config;
 mod context;
 mod demand;
+mod diff;
 mod engines;
 mod error;
+mod explain;
 mod export;
 mod fingerprint;
 mod group;
 mod ledger;
 mod make;
 mod plan;
+mod plan_file;
 mod ranks;
 mod render;
 mod request;
@@ -57,10 +61,13 @@ mod workload;
 pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
 pub use check::{Rule, Violation, check};
 pub use compare::{Comparison, compare};
+pub use config::{Config, ConfigValue, Origin, Override, budget_schema, commented_budget, environment};
+pub use diff::{Change, PlanDiff, Side, diff};
 pub use engines::{
     Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, MlaCache, UnknownEngine, Version, predict,
 };
 pub use error::{PlanError, Shortfall, Suggestion};
+pub use explain::{Derivation, ExplainError, explain};
 pub use export::{Export, ExportError, Serving, Setting, Target, export};
 pub use group::{MambaParams, mamba_params, n_groups};
 pub use make::plan;
@@ -68,6 +75,7 @@ pub use plan::{
     CachePlan, Capacity, Fingerprint, LedgerLine, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
     SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
+pub use plan_file::{PlanFileError, check_alone};
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
 pub use render::comparison_table;
 pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};

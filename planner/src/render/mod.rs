@@ -2,11 +2,17 @@
 
 mod columns;
 mod engines;
+mod markdown;
+mod svg;
 mod table;
+mod yaml;
 
 pub use engines::comparison_table;
 
 use cacheplan_handlers::DType;
+
+pub(crate) use columns::{align, wrap};
+pub(crate) use table::source_name;
 
 use crate::{CachePlan, Owner, PlannedResource};
 

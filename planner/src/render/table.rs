@@ -1,7 +1,6 @@
 //! The plan as a table of at most 100 columns.
 
-use super::columns::{align, wrap};
-use super::{Line, lines, owner_name, ranges};
+use super::{Line, align, lines, owner_name, ranges, wrap};
 use crate::size::ByteSize;
 use crate::{CachePlan, ManagerKind, Source, Unit};
 
@@ -146,7 +145,7 @@ fn bytes_or_dash(bytes: u64) -> String {
     if bytes == 0 { "-".into() } else { ByteSize(bytes).to_string() }
 }
 
-pub(super) const fn source_name(source: Source) -> &'static str {
+pub(crate) const fn source_name(source: Source) -> &'static str {
     match source {
         Source::Exact => "exact",
         Source::Measured => "measured",

@@ -1,0 +1,219 @@
+//! The budget as a user states it: a file, the environment and flags, with where each value came from.
+
+mod init;
+mod keys;
+mod schema;
+
+use std::fmt;
+
+use serde::Serialize;
+use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
+
+pub use init::commented_budget;
+pub use schema::budget_schema;
+
+use crate::budget::{nearest, nearest_key};
+use crate::render::align;
+use crate::{Budget, BudgetError};
+use keys::KEYS;
+
+/// What environment variables start with: `CACHEPLAN__MEMORY__BYTES` is `memory.bytes`.
+const PREFIX: &str = "CACHEPLAN__";
+
+/// Where a value came from, the strongest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A flag of the command line, `--grouping`.
+    Flag(String),
+    /// An environment variable.
+    Environment(String),
+    /// A line of the budget file, counted from 1.
+    File {
+        /// The file's name.
+        name: String,
+        /// The line.
+        line: usize,
+    },
+    /// Nobody stated it.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::File { name, line } => write!(f, "{name}:{line}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A value that stands above the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The key it sets, `memory.bytes`.
+    pub key: String,
+    /// The value as TOML, or a text without quotes.
+    pub value: String,
+    /// The flag or variable.
+    pub origin: Origin,
+}
+
+/// A key with its value and where that came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ConfigValue {
+    /// The key, `memory.bytes`.
+    pub key: &'static str,
+    /// The value as TOML, or in words what holds where nobody stated it.
+    pub value: String,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// A budget with the origin of each of its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The budget.
+    pub budget: Budget,
+    /// Every key, in the order of the file that `config init` writes.
+    pub settings: Vec<ConfigValue>,
+}
+
+/// The variables that set keys, among all of the environment.
+///
+/// # Errors
+/// A variable with our prefix that names no key.
+pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Result<Vec<Override>, BudgetError> {
+    let mut overrides = Vec::new();
+    for (name, value) in variables {
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let key = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>().join(".");
+        if !KEYS.iter().any(|known| known.path == key) {
+            let nearest = nearest(&key, KEYS.iter().map(|known| known.path));
+            let message = format!("there is no key `{key}`");
+            return Err(BudgetError { origin: name, line: None, span: None, message, nearest });
+        }
+        overrides.push(Override { key, value, origin: Origin::Environment(name) });
+    }
+    // The environment has no order of its own.
+    overrides.sort_by(|left, right| left.key.cmp(&right.key));
+    Ok(overrides)
+}
+
+impl Config {
+    /// Puts `flags` over `environment` over the file (its text and its name) over the defaults.
+    ///
+    /// # Errors
+    /// A file that is no TOML, an unknown key, a value of the wrong kind, or keys that contradict each other; the error
+    /// names the file and line, the variable or the flag.
+    pub fn resolve(
+        file: Option<(&str, &str)>,
+        environment: &[Override],
+        flags: &[Override],
+    ) -> Result<Self, BudgetError> {
+        let (text, name) = file.unwrap_or_default();
+        // Errors of the file itself read best from its own text.
+        let in_file = |error: BudgetError| Budget::from_toml(text, name).err().unwrap_or(error);
+        let mut table: Table = toml::from_str(text).map_err(|error| in_file(plain("the budget", &error)))?;
+        for change in environment.iter().chain(flags) {
+            set(&mut table, change)?;
+        }
+        let overrides = || flags.iter().rev().chain(environment.iter().rev());
+        let merged = table.clone().try_into::<Budget>().map_err(|error| plain("the configuration", &error));
+        let budget = merged
+            .and_then(Budget::validated)
+            .map_err(|error| overrides().find_map(wrong_by_itself).unwrap_or_else(|| in_file(error)))?;
+        let lines = DeTable::parse(text).map_err(|error| in_file(plain(name, &error)))?;
+        let settings = KEYS.iter().map(|key| {
+            let origin = match overrides().find(|change| change.key == key.path) {
+                Some(change) => change.origin.clone(),
+                None => line_of(text, lines.get_ref(), key.path)
+                    .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line }),
+            };
+            let value = get(&table, key.path).map_or_else(|| key.default.to_owned(), ToString::to_string);
+            ConfigValue { key: key.path, value, origin }
+        });
+        Ok(Self { budget, settings: settings.collect() })
+    }
+
+    /// The keys that somebody stated, as a budget file.
+    pub fn stated(&self) -> String {
+        let stated = self.settings.iter().filter(|setting| setting.origin != Origin::Default);
+        stated.map(|setting| format!("{} = {}\n", setting.key, setting.value)).collect()
+    }
+
+    /// The value of every key, and where it came from.
+    pub fn table(&self) -> String {
+        let rows: Vec<Vec<String>> = self
+            .settings
+            .iter()
+            .map(|setting| vec![setting.key.to_owned(), setting.value.clone(), setting.origin.to_string()])
+            .collect();
+        align(&rows, &[]).into_iter().map(|line| line + "\n").collect()
+    }
+}
+
+/// The value of `text`: TOML where it is that, else a text without quotes.
+fn value(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    parsed
+        .filter(|table| table.len() == 1)
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+fn set(table: &mut Table, change: &Override) -> Result<(), BudgetError> {
+    let mut names: Vec<&str> = change.key.split('.').collect();
+    let last = names.pop().unwrap_or_default();
+    let mut at = table;
+    for name in names {
+        let next = at.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        at = next.as_table_mut().ok_or_else(|| BudgetError {
+            origin: change.origin.to_string(),
+            line: None,
+            span: None,
+            message: format!("sets `{}`, but `{name}` is no section in the file", change.key),
+            nearest: None,
+        })?;
+    }
+    at.insert(last.to_owned(), value(&change.value));
+    Ok(())
+}
+
+fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    let mut names = path.split('.');
+    let first = table.get(names.next()?)?;
+    names.try_fold(first, |value, name| value.get(name))
+}
+
+/// The line where `path` is set in `text`.
+fn line_of(text: &str, table: &DeTable<'_>, path: &str) -> Option<usize> {
+    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+    let (key, value) = table.iter().find(|(key, _)| key.get_ref().as_ref() == first)?;
+    match (rest, value.get_ref()) {
+        (Some(rest), DeValue::Table(inner)) => line_of(text, inner, rest),
+        (Some(_), _) => None,
+        (None, _) => Some(1 + text[..key.span().start.min(text.len())].matches('\n').count()),
+    }
+}
+
+/// The error of a value that would be wrong whatever stands beside it.
+fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
+    let mut alone = Table::new();
+    set(&mut alone, change).ok()?;
+    let error = alone.try_into::<Budget>().err()?;
+    // A key that its section also needs may come from elsewhere.
+    if error.message().starts_with("missing field") {
+        return None;
+    }
+    Some(plain(&change.origin.to_string(), &error))
+}
+
+fn plain(origin: &str, error: &toml::de::Error) -> BudgetError {
+    let message = error.message().to_owned();
+    let nearest = nearest_key(&message);
+    BudgetError { origin: origin.to_owned(), line: None, span: None, message, nearest }
+}

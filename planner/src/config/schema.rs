@@ -1,0 +1,93 @@
+//! The JSON Schema of budget files, for editors.
+
+use serde_json::{Map, Value, json};
+
+use super::keys::{KEYS, Key, Kind, REQUIRED, SECTIONS};
+
+/// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
+pub fn budget_schema() -> String {
+    let mut properties = object("");
+    for (section, help) in SECTIONS {
+        let required: Vec<&str> =
+            REQUIRED.iter().filter_map(|path| path.strip_prefix(section)?.strip_prefix('.')).collect();
+        let mut schema = json!({
+            "type": "object",
+            "description": help,
+            "additionalProperties": false,
+            "properties": object(section),
+        });
+        if !required.is_empty() {
+            schema["required"] = json!(required);
+        }
+        properties.insert(section.to_owned(), schema);
+    }
+    let schema = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "cacheplan budget",
+        "description": "What memory there is, what limits hold, and how caches are stored.",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": properties,
+        "$defs": { "bytes": bytes(), "lengths": lengths() },
+    });
+    format!("{schema:#}\n")
+}
+
+fn object(section: &str) -> Map<String, Value> {
+    let keys = KEYS.iter().filter(|key| key.split().0 == section);
+    keys.map(|key| (key.split().1.to_owned(), property(key))).collect()
+}
+
+fn property(key: &Key) -> Value {
+    let mut schema = match key.kind {
+        Kind::Count(least, u64::MAX) => json!({ "type": "integer", "minimum": least }),
+        Kind::Count(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Kind::Bytes => json!({ "$ref": "#/$defs/bytes" }),
+        Kind::Fraction => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
+        Kind::DType => json!({ "type": "string" }),
+        Kind::Choice(names) => json!({ "enum": names }),
+        Kind::Switch => json!({ "type": "boolean" }),
+        Kind::Lengths => json!({ "$ref": "#/$defs/lengths" }),
+    };
+    schema["description"] = json!(format!("{} Default: {}.", key.help, key.default));
+    schema
+}
+
+fn bytes() -> Value {
+    json!({
+        "description": "An integer of bytes or a number with a unit.",
+        "anyOf": [
+            { "type": "integer", "minimum": 0 },
+            { "type": "string", "pattern": "^\\s*[0-9]+(\\.[0-9]{0,9})?\\s*([KMGT]i?B|B)?\\s*$" },
+        ],
+    })
+}
+
+fn lengths() -> Value {
+    let count = json!({ "type": "integer", "minimum": 0 });
+    let one = |name: &str, schema: Value| json!({ "type": "object", "additionalProperties": false, "required": [name], "properties": { name: schema } });
+    let uniform = json!({
+        "type": "object",
+        "required": ["min", "max"],
+        "properties": { "min": count, "max": count },
+    });
+    let lognormal = json!({
+        "type": "object",
+        "required": ["median"],
+        "properties": {
+            "median": { "type": "integer", "minimum": 1 },
+            "sigma": { "type": "number", "minimum": 0, "maximum": 4 },
+        },
+    });
+    let pair = json!({ "type": "array", "items": count, "minItems": 2, "maxItems": 2 });
+    json!({
+        "description": "A distribution of lengths in tokens.",
+        "oneOf": [
+            one("fixed", count.clone()),
+            one("uniform", uniform),
+            one("lognormal", lognormal),
+            one("histogram", json!({ "type": "array", "items": pair, "minItems": 1 })),
+            one("file", json!({ "type": "string" })),
+        ],
+    })
+}

@@ -1,0 +1,171 @@
+//! Flags stand above the environment, that above the file, the file above the defaults; every value has an origin.
+
+use std::path::Path;
+
+use cacheplan_planner::{Budget, ByteSize, Config, Origin, Override, budget_schema, commented_budget, environment};
+use rstest::rstest;
+
+const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";
+
+fn variables(pairs: &[(&str, &str)]) -> Vec<Override> {
+    environment(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))).unwrap()
+}
+
+fn flag(key: &str, value: &str) -> Override {
+    Override { key: key.into(), value: value.into(), origin: Origin::Flag(format!("--{key}")) }
+}
+
+fn origin(config: &Config, key: &str) -> String {
+    config.settings.iter().find(|setting| setting.key == key).unwrap().origin.to_string()
+}
+
+#[test]
+fn the_strongest_statement_of_a_key_holds() {
+    let environment = variables(&[
+        ("CACHEPLAN__MAX_BATCH_SIZE", "3"),
+        ("CACHEPLAN__MAX_SEQ_LEN", "2000"),
+        ("CACHEPLAN__MEMORY__BYTES", "2GiB"),
+        ("CACHEPLAN_LOG", "debug"),
+        ("PATH", "/bin"),
+    ]);
+    let config = Config::resolve(Some((FILE, "b.toml")), &environment, &[flag("max_seq_len", "3000")]).unwrap();
+    assert_eq!(config.budget.max_seq_len, Some(3000));
+    assert_eq!(config.budget.max_batch_size, Some(3));
+    assert_eq!(config.budget.memory.as_ref().unwrap().bytes, Some(ByteSize(2 << 30)));
+    assert_eq!(origin(&config, "max_seq_len"), "flag --max_seq_len");
+    assert_eq!(origin(&config, "max_batch_size"), "environment CACHEPLAN__MAX_BATCH_SIZE");
+    assert_eq!(origin(&config, "grouping"), "default");
+}
+
+#[test]
+fn a_value_of_the_file_names_its_line() {
+    let config = Config::resolve(Some((FILE, "b.toml")), &[], &[]).unwrap();
+    assert_eq!(config.budget, Budget::from_toml(FILE, "b.toml").unwrap());
+    assert_eq!(origin(&config, "max_batch_size"), "b.toml:2");
+    assert_eq!(origin(&config, "memory.bytes"), "b.toml:5");
+    insta::assert_snapshot!("config_with_origins", config.table());
+}
+
+#[test]
+fn values_of_the_environment_may_be_any_toml() {
+    let environment = variables(&[
+        ("CACHEPLAN__WORKLOAD__PROMPT", "{ lognormal = { median = 300 } }"),
+        ("CACHEPLAN__ENGINE__PREFIX_CACHING", "true"),
+        ("CACHEPLAN__DTYPES__KV", "fp8"),
+        ("CACHEPLAN__MEMORY__FRACTION", "0.5"),
+        ("CACHEPLAN__MEMORY__OF", "free"),
+        // The file states what this section also needs.
+        ("CACHEPLAN__SPECULATION__SCHEME", "replay"),
+    ]);
+    let file = "workload.prompt.lognormal.median = 300\nengine.prefix_caching = true\ndtypes.kv = 'fp8'\n\
+                memory = { fraction = 0.5, of = 'free' }\nspeculation = { draft_tokens = 2, scheme = 'replay' }";
+    let part = "speculation.draft_tokens = 2";
+    let config = Config::resolve(Some((part, "b.toml")), &environment, &[]).unwrap();
+    assert_eq!(config.budget, Budget::from_toml(file, "all.toml").unwrap());
+    assert_eq!(origin(&config, "speculation.draft_tokens"), "b.toml:1");
+}
+
+#[rstest]
+#[case::in_the_file("max_seq_length = 1", &[], &[], "b.toml:1: unknown field `max_seq_length`")]
+#[case::no_toml("max_seq_len =", &[], &[], "b.toml:1: ")]
+#[case::in_the_environment("", &[("CACHEPLAN__MAX_SEQ_LEN", "long")], &[], "environment CACHEPLAN__MAX_SEQ_LEN: invalid type")]
+#[case::a_choice("", &[("CACHEPLAN__GROUPING", "by-keys")], &[], "environment CACHEPLAN__GROUPING: unknown variant `by-keys`")]
+#[case::in_a_flag("", &[], &[("dtypes.kv", "fp7")], "flag --dtypes.kv: unknown dtype")]
+#[case::between_two("[memory]\nbytes = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "the configuration: `memory.of` is stated without")]
+#[case::no_section("memory = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "`memory` is no section")]
+fn an_error_names_who_stated_the_value(
+    #[case] file: &str,
+    #[case] pairs: &[(&str, &str)],
+    #[case] flags: &[(&str, &str)],
+    #[case] expected: &str,
+) {
+    let flags: Vec<Override> = flags.iter().map(|(key, value)| flag(key, value)).collect();
+    let error = Config::resolve(Some((file, "b.toml")), &variables(pairs), &flags).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn what_is_stated_reads_as_the_same_budget() {
+    let environment = variables(&[("CACHEPLAN__DTYPES__KV", "fp8")]);
+    let config = Config::resolve(Some((FILE, "b.toml")), &environment, &[]).unwrap();
+    assert_eq!(Budget::from_toml(&config.stated(), "stated.toml"), Ok(config.budget));
+}
+
+#[test]
+fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
+    let error = environment([("CACHEPLAN__MEMORY__BYTE".to_owned(), "1".to_owned())]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "CACHEPLAN__MEMORY__BYTE: there is no key `memory.byte`; did you mean `memory.bytes`?"
+    );
+}
+
+#[test]
+fn the_commented_file_reads_as_the_defaults() {
+    assert_eq!(Budget::from_toml(&commented_budget(), "budget.toml"), Ok(Budget::default()));
+}
+
+/// The commented file's keys as `(section, line)`, uncommented.
+fn examples() -> Vec<(String, String)> {
+    let text = commented_budget();
+    let mut section = String::new();
+    let mut found = Vec::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| !line.starts_with([' ', ':'])) {
+        match line.strip_prefix('[') {
+            Some(name) => section = name.trim_end_matches(']').to_owned(),
+            None => found.push((section.clone(), line.to_owned())),
+        }
+    }
+    found
+}
+
+#[test]
+fn each_commented_line_is_a_key_with_a_value_that_reads() {
+    for (section, line) in examples() {
+        // What a key needs beside it.
+        let beside = match (section.as_str(), line.split(' ').next().unwrap()) {
+            ("memory", "bytes") => "",
+            ("memory", "fraction") => "of = 'free'\n",
+            ("memory", "of") => "fraction = 0.5\n",
+            ("memory", _) => "bytes = 1\n",
+            ("speculation", key) if key != "draft_tokens" => "draft_tokens = 1\n",
+            _ => "",
+        };
+        let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
+        let budget = Budget::from_toml(&format!("{header}{beside}{line}\n"), "line.toml");
+        assert!(budget.is_ok(), "[{section}] {line}: {}", budget.unwrap_err());
+    }
+}
+
+#[rstest]
+#[case("")]
+#[case("memory")]
+#[case("dtypes")]
+#[case("workload")]
+#[case("speculation")]
+#[case("parallel")]
+#[case("host")]
+#[case("engine")]
+fn no_key_is_missing_from_the_commented_file(#[case] section: &str) {
+    let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
+    let error = Budget::from_toml(&format!("{header}no_such_key = 1\n"), "b.toml").unwrap_err().message;
+    // The reader lists every key that it knows.
+    let known: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+    assert!(!known.is_empty(), "{error}");
+    let examples = examples();
+    for key in known {
+        let there = examples.iter().any(|(at, line)| at == section && line.starts_with(&format!("{key} = ")));
+        let is_section = section.is_empty() && examples.iter().any(|(at, _)| at == key);
+        assert!(there || is_section, "`{key}` of [{section}] is missing");
+    }
+}
+
+#[test]
+fn the_committed_schema_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas/budget.schema.json");
+    if std::env::var_os("UPDATE_SCHEMAS").is_some() {
+        std::fs::write(&path, budget_schema()).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(committed, budget_schema(), "run the test with UPDATE_SCHEMAS=1");
+}

@@ -1,0 +1,75 @@
+//! A diff names what changed and nothing else.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{CachePlan, Side, diff, plan};
+use rstest::rstest;
+
+use crate::common::{Model, budget, nemotron_3_nano, nemotron_3_nano_with};
+
+fn planned(model: &Model, text: &str) -> CachePlan {
+    plan(&model.request(&budget(text))).unwrap()
+}
+
+#[test]
+fn equal_plans_have_no_differences() {
+    let plan = planned(&nemotron_3_nano(), "max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
+    let none = diff(&plan, &plan);
+    assert!(none.is_empty());
+    assert_eq!(none.table(), "");
+}
+
+#[test]
+fn what_a_plan_was_made_from_is_no_difference_by_itself() {
+    let model = nemotron_3_nano();
+    let (left, right) = (planned(&model, ""), planned(&model, "max_batch_size = 8"));
+    assert_ne!(left.fingerprint, right.fingerprint);
+    assert!(diff(&left, &right).is_empty());
+}
+
+#[test]
+fn grouping_policies_are_compared_by_owner_and_pool() {
+    let ssm = |heads| ResourceHandler::ssm(heads, 64, 16, DType::F32).unwrap();
+    let model = Model::new("mixed", 4).with("ssm", 0, ssm(4)).with("ssm", 1, ssm(4)).with("ssm", 2, ssm(8)).with(
+        "ssm",
+        3,
+        ssm(8),
+    );
+    let left = planned(&model, "grouping = 'first-reference'");
+    let right = planned(&model, "grouping = 'by-key'");
+    let table = diff(&left, &right).table();
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    insta::assert_snapshot!("diff_of_two_policies", table);
+}
+
+#[test]
+fn another_dtype_and_budget_show_in_bytes_and_capacity() {
+    let left = planned(&nemotron_3_nano(), "max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
+    let model = nemotron_3_nano_with(DType::F8E4m3, DType::F32);
+    let right = planned(&model, "max_seq_len = 16384\n[memory]\nbytes = '30GiB'\nreserve = '1GiB'");
+    let table = diff(&left, &right).table();
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    insta::assert_snapshot!("diff_of_two_dtypes_and_budgets", table);
+}
+
+#[rstest]
+#[case::an_owner(|plan: &mut CachePlan| plan.resources[0].owner = cacheplan_planner::Owner::Local, "owner")]
+#[case::bytes(|plan: &mut CachePlan| plan.resources[0].bytes_per_sequence += 1, "bytes_per_sequence")]
+#[case::a_pool(|plan: &mut CachePlan| plan.pools[0].units += 1, "units")]
+#[case::a_limit(|plan: &mut CachePlan| plan.limits.max_seq_len += 1, "max_seq_len")]
+#[case::capacity(|plan: &mut CachePlan| plan.capacity.sequences += 1, "sequences")]
+#[case::the_ledger(|plan: &mut CachePlan| plan.ledger[0].bytes += 1, "bytes")]
+fn one_change_is_one_difference(#[case] change: fn(&mut CachePlan), #[case] key: &str) {
+    let before = planned(&nemotron_3_nano(), "");
+    let mut after = before.clone();
+    change(&mut after);
+    let keys: Vec<&str> = diff(&before, &after).changes.iter().map(|change| change.key).collect();
+    assert_eq!(keys, [key]);
+}
+
+#[test]
+fn what_one_side_lacks_is_absent_there() {
+    let before = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'");
+    let after = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'\nreserve = '1GiB'");
+    let change = &diff(&before, &after).changes[0];
+    assert_eq!((change.name.as_str(), &change.before, &change.after), ("reserve", &None, &Some(Side::Bytes(1 << 30))));
+}

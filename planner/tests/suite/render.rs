@@ -1,0 +1,69 @@
+//! A plan's formats hold what the plan holds, and hostile names stay text.
+
+use cacheplan_planner::{CachePlan, plan};
+use cacheplan_transforms::WeightBytes;
+use rstest::rstest;
+
+use crate::common::{Model, budget, kv, nemotron_3_nano};
+
+fn nemotron() -> CachePlan {
+    let mut model = nemotron_3_nano();
+    model.info.weights = Some(WeightBytes { bytes: 63_000_000_000, exact: true });
+    let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\nreserve = '64MiB'");
+    plan(&model.request(&budget)).unwrap()
+}
+
+/// Names that end strings, cells and tags if nobody stops them.
+fn hostile() -> CachePlan {
+    let model = Model::new("a<b>|\"&'\n- x: y", 1).with("kv", 0, kv(8, 64));
+    plan(&model.request(&budget(""))).unwrap()
+}
+
+/// Every number of a format that stands between non-letters.
+fn holds(text: &str, number: u64) -> bool {
+    text.split(|letter: char| !letter.is_ascii_digit()).any(|word| word == number.to_string())
+}
+
+#[rstest]
+#[case::yaml(CachePlan::yaml)]
+#[case::markdown(CachePlan::markdown)]
+#[case::svg(CachePlan::svg)]
+fn every_line_of_the_ledger_is_there_with_its_bytes(#[case] format: fn(&CachePlan) -> String) {
+    let plan = nemotron();
+    let text = format(&plan);
+    for line in &plan.ledger {
+        assert!(text.contains(&line.name) && holds(&text, line.bytes), "{} {}\n{text}", line.name, line.bytes);
+    }
+}
+
+#[test]
+fn formats_of_nemotron_3_nano() {
+    let plan = nemotron();
+    insta::assert_snapshot!("markdown_of_nemotron_3_nano", plan.markdown());
+    insta::assert_snapshot!("svg_of_nemotron_3_nano", plan.svg());
+}
+
+#[test]
+fn the_blocks_of_the_map_fill_the_bar() {
+    let svg = nemotron().svg();
+    let attribute = |line: &str, name: &str| -> f64 {
+        line.split(&format!(" {name}=\"")).nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+    };
+    let blocks: Vec<&str> = svg.lines().filter(|line| line.contains("<title>")).collect();
+    let mut end = 24.0;
+    for block in &blocks {
+        assert!((attribute(block, "x") - end).abs() < 0.2, "{block}");
+        assert!(attribute(block, "width") >= 7.9, "{block}");
+        end = attribute(block, "x") + attribute(block, "width");
+    }
+    assert!((end - 976.0).abs() < 0.2, "{end}");
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let plan = hostile();
+    let (svg, markdown, yaml) = (plan.svg(), plan.markdown(), plan.yaml());
+    assert!(svg.contains("a&lt;b&gt;|&quot;&amp;'"), "{svg}");
+    assert!(markdown.starts_with("# Cache plan of a&lt;b>\\|\"&' - x: y ("), "{markdown}");
+    assert!(yaml.contains("  type: \"a<b>|\\\"&'\\n- x: y\"\n"), "{yaml}");
+}
