@@ -32,6 +32,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod autodeploy;
 mod budget;
 mod check;
 mod compare;

@@ -178,3 +178,17 @@ fn a_fraction_without_a_device_is_an_error() {
     let error = plan(&model.request(&budget("[memory]\nfraction = 0.5\nof = 'total'"))).unwrap_err();
     assert!(error.to_string().contains("no device"), "{error}");
 }
+
+/// The fixed-size cache of a traced decoder: per layer `[batch, heads, max_cache_len, head_dim]` for keys and values.
+#[test]
+fn a_static_cache_is_one_tensor_per_layer_for_the_whole_batch() {
+    let (layers, batch, heads, max_cache_len, head_dim) = (2, 4, 8, 512, 64);
+    let entry = || ResourceHandler::unpaged(&[2, heads, head_dim], DType::Bf16).unwrap();
+    let model = (0..layers).fold(Model::new("static", layers), |model, layer| model.with("static", layer, entry()));
+    let budget = budget(&format!("max_seq_len = {max_cache_len}\nmax_batch_size = {batch}"));
+    let plan = plan(&model.request(&budget)).unwrap();
+    // One more row pads the batch.
+    let per_row = 2 * heads * max_cache_len * head_dim * 2;
+    assert_eq!(plan.totals.unmanaged_bytes, u64::from(layers) * (batch + 1) * per_row);
+    assert_eq!((plan.pools.len(), plan.capacity.tokens), (2, None));
+}
