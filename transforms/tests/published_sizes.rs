@@ -110,3 +110,28 @@ fn deepseek_v4_keeps_the_tokens_of_the_entry_being_formed() {
     let state = &resources.get("compressor_state_3").unwrap().handler;
     assert_eq!(state.unit_bytes() as f64, 2.0 * 256.0 * KIB);
 }
+
+/// SGLang logs its state pools in GiB, rounded to hundredths; they have one slot more than requested.
+#[rstest]
+#[case("ibm-granite__granite-4.0-h-small", 218, 30.80, Some(0.37))]
+#[case("Qwen__Qwen3.5-27B", 22, 3.23, None)]
+fn sglang_logged_these_pools(
+    #[case] config: &str,
+    #[case] slots: u64,
+    #[case] state_gib: f64,
+    #[case] conv_gib: Option<f64>,
+) {
+    let resources = resources(config, CacheDTypes::default());
+    let gib = |kind: Kind| (state_bytes(&resources, &kind) * (slots + 1)) as f64 / (1024.0 * MIB);
+    assert!((gib(Kind::Ssm) - state_gib).abs() < 0.006, "{}", gib(Kind::Ssm));
+    assert!(conv_gib.is_none_or(|conv| (gib(Kind::CausalConv) - conv).abs() < 0.006), "{}", gib(Kind::CausalConv));
+}
+
+/// Falcon-Mamba in llama.cpp takes 38 MiB per sequence, all float32: `expand` says twice as much.
+#[test]
+fn falcon_mamba_is_as_wide_as_its_intermediate_size() {
+    let resources =
+        resources("tiiuae__falcon-mamba-7b", CacheDTypes { conv: Some(DType::F32), ..CacheDTypes::default() });
+    let bytes = state_bytes(&resources, &Kind::Ssm) + state_bytes(&resources, &Kind::CausalConv);
+    assert_eq!(bytes as f64 / MIB, 38.0);
+}
