@@ -44,3 +44,9 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         _ => Ok(()),
     }
 }
+
+/// Says something about the data on stderr, beside it.
+#[expect(clippy::print_stderr, reason = "the command's own notes")]
+pub(crate) fn note(text: &str) {
+    eprintln!("note: {text}");
+}

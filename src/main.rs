@@ -41,6 +41,8 @@ enum Command {
     Inspect(commands::inspect::Args),
     /// Set our plan beside what other engines would allocate for the same bytes
     Compare(commands::compare::Args),
+    /// Write a plan in the words of an engine that people run
+    Export(commands::export::Args),
     /// Plan, allocate, profile, resize and generate with a real model
     Run(commands::run::Args),
     /// Do all of that on a small hybrid model that is built in
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
+        Command::Export(args) => commands::export::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),

@@ -6,7 +6,7 @@ use cacheplan::planner::{ByteSize, CachePlan, Parallel, Serving, Target, export}
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, note, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // JSON has no comments, so that what Edge-LLM's file cannot say is said beside it.
     if args.to == Target::EdgeLlm && args.format == Format::File {
         for gap in &export.not_expressed {
-            tracing::warn!("not expressed: {gap}");
+            note(&format!("not expressed: {gap}"));
         }
     }
     match &args.out {

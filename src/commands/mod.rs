@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod demo;
+pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod load;
 pub(crate) mod plan;
