@@ -1,7 +1,7 @@
 //! Every model of the zoo, scaled down by its limits, takes exactly the bytes that were planned.
 #![cfg(feature = "device")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{Accepted, StepMetadata, Work};
@@ -16,7 +16,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SMALL: &str = "max_seq_len = 32\nmax_batch_size = 1\nmax_num_tokens = 32\ntokens_per_block = 16\n";
 
-fn planned(config: &PathBuf, budget: &str) -> Option<CachePlan> {
+fn planned(config: &Path, budget: &str) -> Option<CachePlan> {
     let mut model = read_model(config, &ReadOptions::default()).ok()?;
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
     let collected = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap();
