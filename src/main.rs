@@ -49,6 +49,8 @@ enum Command {
     Demo(commands::demo::Args),
     /// Simulate prefix reuse on a workload, without a model
     Simulate(commands::simulate::Args),
+    /// Say how full the pools of a run were
+    Stats(commands::stats::Args),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
+        Command::Stats(args) => commands::stats::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

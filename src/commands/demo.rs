@@ -12,6 +12,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let session = demo::session(args.output.device.clone()).map_err(failure)?;
-    serve(session, &demo::requests(), args.output.format, None)
+    let mut session = demo::session(args.output.device.clone()).map_err(failure)?;
+    serve(&mut session, &demo::requests(), args.output.format, None)
 }

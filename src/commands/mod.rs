@@ -8,3 +8,4 @@ pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod simulate;
+pub(crate) mod stats;

@@ -28,6 +28,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
 
+    /// Write how full the pools were, for `cacheplan stats`
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -73,12 +77,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .iter()
         .map(|prompt| Request { prompt: prompt.0.clone(), max_new_tokens: args.max_new_tokens })
         .collect();
-    serve(session.map_err(failure)?, &requests, args.output.format, args.logits.as_deref())
+    let mut session = session.map_err(failure)?;
+    let served = serve(&mut session, &requests, args.output.format, args.logits.as_deref());
+    if let Some(path) = &args.stats {
+        let manager = session.caches().manager().map_err(Failure::error)?;
+        let json = serde_json::to_string_pretty(&manager.book().stats()).map_err(Failure::error)?;
+        std::fs::write(path, json + "\n").map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+    }
+    served
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.
 pub(crate) fn serve(
-    mut session: Session,
+    session: &mut Session,
     requests: &[Request],
     format: Format,
     logits: Option<&Path>,

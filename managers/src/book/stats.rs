@@ -1,6 +1,6 @@
 //! How full the pools are.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +129,25 @@ impl Stats {
             let _ = writeln!(text, "cacheplan_sequences{{state=\"{state}\"}} {count}");
         }
         text
+    }
+}
+
+impl fmt::Display for Stats {
+    /// A table of at most 100 columns.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = ["CAPACITY", "USED", "FREE", "CACHED", "HIGHEST", "REFUSED"];
+        write!(f, "{:<30}", "POOL")?;
+        heads.iter().try_for_each(|head| write!(f, "{head:>10}"))?;
+        writeln!(f, "{:>7}", "FRAGM.")?;
+        for pool in &self.pools {
+            // A long name is cut, never a number.
+            write!(f, "{:<30.30}", pool.id)?;
+            let counts = [pool.capacity, pool.used, pool.free, pool.cached, pool.high_water, pool.refused];
+            counts.iter().try_for_each(|count| write!(f, "{count:>10}"))?;
+            writeln!(f, "{:>6.1}%", 100.0 * pool.fragmentation)?;
+        }
+        let SequenceStats { resident, preempted, offloaded } = self.sequences;
+        writeln!(f, "\nsequences: {resident} resident, {preempted} preempted, {offloaded} offloaded")
     }
 }
 

@@ -1,0 +1,40 @@
+//! `cacheplan stats`: how full the pools of a run were.
+
+use std::path::PathBuf;
+
+use cacheplan::managers::book::Stats;
+use clap::ValueEnum;
+use miette::miette;
+
+use crate::failure::{Failure, print};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A snapshot that `cacheplan run --stats FILE` or a server of your own wrote
+    snapshot: PathBuf,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// A table for people, at most 100 columns wide
+    Table,
+    /// The snapshot itself
+    Json,
+    /// The Prometheus text format
+    Prometheus,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let shown = args.snapshot.display();
+    let text = std::fs::read_to_string(&args.snapshot).map_err(|error| Failure::new(1, miette!("{shown}: {error}")))?;
+    let stats: Stats = serde_json::from_str(&text).map_err(|error| Failure::new(1, miette!("{shown}: {error}")))?;
+    match args.format {
+        Format::Table => print(&stats.to_string()),
+        Format::Json => print(&(serde_json::to_string_pretty(&stats).map_err(Failure::error)? + "\n")),
+        Format::Prometheus => print(&stats.prometheus()),
+    }
+}
