@@ -100,7 +100,7 @@ fn count(input: &Input<'_>, of: fn(&Kind) -> bool, what: &str) -> Sourced {
 /// A dimension that all states of a kind share, and `more`.
 fn dim(input: &Input<'_>, of: fn(&Kind) -> bool, name: &str, more: u64) -> Sourced {
     let state = of_kind(input, of).next()?;
-    Some((json!(state.handler.dim(name)? + more), format!("`{name}` of `{}`", state.name)))
+    Some((json!(state.handler.dim(name)?.checked_add(more)?), format!("`{name}` of `{}`", state.name)))
 }
 
 /// Layers with a cache, in order; those without have no entry.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
-use super::Serving;
+use super::{ExportError, Serving};
 use crate::{CachePlan, Owner, PlannedResource, Pool, Unit};
 
 /// A share of memory that leaves room for a driver and yet is larger than a plan's caches, so that they decide.
@@ -23,6 +23,24 @@ pub(super) struct Input<'a> {
 pub(super) type Sourced = Option<(Value, String)>;
 
 impl<'a> Input<'a> {
+    /// Plans are read from files; sums over them are exact only once this holds.
+    pub(super) fn refuse_damage(&self) -> Result<(), ExportError> {
+        let sum = self.pools().try_fold(0u64, |sum, pool| sum.checked_add(pool.bytes));
+        let slots = self.plan.slots.live.checked_add(self.plan.slots.checkpoints);
+        let damage = if sum.is_none() {
+            "its pools have more bytes than can be counted".into()
+        } else if slots.is_none() {
+            "it has more slots than can be counted".into()
+        } else if let Some(pool) = self.pools().find(|pool| {
+            pool.reserved > pool.units || pool.units.checked_mul(pool.tokens_per_block.unwrap_or(0)).is_none()
+        }) {
+            format!("pool `{}` has {} units, {} of them reserved", pool.id, pool.units, pool.reserved)
+        } else {
+            return Ok(());
+        };
+        Err(ExportError::Damaged(damage))
+    }
+
     /// The model's own caches, without those of a draft model.
     pub(super) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
         self.plan.resources.iter().filter(|resource| !resource.name.starts_with("draft."))

@@ -80,6 +80,9 @@ pub enum ExportError {
         /// The versions that are known, oldest first.
         known: Vec<&'static str>,
     },
+    /// A plan whose numbers no planner makes.
+    #[error("the plan is damaged: {0}; plan again")]
+    Damaged(String),
     /// The plan needs what the engine has no words for, so that the rest would be wrong.
     #[error("{engine} cannot run this plan: {what}")]
     Unsupported {
@@ -95,7 +98,7 @@ pub enum ExportError {
 /// The version is that of the engine; for Dynamo it is Dynamo's own, which decides the engine's.
 ///
 /// # Errors
-/// A version whose keys are not known, or a plan that the engine has no words for.
+/// A version whose keys are not known, or a plan that is damaged or that the engine has no words for.
 pub fn export(
     plan: &CachePlan,
     target: Target,
@@ -104,6 +107,7 @@ pub fn export(
 ) -> Result<Export, ExportError> {
     let (dialect, release) = target.resolve(version)?;
     let input = Input { plan, serving, release };
+    input.refuse_damage()?;
     if let Some(what) = (dialect.refuses)(&input) {
         return Err(ExportError::Unsupported { engine: dialect.name, what });
     }

@@ -71,7 +71,7 @@ fn windows<'a>(input: &Input<'a>) -> impl Iterator<Item = &'a Pool> {
 
 /// Tokens that a pool holds beside its padding.
 fn tokens(pool: &Pool) -> u64 {
-    (pool.units - pool.reserved.min(pool.units)) * pool.tokens_per_block.unwrap_or(0)
+    (pool.units - pool.reserved) * pool.tokens_per_block.unwrap_or(0)
 }
 
 fn max_total_tokens(input: &Input<'_>) -> Sourced {

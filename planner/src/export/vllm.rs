@@ -77,8 +77,8 @@ fn state_dtypes(input: &Input<'_>) -> &'static [(DType, &'static str)] {
 
 fn offloading_size(input: &Input<'_>) -> Sourced {
     // The flag is summed over tensor-parallel ranks and in GiB.
-    let bytes = input.serving.host_bytes? * u64::from(input.serving.parallel.tp);
-    Some((json!(bytes as f64 / f64::from(1 << 30)), "GiB of host.bytes over all tensor-parallel ranks".into()))
+    let bytes = input.serving.host_bytes? as f64 * f64::from(input.serving.parallel.tp);
+    Some((json!(bytes / f64::from(1 << 30)), "GiB of host.bytes over all tensor-parallel ranks".into()))
 }
 
 fn offloading_backend(input: &Input<'_>) -> Sourced {

@@ -244,6 +244,57 @@ fn an_unknown_version_is_an_error_that_lists_the_known_ones(
 }
 
 #[test]
+fn what_engines_cannot_be_told_is_said() {
+    let mixed = Model::new("m", 3)
+        .with("a", 0, kv(8, 64))
+        .with("b", 1, ResourceHandler::kv_paged(8, 128, DType::Int8).unwrap())
+        .with("s", 2, ResourceHandler::ssm(8, 64, 128, DType::F8E4m3).unwrap());
+    let budget = budget(
+        "grouping = 'first-reference'\nmax_seq_len = 4096\n[memory]\nbytes = '4GiB'\nreserve = '1GiB'\n\
+         [speculation]\ndraft_tokens = 3",
+    );
+    let mut plan = plan(&mixed.request(&budget)).unwrap();
+    let second = plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()).nth(1).unwrap();
+    second.tokens_per_block = Some(64);
+    let parallel = Parallel { dp: 2, ..Parallel::default() };
+    let serving = Serving { parallel, host_bytes: Some(HOST_BYTES), ..serving() };
+    let expected = [
+        (Target::Vllm, "pages of 16 and 64 tokens beside each other"),
+        (Target::Vllm, "local allocations: b_1"),
+        (Target::Vllm, "3 drafted tokens: "),
+        (Target::Vllm, "parallel.dp = 2: "),
+        (Target::Vllm, "keys and values in bf16 and int8: "),
+        (Target::Vllm, "recurrent states in f8_e4m3: "),
+        (Target::Sglang, "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
+        (Target::TensorRtLlm, "the sizes of "),
+        (Target::LlmD, "the pod's memory limit and /dev/shm: both must exceed 68719476736 bytes"),
+        (Target::Dynamo, "each container's image: "),
+    ];
+    for (target, gap) in expected {
+        let said = export(&plan, target, None, &serving).unwrap().not_expressed;
+        assert!(said.iter().any(|sentence| sentence.starts_with(gap)), "{target}: {gap} is not in {said:#?}");
+    }
+}
+
+#[test]
+fn a_damaged_plan_is_refused() {
+    let damage: [fn(&mut CachePlan); 4] = [
+        |plan| plan.pools[0].bytes = u64::MAX,
+        |plan| plan.pools[0].reserved = u64::MAX,
+        |plan| plan.slots.checkpoints = u64::MAX,
+        |plan| plan.pools.iter_mut().for_each(|pool| pool.units = u64::MAX),
+    ];
+    for damage in damage {
+        let mut plan = hybrid();
+        damage(&mut plan);
+        for target in Target::ALL {
+            let error = export(&plan, target, None, &serving()).unwrap_err();
+            assert!(matches!(error, ExportError::Damaged(_)), "{error}");
+        }
+    }
+}
+
+#[test]
 fn targets_read_by_name_and_an_unknown_one_lists_them() {
     for target in Target::ALL {
         assert_eq!(target.to_string().parse(), Ok(target));
