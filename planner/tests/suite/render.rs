@@ -36,6 +36,14 @@ fn every_line_of_the_ledger_is_there_with_its_bytes(#[case] format: fn(&CachePla
     }
 }
 
+#[rstest]
+#[case(nemotron())]
+#[case(hostile())]
+fn yaml_reads_as_the_json(#[case] plan: CachePlan) {
+    let read: serde_json::Value = serde_yaml_ng::from_str(&plan.yaml()).unwrap();
+    assert_eq!(read, serde_json::to_value(&plan).unwrap());
+}
+
 #[test]
 fn formats_of_nemotron_3_nano() {
     let plan = nemotron();
