@@ -51,6 +51,8 @@ enum Command {
     Simulate(commands::simulate::Args),
     /// Say how full the pools of a run were
     Stats(commands::stats::Args),
+    /// Show the budget as it is stated, or what could be
+    Config(commands::config::Args),
 }
 
 fn main() -> ExitCode {
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
+        Command::Config(args) => commands::config::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use cacheplan::planner::{Budget, Policy};
+use cacheplan::planner::{
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, Origin, Override, Policy, environment,
+};
 use cacheplan::transforms::{Assumption, Collected, Model, PassContext, ReadOptions, collect, read_model};
 use clap::ValueEnum;
 use miette::{LabeledSpan, NamedSource, miette};
@@ -61,21 +63,24 @@ pub(crate) struct Loaded {
 }
 
 impl Source {
-    /// The budget file with the flags' values in place of its own.
+    /// A model and a budget without further flags.
+    pub(crate) fn of(model: PathBuf, budget: Option<PathBuf>, grouping: Option<Grouping>) -> Self {
+        Self { model, assume: Vec::new(), description: Vec::new(), budget, grouping }
+    }
+
+    /// The budget file under the environment's values and the flags'.
     pub(crate) fn budget(&self) -> Result<Budget, Failure> {
-        let mut budget = self.budget.as_deref().map(read_budget).transpose()?.unwrap_or_default();
-        if let Some(grouping) = self.grouping {
-            budget.grouping = Some(grouping.into());
-        }
-        Ok(budget)
+        let grouping = self.grouping.map(|grouping| Override {
+            key: "grouping".into(),
+            value: Policy::from(grouping).to_string(),
+            origin: Origin::Flag("--grouping".into()),
+        });
+        Ok(resolve(self.budget.as_deref(), grouping.as_slice())?.budget)
     }
 
     /// What the flags say about how to read the model.
     fn read_options(&self) -> Result<ReadOptions, Failure> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))
-        };
-        let descriptions = self.description.iter().map(read).collect::<Result<Vec<String>, Failure>>()?;
+        let descriptions = self.description.iter().map(|path| read(path)).collect::<Result<Vec<String>, Failure>>()?;
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
 
@@ -103,20 +108,40 @@ impl Loaded {
     }
 }
 
-fn read_budget(path: &Path) -> Result<Budget, Failure> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
-    let origin = path.display().to_string();
-    let mut budget = Budget::from_toml(&text, &origin).map_err(|error| {
+/// The budget file, where there is one, under the environment and these flags; histograms are read.
+pub(crate) fn resolve(path: Option<&Path>, flags: &[Override]) -> Result<Config, Failure> {
+    let text = path.map(read).transpose()?.unwrap_or_default();
+    let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
+    let failed = |error: BudgetError| {
         let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
         let shown = error.to_string();
-        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text)))
-    })?;
-    if let Some(workload) = &mut budget.workload {
+        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text.clone())))
+    };
+    // A variable that is no text cannot be ours.
+    let variables =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = environment(variables).map_err(failed)?;
+    let mut config =
+        Config::resolve(path.map(|_| (text.as_str(), origin.as_str())), &environment, flags).map_err(failed)?;
+    if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
-        let beside = path.parent().unwrap_or(Path::new(""));
+        let beside = path.and_then(Path::parent).unwrap_or(Path::new(""));
         let read = |file: &str| std::fs::read_to_string(beside.join(file)).map_err(|error| format!("{file}: {error}"));
         workload.load(read).map_err(|error| Failure::new(1, miette!("{origin}: {error}")))?;
     }
-    Ok(budget)
+    Ok(config)
+}
+
+/// A plan as `plan --out` writes it.
+pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
+    CachePlan::from_json(&read(path)?, &path.display().to_string()).map_err(Failure::error)
+}
+
+/// A GPU of which only the memory is known, all of it free.
+pub(crate) fn stated_device(memory: ByteSize) -> DeviceInfo {
+    DeviceInfo { name: "stated".into(), total_bytes: memory.0, free_bytes: memory.0, kind: DeviceKind::Cuda }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))
 }

@@ -1,7 +1,11 @@
 //! One file per subcommand, and what they share.
 
+pub(crate) mod check;
 pub(crate) mod compare;
+pub(crate) mod config;
 pub(crate) mod demo;
+pub(crate) mod diff;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod load;

@@ -2,18 +2,39 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{
-    ByteSize, DeviceInfo, DeviceKind, EnginePlan, EngineSpec, PlanError, PlanRequest, plan, predict,
-};
+use cacheplan::planner::{ByteSize, EnginePlan, EngineSpec, PlanError, PlanRequest, plan, predict};
 use cacheplan::transforms::Dot;
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Loaded, Source};
+use crate::commands::load::{Loaded, Source, stated_device};
+use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    make: Option<Make>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Derive a number of the plan, down to a tensor's axis or a key of the budget
+    Explain(explain::Args),
+    /// Show what changed between two plans
+    Diff(diff::Args),
+    /// Prove that a plan is right, and still that of its model, budget and device
+    Check(check::Args),
+}
+
+// The model stands in a group further in; without it here clap would not see that these arguments are given.
+#[derive(clap::Args)]
+#[group(args = ["model"])]
+struct Make {
     #[command(flatten)]
     source: Source,
 
@@ -44,11 +65,27 @@ enum Format {
     Table,
     /// The plan itself
     Json,
+    /// The same as YAML
+    Yaml,
+    /// Tables for an issue or a document
+    Markdown,
+    /// A memory map, 1000 pixels wide
+    Svg,
     /// The model's graph for Graphviz; nodes with caches stand out
     Dot,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match (&args.command, &args.make) {
+        (Some(Command::Explain(args)), _) => explain::run(args),
+        (Some(Command::Diff(args)), _) => diff::run(args),
+        (Some(Command::Check(args)), _) => check::run(args),
+        (None, Some(args)) => make(args),
+        (None, None) => Err(Failure::new(2, miette!("no model is given; see `cacheplan plan --help`"))),
+    }
+}
+
+fn make(args: &Make) -> Result<(), Failure> {
     let (model, mut budget) = args.source.read()?;
     budget.engine.cache_bytes = args.cache_bytes.or(budget.engine.cache_bytes);
     let context = match args.engine {
@@ -59,12 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.format == Format::Dot {
         return print(&Dot(&loaded.model.graph).to_string());
     }
-    let device = args.device_memory.map(|memory| DeviceInfo {
-        name: "stated".into(),
-        total_bytes: memory.0,
-        free_bytes: memory.0,
-        kind: DeviceKind::Cuda,
-    });
+    let device = args.device_memory.map(stated_device);
     let request = PlanRequest {
         device: device.as_ref(),
         ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
@@ -81,6 +113,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             print(&json(serde_json::to_string_pretty(&EnginePlan { plan: &plan, engine }))?)
         }
         (Format::Json, None) => print(&json(serde_json::to_string_pretty(&plan))?),
+        (Format::Yaml, _) => print(&plan.yaml()),
+        (Format::Markdown, _) => print(&plan.markdown()),
+        (Format::Svg, _) => print(&plan.svg()),
         (_, Some(engine)) => print(&format!("{}\n{}", plan.table(), engine.table())),
         (_, None) => print(&plan.table()),
     }

@@ -1,0 +1,43 @@
+//! `cacheplan config`: the budget as it is stated, and what could be.
+
+use std::path::PathBuf;
+
+use cacheplan::planner::{budget_schema, commented_budget};
+
+use crate::commands::load::resolve;
+use crate::failure::{Failure, print};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Print every key that is stated, or with --origin every key and where its value came from
+    Show {
+        /// Budget file (TOML)
+        #[arg(long, value_name = "FILE")]
+        budget: Option<PathBuf>,
+
+        /// Print every key and where its value came from
+        #[arg(long)]
+        origin: bool,
+    },
+    /// Print a budget file with every key, commented out
+    Init,
+    /// Print the JSON Schema of budget files
+    Schema,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match &args.command {
+        Command::Show { budget, origin } => {
+            let config = resolve(budget.as_deref(), &[])?;
+            print(&if *origin { config.table() } else { config.stated() })
+        }
+        Command::Init => print(&commented_budget()),
+        Command::Schema => print(&budget_schema()),
+    }
+}

@@ -1,0 +1,38 @@
+//! `cacheplan plan diff`: what changed between two plans.
+
+use std::path::PathBuf;
+
+use cacheplan::planner::diff;
+use clap::ValueEnum;
+
+use crate::commands::load::read_plan;
+use crate::failure::{Failure, print};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A plan as `plan --out` writes it
+    before: PathBuf,
+
+    /// The plan to compare it with
+    after: PathBuf,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table for people, at most 100 columns wide; nothing where the plans are alike
+    Table,
+    /// One object per change
+    Json,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let diff = diff(&read_plan(&args.before)?, &read_plan(&args.after)?);
+    match args.format {
+        Format::Table => print(&diff.table()),
+        Format::Json => print(&(serde_json::to_string_pretty(&diff).map_err(Failure::error)? + "\n")),
+    }
+}
