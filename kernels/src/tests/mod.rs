@@ -45,6 +45,14 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
+/// Asserts that the two point the same way.
+#[track_caller]
+pub(crate) fn assert_aligned(found: &[f32], expected: &[f32]) {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let cosine = dot(found, expected) / (dot(found, found) * dot(expected, expected)).sqrt();
+    assert!(cosine >= 0.99999, "cosine {cosine}");
+}
+
 /// Offsets of consecutive sequences.
 pub(crate) fn cu_seqlens(lens: &[usize]) -> Vec<u32> {
     std::iter::once(0)
@@ -79,6 +87,17 @@ impl Ragged {
         lens.insert(2.min(lens.len()), 3);
         let slots = (0..lens.len()).map(|i| if i == 2 { -1 } else { (lens.len() - i) as i32 }).collect();
         Self { total: lens.iter().sum(), cu_seqlens: cu_seqlens(&lens), slots }
+    }
+
+    /// `tensor` with NaN and 1e3 in the rows of the padding sequence.
+    pub(crate) fn poison(&self, tensor: &Tensor) -> Tensor {
+        let width = tensor.elem_count() / self.total;
+        let mut data = values(tensor);
+        let padding = self.rows(2);
+        for (at, value) in data[padding.start * width..padding.end * width].iter_mut().enumerate() {
+            *value = if at % 2 == 0 { f32::NAN } else { 1e3 };
+        }
+        Tensor::from_vec(data, tensor.dims(), &Device::Cpu).unwrap()
     }
 
     pub(crate) fn rows(&self, sequence: usize) -> Range<usize> {

@@ -1,6 +1,6 @@
 //! The recurrent ops against their references, over ragged batches with padding and canaries.
 
-use super::{Ragged, Random, assert_close, values};
+use super::{Ragged, Random, assert_aligned, assert_close, values};
 use crate::reference::{self, LinearAttentionCase, MambaCase};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
@@ -53,6 +53,7 @@ fn check(
         let mut state = wide(&before[start..start + view.elems()]);
         let expected = narrow(&reference(rows, &mut state));
         assert_close(found, &expected, tolerance(dtype));
+        assert_aligned(found, &expected);
         let state = narrow(&state);
         assert_close(&after[start..start + view.elems()], &state, tolerance(dtype));
         expected_pool[start..start + view.elems()].copy_from_slice(&after[start..start + view.elems()]);
@@ -76,8 +77,8 @@ fn convolution(
     let channels = 40;
     let view = StateLayerView::conv(200, 11, d_conv, channels);
     let mut random = Random::new(11);
-    let total: usize = Ragged::new(&LENS).total;
-    let x = random.tensor(&[total, channels]);
+    let ragged = Ragged::new(&LENS);
+    let x = ragged.poison(&random.tensor(&[ragged.total, channels]));
     let weight = random.vec(d_conv * channels);
     let bias = random.tensor(&[channels]);
     let transposed: Vec<f64> = (0..channels)
@@ -135,12 +136,10 @@ fn mamba2_case(
     let heads = 8;
     let view = StateLayerView::matrix(heads * head_dim * d_state + 9, 5, [heads, head_dim, d_state]);
     let mut random = Random::new(12);
-    let total: usize = Ragged::new(lens).total;
-    let x = random.tensor(&[total, heads * head_dim]);
-    let dt = random.tensor(&[total, heads]);
-    let b = random.tensor(&[total, groups * d_state]);
-    let c = random.tensor(&[total, groups * d_state]);
-    let z = random.tensor(&[total, heads * head_dim]);
+    let ragged = Ragged::new(lens);
+    let mut activation = |width: usize| ragged.poison(&random.tensor(&[ragged.total, width]));
+    let (x, z) = (activation(heads * head_dim), activation(heads * head_dim));
+    let (dt, b, c) = (activation(heads), activation(groups * d_state), activation(groups * d_state));
     let a: Vec<f32> = (0..heads).map(|head| -0.1 - head as f32).collect();
     let d = random.tensor(&[heads]);
     let bias: Vec<f32> = (0..heads).map(|head| biases[head % biases.len()]).collect();
