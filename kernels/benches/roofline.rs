@@ -6,20 +6,24 @@ use cacheplan_kernels::roofline::{Bound, run};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     keep_freed_memory();
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
-    println!("{:<20} {:<64} {:>10} {:>11} {:>11} {:>6}", "op", "shape", "time", "achieved", "machine", "part");
+    println!(
+        "{:<20} {:<64} {:>11} {:>11} {:>11} {:>5} {:>10}",
+        "op", "shape", "time", "achieved", "machine", "part", "processor"
+    );
     run(&filter, |row| {
         let unit = match row.bound {
             Bound::Copy | Bound::Read => "GB/s",
             Bound::Compute => "GF/s",
         };
         println!(
-            "{:<20} {:<64} {:>7.3} ms {:>6.1} {unit} {:>6.1} {unit} {:>6.2}",
+            "{:<20} {:<64} {:>8.3} ms {:>6.1} {unit} {:>6.1} {unit} {:>5.2} {:>10.2}",
             row.op,
             row.shape,
-            row.seconds * 1e3,
-            row.rate() / 1e9,
-            row.peak / 1e9,
-            row.fraction(),
+            row.time.wall * 1e3,
+            row.work / row.time.wall / 1e9,
+            row.work / row.machine.wall / 1e9,
+            row.part(),
+            row.processor_part(),
         );
     })?;
     Ok(())

@@ -3,12 +3,11 @@
 use crate::batch::StateBatch;
 use crate::error::KernelError;
 use crate::portable;
-use crate::simd::{silu, vectorized};
+use crate::simd::{prefetch, silu, vectorized};
 use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool_mut};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
-use std::cell::RefCell;
 use std::ops::Range;
 
 const OP: &str = "causal_conv1d";
@@ -74,8 +73,9 @@ pub fn causal_conv1d(
 
 /// Rows that one task convolves.
 const ROWS_PER_TASK: usize = 64;
-/// Rows that are convolved before they are copied out.
-const ROWS_PER_COPY: usize = 4;
+/// Channels that are convolved over all rows of a task before the next ones, so that each input is read from memory
+/// once and found near by the following taps.
+const CHANNELS_AT_ONCE: usize = 1024;
 
 struct Conv<'a> {
     batch: &'a StateBatch<'a>,
@@ -100,11 +100,6 @@ impl Conv<'_> {
                     .map(move |start| (rows.clone(), slot, start..(start + ROWS_PER_TASK).min(rows.end)))
             })
             .collect();
-        thread_local! {
-            /// Rows in the making, near enough that copying them out costs less than writing them out in place: a
-            /// plain copy does not read what it overwrites.
-            static NEAR: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-        }
         let target = DisjointMut::new(out);
         let states = &*pool;
         tasks.par_iter().for_each(|(rows, slot, task)| {
@@ -118,19 +113,12 @@ impl Conv<'_> {
                 }
             };
             let width = self.x.width();
-            let mut near = NEAR.take();
-            near.resize(ROWS_PER_COPY * width, 0.0);
-            for start in task.clone().step_by(ROWS_PER_COPY) {
-                let some = start..(start + ROWS_PER_COPY).min(task.end);
-                let near = &mut near[..some.len() * width];
-                vectorized(
-                    #[inline(always)]
-                    || self.convolve(rows.start, state, some.clone(), near),
-                );
-                // SAFETY: tasks have distinct rows.
-                unsafe { target.slice(some.start * width..some.end * width) }.copy_from_slice(near);
-            }
-            NEAR.set(near);
+            // SAFETY: tasks have distinct rows.
+            let out = unsafe { target.slice(task.start * width..task.end * width) };
+            vectorized(
+                #[inline(always)]
+                || self.convolve(rows.start, state, task.clone(), out),
+            );
         });
         // States move only after every task has read them.
         let mut old = Vec::new();
@@ -169,29 +157,44 @@ impl Conv<'_> {
         }
     }
 
-    /// All taps in one pass over the channels, for the widths that models have.
+    /// All taps in one pass, for the widths that models have.
     #[inline(always)]
     fn convolve_rows<const TAPS: usize>(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
         let width = self.x.width();
-        let weights: [&[f32]; TAPS] = std::array::from_fn(|tap| self.weight.row(tap));
-        for (row, out) in task.zip(out.chunks_exact_mut(width)) {
-            let inputs: [&[f32]; TAPS] = std::array::from_fn(|tap| self.input(first, state, row, tap));
-            self.start(out);
-            for channel in 0..width {
-                let mut sum = out[channel];
-                for tap in 0..TAPS {
-                    sum += weights[tap][channel] * inputs[tap][channel];
+        for start in (0..width).step_by(CHANNELS_AT_ONCE) {
+            let channels = start..(start + CHANNELS_AT_ONCE).min(width);
+            let len = channels.len();
+            let weights: [&[f32]; TAPS] = std::array::from_fn(|tap| &self.weight.row(tap)[channels.clone()][..len]);
+            for (row, out) in task.clone().zip(out.chunks_exact_mut(width)) {
+                if row + 1 < task.end {
+                    self.x.row(row + 1)[channels.clone()].iter().step_by(16).for_each(prefetch);
                 }
-                out[channel] = sum;
+                let inputs: [&[f32]; TAPS] =
+                    std::array::from_fn(|tap| &self.input(first, state, row, tap)[channels.clone()][..len]);
+                let out = &mut out[channels.clone()][..len];
+                match self.bias {
+                    Some(bias) => out.copy_from_slice(&bias[channels.clone()]),
+                    None => out.fill(0.0),
+                }
+                for channel in 0..len {
+                    let mut sum = out[channel];
+                    for tap in 0..TAPS {
+                        sum += weights[tap][channel] * inputs[tap][channel];
+                    }
+                    out[channel] = sum;
+                }
+                self.activate(out);
             }
-            self.activate(out);
         }
     }
 
     #[inline(always)]
     fn convolve_by_tap(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
         for (row, out) in task.zip(out.chunks_exact_mut(self.x.width())) {
-            self.start(out);
+            match self.bias {
+                Some(bias) => out.copy_from_slice(bias),
+                None => out.fill(0.0),
+            }
             for tap in 0..self.weight.len() {
                 let input = self.input(first, state, row, tap);
                 for ((out, weight), x) in out.iter_mut().zip(self.weight.row(tap)).zip(input) {
@@ -199,14 +202,6 @@ impl Conv<'_> {
                 }
             }
             self.activate(out);
-        }
-    }
-
-    #[inline(always)]
-    fn start(&self, out: &mut [f32]) {
-        match self.bias {
-            Some(bias) => out.copy_from_slice(bias),
-            None => out.fill(0.0),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{QueryTile, Step};
 use crate::matmul::{Matrix, multiply};
-use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, prefetch, row_products};
+use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, largest, prefetch, row_products};
 use crate::storage::Element;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -76,7 +76,7 @@ impl<'a> Accumulator<'a> {
 
     /// Turns the scores of one row into weights against the row's new maximum, and scales what it has so far.
     fn absorb(&mut self, row: usize, scores: &mut [f32]) {
-        let top = scores.iter().copied().fold(self.max[row], f32::max);
+        let top = largest(self.max[row], scores);
         let old = exp(self.max[row] - top);
         self.max[row] = top;
         self.sum[row] = self.sum[row] * old + exp_and_sum(scores, top);

@@ -1,12 +1,11 @@
 //! What this machine can do.
 
-use super::Bound;
+use super::{Bound, Stopwatch, Time};
 use crate::error::Result;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::hint::black_box;
-use std::time::Instant;
 
 /// Elements of a buffer: 128 MiB, several times a last-level cache.
 const ELEMS: usize = 1 << 25;
@@ -15,7 +14,7 @@ const PIECE: usize = 1 << 16;
 const SIDE: usize = 1024;
 
 /// Buffers that the machine's own rates are taken with.
-pub struct Machine {
+pub(super) struct Machine {
     source: Vec<f32>,
     target: RefCell<Vec<f32>>,
     matrix: Tensor,
@@ -23,7 +22,7 @@ pub struct Machine {
 
 impl Machine {
     /// Allocates the buffers.
-    pub fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Self {
             source: vec![1.0; ELEMS],
             target: RefCell::new(vec![0.0; ELEMS]),
@@ -31,10 +30,10 @@ impl Machine {
         })
     }
 
-    /// Bytes or operations per second, now.
-    pub fn rate(&self, bound: Bound) -> Result<f64> {
+    /// Time of one byte or operation, now.
+    pub(super) fn seconds_per_unit(&self, bound: Bound) -> Result<Time> {
         let bytes = (ELEMS * size_of::<f32>()) as f64;
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         let work = match bound {
             Bound::Copy => {
                 let mut target = self.target.borrow_mut();
@@ -55,6 +54,6 @@ impl Machine {
                 2.0 * (SIDE as f64).powi(3)
             }
         };
-        Ok(work / start.elapsed().as_secs_f64())
+        Ok(watch.stop().times(1.0 / work))
     }
 }

@@ -10,7 +10,7 @@ mod machine;
 use crate::error::Result;
 use std::time::{Duration, Instant};
 
-pub use machine::Machine;
+use machine::Machine;
 
 /// What bounds an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +34,69 @@ pub struct Measurement {
     pub bound: Bound,
     /// Bytes or floating-point operations of one call.
     pub work: f64,
-    /// Seconds of one call in the best round.
-    pub seconds: f64,
-    /// The machine's own rate in bytes or operations per second in its best round.
-    pub peak: f64,
+    /// One call in the best round.
+    pub time: Time,
+    /// As many bytes or operations in the machine's own best round.
+    pub machine: Time,
+}
+
+/// How long something took.
+#[derive(Clone, Copy, Debug)]
+pub struct Time {
+    /// Seconds by the wall.
+    pub wall: f64,
+    /// Seconds of processor time of all threads. Other load on the processors lengthens it little.
+    pub processor: f64,
+}
+
+impl Time {
+    fn best(self, other: Self) -> Self {
+        Self { wall: self.wall.min(other.wall), processor: self.processor.min(other.processor) }
+    }
+
+    fn times(self, factor: f64) -> Self {
+        Self { wall: self.wall * factor, processor: self.processor * factor }
+    }
+}
+
+/// A running measurement.
+struct Stopwatch {
+    start: Instant,
+    processor: f64,
+}
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self { start: Instant::now(), processor: processor_seconds() }
+    }
+
+    fn stop(&self) -> Time {
+        Time { wall: self.start.elapsed().as_secs_f64(), processor: processor_seconds() - self.processor }
+    }
+}
+
+/// Processor time of this process so far; 0 where the system does not tell.
+fn processor_seconds() -> f64 {
+    #[cfg(unix)]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call writes one `timespec`.
+        if unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } == 0 {
+            return time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9;
+        }
+    }
+    0.0
 }
 
 impl Measurement {
-    /// Bytes or operations per second.
-    pub fn rate(&self) -> f64 {
-        self.work / self.seconds
+    /// Part of the machine's own rate, by the wall.
+    pub fn part(&self) -> f64 {
+        self.machine.wall / self.time.wall
     }
 
-    /// Part of the machine's own rate.
-    pub fn fraction(&self) -> f64 {
-        self.rate() / self.peak
+    /// Part of the machine's own rate, by processor time.
+    pub fn processor_part(&self) -> f64 {
+        self.machine.processor / self.time.processor
     }
 }
 
@@ -66,18 +114,26 @@ pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
         }
         let mut call = (case.prepare)()?;
         call()?;
-        let (mut seconds, mut peak) = (f64::INFINITY, 0f64);
+        let never = Time { wall: f64::INFINITY, processor: f64::INFINITY };
+        let (mut time, mut own) = (never, never);
         for _ in 0..ROUNDS {
-            peak = peak.max(machine.rate(case.bound)?);
-            let start = Instant::now();
+            own = own.best(machine.seconds_per_unit(case.bound)?);
+            let watch = Stopwatch::start();
             let mut calls = 0;
-            while start.elapsed() < ROUND {
+            while watch.start.elapsed() < ROUND {
                 call()?;
                 calls += 1;
             }
-            seconds = seconds.min(start.elapsed().as_secs_f64() / f64::from(calls));
+            time = time.best(watch.stop().times(1.0 / f64::from(calls)));
         }
-        report(&Measurement { op: case.op, shape: case.shape, bound: case.bound, work: case.work, seconds, peak });
+        report(&Measurement {
+            op: case.op,
+            shape: case.shape,
+            bound: case.bound,
+            work: case.work,
+            time,
+            machine: own.times(case.work),
+        });
     }
     Ok(())
 }

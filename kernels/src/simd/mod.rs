@@ -5,7 +5,7 @@
 
 mod rows;
 
-pub(crate) use rows::{StridedRows, add_weighted, advance_state, row_products, sum};
+pub(crate) use rows::{StridedRows, add_weighted, advance_state, largest, row_products, sum};
 
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.

@@ -114,12 +114,14 @@ impl RowProducts<'_> {
         }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
+        // Lengths that the compiler knows to be equal need no checks inside the loop.
         let vectors = a[0].0.len();
+        let (a_vectors, b_vectors) = (a.map(|a| &a.0[..vectors]), b.map(|b| &b.0[..vectors]));
         let mut sums = [[simd.splat_f32s(0.0); J]; I];
         for at in 0..vectors {
-            for (sums, a) in sums.iter_mut().zip(&a) {
-                for (sum, b) in sums.iter_mut().zip(&b) {
-                    *sum = simd.mul_add_e_f32s(a.0[at], b.0[at], *sum);
+            for (sums, a) in sums.iter_mut().zip(&a_vectors) {
+                for (sum, b) in sums.iter_mut().zip(&b_vectors) {
+                    *sum = simd.mul_add_e_f32s(a[at], b[at], *sum);
                 }
             }
         }
@@ -251,6 +253,30 @@ impl WithSimd for AdvanceState<'_> {
             }
             *out = sum;
         }
+    }
+}
+
+/// The largest of `start` and all values.
+pub(crate) fn largest(start: f32, values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Largest { start, values })
+}
+
+struct Largest<'a> {
+    start: f32,
+    values: &'a [f32],
+}
+
+impl WithSimd for Largest<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let (vectors, tail) = S::as_simd_f32s(self.values);
+        let mut largest = simd.splat_f32s(self.start);
+        for &vector in vectors {
+            largest = simd.max_f32s(vector, largest);
+        }
+        tail.iter().copied().fold(simd.reduce_max_f32s(largest), f32::max)
     }
 }
 
