@@ -7,8 +7,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     keep_freed_memory();
     let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
     println!(
-        "{:<20} {:<64} {:>11} {:>11} {:>11} {:>5} {:>10}",
-        "op", "shape", "time", "achieved", "machine", "part", "processor"
+        "{:<20} {:<64} {:>11} {:>11} {:>11} {:>5} {:>14} {:>5}",
+        "op", "shape", "time", "achieved", "machine", "part", "processor time", "part"
     );
     run(&filter, |row| {
         let unit = match row.bound {
@@ -16,13 +16,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Bound::Compute => "GF/s",
         };
         println!(
-            "{:<20} {:<64} {:>8.3} ms {:>6.1} {unit} {:>6.1} {unit} {:>5.2} {:>10.2}",
+            "{:<20} {:<64} {:>8.3} ms {:>6.1} {unit} {:>6.1} {unit} {:>5.2} {:>11.3} ms {:>5.2}",
             row.op,
             row.shape,
             row.time.wall * 1e3,
             row.work / row.time.wall / 1e9,
             row.work / row.machine.wall / 1e9,
             row.part(),
+            row.time.processor * 1e3,
             row.processor_part(),
         );
     })?;
