@@ -6,7 +6,7 @@ use crate::*;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
-/// Tolerances of the issue: f32, f16, bf16 pools.
+/// The largest error allowed, over the largest magnitude, for each dtype of the pool.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 1e-5,
