@@ -210,7 +210,8 @@ pub struct PlannedResource {
 
 /// The one count of sequence slots that every consumer takes its rows from.
 ///
-/// Slots are numbered: padding first (slot 0 reads as zero and is never written), then live, then checkpoints.
+/// Padding comes first: slot 0 reads as zero and is never written. The other counts are quotas over the slots behind
+/// it, so that a finished sequence's slot becomes a checkpoint without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotDomain {
     /// Slots that pad a batch; reads give zero, writes go nowhere.

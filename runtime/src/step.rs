@@ -76,8 +76,7 @@ impl<'a> Step<'a> {
             block_tables: &pool.block_tables,
             max_blocks: pool.max_blocks,
         };
-        let scales =
-            (cache.pool.dtype() == DType::F8E4M3).then_some(KvScales { k: cache.scales.key, v: cache.scales.value });
+        let scales = (cache.pool.dtype() == DType::F8E4M3).then_some(cache.scales);
         Ok(PagedCache { pool: cache.pool, view: cache.view, batch, slot_mapping: &pool.slot_mapping, scales })
     }
 

@@ -339,7 +339,8 @@ impl CacheBook {
 
     /// The books of other pools with the sequences of these, whose pools must be idle.
     pub fn replaced_by(self, fresh: Self) -> Self {
-        Self { sequences: self.sequences, ..fresh }
+        // The count of steps goes on, since sequences remember the last one they stood in.
+        Self { sequences: self.sequences, steps: self.steps, ..fresh }
     }
 
     /// Nothing if no block and no slot is held.

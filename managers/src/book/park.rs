@@ -74,6 +74,9 @@ impl CacheBook {
         }
         let resident = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident);
         let resident: Vec<SequenceId> = resident.map(|(id, _)| id).collect();
+        for &id in &resident {
+            self.settled(id)?;
+        }
         for (paged, (spec, blocks)) in fresh.layout.paged.iter().zip(&fresh.blocks).enumerate() {
             let mut needed = 0;
             for &id in &resident {
@@ -86,12 +89,26 @@ impl CacheBook {
         if fresh.layout.has_slots() && resident.len() > fresh.slots.available(SlotRole::Live) as usize {
             return Err(fresh.slots.shortage(SlotRole::Live));
         }
-        let stats = self.stats();
-        let cached: u64 = stats.pools.iter().map(|pool| pool.cached).sum();
-        if cached > 0 {
-            return Err(ManagerError::Busy { sequences: resident.len(), blocks: cached, slots: 0 });
+        let blocks = (0..self.blocks.len()).map(|paged| self.blocks_held_outside(paged)).sum();
+        let slots = u64::from(self.slots.used(SlotRole::Checkpoint));
+        if blocks > 0 || slots > 0 {
+            return Err(ManagerError::Busy { sequences: 0, blocks, slots });
         }
         Ok(resident)
+    }
+
+    /// Blocks of a pool that others than sequences hold, alone or beside sequences.
+    fn blocks_held_outside(&self, paged: usize) -> u64 {
+        let blocks = &self.blocks[paged];
+        let mut by_sequences = vec![0; blocks.units() as usize];
+        for (_, sequence) in self.sequences.iter() {
+            let entries = sequence.tables.get(paged).map_or(&[][..], BlockTable::entries);
+            for &block in entries.iter().filter(|&&block| block >= 0) {
+                by_sequences[block as usize] += 1;
+            }
+        }
+        let outside = by_sequences.iter().zip(0..).filter(|&(&held, block)| blocks.references(BlockId(block)) > held);
+        outside.count() as u64
     }
 
     /// The blocks of a settled sequence that hold tokens, per paged pool, in order.

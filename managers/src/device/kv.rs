@@ -1,7 +1,7 @@
 //! The paged pools: keys, values and latents in blocks.
 
 use cacheplan_handlers::{KvLayout, ResourceHandler};
-use cacheplan_kernels::{KvLayerView, KvOrder};
+use cacheplan_kernels::{KvLayerView, KvOrder, KvScales};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -26,23 +26,8 @@ struct KvPool {
 #[derive(Debug)]
 struct KvMember {
     view: KvLayerView,
+    /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
     scales: KvScales,
-}
-
-/// What stored 8-bit keys and values are multiplied with; 1 for wider dtypes, and for block formats, which carry
-/// their scales inside.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct KvScales {
-    /// Scale of the keys.
-    pub key: f32,
-    /// Scale of the values.
-    pub value: f32,
-}
-
-impl Default for KvScales {
-    fn default() -> Self {
-        Self { key: 1.0, value: 1.0 }
-    }
 }
 
 /// One layer's part of a paged pool, borrowed for a kernel call.
@@ -81,7 +66,7 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember { view, scales: KvScales::default() });
+                members.push(KvMember { view, scales: KvScales { k: 1.0, v: 1.0 } });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }

@@ -31,6 +31,7 @@ pub(crate) enum Op {
     Onload(u8),
     Compact,
     Rebalance { blocks: i8, live: i8 },
+    Migrate { blocks: i8, live: i8 },
     Finish(u8),
     Stale(u8),
 }
@@ -59,6 +60,7 @@ impl Arbitrary for Op {
             2 => any::<u8>().prop_map(Self::Onload),
             1 => Just(Self::Compact),
             1 => (-4i8..5, -1i8..2).prop_map(|(blocks, live)| Self::Rebalance { blocks, live }),
+            1 => (-4i8..5, -1i8..2).prop_map(|(blocks, live)| Self::Migrate { blocks, live }),
             2 => any::<u8>().prop_map(Self::Finish),
             1 => any::<u8>().prop_map(Self::Stale),
         ]
@@ -142,6 +144,7 @@ impl World {
             Op::Onload(pick) => self.onload(pick),
             Op::Compact => self.compact(),
             Op::Rebalance { blocks, live } => self.rebalance(blocks, live),
+            Op::Migrate { blocks, live } => self.migrate(blocks, live),
             Op::Finish(pick) => self.finish_one(pick),
             Op::Stale(pick) => self.use_stale(pick),
         }
@@ -361,7 +364,12 @@ impl World {
     }
 
     fn offload(&mut self, pick: u8) {
-        let Some(id) = self.pick(pick).filter(|&id| self.settled(id)) else { return };
+        if let Some(id) = self.pick(pick).filter(|&id| self.settled(id)) {
+            self.park(id);
+        }
+    }
+
+    fn park(&mut self, id: SequenceId) {
         let held = self.book.held_blocks(id).unwrap();
         let contents = held.iter().zip(&self.blocks);
         let contents =
@@ -373,9 +381,12 @@ impl World {
 
     fn onload(&mut self, pick: u8) {
         let Some(id) = self.pick_in(Residency::Offloaded, pick) else { return };
-        if self.expect_room(|book| book.onload(id)).is_none() {
-            return;
+        if self.expect_room(|book| book.onload(id)).is_some() {
+            self.unpark(id);
         }
+    }
+
+    fn unpark(&mut self, id: SequenceId) {
         let (contents, state) = self.parked.remove(&id).unwrap();
         for (paged, (ids, saved)) in self.book.held_blocks(id).unwrap().into_iter().zip(contents).enumerate() {
             for (block, entries) in ids.into_iter().zip(saved) {
@@ -396,16 +407,7 @@ impl World {
 
     /// Moves capacity between blocks and slots while everything lives on.
     fn rebalance(&mut self, blocks: i8, live: i8) {
-        let mut plan = self.plan.clone();
-        plan.slots.live = plan.slots.live.saturating_add_signed(i64::from(live)).max(1);
-        for (pool, indexing) in plan.pools.iter_mut().zip(&self.book.layout().indexing) {
-            match indexing {
-                Indexing::Blocks(_) => pool.units = pool.units.saturating_add_signed(i64::from(blocks)).max(4),
-                Indexing::Slots => pool.units = plan.slots.total(),
-                Indexing::DraftRows | Indexing::Fixed => {}
-            }
-            pool.bytes = pool.units * pool.unit_bytes;
-        }
+        let plan = self.resized(blocks, live);
         let before = self.fingerprint();
         match self.book.shrink_to(&plan) {
             Ok(layout) => {
@@ -419,6 +421,51 @@ impl World {
             Err(ManagerError::UnitInUse { .. }) => assert_eq!(self.fingerprint(), before),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// Re-creates the pools while every sequence waits in host memory.
+    fn migrate(&mut self, blocks: i8, live: i8) {
+        let plan = self.resized(blocks, live);
+        let before = self.fingerprint();
+        let sequences = match self.book.check_migration(&plan) {
+            Ok(sequences) => sequences,
+            Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) => {
+                assert_eq!(self.fingerprint(), before);
+                return;
+            }
+            Err(ManagerError::Busy { .. }) => return assert!(!self.held.is_empty()),
+            Err(ManagerError::WrongState { .. }) => return,
+            Err(error) => panic!("{error}"),
+        };
+        sequences.iter().for_each(|&id| self.park(id));
+        self.book.ensure_idle().unwrap();
+        let fresh = CacheBook::new(&plan).unwrap();
+        for (spec, pool) in fresh.layout().paged.iter().zip(&mut self.blocks) {
+            *pool = vec![vec![None; spec.entries_per_block as usize]; spec.blocks as usize];
+        }
+        self.slots = vec![None; plan.slots.total() as usize];
+        let old = std::mem::replace(&mut self.book, CacheBook::new(&plan).unwrap());
+        self.book = old.replaced_by(fresh);
+        self.plan = plan;
+        for id in sequences {
+            self.book.onload(id).unwrap();
+            self.unpark(id);
+        }
+    }
+
+    /// The plan with some more or fewer blocks and live slots.
+    fn resized(&self, blocks: i8, live: i8) -> CachePlan {
+        let mut plan = self.plan.clone();
+        plan.slots.live = plan.slots.live.saturating_add_signed(i64::from(live)).max(1);
+        for (pool, indexing) in plan.pools.iter_mut().zip(&self.book.layout().indexing) {
+            match indexing {
+                Indexing::Blocks(_) => pool.units = pool.units.saturating_add_signed(i64::from(blocks)).max(4),
+                Indexing::Slots => pool.units = plan.slots.total(),
+                Indexing::DraftRows | Indexing::Fixed => {}
+            }
+            pool.bytes = pool.units * pool.unit_bytes;
+        }
+        plan
     }
 
     fn finish_one(&mut self, pick: u8) {
