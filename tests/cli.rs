@@ -272,7 +272,7 @@ fn numbers<const N: usize, T>(file: &safetensors::SafeTensors<'_>, name: &str, r
 #[case::empty_prompt(&["--prompt-ids", ""], 2, "not a token id")]
 #[case::token_out_of_vocabulary(&["--prompt-ids", "1,99999999"], 1, "vocabulary")]
 #[case::too_long(&["--prompt-ids", "1", "--max-new-tokens", "1000000000"], 1, "max_seq_len")]
-#[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "cpu or cuda")]
+#[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "`cpu` or `cuda:N`")]
 #[case::logits_of_two(&["--prompt-ids", "1", "--prompt-ids", "2", "--logits", "x"], 2, "single")]
 fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[case] says: &str) {
     let model = fixture_model("llama");
@@ -304,4 +304,20 @@ fn simulate_compares_the_policies_on_a_workload_and_draws_them() {
     };
     assert!(rate("coverage") > 1.1 * rate("double-buffered"));
     assert!(std::fs::read_to_string(chart).unwrap().starts_with("<svg"));
+}
+
+/// The example in the README is what the command prints; `UPDATE_README=1 cargo test --test cli` rewrites it.
+#[test]
+fn the_readme_shows_a_real_plan() {
+    let output = cacheplan(&["plan".as_ref(), config(NANO).as_os_str()]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = readme.split_once("```text\n").unwrap();
+    let (shown, after) = rest.split_once("```").unwrap();
+    if std::env::var_os("UPDATE_README").is_some() {
+        std::fs::write(&path, format!("{before}```text\n{table}```{after}")).unwrap();
+    } else {
+        assert_eq!(shown, table);
+    }
 }
