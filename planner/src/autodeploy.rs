@@ -3,6 +3,8 @@
 //! Plans do not use it: [`plan`](crate::plan) solves for sequences and refuses a budget that is too small, where these
 //! formulas estimate tokens, clamp them, and may go below zero.
 
+use cacheplan_transforms::Resources;
+
 /// Its batch size and slots: at least 2 are stored, and one slot more than asked for pads graphs.
 ///
 /// Returns (stored batch size, state slots).
@@ -51,6 +53,18 @@ pub fn agreed_tokens(of_ranks: &[u64], stated: Option<u64>, tokens_per_block: u6
 pub const fn local_state_rows(max_batch_size: u64, max_draft_len: u64, hybrid: bool) -> u64 {
     let (_, slots) = batch_and_slots(max_batch_size);
     if hybrid { slots.saturating_add(max_draft_len).saturating_add(1) } else { slots }
+}
+
+/// Whether it keeps blocks for later prompts: only if every resource is paged, since its states have no checkpoints.
+///
+/// Our prefix cache keeps states as well, so plans do not ask this.
+pub fn reuses_blocks(resources: &Resources) -> bool {
+    resources.iter().all(|resource| resource.handler.is_paged())
+}
+
+/// Whether it sizes its pools anew after a profiled forward: something is paged, and a fraction is stated.
+pub fn needs_resize(resources: &Resources, fraction: Option<crate::Fraction>) -> bool {
+    fraction.is_some() && resources.iter().any(|resource| resource.handler.is_paged())
 }
 
 #[cfg(test)]

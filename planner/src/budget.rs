@@ -17,6 +17,8 @@ use crate::{EngineOptions, Parallel, Policy, Speculation, Workload};
 pub struct Budget {
     /// How resources are grouped into pools; `by-key` where absent.
     pub grouping: Option<Policy>,
+    /// Whether it is an error that something which grows with sequences has no manager; false where absent.
+    pub reject_unmanaged: bool,
     /// The longest sequence, prompt and output, in tokens; where absent 4,096 or the model's maximum if lower.
     pub max_seq_len: Option<u64>,
     /// The most sequences that run at once; where absent, as many as the memory admits, or 8 without a memory budget.

@@ -56,6 +56,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let held = request.held()?;
     let groups = group(policy, &held, max_seq_len)?;
     refuse_unconsumed(budget, &groups)?;
+    refuse_unmanaged(budget, &groups)?;
     let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
     let mut pools = lay_out(&groups, &load, tokens_per_block)?;
 
@@ -133,6 +134,21 @@ fn refuse_unconsumed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanEr
         return Ok(());
     };
     Err(PlanError::Budget(unconsumed.into()))
+}
+
+/// Caches that are moved between machines must have a manager; what is there once need not.
+fn refuse_unmanaged(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanError> {
+    let unmanaged = groups.iter().filter(|group| group.owner == Owner::Local && group.growth != Growth::Fixed);
+    let names: Vec<String> = unmanaged
+        .flat_map(|group| group.members.iter().map(|resource| format!("`{}` ({})", resource.name, group.kind)))
+        .collect();
+    if !budget.reject_unmanaged || names.is_empty() {
+        return Ok(());
+    }
+    Err(PlanError::Grouping(format!(
+        "no manager owns {}, which `reject_unmanaged` forbids; group by-key, or drop the switch",
+        names.join(", ")
+    )))
 }
 
 /// What the pools may take together; `None` if the budget states no memory.

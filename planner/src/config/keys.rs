@@ -62,13 +62,20 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, example: &'s
 }
 
 /// All keys, section by section.
-pub(super) const KEYS: [Key; 38] = [
+pub(super) const KEYS: [Key; 39] = [
     key(
         "grouping",
         Kind::Choice(&["by-key", "by-window", "first-reference"]),
         "by-key",
         "'by-key'",
         "How resources are grouped into pools.",
+    ),
+    key(
+        "reject_unmanaged",
+        Kind::Switch,
+        "false",
+        "true",
+        "Whether it is an error that something which grows with sequences has no manager.",
     ),
     key(
         "max_seq_len",

@@ -4,9 +4,10 @@
 //! The shared setting is that of its tests: max_seq_len 128, batch 4, pages of 32 tokens. Where AutoDeploy's tests look
 //! at tensors, these look at the plan that would allocate them.
 
-use cacheplan_handlers::{AllocationDims, DType, ResourceHandler};
+use cacheplan_handlers::{AllocationDims, DType, Growth, Kind, ResourceHandler};
+use cacheplan_planner::autodeploy::{needs_resize, reuses_blocks};
 use cacheplan_planner::{
-    Budget, CachePlan, ManagerKind, Measurement, Owner, PlanError, Unit, check, n_groups, plan, resize,
+    Budget, CachePlan, Fraction, ManagerKind, Measurement, Owner, PlanError, Unit, check, n_groups, plan, resize,
 };
 use rstest::rstest;
 
@@ -151,6 +152,53 @@ fn row_19_unpaged_data_has_a_row_per_slot() {
     let dims =
         AllocationDims { num_blocks: 0, tokens_per_block: 32, num_slots: 5, max_seq_len: 128, draft_positions: 1 };
     assert_eq!(plan.resources[0].handler.allocation_shape(&dims), [5, 128, 8, 64]);
+}
+
+#[rstest]
+#[case::row_20(vec![kv(8, 64), kv(8, 64)], true)]
+#[case::row_21(vec![kv(8, 64), ssm()], false)]
+fn blocks_are_reused_only_if_everything_is_paged(#[case] handlers: Vec<ResourceHandler>, #[case] reused: bool) {
+    assert_eq!(reuses_blocks(&model(handlers).resources), reused);
+}
+
+#[rstest]
+#[case::row_22(None, false)]
+#[case::row_23(Fraction::new(0.5), true)]
+fn a_fraction_asks_for_a_resize(#[case] fraction: Option<Fraction>, #[case] needed: bool) {
+    assert_eq!(needs_resize(&model(vec![kv(8, 64)]).resources, fraction), needed);
+    assert!(!needs_resize(&model(vec![ssm()]).resources, fraction));
+}
+
+fn rejecting() -> Budget {
+    Budget { reject_unmanaged: true, ..by_window() }
+}
+
+fn generic_state() -> ResourceHandler {
+    ResourceHandler::state(&[10, 20], DType::F32).unwrap()
+}
+
+#[test]
+fn row_53_a_state_without_a_manager_is_refused_by_name() {
+    let model = model(vec![kv(8, 64), generic_state()]);
+    let error = plan(&model.request(&rejecting())).unwrap_err();
+    assert!(matches!(error, PlanError::Grouping(_)) && error.to_string().contains("`r_1` (state)"), "{error}");
+}
+
+#[test]
+fn row_55_what_is_there_once_may_be_local() {
+    let kind = Kind::try_from("acme.scratch".to_owned()).unwrap();
+    let scratch = ResourceHandler::new(kind, Growth::Fixed, vec![], DType::Int32, None).unwrap();
+    assert_eq!(owned_by(&planned(vec![kv(8, 64), scratch], &rejecting()), Owner::Local), 1);
+}
+
+/// Under `by-key`: the policies of AutoDeploy leave replay buffers local here.
+#[test]
+fn row_56_replay_buffers_have_a_manager() {
+    let mut budget = budget(&format!("reject_unmanaged = true\n{SETTING}"));
+    budget.speculation = Some(toml("draft_tokens = 2\nscheme = 'replay'"));
+    let plan = planned(vec![ssm(), conv(320), ssm(), conv(320)], &budget);
+    assert!(plan.resources.iter().any(|resource| resource.kind.starts_with("replay.")));
+    assert_eq!(owned_by(&plan, Owner::Local), 0);
 }
 
 #[test]
