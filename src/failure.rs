@@ -1,6 +1,7 @@
 //! What a subcommand ends with when it does not succeed, and the exit code that goes with it.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 
 use miette::Report;
@@ -28,6 +29,21 @@ impl Failure {
         eprintln!("{:?}", self.report);
         ExitCode::from(self.code)
     }
+}
+
+/// An error about a file, with exit code 1.
+pub(crate) fn in_file(path: &Path, error: impl std::fmt::Display) -> Failure {
+    Failure::new(1, miette::miette!("{}: {error}", path.display()))
+}
+
+/// The text of a file.
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| in_file(path, error))
+}
+
+/// Writes a file anew.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| in_file(path, error))
 }
 
 /// The error's message followed by those of its causes.

@@ -273,6 +273,7 @@ fn numbers<const N: usize, T>(file: &safetensors::SafeTensors<'_>, name: &str, r
 #[case::token_out_of_vocabulary(&["--prompt-ids", "1,99999999"], 1, "vocabulary")]
 #[case::too_long(&["--prompt-ids", "1", "--max-new-tokens", "1000000000"], 1, "max_seq_len")]
 #[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "`cpu` or `cuda:N`")]
+#[case::an_assumption_that_nothing_reads(&["--prompt-ids", "1", "--assume", "no_such_key=1"], 1, "no_such_key")]
 #[case::logits_of_two(&["--prompt-ids", "1", "--prompt-ids", "2", "--logits", "x"], 2, "single")]
 fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[case] says: &str) {
     let model = fixture_model("llama");

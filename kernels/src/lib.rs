@@ -9,6 +9,7 @@
 //!
 //! Padding is the same everywhere: a token with slot -1 writes nothing, a sequence with slot -1 or context 0 gives
 //! zeros and touches no state.
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod attention;
 mod batch;

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use cacheplan_handlers::DType;
+use cacheplan_transforms::edit_distance;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
@@ -263,21 +264,6 @@ pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -
         .min()
         .filter(|(distance, known)| *distance <= known.len().div_ceil(2))
         .map(|(_, known)| known.to_owned())
-}
-
-fn edit_distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, l) in left.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, r) in right.iter().enumerate() {
-            let substitute = diagonal + usize::from(l != *r);
-            diagonal = row[j + 1];
-            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[right.len()]
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! [`Session`] is the whole way in one object; [`Decoder`] is for those who schedule themselves.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod decoder;
 pub mod demo;

@@ -1,12 +1,12 @@
 //! `cacheplan export`: a plan in the words of an engine that people run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, CachePlan, Parallel, Serving, Target, export};
+use cacheplan::planner::{ByteSize, Parallel, Serving, Target, export};
 use clap::ValueEnum;
-use miette::miette;
 
-use crate::failure::{Failure, note, print};
+use crate::commands::load::read_plan;
+use crate::failure::{Failure, note, print, write};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -73,16 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match &args.out {
-        Some(path) => std::fs::write(path, text).map_err(|error| in_file(path, &error)),
+        Some(path) => write(path, &text),
         None => print(&text),
     }
-}
-
-fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| in_file(path, &error))?;
-    serde_json::from_str(&text).map_err(|error| in_file(path, &error))
-}
-
-fn in_file(path: &Path, error: &dyn std::error::Error) -> Failure {
-    Failure::new(1, miette!("{}: {error}", path.display()))
 }

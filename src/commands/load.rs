@@ -9,7 +9,7 @@ use cacheplan::transforms::{Assumption, Collected, Model, PassContext, ReadOptio
 use clap::ValueEnum;
 use miette::{LabeledSpan, NamedSource, miette};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, read};
 
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
@@ -79,7 +79,7 @@ impl Source {
     }
 
     /// What the flags say about how to read the model.
-    fn read_options(&self) -> Result<ReadOptions, Failure> {
+    pub(crate) fn read_options(&self) -> Result<ReadOptions, Failure> {
         let descriptions = self.description.iter().map(|path| read(path)).collect::<Result<Vec<String>, Failure>>()?;
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
@@ -140,8 +140,4 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
 /// A GPU of which only the memory is known, all of it free.
 pub(crate) fn stated_device(memory: ByteSize) -> DeviceInfo {
     DeviceInfo { name: "stated".into(), total_bytes: memory.0, free_bytes: memory.0, kind: DeviceKind::Cuda }
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))
 }

@@ -9,7 +9,7 @@ use miette::miette;
 
 use crate::commands::load::{Loaded, Source, stated_device};
 use crate::commands::{check, diff, explain};
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print, write};
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -105,8 +105,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     let plan = plan(&request).map_err(failed)?;
     let engine = args.engine.map(|engine| predict(&request, engine)).transpose().map_err(failed)?;
     if let Some(path) = &args.out {
-        std::fs::write(path, json(serde_json::to_string_pretty(&plan))?)
-            .map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+        write(path, &json(serde_json::to_string_pretty(&plan))?)?;
     }
     match (args.format, engine) {
         (Format::Json, Some(engine)) => {

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use miette::{Report, miette};
 
 use crate::commands::load::Source;
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print, write};
 use crate::progress;
 
 #[derive(clap::Args)]
@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = SessionOptions {
         budget: args.source.budget()?,
         device: args.output.device.clone(),
+        read: args.source.read_options()?,
         ..SessionOptions::default()
     };
     let session = progress::during("reading the model and its weights", || Session::open(&args.source.model, options));
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(path) = &args.stats {
         let manager = session.caches().manager().map_err(Failure::error)?;
         let json = serde_json::to_string_pretty(&manager.book().stats()).map_err(Failure::error)?;
-        std::fs::write(path, json + "\n").map_err(|error| Failure::new(1, miette!("{}: {error}", path.display())))?;
+        write(path, &(json + "\n"))?;
     }
     served
 }

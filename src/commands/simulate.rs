@@ -2,16 +2,15 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cacheplan::managers::book::simulate::{
     Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
 };
-use cacheplan::planner::CachePlan;
 use clap::ValueEnum;
-use miette::miette;
 
-use crate::failure::{Failure, print};
+use crate::commands::load::read_plan;
+use crate::failure::{Failure, in_file, print, write};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -108,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         policies.iter().map(|&policy| simulate(&requests, Scenario { policy: policy.into(), ..scenario })).collect();
     let reports = reports.map_err(Failure::error)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, chart(&args.requests.title(), &reports)).map_err(|error| in_file(path, &error))?;
+        write(path, &chart(&args.requests.title(), &reports))?;
     }
     match args.format {
         Format::Table => {
@@ -125,8 +124,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 impl Requests {
     fn load(&self) -> Result<Vec<Request>, Failure> {
         if let Some(path) = &self.trace {
-            let file = File::open(path).map_err(|error| in_file(path, &error))?;
-            return read_trace(BufReader::new(file)).map_err(|error| in_file(path, &error));
+            let file = File::open(path).map_err(|error| in_file(path, error))?;
+            return read_trace(BufReader::new(file)).map_err(|error| in_file(path, error));
         }
         Ok(self.workload.map(Workload::from).map(Workload::requests).unwrap_or_default())
     }
@@ -155,15 +154,6 @@ impl Args {
         scenario.chunk = self.chunk as usize;
         Ok(scenario)
     }
-}
-
-fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| in_file(path, &error))?;
-    serde_json::from_str(&text).map_err(|error| in_file(path, &error))
-}
-
-fn in_file(path: &Path, error: &dyn std::error::Error) -> Failure {
-    Failure::new(1, miette!("{}: {error}", path.display()))
 }
 
 impl From<WorkloadName> for Workload {

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use cacheplan::managers::book::Stats;
 use clap::ValueEnum;
-use miette::miette;
 
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, in_file, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -29,9 +28,7 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let shown = args.snapshot.display();
-    let text = std::fs::read_to_string(&args.snapshot).map_err(|error| Failure::new(1, miette!("{shown}: {error}")))?;
-    let stats: Stats = serde_json::from_str(&text).map_err(|error| Failure::new(1, miette!("{shown}: {error}")))?;
+    let stats: Stats = serde_json::from_str(&read(&args.snapshot)?).map_err(|error| in_file(&args.snapshot, error))?;
     match args.format {
         Format::Table => print(&stats.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&stats).map_err(Failure::error)? + "\n")),

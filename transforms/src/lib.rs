@@ -3,6 +3,7 @@
 //! [`read_model`] turns a model's own description into a [`Graph`], [`collect`] walks it and returns the
 //! [`Resources`] that a plan is made from.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod builder;
 mod descriptors;
@@ -23,6 +24,7 @@ pub use frontend::{Assumption, FrontendError, ReadOptions, read_config_str, read
 pub use graph::{Attribute, Edge, Extent, Graph, Name, Op, OpId, Origin, Tensor, TensorId};
 pub use inspect::Inspection;
 pub use model::{Fact, Model, ModelInfo, WeightBytes};
+pub use near::edit_distance;
 pub use passes::{Collected, PassContext, PassError, PassReport, Skipped, Stage, collect};
 pub use registry::{Cache, CacheDTypes, DescribeError, Descriptor, OpView, Registry};
 pub use resources::{Resource, ResourceError, Resources};

@@ -2,7 +2,7 @@
 
 /// The known names that resemble `wanted` most, at most three, joined by commas; `none` if nothing is close.
 pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    let mut ranked: Vec<(usize, &str)> = known.into_iter().map(|name| (distance(wanted, name), name)).collect();
+    let mut ranked: Vec<(usize, &str)> = known.into_iter().map(|name| (edit_distance(wanted, name), name)).collect();
     ranked.sort_unstable();
     ranked.dedup();
     let limit = (wanted.chars().count() / 2).max(2);
@@ -11,7 +11,7 @@ pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -
 }
 
 /// Levenshtein distance; only the first 64 characters count, which bounds the work on hostile input.
-fn distance(left: &str, right: &str) -> usize {
+pub fn edit_distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
     for (i, l) in left.chars().take(64).enumerate() {
@@ -34,6 +34,6 @@ mod tests {
     fn the_closest_come_first_and_distant_ones_are_left_out() {
         assert_eq!(near("qwen4", ["llama", "qwen3", "qwen2"]), "qwen2, qwen3");
         assert_eq!(near("something_else", ["llama"]), "none");
-        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
     }
 }
