@@ -24,6 +24,17 @@ fn coverage_never_hits_less_than_the_double_buffer_and_a_tenth_more_where_slots_
     }
 }
 
+#[rstest]
+fn more_checkpoints_never_hit_less(#[values(Workload::Chat, Workload::Agents, Workload::Rag)] workload: Workload) {
+    let requests = workload.requests();
+    let mut fewer = 0.0;
+    for checkpoints in [32, 64, 80, 96, 128, 192, 256, 512] {
+        let more = hit_rate(&requests, Policy::Coverage, Some(checkpoints));
+        assert!(more >= fewer, "{checkpoints}: {more} after {fewer}");
+        fewer = more;
+    }
+}
+
 /// A chain of 32k tokens with a state every 2,048, three times over, and then `last`.
 fn hit_after_three_chains(policy: Policy, checkpoints: usize, last: Vec<Piece>) -> u64 {
     let scenario =

@@ -135,8 +135,10 @@ impl Tree {
         self.reclass(self.shallower_state(node));
     }
 
-    /// Counts a use of the state at a node.
+    /// Counts a use of the state at a node, for the class that it has now. Counted for a class that it has left, the
+    /// use of a tail whose successor is gone would speak for the states that nobody uses, until those drive out tails.
     pub(super) fn use_state(&mut self, node: u32) {
+        self.reclass(node);
         let clock = self.clock;
         if let Some(state) = &mut self.nodes[node].state {
             state.uses = state.uses.saturating_add(1);
