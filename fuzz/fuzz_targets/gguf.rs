@@ -1,8 +1,13 @@
-//! Any bytes as a `.gguf` file. Run with `cargo +nightly fuzz run gguf`.
+//! Any bytes as a `.gguf` file.
 #![no_main]
 
-mod read_file;
+mod limits;
+
+use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
 
-fuzz_target!(|bytes: &[u8]| read_file::read_file(bytes, ".gguf"));
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| TempDir::new().expect("a folder for the input"));
+
+fuzz_target!(|bytes: &[u8]| limits::walk_file(&FOLDER.path().join("fuzzed.gguf"), bytes));

@@ -152,6 +152,8 @@ pub struct GraphBuilder {
     weights_known: bool,
     layers: u32,
     residual: TensorId,
+    /// The mask that attention reads beside causality.
+    mask: Option<TensorId>,
     /// The key and value tensors of each layer's attention, for layers that share them.
     keys_and_values: Vec<Option<(TensorId, TensorId)>>,
 }
@@ -180,6 +182,7 @@ impl GraphBuilder {
             weights_known: true,
             layers: 0,
             residual,
+            mask: None,
             keys_and_values: Vec::new(),
         }
     }
@@ -205,6 +208,16 @@ impl GraphBuilder {
         self
     }
 
+    /// Lets attention that is added from now on read a mask beside causality; one op makes it for all layers.
+    pub fn mask(&mut self) -> &mut Self {
+        if self.mask.is_none() {
+            let id = self.graph.add_op(Op::new(Name::new(None, "mask"), ops::MASK).input("x", self.residual));
+            let shape = vec![Extent::BATCH, Extent::SEQUENCE, Extent::Symbol("tokens".into())];
+            self.mask = Some(self.graph.add_output(id, Name::new(None, "mask"), shape, self.dtype));
+        }
+        self
+    }
+
     /// Adds attention.
     pub fn attention(&mut self, dims: &Attention) -> &mut Self {
         let Attention { num_heads, num_kv_heads, head_dim, .. } = *dims;
@@ -226,6 +239,9 @@ impl GraphBuilder {
             *own = Some((key, value));
         }
         let mut op = self.op("attention", ops::ATTENTION).input("query", query).input("key", key).input("value", value);
+        if let Some(mask) = self.mask {
+            op = op.input("mask", mask);
+        }
         if let Some(window) = dims.window {
             op = op.attribute(ops::WINDOW, Attribute::Number(window));
         }

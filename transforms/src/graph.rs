@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 
 use cacheplan_handlers::DType;
+use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
 
 /// A node of the graph.
 pub type OpId = NodeIndex<u32>;
@@ -236,6 +238,19 @@ impl Graph {
         let input = inputs.len();
         inputs.push((port, tensor));
         self.connect(tensor, op, input);
+    }
+
+    /// Makes a port the last of its op's.
+    pub(crate) fn move_last(&mut self, op: OpId, port: &str) {
+        let inputs = &mut self.ops[op].inputs;
+        let Some(from) = inputs.iter().position(|(name, _)| name == port) else { return };
+        inputs[from..].rotate_left(1);
+        let last = inputs.len() - 1;
+        let edges: Vec<_> = self.ops.edges_directed(op, Direction::Incoming).map(|edge| edge.id()).collect();
+        for edge in edges {
+            let input = &mut self.ops[edge].input;
+            *input = if *input == from { last } else { *input - usize::from(*input > from) };
+        }
     }
 
     fn connect(&mut self, tensor: TensorId, consumer: OpId, input: usize) {

@@ -5,7 +5,8 @@
 
 /// Attention over keys and values: `query` [B, S, heads, head_dim], `key` and `value` [B, S, kv_heads, head_dim].
 ///
-/// Attributes: [`WINDOW`], [`CACHE_DTYPE`]. An op that reads the key tensor of an earlier one shares its cache.
+/// Attributes: [`WINDOW`], [`CACHE_DTYPE`]. An op that reads the key tensor of an earlier one shares its cache; one that
+/// reads a `mask` [B, S, tokens] sees other tokens than causality and the window let it.
 pub const ATTENTION: &str = "core.attention";
 
 /// Multi-head latent attention: `latent` [B, S, kv_lora_rank], `rope_key` [B, S, qk_rope_head_dim].
@@ -55,6 +56,12 @@ pub const CAUSAL_CONV: &str = "core.causal_conv1d";
 
 /// A state whose use is not known: `state` [B, …], every axis behind the batch known.
 pub const STATE: &str = "core.state";
+
+/// Which tokens see which, beside causality: those of an image see each other.
+pub const MASK: &str = "core.mask";
+
+/// A mask in the form that the kernels take, made once a step for all its readers; put there by `prepare_masks`.
+pub const PREPARED_MASK: &str = "core.prepared_mask";
 
 /// A cache, put there by `initialize_caches`.
 pub const CACHE: &str = "core.cache";

@@ -39,6 +39,7 @@ pub struct Descriptor {
     pub(crate) kind: Cow<'static, str>,
     pub(crate) stage: Stage,
     pub(crate) derive: Arc<Derive>,
+    pub(crate) takes_masks: bool,
 }
 
 impl Descriptor {
@@ -51,7 +52,13 @@ impl Descriptor {
         stage: Stage,
         derive: impl Fn(&mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> + Send + Sync + 'static,
     ) -> Self {
-        Self { kind: kind.into(), stage, derive: Arc::new(derive) }
+        Self { kind: kind.into(), stage, derive: Arc::new(derive), takes_masks: false }
+    }
+
+    /// The same descriptor, of ops whose kernels take a mask beside causality.
+    #[must_use]
+    pub fn taking_masks(self) -> Self {
+        Self { takes_masks: true, ..self }
     }
 }
 
@@ -76,8 +83,13 @@ impl Registry {
     }
 
     /// The descriptor of an op kind.
-    pub(crate) fn get(&self, kind: &str) -> Option<&Descriptor> {
+    pub fn get(&self, kind: &str) -> Option<&Descriptor> {
         self.0.get(kind)
+    }
+
+    /// Op kinds whose kernels take masks, in no particular order.
+    pub(crate) fn taking_masks(&self) -> impl Iterator<Item = &str> {
+        self.0.values().filter(|descriptor| descriptor.takes_masks).map(|descriptor| descriptor.kind.as_ref())
     }
 
     /// Op kinds that have a descriptor, in no particular order.

@@ -4,26 +4,21 @@
 
 mod support;
 
-use std::alloc::System;
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cacheplan_transforms::{PassContext, ReadOptions, collect, read_config_str, read_model};
-use cap::Cap;
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, collect, read_config_str, read_model};
+use cpu_time::ThreadTime;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
 
 use support::{fixture, names};
 
-#[global_allocator]
-static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
-
 /// What reading a header may take.
-const MAX_BYTES: usize = 64 << 20;
-/// How long it may take, in a debug build on a busy machine.
+const MAX_BYTES: u64 = 64 << 20;
+/// How long it may take of a processor, in a debug build.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -93,45 +88,46 @@ impl Mutation {
     }
 }
 
-/// One front-end at a time, so that the memory counted is its own.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Mutates `seeds` until the time is up and hands each result to `read`.
-fn soak(seeds: &[Vec<u8>], read: impl Fn(&[u8])) {
-    let _alone = alone();
+/// Mutates `seeds` until the time is up and walks what `read` makes of each result; errors are fine.
+#[expect(clippy::print_stdout, reason = "a soak says how much it did")]
+fn soak(seeds: &[Vec<u8>], read: impl Fn(&[u8]) -> Result<Model, FrontendError>) {
     let seconds = std::env::var("CACHEPLAN_SOAK_SECONDS").map_or(1, |text| text.parse().unwrap());
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
     let strategy = (any::<Index>(), prop::collection::vec(mutation(), 1..6));
-    let mut cases = 0u64;
+    let (mut cases, mut models) = (0u64, 0u64);
     while Instant::now() < deadline {
         let tree = strategy.new_tree(&mut runner).unwrap();
+        let walked = std::cell::Cell::new(false);
         let outcome = runner.run_one(tree, |(seed, mutations)| {
             let mut bytes = seeds[seed.index(seeds.len())].clone();
             mutations.iter().for_each(|mutation| mutation.apply(&mut bytes));
-            let (before, start) = (MEMORY.allocated(), Instant::now());
-            read(&bytes);
+            let start = ThreadTime::now();
+            let memory = allocation_counter::measure(|| walked.set(walk(read(&bytes))));
             prop_assert!(start.elapsed() < MAX_TIME, "took {:?}", start.elapsed());
-            let taken = MEMORY.max_allocated().saturating_sub(before);
-            prop_assert!(taken <= MAX_BYTES, "took {taken} bytes");
+            prop_assert!(memory.bytes_max <= MAX_BYTES, "took {} bytes", memory.bytes_max);
             Ok(())
         });
         if let Err(error) = outcome {
             panic!("after {cases} cases: {error}");
         }
         cases += 1;
+        models += u64::from(walked.get());
     }
+    println!("{cases} cases, {models} of them still models");
     assert!(cases > 0);
 }
 
-/// Reads a file, walks its graph if there is one; errors are fine.
-fn read_file(path: &Path) {
-    if let Ok(mut model) = read_model(path, &ReadOptions::default()) {
-        let _ = collect(&mut model.graph, &PassContext::default());
-    }
+fn walk(model: Result<Model, FrontendError>) -> bool {
+    model.is_ok_and(|mut model| collect(&mut model.graph, &PassContext::default()).is_ok())
+}
+
+fn read(path: &Path) -> Result<Model, FrontendError> {
+    read_model(path, &ReadOptions::default())
+}
+
+fn read_text(bytes: &[u8]) -> Result<Model, FrontendError> {
+    read_config_str("mutated", &String::from_utf8_lossy(bytes), &ReadOptions::default())
 }
 
 /// The beginning of a fixture: a header and a little of what follows.
@@ -145,11 +141,25 @@ fn beginning(path: &str, length: usize) -> Vec<u8> {
 fn configs_survive() {
     let seeds: Vec<Vec<u8>> =
         names("configs").iter().map(|name| beginning(&format!("configs/{name}"), usize::MAX)).collect();
-    soak(&seeds, |bytes| {
-        let text = String::from_utf8_lossy(bytes);
-        if let Ok(mut model) = read_config_str("mutated", &text, &ReadOptions::default()) {
-            let _ = collect(&mut model.graph, &PassContext::default());
-        }
+    soak(&seeds, read_text);
+}
+
+#[test]
+fn runtime_configs_survive() {
+    soak(&[beginning("edge_llm/config.json", usize::MAX)], read_text);
+}
+
+#[test]
+fn descriptions_survive() {
+    let guide = fs::read_to_string(fixture("../../docs/adding-a-model.md")).unwrap();
+    let block = |language: &str| {
+        let start = guide.split_once(&format!("```{language}\n")).unwrap().1;
+        start.split_once("```").unwrap().0.to_owned()
+    };
+    let config = block("json");
+    soak(&[block("toml").into_bytes()], |bytes| {
+        let descriptions = vec![String::from_utf8_lossy(bytes).into_owned()];
+        read_config_str("mutated", &config, &ReadOptions { descriptions, ..ReadOptions::default() })
     });
 }
 
@@ -158,50 +168,58 @@ fn safetensors_headers_survive() {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(fixture("models/nemotron_h/config.json"), folder.path().join("config.json")).unwrap();
     let path = folder.path().join("model.safetensors");
-    soak(
-        &[beginning("models/nemotron_h/model.safetensors", 4096), beginning("models/llama/model.safetensors", 3072)],
-        |bytes| {
-            fs::write(&path, bytes).unwrap();
-            read_file(&path);
-        },
-    );
-}
-
-#[test]
-fn gguf_headers_survive() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("mutated.gguf");
-    let files = names("gguf").into_iter().filter(|name| name.ends_with(".gguf"));
-    let seeds: Vec<Vec<u8>> = files.map(|name| beginning(&format!("gguf/{name}"), usize::MAX)).collect();
+    let seeds = [("nemotron_h", 4096), ("llama", 3072)];
+    let seeds = seeds.map(|(model, length)| beginning(&format!("models/{model}/model.safetensors"), length));
     soak(&seeds, |bytes| {
         fs::write(&path, bytes).unwrap();
-        read_file(&path);
+        read(&path)
     });
 }
 
 #[test]
-fn onnx_graphs_survive() {
+fn indices_of_shards_survive() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("mutated.onnx");
-    let files = names("onnx").into_iter().filter(|name| name.ends_with(".onnx"));
-    let seeds: Vec<Vec<u8>> = files.map(|name| beginning(&format!("onnx/{name}"), usize::MAX)).collect();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("models/llama").join(file), folder.path().join(file)).unwrap();
+    }
+    let index = r#"{"metadata": {"total_size": 12345},
+        "weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
+    soak(&[index.as_bytes().to_vec()], |bytes| {
+        fs::write(folder.path().join("model.safetensors.index.json"), bytes).unwrap();
+        read(folder.path())
+    });
+}
+
+#[test]
+fn gguf_headers_survive() {
+    files_survive("gguf", ".gguf");
+}
+
+#[test]
+fn onnx_graphs_survive() {
+    files_survive("onnx", ".onnx");
+}
+
+/// Mutates all files of a folder that have this extension.
+fn files_survive(fixtures: &str, extension: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(format!("mutated{extension}"));
+    let files = names(fixtures).into_iter().filter(|name| name.ends_with(extension));
+    let seeds: Vec<Vec<u8>> = files.map(|name| beginning(&format!("{fixtures}/{name}"), usize::MAX)).collect();
     soak(&seeds, |bytes| {
         fs::write(&path, bytes).unwrap();
-        read_file(&path);
+        read(&path)
     });
 }
 
 #[test]
 fn the_most_layers_that_are_read_stay_within_the_limit() {
-    let _alone = alone();
     let layers = 10_000;
     let text = format!(
         r#"{{"model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": "{}", "mamba_num_heads": 8,
             "mamba_head_dim": 16, "ssm_state_size": 16, "vocab_size": 32}}"#,
         "M".repeat(layers)
     );
-    let before = MEMORY.allocated();
-    let model = read_config_str("long", &text, &ReadOptions::default()).unwrap();
-    let taken = MEMORY.max_allocated() - before;
-    assert!(taken <= MAX_BYTES, "{taken} bytes for {} layers", model.info.layers);
+    let memory = allocation_counter::measure(|| drop(read_text(text.as_bytes()).unwrap()));
+    assert!(memory.bytes_max <= MAX_BYTES, "{} bytes for {layers} layers", memory.bytes_max);
 }

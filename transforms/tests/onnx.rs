@@ -163,14 +163,6 @@ fn a_cut_export_is_an_error() {
 
 #[test]
 fn the_exporters_runtime_config_gives_the_same_caches() {
-    let text = r#"{
-        "model_type": "hybrid_mamba", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3,
-        "num_linear_attn_layers": 2, "num_attention_layers": 1,
-        "recurrent_state_num_heads": 8, "recurrent_state_head_dim": 16, "recurrent_state_size": 16,
-        "conv_dim": 192, "conv_kernel": 4, "recurrent_state_dtype": "fp32", "conv_state_dtype": "fp32",
-        "layer_types": ["mamba", "attention", "mamba"],
-        "kv_layer_configs": [null, {"num_kv_heads": 2, "head_dim": 16}, null]
-    }"#;
-    let runtime = resources(read_config_str("config.json", text, &ReadOptions::default()).unwrap());
+    let runtime = collected("edge_llm/config.json").1.resources;
     assert_eq!(essence(&runtime), essence(&resources(built())));
 }

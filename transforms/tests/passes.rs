@@ -4,8 +4,8 @@ mod support;
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    Attention, Cache, CacheDTypes, Collected, Descriptor, Dot, FeedForward, GraphBuilder, Mamba2, Model, PassContext,
-    PassError, Stage, collect,
+    Attention, Cache, Collected, Descriptor, Dot, FeedForward, GraphBuilder, Mamba2, Model, PassContext, PassError,
+    Stage, collect,
 };
 use rstest::rstest;
 
@@ -52,6 +52,7 @@ fn the_passes_run_in_their_order() {
         "alias_shared_kv",
         "add_speculative_twins",
         "initialize_caches",
+        "prepare_masks",
         "resize_caches",
         "verify_caches",
     ];
@@ -65,13 +66,6 @@ fn insertion_registers_paged_resources_named_by_layer() {
     assert_eq!(resource.name, "kv_cache_0");
     assert!(resource.handler.is_paged());
     assert_eq!(resource.provenance[0], "num_kv_heads = 8 (tensor layers.0.attention.key, axis 2)");
-}
-
-#[test]
-fn a_stated_kv_dtype_holds_for_every_paged_handler() {
-    let dtypes = CacheDTypes { kv: Some(DType::Bf16), ..CacheDTypes::default() };
-    let collected = run(attentions(&[(None, None); 3]), &PassContext { dtypes, ..PassContext::default() }).unwrap();
-    assert!(collected.resources.iter().all(|resource| resource.handler.dtype() == DType::Bf16));
 }
 
 #[test]

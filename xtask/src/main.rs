@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod check_cuda;
+mod fuzz;
 mod soak;
 
 use std::process::ExitCode;
@@ -11,20 +12,26 @@ Usage: cargo xtask <command>
 
 Commands:
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
-  soak [SECONDS]    Run the fuzzers and state machines long, SECONDS for each front-end (default 600)
+  soak [SECONDS]    Run the randomised tests long, SECONDS for each front-end (default 600)
+  fuzz [SECONDS]    Run each fuzz target for SECONDS (default 600); needs nightly and cargo-fuzz
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let result = match args.as_slice() {
-        ["check-cuda"] => check_cuda::run(),
-        ["soak"] => soak::run(600),
-        ["soak", seconds] => match seconds.parse() {
-            Ok(seconds) => soak::run(seconds),
+    let (command, seconds) = match args.as_slice() {
+        ["help" | "--help" | "-h"] => return usage(""),
+        [command] => (*command, 600),
+        [command @ ("soak" | "fuzz"), seconds] => match seconds.parse() {
+            Ok(seconds) => (*command, seconds),
             Err(_) => return usage(&format!("`{seconds}` is not a number of seconds")),
         },
-        ["help" | "--help" | "-h"] => return usage(""),
+        _ => return usage("unknown command"),
+    };
+    let result = match command {
+        "check-cuda" => check_cuda::run(),
+        "soak" => soak::run(seconds),
+        "fuzz" => fuzz::run(seconds),
         _ => return usage("unknown command"),
     };
     match result {

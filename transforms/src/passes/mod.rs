@@ -10,6 +10,7 @@ mod insert_cached_causal_conv;
 mod insert_cached_mla;
 mod insert_cached_ssm;
 mod insert_custom_caches;
+mod prepare_masks;
 mod resize_caches;
 mod resolve_windows;
 mod verify_caches;
@@ -121,6 +122,21 @@ pub enum PassError {
         /// Why not.
         reason: String,
     },
+    /// A mask that the kernels cannot take.
+    #[error(
+        "{pass}: node `{node}` ({kind}) reads a mask beside causality, which its kernels do not take; \
+         register a descriptor of kernels that do (`Descriptor::taking_masks`), or one of: {takers}"
+    )]
+    Mask {
+        /// The pass.
+        pass: &'static str,
+        /// The node.
+        node: String,
+        /// Its op kind.
+        kind: String,
+        /// Op kinds whose kernels take masks.
+        takers: String,
+    },
     /// A node that keeps state and got no cache.
     #[error(
         "{pass}: node `{node}` keeps state between steps but no descriptor knows its op `{kind}`; \
@@ -166,7 +182,7 @@ struct Walk<'a> {
 type Pass = (&'static str, fn(&mut Walk<'_>) -> Result<(), PassError>);
 
 /// The order, and why each pass stands where it stands.
-const PASSES: [Pass; 11] = [
+const PASSES: [Pass; 12] = [
     // First: a window decides a cache's kind of growth, so it must be settled before any cache is described.
     ("resolve_windows", resolve_windows::run),
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
@@ -184,6 +200,8 @@ const PASSES: [Pass; 11] = [
     ("add_speculative_twins", add_speculative_twins::run),
     // When the list is complete: gives every resource its node, in registration order.
     ("initialize_caches", initialize_caches::run),
+    // After the caches have become inputs, since kernels take the mask behind them.
+    ("prepare_masks", prepare_masks::run),
     // Needs the cache nodes; marks those whose extent a later measurement may change.
     ("resize_caches", resize_caches::run),
     // Last: only checks.

@@ -1,0 +1,104 @@
+//! Any sequence of blocks with any dimensions.
+#![no_main]
+
+mod limits;
+
+use cacheplan_handlers::DType;
+use cacheplan_transforms::{
+    Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla,
+};
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::fuzz_target;
+
+#[derive(Arbitrary, Debug)]
+enum Block {
+    Layer,
+    Attention { dims: [u64; 3], window: Option<u64>, shares_layer: Option<u32> },
+    Mla { dims: [u64; 5], q_lora_rank: Option<u64> },
+    Indexer(u64),
+    Compressed { dims: [u64; 4], index_head_dim: Option<u64> },
+    Mamba1([u64; 4]),
+    Mamba2([u64; 5]),
+    Linear { dims: [u64; 4], d_conv: Option<u64> },
+    Convolution([u64; 2]),
+    Recurrence([u64; 2]),
+    Rwkv4(u64),
+    FeedForward([u64; 4]),
+}
+
+fuzz_target!(|model: (u64, Vec<Block>)| {
+    let (hidden_size, blocks) = model;
+    limits::walk(|| {
+        let mut builder = GraphBuilder::new("fuzzed", hidden_size, DType::Bf16);
+        blocks.iter().for_each(|block| add(&mut builder, block));
+        Ok(builder.build())
+    });
+});
+
+fn add(builder: &mut GraphBuilder, block: &Block) {
+    match *block {
+        Block::Layer => {
+            builder.layer();
+        }
+        Block::Attention { dims: [num_heads, num_kv_heads, head_dim], window, shares_layer } => {
+            let heads = Attention::grouped(num_heads, num_kv_heads, head_dim);
+            builder.attention(&Attention { window, shares_layer, ..heads });
+        }
+        Block::Mla { dims, q_lora_rank } => {
+            let [num_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim] = dims;
+            let cache_dtype = None;
+            builder.mla(&Mla {
+                num_heads,
+                q_lora_rank,
+                kv_lora_rank,
+                qk_nope_head_dim,
+                qk_rope_head_dim,
+                v_head_dim,
+                cache_dtype,
+            });
+        }
+        Block::Indexer(width) => {
+            builder.indexer(width);
+        }
+        Block::Compressed { dims: [num_heads, head_dim, window, ratio], index_head_dim } => {
+            let cache_dtype = None;
+            builder.compressed_attention(&CompressedAttention {
+                num_heads,
+                head_dim,
+                window,
+                ratio,
+                index_head_dim,
+                cache_dtype,
+            });
+        }
+        Block::Mamba1([d_inner, d_state, d_conv, dt_rank]) => {
+            builder.mamba1(&Mamba1 { d_inner, d_state, d_conv, dt_rank, state_dtype: None });
+        }
+        Block::Mamba2([num_heads, head_dim, d_state, n_groups, d_conv]) => {
+            builder.mamba2(&Mamba2 { num_heads, head_dim, d_state, n_groups, d_conv, state_dtype: None });
+        }
+        Block::Linear { dims: [num_k_heads, num_v_heads, head_k_dim, head_v_dim], d_conv } => {
+            let state_dtype = None;
+            builder.linear_attention(&LinearAttention {
+                num_k_heads,
+                num_v_heads,
+                head_k_dim,
+                head_v_dim,
+                d_conv,
+                state_dtype,
+            });
+        }
+        Block::Convolution([channels, d_conv]) => {
+            builder.short_conv(channels, d_conv);
+        }
+        Block::Recurrence([width, d_conv]) => {
+            builder.rg_lru(width, d_conv, None);
+        }
+        Block::Rwkv4(width) => {
+            builder.rwkv4(width);
+        }
+        Block::FeedForward([intermediate_size, matrices, experts, shared_size]) => {
+            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size });
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What reading a model may take. More is a crash, so that the fuzzer keeps the input.
+
+#![allow(dead_code, reason = "each target uses a part of it")]
+
+use std::alloc::System;
+use std::path::Path;
+use std::time::Duration;
+
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, collect, read_model};
+use cap::Cap;
+use cpu_time::ThreadTime;
+
+/// An allocation beyond the limit fails, and that aborts.
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, 64 << 20);
+
+/// Processor time, so that a machine that is busy, or asleep, accuses nobody.
+const MAX_TIME: Duration = Duration::from_secs(2);
+
+/// Reads a model and walks its graph, if there is one.
+pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
+    let start = ThreadTime::now();
+    if let Ok(mut model) = read() {
+        let _ = collect(&mut model.graph, &PassContext { speculation: true, ..PassContext::default() });
+    }
+    assert!(start.elapsed() < MAX_TIME, "took {:?}", start.elapsed());
+}
+
+/// Walks what a file of this name holds.
+pub fn walk_file(path: &Path, bytes: &[u8]) {
+    if std::fs::write(path, bytes).is_ok() {
+        walk(|| read_model(path, &ReadOptions::default()));
+    }
+}
