@@ -225,6 +225,12 @@ impl Budget {
         if self.speculation.as_ref().is_some_and(|speculation| !(1..=1024).contains(&speculation.draft_tokens)) {
             return Err("`speculation.draft_tokens` must be between 1 and 1024".into());
         }
+        if let Some(workload) = &self.workload
+            && workload.checkpoint_dtype.is_some()
+            && workload.checkpoints_per_sequence == 0
+        {
+            return Err("`workload.checkpoint_dtype` is stated, but `workload.checkpoints_per_sequence` is 0".into());
+        }
         if self.maximize == Some(Objective::Tokens) && self.max_batch_size.is_none() {
             return Err("`maximize = \"tokens\"` needs `max_batch_size`, the sequences to serve meanwhile".into());
         }

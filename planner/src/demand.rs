@@ -16,6 +16,8 @@ pub(crate) struct Load {
     pub(crate) context_ranks: u64,
     pub(crate) padding_slots: u64,
     pub(crate) checkpoints_per_sequence: u64,
+    /// Whether checkpoints lie in pools of their own rather than in slots.
+    pub(crate) checkpoints_apart: bool,
     pub(crate) prefix_reuse: Option<Fraction>,
     /// What sequences look like; one sample of `max_seq_len` tokens where nothing is stated.
     pub(crate) samples: Vec<Sample>,
@@ -38,8 +40,10 @@ pub(crate) enum Need {
     Blocks(Blocks),
     /// One unit per slot, checkpoints included.
     Slots,
-    /// One unit per slot of a running sequence.
-    LiveSlots,
+    /// One unit per slot of a running sequence, for its speculation.
+    DraftSlots,
+    /// One unit per checkpoint.
+    Checkpoints,
     /// One unit.
     One,
 }
@@ -73,10 +77,20 @@ impl Demand {
             Growth::Paged { window, .. } => Need::Blocks(Blocks::new(window, tokens_per_block, load)),
             Growth::PerSequence | Growth::PerSlotToken => Need::Slots,
             // A checkpoint never speculates.
-            Growth::PerDraftPosition => Need::LiveSlots,
+            Growth::PerDraftPosition => Need::DraftSlots,
             Growth::Fixed => Need::One,
         };
         Self { unit_bytes, need }
+    }
+
+    /// The demand of a pool that holds checkpoints only.
+    pub(crate) const fn checkpoints(unit_bytes: u64) -> Self {
+        Self { unit_bytes, need: Need::Checkpoints }
+    }
+
+    /// Whether a sequence that leaves the device takes its share along.
+    pub(crate) const fn is_parked(&self) -> bool {
+        matches!(self.need, Need::Blocks(_) | Need::Slots | Need::Checkpoints)
     }
 
     pub(crate) fn is_paged(&self) -> bool {
@@ -88,7 +102,8 @@ impl Demand {
         match &self.need {
             Need::Blocks(blocks) => NULL_BLOCKS.saturating_add(blocks.count(load, sequences)),
             Need::Slots => load.slots(sequences),
-            Need::LiveSlots => load.padding_slots.saturating_add(sequences),
+            Need::Checkpoints => sequences.saturating_mul(load.checkpoints_per_sequence),
+            Need::DraftSlots => load.padding_slots.saturating_add(sequences),
             Need::One => 1,
         }
     }
@@ -113,9 +128,9 @@ impl Demand {
 }
 
 impl Load {
-    /// Slots of a state pool: padding, live and checkpoints.
+    /// Slots of a state pool: padding, live, and checkpoints unless they lie apart.
     pub(crate) fn slots(&self, sequences: u64) -> u64 {
-        let each = self.checkpoints_per_sequence.saturating_add(1);
+        let each = if self.checkpoints_apart { 1 } else { self.checkpoints_per_sequence.saturating_add(1) };
         self.padding_slots.saturating_add(sequences.saturating_mul(each))
     }
 
@@ -196,6 +211,7 @@ mod tests {
             context_ranks: 1,
             padding_slots: 1,
             checkpoints_per_sequence: 0,
+            checkpoints_apart: false,
             prefix_reuse: None,
             samples,
         }

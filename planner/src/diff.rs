@@ -100,7 +100,7 @@ struct Fact<'a> {
 
 type Facts = fn(&CachePlan) -> Vec<Fact<'_>>;
 
-const SECTIONS: [(&str, Facts); 7] = [
+const SECTIONS: [(&str, Facts); 8] = [
     ("plan", plan_facts),
     ("limits", limit_facts),
     ("resources", |plan| plan.resources.iter().flat_map(resource_facts).collect()),
@@ -108,6 +108,7 @@ const SECTIONS: [(&str, Facts); 7] = [
     ("capacity", capacity_facts),
     ("totals", total_facts),
     ("ledger", |plan| plan.ledger.iter().map(|line| named(&line.name, "bytes", Side::Bytes(line.bytes))).collect()),
+    ("host", host_facts),
 ];
 
 fn fact(key: &'static str, value: Side) -> Fact<'static> {
@@ -139,7 +140,7 @@ fn limit_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
         fact("draft_positions", Side::Count(limits.draft_positions)),
         fact("padding slots", Side::Count(slots.padding)),
         fact("live slots", Side::Count(slots.live)),
-        fact("checkpoints", Side::Count(slots.checkpoints)),
+        fact("checkpoints", Side::Count(plan.checkpoints())),
     ]
 }
 
@@ -192,6 +193,17 @@ fn total_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
         fact("managed_bytes", Side::Bytes(totals.managed_bytes)),
         fact("unmanaged_bytes", Side::Bytes(totals.unmanaged_bytes)),
     ]
+}
+
+fn host_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
+    let Some(host) = &plan.host else { return Vec::new() };
+    let mut facts = vec![
+        fact("bytes", Side::Bytes(host.bytes)),
+        fact("sequences", Side::Count(host.sequences)),
+        fact("unused_bytes", Side::Bytes(host.unused_bytes)),
+    ];
+    facts.extend(host.pools.iter().map(|pool| named(&pool.pool, "units", Side::Count(pool.units))));
+    facts
 }
 
 /// Facts of both sides, joined by name and key; those only in `after` come last.

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::budget::{Base, nearest};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{Budget, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit, plan};
+use crate::{Budget, CachePlan, HostPlan, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit, plan};
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,7 +28,7 @@ pub struct Derivation {
 pub enum ExplainError {
     /// Nothing in the plan is called that.
     #[error(
-        "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity`{}",
+        "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`{}",
         nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
     )]
     Unknown {
@@ -50,7 +50,7 @@ pub enum ExplainError {
     Plan(#[from] PlanError),
 }
 
-/// Explains `capacity`, or the resource, pool, ledger line or layer number that `subject` names.
+/// Explains `capacity`, `host`, or the resource, pool, ledger line or layer number that `subject` names.
 ///
 /// `plan` must be the plan of `request`, which holds what the plan does not: the tensors behind each dimension, and
 /// which limits the budget states.
@@ -62,6 +62,9 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     let explainer = Explainer { request, plan, held: &held };
     if subject == "capacity" {
         return Ok(explainer.capacity());
+    }
+    if let Some(host) = plan.host.as_ref().filter(|_| subject == "host") {
+        return Ok(explainer.host(host));
     }
     if let Some(resource) = plan.resource(subject) {
         return Ok(explainer.resource(resource));
@@ -77,7 +80,7 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     }
     let names = plan.resources.iter().map(|resource| resource.name.as_str());
     let names = names.chain(plan.pools.iter().map(|pool| pool.id.as_str()));
-    let names = names.chain(plan.ledger.iter().map(|line| line.name.as_str())).chain(["capacity"]);
+    let names = names.chain(plan.ledger.iter().map(|line| line.name.as_str())).chain(["capacity", "host"]);
     Err(ExplainError::Unknown { subject: subject.into(), nearest: nearest(subject, names) })
 }
 
@@ -219,9 +222,13 @@ impl Explainer<'_> {
             Unit::Slot => self.slots(pool),
             Unit::Block => self.blocks(pool),
         };
-        let each =
-            Derivation::new(format!("each {unit} is {} over all members", bytes(pool.unit_bytes)), members.collect());
-        let owner = self.plan.resources.iter().find(|resource| resource.pool == pool.id);
+        let each = if pool.checkpoints_of.is_some() {
+            self.stored(pool)
+        } else {
+            Derivation::new(format!("each {unit} is {} over all members", bytes(pool.unit_bytes)), members.collect())
+        };
+        let own = pool.checkpoints_of.as_ref().unwrap_or(&pool.id);
+        let owner = self.plan.resources.iter().find(|resource| resource.pool == *own);
         let owner =
             owner.map(|first| Derivation::given(format!("owner {}: {}", owner_name(first.owner), first.reason)));
         let claim =
@@ -229,7 +236,48 @@ impl Explainer<'_> {
         Derivation::new(claim, [Some(units), Some(each), owner].into_iter().flatten().collect())
     }
 
+    /// The members of a pool of checkpoints: how each is stored.
+    fn stored(&self, pool: &Pool) -> Derivation {
+        let members = pool.members.iter().filter_map(|member| {
+            let resource = self.plan.resource(&member.resource)?;
+            let handler = &resource.handler;
+            Some(if member.bytes == resource.bytes_per_sequence {
+                Derivation::given(format!("{} as in a live slot: {} bytes", member.resource, member.bytes))
+            } else {
+                let dim = |name: &str| handler.dim(name).unwrap_or_default();
+                let (heads, rows, channels) = (dim("num_heads"), dim("head_dim"), dim("d_state"));
+                Derivation::given(format!(
+                    "{} in int8: {heads} x {rows} x {channels} bytes and a float32 scale for each of {heads} x \
+                     {channels} channels, {} bytes instead of {}",
+                    member.resource, member.bytes, resource.bytes_per_sequence
+                ))
+            })
+        });
+        Derivation::new(format!("each checkpoint is {} over all members", bytes(pool.unit_bytes)), members.collect())
+    }
+
+    fn host(&self, host: &HostPlan) -> Derivation {
+        let pools = host.pools.iter().map(|pool| {
+            let claim = format!("{} {} = {} units x {}", pool.pool, bytes(pool.bytes), pool.units, pool.unit_bytes);
+            Derivation::new(claim, vec![Derivation::given("as the device's pool counts them, less its padding")])
+        });
+        let mut from = vec![
+            Derivation::given(format!("`host.bytes` = {} (the budget)", bytes(host.bytes))),
+            Derivation::new(format!("{} sequences take", host.sequences), pools.collect()),
+        ];
+        from.push(Derivation::given(format!("{} unused: too few for one more", bytes(host.unused_bytes))));
+        Derivation::new(format!("the host tier holds {} sequences in {}", host.sequences, bytes(host.bytes)), from)
+    }
+
     fn slots(&self, pool: &Pool) -> Derivation {
+        if let Some(origin) = &pool.checkpoints_of {
+            let each = self.budget().workload.as_ref().map_or(0, |workload| workload.checkpoints_per_sequence);
+            let sequences = self.plan.capacity.sequences;
+            let claim = format!("{each} for each of {sequences} sequences (`workload.checkpoints_per_sequence`)");
+            let apart = format!("apart from {origin}, because of `workload.checkpoint_dtype`");
+            let from = vec![Derivation::given(claim), Derivation::given(apart)];
+            return Derivation::new(format!("{} checkpoints", pool.units), from);
+        }
         let slots = self.plan.slots;
         let checkpoints = pool.units.saturating_sub(slots.padding + slots.live);
         let mut from = vec![

@@ -36,6 +36,7 @@
 pub mod autodeploy;
 mod budget;
 mod check;
+mod checkpoints;
 mod compare;
 mod config;
 mod context;
@@ -47,6 +48,7 @@ mod explain;
 mod export;
 mod fingerprint;
 mod group;
+mod host;
 mod ledger;
 mod make;
 mod plan;
@@ -74,8 +76,8 @@ pub use export::{Export, ExportError, Serving, Setting, Target, export};
 pub use group::{MambaParams, mamba_params, n_groups};
 pub use make::plan;
 pub use plan::{
-    CachePlan, Capacity, Fingerprint, LedgerLine, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
-    SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+    CachePlan, Capacity, Fingerprint, HostPlan, HostPool, LedgerLine, Limits, ManagerKind, Member, Owner,
+    PlannedResource, Policy, Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
 pub use plan_file::{PlanFileError, check_alone};
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
@@ -83,4 +85,4 @@ pub use render::comparison_table;
 pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
 pub use speculation::{Scheme, Speculation};
-pub use workload::{Lengths, Workload};
+pub use workload::{CheckpointDType, Lengths, Workload};

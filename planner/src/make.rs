@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cacheplan_handlers::{Growth, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, ResourceHandler};
 use cacheplan_transforms::Resources;
 
 use crate::budget::{Base, Budget, Fraction, Memory, Objective};
@@ -11,11 +11,10 @@ use crate::error::Shortfall;
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
 use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
-use crate::suggest;
 use crate::workload::Sample;
 use crate::{
     CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
-    Pool, SCHEMA_VERSION, SlotDomain, Source, Speculation, Totals, Unit,
+    Pool, SCHEMA_VERSION, SlotDomain, Source, Speculation, Totals, Unit, checkpoints, host, suggest,
 };
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
@@ -59,11 +58,20 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     refuse_unmanaged(budget, &groups)?;
     let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
     let mut pools = lay_out(&groups, &load, tokens_per_block)?;
+    let mut demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
+    if load.checkpoints_apart {
+        let apart = checkpoints::pools(&groups, &pools);
+        if budget.parallel.pp == 1 && apart.iter().all(|pool| pool.dtype != DType::Int8) {
+            let nothing = "`workload.checkpoint_dtype` is int8, but no state of the model is smaller in it";
+            return Err(PlanError::Budget(nothing.into()));
+        }
+        demands.extend(apart.iter().map(|pool| Demand::checkpoints(pool.unit_bytes)));
+        pools.extend(apart);
+    }
 
     let mut ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
     let memory = cache_bytes(request, &ledger)?;
     let wanted = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
-    let demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
     let fill = budget.maximize == Some(Objective::Tokens);
     let solution = solve::solve(&demands, &load, memory, wanted, fill, request.agreement)
         .ok_or_else(|| shortfall(&demands, &pools, &load, memory))?;
@@ -76,6 +84,8 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     };
     let resources = planned_resources(&held, &groups, &pools, &load);
     let totals = totals(&resources, &pools)?;
+    let parked = request.agreement.and_then(|agreed| agreed.host_sequences);
+    let host = budget.host.map(|host| host::plan(host.bytes, &pools, &demands, &load, parked)).transpose()?;
     let managed_state = pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
     ledger.add_pools(&pools, memory);
     Ok(CachePlan {
@@ -97,6 +107,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         pools,
         totals,
         ledger: ledger.lines,
+        host,
     })
 }
 
@@ -114,6 +125,7 @@ pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError>
         context_ranks: budget.parallel.cp.into(),
         padding_slots: PADDING_SLOTS,
         checkpoints_per_sequence: workload.checkpoints_per_sequence,
+        checkpoints_apart: workload.checkpoint_dtype.is_some(),
         prefix_reuse: workload.prefix_reuse,
         samples,
     })
@@ -121,6 +133,10 @@ pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError>
 
 /// A budget that nothing consumes is a mistake, not a wish.
 fn refuse_unconsumed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanError> {
+    // What one pipeline stage lacks another may have.
+    if budget.parallel.pp > 1 {
+        return Ok(());
+    }
     let managed = |owner: Owner| groups.iter().any(|group| group.owner == owner);
     let unconsumed = if budget.host.is_some() && !groups.iter().any(|group| group.owner.is_managed()) {
         "`host.bytes` is stated, but the model has no managed cache to offload"
@@ -231,6 +247,7 @@ fn lay_out(groups: &[Group<'_>], load: &Load, tokens_per_block: u64) -> Result<V
                 dtype: group.dtype,
                 tokens_per_block: (unit == Unit::Block).then_some(tokens_per_block),
                 window,
+                checkpoints_of: None,
                 members,
                 id,
             })

@@ -40,6 +40,37 @@ pub struct CachePlan {
     pub totals: Totals,
     /// Where the device's bytes go, caches included.
     pub ledger: Vec<LedgerLine>,
+    /// What the host tier holds; absent where the budget states none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostPlan>,
+}
+
+/// Host memory, divided over the pools whose contents can move there.
+///
+/// It is no pool of its own: it holds what leaves the device, whole sequences or what a prefix tree evicts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPlan {
+    /// Its bytes, the limit for everything that is parked.
+    pub bytes: u64,
+    /// Whole sequences of the workload that it holds at once.
+    pub sequences: u64,
+    /// What these sequences take, pool by pool.
+    pub pools: Vec<HostPool>,
+    /// Bytes that do not hold one more sequence.
+    pub unused_bytes: u64,
+}
+
+/// The host's share of one pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPool {
+    /// The pool on the device.
+    pub pool: String,
+    /// Blocks or slots, none of them reserved.
+    pub units: u64,
+    /// Bytes of one, as on the device.
+    pub unit_bytes: u64,
+    /// `units * unit_bytes`.
+    pub bytes: u64,
 }
 
 /// Hashes (lower-case hex) of what a plan was made from; a plan runs only where they match.
@@ -161,6 +192,9 @@ pub struct Pool {
     /// The sliding window in tokens; absent for full attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
+    /// The pool whose slots this one holds checkpoints of; absent for a pool of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoints_of: Option<String>,
     /// The members in memory order: a unit is their concatenation.
     pub members: Vec<Member>,
 }
@@ -218,7 +252,7 @@ pub struct SlotDomain {
     pub padding: u64,
     /// Slots of running sequences.
     pub live: u64,
-    /// Slots that hold states for prefix reuse.
+    /// Slots that hold states for prefix reuse; 0 where checkpoints have pools of their own.
     pub checkpoints: u64,
 }
 
@@ -282,6 +316,12 @@ impl CachePlan {
     /// The pool called `id`.
     pub fn pool(&self, id: &str) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.id == id)
+    }
+
+    /// States for prefix reuse that fit, in slots or in pools of their own.
+    pub fn checkpoints(&self) -> u64 {
+        let apart = self.pools.iter().filter(|pool| pool.checkpoints_of.is_some()).map(|pool| pool.units).min();
+        apart.unwrap_or(self.slots.checkpoints)
     }
 
     /// The resource called `name`.

@@ -35,6 +35,9 @@ pub struct Agreement {
     pub sequences: u64,
     /// Tokens beyond those of the sequences.
     pub spare_tokens: u64,
+    /// Sequences in the host tier; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_sequences: Option<u64>,
 }
 
 /// A plan for every pipeline stage, sized alike.
@@ -83,10 +86,12 @@ pub fn plan_ranks(request: &PlanRequest<'_>) -> Result<RankPlans, PlanError> {
     let plan_all = |agreement: Option<Agreement>| -> Result<Vec<CachePlan>, PlanError> {
         (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
     };
-    let sequences = least(&plan_all(request.agreement)?, |plan| plan.capacity.sequences);
-    let unlimited = Agreement { sequences, spare_tokens: u64::MAX };
+    let alone = plan_all(request.agreement)?;
+    let sequences = least(&alone, |plan| plan.capacity.sequences);
+    let host_sequences = alone.iter().filter_map(|plan| Some(plan.host.as_ref()?.sequences)).min();
+    let unlimited = Agreement { sequences, spare_tokens: u64::MAX, host_sequences };
     let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
-    let agreement = Agreement { sequences, spare_tokens };
+    let agreement = Agreement { sequences, spare_tokens, host_sequences };
     let stages = plan_all(Some(agreement))?;
     let pools: Vec<_> = stages
         .iter()

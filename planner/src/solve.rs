@@ -12,7 +12,7 @@ pub(crate) struct CacheBytes {
 }
 
 /// No scheduler runs more sequences at once.
-const MAX_SEQUENCES: u64 = 1 << 20;
+pub(crate) const MAX_SEQUENCES: u64 = 1 << 20;
 
 /// The sizes of all pools.
 #[derive(Clone, Debug)]

@@ -5,14 +5,20 @@ use cacheplan_transforms::{Resource, Resources};
 
 use crate::make::make;
 use crate::solve::last;
-use crate::{Budget, CachePlan, PlanRequest, Suggestion};
+use crate::{Budget, CachePlan, CheckpointDType, PlanRequest, Suggestion};
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
 
 /// The changes that make one sequence fit, those that admit the most first.
 pub(crate) fn suggestions(request: &PlanRequest<'_>) -> Vec<Suggestion> {
-    let tries = [without_checkpoints(request), shorter(request), smaller_kv(request), more_ranks(request)];
+    let tries = [
+        without_checkpoints(request),
+        smaller_checkpoints(request),
+        shorter(request),
+        smaller_kv(request),
+        more_ranks(request),
+    ];
     let mut found: Vec<Suggestion> = tries.into_iter().flatten().collect();
     found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));
     found.truncate(SHOWN);
@@ -42,11 +48,22 @@ fn without_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
         let plan = with_budget(request, |budget| {
             if let Some(workload) = &mut budget.workload {
                 workload.checkpoints_per_sequence = fewer;
+                workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| fewer > 0);
             }
         })?;
         Some((fewer, plan))
     });
     fewer.map(|(fewer, plan)| suggestion(format!("workload.checkpoints_per_sequence = {fewer}"), &plan))
+}
+
+fn smaller_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    request.budget.workload.as_ref().filter(|workload| workload.checkpoint_dtype.is_none())?;
+    let plan = with_budget(request, |budget| {
+        if let Some(workload) = &mut budget.workload {
+            workload.checkpoint_dtype = Some(CheckpointDType::Int8);
+        }
+    })?;
+    Some(suggestion("workload.checkpoint_dtype = \"int8\"".into(), &plan))
 }
 
 fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {

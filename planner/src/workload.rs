@@ -16,6 +16,17 @@ pub struct Workload {
     pub prefix_reuse: Option<Fraction>,
     /// States that each running sequence leaves for prefix reuse.
     pub checkpoints_per_sequence: u64,
+    /// How these states are stored; as in live slots where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_dtype: Option<CheckpointDType>,
+}
+
+/// A dtype of checkpoints that is not the states' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckpointDType {
+    /// One byte per element and a float32 scale for each channel of each head.
+    Int8,
 }
 
 /// A distribution of lengths in tokens.

@@ -138,6 +138,9 @@ impl Layout {
 
     fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), ManagerError> {
         let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+        if let Some(origin) = &pool.checkpoints_of {
+            return Err(bad(format!("checkpoints of `{origin}` in {} have no manager", pool.dtype)));
+        }
         let index = self.indexing.len();
         let mut members = Vec::with_capacity(pool.members.len());
         for member in &pool.members {

@@ -99,6 +99,7 @@ impl Setup {
             capacity: Capacity { tokens: None, sequences: self.slots.live, spare_tokens: 0, capped_by: "slots".into() },
             totals: Totals { kv_bytes_per_token: 0, state_bytes_per_sequence: 0, managed_bytes: 0, unmanaged_bytes: 0 },
             ledger: Vec::new(),
+            host: None,
         }
     }
 
@@ -121,6 +122,7 @@ impl Setup {
             dtype: handler.dtype(),
             tokens_per_block: (unit == Unit::Block).then_some(self.tokens_per_block),
             window,
+            checkpoints_of: None,
             members: Vec::new(),
         }
     }

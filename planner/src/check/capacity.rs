@@ -19,6 +19,8 @@ pub(super) struct Facts<'a> {
     positions: u64,
     context_ranks: u64,
     checkpoints: u64,
+    /// Whether checkpoints have pools of their own.
+    pub(super) apart: bool,
     reuse_millionths: u64,
     samples: Vec<Sample>,
     pub(super) tokens_per_block: u64,
@@ -45,6 +47,7 @@ impl<'a> Facts<'a> {
             positions: budget.speculation.as_ref().map_or(0, |speculation| u64::from(speculation.draft_tokens)) + 1,
             context_ranks: budget.parallel.cp.into(),
             checkpoints: workload.map_or(0, |workload| workload.checkpoints_per_sequence),
+            apart: workload.is_some_and(|workload| workload.checkpoint_dtype.is_some()),
             reuse_millionths: (reuse * 1e6).round() as u64,
             samples,
             tokens_per_block: budget.tokens_per_block.unwrap_or(16),
@@ -57,13 +60,24 @@ impl<'a> Facts<'a> {
         written / u128::from(self.context_ranks) + u128::from(!written.is_multiple_of(self.context_ranks.into()))
     }
 
+    fn is_speculative(&self, pool: &Pool) -> bool {
+        pool.members.iter().all(|member| self.speculative.contains(&*member.resource))
+    }
+
+    /// Whether a sequence that leaves the device takes its share of the pool along.
+    pub(super) fn is_parked(&self, pool: &Pool) -> bool {
+        pool.unit == Unit::Block || (pool.unit == Unit::Slot && !self.is_speculative(pool))
+    }
+
     /// Units that a pool needs for this many sequences and spare tokens.
-    fn units(&self, pool: &Pool, sequences: u64, spare: u64) -> u128 {
+    pub(super) fn units(&self, pool: &Pool, sequences: u64, spare: u64) -> u128 {
         let slots = 1 + u128::from(sequences);
+        let checkpoints = u128::from(sequences) * u128::from(self.checkpoints);
         match (pool.unit, pool.tokens_per_block) {
             (Unit::Fixed, _) => 1,
-            (Unit::Slot, _) if pool.members.iter().all(|member| self.speculative.contains(&*member.resource)) => slots,
-            (Unit::Slot, _) => slots + u128::from(sequences) * u128::from(self.checkpoints),
+            _ if pool.checkpoints_of.is_some() => checkpoints,
+            (Unit::Slot, _) if self.apart || self.is_speculative(pool) => slots,
+            (Unit::Slot, _) => slots + checkpoints,
             (Unit::Block, Some(block)) if block > 0 => {
                 let grown = if pool.window.is_none() { u128::from(spare / block) } else { 0 };
                 1 + self.blocks(block.into(), pool.window.map(u128::from), sequences.into()) + grown
@@ -154,7 +168,7 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
     findings.expect(Rule::Limits, "limits.draft_positions", limits.draft_positions, facts.positions);
     findings.expect(Rule::Limits, "slots.padding", plan.slots.padding, 1);
     findings.expect(Rule::Limits, "slots.live", plan.slots.live, sequences);
-    let checkpoints = sequences.saturating_mul(facts.checkpoints);
+    let checkpoints = if facts.apart { 0 } else { sequences.saturating_mul(facts.checkpoints) };
     findings.expect(Rule::Limits, "slots.checkpoints", plan.slots.checkpoints, checkpoints);
     for pool in &plan.pools {
         let units = facts.units(pool, sequences, spare);

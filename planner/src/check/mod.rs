@@ -5,6 +5,7 @@
 //! workload has) is shared.
 
 mod capacity;
+mod host;
 mod ledger;
 mod pools;
 mod resources;
@@ -55,6 +56,8 @@ pub enum Rule {
     Capacity,
     /// The ledger adds up.
     Ledger,
+    /// The host tier holds what is claimed and no more would fit.
+    Host,
 }
 
 impl fmt::Display for Rule {
@@ -70,6 +73,7 @@ impl fmt::Display for Rule {
             Self::Size => "size",
             Self::Capacity => "capacity",
             Self::Ledger => "ledger",
+            Self::Host => "host",
         })
     }
 }
@@ -105,6 +109,7 @@ pub fn check(request: &PlanRequest<'_>, plan: &CachePlan) -> Result<(), Vec<Viol
     pools::check(&facts, &held, plan, &mut findings);
     capacity::check(&facts, request, plan, &mut findings);
     ledger::check(&facts, request, plan, &mut findings);
+    host::check(&facts, request, plan, &mut findings);
     if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
 }
 

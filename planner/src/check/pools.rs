@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cacheplan_handlers::{Growth, Kind, Split};
+use cacheplan_handlers::{DType, Growth, Kind, Split};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::capacity::Facts;
@@ -17,6 +17,14 @@ pub(super) fn check(facts: &Facts<'_>, held: &Resources, plan: &CachePlan, findi
     let mut sums = (0u128, 0u128);
     for pool in &plan.pools {
         *ids.entry(&pool.id).or_default() += 1;
+        let bytes = u128::from(pool.unit_bytes) * u128::from(pool.units);
+        findings.expect(Rule::Size, place(pool, "bytes"), pool.bytes.into(), bytes);
+        let sum = if pool.owner.is_managed() { &mut sums.0 } else { &mut sums.1 };
+        *sum += bytes;
+        if let Some(origin) = &pool.checkpoints_of {
+            checkpoints(plan, pool, origin, &by_name, findings);
+            continue;
+        }
         for member in &pool.members {
             pools_of.entry(&member.resource).or_default().push(pool);
         }
@@ -29,11 +37,12 @@ pub(super) fn check(facts: &Facts<'_>, held: &Resources, plan: &CachePlan, findi
         compatible(&members, plan, pool, findings);
         owner(&members, plan.policy, pool, findings);
         layout(facts, &members, plan, pool, findings);
-        let bytes = u128::from(pool.unit_bytes) * u128::from(pool.units);
-        findings.expect(Rule::Size, place(pool, "bytes"), pool.bytes.into(), bytes);
-        let sum = if pool.owner.is_managed() { &mut sums.0 } else { &mut sums.1 };
-        *sum += bytes;
     }
+    let stored: Vec<&str> = plan.pools.iter().filter_map(|pool| pool.checkpoints_of.as_deref()).collect();
+    let held = plan.pools.iter().filter(|pool| pool.checkpoints_of.is_none());
+    let held = held.filter(|pool| facts.apart && pool.unit == Unit::Slot && facts.is_parked(pool));
+    let held: Vec<&str> = held.map(|pool| pool.id.as_str()).collect();
+    findings.expect(Rule::Limits, "pools with checkpoints apart", stored, held);
     for (id, _) in ids.into_iter().filter(|(_, count)| *count > 1) {
         findings.add(Rule::Membership, format!("pools[{id}]"), "there twice", "a name of its own");
     }
@@ -52,6 +61,45 @@ pub(super) fn check(facts: &Facts<'_>, held: &Resources, plan: &CachePlan, findi
     }
     findings.expect(Rule::Size, "totals.managed_bytes", plan.totals.managed_bytes.into(), sums.0);
     findings.expect(Rule::Size, "totals.unmanaged_bytes", plan.totals.unmanaged_bytes.into(), sums.1);
+}
+
+/// A pool of checkpoints has the members of the pool they are of, recurrent states in 8 bits where that is smaller.
+fn checkpoints(
+    plan: &CachePlan,
+    pool: &Pool,
+    origin: &str,
+    by_name: &HashMap<&str, &Resource>,
+    findings: &mut Findings,
+) {
+    let origins = plan.pools.iter().find(|other| other.id == origin && other.checkpoints_of.is_none());
+    let Some(origin) = origins else {
+        findings.add(Rule::Membership, place(pool, "checkpoints_of"), origin, "a pool of slots");
+        return;
+    };
+    let names = |pool: &Pool| pool.members.iter().map(|member| member.resource.clone()).collect::<Vec<_>>();
+    findings.expect(Rule::Membership, place(pool, "members"), names(pool), names(origin));
+    let same = |pool: &Pool| (pool.owner, pool.unit, pool.tokens_per_block, pool.window, pool.layers.clone());
+    findings.expect(Rule::Compatibility, place(pool, "owner"), same(pool), same(origin));
+    findings.expect(Rule::Limits, place(pool, "reserved"), pool.reserved, 0);
+    findings.expect(Rule::Membership, place(pool, "id"), &pool.id, &format!("checkpoint.{}", origin.id));
+    let (mut end, mut dtype) = (0u128, origin.dtype);
+    for (member, whole) in pool.members.iter().zip(&origin.members) {
+        let state = by_name.get(member.resource.as_str()).filter(|resource| *resource.handler.kind() == Kind::Ssm);
+        let sizes = state.map(|resource| resource.handler.shape().iter().map(|dim| u128::from(dim.size)));
+        let bytes = match sizes.map(Iterator::collect::<Vec<_>>).as_deref() {
+            Some([heads, rows, channels]) if heads * channels * (rows + 4) < u128::from(whole.bytes) => {
+                dtype = DType::Int8;
+                heads * channels * (rows + 4)
+            }
+            _ => whole.bytes.into(),
+        };
+        let at = |key: &str| place(pool, &format!("members[{}].{key}", member.resource));
+        findings.expect(Rule::Layout, at("offset"), member.offset.into(), end);
+        findings.expect(Rule::Layout, at("bytes"), member.bytes.into(), bytes);
+        end += bytes;
+    }
+    findings.expect(Rule::Size, place(pool, "unit_bytes"), pool.unit_bytes.into(), end);
+    findings.expect(Rule::Compatibility, place(pool, "dtype"), pool.dtype, dtype);
 }
 
 fn place(pool: &Pool, key: &str) -> String {

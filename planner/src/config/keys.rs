@@ -62,7 +62,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, example: &'s
 }
 
 /// All keys, section by section.
-pub(super) const KEYS: [Key; 39] = [
+pub(super) const KEYS: [Key; 40] = [
     key(
         "grouping",
         Kind::Choice(&["by-key", "by-window", "first-reference"]),
@@ -142,6 +142,13 @@ pub(super) const KEYS: [Key; 39] = [
         "0",
         "0",
         "States that each running sequence leaves for prefix reuse.",
+    ),
+    key(
+        "workload.checkpoint_dtype",
+        Kind::Choice(&["int8"]),
+        "the states' own",
+        "'int8'",
+        "How these states are stored.",
     ),
     key("speculation.draft_tokens", Kind::Count(1, 1024), "not set", "3", "Tokens that are drafted in each step."),
     key(

@@ -143,8 +143,13 @@ impl<'a> Input<'a> {
         };
         let sizes: BTreeSet<u64> = self.paged().filter_map(|pool| pool.tokens_per_block).collect();
         say(sizes.len() > 1, &|| format!("pages of {} tokens beside each other", listed(sizes.iter())));
-        let checkpoints = plan.slots.checkpoints;
+        let checkpoints = plan.checkpoints();
         say(checkpoints > 0, &|| format!("{checkpoints} slots for checkpoints, apart from those of running sequences"));
+        let int8 = || self.pools().filter(|pool| pool.checkpoints_of.is_some() && pool.dtype == DType::Int8);
+        say(int8().next().is_some(), &|| format!("int8 states in {}", listed(int8().map(|pool| pool.id.as_str()))));
+        if let Some(host) = &plan.host {
+            say(true, &|| format!("{} bytes of host memory: state its offloading to the engine as well", host.bytes));
+        }
         say(self.pools().any(|pool| pool.reserved > 0), &|| {
             format!(
                 "reserved units in {}: engines add their own padding",

@@ -1,8 +1,8 @@
 //! The plan as Markdown, for issues and documents.
 
 use super::{Line, lines, owner_name, ranges, source_name};
-use crate::CachePlan;
 use crate::size::ByteSize;
+use crate::{CachePlan, HostPlan};
 
 impl CachePlan {
     /// The plan as Markdown with tables of its resources, pools and ledger.
@@ -28,6 +28,11 @@ impl CachePlan {
         text.push_str(&pools(self));
         text.push_str("\n## Ledger\n\n");
         text.push_str(&ledger(self));
+        if let Some(host) = &self.host {
+            let size = ByteSize(host.bytes);
+            text.push_str(&format!("\n## Host tier\n\n{} sequences in {size}.\n\n", host.sequences));
+            text.push_str(&host_tier(host));
+        }
         text
     }
 }
@@ -76,6 +81,16 @@ fn ledger(plan: &CachePlan) -> String {
         ]
     });
     table(&["", "bytes", "", "source", "note"], "lrrll", rows)
+}
+
+fn host_tier(host: &HostPlan) -> String {
+    let row = |name: &str, units: String, each: String, bytes: u64| {
+        vec![name.to_owned(), units, each, bytes.to_string(), ByteSize(bytes).to_string()]
+    };
+    let pools = host.pools.iter();
+    let pools = pools.map(|pool| row(&pool.pool, pool.units.to_string(), pool.unit_bytes.to_string(), pool.bytes));
+    let unused = row("unused", String::new(), String::new(), host.unused_bytes);
+    table(&["pool", "units", "unit bytes", "bytes", ""], "lrrrr", pools.chain([unused]))
 }
 
 /// A table whose columns are left or right by the letters of `alignment`.

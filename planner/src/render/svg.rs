@@ -107,7 +107,7 @@ fn parts(plan: &CachePlan) -> Vec<Part> {
                     let unit = match (pool.unit, pool.tokens_per_block) {
                         (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
                         (Unit::Block, None) => "blocks".into(),
-                        (Unit::Slot, _) => "slots".into(),
+                        (Unit::Slot, _) => if pool.checkpoints_of.is_some() { "checkpoints" } else { "slots" }.into(),
                         (Unit::Fixed, _) => "tensor".into(),
                     };
                     let each = ByteSize(pool.unit_bytes);
@@ -125,9 +125,15 @@ fn heading(plan: &CachePlan, total: u128) -> String {
     let title = format!("{}: {} in {} layers", plan.model.model_type, size(total), plan.model.layers);
     let capacity = &plan.capacity;
     let tokens = capacity.tokens.map(|tokens| format!(", {tokens} tokens in pages")).unwrap_or_default();
+    let host = plan.host.as_ref();
+    let host = host.map(|host| format!("; {} more on the host in {}", host.sequences, ByteSize(host.bytes)));
     let facts = format!(
-        "{} sequences of {} tokens{tokens}, capped by {}; grouping {}",
-        capacity.sequences, plan.limits.max_seq_len, capacity.capped_by, plan.policy
+        "{} sequences of {} tokens{tokens}, capped by {}; grouping {}{}",
+        capacity.sequences,
+        plan.limits.max_seq_len,
+        capacity.capped_by,
+        plan.policy,
+        host.unwrap_or_default()
     );
     let mut text = label(MARGIN, 36.0, "font-size=\"20\" font-weight=\"bold\"", &title, WIDTH - 2.0 * MARGIN);
     text.push_str(&label(MARGIN, 62.0, "", &facts, WIDTH - 2.0 * MARGIN));

@@ -2,7 +2,7 @@
 
 use super::{Line, align, lines, owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{CachePlan, ManagerKind, Source, Unit};
+use crate::{CachePlan, HostPlan, ManagerKind, Source, Unit};
 
 impl CachePlan {
     /// The plan as a text table, at most 100 columns wide, with one line for resources that are alike.
@@ -14,6 +14,10 @@ impl CachePlan {
         text.push_str(&pools(self));
         text.push_str("\nLEDGER\n");
         text.push_str(&ledger(self));
+        if let Some(host) = &self.host {
+            text.push_str("\nHOST TIER\n");
+            text.push_str(&host_tier(host));
+        }
         text.push('\n');
         text.push_str(&capacity(self));
         text
@@ -38,7 +42,7 @@ fn header(plan: &CachePlan) -> String {
         ],
         vec![
             "SLOTS".into(),
-            format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, slots.checkpoints),
+            format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, plan.checkpoints()),
         ],
     ];
     joined(align(&rows, &[]))
@@ -75,6 +79,7 @@ fn pools(plan: &CachePlan) -> String {
     let mut rows = vec![["pool", "units", "of", "unit bytes", "bytes"].map(String::from).to_vec()];
     for pool in plan.pools.iter().filter(|pool| pool.owner.is_managed()) {
         let unit = match (pool.unit, pool.tokens_per_block) {
+            _ if pool.checkpoints_of.is_some() => format!("checkpoints in {}", pool.dtype),
             (Unit::Block, Some(tokens)) => match pool.window {
                 Some(window) => format!("blocks of {tokens} tokens, window {window}"),
                 None => format!("blocks of {tokens} tokens"),
@@ -113,6 +118,17 @@ fn ledger(plan: &CachePlan) -> String {
         ]
     }));
     joined(align(&rows, &[1, 2]))
+}
+
+fn host_tier(host: &HostPlan) -> String {
+    let mut rows = vec![["", "units", "unit bytes", "bytes"].map(String::from).to_vec()];
+    rows.extend(host.pools.iter().map(|pool| {
+        let (units, each) = (pool.units.to_string(), pool.unit_bytes.to_string());
+        vec![pool.pool.clone(), units, each, ByteSize(pool.bytes).to_string()]
+    }));
+    rows.push(vec!["unused".into(), String::new(), String::new(), ByteSize(host.unused_bytes).to_string()]);
+    let claim = format!("{} sequences in {}", host.sequences, ByteSize(host.bytes));
+    format!("{claim}\n{}", joined(align(&rows, &[1, 2, 3])))
 }
 
 fn capacity(plan: &CachePlan) -> String {

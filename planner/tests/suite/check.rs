@@ -24,6 +24,23 @@ fn mixed() -> Model {
     model
 }
 
+/// [`BUDGET`] with checkpoints apart and a host tier.
+const TIERED: &str = "
+    max_seq_len = 2048
+    max_num_tokens = 512
+    [memory]
+    bytes = '1GiB'
+    [workload]
+    prompt = { fixed = 300 }
+    output = { fixed = 200 }
+    checkpoints_per_sequence = 2
+    checkpoint_dtype = 'int8'
+    [host]
+    bytes = '256MiB'
+    [speculation]
+    draft_tokens = 3
+";
+
 const BUDGET: &str = "
     max_seq_len = 2048
     max_num_tokens = 512
@@ -59,10 +76,10 @@ fn every_policy_and_budget_gives_a_plan_that_checks(
     assert_eq!(check(&request, &plan), Ok(()));
 }
 
-#[test]
-fn changing_any_single_number_of_the_json_is_found() {
+#[rstest]
+fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] text: &str) {
     let (model, device) = (mixed(), device());
-    let budget = budget(BUDGET);
+    let budget = budget(text);
     let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
     let json = serde_json::to_value(plan(&request).unwrap()).unwrap();
     let numbers = numbers(&json, &mut String::new());
@@ -92,6 +109,10 @@ fn numbers(value: &Value, at: &mut String) -> Vec<String> {
         _ => Vec::new(),
     };
     children.into_iter().flat_map(|(key, item)| numbers(item, &mut format!("{at}/{key}"))).collect()
+}
+
+fn checkpoints(plan: &mut CachePlan) -> &mut cacheplan_planner::Pool {
+    plan.pools.iter_mut().find(|pool| pool.checkpoints_of.is_some()).unwrap()
 }
 
 fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
@@ -141,13 +162,24 @@ fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
 #[case::a_total_off_by_one(Rule::Size, |plan: &mut CachePlan| plan.totals.managed_bytes -= 1)]
 #[case::a_ledger_line_off_by_one(Rule::Ledger, |plan: &mut CachePlan| plan.ledger[0].bytes += 1)]
 #[case::a_ledger_line_missing(Rule::Ledger, |plan: &mut CachePlan| { plan.ledger.pop(); })]
+#[case::no_host_tier(Rule::Host, |plan: &mut CachePlan| plan.host = None)]
+#[case::a_parked_sequence_too_many(Rule::Host, |plan: &mut CachePlan| plan.host.as_mut().unwrap().sequences += 1)]
+#[case::a_pool_missing_from_the_host(Rule::Host, |plan: &mut CachePlan| { plan.host.as_mut().unwrap().pools.pop(); })]
+#[case::checkpoints_of_nothing(Rule::Membership, |plan: &mut CachePlan| checkpoints(plan).checkpoints_of = Some("ssm".into()))]
+#[case::checkpoints_missing(Rule::Limits, |plan: &mut CachePlan| { plan.pools.pop(); })]
+#[case::checkpoints_of_another_dtype(Rule::Compatibility, |plan: &mut CachePlan| checkpoints(plan).dtype = DType::F32)]
+#[case::a_checkpoint_without_its_scales(Rule::Layout, |plan: &mut CachePlan| checkpoints(plan).members[0].bytes = 64 * 64 * 128)]
+#[case::checkpoints_of_another_owner(Rule::Compatibility, |plan: &mut CachePlan| checkpoints(plan).owner = Owner::Local)]
 #[case::another_policy(Rule::Fingerprint, |plan: &mut CachePlan| plan.policy = Policy::ByWindow)]
 #[case::another_model(Rule::Fingerprint, |plan: &mut CachePlan| plan.model.layers += 1)]
 #[case::another_fingerprint(Rule::Fingerprint, |plan: &mut CachePlan| plan.fingerprint.budget.push('0'))]
 #[case::another_schema(Rule::Fingerprint, |plan: &mut CachePlan| plan.schema_version += 1)]
 fn corruption_is_found_by_its_rule(#[case] rule: Rule, #[case] corrupt: fn(&mut CachePlan)) {
     let model = nemotron_3_nano();
-    let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
+    let budget = budget(
+        "max_seq_len = 8192\n[memory]\nbytes = '24GiB'\n[host]\nbytes = '8GiB'\n\
+         [workload]\nprompt = { fixed = 8192 }\ncheckpoints_per_sequence = 1\ncheckpoint_dtype = 'int8'",
+    );
     let request = model.request(&budget);
     let mut plan = plan(&request).unwrap();
     assert_eq!(check(&request, &plan), Ok(()));

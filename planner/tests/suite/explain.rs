@@ -107,7 +107,7 @@ fn windows_unpaged_tokens_and_readers_are_named() {
 #[rstest]
 #[case(
     "ssm_O",
-    "`ssm_O` is no resource, pool, ledger line or layer of this plan, nor `capacity`; did you mean `ssm_0`?"
+    "`ssm_O` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; did you mean `ssm_0`?"
 )]
 #[case("52", "layer 52 does not exist; the model has layers 0 to 51")]
 fn what_is_not_in_the_plan_is_an_error(#[case] subject: &str, #[case] expected: &str) {

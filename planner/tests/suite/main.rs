@@ -16,4 +16,5 @@ mod random;
 mod ranks;
 mod render;
 mod speculation;
+mod tiers;
 mod zoo;

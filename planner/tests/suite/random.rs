@@ -76,6 +76,14 @@ fn random_budget(random: &mut Random) -> Budget {
         }
     }
     text += &format!("[memory]\nbytes = {}\n", (1 << random.pick(&[12, 16, 20, 22])) + random.below(5000));
+    if random.one_in(6) {
+        text += &format!("[host]\nbytes = {}\n", 1 << random.pick(&[16, 20, 24]));
+    }
+    if random.one_in(4) {
+        text += "[workload]\nprompt = { fixed = 4096 }\n";
+        text += &format!("checkpoints_per_sequence = {}\n", random.pick(&[1, 3]));
+        text += random.pick(&["", "checkpoint_dtype = 'int8'\n"]);
+    }
     if random.one_in(4) {
         text += "[speculation]\ndraft_tokens = 3\n";
         text += random.pick(&["", "scheme = 'replay'\n"]);
@@ -83,12 +91,27 @@ fn random_budget(random: &mut Random) -> Budget {
     budget(&text)
 }
 
+fn is_draft(plan: &CachePlan, pool: &Pool) -> bool {
+    let first = plan.resource(&pool.members[0].resource).unwrap();
+    first.handler.growth() == Growth::PerDraftPosition
+}
+
+/// Bytes that so many parked sequences take, counted as above without what pads a batch.
+fn parked_bytes(plan: &CachePlan, budget: &Budget, sequences: u64) -> u64 {
+    let parked = plan.pools.iter().filter(|pool| pool.unit != Unit::Fixed && !is_draft(plan, pool));
+    parked.map(|pool| pool.unit_bytes * (counted_units(plan, budget, pool, sequences) - pool.reserved)).sum()
+}
+
 /// Units of a pool for `sequences` sequences of `max_seq_len` tokens, counted one sequence at a time.
 fn counted_units(plan: &CachePlan, budget: &Budget, pool: &Pool, sequences: u64) -> u64 {
     let limits = &plan.limits;
+    let checkpoints = budget.workload.as_ref().map_or(0, |workload| workload.checkpoints_per_sequence);
     match pool.unit {
         Unit::Fixed => 1,
-        Unit::Slot => 1 + sequences,
+        Unit::Slot if pool.checkpoints_of.is_some() => sequences * checkpoints,
+        Unit::Slot if is_draft(plan, pool) => 1 + sequences,
+        Unit::Slot if plan.pools.iter().any(|other| other.checkpoints_of.is_some()) => 1 + sequences,
+        Unit::Slot => 1 + sequences * (1 + checkpoints),
         Unit::Block => {
             let block = pool.tokens_per_block.unwrap();
             let tokens = limits.max_seq_len + limits.draft_positions - 1;
@@ -145,15 +168,25 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
                 // The same request with what it asks for fits exactly one.
                 let mut enough = budget.clone();
                 enough.memory.as_mut().unwrap().bytes = Some(cacheplan_planner::ByteSize(shortfall.needed));
+                enough.host = None;
                 let plan = cacheplan_planner::plan(&model.request(&enough)).unwrap();
                 assert_eq!(counted_bytes(&plan, &enough, 1), shortfall.needed, "seed {seed}");
                 continue;
             }
             Err(PlanError::Grouping(_)) => continue,
+            // A host tier or checkpoints that this model has no use for, or a host too small for one sequence.
+            Err(PlanError::Budget(reason)) if reason.contains("host") || reason.contains("checkpoint") => continue,
             Err(error) => panic!("seed {seed}: {error}"),
         };
         planned += 1;
         assert_eq!(check(&request, &plan), Ok(()), "seed {seed}");
+        if let Some(host) = &plan.host {
+            let parked = |sequences| parked_bytes(&plan, &budget, sequences);
+            assert_eq!(parked(host.sequences) + host.unused_bytes, host.bytes, "seed {seed}");
+            if host.sequences < 1 << 20 {
+                assert!(parked(host.sequences + 1) > host.bytes, "seed {seed}: one more could be parked");
+            }
+        }
         let sequences = plan.capacity.sequences;
         assert!(counted_bytes(&plan, &budget, sequences) <= bytes, "seed {seed}: {sequences} sequences do not fit");
         if Some(sequences) != budget.max_batch_size && sequences < 1 << 20 {
