@@ -4,6 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::LedgerLine;
 use crate::size::ByteSize;
 
 /// Why there is no plan.
@@ -30,8 +31,8 @@ pub enum PlanError {
 /// What is missing, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "does not fit: {sequences} sequence(s) of {max_seq_len} tokens need {} of caches, {} are there; short of {} ({shortfall} bytes), most of it `{capped_by}`{}",
-    ByteSize(*needed), ByteSize(*available), ByteSize(*shortfall), tries(suggestions)
+    "does not fit: {sequences} sequence(s) of {max_seq_len} tokens need {} of caches, {}; short of {} ({shortfall} bytes), most of it `{capped_by}`{}",
+    ByteSize(*needed), there(*available, overdrawn.as_ref()), ByteSize(*shortfall), tries(suggestions)
 )]
 pub struct Shortfall {
     /// Sequences that were asked for.
@@ -42,12 +43,35 @@ pub struct Shortfall {
     pub needed: u64,
     /// Bytes that the budget leaves for them.
     pub available: u64,
-    /// `needed - available`, or more where a fraction applies.
+    /// `needed - available`, or more where a fraction applies or what is there besides caches takes too much.
     pub shortfall: u64,
-    /// The pool that needs the most.
+    /// The pool or ledger line that needs the most.
     pub capped_by: String,
+    /// What takes more than the whole budget before there is any cache.
+    pub overdrawn: Option<Overdrawn>,
     /// Changes that would make it fit, each tried.
     pub suggestions: Vec<Suggestion>,
+}
+
+/// Bytes besides caches that are more than the budget allows in all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overdrawn {
+    /// Bytes that the budget allows for everything.
+    pub allowed: u64,
+    /// What takes more than that.
+    pub lines: Vec<LedgerLine>,
+}
+
+impl Overdrawn {
+    /// The line that takes the most.
+    pub(crate) fn largest(&self) -> String {
+        self.lines.iter().max_by_key(|line| line.bytes).map_or_else(String::new, |line| line.name.clone())
+    }
+
+    /// Bytes of all lines.
+    pub fn taken(&self) -> u64 {
+        self.lines.iter().fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
 }
 
 /// One change to the budget and what it would give.
@@ -65,6 +89,14 @@ impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} sequence(s), {} of caches", self.change, self.sequences, ByteSize(self.bytes))
     }
+}
+
+fn there(available: u64, overdrawn: Option<&Overdrawn>) -> String {
+    let Some(overdrawn) = overdrawn else { return format!("{} are there", ByteSize(available)) };
+    let lines: Vec<String> =
+        overdrawn.lines.iter().map(|line| format!("{} {}", line.name, ByteSize(line.bytes))).collect();
+    let (taken, allowed) = (ByteSize(overdrawn.taken()), ByteSize(overdrawn.allowed));
+    format!("but {} take {taken} of the {allowed} allowed", lines.join(", "))
 }
 
 fn tries(suggestions: &[Suggestion]) -> String {

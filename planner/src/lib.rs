@@ -70,7 +70,7 @@ pub use diff::{Change, PlanDiff, Side, diff};
 pub use engines::{
     Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, MlaCache, UnknownEngine, Version, predict,
 };
-pub use error::{PlanError, Shortfall, Suggestion};
+pub use error::{Overdrawn, PlanError, Shortfall, Suggestion};
 pub use explain::{Derivation, ExplainError, explain};
 pub use export::{Export, ExportError, Serving, Setting, Target, export};
 pub use group::{MambaParams, mamba_params, n_groups};

@@ -7,7 +7,7 @@ use cacheplan_transforms::Resources;
 
 use crate::budget::{Base, Budget, Fraction, Memory, Objective};
 use crate::demand::{Demand, Load, NULL_BLOCKS};
-use crate::error::Shortfall;
+use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
 use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
@@ -74,7 +74,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let wanted = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
     let fill = budget.maximize == Some(Objective::Tokens);
     let solution = solve::solve(&demands, &load, memory, wanted, fill, request.agreement)
-        .ok_or_else(|| shortfall(&demands, &pools, &load, memory))?;
+        .ok_or_else(|| shortfall(&demands, &pools, &load, memory, &ledger))?;
     set_sizes(&mut pools, &solution.units)?;
 
     let slots = SlotDomain {
@@ -172,27 +172,21 @@ fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<Cach
     let Some(memory) = &request.budget.memory else { return Ok(None) };
     let Memory { bytes, fraction, of, .. } = memory;
     if let Some(bytes) = bytes {
-        return Ok(Some(CacheBytes { bytes: bytes.0, paged_share: Fraction::ONE }));
+        return Ok(Some(CacheBytes { bytes: bytes.0, overdrawn: 0, paged_share: Fraction::ONE }));
     }
     let (Some(fraction), Some(of)) = (*fraction, *of) else { return Ok(None) };
     let device = request.device;
     let no_device = || PlanError::Budget("`memory.fraction` is a share of a device, and no device was given".into());
-    let cache_bytes = match (of, request.measurement) {
-        (Base::Total, _) => {
-            let share = fraction.of(device.ok_or_else(no_device)?.total_bytes);
-            CacheBytes { bytes: share.saturating_sub(ledger.sum()), paged_share: Fraction::ONE }
-        }
+    let (allowed, taken, paged_share) = match (of, request.measurement) {
+        (Base::Total, _) => (fraction.of(device.ok_or_else(no_device)?.total_bytes), ledger.sum(), Fraction::ONE),
         // Weights are resident already, so the free bytes no longer contain them.
         (Base::Free, Some(measured)) => {
-            let taken = ledger.sum().saturating_sub(measured.resident_bytes);
-            CacheBytes { bytes: measured.free_bytes.saturating_sub(taken), paged_share: fraction }
+            (measured.free_bytes, ledger.sum().saturating_sub(measured.resident_bytes), fraction)
         }
-        (Base::Free, None) => {
-            let free = device.ok_or_else(no_device)?.free_bytes;
-            CacheBytes { bytes: free.saturating_sub(ledger.sum()), paged_share: fraction }
-        }
+        (Base::Free, None) => (device.ok_or_else(no_device)?.free_bytes, ledger.sum(), fraction),
     };
-    Ok(Some(cache_bytes))
+    let (bytes, overdrawn) = (allowed.saturating_sub(taken), taken.saturating_sub(allowed));
+    Ok(Some(CacheBytes { bytes, overdrawn, paged_share }))
 }
 
 /// One pool for each group, with the members' places in a unit; sizes come later.
@@ -267,10 +261,20 @@ fn set_sizes(pools: &mut [Pool], units: &[u64]) -> Result<(), PlanError> {
     Ok(())
 }
 
-fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<CacheBytes>) -> PlanError {
+fn shortfall(
+    demands: &[Demand],
+    pools: &[Pool],
+    load: &Load,
+    memory: Option<CacheBytes>,
+    ledger: &Ledger,
+) -> PlanError {
     let one = Cost::of(demands, load, 1);
     let available = memory.map_or(0, |memory| memory.bytes);
-    let missing = memory.map_or(0, |memory| one.excess(memory));
+    let missing = memory.map_or(0, |memory| one.excess(memory) + u128::from(memory.overdrawn));
+    let overdrawn = memory.filter(|memory| memory.overdrawn > 0).map(|memory| Overdrawn {
+        allowed: ledger.sum().saturating_sub(memory.overdrawn),
+        lines: ledger.lines.clone(),
+    });
     let largest = demands
         .iter()
         .zip(pools)
@@ -281,7 +285,12 @@ fn shortfall(demands: &[Demand], pools: &[Pool], load: &Load, memory: Option<Cac
         needed: u64::try_from(one.total()).unwrap_or(u64::MAX),
         available,
         shortfall: u64::try_from(missing).unwrap_or(u64::MAX),
-        capped_by: largest.map_or_else(|| "memory".into(), |(_, pool)| pool.id.clone()),
+        capped_by: match (&overdrawn, largest) {
+            (Some(overdrawn), _) => overdrawn.largest(),
+            (None, Some((_, pool))) => pool.id.clone(),
+            (None, None) => "memory".into(),
+        },
+        overdrawn,
         suggestions: Vec::new(),
     }))
 }

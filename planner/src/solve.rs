@@ -8,6 +8,8 @@ use crate::demand::{Demand, Load};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheBytes {
     pub(crate) bytes: u64,
+    /// Bytes that are missing before there is any cache.
+    pub(crate) overdrawn: u64,
     pub(crate) paged_share: Fraction,
 }
 

@@ -127,6 +127,11 @@ fn widened(conv: &ResourceHandler, draft_tokens: u64) -> Result<ResourceHandler,
     ResourceHandler::new(conv.kind().clone(), conv.growth(), shape, conv.dtype(), conv.layout())
 }
 
+/// Whether a resource holds inputs of a recurrence that are replayed.
+pub(crate) fn is_replay(kind: &Kind) -> bool {
+    matches!(kind, Kind::Custom(name) if name.starts_with("replay."))
+}
+
 /// Double-buffered inputs of a recurrence: `x`, `B`, and the two per-head scalars, as in a Mamba-2 step.
 fn stash(state: &Resource, resources: &Resources) -> Result<Vec<(&'static str, ResourceHandler)>, HandlerError> {
     let handler = &state.handler;

@@ -36,6 +36,8 @@ pub enum Origin {
         /// The line.
         line: usize,
     },
+    /// Nobody stated it, but a device is stated, of which this is the usual share.
+    Device,
     /// Nobody stated it.
     Default,
 }
@@ -46,6 +48,7 @@ impl fmt::Display for Origin {
             Self::Flag(name) => write!(f, "flag {name}"),
             Self::Environment(name) => write!(f, "environment {name}"),
             Self::File { name, line } => write!(f, "{name}:{line}"),
+            Self::Device => f.write_str("default for the stated device"),
             Self::Default => f.write_str("default"),
         }
     }
@@ -103,6 +106,13 @@ pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Res
     Ok(overrides)
 }
 
+/// What a process takes of a device unless it is told otherwise: vLLM's default.
+const USUAL_SHARE: [(&str, &str); 2] = [("memory.fraction", "0.9"), ("memory.of", "total")];
+
+fn by_device((key, value): (&str, &str)) -> Override {
+    Override { key: key.into(), value: value.into(), origin: Origin::Device }
+}
+
 impl Config {
     /// Puts `flags` over `environment` over the file (its text and its name) over the defaults.
     ///
@@ -114,6 +124,27 @@ impl Config {
         environment: &[Override],
         flags: &[Override],
     ) -> Result<Self, BudgetError> {
+        Self::resolve_on(false, file, environment, flags)
+    }
+
+    /// As [`Config::resolve`], for a device whose memory is stated: where nobody states what to divide, it is 0.9 of that.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub fn resolve_for_device(
+        file: Option<(&str, &str)>,
+        environment: &[Override],
+        flags: &[Override],
+    ) -> Result<Self, BudgetError> {
+        Self::resolve_on(true, file, environment, flags)
+    }
+
+    fn resolve_on(
+        device: bool,
+        file: Option<(&str, &str)>,
+        environment: &[Override],
+        flags: &[Override],
+    ) -> Result<Self, BudgetError> {
         let (text, name) = file.unwrap_or_default();
         // Errors of the file itself read best from its own text.
         let in_file = |error: BudgetError| Budget::from_toml(text, name).err().unwrap_or(error);
@@ -121,7 +152,14 @@ impl Config {
         for change in environment.iter().chain(flags) {
             set(&mut table, change)?;
         }
-        let overrides = || flags.iter().rev().chain(environment.iter().rev());
+        let mut usual = Vec::new();
+        if device && ["memory.bytes", "memory.fraction"].iter().all(|key| get(&table, key).is_none()) {
+            usual = USUAL_SHARE.into_iter().filter(|(key, _)| get(&table, key).is_none()).map(by_device).collect();
+        }
+        for change in &usual {
+            set(&mut table, change)?;
+        }
+        let overrides = || flags.iter().rev().chain(environment.iter().rev()).chain(&usual);
         let merged = table.clone().try_into::<Budget>().map_err(|error| plain("the configuration", &error));
         let budget = merged
             .and_then(Budget::validated)
@@ -141,7 +179,8 @@ impl Config {
 
     /// The keys that somebody stated, as a budget file.
     pub fn stated(&self) -> String {
-        let stated = self.settings.iter().filter(|setting| setting.origin != Origin::Default);
+        let stated = self.settings.iter();
+        let stated = stated.filter(|setting| !matches!(setting.origin, Origin::Default | Origin::Device));
         stated.map(|setting| format!("{} = {}\n", setting.key, setting.value)).collect()
     }
 

@@ -252,6 +252,7 @@ impl Setting<'_> {
             available,
             shortfall: needed.saturating_sub(available),
             capped_by: what.into(),
+            overdrawn: None,
             suggestions: Vec::new(),
         }))
     }

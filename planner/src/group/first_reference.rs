@@ -1,11 +1,14 @@
 //! AutoDeploy's first rule: the first handler of a kind is the reference, what does not match it is local.
 
+use std::collections::HashSet;
+
 use cacheplan_handlers::{Growth, Kind, Mismatch, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
 
 use super::{Group, unmanaged_reason};
 use crate::Owner;
+use crate::speculation::is_replay;
 
 /// Full attention for everyone: this rule knows no windows.
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
@@ -53,6 +56,7 @@ pub(super) fn group_rest(resources: &Resources) -> Vec<Group<'_>> {
     }
     let mut twins: Vec<Group<'_>> = Vec::new();
     let mut local = Vec::new();
+    let mut replays = Vec::new();
     for resource in resources.iter().filter(|resource| !is_kv(resource)) {
         let handler = &resource.handler;
         let (reference, managed) = match handler.kind() {
@@ -60,9 +64,15 @@ pub(super) fn group_rest(resources: &Resources) -> Vec<Group<'_>> {
             Kind::CausalConv => (conv_reference, &mut managed_conv),
             Kind::IntermediateSsm | Kind::IntermediateCausalConv => {
                 match twin(handler, ssm, conv_reference) {
-                    Some(reference) => join_twins(&mut twins, resource, reference),
+                    Some(reference) => {
+                        join(&mut twins, resource, format!("the speculative twin of `{}`", reference.name));
+                    }
                     None => local.push(Group::local(resource, handler.growth(), "the twin of no managed state".into())),
                 }
+                continue;
+            }
+            kind if is_replay(kind) => {
+                replays.push(resource);
                 continue;
             }
             _ => {
@@ -82,6 +92,19 @@ pub(super) fn group_rest(resources: &Resources) -> Vec<Group<'_>> {
             },
         };
         local.push(Group::local(resource, handler.growth(), reason));
+    }
+    let with_ssm: HashSet<Option<u32>> =
+        managed_ssm.iter().flat_map(|group| &group.members).map(|ssm| ssm.layer).collect();
+    for resource in replays {
+        // What is replayed belongs to the recurrent state of its layer, and has its manager.
+        let like_first = twins.iter().find(|group| group.kind == resource.handler.kind());
+        if with_ssm.contains(&resource.layer)
+            && like_first.is_none_or(|group| group.members[0].handler == resource.handler)
+        {
+            join(&mut twins, resource, "the replayed inputs of managed ssm states".into());
+        } else {
+            local.push(Group::local(resource, resource.handler.growth(), "the inputs of no managed state".into()));
+        }
     }
     managed_ssm.into_iter().chain(managed_conv).chain(twins).chain(local).collect()
 }
@@ -144,13 +167,13 @@ fn twin<'a>(handler: &ResourceHandler, ssm: Option<&'a Resource>, conv: Option<&
     (reference.handler.intermediate().as_ref() == Some(handler)).then_some(reference)
 }
 
-fn join_twins<'a>(twins: &mut Vec<Group<'a>>, resource: &'a Resource, reference: &Resource) {
+/// Adds a resource to the group of its kind.
+fn join<'a>(twins: &mut Vec<Group<'a>>, resource: &'a Resource, reason: String) {
     let kind = resource.handler.kind();
     if let Some(group) = twins.iter_mut().find(|group| group.kind == kind) {
         group.members.push(resource);
         return;
     }
-    let reason = format!("the speculative twin of `{}`", reference.name);
     let (growth, dtype) = (resource.handler.growth(), resource.handler.dtype());
     twins.push(Group { owner: Owner::MambaCacheManager, kind, growth, dtype, members: vec![resource], reason });
 }

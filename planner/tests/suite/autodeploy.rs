@@ -7,7 +7,8 @@
 use cacheplan_handlers::{AllocationDims, DType, Growth, Kind, ResourceHandler};
 use cacheplan_planner::autodeploy::{needs_resize, reuses_blocks};
 use cacheplan_planner::{
-    Budget, CachePlan, Fraction, ManagerKind, Measurement, Owner, PlanError, Unit, check, n_groups, plan, resize,
+    Budget, CachePlan, Fraction, ManagerKind, Measurement, Owner, PlanError, Policy, Unit, check, n_groups, plan,
+    resize,
 };
 use rstest::rstest;
 
@@ -191,14 +192,37 @@ fn row_55_what_is_there_once_may_be_local() {
     assert_eq!(owned_by(&planned(vec![kv(8, 64), scratch], &rejecting()), Owner::Local), 1);
 }
 
-/// Under `by-key`: the policies of AutoDeploy leave replay buffers local here.
-#[test]
-fn row_56_replay_buffers_have_a_manager() {
-    let mut budget = budget(&format!("reject_unmanaged = true\n{SETTING}"));
-    budget.speculation = Some(toml("draft_tokens = 2\nscheme = 'replay'"));
-    let plan = planned(vec![ssm(), conv(320), ssm(), conv(320)], &budget);
-    assert!(plan.resources.iter().any(|resource| resource.kind.starts_with("replay.")));
+fn replaying(policy: Policy) -> Budget {
+    let speculation = Some(toml("draft_tokens = 2\nscheme = 'replay'"));
+    Budget { grouping: Some(policy), speculation, ..rejecting() }
+}
+
+#[rstest]
+fn row_56_replay_buffers_have_the_manager_of_their_states(
+    #[values(Policy::FirstReference, Policy::ByWindow, Policy::ByKey)] policy: Policy,
+) {
+    let plan = planned(vec![ssm(), conv(320), ssm(), conv(320)], &replaying(policy));
+    let replays = plan.resources.iter().filter(|resource| resource.kind.starts_with("replay."));
+    assert_eq!(replays.filter(|replay| replay.owner == Owner::MambaCacheManager).count(), 8);
     assert_eq!(owned_by(&plan, Owner::Local), 0);
+}
+
+#[rstest]
+fn row_57_a_generic_state_beside_replay_buffers_is_refused_and_they_are_not(
+    #[values(Policy::FirstReference, Policy::ByWindow)] policy: Policy,
+) {
+    let model = model(vec![ssm(), conv(320), ssm(), conv(320), generic_state()]);
+    let error = plan(&model.request(&replaying(policy))).unwrap_err().to_string();
+    assert!(error.contains("`r_4` (state)") && !error.contains("replay"), "{error}");
+}
+
+#[test]
+fn inputs_of_a_local_state_are_local() {
+    let other = ResourceHandler::ssm(8, 64, 16, DType::Bf16).unwrap();
+    let plan = planned(vec![ssm(), other], &Budget { reject_unmanaged: false, ..replaying(Policy::FirstReference) });
+    let owners = |layer: u32| plan.resources.iter().filter(move |resource| resource.layer == Some(layer));
+    assert!(owners(0).all(|resource| resource.owner == Owner::MambaCacheManager));
+    assert!(owners(1).all(|resource| resource.owner == Owner::Local));
 }
 
 #[test]

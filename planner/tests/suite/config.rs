@@ -100,6 +100,20 @@ fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
     );
 }
 
+#[rstest]
+#[case("", &[("memory.fraction", "0.9"), ("memory.of", "\"total\"")])]
+#[case("[memory]\nreserve = '1GiB'", &[("memory.fraction", "0.9"), ("memory.of", "\"total\"")])]
+#[case("[memory]\nof = 'free'", &[("memory.fraction", "0.9")])]
+#[case("[memory]\nbytes = '1GiB'", &[])]
+#[case("[memory]\nfraction = 0.5\nof = 'free'", &[])]
+fn a_stated_device_has_its_usual_share_divided(#[case] file: &str, #[case] expected: &[(&str, &str)]) {
+    let config = Config::resolve_for_device(Some((file, "b.toml")), &[], &[]).unwrap();
+    let of_device = config.settings.iter().filter(|setting| setting.origin == Origin::Device);
+    let of_device: Vec<_> = of_device.map(|setting| (setting.key, setting.value.as_str())).collect();
+    assert_eq!(of_device, expected);
+    assert!(config.budget.memory.is_some());
+}
+
 #[test]
 fn the_commented_file_reads_as_the_defaults() {
     assert_eq!(Budget::from_toml(&commented_budget(), "budget.toml"), Ok(Budget::default()));

@@ -1,7 +1,7 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, DeviceKind, PlanRequest, Source, check, plan};
+use cacheplan_planner::{DeviceInfo, DeviceKind, PlanError, PlanRequest, Source, check, plan};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -74,6 +74,22 @@ fn memory_for_a_model_without_caches_is_an_error() {
     let model = Model::new("m", 1);
     let error = plan(&model.request(&budget("[memory]\nbytes = '1GiB'"))).unwrap_err().to_string();
     assert!(error.contains("the model has no cache"), "{error}");
+}
+
+#[test]
+fn weights_that_take_more_than_all_are_what_does_not_fit() {
+    let mut model = model();
+    model.info.weights = Some(WeightBytes { bytes: 100 << 30, exact: true });
+    let device = device(DeviceKind::Cuda);
+    let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.5\nof = 'total'\nactivations = '2GiB'");
+    let error = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap_err();
+    let text = error.to_string();
+    // 40 GiB are allowed; weights, 512 MiB of context and 2 GiB of activations take 102.5.
+    let expected =
+        "but weights 100.00 GiB, context 512.00 MiB, activations 2.00 GiB take 102.50 GiB of the 40.00 GiB allowed";
+    assert!(text.contains(expected) && text.contains("most of it `weights`"), "{text}");
+    let PlanError::DoesNotFit(shortfall) = error else { panic!("{text}") };
+    assert_eq!(shortfall.shortfall, (62 << 30) + (1 << 29) + shortfall.needed);
 }
 
 #[test]
