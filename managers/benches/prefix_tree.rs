@@ -5,6 +5,8 @@
 //! What grows with the tree beyond cache misses is a mistake.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::Instant;
 
 use cacheplan_managers::book::ids::{BlockId, SlotId};
 use cacheplan_managers::book::prefix::{Hold, Insert, Key, Namespace, Released, TenantId, Token, Tree, TreeConfig};
@@ -15,7 +17,38 @@ const LEVELS: [usize; 6] = [200, 200, 200, 200, 200, 100];
 const PROMPT: usize = 1100;
 
 fn main() {
-    divan::main();
+    if std::env::args().any(|arg| arg == "growth") {
+        growth();
+    } else {
+        divan::main();
+    }
+}
+
+/// How a match grows with the tree, beside what cache misses make of reading its tokens: `-- growth`.
+#[expect(clippy::print_stdout, reason = "a table for people")]
+fn growth() {
+    println!("{:>9} {:>10} {:>11} {:>6}", "leaves", "match ns", "control ns", "ratio");
+    for leaves in LEAVES {
+        let mut bench = Bench::new(leaves);
+        let control = Control::new(leaves);
+        let (mut ours, mut floor) = (Vec::new(), Vec::new());
+        for _ in 0..2000 {
+            let leaf = bench.some_leaf();
+            let tokens = bench.prompt(leaf);
+            ours.push(timed(|| bench.tree.match_prefix(bench.key(&tokens)).kv_hit));
+            let leaf = bench.some_leaf();
+            let (path, tokens) = (control.path(leaf), bench.prompt(leaf));
+            floor.push(timed(|| control.walk(&path, &tokens)));
+        }
+        let [ours, floor] = [ours, floor].map(|mut nanos| *nanos.select_nth_unstable(1000).1);
+        println!("{leaves:>9} {ours:>10} {floor:>11} {:>6.2}", ours as f64 / floor as f64);
+    }
+}
+
+fn timed(act: impl FnOnce() -> usize) -> u128 {
+    let start = Instant::now();
+    assert_eq!(black_box(act()), PROMPT);
+    start.elapsed().as_nanos()
 }
 
 /// Deterministic noise.
@@ -23,6 +56,68 @@ fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x ^ (x >> 32)
+}
+
+/// The node of a level that the path to a leaf passes. Leaves beyond the first `leaves` are new siblings of older ones.
+fn node_at(leaves: usize, leaf: usize, level: usize) -> u64 {
+    if level + 1 == LEVELS.len() {
+        return leaf as u64;
+    }
+    let width = (leaves as f64).powf((level + 1) as f64 / LEVELS.len() as f64);
+    ((leaf % leaves) as f64 / leaves as f64 * width.ceil()) as u64
+}
+
+fn span(level: usize, node: u64) -> impl Iterator<Item = Token> {
+    let seed = mix(node * 8 + level as u64);
+    (0..LEVELS[level] as u64).map(move |i| (mix(seed + i) % 150_000) as Token)
+}
+
+fn prompt(leaves: usize, leaf: usize) -> Vec<Token> {
+    (0..LEVELS.len()).flat_map(|level| span(level, node_at(leaves, leaf, level))).collect()
+}
+
+/// The spans of a tree without the tree, and a walk that is told every node of its path. What remains is to read each
+/// header, to follow it to its tokens and to compare them.
+struct Control {
+    headers: Vec<Header>,
+    of: HashMap<(usize, u64), usize>,
+    leaves: usize,
+}
+
+#[repr(align(64))]
+struct Header(Box<[Token]>);
+
+impl Control {
+    fn new(leaves: usize) -> Self {
+        let mut control = Self { headers: Vec::new(), of: HashMap::new(), leaves };
+        for leaf in 0..leaves {
+            for level in 0..LEVELS.len() {
+                let node = node_at(leaves, leaf, level);
+                control.of.entry((level, node)).or_insert_with(|| {
+                    control.headers.push(Header(span(level, node).collect()));
+                    control.headers.len() - 1
+                });
+            }
+        }
+        control
+    }
+
+    fn path(&self, leaf: usize) -> [usize; LEVELS.len()] {
+        std::array::from_fn(|level| self.of[&(level, node_at(self.leaves, leaf, level))])
+    }
+
+    /// Each header is looked up only when the tokens before it have been compared.
+    fn walk(&self, path: &[usize; LEVELS.len()], tokens: &[Token]) -> usize {
+        let mut position = 0;
+        for &header in path {
+            let span = &self.headers[header].0;
+            if **span != tokens[position..position + span.len()] {
+                break;
+            }
+            position += span.len();
+        }
+        position
+    }
 }
 
 struct Bench {
@@ -47,19 +142,7 @@ impl Bench {
 
     /// The prompt that ends at a leaf: siblings share their ancestors' tokens.
     fn prompt(&self, leaf: usize) -> Vec<Token> {
-        let mut tokens = Vec::with_capacity(PROMPT);
-        for (level, len) in LEVELS.into_iter().enumerate() {
-            let width = (self.leaves as f64).powf((level + 1) as f64 / LEVELS.len() as f64);
-            // Leaves beyond the first `leaves` are new siblings of older ones.
-            let node = if level + 1 == LEVELS.len() {
-                leaf as u64
-            } else {
-                ((leaf % self.leaves) as f64 / self.leaves as f64 * width.ceil()) as u64
-            };
-            let seed = mix(node * 8 + level as u64);
-            tokens.extend((0..len as u64).map(|i| (mix(seed + i) % 150_000) as Token));
-        }
-        tokens
+        prompt(self.leaves, leaf)
     }
 
     fn insert(&mut self, leaf: usize) {

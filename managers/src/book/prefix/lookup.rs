@@ -1,5 +1,6 @@
 //! What of a key is in the tree. Looking changes nothing, not even recency.
 
+use super::edges::Edge;
 use super::host::HostSlotId;
 use super::key::{Key, common_prefix, floor};
 use super::node::NodeId;
@@ -51,6 +52,16 @@ impl Trail {
     }
 }
 
+/// How many nodes of a path are read ahead.
+const AHEAD: usize = 8;
+
+/// A lookup under way.
+struct Walk {
+    found: Match,
+    trail: Trail,
+    position: usize,
+}
+
 impl Tree {
     /// Looks up the longest usable prefix of `key`.
     ///
@@ -68,49 +79,61 @@ impl Tree {
     }
 
     fn walk(&self, key: Key<'_>, host: bool) -> Match {
-        let tiered = self.config.host.is_some();
         let Some(&root) = self.roots.get(key.namespace) else {
             return Match::MISS;
         };
-        let mut found = Match::MISS;
-        let mut trail = Trail { tokens: 0, rooted: true };
+        let mut walk = Walk { found: Match::MISS, trail: Trail { tokens: 0, rooted: true }, position: 0 };
+        let mut path = [Edge::default(); AHEAD];
         let mut current = root;
-        let mut position = 0;
-        while let Some(child) = self.edges.find(&self.nodes, current, &key.tokens[position..]) {
-            let node = &self.nodes[child];
-            let resident = !tiered || !node.kv.is_empty();
-            if !resident && !host {
+        'walk: loop {
+            let ahead = self.edges.read_ahead(&self.nodes, current, &key.tokens[walk.position..], &mut path);
+            if ahead == 0 {
                 break;
             }
-            let shared = common_prefix(&node.key, &key.tokens[position..]);
-            let shared = floor(shared, self.config.page);
-            position += shared;
-            let whole = shared == node.len();
-            let windowed = self.config.window.is_none_or(|window| {
-                trail.follow(shared, !node.window.is_empty());
-                trail.rooted || trail.tokens >= window
-            });
-            if windowed {
-                found.window_hit = position;
-            }
-            if resident {
-                found.resident = position;
-            }
-            let state = node.state.filter(|_| whole).map(|state| state.slot);
-            let host_state = if tiered && host && whole { node.host_state } else { None };
-            if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
-                found.hit = position;
-                (found.state, found.host_state) = (state, host_state);
-                found.node = Some(self.nodes.id(child));
-            }
-            current = child;
-            if !whole {
-                break;
+            for edge in &path[..ahead] {
+                current = edge.child;
+                let node = &self.nodes[current];
+                let shared = floor(common_prefix(&node.key, &key.tokens[walk.position..]), self.config.page);
+                if !self.step(&mut walk, current, shared, host) || shared < node.len() {
+                    break 'walk;
+                }
             }
         }
-        found.kv_hit = position;
+        let mut found = walk.found;
+        found.kv_hit = walk.position;
         let branch = floor(found.kv_hit, self.grid);
         found.branch = (self.config.states && branch > found.hit).then_some(branch);
         found
+    }
+
+    /// Notes what the first `shared` tokens of a node add to a match. `false`: they are not to be had.
+    fn step(&self, walk: &mut Walk, child: u32, shared: usize, host: bool) -> bool {
+        let tiered = self.config.host.is_some();
+        let node = &self.nodes[child];
+        let resident = !tiered || !node.kv.is_empty();
+        if !resident && !host {
+            return false;
+        }
+        let Walk { found, trail, position } = walk;
+        *position += shared;
+        let whole = shared == node.len();
+        let windowed = self.config.window.is_none_or(|window| {
+            trail.follow(shared, !node.window.is_empty());
+            trail.rooted || trail.tokens >= window
+        });
+        if windowed {
+            found.window_hit = *position;
+        }
+        if resident {
+            found.resident = *position;
+        }
+        let state = node.state.filter(|_| whole).map(|state| state.slot);
+        let host_state = if tiered && host && whole { node.host_state } else { None };
+        if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
+            found.hit = *position;
+            (found.state, found.host_state) = (state, host_state);
+            found.node = Some(self.nodes.id(child));
+        }
+        true
     }
 }
