@@ -6,7 +6,7 @@ use crate::batch::PagedBatch;
 use crate::error::{KernelError, Result};
 use crate::kv_cache::{KvScales, check_scales};
 use crate::portable;
-use crate::storage::{DisjointMut, Element, Input, Rows, with_kv_pool, with_pool};
+use crate::storage::{DisjointMut, Element, Input, Output, Rows, with_kv_pool, with_pool};
 use crate::view::KvLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
@@ -108,15 +108,15 @@ pub fn paged_attention(
     if !q.device().is_cpu() {
         return portable::attention::paged_attention(q, pool, view, batch, attention);
     }
-    let mut out = vec![0f32; total_tokens * num_heads * attention.value_dim];
+    let out = Output::new(total_tokens * num_heads * attention.value_dim);
     let input = Input::new(q)?;
     with_kv_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| {
         let step = Step { q: input.rows(), pool, view, batch, attention, num_heads };
-        step.run(&mut out);
+        step.run(&out);
         Ok(())
     }))?;
-    let out = Tensor::from_vec(out, (total_tokens, num_heads, attention.value_dim), q.device())?;
-    Ok(out.to_dtype(q.dtype())?)
+    // SAFETY: the tiles and the padding make up all rows.
+    unsafe { out.into_tensor((total_tokens, num_heads, attention.value_dim), q) }
 }
 
 fn check(view: &KvLayerView, attention: &Attention<'_>, num_heads: usize, head_dim: usize) -> Result<()> {
@@ -212,13 +212,14 @@ struct Workspace {
 }
 
 impl<T: Element> Step<'_, T> {
-    fn run(&self, out: &mut [f32]) {
+    fn run(&self, out: &Output) {
         thread_local! {
             static WORKSPACE: RefCell<Workspace> = RefCell::default();
         }
         let mut workspace = WORKSPACE.take();
         let Workspace { tiles, partials } = &mut workspace;
         self.plan(tiles);
+        self.batch.clear_padding(self.num_heads * self.attention.value_dim, out);
         let heads = self.view.num_kv_heads;
         let tasks = tiles.last().map_or(0, |tile| tile.first_task + tile.parts) * heads;
         let partial_elems = Accumulator::elems(self.most_rows(tiles), self.attention.value_dim);
@@ -226,7 +227,6 @@ impl<T: Element> Step<'_, T> {
         let split = tiles.iter().any(|tile| tile.parts > 1);
         partials.resize(if split { tasks * partial_elems } else { 0 }, 0.0);
         let partials = DisjointMut::new(partials);
-        let out = DisjointMut::new(out);
 
         (0..tasks).into_par_iter().for_each(|task| {
             let (head, task) = (task % heads, task / heads);
@@ -235,7 +235,7 @@ impl<T: Element> Step<'_, T> {
             if tile.parts == 1 {
                 Scratch::with(partial_elems, |scratch, memory| {
                     let sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
-                    self.finish(tile, head, &sum, &out);
+                    self.finish(tile, head, &sum, out);
                 });
             } else {
                 let start = (task * heads + head) * partial_elems;
@@ -259,7 +259,7 @@ impl<T: Element> Step<'_, T> {
                 for other in 1..tile.parts {
                     sum.merge(&part(other));
                 }
-                self.finish(tile, head, &sum, &out);
+                self.finish(tile, head, &sum, out);
             }
         });
         WORKSPACE.set(workspace);
@@ -318,7 +318,7 @@ impl<T: Element> Step<'_, T> {
         sum
     }
 
-    fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &DisjointMut<'_, f32>) {
+    fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &Output) {
         let group = self.group();
         let [_, value_scale] = self.attention.stored_scales(self.view);
         for (row, token) in tile.rows.clone().enumerate() {
@@ -326,7 +326,7 @@ impl<T: Element> Step<'_, T> {
                 let head = kv_head * group + member;
                 let start = (token * self.num_heads + head) * self.attention.value_dim;
                 // SAFETY: this task alone has this token and this head.
-                let target = unsafe { out.slice(start..start + self.attention.value_dim) };
+                let target = unsafe { out.piece(start..start + self.attention.value_dim) };
                 let sink = self.attention.sinks.map(|sinks| sinks[head]);
                 sum.finish(row * group + member, sink, value_scale, target);
             }

@@ -4,6 +4,7 @@
 //! rows `cu_seqlens[i]..cu_seqlens[i + 1]`.
 
 use crate::error::{KernelError, Result};
+use crate::storage::Output;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -34,6 +35,13 @@ impl PagedBatch<'_> {
 
     pub(crate) fn rows(&self, sequence: usize) -> Range<usize> {
         rows(self.cu_seqlens, sequence)
+    }
+
+    /// Writes zeros where sequences without a context do not: rows of `width` elements.
+    pub(crate) fn clear_padding(&self, width: usize, out: &Output) {
+        for sequence in (0..self.len()).filter(|&sequence| self.kv_lens[sequence] == 0) {
+            clear_rows(self.rows(sequence), width, out);
+        }
     }
 
     pub(crate) fn blocks(&self, sequence: usize) -> &[i32] {
@@ -138,6 +146,13 @@ impl<'a> StateBatch<'a> {
         (!rows.is_empty()).then_some((rows, slot))
     }
 
+    /// Writes zeros where no sequence with a slot writes: rows of `width` elements.
+    pub(crate) fn clear_padding(&self, width: usize, out: &Output) {
+        for sequence in (0..self.len()).filter(|&sequence| self.slots[sequence] < 0) {
+            clear_rows(self.rows(sequence), width, out);
+        }
+    }
+
     /// The stretches of a sequence's rows between which states are read or written.
     pub(crate) fn stretches(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<'a> {
         let writes = self.writes;
@@ -216,6 +231,11 @@ impl<'a> StateBatch<'a> {
         }
         Ok(())
     }
+}
+
+fn clear_rows(rows: Range<usize>, width: usize, out: &Output) {
+    // SAFETY: sequences have distinct rows, and those of padding are nobody else's.
+    unsafe { out.piece(rows.start * width..rows.end * width) };
 }
 
 fn rows(cu_seqlens: &[u32], sequence: usize) -> Range<usize> {

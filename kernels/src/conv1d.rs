@@ -3,11 +3,12 @@
 use crate::batch::StateBatch;
 use crate::error::KernelError;
 use crate::portable;
-use crate::simd::{prefetch, silu, vectorized};
-use crate::storage::{DisjointMut, Element, Input, Rows, with_float_pool, with_pool_mut};
+use crate::simd::{silu, vectorized, weigh_taps};
+use crate::storage::{DisjointMut, Element, Input, Output, Rows, with_float_pool, with_pool_mut};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
+use std::cell::RefCell;
 use std::ops::Range;
 
 const OP: &str = "causal_conv1d";
@@ -56,7 +57,7 @@ pub fn causal_conv1d(
     }
     let (input, weight) = (Input::new(x)?, Input::new(weight)?);
     let bias = Input::optional_flat(bias)?;
-    let mut out = vec![0f32; total_tokens * conv_dim];
+    let out = Output::new(total_tokens * conv_dim);
     let conv = Conv {
         batch,
         x: input.rows(),
@@ -65,10 +66,11 @@ pub fn causal_conv1d(
         activation,
     };
     with_float_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
-        conv.run(pool, view, &mut out);
+        conv.run(pool, view, &out);
         Ok(())
     }))?;
-    Ok(Tensor::from_vec(out, (total_tokens, conv_dim), x.device())?.to_dtype(x.dtype())?)
+    // SAFETY: the tasks and the padding make up all rows.
+    unsafe { out.into_tensor((total_tokens, conv_dim), x) }
 }
 
 /// Rows that one task convolves.
@@ -85,65 +87,83 @@ struct Conv<'a> {
     activation: Activation,
 }
 
+/// Rows of a task, of a sequence that starts at row `first` and has its state in `slot`.
+#[derive(Clone)]
+struct Task {
+    first: usize,
+    slot: usize,
+    rows: Range<usize>,
+}
+
 impl Conv<'_> {
-    fn run<T: Element>(&self, pool: &mut [T], view: &StateLayerView, out: &mut [f32]) {
+    fn run<T: Element>(&self, pool: &mut [T], view: &StateLayerView, out: &Output) {
+        thread_local! {
+            // Kept, so that a decode step allocates nothing.
+            static TASKS: RefCell<Vec<Task>> = const { RefCell::new(Vec::new()) };
+            static WIDENED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
         let batch = self.batch;
+        let width = self.x.width();
         let state_of = |slot: usize| {
             let start = slot * view.slot_elems + view.layer_offset;
             start..start + view.elems()
         };
-        let tasks: Vec<(Range<usize>, usize, Range<usize>)> = batch
-            .active()
-            .flat_map(|(rows, slot)| {
-                rows.clone()
-                    .step_by(ROWS_PER_TASK)
-                    .map(move |start| (rows.clone(), slot, start..(start + ROWS_PER_TASK).min(rows.end)))
-            })
-            .collect();
-        let target = DisjointMut::new(out);
+        batch.clear_padding(width, out);
+        let mut tasks = TASKS.take();
+        tasks.clear();
+        for (rows, slot) in batch.active() {
+            let starts = rows.clone().step_by(ROWS_PER_TASK);
+            let end = |start: usize| (start + ROWS_PER_TASK).min(rows.end);
+            tasks.extend(starts.map(|start| Task { first: rows.start, slot, rows: start..end(start) }));
+        }
         let states = &*pool;
-        tasks.par_iter().for_each(|(rows, slot, task)| {
-            let widened;
-            let state = &states[state_of(*slot)];
+        tasks.par_iter().for_each(|task| {
+            let mut widened = WIDENED.take();
+            let state = &states[state_of(task.slot)];
             let state = match T::as_f32(state) {
                 Some(state) => state,
                 None => {
-                    widened = state.iter().map(|value| value.load()).collect::<Vec<_>>();
+                    widened.clear();
+                    widened.extend(state.iter().map(|value| value.load()));
                     &widened
                 }
             };
-            let width = self.x.width();
-            // SAFETY: tasks have distinct rows.
-            let out = unsafe { target.slice(task.start * width..task.end * width) };
             vectorized(
                 #[inline(always)]
-                || self.convolve(rows.start, state, task.clone(), out),
+                || self.convolve(task, state, out),
             );
+            WIDENED.set(widened);
+            Output::settle();
         });
+        TASKS.set(tasks);
         // States move only after every task has read them.
-        let mut old = Vec::new();
-        for (rows, slot) in batch.active() {
-            old.clear();
-            old.extend_from_slice(&pool[state_of(slot)]);
+        let pool = DisjointMut::new(pool);
+        (0..batch.len()).into_par_iter().for_each(|sequence| {
+            let Some((rows, slot)) = batch.sequence(sequence) else { return };
+            // SAFETY: a slot is written by one sequence, and a task holds one piece at a time but for the copy of
+            // an older row to a newer one.
+            let row_of = |slot: usize, row: usize| unsafe {
+                let start = state_of(slot).start + row * width;
+                pool.slice(start..start + width)
+            };
             for row in rows.clone() {
                 if let Some(snapshot) = batch.snapshot(row) {
-                    self.state_after(row, rows.start, &old, &mut pool[state_of(snapshot)]);
+                    self.state_after(row, rows.start, |i| row_of(slot, i), |i| row_of(snapshot, i));
                 }
             }
             if batch.writes_final() {
-                self.state_after(rows.end - 1, rows.start, &old, &mut pool[state_of(slot)]);
+                self.state_after(rows.end - 1, rows.start, |i| row_of(slot, i), |i| row_of(slot, i));
             }
-        }
+        });
     }
 
-    /// Convolves the rows of `task`, which belong to the sequence that starts at row `first`.
     #[inline(always)]
-    fn convolve(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+    fn convolve(&self, task: &Task, state: &[f32], out: &Output) {
         match self.weight.len() {
-            2 => self.convolve_rows::<2>(first, state, task, out),
-            3 => self.convolve_rows::<3>(first, state, task, out),
-            4 => self.convolve_rows::<4>(first, state, task, out),
-            _ => self.convolve_by_tap(first, state, task, out),
+            2 => self.convolve_rows::<2>(task, state, out),
+            3 => self.convolve_rows::<3>(task, state, out),
+            4 => self.convolve_rows::<4>(task, state, out),
+            _ => self.convolve_by_tap(task, state, out),
         }
     }
 
@@ -158,73 +178,66 @@ impl Conv<'_> {
     }
 
     /// All taps in one pass, for the widths that models have.
-    #[inline(always)]
-    fn convolve_rows<const TAPS: usize>(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
+    fn convolve_rows<const TAPS: usize>(&self, task: &Task, state: &[f32], out: &Output) {
         let width = self.x.width();
+        let silu = self.activation == Activation::Silu;
+        let no_bias = [0f32; CHANNELS_AT_ONCE];
+        let mut buffer = [0f32; CHANNELS_AT_ONCE];
         for start in (0..width).step_by(CHANNELS_AT_ONCE) {
             let channels = start..(start + CHANNELS_AT_ONCE).min(width);
-            let len = channels.len();
-            let weights: [&[f32]; TAPS] = std::array::from_fn(|tap| &self.weight.row(tap)[channels.clone()][..len]);
-            for (row, out) in task.clone().zip(out.chunks_exact_mut(width)) {
-                if row + 1 < task.end {
-                    self.x.row(row + 1)[channels.clone()].iter().step_by(16).for_each(prefetch);
-                }
+            let convolved = &mut buffer[..channels.len()];
+            let weights: [&[f32]; TAPS] = std::array::from_fn(|tap| &self.weight.row(tap)[channels.clone()]);
+            let bias = self.bias.map_or(&no_bias[..channels.len()], |bias| &bias[channels.clone()]);
+            for row in task.rows.clone() {
+                let next = &self.x.row((row + 1).min(task.rows.end - 1))[channels.clone()];
                 let inputs: [&[f32]; TAPS] =
-                    std::array::from_fn(|tap| &self.input(first, state, row, tap)[channels.clone()][..len]);
-                let out = &mut out[channels.clone()][..len];
-                match self.bias {
-                    Some(bias) => out.copy_from_slice(&bias[channels.clone()]),
-                    None => out.fill(0.0),
-                }
-                for channel in 0..len {
-                    let mut sum = out[channel];
-                    for tap in 0..TAPS {
-                        sum += weights[tap][channel] * inputs[tap][channel];
-                    }
-                    out[channel] = sum;
-                }
-                self.activate(out);
+                    std::array::from_fn(|tap| &self.input(task.first, state, row, tap)[channels.clone()]);
+                weigh_taps(weights, inputs, bias, next, silu, convolved);
+                // SAFETY: tasks have distinct rows.
+                unsafe { out.write(row * width + start, convolved) };
             }
         }
     }
 
     #[inline(always)]
-    fn convolve_by_tap(&self, first: usize, state: &[f32], task: Range<usize>, out: &mut [f32]) {
-        for (row, out) in task.zip(out.chunks_exact_mut(self.x.width())) {
-            match self.bias {
-                Some(bias) => out.copy_from_slice(bias),
-                None => out.fill(0.0),
+    fn convolve_by_tap(&self, task: &Task, state: &[f32], out: &Output) {
+        let width = self.x.width();
+        for row in task.rows.clone() {
+            // SAFETY: tasks have distinct rows.
+            let out = unsafe { out.piece(row * width..(row + 1) * width) };
+            if let Some(bias) = self.bias {
+                out.copy_from_slice(bias);
             }
             for tap in 0..self.weight.len() {
-                let input = self.input(first, state, row, tap);
+                let input = self.input(task.first, state, row, tap);
                 for ((out, weight), x) in out.iter_mut().zip(self.weight.row(tap)).zip(input) {
                     *out += weight * x;
                 }
             }
-            self.activate(out);
-        }
-    }
-
-    #[inline(always)]
-    fn activate(&self, out: &mut [f32]) {
-        if self.activation == Activation::Silu {
-            for out in out.iter_mut() {
-                *out = silu(*out);
+            if self.activation == Activation::Silu {
+                out.iter_mut().for_each(|out| *out = silu(*out));
             }
         }
     }
 
-    /// Writes the last inputs up to `row`, of a sequence that starts at row `first` with the state `old`.
-    fn state_after<T: Element>(&self, row: usize, first: usize, old: &[T], target: &mut [T]) {
-        let width = self.x.width();
-        for (back, target) in target.chunks_exact_mut(width).rev().enumerate() {
-            match behind(self.batch, first, row, back) {
+    /// Writes the last inputs up to `row`, of a sequence that starts at row `first` with the state `old`. The two
+    /// may be the same: older rows, which are written first, come from newer ones.
+    fn state_after<'p, T: Element>(
+        &self,
+        row: usize,
+        first: usize,
+        old: impl Fn(usize) -> &'p mut [T],
+        target: impl Fn(usize) -> &'p mut [T],
+    ) {
+        let keep = self.weight.len() - 1;
+        for index in 0..keep {
+            match behind(self.batch, first, row, keep - 1 - index) {
                 Ok(row) => {
-                    for (target, &source) in target.iter_mut().zip(self.x.row(row)) {
+                    for (target, &source) in target(index).iter_mut().zip(self.x.row(row)) {
                         *target = T::store(source);
                     }
                 }
-                Err(back) => target.copy_from_slice(&old[old.len() - back * width..][..width]),
+                Err(back) => target(index).copy_from_slice(old(keep - back)),
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::check;
 use crate::error::{KernelError, Result};
 use crate::simd::{StridedRows, row_products};
-use crate::storage::{DisjointMut, Input};
+use crate::storage::{Input, Output};
 use candle_core::{DType, Tensor};
 use rayon::prelude::*;
 
@@ -38,8 +38,7 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (x_in, weight_in) = (Input::new(&flat)?, Input::new(weight)?);
     let (x_rows, weight_rows) = (x_in.rows(), weight_in.rows());
     let a = StridedRows::new(x_rows.row_and_after(0), x_rows.stride(), in_width, rows);
-    let mut out = vec![0f32; rows * out_width];
-    let target = DisjointMut::new(&mut out);
+    let target = Output::new(rows * out_width);
     (0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter().for_each(|task| {
         let start = task * ROWS_PER_TASK;
         let count = ROWS_PER_TASK.min(out_width - start);
@@ -49,8 +48,9 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         for (row, products) in products.chunks_exact(ROWS_PER_TASK).take(rows).enumerate() {
             let at = row * out_width + start;
             // SAFETY: this task alone has these columns.
-            unsafe { target.slice(at..at + count) }.copy_from_slice(&products[..count]);
+            unsafe { target.piece(at..at + count) }.copy_from_slice(&products[..count]);
         }
     });
-    Ok(Tensor::from_vec(out, shape, x.device())?.to_dtype(x.dtype())?)
+    // SAFETY: the tasks make up all columns.
+    unsafe { target.into_tensor(shape, x) }
 }

@@ -6,7 +6,7 @@ use crate::error::{KernelError, Result};
 use crate::portable;
 use crate::simd::{axpy, exp, sum_of_squares};
 use crate::state::{Unit, for_each_unit};
-use crate::storage::{DisjointMut, Input, Rows};
+use crate::storage::{Input, Output, Rows};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 use std::cell::RefCell;
@@ -86,7 +86,8 @@ pub fn linear_attention(
         Decay::PerHead(decay) => DecayInput::PerHead(Input::new(decay)?),
         Decay::PerChannel(decay) => DecayInput::PerChannel(Input::new(decay)?),
     };
-    let mut out = vec![0f32; total_tokens * heads * value_dim];
+    let out = Output::new(total_tokens * heads * value_dim);
+    batch.clear_padding(heads * value_dim, &out);
     let step = Step {
         q: q_in.rows(),
         k: k_in.rows(),
@@ -101,7 +102,7 @@ pub fn linear_attention(
         l2_norm: input.l2_norm,
         heads_per_key,
         shape: view.shape,
-        out: DisjointMut::new(&mut out),
+        out: &out,
     };
     for_each_unit(
         OP,
@@ -112,7 +113,8 @@ pub fn linear_attention(
         #[inline(always)]
         |unit| step.run(unit),
     )?;
-    Ok(Tensor::from_vec(out, (total_tokens, heads * value_dim), v.device())?.to_dtype(v.dtype())?)
+    // SAFETY: the heads of active sequences and the padding make up all rows.
+    unsafe { out.into_tensor((total_tokens, heads * value_dim), v) }
 }
 
 /// [`Decay`] with its tensor opened.
@@ -139,7 +141,7 @@ struct Step<'a> {
     l2_norm: bool,
     heads_per_key: usize,
     shape: [usize; 3],
-    out: DisjointMut<'a, f32>,
+    out: &'a Output,
 }
 
 /// What one token needs besides the state.
@@ -164,7 +166,7 @@ impl Step<'_> {
             self.load(row, unit.index, &mut token);
             let start = (row * heads + unit.index) * value_dim;
             // SAFETY: this task alone has this row and this head.
-            let out = unsafe { self.out.slice(start..start + value_dim) };
+            let out = unsafe { self.out.piece(start..start + value_dim) };
             let beta = self.beta.map(|beta| beta.row(row)[unit.index]);
             advance(unit.state, &mut token, beta, out);
         }

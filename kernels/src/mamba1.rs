@@ -7,7 +7,7 @@ use crate::mamba2::{ScanInput, TimeStep};
 use crate::portable;
 use crate::simd::{exp, silu};
 use crate::state::{Unit, for_each_unit};
-use crate::storage::{DisjointMut, Input};
+use crate::storage::{Input, Output};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 
@@ -66,8 +66,8 @@ pub fn mamba1_scan(
     let bias_in = Input::optional_flat(layer.time_step.bias)?;
     let bias = bias_in.as_ref().map(|bias| bias.rows().row(0));
 
-    let mut out = vec![0f32; total_tokens * d_inner];
-    let target = DisjointMut::new(&mut out);
+    let target = Output::new(total_tokens * d_inner);
+    batch.clear_padding(d_inner, &target);
     let units = units(d_inner);
     let channels = d_inner / units;
     for_each_unit(
@@ -82,7 +82,7 @@ pub fn mamba1_scan(
             for row in unit.rows {
                 let start = row * d_inner + first;
                 // SAFETY: this task alone has this row and these channels.
-                let out = unsafe { target.slice(start..start + channels) };
+                let out = unsafe { target.piece(start..start + channels) };
                 let (b, c) = (b.row(row), c.row(row));
                 for (index, (state, out)) in unit.state.chunks_exact_mut(d_state).zip(&mut *out).enumerate() {
                     let channel = first + index;
@@ -103,7 +103,8 @@ pub fn mamba1_scan(
             }
         },
     )?;
-    Ok(Tensor::from_vec(out, (total_tokens, d_inner), input.x.device())?.to_dtype(input.x.dtype())?)
+    // SAFETY: the units and the padding make up all rows.
+    unsafe { target.into_tensor((total_tokens, d_inner), input.x) }
 }
 
 /// Into how many equal stretches the channels are cut: about 64 channels each.

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::portable;
 use crate::simd::{advance_state, axpy, silu, softplus};
 use crate::state::{Unit, for_each_unit};
-use crate::storage::{DisjointMut, Input, Rows};
+use crate::storage::{Input, Output, Rows};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 
@@ -110,7 +110,8 @@ pub fn mamba2_scan(
     let a = Input::flat(layer.a)?;
     let d = Input::optional_flat(layer.d)?;
     let dt_bias = Input::optional_flat(layer.time_step.bias)?;
-    let mut out = vec![0f32; total_tokens * heads * head_dim];
+    let out = Output::new(total_tokens * heads * head_dim);
+    batch.clear_padding(heads * head_dim, &out);
     let scan = Scan {
         x: x_in.rows(),
         dt: dt_in.rows(),
@@ -123,7 +124,7 @@ pub fn mamba2_scan(
         time_step: &layer.time_step,
         heads_per_group,
         shape: view.shape,
-        out: DisjointMut::new(&mut out),
+        out: &out,
     };
     let products = chunked::products(&scan, batch);
     for_each_unit(
@@ -135,7 +136,8 @@ pub fn mamba2_scan(
         #[inline(always)]
         |unit| scan.run(unit, &products),
     )?;
-    Ok(Tensor::from_vec(out, (total_tokens, heads * head_dim), x.device())?.to_dtype(x.dtype())?)
+    // SAFETY: the heads of active sequences and the padding make up all rows.
+    unsafe { out.into_tensor((total_tokens, heads * head_dim), x) }
 }
 
 /// Channels whose inputs are made at once; real heads have 64 or 128.
@@ -153,7 +155,7 @@ struct Scan<'a> {
     time_step: &'a TimeStep<'a>,
     heads_per_group: usize,
     shape: [usize; 3],
-    out: DisjointMut<'a, f32>,
+    out: &'a Output,
 }
 
 impl Scan<'_> {
@@ -183,7 +185,7 @@ impl Scan<'_> {
         let c = &self.c.row(row)[group * d_state..][..d_state];
         let start = (row * heads + head) * head_dim;
         // SAFETY: this task alone has this row and this head.
-        let out = unsafe { self.out.slice(start..start + head_dim) };
+        let out = unsafe { self.out.piece(start..start + head_dim) };
         let mut input = [0f32; MAX_INPUTS];
         let step = state.chunks_mut(MAX_INPUTS * d_state).zip(x.chunks(MAX_INPUTS)).zip(out.chunks_mut(MAX_INPUTS));
         for ((state, x), out) in step {
@@ -207,7 +209,7 @@ impl Scan<'_> {
         let [heads, head_dim, _] = self.shape;
         let start = (row * heads + head) * head_dim;
         // SAFETY: this task alone has this row and this head.
-        let out = unsafe { self.out.slice(start..start + head_dim) };
+        let out = unsafe { self.out.piece(start..start + head_dim) };
         out.copy_from_slice(read);
         self.add_direct_and_gate(row, head, out);
     }

@@ -3,7 +3,7 @@
 use crate::error::{KernelError, Result};
 use crate::portable;
 use crate::simd::{silu, sum_of_squares, vectorized};
-use crate::storage::Input;
+use crate::storage::{Input, Output};
 use candle_core::Tensor;
 use rayon::prelude::*;
 
@@ -52,14 +52,17 @@ pub fn gated_rms_norm(
     }
     let (x_in, z_in, w_in) = (Input::new(x)?, Input::new(z)?, Input::flat(weight)?);
     let (x_rows, z_rows, w) = (x_in.rows(), z_in.rows(), w_in.rows().row(0));
-    let mut out = vec![0f32; rows * width];
-    out.par_chunks_mut(width.max(1)).with_min_len(8).enumerate().for_each(|(row, out)| {
+    let target = Output::new(rows * width);
+    (0..rows).into_par_iter().with_min_len(8).for_each(|row| {
+        // SAFETY: tasks have distinct rows.
+        let out = unsafe { target.piece(row * width..(row + 1) * width) };
         vectorized(
             #[inline(always)]
             || normalise(x_rows.row(row), z_rows.row(row), w, eps, group_size, order, out),
         );
     });
-    Ok(Tensor::from_vec(out, (rows, width), x.device())?.to_dtype(x.dtype())?)
+    // SAFETY: all rows.
+    unsafe { target.into_tensor((rows, width), x) }
 }
 
 #[inline(always)]

@@ -6,7 +6,7 @@ use crate::error::{KernelError, Result};
 use crate::portable;
 use crate::simd::{exp, sigmoid, softplus};
 use crate::state::{Unit, for_each_unit};
-use crate::storage::{DisjointMut, Input};
+use crate::storage::{Input, Output};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 
@@ -54,8 +54,8 @@ pub fn rg_lru(input: &RgLru<'_>, pool: &Tensor, view: &StateLayerView, batch: &S
     let (x, i, r) = (x_in.rows(), i_in.rows(), r_in.rows());
     let a_in = Input::flat(input.a_param)?;
     let rates: Vec<f32> = a_in.rows().row(0).iter().map(|&a| -SHARPNESS * softplus(a)).collect();
-    let mut out = vec![0f32; total_tokens * width];
-    let target = DisjointMut::new(&mut out);
+    let target = Output::new(total_tokens * width);
+    batch.clear_padding(width, &target);
     let units = (1..=256).rev().find(|&size| width.is_multiple_of(size)).map_or(1, |size| width / size);
     let channels = width / units;
     for_each_unit(
@@ -73,7 +73,7 @@ pub fn rg_lru(input: &RgLru<'_>, pool: &Tensor, view: &StateLayerView, batch: &S
                 let (x, i, r) = (&x.row(row)[span.clone()], &i.row(row)[span.clone()], &r.row(row)[span.clone()]);
                 let start = row * width + span.start;
                 // SAFETY: this task alone has this row and these channels.
-                let out = unsafe { target.slice(start..start + channels) };
+                let out = unsafe { target.piece(start..start + channels) };
                 for channel in 0..channels {
                     let log_a = rates[channel] * sigmoid(r[channel]);
                     let gated = x[channel] * sigmoid(i[channel]);
@@ -87,5 +87,6 @@ pub fn rg_lru(input: &RgLru<'_>, pool: &Tensor, view: &StateLayerView, batch: &S
             }
         },
     )?;
-    Ok(Tensor::from_vec(out, (total_tokens, width), input.x.device())?.to_dtype(input.x.dtype())?)
+    // SAFETY: the units and the padding make up all rows.
+    unsafe { target.into_tensor((total_tokens, width), input.x) }
 }

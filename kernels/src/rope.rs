@@ -2,7 +2,7 @@
 
 use crate::error::{KernelError, Result};
 use crate::portable;
-use crate::storage::Input;
+use crate::storage::{Input, Output};
 use candle_core::Tensor;
 use rayon::prelude::*;
 use std::f32::consts::TAU;
@@ -172,14 +172,18 @@ impl Rope {
         }
         let input = Input::new(x)?;
         let rows = input.rows();
-        let mut out = vec![0f32; tokens * heads * head_dim];
-        out.par_chunks_mut((heads * head_dim).max(1)).with_min_len(4).enumerate().for_each(|(token, out)| {
+        let width = heads * head_dim;
+        let target = Output::new(tokens * width);
+        (0..tokens).into_par_iter().with_min_len(4).for_each(|token| {
+            // SAFETY: tasks have distinct rows.
+            let out = unsafe { target.piece(token * width..(token + 1) * width) };
             let heads = rows.row(token).chunks_exact(head_dim);
             for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
                 table.rotate(token, source, target);
             }
         });
-        Ok(Tensor::from_vec(out, (tokens, heads, head_dim), x.device())?.to_dtype(x.dtype())?)
+        // SAFETY: all rows.
+        unsafe { target.into_tensor((tokens, heads, head_dim), x) }
     }
 
     /// The cosines and sines of `tokens` positions.

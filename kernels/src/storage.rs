@@ -1,12 +1,15 @@
 //! Typed access to the memory behind candle tensors on the CPU.
 
 use crate::error::{KernelError, Result};
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, WithDType};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, StorageRef, Tensor, WithDType};
 use float8::F8E4M3;
 use half::{bf16, f16};
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An element type that a pool may have. Arithmetic is always done in f32.
 pub(crate) trait Element: WithDType + Send + Sync {
@@ -290,6 +293,119 @@ impl<'a> Rows<'a> {
     pub(crate) fn row_and_after(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.shape.stride..]
     }
+}
+
+/// What an op returns, while parallel tasks write it. Nobody clears it as a whole: each task clears its own pieces,
+/// where they lie in a near cache by the time that they are filled.
+pub(crate) struct Output {
+    data: Vec<MaybeUninit<f32>>,
+    start: *mut MaybeUninit<f32>,
+    /// Elements handed out so far.
+    #[cfg(debug_assertions)]
+    written: AtomicUsize,
+}
+
+// SAFETY: the pointer is that of the vector beside it, and `piece` and `write` oblige their callers to keep apart.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// From this size on an output goes past the caches: no cache would still hold its start at its end.
+    const STREAMED_BYTES: usize = 32 << 20;
+
+    pub(crate) fn new(len: usize) -> Self {
+        let mut data = Vec::with_capacity(len);
+        // SAFETY: elements that need not be initialised.
+        unsafe { data.set_len(len) };
+        let start = data.as_mut_ptr();
+        Self {
+            data,
+            start,
+            #[cfg(debug_assertions)]
+            written: AtomicUsize::new(0),
+        }
+    }
+
+    /// The elements in `range`, cleared.
+    ///
+    /// # Safety
+    /// No other piece may overlap `range`, then or later.
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint pieces is what the type is for")]
+    pub(crate) unsafe fn piece(&self, range: Range<usize>) -> &mut [f32] {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { self.uninit(range) };
+        piece.fill(MaybeUninit::new(0.0));
+        // SAFETY: the same elements, just filled.
+        unsafe { std::slice::from_raw_parts_mut(piece.as_mut_ptr().cast(), piece.len()) }
+    }
+
+    /// Writes `values` from element `at` on.
+    ///
+    /// # Safety
+    /// As for [`piece`](Self::piece), and the thread calls [`settle`](Self::settle) before its task ends.
+    pub(crate) unsafe fn write(&self, at: usize, values: &[f32]) {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { self.uninit(at..at + values.len()) };
+        // SAFETY: any element may stand in memory that need not be initialised.
+        let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) };
+        if size_of_val(&*self.data) >= Self::STREAMED_BYTES {
+            stream(piece, values);
+        } else {
+            piece.copy_from_slice(values);
+        }
+    }
+
+    /// Makes what this thread has written visible before whatever tells other threads that its task is done.
+    pub(crate) fn settle() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 has this instruction.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint pieces is what the type is for")]
+    unsafe fn uninit(&self, range: Range<usize>) -> &mut [MaybeUninit<f32>] {
+        assert!(range.start <= range.end && range.end <= self.data.len());
+        #[cfg(debug_assertions)]
+        self.written.fetch_add(range.len(), Ordering::Relaxed);
+        // SAFETY: in bounds by the assertion, unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// The tensor, in the dtype of `like` and on its device.
+    ///
+    /// # Safety
+    /// Every element has been in a piece or has been written.
+    pub(crate) unsafe fn into_tensor(self, shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
+        #[cfg(debug_assertions)]
+        assert_eq!(self.written.into_inner(), self.data.len(), "each element is written once");
+        let mut data = std::mem::ManuallyDrop::new(self.data);
+        // SAFETY: the parts of a vector of the same layout, all of whose elements are initialised by the caller's promise.
+        let data = unsafe { Vec::from_raw_parts(data.as_mut_ptr().cast::<f32>(), data.len(), data.capacity()) };
+        Ok(Tensor::from_vec(data, shape.into(), like.device())?.to_dtype(like.dtype())?)
+    }
+}
+
+/// Copies without reading the lines that are overwritten, and without keeping them near.
+fn stream(target: &mut [MaybeUninit<f32>], source: &[MaybeUninit<f32>]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m128, _mm_loadu_ps, _mm_stream_ps};
+        // SAFETY: neither type needs to be initialised.
+        let (head, aligned, tail) = unsafe { target.align_to_mut::<MaybeUninit<__m128>>() };
+        let (to_head, rest) = source.split_at(head.len());
+        let (to_aligned, to_tail) = rest.split_at(4 * aligned.len());
+        head.copy_from_slice(to_head);
+        for (target, source) in aligned.iter_mut().zip(to_aligned.as_chunks::<4>().0) {
+            // SAFETY: four elements on either side, the target aligned to all of them.
+            unsafe { _mm_stream_ps(target.as_mut_ptr().cast(), _mm_loadu_ps(source.as_ptr().cast())) };
+        }
+        tail.copy_from_slice(to_tail);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    target.copy_from_slice(source);
 }
 
 /// One mutable slice handed out in pieces to parallel tasks.

@@ -4,8 +4,10 @@
 //! not change, are written with sixteen explicit lanes so that every instruction set adds in the same order.
 
 mod rows;
+mod taps;
 
 pub(crate) use rows::{StridedRows, add_weighted, advance_state, largest, row_products, sum};
+pub(crate) use taps::weigh_taps;
 
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.
