@@ -36,14 +36,14 @@ impl CountingAllocator {
         PEAK.store(CURRENT.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What `body` returns, and the bytes that this thread allocated in it and has not freed.
+    /// What `body` returns, and the bytes that this thread allocated in it minus those that it freed.
     ///
     /// Other threads do not disturb the count, so that it is exact.
-    pub fn measure<R>(body: impl FnOnce() -> R) -> (R, Option<u64>) {
+    pub fn measure<R>(body: impl FnOnce() -> R) -> (R, Option<i64>) {
         let before = THREAD.get();
         let result = body();
-        let bytes = u64::try_from(THREAD.get() - before).ok();
-        (result, bytes.filter(|_| Self::current().is_some()))
+        let bytes = THREAD.get() - before;
+        (result, Self::current().map(|_| bytes))
     }
 
     fn add(bytes: usize) {

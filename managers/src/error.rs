@@ -195,6 +195,26 @@ pub enum ManagerError {
         /// Its bytes.
         bytes: u64,
     },
+    /// The device failed while it changed live contents in place.
+    #[error(
+        "the device failed while it changed {} in place, so they were preempted and must be computed again: {source}",
+        listed(sequences)
+    )]
+    ContentsLost {
+        /// The sequences whose contents are lost.
+        sequences: Vec<SequenceId>,
+        /// What the device said.
+        source: Box<ManagerError>,
+    },
+    /// Use of pools that the device left behind the books.
+    #[error("{ops} changes of the pools are still to be made since the device failed; the next operation tries again")]
+    Unfinished {
+        /// How many.
+        ops: usize,
+    },
+    /// A commit in a plan that keeps inputs instead of states, without a way to replay them.
+    #[error("the plan keeps inputs to replay, so that a commit needs the layers' recurrences; use `commit_replaying`")]
+    NeedsReplay,
     /// A pool operation failed.
     #[cfg(feature = "device")]
     #[error(transparent)]
@@ -203,6 +223,10 @@ pub enum ManagerError {
     #[cfg(feature = "device")]
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
+}
+
+fn listed(sequences: &[SequenceId]) -> String {
+    sequences.iter().map(SequenceId::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl PartialEq for ManagerError {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{Accepted, StepMetadata, Work};
-use cacheplan_managers::device::CacheSet;
+use cacheplan_managers::device::{CacheSet, ReplayLayer};
 use cacheplan_planner::{Budget, CachePlan, PlanRequest, plan};
 use cacheplan_transforms::{ReadOptions, collect, read_model};
 use candle_core::Device;
@@ -63,7 +63,7 @@ fn every_model_takes_exactly_its_planned_bytes_and_serves_what_was_planned() {
 
 #[rstest]
 #[case("snapshots", 0)]
-#[case("replay", 1)]
+#[case("replay", 23)]
 fn a_model_with_speculation_commits_its_states(#[case] scheme: &str, #[case] replays: usize) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
     let config = folder.join("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json");
@@ -76,7 +76,13 @@ fn a_model_with_speculation_commits_its_states(#[case] scheme: &str, #[case] rep
     let mut step = StepMetadata::default();
     manager.speculate(&[Work { sequence, tokens: 3 }], &mut step).unwrap();
     assert_eq!(step.draft_rows, [1]);
-    let replayed = manager.commit(&[(sequence, Accepted::First(2))]).unwrap();
-    assert_eq!(replayed.len(), replays);
-    assert!(replayed.iter().all(|replay| replay.tokens == 2));
+    let mut replayed = 0;
+    let accepted = [(sequence, Accepted::First(2))];
+    let replay = &mut |layer: &ReplayLayer<'_>| {
+        replayed += 1;
+        assert_eq!(layer.input("replay.x")?.dims()[0], 2);
+        Ok(())
+    };
+    manager.commit_replaying(&accepted, replay).unwrap();
+    assert_eq!(replayed, replays);
 }

@@ -31,8 +31,8 @@ pub enum Scheme {
     /// A copy of every state at each candidate position; the accepted one is scattered back.
     #[default]
     Snapshots,
-    /// The inputs of the recurrence at each candidate position, twice; accepted ones are replayed. The convolution's own
-    /// state is wide enough to be rolled back.
+    /// The inputs of the recurrence at each candidate position; accepted ones are replayed. The convolution's own state
+    /// is wide enough for the inputs of all candidates, so that accepting none of them changes nothing.
     Replay,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn extend(
             }
             Scheme::Replay => {
                 let handler = match resource.handler.kind() {
-                    Kind::CausalConv => widened(&resource.handler, speculation.draft_tokens.into())?,
+                    Kind::CausalConv => widened(&resource.handler, speculation.positions())?,
                     _ => resource.handler.clone(),
                 };
                 extended.push(Resource { handler, ..resource.clone() })?;
@@ -118,11 +118,11 @@ fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resourc
     }
 }
 
-/// A convolution state that holds the drafted columns too.
-fn widened(conv: &ResourceHandler, draft_tokens: u64) -> Result<ResourceHandler, HandlerError> {
+/// A convolution state with the columns of all candidates behind its own.
+fn widened(conv: &ResourceHandler, candidates: u64) -> Result<ResourceHandler, HandlerError> {
     let mut shape = conv.shape().to_vec();
     if let Some(columns) = shape.last_mut() {
-        columns.size += draft_tokens;
+        columns.size += candidates;
     }
     ResourceHandler::new(conv.kind().clone(), conv.growth(), shape, conv.dtype(), conv.layout())
 }
@@ -132,7 +132,7 @@ pub(crate) fn is_replay(kind: &Kind) -> bool {
     matches!(kind, Kind::Custom(name) if name.starts_with("replay."))
 }
 
-/// Double-buffered inputs of a recurrence: `x`, `B`, and the two per-head scalars, as in a Mamba-2 step.
+/// Inputs of a recurrence: `x`, `B`, and the two per-head scalars, as in a Mamba-2 step.
 fn stash(state: &Resource, resources: &Resources) -> Result<Vec<(&'static str, ResourceHandler)>, HandlerError> {
     let handler = &state.handler;
     let dims = ["num_heads", "head_dim", "d_state"].map(|name| handler.dim(name));
@@ -141,17 +141,15 @@ fn stash(state: &Resource, resources: &Resources) -> Result<Vec<(&'static str, R
     };
     let beside = resources.of_kind(&Kind::CausalConv).find(|conv| conv.layer == state.layer);
     let groups = beside.and_then(|conv| crate::n_groups(handler, &conv.handler)).unwrap_or(1).max(1);
-    let double = Dim::whole("buffer", 2);
-    let twice = |kind: &str, shape: Vec<Dim>, dtype| {
-        let shape = std::iter::once(double.clone()).chain(shape).collect();
+    let input = |kind: &str, shape: Vec<Dim>, dtype| {
         ResourceHandler::new(Kind::Custom(kind.into()), Growth::PerDraftPosition, shape, dtype, None)
     };
     let heads = Dim::split("num_heads", heads, Split::Heads);
     let groups = Dim::split("n_groups", groups, Split::Heads);
     Ok(vec![
-        ("replay_x", twice("replay.x", vec![heads.clone(), Dim::whole("head_dim", head_dim)], DType::Bf16)?),
-        ("replay_b", twice("replay.b", vec![groups, Dim::whole("d_state", d_state)], DType::Bf16)?),
-        ("replay_dt", twice("replay.dt", vec![heads.clone()], DType::F32)?),
-        ("replay_decay", twice("replay.decay", vec![heads], DType::F32)?),
+        ("replay_x", input("replay.x", vec![heads.clone(), Dim::whole("head_dim", head_dim)], DType::Bf16)?),
+        ("replay_b", input("replay.b", vec![groups, Dim::whole("d_state", d_state)], DType::Bf16)?),
+        ("replay_dt", input("replay.dt", vec![heads.clone()], DType::F32)?),
+        ("replay_decay", input("replay.decay", vec![heads], DType::F32)?),
     ])
 }

@@ -1,10 +1,10 @@
-//! Steps: growing the sequences of a batch, and committing speculative ones.
+//! Steps: growing the sequences of a batch.
 
 use std::sync::Arc;
 
 use super::cache::{CacheBook, check_length};
 use super::layout::Layout;
-use super::sequence::{Draft, Sequence, SequenceId};
+use super::sequence::{Draft, SequenceId};
 use super::step::StepMetadata;
 use super::table::{Growth, shortage};
 use super::{PoolOp, SlotRole};
@@ -17,31 +17,6 @@ pub struct Work {
     pub sequence: SequenceId,
     /// Tokens that this step computes for it: a chunk of its prompt, 1 to decode, the candidates of a speculation.
     pub tokens: u32,
-}
-
-/// Which candidates of a speculative step were accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted<'a> {
-    /// The first so many; 0 rolls back to before the step.
-    First(u32),
-    /// The candidates on a path through the token tree, ascending; the empty path rolls back.
-    Path(&'a [u32]),
-}
-
-impl Accepted<'_> {
-    fn len(self) -> u32 {
-        match self {
-            Self::First(count) => count,
-            Self::Path(path) => path.len() as u32,
-        }
-    }
-
-    fn last(self) -> Option<u32> {
-        match self {
-            Self::First(count) => count.checked_sub(1),
-            Self::Path(path) => path.last().copied(),
-        }
-    }
 }
 
 impl CacheBook {
@@ -71,51 +46,6 @@ impl CacheBook {
             limit("sequences in speculative steps", work.len() as u64, self.free_rows.len() as u64)?;
         }
         self.advance(work, metadata, true)
-    }
-
-    /// Commits or rolls back the speculative steps of the sequences named, attention and states alike.
-    ///
-    /// # Errors
-    /// An acceptance that does not fit its candidates; then none has changed.
-    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
-        self.steps += 1;
-        let stamp = self.steps;
-        for &(id, acceptance) in accepted {
-            let draft = self.speculating(id)?;
-            check_acceptance(&self.layout, id, acceptance, draft)?;
-            let sequence = self.sequences.get_mut(id)?;
-            if std::mem::replace(&mut sequence.step, stamp) == stamp {
-                return Err(ManagerError::DuplicateSequence(id));
-            }
-        }
-        let layout = Arc::clone(&self.layout);
-        for &(id, acceptance) in accepted {
-            let draft = self.speculating(id)?;
-            let sequence = self.sequences.get_mut(id)?;
-            sequence.draft = None;
-            self.free_rows.extend(draft.row);
-            let base = sequence.tokens;
-            if let Accepted::Path(path) = acceptance {
-                gather_path(&layout, sequence, base, path, &mut self.ops);
-            }
-            if let (Some(to), Some(row), Some(position)) = (sequence.slot, draft.row, acceptance.last()) {
-                self.ops.push(PoolOp::CommitStates { row, position, to });
-            }
-            sequence.tokens = base + acceptance.len();
-            let tokens = sequence.tokens;
-            for ((table, spec), blocks) in sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks) {
-                table.truncate(blocks, spec.blocks_for(tokens) as usize)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn speculating(&self, id: SequenceId) -> Result<Draft, ManagerError> {
-        self.resident(id)?.draft.ok_or(ManagerError::WrongState {
-            sequence: id,
-            found: "committed",
-            expected: "speculating",
-        })
     }
 
     fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), ManagerError> {
@@ -180,6 +110,9 @@ impl CacheBook {
             let sequence = self.sequences.get_mut(part.sequence)?;
             let tables = sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks);
             for (paged, ((table, spec), blocks)) in tables.enumerate() {
+                if speculative {
+                    table.begin_draft();
+                }
                 let growth = growths[row * pools + paged];
                 if let Some((from, to)) = table.grow(spec, blocks, sequence.tokens, growth)? {
                     self.ops.push(PoolOp::CopyBlock { paged, from, to });
@@ -190,6 +123,38 @@ impl CacheBook {
                 sequence.draft = Some(Draft { row, candidates: part.tokens });
             } else {
                 sequence.tokens += part.tokens;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back the last step, whose copies the device did not make.
+    ///
+    /// Blocks that a window has passed stay released: no later token sees them.
+    pub(crate) fn undo_step(
+        &mut self,
+        work: &[Work],
+        copies: &[PoolOp],
+        speculative: bool,
+    ) -> Result<(), ManagerError> {
+        let layout = Arc::clone(&self.layout);
+        let pools = layout.paged.len();
+        for (row, part) in work.iter().enumerate() {
+            let sequence = self.sequences.get_mut(part.sequence)?;
+            if speculative {
+                self.free_rows.extend(sequence.draft.take().and_then(|draft| draft.row));
+            } else {
+                sequence.tokens -= part.tokens;
+            }
+            for (paged, (table, blocks)) in sequence.tables.iter_mut().zip(&mut self.blocks).enumerate() {
+                table.shrink(blocks, self.growths[row * pools + paged].append as usize)?;
+                for copy in copies {
+                    if let PoolOp::CopyBlock { paged: pool, from, to } = *copy
+                        && pool == paged
+                    {
+                        table.exchange(blocks, to, from)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -235,47 +200,5 @@ impl CacheBook {
     /// How many sequences could be admitted before slots run out.
     pub fn free_live_slots(&self) -> u32 {
         self.slots.available(SlotRole::Live)
-    }
-}
-
-fn check_acceptance(
-    layout: &Layout,
-    sequence: SequenceId,
-    accepted: Accepted<'_>,
-    draft: Draft,
-) -> Result<(), ManagerError> {
-    let bad = |reason: String| Err(ManagerError::BadAcceptance { sequence, reason });
-    let candidates = draft.candidates;
-    if accepted.last().is_some_and(|last| last >= candidates) {
-        return bad(format!("candidate {} was accepted of {candidates}", accepted.last().unwrap_or(0)));
-    }
-    if let Accepted::Path(path) = accepted {
-        if !path.is_sorted_by(|left, right| left < right) {
-            return bad(format!("the accepted path {path:?} is not ascending"));
-        }
-        let linear = path.iter().zip(0..).all(|(&candidate, position)| candidate == position);
-        if layout.replays && !linear {
-            return bad("a path with gaps cannot be replayed; plan with the scheme `snapshots`".into());
-        }
-        if let Some(spec) = layout.paged.iter().find(|spec| spec.stride > 1).filter(|_| !linear) {
-            return bad(format!("pool `{}` compresses tokens, so a path with gaps cannot be gathered", spec.id));
-        }
-    }
-    Ok(())
-}
-
-/// Queues the copies that bring the entries of an accepted path into order.
-fn gather_path(layout: &Layout, sequence: &Sequence, base: u32, path: &[u32], ops: &mut Vec<PoolOp>) {
-    for (paged, (table, spec)) in sequence.tables.iter().zip(&layout.paged).enumerate() {
-        let place = |position: u32| {
-            let block = table.block(position / spec.entries_per_block)?;
-            Some((block, position % spec.entries_per_block))
-        };
-        // A candidate never stands before its place in the path, so copying in order overwrites nothing still needed.
-        ops.extend(path.iter().zip(0..).filter(|&(&candidate, position)| candidate != position).filter_map(
-            |(&candidate, position)| {
-                Some(PoolOp::CopyEntry { paged, from: place(base + candidate)?, to: place(base + position)? })
-            },
-        ));
     }
 }

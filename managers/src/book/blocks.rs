@@ -86,6 +86,12 @@ impl BlockAllocator {
         self.free.iter().map(|&block| BlockId(block))
     }
 
+    /// The blocks that somebody holds.
+    pub(crate) fn held_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let held = self.references.iter().zip(0..).filter(|(references, _)| **references > 0);
+        held.map(|(_, block)| BlockId(block))
+    }
+
     /// All blocks, reserved ones included.
     pub(crate) fn units(&self) -> u32 {
         self.references.len() as u32

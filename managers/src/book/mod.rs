@@ -3,6 +3,7 @@
 mod advance;
 mod blocks;
 mod cache;
+mod commit;
 pub mod ids;
 mod layout;
 mod ops;
@@ -17,9 +18,10 @@ mod stats;
 mod step;
 mod table;
 
-pub use advance::{Accepted, Work};
+pub use advance::Work;
 pub use blocks::BlockAllocator;
 pub use cache::{CacheBook, Prefix, SlotMove};
+pub use commit::Accepted;
 pub use ids::{BlockId, SlotId};
 pub use layout::{Indexing, Layout, PagedSpec, Place};
 pub use ops::PoolOp;

@@ -3,7 +3,7 @@
 use super::{BlockId, SlotId};
 
 /// One change of pool contents, to be executed in the order given and before the next kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolOp {
     /// Copies a whole block (copy-on-write).
     CopyBlock {
@@ -32,12 +32,13 @@ pub enum PoolOp {
         /// The target.
         to: SlotId,
     },
-    /// Copies the states after one candidate position to a live slot.
+    /// Moves a live slot on to the last candidate of an accepted path: by copying the state that the step left after
+    /// that candidate, or by replaying the inputs that it left along the path.
     CommitStates {
         /// Row of the speculative batch.
         row: u32,
-        /// Candidate position, counted from 0.
-        position: u32,
+        /// The accepted candidates in order, counted from 0; at least one.
+        path: Vec<u32>,
         /// The target.
         to: SlotId,
     },

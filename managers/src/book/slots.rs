@@ -173,6 +173,11 @@ impl SlotAllocator {
         self.free.iter().map(|&slot| SlotId(slot))
     }
 
+    /// The slots that somebody holds.
+    pub(crate) fn held_slots(&self) -> impl Iterator<Item = SlotId> + '_ {
+        self.roles.iter().zip(0..).filter(|(role, _)| role.is_some()).map(|(_, slot)| SlotId(slot))
+    }
+
     fn count(&mut self, role: SlotRole) {
         let role = role as usize;
         self.used[role] += 1;

@@ -16,6 +16,8 @@ pub(crate) struct BlockTable {
     entries: Vec<i32>,
     /// How many stand in front.
     released: usize,
+    /// Logical blocks that there were before an uncommitted speculative step, those reserved for later included.
+    before_draft: usize,
 }
 
 /// What one step needs of one table, worked out before anything changes.
@@ -42,7 +44,7 @@ impl BlockTable {
     /// A table that starts with `blocks`, which the caller has retained for it.
     pub(crate) fn from_blocks(released: usize, blocks: &[BlockId]) -> Self {
         let front = std::iter::repeat_n(RELEASED, released);
-        Self { entries: front.chain(blocks.iter().map(|block| block.0 as i32)).collect(), released }
+        Self { entries: front.chain(blocks.iter().map(|block| block.0 as i32)).collect(), released, before_draft: 0 }
     }
 
     /// The entries: a block each, or -1 where a window has released it.
@@ -119,6 +121,16 @@ impl BlockTable {
         Ok(())
     }
 
+    /// Remembers what there is, before a speculative step grows it.
+    pub(crate) fn begin_draft(&mut self) {
+        self.before_draft = self.entries.len();
+    }
+
+    /// Keeps the first `len` logical blocks and whatever was there before the speculative step.
+    pub(crate) fn end_draft(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), ManagerError> {
+        self.truncate(blocks, len.max(self.before_draft))
+    }
+
     /// Keeps the first `len` logical blocks and releases the others.
     pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), ManagerError> {
         let kept = len.max(self.released).min(self.entries.len());
@@ -129,13 +141,33 @@ impl BlockTable {
         Ok(())
     }
 
+    /// Releases the last `count` logical blocks.
+    pub(crate) fn shrink(&mut self, blocks: &mut BlockAllocator, count: usize) -> Result<(), ManagerError> {
+        self.truncate(blocks, self.entries.len() - count)
+    }
+
+    /// Holds `other` where it holds `block`.
+    pub(crate) fn exchange(
+        &mut self,
+        blocks: &mut BlockAllocator,
+        block: BlockId,
+        other: BlockId,
+    ) -> Result<(), ManagerError> {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| **entry == block.0 as i32) {
+            blocks.retain(other)?;
+            blocks.release(block)?;
+            *entry = other.0 as i32;
+        }
+        Ok(())
+    }
+
     /// A table that holds the first `len` logical blocks too.
     pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self, ManagerError> {
         let entries = self.entries[..len.min(self.entries.len())].to_vec();
         for &entry in entries.iter().skip(self.released) {
             blocks.retain(BlockId(entry as u32))?;
         }
-        Ok(Self { entries, released: self.released })
+        Ok(Self { entries, released: self.released, before_draft: 0 })
     }
 
     /// Releases every block and forgets them.

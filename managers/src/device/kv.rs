@@ -1,5 +1,7 @@
 //! The paged pools: keys, values and latents in blocks.
 
+use std::collections::HashMap;
+
 use cacheplan_handlers::{KvLayout, ResourceHandler};
 use cacheplan_kernels::{KvLayerView, KvOrder, KvScales};
 use cacheplan_planner::{CachePlan, Member};
@@ -25,10 +27,14 @@ struct KvPool {
 
 #[derive(Debug)]
 struct KvMember {
+    resource: String,
     view: KvLayerView,
     /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
     scales: KvScales,
 }
+
+/// The scales of 8-bit layers by resource, for pools that are made anew.
+pub(super) type Scales = HashMap<String, KvScales>;
 
 /// One layer's part of a paged pool, borrowed for a kernel call.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +72,7 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember { view, scales: KvScales { k: 1.0, v: 1.0 } });
+                members.push(KvMember { resource: member.resource.clone(), view, scales: KvScales { k: 1.0, v: 1.0 } });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }
@@ -89,6 +95,17 @@ impl KvCacheManager {
         let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
         member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?.scales = scales;
         Ok(())
+    }
+
+    pub(super) fn scales(&self) -> Scales {
+        let members = self.pools.iter().flat_map(|pool| &pool.members);
+        members.map(|member| (member.resource.clone(), member.scales)).collect()
+    }
+
+    pub(super) fn take_scales(&mut self, scales: &Scales) {
+        for member in self.pools.iter_mut().flat_map(|pool| &mut pool.members) {
+            member.scales = scales.get(&member.resource).copied().unwrap_or(member.scales);
+        }
     }
 
     pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {

@@ -32,11 +32,14 @@ struct StatePool {
 #[derive(Debug)]
 struct StateMember {
     layer: Option<u32>,
+    kind: Kind,
     /// The kind of the live state: its own, or the one it is a snapshot of; `None` for inputs to replay.
     live_kind: Option<Kind>,
     view: StateLayerView,
     /// Candidate positions that lie one after the other; 1 for live states.
     positions: usize,
+    /// Columns behind a convolution's state for the inputs of candidates; 0 unless they are replayed.
+    candidates: usize,
 }
 
 /// One layer's part of a state pool, borrowed for a kernel call.
@@ -48,6 +51,31 @@ pub struct StateLayer<'a> {
     pub view: StateLayerView,
     /// Candidate positions, each `view.elems()` elements after the one before; 1 for live states.
     pub positions: usize,
+    /// Where a convolution that is replayed keeps the candidates' inputs, `[candidates, conv_dim, 1]`.
+    pub candidates: Option<StateLayerView>,
+}
+
+/// One layer's accepted inputs, and the state that they are to move on.
+#[derive(Debug)]
+pub struct ReplayLayer<'a> {
+    /// The absolute layer; absent for a state of the whole model.
+    pub layer: Option<u32>,
+    /// The live state, as it was before the speculative step.
+    pub state: StateLayer<'a>,
+    /// Its slot.
+    pub slot: SlotId,
+    inputs: Vec<(&'a Kind, Tensor)>,
+}
+
+impl ReplayLayer<'_> {
+    /// The accepted candidates' inputs of a kind such as `replay.x`, `[tokens, elems]`, in order.
+    ///
+    /// # Errors
+    /// A kind that the plan does not keep for this layer.
+    pub fn input(&self, kind: &str) -> Result<&Tensor, ManagerError> {
+        let found = self.inputs.iter().find(|(found, _)| found.name() == kind);
+        found.map(|(_, values)| values).ok_or_else(|| ManagerError::UnknownResource(kind.to_owned()))
+    }
 }
 
 /// The states of one sequence, detached from the pools.
@@ -95,6 +123,9 @@ impl MambaCacheManager {
             target.push(StatePool { index, tensor, members });
         }
         manager.check_twins()?;
+        if layout.replays {
+            manager.split_convolutions(layout.limits.draft_positions as usize)?;
+        }
         Ok(manager)
     }
 
@@ -112,11 +143,25 @@ impl MambaCacheManager {
     }
 
     pub(crate) fn layer(&self, place: Place) -> Result<StateLayer<'_>, ManagerError> {
-        let mut pools = self.slots.iter().chain(&self.drafts);
-        let pool = pools.find(|pool| pool.index == place.pool);
-        let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));
-        let (pool, member) = member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?;
-        Ok(StateLayer { pool: &pool.tensor.tensor, view: member.view, positions: member.positions })
+        let (pool, member) = self.member(place)?;
+        Ok(state_layer(pool, member))
+    }
+
+    /// Writes a sequence's candidates' inputs `[tokens, elems]` where a commit looks for them.
+    pub(crate) fn stash(&self, place: Place, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
+        let (pool, member) = self.member(place)?;
+        let (unit, view, room) = match (member.candidate_view(), place.indexing) {
+            (Some(columns), _) => (slot.0, columns, member.candidates),
+            (None, Indexing::DraftRows) => (row, member.view, member.positions),
+            (None, _) => return Err(ManagerError::UnknownPool(pool.tensor.id.clone())),
+        };
+        let per_position = if member.candidates > 0 { view.shape[1] } else { view.elems() };
+        if inputs.dims2()?.0 > room || inputs.dims2()?.1 != per_position {
+            let found = inputs.dims();
+            return Err(ManagerError::ForeignState(format!("{found:?}, expected at most [{room}, {per_position}]")));
+        }
+        let values = inputs.to_dtype(pool.tensor.tensor.dtype())?.flatten_all()?.contiguous()?;
+        pool.tensor.write_elems(unit as usize * pool.tensor.unit_elems + view.layer_offset, &values)
     }
 
     /// One slot's state of one layer, `[d0, d1, d2]` as the view says.
@@ -171,16 +216,38 @@ impl MambaCacheManager {
             .try_for_each(|(pool, (_, values))| pool.tensor.write_units(&[slot.0], values))
     }
 
-    /// Copies the states after a candidate position of a draft row to a live slot, each layer to its own place.
-    pub(crate) fn commit(&self, row: u32, position: u32, to: SlotId) -> Result<(), ManagerError> {
+    /// Copies the states that a speculative step left after the last candidate of `path`, each layer to its own place.
+    pub(crate) fn commit(&self, row: u32, path: &[u32], to: SlotId) -> Result<(), ManagerError> {
+        let Some(&last) = path.last() else { return Ok(()) };
         for (drafts, draft) in self.draft_members() {
             let (live_pool, live) = self.twin(draft).ok_or_else(|| missing_twin(&drafts.tensor, draft))?;
             let elems = draft.view.elems();
-            let from = row as usize * drafts.tensor.unit_elems + draft.view.layer_offset + position as usize * elems;
+            let from = row as usize * drafts.tensor.unit_elems + draft.view.layer_offset + last as usize * elems;
             let target = to.0 as usize * live_pool.tensor.unit_elems + live.view.layer_offset;
             live_pool.tensor.copy_elems(&drafts.tensor, from, target, elems)?;
         }
-        Ok(())
+        self.convolutions().try_for_each(|(pool, member)| member.shift(&pool.tensor, path, to))
+    }
+
+    /// The layers whose inputs along `path` are to be replayed, with those inputs.
+    pub(crate) fn replays(&self, row: u32, path: &[u32], to: SlotId) -> Result<Vec<ReplayLayer<'_>>, ManagerError> {
+        let mut layers: Vec<ReplayLayer<'_>> = Vec::new();
+        for (pool, member) in self.stashes() {
+            let inputs = (&member.kind, member.inputs(&pool.tensor, row, path)?);
+            if let Some(layer) = layers.iter_mut().find(|found| found.layer == member.layer) {
+                layer.inputs.push(inputs);
+                continue;
+            }
+            let (live_pool, live) = self.recurrence(member).ok_or_else(|| missing_twin(&pool.tensor, member))?;
+            let state = state_layer(live_pool, live);
+            layers.push(ReplayLayer { layer: member.layer, state, slot: to, inputs: vec![inputs] });
+        }
+        Ok(layers)
+    }
+
+    /// Whether a commit has inputs to replay.
+    pub(crate) fn has_stashes(&self) -> bool {
+        self.stashes().next().is_some()
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = (usize, &PoolTensor)> {
@@ -213,6 +280,31 @@ impl MambaCacheManager {
         twins.next()
     }
 
+    /// The inputs at candidate positions.
+    fn stashes(&self) -> impl Iterator<Item = (&StatePool, &StateMember)> {
+        let members = self.drafts.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        members.filter(|(_, member)| member.live_kind.is_none())
+    }
+
+    /// The recurrent state that inputs belong to.
+    fn recurrence(&self, stash: &StateMember) -> Option<(&StatePool, &StateMember)> {
+        let mut live = self.slots.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        live.find(|(_, member)| member.layer == stash.layer && member.kind == Kind::Ssm)
+    }
+
+    /// The convolutions that keep the candidates' inputs behind their state.
+    fn convolutions(&self) -> impl Iterator<Item = (&StatePool, &StateMember)> {
+        let members = self.slots.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
+        members.filter(|(_, member)| member.candidates > 0)
+    }
+
+    fn member(&self, place: Place) -> Result<(&StatePool, &StateMember), ManagerError> {
+        let mut pools = self.slots.iter().chain(&self.drafts);
+        let pool = pools.find(|pool| pool.index == place.pool);
+        let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));
+        member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))
+    }
+
     fn check_twins(&self) -> Result<(), ManagerError> {
         for (drafts, draft) in self.draft_members() {
             let twin = self.twin(draft).filter(|(pool, live)| {
@@ -222,8 +314,66 @@ impl MambaCacheManager {
                 return Err(missing_twin(&drafts.tensor, draft));
             }
         }
+        match self.stashes().find(|(_, stash)| self.recurrence(stash).is_none()) {
+            Some((pool, stash)) => Err(missing_twin(&pool.tensor, stash)),
+            None => Ok(()),
+        }
+    }
+
+    /// In a plan that replays, a convolution without snapshots is as much wider as there are candidates.
+    fn split_convolutions(&mut self, candidates: usize) -> Result<(), ManagerError> {
+        let drafts = self.draft_members().map(|(_, draft)| draft);
+        let snapshots: Vec<Option<u32>> =
+            drafts.filter(|draft| draft.kind == Kind::IntermediateCausalConv).map(|draft| draft.layer).collect();
+        for pool in &mut self.slots {
+            let convolutions = pool.members.iter_mut().filter(|member| member.kind == Kind::CausalConv);
+            for member in convolutions.filter(|member| !snapshots.contains(&member.layer)) {
+                let columns = member.view.shape[0].checked_sub(candidates).filter(|&columns| columns > 0);
+                member.view.shape[0] = columns.ok_or_else(|| ManagerError::BadPlan {
+                    pool: pool.tensor.id.clone(),
+                    reason: format!("a convolution has no room for the inputs of {candidates} candidates"),
+                })?;
+                member.candidates = candidates;
+            }
+        }
         Ok(())
     }
+}
+
+impl StateMember {
+    /// Where the candidates' inputs lie, behind a convolution's state.
+    fn candidate_view(&self) -> Option<StateLayerView> {
+        let StateLayerView { slot_elems, layer_offset, shape: [_, conv_dim, _] } = self.view;
+        let layer_offset = layer_offset + self.view.elems();
+        let shape = [self.candidates, conv_dim, 1];
+        (self.candidates > 0).then_some(StateLayerView { slot_elems, layer_offset, shape })
+    }
+
+    /// The inputs of the candidates on `path`, `[path.len(), elems]`.
+    fn inputs(&self, pool: &PoolTensor, row: u32, path: &[u32]) -> Result<Tensor, ManagerError> {
+        let elems = self.view.elems();
+        let row = pool.tensor.narrow(0, row as usize, 1)?.narrow(1, self.view.layer_offset, self.positions * elems)?;
+        let path = Tensor::new(path, pool.tensor.device())?;
+        Ok(row.reshape((self.positions, elems))?.index_select(&path, 0)?)
+    }
+
+    /// Moves a convolution's state on along the inputs of the candidates on `path`.
+    fn shift(&self, pool: &PoolTensor, path: &[u32], slot: SlotId) -> Result<(), ManagerError> {
+        let StateLayerView { layer_offset, shape: [columns, conv_dim, _], .. } = self.view;
+        // The state's own columns, then the candidates on the path; the last of them are the new state.
+        let all = (0..columns as u32).chain(path.iter().map(|candidate| columns as u32 + candidate));
+        let kept: Vec<u32> = all.skip(path.len()).collect();
+        let rows = columns + self.candidates;
+        let start = slot.0 as usize * pool.unit_elems + layer_offset;
+        let old = pool.tensor.flatten_all()?.narrow(0, start, rows * conv_dim)?.reshape((rows, conv_dim))?;
+        let new = old.index_select(&Tensor::new(kept, pool.tensor.device())?, 0)?;
+        pool.write_elems(start, &new.flatten_all()?)
+    }
+}
+
+fn state_layer<'a>(pool: &'a StatePool, member: &StateMember) -> StateLayer<'a> {
+    let candidates = member.candidate_view();
+    StateLayer { pool: &pool.tensor.tensor, view: member.view, positions: member.positions, candidates }
 }
 
 fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> ManagerError {
@@ -271,6 +421,7 @@ fn state_member(
     }
     Ok(StateMember {
         layer,
+        kind: handler.kind().clone(),
         live_kind,
         view: StateLayerView {
             slot_elems: tensor.unit_elems,
@@ -278,5 +429,6 @@ fn state_member(
             shape,
         },
         positions: (member.bytes / unit) as usize,
+        candidates: 0,
     })
 }

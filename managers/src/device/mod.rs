@@ -1,20 +1,27 @@
 //! Tensors of the pools.
 
+mod commit;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod fault;
+#[cfg(test)]
+mod fault_tests;
 mod host;
 mod hybrid;
+mod inspect;
 mod interchange;
 mod kv;
 mod mamba;
+mod park;
 mod peak;
 mod pool;
+mod sequences;
 mod set;
 
 pub use host::HostStats;
-pub use hybrid::{MambaHybridCacheManager, Replay, Route};
+pub use hybrid::{MambaHybridCacheManager, Route};
 pub use interchange::{MlaBlocks, narrow_conv_state, widen_conv_state};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};
-pub use mamba::{CapturedState, MambaCacheManager, StateLayer};
+pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
 pub use peak::{Peak, measure_peak};
 pub use set::{CacheSet, PoolBytes};

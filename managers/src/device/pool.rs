@@ -1,14 +1,17 @@
 //! The tensor of one pool.
 
+use std::cell::RefCell;
+
 use cacheplan_handlers::DType;
 use cacheplan_planner::Pool;
 use candle_core::backend::BackendDevice;
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::op::BackpropOp;
-use candle_core::{Device, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor};
 
 #[cfg(feature = "cuda")]
 use super::cuda::used as cuda_pool_bytes;
+use super::fault;
 use crate::{CountingAllocator, ManagerError};
 
 /// One pool `[units, unit_elems]`, zeroed at birth; it never moves.
@@ -40,18 +43,28 @@ impl PoolTensor {
             return Err(bad(format!("a unit of {unit_bytes} bytes holds no whole number of {} elements", pool.dtype)));
         }
         let unit_elems = unit_bytes / elem_bytes;
-        let shape = Shape::from((units, unit_elems));
-        let (storage, actual_bytes) = zeroed(&shape, dtype, device, pool)?;
-        let tensor = Tensor::from_storage(storage, shape, BackpropOp::none(), false);
-        Ok(Self {
+        let mut tensor = Self {
             id: pool.id.clone(),
-            tensor,
+            tensor: Tensor::zeros((0, unit_elems), dtype, &Device::Cpu)?,
             unit_elems,
             reserved: pool.reserved.min(pool.units) as u32,
             elem_bytes,
-            planned_bytes: pool.bytes,
-            actual_bytes,
-        })
+            planned_bytes: 0,
+            actual_bytes: None,
+        };
+        tensor.fill_device(units, device)?;
+        Ok(tensor)
+    }
+
+    /// Takes the memory of `units` units, zeroed, in place of none.
+    fn fill_device(&mut self, units: usize, device: &Device) -> Result<(), ManagerError> {
+        fault::check()?;
+        let bytes = units as u64 * self.unit_bytes();
+        let shape = Shape::from((units, self.unit_elems));
+        let (storage, actual_bytes) = zeroed(&shape, self.tensor.dtype(), device, &self.id, bytes)?;
+        self.tensor = Tensor::from_storage(storage, shape, BackpropOp::none(), false);
+        (self.planned_bytes, self.actual_bytes) = (bytes, actual_bytes);
+        Ok(())
     }
 
     pub(crate) fn units(&self) -> usize {
@@ -62,34 +75,90 @@ impl PoolTensor {
         (self.unit_elems * self.elem_bytes) as u64
     }
 
-    /// Becomes the pool of another plan, with the units that both have.
-    pub(crate) fn replace(&mut self, pool: &Pool, device: &Device) -> Result<(), ManagerError> {
-        if pool.bytes == self.planned_bytes && device.same_device(self.tensor.device()) {
+    /// Becomes as large as the pool of another plan, on `device`; contents stay, or those of `held` units if only they
+    /// matter.
+    ///
+    /// On the CPU the memory itself grows or shrinks. Elsewhere the contents wait in host memory, so that the device
+    /// never holds two pools.
+    pub(crate) fn replace(&mut self, pool: &Pool, held: Option<&[u32]>, device: &Device) -> Result<(), ManagerError> {
+        let same = device.same_device(self.tensor.device());
+        if same && pool.bytes == self.planned_bytes {
             return Ok(());
         }
-        let fresh = Self::allocate(pool, device)?;
-        let kept = self.units().min(fresh.units());
-        let contents = self.tensor.narrow(0, 0, kept)?.to_device(device)?;
-        fresh.tensor.slice_set(&contents, 0, 0)?;
-        *self = fresh;
+        let units = pool.units as usize;
+        if same && device.is_cpu() {
+            return self.resize_host_memory(units);
+        }
+        let all: Vec<u32>;
+        let kept = match held {
+            Some(held) => held,
+            None => {
+                all = (0..self.units().min(units) as u32).collect();
+                &all
+            }
+        };
+        let contents = self.read_units(kept)?.to_device(&Device::Cpu)?;
+        if !same {
+            let mut moved = Self::allocate(pool, device)?;
+            std::mem::swap(self, &mut moved);
+            let written = self.write_units(kept, &contents);
+            if written.is_err() {
+                *self = moved;
+            }
+            return written;
+        }
+        let before = self.units();
+        self.tensor = Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?;
+        let taken = self.fill_device(units, device);
+        if taken.is_err() {
+            self.fill_device(before, device)?;
+        }
+        self.write_units(kept, &contents)?;
+        taken
+    }
+
+    /// Grows or shrinks a pool in host memory without a second copy of it.
+    fn resize_host_memory(&mut self, units: usize) -> Result<(), ManagerError> {
+        fault::check()?;
+        let bytes = units as u64 * self.unit_bytes();
+        let resize = Resize { elems: units * self.unit_elems, resized: RefCell::default() };
+        let (done, allocated) = CountingAllocator::measure(|| self.tensor.inplace_op1(&resize));
+        done.map_err(|_| ManagerError::OutOfDeviceMemory { pool: self.id.clone(), bytes })?;
+        if let Some(storage) = resize.resized.into_inner() {
+            let shape = Shape::from((units, self.unit_elems));
+            self.tensor = Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false);
+            let actual = self.actual_bytes.zip(allocated);
+            self.actual_bytes = actual.and_then(|(before, more)| before.checked_add_signed(more));
+            self.planned_bytes = bytes;
+        }
         Ok(())
     }
 
     pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<(), ManagerError> {
+        fault::check()?;
         Ok(cacheplan_kernels::copy_rows(&self.tensor, pairs)?)
     }
 
     pub(crate) fn zero_units(&self, units: &[u32]) -> Result<(), ManagerError> {
+        fault::check()?;
         Ok(cacheplan_kernels::zero_rows(&self.tensor, units)?)
     }
 
     /// The contents of units, as a tensor of its own.
     pub(crate) fn read_units(&self, units: &[u32]) -> Result<Tensor, ManagerError> {
+        fault::check()?;
         Ok(cacheplan_kernels::gather_rows(&self.tensor, units)?)
     }
 
     pub(crate) fn write_units(&self, units: &[u32], values: &Tensor) -> Result<(), ManagerError> {
+        fault::check()?;
         Ok(cacheplan_kernels::scatter_rows(&self.tensor, units, values)?)
+    }
+
+    /// Overwrites elements; the offset counts from the pool's start.
+    pub(crate) fn write_elems(&self, to: usize, values: &Tensor) -> Result<(), ManagerError> {
+        fault::check()?;
+        Ok(self.tensor.flatten_all()?.slice_set(values, 0, to)?)
     }
 
     /// Copies `len` elements inside the pool, or from another pool of its dtype; offsets count from the pool's start.
@@ -99,7 +168,7 @@ impl PoolTensor {
             // Source and target would share their storage, which no op allows.
             piece = piece.copy()?;
         }
-        Ok(self.tensor.flatten_all()?.slice_set(&piece, 0, to)?)
+        self.write_elems(to, &piece)
     }
 
     /// Sets every element of the units; integers take their largest byte for NaN.
@@ -127,24 +196,64 @@ pub(crate) fn storage_dtype(dtype: DType) -> candle_core::DType {
     }
 }
 
+/// Takes the storage out of a pool's tensor, resized; new elements are zero.
+struct Resize {
+    elems: usize,
+    resized: RefCell<Option<CpuStorage>>,
+}
+
+impl Resize {
+    fn resize<T: Clone + Default>(&self, data: &mut Vec<T>) -> candle_core::Result<Vec<T>> {
+        let more = self.elems.saturating_sub(data.len());
+        data.try_reserve_exact(more).map_err(candle_core::Error::wrap)?;
+        let mut data = std::mem::take(data);
+        data.resize(self.elems, T::default());
+        data.shrink_to(self.elems);
+        Ok(data)
+    }
+}
+
+impl InplaceOp1 for Resize {
+    fn name(&self) -> &'static str {
+        "resize"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        let resized = match storage {
+            CpuStorage::U8(data) => CpuStorage::U8(self.resize(data)?),
+            CpuStorage::I32(data) => CpuStorage::I32(self.resize(data)?),
+            CpuStorage::F8E4M3(data) => CpuStorage::F8E4M3(self.resize(data)?),
+            CpuStorage::F16(data) => CpuStorage::F16(self.resize(data)?),
+            CpuStorage::BF16(data) => CpuStorage::BF16(self.resize(data)?),
+            CpuStorage::F32(data) => CpuStorage::F32(self.resize(data)?),
+            _ => candle_core::bail!("a pool of this dtype cannot be resized"),
+        };
+        // Of another dtype, so that a tensor that somebody kept is an error and not a read of nothing.
+        *storage = CpuStorage::F64(Vec::new());
+        self.resized.replace(Some(resized));
+        Ok(())
+    }
+}
+
 /// Zeroed storage, and what it really took.
 fn zeroed(
     shape: &Shape,
     dtype: candle_core::DType,
     device: &Device,
-    pool: &Pool,
+    pool: &str,
+    bytes: u64,
 ) -> Result<(Storage, Option<u64>), ManagerError> {
     match device {
         Device::Cpu => {
             // Asks first, since a vector that cannot be had ends the process.
             let mut probe = Vec::<u8>::new();
-            let available = usize::try_from(pool.bytes).is_ok_and(|bytes| probe.try_reserve_exact(bytes).is_ok());
+            let available = usize::try_from(bytes).is_ok_and(|bytes| probe.try_reserve_exact(bytes).is_ok());
             drop(probe);
             if !available {
-                return Err(ManagerError::OutOfDeviceMemory { pool: pool.id.clone(), bytes: pool.bytes });
+                return Err(ManagerError::OutOfDeviceMemory { pool: pool.to_owned(), bytes });
             }
             let (storage, bytes) = CountingAllocator::measure(|| CpuDevice.zeros_impl(shape, dtype));
-            Ok((Storage::Cpu(storage?), bytes))
+            Ok((Storage::Cpu(storage?), bytes.and_then(|bytes| bytes.try_into().ok())))
         }
         Device::Cuda(cuda) => {
             let before = cuda_pool_bytes(cuda);

@@ -5,9 +5,10 @@ use candle_core::Device;
 use serde::Serialize;
 
 use super::host::HostTier;
-use super::hybrid::MambaHybridCacheManager;
+use super::hybrid::{MambaHybridCacheManager, Pools};
+use super::kv::Scales;
 use crate::ManagerError;
-use crate::book::CacheBook;
+use crate::book::{CacheBook, Residency};
 
 /// The pools of one plan on one device.
 #[derive(Debug)]
@@ -36,8 +37,9 @@ impl CacheSet {
     /// # Errors
     /// A plan that contradicts itself, or a device without the memory.
     pub fn allocate(plan: &CachePlan, device: &Device) -> Result<Self, ManagerError> {
-        let manager = MambaHybridCacheManager::allocate(plan, CacheBook::new(plan)?, HostTier::new(0), device, 0)?;
-        Ok(Self { plan: plan.clone(), device: device.clone(), generation: 0, manager: Some(manager) })
+        let mut set = Self { plan: plan.clone(), device: device.clone(), generation: 0, manager: None };
+        set.assemble(plan, CacheBook::new(plan)?, HostTier::new(0), &Scales::new())?;
+        Ok(set)
     }
 
     /// The manager.
@@ -88,7 +90,8 @@ impl CacheSet {
     ///
     /// # Errors
     /// Pools in which something lives, or offloaded sequences that do not fit the plan; then nothing has changed.
-    /// A plan that cannot be allocated; then the set is shut down.
+    /// A plan that cannot be allocated; then the pools are as before but for routes, which are stale. Only if the
+    /// device does not give back what it had just freed, the set is shut down.
     pub fn resize(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
         // Proves the plan before anything is given up.
         let fresh = CacheBook::new(plan)?;
@@ -96,17 +99,22 @@ impl CacheSet {
             manager.book().ensure_idle()?;
             manager.check_offloaded(&fresh)?;
         }
-        let (book, host) = match self.manager.take() {
-            Some(manager) => {
-                let (book, host) = manager.into_parts();
-                (book.replaced_by(fresh), host)
-            }
-            None => (fresh, HostTier::new(0)),
-        };
         self.generation += 1;
-        self.manager = Some(MambaHybridCacheManager::allocate(plan, book, host, &self.device, self.generation)?);
-        self.plan = plan.clone();
-        Ok(())
+        let Some(manager) = self.manager.take() else {
+            return self.assemble(plan, fresh, HostTier::new(0), &Scales::new());
+        };
+        let scales = manager.kv().scales();
+        let (book, host) = manager.into_parts();
+        match Pools::allocate(plan, fresh.layout(), &self.device) {
+            Ok(pools) => {
+                self.adopt(plan.clone(), book.replaced_by(fresh), pools, host, &scales);
+                Ok(())
+            }
+            Err(error) => {
+                self.assemble(&self.plan.clone(), book, host, &scales)?;
+                Err(error)
+            }
+        }
     }
 
     /// As [`CacheSet::resize`] with sequences in the pools: they wait in host memory meanwhile, and their handles
@@ -114,28 +122,31 @@ impl CacheSet {
     ///
     /// # Errors
     /// New pools that cannot hold them, an uncommitted speculative step, blocks or slots that a prefix cache holds;
-    /// then everything is as before.
+    /// then everything is as before. As [`CacheSet::resize`] for a plan that cannot be allocated; sequences are then
+    /// in the pools again. Sequences that a failing device does not take back stay offloaded.
     pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
         let manager = self.manager_mut()?;
         let sequences = manager.book().check_migration(plan)?;
         let capacity = manager.host_stats().capacity_bytes;
         manager.set_host_capacity(u64::MAX);
+        let parked = sequences.iter().try_for_each(|&sequence| manager.offload(sequence));
+        let resized = parked.and_then(|()| self.resize(plan));
+        let Some(manager) = &mut self.manager else { return resized };
+        let mut returned = Ok(());
         for &sequence in &sequences {
-            manager.offload(sequence)?;
-        }
-        let resized = self.resize(plan);
-        let manager = self.manager_mut()?;
-        for &sequence in &sequences {
-            manager.onload(sequence)?;
+            if manager.book().residency(sequence)? == Residency::Offloaded {
+                returned = returned.and(manager.onload(sequence));
+            }
         }
         manager.set_host_capacity(capacity);
-        resized
+        resized.and(returned)
     }
 
     /// Moves capacity between the pools while sequences live in them: `plan` has the same pools with other units.
     ///
-    /// Units keep their numbers and sequences stay as they are; routes become stale.
-    /// One pool is there twice while its contents move, those that shrink first.
+    /// Units keep their numbers and sequences stay as they are; routes become stale. On the CPU a pool's memory itself
+    /// grows or shrinks; elsewhere what is held in a pool waits in host memory, so that no pool is there twice.
+    /// Pools that shrink come first, so that the device never holds more than before or after.
     ///
     /// # Errors
     /// A plan with other pools, or units in use that would be cut off; nothing has changed then.
@@ -157,11 +168,32 @@ impl CacheSet {
     }
 
     fn transfer(&mut self, plan: &CachePlan, device: &Device) -> Result<(), ManagerError> {
-        let generation = self.generation + 1;
+        self.manager()?;
+        self.generation += 1;
+        let generation = self.generation;
         self.manager_mut()?.transfer(plan, device, generation)?;
-        self.generation = generation;
         self.plan = plan.clone();
         Ok(())
+    }
+
+    /// Allocates the pools of a plan for books that suit it.
+    fn assemble(
+        &mut self,
+        plan: &CachePlan,
+        book: CacheBook,
+        host: HostTier,
+        scales: &Scales,
+    ) -> Result<(), ManagerError> {
+        let pools = Pools::allocate(plan, book.layout(), &self.device)?;
+        self.adopt(plan.clone(), book, pools, host, scales);
+        Ok(())
+    }
+
+    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostTier, scales: &Scales) {
+        let mut manager = MambaHybridCacheManager::new(plan.manager, book, pools, host, self.generation);
+        manager.kv_mut().take_scales(scales);
+        self.manager = Some(manager);
+        self.plan = plan;
     }
 
     /// Frees every pool. Handles and routes are errors from now on; [`CacheSet::resize`] allocates anew.

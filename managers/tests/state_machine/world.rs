@@ -564,8 +564,8 @@ impl World {
                 }
                 PoolOp::ZeroSlot(slot) => self.slots[slot.0 as usize] = Some(Vec::new()),
                 PoolOp::CopySlot { from, to } => self.slots[to.0 as usize] = self.slots[from.0 as usize].clone(),
-                PoolOp::CommitStates { row, position, to } => {
-                    self.slots[to.0 as usize] = Some(self.drafts[&(row, position)].clone());
+                PoolOp::CommitStates { row, path, to } => {
+                    self.slots[to.0 as usize] = Some(self.drafts[&(row, *path.last().unwrap())].clone());
                 }
             }
         }

@@ -38,7 +38,7 @@ fn replay_keeps_inputs_instead_of_states_and_widens_the_convolution() {
     };
     let ((snapshots, _), (replay, conv)) = (bytes("snapshots"), bytes("replay"));
     assert!(replay * 3 < snapshots, "{replay} against {snapshots}");
-    assert_eq!(conv, 6_144 * (3 + 3) * 2);
+    assert_eq!(conv, 6_144 * (3 + 4) * 2);
 }
 
 #[test]

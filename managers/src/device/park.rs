@@ -1,0 +1,118 @@
+//! Contents that leave the pools and come back: the host tier, captured states.
+
+use candle_core::Device;
+
+use super::host::{HostCopy, HostStats};
+use super::hybrid::MambaHybridCacheManager;
+use super::mamba::CapturedState;
+use crate::ManagerError;
+use crate::book::{CacheBook, SequenceId, SlotId};
+
+impl MambaHybridCacheManager {
+    /// Limits the bytes of offloaded sequences; 0 unless set.
+    pub fn set_host_capacity(&mut self, bytes: u64) {
+        self.host.set_capacity(bytes);
+    }
+
+    /// How full the host tier is.
+    pub fn host_stats(&self) -> HostStats {
+        self.host.stats()
+    }
+
+    /// Moves a sequence's blocks and state to host memory.
+    ///
+    /// # Errors
+    /// No room in the host tier, a sequence that is not resident or has an uncommitted speculative step, or a failing
+    /// device; nothing has changed then.
+    pub fn offload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+        self.settle()?;
+        let held = self.book.held_blocks(sequence)?;
+        let kv = held.iter().enumerate().map(|(paged, blocks)| blocks.len() as u64 * self.kv.pool(paged).unit_bytes());
+        let state = self.book.slot(sequence)?.map_or(0, |_| self.mamba.slot_bytes());
+        let bytes = kv.sum::<u64>() + state;
+        self.host.check_room(bytes)?;
+        let mut blocks = Vec::with_capacity(held.len());
+        for (paged, ids) in held.iter().enumerate() {
+            let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
+            blocks.push(self.kv.pool(paged).read_units(&ids)?.to_device(&Device::Cpu)?);
+        }
+        let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
+        self.book.offload(sequence)?;
+        self.host.insert(sequence, HostCopy { blocks, state, bytes });
+        Ok(())
+    }
+
+    /// Brings an offloaded sequence back.
+    ///
+    /// # Errors
+    /// What lacks, a sequence that was not offloaded, or a failing device; nothing has changed then.
+    pub fn onload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+        self.settle()?;
+        self.book.onload(sequence)?;
+        if let Err(error) = self.write_back(sequence) {
+            self.book.offload(sequence)?;
+            return Err(error);
+        }
+        self.host.remove(sequence);
+        Ok(())
+    }
+
+    fn write_back(&self, sequence: SequenceId) -> Result<(), ManagerError> {
+        let Some(copy) = self.host.get(sequence) else { return Ok(()) };
+        for (paged, (ids, values)) in self.book.held_blocks(sequence)?.iter().zip(&copy.blocks).enumerate() {
+            let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
+            self.kv.pool(paged).write_units(&ids, values)?;
+        }
+        match self.book.slot(sequence)? {
+            Some(slot) => self.mamba.restore(slot, &copy.state),
+            None => Ok(()),
+        }
+    }
+
+    /// A sequence's states, detached from the pools.
+    ///
+    /// # Errors
+    /// A sequence that is not resident or has an uncommitted speculative step.
+    pub fn capture(&self, sequence: SequenceId) -> Result<CapturedState, ManagerError> {
+        self.ready()?;
+        let settled = self.book.settled(sequence)?;
+        match settled.slot {
+            Some(slot) => self.mamba.capture(slot, settled.tokens),
+            None => Ok(CapturedState { tokens: settled.tokens, pools: Vec::new() }),
+        }
+    }
+
+    /// A slot's states, for callers that hold a checkpoint.
+    ///
+    /// # Errors
+    /// A slot that nobody holds.
+    pub fn capture_slot(&self, slot: SlotId, tokens: u32) -> Result<CapturedState, ManagerError> {
+        self.ready()?;
+        self.book.slots().role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+        self.mamba.capture(slot, tokens)
+    }
+
+    /// Puts captured states back and cuts the sequence's blocks to their length, so that both speak of the same token.
+    ///
+    /// # Errors
+    /// States of other pools, or of more tokens than the sequence's blocks hold; nothing has changed then.
+    /// [`ManagerError::ContentsLost`] if the device fails while it writes them.
+    pub fn restore(&mut self, sequence: SequenceId, state: &CapturedState) -> Result<(), ManagerError> {
+        self.settle()?;
+        self.mamba.check_captured(state)?;
+        self.book.cut(sequence, state.tokens)?;
+        match self.book.slot(sequence)? {
+            Some(slot) => {
+                let done = self.mamba.restore(slot, state);
+                self.lose_unless(done, &[sequence])
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether offloaded sequences can come back to the pools of `fresh`.
+    pub(super) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), ManagerError> {
+        let fits = self.host.stats().sequences == 0 || self.book.layout().same_but_for_units(fresh.layout());
+        if fits { Ok(()) } else { Err(ManagerError::OtherPools) }
+    }
+}
