@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::Mutex;
+
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{CountingAllocator, ManagerError};
@@ -12,6 +14,9 @@ use support::{Setup, hybrid, kv};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// The peak is the whole process's, so that tests of it take turns.
+static PEAK: Mutex<()> = Mutex::new(());
 
 #[track_caller]
 fn assert_exact(set: &CacheSet) {
@@ -60,6 +65,7 @@ fn every_dtype_takes_exactly_its_bytes(
 
 #[test]
 fn a_resize_frees_the_old_pools_before_it_allocates_new_ones() {
+    let _turn = PEAK.lock().unwrap();
     let mut set = CacheSet::allocate(&hybrid().blocks(50_000).plan(), &Device::Cpu).unwrap();
     let before = CountingAllocator::current().unwrap();
     CountingAllocator::reset_peak();
@@ -72,6 +78,7 @@ fn a_resize_frees_the_old_pools_before_it_allocates_new_ones() {
 
 #[test]
 fn a_rebalance_holds_no_pool_twice() {
+    let _turn = PEAK.lock().unwrap();
     let mut set = CacheSet::allocate(&hybrid().blocks(50_000).plan(), &Device::Cpu).unwrap();
     for blocks in [60_000, 20_000] {
         let plan = hybrid().blocks(blocks).plan();
