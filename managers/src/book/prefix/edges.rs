@@ -15,6 +15,9 @@ use super::key::Token;
 /// Tests in this crate use few hashes, so that guesses are often wrong.
 const HASHES: u64 = if cfg!(test) { 3 } else { u64::MAX };
 
+/// How many nodes of a path are read ahead.
+pub(super) const AHEAD: usize = 8;
+
 /// How to go on from a node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Edge {

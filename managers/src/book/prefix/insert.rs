@@ -2,6 +2,7 @@
 
 use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
+use super::edges::{AHEAD, Edge};
 use super::error::PrefixError;
 use super::key::{Key, common_prefix, floor};
 use super::node::{Component, NodeId};
@@ -60,20 +61,27 @@ impl Tree {
         self.tick();
         let mut current = self.root_or_new(insert.key.namespace);
         let mut position = 0;
-        while let Some(child) = self.edges.find(&self.nodes, current, &tokens[position..]) {
-            let shared = common_prefix(&self.nodes[child].key, &tokens[position..]);
-            let shared = floor(shared, self.config.page);
-            // Sharing a part of an edge is a use of all of it.
-            self.touch(child);
-            let whole = shared == self.nodes[child].len();
-            current = if whole { child } else { self.split(child, shared) };
-            position += shared;
-            self.reconcile(current, insert, out);
-            if let Some(span) = insert.window {
-                self.restore_window(current, span, out);
-            }
-            if !whole {
+        let mut path = [Edge::default(); AHEAD];
+        'walk: loop {
+            let ahead = self.edges.read_ahead(&self.nodes, current, &tokens[position..], &mut path);
+            if ahead == 0 {
                 break;
+            }
+            for &Edge { child, .. } in &path[..ahead] {
+                let shared = common_prefix(&self.nodes[child].key, &tokens[position..]);
+                let shared = floor(shared, self.config.page);
+                // Sharing a part of an edge is a use of all of it.
+                self.touch(child);
+                let whole = shared == self.nodes[child].len();
+                current = if whole { child } else { self.split(child, shared) };
+                position += shared;
+                self.reconcile(current, insert, out);
+                if let Some(span) = insert.window {
+                    self.restore_window(current, span, out);
+                }
+                if !whole {
+                    break 'walk;
+                }
             }
         }
         let prefix = position;

@@ -1,6 +1,6 @@
 //! What of a key is in the tree. Looking changes nothing, not even recency.
 
-use super::edges::Edge;
+use super::edges::{AHEAD, Edge};
 use super::host::HostSlotId;
 use super::key::{Key, common_prefix, floor};
 use super::node::NodeId;
@@ -51,9 +51,6 @@ impl Trail {
         }
     }
 }
-
-/// How many nodes of a path are read ahead.
-const AHEAD: usize = 8;
 
 /// A lookup under way.
 struct Walk {
