@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     requests: Requests,
 
-    /// Plan (JSON) whose sizes are simulated: checkpoint slots, KV tokens, tokens per block, sequences
+    /// Plan (JSON) whose sizes are simulated: checkpoints and their format, KV tokens, tokens per block, host, sequences
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
 
@@ -141,9 +141,10 @@ impl Requests {
 
 impl Args {
     fn scenario(&self) -> Result<Scenario, Failure> {
+        let chunk = self.chunk as usize;
         let mut scenario = match &self.plan {
-            Some(path) => Scenario::of_plan(&read_plan(path)?),
-            None => Scenario::default(),
+            Some(path) => Scenario::of_plan(&read_plan(path)?, chunk).map_err(|error| in_file(path, error))?,
+            None => Scenario { chunk, ..Scenario::default() },
         };
         if let Some(Limit(checkpoints)) = self.checkpoints {
             scenario.checkpoints = checkpoints;
@@ -151,7 +152,6 @@ impl Args {
         if let Some(Limit(tokens)) = self.kv_tokens {
             scenario.kv_tokens = tokens;
         }
-        scenario.chunk = self.chunk as usize;
         Ok(scenario)
     }
 }

@@ -14,6 +14,18 @@ pub enum PrefixError {
         /// What was given.
         found: usize,
     },
+    /// Pools of a plan that cannot share an index.
+    #[error("prefix cache: pool `{pool}` has {found} {what}, others {expected}; a page has one size in all pools")]
+    Plan {
+        /// The pool.
+        pool: String,
+        /// What differs.
+        what: &'static str,
+        /// In this pool.
+        found: u64,
+        /// In the others.
+        expected: u64,
+    },
     /// A length is not a multiple of the page.
     #[error("{what} of {len} tokens is not a multiple of the page of {page} tokens; align it down and store no state")]
     Unaligned {

@@ -12,7 +12,7 @@ mod workload;
 
 pub use chart::chart;
 pub use error::SimulateError;
-pub use report::{Point, Report};
+pub use report::{Peak, Point, Report};
 pub use run::{Policy, Scenario, simulate};
 pub use trace::{Piece, Request, read_trace};
 pub use workload::Workload;

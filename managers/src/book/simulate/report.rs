@@ -16,6 +16,19 @@ pub struct Point {
     pub checkpoints: usize,
 }
 
+/// The most that was there at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Peak {
+    /// States in the tree.
+    pub checkpoints: usize,
+    /// KV tokens of running requests and the tree, in whole blocks.
+    pub kv_tokens: usize,
+    /// KV tokens on the host.
+    pub host_kv_tokens: usize,
+    /// States on the host.
+    pub host_checkpoints: usize,
+}
+
 /// The outcome of one scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -29,6 +42,8 @@ pub struct Report {
     pub computed_tokens: u64,
     /// The most states that were in the tree at a time.
     pub peak_checkpoints: usize,
+    /// The most of everything.
+    pub peak: Peak,
     /// All counters of the cache.
     pub metrics: Metrics,
     /// The course of it.

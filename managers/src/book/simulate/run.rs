@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-use cacheplan_planner::{CachePlan, Unit};
+use cacheplan_planner::CachePlan;
 use serde::{Deserialize, Serialize};
 
 use super::error::SimulateError;
-use super::report::{Point, Report};
+use super::report::{Peak, Point, Report};
 use super::trace::Request;
 use crate::book::ids::{BlockId, SlotId};
 use crate::book::prefix::{
-    Eviction, Extend, Final, Key, Lease, Namespace, PrefixCache, Progress, Released, Strategy, TenantId, Token,
-    TreeConfig,
+    CheckpointFormat, Eviction, Extend, Final, Held, HostTier, Key, Lease, Match, Namespace, PrefixCache, PrefixError,
+    Progress, Provision, Released, Strategy, TenantId, Token, TreeConfig,
 };
 
 /// A way to place and to evict checkpoints.
@@ -66,6 +66,10 @@ pub struct Scenario {
     pub checkpoints: Option<usize>,
     /// Whether the model has states. Without them every page of resident KV is a hit.
     pub states: bool,
+    /// How states lie in the tree.
+    pub format: CheckpointFormat,
+    /// Host memory for what the device has no room for.
+    pub host: Option<HostTier>,
     /// Tokens that the KV pool holds, for running requests and for the tree. `None`: as many as it takes.
     pub kv_tokens: Option<usize>,
     /// Tokens per KV block.
@@ -86,6 +90,8 @@ impl Default for Scenario {
             policy: Policy::Coverage,
             checkpoints: Some(64),
             states: true,
+            format: CheckpointFormat::Native,
+            host: None,
             kv_tokens: None,
             page: 1,
             chunk: 64,
@@ -97,20 +103,24 @@ impl Default for Scenario {
 }
 
 impl Scenario {
-    /// The sizes that a plan gives. It says nothing of the model's chunk, which stays as by default.
-    #[must_use]
-    pub fn of_plan(plan: &CachePlan) -> Self {
-        let full = plan.pools.iter().find(|pool| pool.unit == Unit::Block && pool.window.is_none());
-        let page = full.and_then(|pool| pool.tokens_per_block).unwrap_or(1) as usize;
-        Self {
-            checkpoints: Some(plan.slots.checkpoints as usize),
-            states: plan.pools.iter().any(|pool| pool.unit == Unit::Slot),
-            kv_tokens: full.map(|pool| (pool.units - pool.reserved) as usize * page),
-            page,
+    /// The sizes that a plan gives. `chunk` is the model's. Sliding windows are taken to be there.
+    ///
+    /// # Errors
+    /// As [`Provision::of_plan`].
+    pub fn of_plan(plan: &CachePlan, chunk: usize) -> Result<Self, PrefixError> {
+        let Provision { tree, blocks, checkpoints, .. } = Provision::of_plan(plan, chunk)?;
+        Ok(Self {
+            checkpoints: Some(checkpoints as usize),
+            states: tree.states,
+            format: tree.checkpoints,
+            host: tree.host,
+            kv_tokens: Some(blocks as usize * tree.page).filter(|&tokens| tokens > 0),
+            page: tree.page,
+            chunk,
             prefill_chunk: plan.limits.max_num_tokens.max(1) as usize,
             concurrency: plan.slots.live.max(1) as usize,
             ..Self::default()
-        }
+        })
     }
 }
 
@@ -144,7 +154,8 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
         hit_rate: metrics.hit_rate(),
         kv_hit_rate: metrics.kv_hit_rate(),
         computed_tokens: metrics.prompt_tokens - metrics.hit_tokens,
-        peak_checkpoints: run.peak,
+        peak_checkpoints: run.peak.checkpoints,
+        peak: run.peak,
         metrics,
         course,
     })
@@ -169,7 +180,7 @@ struct Run {
     free_blocks: Vec<BlockId>,
     blocks_used: usize,
     next_slot: u32,
-    peak: usize,
+    peak: Peak,
 }
 
 impl Run {
@@ -178,6 +189,8 @@ impl Run {
             page: scenario.page,
             chunk: scenario.chunk,
             states: scenario.states,
+            checkpoints: scenario.format,
+            host: scenario.host,
             eviction: scenario.policy.eviction(),
             tenants: vec![1; usize::from(scenario.tenants)],
             ..TreeConfig::default()
@@ -193,7 +206,7 @@ impl Run {
             free_blocks: Vec::new(),
             blocks_used: 0,
             next_slot: 0,
-            peak: 0,
+            peak: Peak::default(),
         })
     }
 
@@ -219,7 +232,7 @@ impl Run {
         }
         let namespace = self.namespace.clone();
         let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
-        let found = self.cache.lookup(key(prompt));
+        let found = self.bring_back(key(prompt));
         let tenant = TenantId(request.tenant % self.scenario.tenants);
         let live = self.slot();
         let mut lease = self.cache.admit(key(prompt), &found, live, tenant)?;
@@ -250,7 +263,7 @@ impl Run {
         self.cache.held_blocks(lease, blocks);
         blocks.extend(private);
         self.take_back();
-        self.peak = self.peak.max(self.checkpoints());
+        self.note_peak();
         Ok(())
     }
 
@@ -268,8 +281,12 @@ impl Run {
             self.store(&mut lease, key(tracked), &mut blocks)?;
         }
         if self.strategy.finish {
-            let moves = exact && self.scenario.states && self.make_room();
-            let state = if moves { Final::Move } else { Final::Discard };
+            let kept = exact && self.scenario.states && self.make_room();
+            let state = match self.scenario.format {
+                _ if !kept => Final::Discard,
+                CheckpointFormat::Native => Final::Move,
+                CheckpointFormat::Int8 => Final::Checkpoint(self.slot()),
+            };
             let at = Progress { key: key(tokens.len()), blocks: &blocks, window: None };
             self.cache.finish(lease, at, state, &mut self.out)?;
         } else {
@@ -277,8 +294,36 @@ impl Run {
             self.cache.abort(lease)?;
         }
         self.take_back();
-        self.peak = self.peak.max(self.checkpoints());
+        self.note_peak();
         Ok(())
+    }
+
+    /// Looks a prompt up, and loads what of the hit lies on the host.
+    fn bring_back(&mut self, prompt: Key<'_>) -> Match {
+        let found = self.cache.lookup(prompt);
+        if found.hit <= found.resident {
+            return found;
+        }
+        let mut blocks = Vec::new();
+        self.extend_blocks(&mut blocks, found.hit - found.resident);
+        // Making room may have cost a part of the hit.
+        if self.cache.load(&found, &blocks, &mut Vec::new()).is_ok() {
+            return self.cache.lookup(prompt);
+        }
+        self.blocks_used -= blocks.len();
+        self.free_blocks.append(&mut blocks);
+        self.cache.lookup_resident(prompt)
+    }
+
+    fn note_peak(&mut self) {
+        let usage = self.cache.tree().usage();
+        let total = |held: Held| held.evictable + held.protected;
+        self.peak = Peak {
+            checkpoints: self.peak.checkpoints.max(total(usage.states)),
+            kv_tokens: self.peak.kv_tokens.max(self.blocks_used * self.scenario.page),
+            host_kv_tokens: self.peak.host_kv_tokens.max(total(usage.host_kv)),
+            host_checkpoints: self.peak.host_checkpoints.max(total(usage.host_states)),
+        };
     }
 
     /// KV tokens in the hands of running requests, at most.
@@ -326,5 +371,6 @@ impl Run {
         self.blocks_used -= self.out.blocks.len();
         self.free_blocks.append(&mut self.out.blocks);
         self.out.slots.clear();
+        self.out.offloads.clear();
     }
 }
