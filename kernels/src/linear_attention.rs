@@ -1,5 +1,7 @@
 //! Linear attention with a matrix state: gated delta nets, Kimi delta attention, lightning attention.
 
+mod chunked;
+
 use crate::batch::StateBatch;
 use crate::check;
 use crate::error::{KernelError, Result};
@@ -160,34 +162,37 @@ impl Step<'_> {
         thread_local! {
             static TOKEN: RefCell<Token> = RefCell::default();
         }
-        let [heads, _, value_dim] = self.shape;
+        if unit.rows.len() >= chunked::MIN_TOKENS {
+            return chunked::run(self, unit.rows, unit.index, unit.state);
+        }
         let mut token = TOKEN.take();
         for row in unit.rows {
             self.load(row, unit.index, &mut token);
-            let start = (row * heads + unit.index) * value_dim;
-            // SAFETY: this task alone has this row and this head.
-            let out = unsafe { self.out.piece(start..start + value_dim) };
             let beta = self.beta.map(|beta| beta.row(row)[unit.index]);
-            advance(unit.state, &mut token, beta, out);
+            advance(unit.state, &mut token, beta, self.out_row(row, unit.index));
         }
         TOKEN.set(token);
+    }
+
+    /// The output of one row and head; asked for once.
+    #[inline(always)]
+    fn out_row(&self, row: usize, head: usize) -> &mut [f32] {
+        let [heads, _, value_dim] = self.shape;
+        let start = (row * heads + head) * value_dim;
+        // SAFETY: one task alone has this row and this head.
+        unsafe { self.out.piece(start..start + value_dim) }
     }
 
     #[inline(always)]
     fn load(&self, row: usize, head: usize, token: &mut Token) {
         let [_, key_dim, value_dim] = self.shape;
-        let key_head = head / self.heads_per_key;
-        let part = |rows: &Rows<'_>, scale: f32, target: &mut Vec<f32>| {
-            let source = &rows.row(row)[key_head * key_dim..][..key_dim];
-            let length = if self.l2_norm { (sum_of_squares(source) + 1e-6).sqrt() } else { 1.0 };
-            target.clear();
-            target.extend(source.iter().map(|value| value * (scale / length)));
-        };
-        part(&self.q, self.scale, &mut token.q);
-        part(&self.k, 1.0, &mut token.k);
+        token.q.clear();
+        token.k.clear();
         token.v.clear();
-        token.v.extend_from_slice(&self.v.row(row)[head * value_dim..][..value_dim]);
         token.decay.clear();
+        self.load_key(&self.q, row, head, self.scale, &mut token.q);
+        self.load_key(&self.k, row, head, 1.0, &mut token.k);
+        token.v.extend_from_slice(&self.v.row(row)[head * value_dim..][..value_dim]);
         match &self.decay {
             StepDecay::Fixed(decay) => token.decay.resize(key_dim, decay[head].exp()),
             StepDecay::PerHead(decay) => token.decay.resize(key_dim, decay.row(row)[head].exp()),
@@ -196,6 +201,15 @@ impl Step<'_> {
                 token.decay.extend(decay.iter().map(|&decay| exp(decay)));
             }
         }
+    }
+
+    /// Appends a head's query or key times `scale`, of unit length if asked for.
+    #[inline(always)]
+    fn load_key(&self, rows: &Rows<'_>, row: usize, head: usize, scale: f32, target: &mut Vec<f32>) {
+        let [_, key_dim, _] = self.shape;
+        let source = &rows.row(row)[head / self.heads_per_key * key_dim..][..key_dim];
+        let length = if self.l2_norm { (sum_of_squares(source) + 1e-6).sqrt() } else { 1.0 };
+        target.extend(source.iter().map(|value| value * (scale / length)));
     }
 }
 

@@ -3,7 +3,8 @@
 //! With `cum` the running sum of `a * dt` inside a chunk, its outputs are
 //! `y_l = exp(cum_l) c_l . S + sum_{s <= l} (c_l . b_s) exp(cum_l - cum_s) dt_s x_s`, and the state behind it
 //! `exp(cum_last) S + sum_s exp(cum_last - cum_s) dt_s x_s (x) b_s` (Dao and Gu, 2024).
-//! All exponents are at most 0, since `a` is negative.
+//! All exponents are at most 0, since `a` is negative; sums of them are in f64, since small differences of large ones
+//! matter.
 
 use super::Scan;
 use crate::batch::StateBatch;
@@ -67,7 +68,7 @@ struct Scratch {
     /// `[CHUNK]` time steps.
     dt: Vec<f32>,
     /// `[CHUNK]` running sums of `a * dt`.
-    cum: Vec<f32>,
+    cum: Vec<f64>,
     /// `[CHUNK]` factors of rows.
     factors: Vec<f32>,
     /// `[CHUNK, CHUNK]` what each token gives to each later one.
@@ -111,7 +112,7 @@ fn step_with(
     let mut sum = 0.0;
     for row in chunk.clone() {
         let step = scan.time_step(row, head);
-        sum += scan.a[head] * step;
+        sum += f64::from(scan.a[head]) * f64::from(step);
         dt.push(step);
         cum.push(sum);
     }
@@ -131,16 +132,16 @@ fn step_with(
     out.resize(CHUNK * head_dim, 0.0);
     let columns_of_group = group * d_state;
     factors.clear();
-    factors.extend(cum[..len].iter().map(|&cum| exp(cum)));
+    factors.extend(cum[..len].iter().map(|&cum| exp(cum as f32)));
     scale_rows(&scan.c, &chunk, columns_of_group, factors, scaled);
     let carried = Matrix::new(state, head_dim, d_state, d_state).transposed();
     multiply(out, head_dim, 0.0, Matrix::new(scaled, len, d_state, d_state), carried);
     multiply(out, head_dim, 1.0, Matrix::new(mixing, len, len, CHUNK), x);
 
     factors.clear();
-    factors.extend(cum[..len].iter().zip(&*dt).map(|(&cum, dt)| exp(sum - cum) * dt));
+    factors.extend(cum[..len].iter().zip(&*dt).map(|(&cum, dt)| exp((sum - cum) as f32) * dt));
     scale_rows(&scan.b, &chunk, columns_of_group, factors, scaled);
-    multiply(state, d_state, sum.exp(), x.transposed(), Matrix::new(scaled, len, d_state, d_state));
+    multiply(state, d_state, sum.exp() as f32, x.transposed(), Matrix::new(scaled, len, d_state, d_state));
 
     for (row, out) in chunk.zip(out.chunks_exact(head_dim)) {
         scan.finish(row, head, out);
@@ -160,13 +161,13 @@ fn scale_rows(source: &Rows<'_>, rows: &Range<usize>, first: usize, factors: &[f
 
 /// What the tokens of a chunk up to `l` give to token `l`; zero for those after it.
 #[inline(always)]
-fn mix(l: usize, mixing: &mut [f32], products: &[f32], cum: &[f32], dt: &[f32]) {
+fn mix(l: usize, mixing: &mut [f32], products: &[f32], cum: &[f64], dt: &[f32]) {
     // Known lengths: the loop would not vectorise otherwise.
     let (mixing, products) = (&mut mixing[..CHUNK], &products[..CHUNK]);
     let (cum, dt) = (&cum[..CHUNK], &dt[..CHUNK]);
     let at = cum[l];
     for s in 0..CHUNK {
-        let mixed = products[s] * exp(at - cum[s]) * dt[s];
+        let mixed = products[s] * exp((at - cum[s]) as f32) * dt[s];
         mixing[s] = if s <= l { mixed } else { 0.0 };
     }
 }

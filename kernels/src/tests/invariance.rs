@@ -18,6 +18,7 @@ struct Model {
     conv_weight: Tensor,
     beta: Tensor,
     decay: Tensor,
+    channel_decay: Tensor,
 }
 
 /// Each kind's state in a pool of its own.
@@ -25,6 +26,7 @@ struct Pools {
     scan: Tensor,
     conv: Tensor,
     linear: Tensor,
+    by_channel: Tensor,
 }
 
 impl Pools {
@@ -34,11 +36,12 @@ impl Pools {
             scan: random.tensor(&[6, HEADS * HEAD_DIM * D_STATE]),
             conv: random.tensor(&[6, 3 * CHANNELS]),
             linear: random.tensor(&[6, HEADS * D_STATE * HEAD_DIM]),
+            by_channel: random.tensor(&[6, HEADS * D_STATE * HEAD_DIM]),
         }
     }
 
-    fn all(&self) -> [&Tensor; 3] {
-        [&self.scan, &self.conv, &self.linear]
+    fn all(&self) -> [&Tensor; 4] {
+        [&self.scan, &self.conv, &self.linear, &self.by_channel]
     }
 
     fn slot(&self, slot: usize) -> Vec<f32> {
@@ -62,6 +65,7 @@ impl Model {
             conv_weight: random.tensor(&[4, CHANNELS]),
             beta: ((random.tensor(&[TOKENS, HEADS]) + 1.0).unwrap() / 2.0).unwrap(),
             decay: (random.tensor(&[TOKENS, HEADS]) - 1.0).unwrap(),
+            channel_decay: (random.tensor(&[TOKENS, HEADS * D_STATE]) - 1.0).unwrap(),
         }
     }
 
@@ -83,7 +87,7 @@ impl Model {
         let view = StateLayerView::conv(3 * CHANNELS, 0, 4, CHANNELS);
         let conv =
             causal_conv1d(&conv_x, &self.conv_weight, None, Activation::Silu, &pools.conv, &view, &batch).unwrap();
-        let (beta, decay) = (pick(&self.beta), pick(&self.decay));
+        let (beta, decay, channel_decay) = (pick(&self.beta), pick(&self.decay), pick(&self.channel_decay));
         let input = LinearAttention {
             q: &b,
             k: &c,
@@ -95,8 +99,10 @@ impl Model {
         };
         let view = StateLayerView::matrix(HEADS * D_STATE * HEAD_DIM, 0, [HEADS, D_STATE, HEAD_DIM]);
         let linear = linear_attention(&input, &pools.linear, &view, &batch).unwrap();
-        let [scan, conv, linear] = [scan, conv, linear].map(|out| out.to_vec2::<f32>().unwrap());
-        (0..index.elem_count()).map(|row| [&scan[row][..], &conv[row], &linear[row]].concat()).collect()
+        let input = LinearAttention { decay: Decay::PerChannel(&channel_decay), ..input };
+        let by_channel = linear_attention(&input, &pools.by_channel, &view, &batch).unwrap();
+        let outputs = [scan, conv, linear, by_channel].map(|out| out.to_vec2::<f32>().unwrap());
+        (0..index.elem_count()).map(|row| outputs.iter().flat_map(|out| out[row].clone()).collect()).collect()
     }
 }
 

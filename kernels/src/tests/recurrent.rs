@@ -236,19 +236,32 @@ enum Kind {
 #[rstest]
 fn linear_attention_of_each_kind(
     #[values(Kind::GatedDelta, Kind::KimiDelta, Kind::Lightning)] kind: Kind,
-    #[values((2, 4, 32, 48), (4, 4, 64, 64), (1, 2, 128, 128))] sizes: (usize, usize, usize, usize),
+    #[values((2, 4, 32, 48), (4, 4, 64, 64), (1, 2, 128, 128), (1, 3, 20, 7))] sizes: (usize, usize, usize, usize),
     #[values(DType::F32, DType::BF16)] dtype: DType,
 ) {
-    let (key_heads, heads, key_dim, value_dim) = sizes;
+    let random = Random::new(18);
+    let random = std::cell::RefCell::new(random);
+    linear_case(kind, sizes, dtype, &LENS, &|_| (random.borrow_mut().unit() - 1.0) / 4.0);
+}
+
+fn linear_case(
+    kind: Kind,
+    (key_heads, heads, key_dim, value_dim): (usize, usize, usize, usize),
+    dtype: DType,
+    lens: &[usize],
+    decay_at: &dyn Fn(usize) -> f32,
+) {
     let view = StateLayerView::matrix(heads * key_dim * value_dim + 8, 8, [heads, key_dim, value_dim]);
     let mut random = Random::new(14);
-    let total: usize = Ragged::new(&LENS).total;
+    let total: usize = Ragged::new(lens).total;
     let [q, k] = [(); 2].map(|()| random.tensor(&[total, key_heads * key_dim]));
     let v = random.tensor(&[total, heads * value_dim]);
     let beta = ((random.tensor(&[total, heads]) + 1.0).unwrap() / 2.0).unwrap();
-    let decays = |random: &mut Random, width: usize| ((random.tensor(&[total, width]) - 1.0).unwrap() / 4.0).unwrap();
-    let per_head = decays(&mut random, heads);
-    let per_channel = decays(&mut random, heads * key_dim);
+    let decays = |width: usize| {
+        let decays = (0..total * width).map(decay_at).collect();
+        Tensor::from_vec(decays, (total, width), &Device::Cpu).unwrap()
+    };
+    let (per_head, per_channel) = (decays(heads), decays(heads * key_dim));
     let slopes: Vec<f32> = (0..heads).map(|head| -0.5 / (head + 1) as f32).collect();
     let delta = !matches!(kind, Kind::Lightning);
     let decay = match kind {
@@ -256,10 +269,11 @@ fn linear_attention_of_each_kind(
         Kind::KimiDelta => Decay::PerChannel(&per_channel),
         Kind::Lightning => Decay::Fixed(&slopes),
     };
+    let (per_head_values, per_channel_values) = (values(&per_head), values(&per_channel));
     let decay_wide: Vec<f64> = (0..total * heads * key_dim)
         .map(|at| match kind {
-            Kind::GatedDelta => values(&per_head)[at / key_dim],
-            Kind::KimiDelta => values(&per_channel)[at],
+            Kind::GatedDelta => per_head_values[at / key_dim],
+            Kind::KimiDelta => per_channel_values[at],
             Kind::Lightning => slopes[at / key_dim % heads],
         })
         .map(f64::from)
@@ -276,7 +290,7 @@ fn linear_attention_of_each_kind(
     let w = |tensor: &Tensor| wide(&values(tensor));
     let (qw, kw, vw, betaw) = (w(&q), w(&k), w(&v), w(&beta));
     check(
-        &LENS,
+        lens,
         view,
         dtype,
         |ragged, pool| linear_attention(&input, pool, &view, &ragged.batch()).unwrap(),
@@ -299,6 +313,15 @@ fn linear_attention_of_each_kind(
             reference::linear_attention(&case, state)
         },
     );
+}
+
+/// What a strong decay has forgotten leaves no trace in what weak ones keep.
+#[rstest]
+fn strong_decays_beside_weak_ones(
+    #[values(Kind::GatedDelta, Kind::KimiDelta)] kind: Kind,
+    #[values(-30.0, -3000.0, f32::NEG_INFINITY)] strong: f32,
+) {
+    linear_case(kind, (2, 2, 32, 32), DType::F32, &[130], &|at| if at % 11 < 3 { strong } else { -1e-3 });
 }
 
 #[test]
