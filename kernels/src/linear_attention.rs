@@ -176,6 +176,7 @@ impl Step<'_> {
 
     /// The output of one row and head; asked for once.
     #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "each output is handed out once")]
     fn out_row(&self, row: usize, head: usize) -> &mut [f32] {
         let [heads, _, value_dim] = self.shape;
         let start = (row * heads + head) * value_dim;
