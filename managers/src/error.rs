@@ -35,6 +35,9 @@ pub enum ManagerError {
         /// All slots of the role.
         capacity: u32,
     },
+    /// Offloading in a plan without a host tier.
+    #[error("the plan has no host tier; state `[host] bytes` in the budget")]
+    NoHostTier,
     /// The host tier lacks bytes.
     #[error("the host tier lacks bytes: {needed} needed, {free} of {capacity} free")]
     OutOfHostMemory {

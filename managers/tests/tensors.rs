@@ -245,22 +245,57 @@ fn compacted_slots_keep_their_states() {
 
 #[test]
 fn an_offloaded_sequence_comes_back_as_it_was() {
-    let mut set = set(&hybrid());
+    // A slot of two layers' states, and 2 blocks of 4 tokens, for one sequence and not two.
+    let bytes = 2 * (2 * 3 * 4 * 4 + 5 * 3 * 2) + 2 * (2 * 2 * 4 * 8 * 4);
+    let mut set = set(&hybrid().host(bytes + bytes / 2));
     let manager = set.manager_mut().unwrap();
-    let sequence = manager.admit(6).unwrap();
+    let (sequence, other) = (manager.admit(6).unwrap(), manager.admit(6).unwrap());
     write(manager, sequence, 6, 0);
+    write(manager, other, 6, 50);
     set_state(manager, sequence, 6.0);
-    let refused = manager.offload(sequence).unwrap_err();
-    assert!(matches!(refused, ManagerError::OutOfHostMemory { free: 0, .. }), "{refused}");
-    manager.set_host_capacity(1 << 20);
     manager.offload(sequence).unwrap();
-    assert_eq!(manager.host_stats().sequences, 1);
+    let refused = manager.offload(other).unwrap_err();
+    assert_eq!(refused, ManagerError::OutOfHostMemory { needed: bytes, free: bytes / 2, capacity: bytes + bytes / 2 });
+    let used = |manager: &MambaHybridCacheManager| {
+        let host = manager.book().host_stats().unwrap();
+        (host.used_bytes, host.high_water_bytes, host.refused)
+    };
+    assert_eq!(used(manager), (bytes, bytes, 1));
     manager.fill_free(f64::NAN).unwrap();
     assert!(matches!(manager.capture(sequence), Err(ManagerError::WrongState { found: "offloaded", .. })));
     manager.onload(sequence).unwrap();
-    assert_eq!((manager.host_stats().used_bytes, manager.host_stats().sequences), (0, 0));
+    assert_eq!(used(manager), (0, bytes, 1));
     write(manager, sequence, 1, 6);
     assert_eq!((state(manager, sequence), read(manager, sequence)), (6.0, numbers(0..7)));
+    manager.offload(sequence).unwrap();
+    manager.finish(sequence).unwrap();
+    assert_eq!(used(manager), (0, bytes, 1));
+}
+
+#[test]
+fn a_plan_without_a_host_tier_offloads_nothing() {
+    let mut set = set(&hybrid());
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(6).unwrap();
+    assert_eq!(manager.offload(sequence).unwrap_err(), ManagerError::NoHostTier);
+    assert_eq!(manager.book().host_stats(), None);
+    write(manager, sequence, 6, 0);
+}
+
+#[test]
+fn a_host_tier_that_holds_more_than_a_new_plan_gives_it_is_not_resized_away() {
+    let mut set = set(&hybrid().host(1 << 20));
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(6).unwrap();
+    write(manager, sequence, 6, 0);
+    manager.offload(sequence).unwrap();
+    assert_eq!(set.resize(&hybrid().plan()).unwrap_err(), ManagerError::NoHostTier);
+    let small = hybrid().host(8).blocks(20).plan();
+    assert!(matches!(set.resize(&small), Err(ManagerError::OutOfHostMemory { .. })));
+    assert!(matches!(set.rebalance(&small), Err(ManagerError::OutOfHostMemory { .. })));
+    set.resize(&hybrid().host(1 << 20).blocks(20).plan()).unwrap();
+    set.manager_mut().unwrap().onload(sequence).unwrap();
+    assert_eq!(read(set.manager().unwrap(), sequence), numbers(0..6));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cacheplan_planner::CachePlan;
 
 use super::layout::Layout;
+use super::park::HostUse;
 use super::sequence::{Residency, Sequence, SequenceId, Sequences};
 use super::table::{BlockTable, shortage};
 use super::{BlockAllocator, BlockId, PoolOp, SlotAllocator, SlotId, SlotRole};
@@ -29,6 +30,8 @@ pub struct CacheBook {
     pub(crate) steps: u64,
     /// Rows of the draft pools that no uncommitted speculative step uses.
     pub(crate) free_rows: Vec<u32>,
+    /// Bytes of the host tier.
+    pub(crate) host: HostUse,
     /// What the current step needs, reused between steps.
     pub(crate) growths: Vec<super::table::Growth>,
 }
@@ -72,6 +75,7 @@ impl CacheBook {
             refused_checkpoints: 0,
             steps: 0,
             free_rows: layout.draft_rows.clone().rev().collect(),
+            host: HostUse::default(),
             growths: Vec::new(),
             layout,
         })
@@ -349,7 +353,7 @@ impl CacheBook {
     /// The books of other pools with the sequences of these, whose pools must be idle.
     pub fn replaced_by(self, fresh: Self) -> Self {
         // The count of steps goes on, since sequences remember the last one they stood in.
-        Self { sequences: self.sequences, steps: self.steps, ..fresh }
+        Self { sequences: self.sequences, steps: self.steps, host: self.host, ..fresh }
     }
 
     /// Nothing if no block and no slot is held.
@@ -391,6 +395,7 @@ impl CacheBook {
 
     /// Releases everything that a sequence holds.
     pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<(), ManagerError> {
+        self.unpark(id)?;
         let sequence = self.sequences.get_mut(id)?;
         for (table, blocks) in sequence.tables.iter_mut().zip(&mut self.blocks) {
             table.clear(blocks)?;

@@ -49,6 +49,8 @@ pub struct PagedSpec {
     pub stride: u32,
     /// The sliding window in tokens, if every member has one.
     pub window: Option<u32>,
+    /// Bytes of one block.
+    pub block_bytes: u64,
 }
 
 impl PagedSpec {
@@ -82,6 +84,10 @@ pub struct Layout {
     pub limits: Limits,
     /// The rows of every draft pool that batches use; empty without any.
     pub draft_rows: Range<u32>,
+    /// Bytes of one slot over all pools of the slot domain.
+    pub slot_bytes: u64,
+    /// Bytes of the host tier; `None` if the plan has none.
+    pub host_bytes: Option<u64>,
     /// Whether draft rows hold inputs to replay rather than states to copy.
     pub replays: bool,
     by_name: HashMap<String, Place>,
@@ -102,6 +108,8 @@ impl Layout {
             slots: plan.slots,
             limits: plan.limits.clone(),
             draft_rows: 0..0,
+            slot_bytes: 0,
+            host_bytes: plan.host.as_ref().map(|host| host.bytes),
             replays: false,
             by_name: HashMap::new(),
             by_layer: HashMap::new(),
@@ -164,6 +172,7 @@ impl Layout {
                 if pool.units != self.slots.total() {
                     return Err(bad(format!("it has {} slots, the slot domain {}", pool.units, self.slots.total())));
                 }
+                self.slot_bytes = self.slot_bytes.saturating_add(pool.unit_bytes);
                 Indexing::Slots
             }
             Growth::PerDraftPosition => {
@@ -214,7 +223,16 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
         window = window.zip(own_window).map(|(widest, own)| widest.max(own));
     }
     let (entries_per_block, stride) = geometry.ok_or_else(|| bad("it has no members".into()))?;
-    Ok(PagedSpec { id: pool.id.clone(), pool: index, blocks, reserved, entries_per_block, stride, window })
+    Ok(PagedSpec {
+        id: pool.id.clone(),
+        pool: index,
+        blocks,
+        reserved,
+        entries_per_block,
+        stride,
+        window,
+        block_bytes: pool.unit_bytes,
+    })
 }
 
 fn stride_and_window(handler: &ResourceHandler) -> Option<(u32, Option<u32>)> {

@@ -28,5 +28,5 @@ pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use sequence::{Residency, SequenceId};
 pub use slots::{SlotAllocator, SlotRole};
-pub use stats::{PoolStats, SequenceStats, Stats};
+pub use stats::{HostStats, PoolStats, SequenceStats, Stats};
 pub use step::{PoolStep, StepMetadata};

@@ -17,16 +17,95 @@ pub(crate) struct Span {
     pub(crate) blocks: u32,
 }
 
+/// The bytes of the host tier that are in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostUse {
+    /// Of parked sequences.
+    pub(crate) parked: u64,
+    /// Set aside for a prefix cache.
+    pub(crate) set_aside: u64,
+    pub(crate) high_water: u64,
+    pub(crate) refused: u64,
+}
+
+impl HostUse {
+    pub(crate) fn total(self) -> u64 {
+        self.parked + self.set_aside
+    }
+
+    /// Checks that `needed` more bytes fit a tier of `capacity` bytes.
+    fn check(self, capacity: Option<u64>, needed: u64) -> Result<(), ManagerError> {
+        let capacity = capacity.ok_or(ManagerError::NoHostTier)?;
+        let free = capacity.saturating_sub(self.total());
+        if needed <= free { Ok(()) } else { Err(ManagerError::OutOfHostMemory { needed, free, capacity }) }
+    }
+}
+
 impl CacheBook {
     /// Takes blocks and slot from a sequence whose contents the caller has saved; its tokens still count.
     ///
     /// # Errors
-    /// A sequence that is not resident or has an uncommitted speculative step.
+    /// As [`CacheBook::check_offload`]; nothing has changed then.
     pub fn offload(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+        self.check_offload(id)?;
+        self.park(id)
+    }
+
+    /// Whether a sequence can be offloaded; a refusal is counted.
+    ///
+    /// # Errors
+    /// A plan without a host tier, or one with too little room; a sequence that is not resident or has an uncommitted
+    /// speculative step.
+    pub fn check_offload(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+        let bytes = self.parked_bytes(&self.spans(id)?);
+        let checked = self.host.check(self.layout.host_bytes, bytes);
+        self.host.refused += u64::from(checked.is_err());
+        checked
+    }
+
+    /// Sets bytes of the host tier aside for a prefix cache that keeps evicted spans and states there; 0 takes them
+    /// back.
+    ///
+    /// # Errors
+    /// A plan without a host tier, or one with too little room.
+    pub fn set_host_aside(&mut self, bytes: u64) -> Result<(), ManagerError> {
+        HostUse { set_aside: 0, ..self.host }.check(self.layout.host_bytes, bytes)?;
+        self.host.set_aside = bytes;
+        self.host.high_water = self.host.high_water.max(self.host.total());
+        Ok(())
+    }
+
+    /// As [`CacheBook::offload`] whatever the tier's room, for contents that are on their way to other pools.
+    ///
+    /// # Errors
+    /// A sequence that is not resident or has an uncommitted speculative step.
+    pub fn park(&mut self, id: SequenceId) -> Result<(), ManagerError> {
         let spans = self.spans(id)?;
         self.vacate(id, Residency::Offloaded)?;
+        self.host.parked += self.parked_bytes(&spans);
+        self.host.high_water = self.host.high_water.max(self.host.total());
         self.sequences.get_mut(id)?.parked = spans;
         Ok(())
+    }
+
+    /// Forgets what a sequence has in the host tier.
+    pub(crate) fn unpark(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+        let sequence = self.sequences.get_mut(id)?;
+        if sequence.residency == Residency::Offloaded {
+            let spans = std::mem::take(&mut sequence.parked);
+            self.host.parked -= self.parked_bytes(&spans);
+        }
+        Ok(())
+    }
+
+    /// Whether what is in the host tier fits that of other pools.
+    pub(crate) fn check_host(&self, host_bytes: Option<u64>) -> Result<(), ManagerError> {
+        if self.host.total() == 0 { Ok(()) } else { HostUse::default().check(host_bytes, self.host.total()) }
+    }
+
+    fn parked_bytes(&self, spans: &[Span]) -> u64 {
+        let blocks = spans.iter().zip(&self.layout.paged);
+        blocks.map(|(span, spec)| u64::from(span.blocks) * spec.block_bytes).sum::<u64>() + self.layout.slot_bytes
     }
 
     /// Gives an offloaded sequence blocks and a slot again; the caller then writes the contents back.
@@ -54,11 +133,11 @@ impl CacheBook {
             table.append(spec, blocks, span.blocks)?;
             tables.push(table);
         }
+        self.unpark(id)?;
         let sequence = self.sequences.get_mut(id)?;
         sequence.tables = tables;
         sequence.slot = slot;
         sequence.residency = Residency::Resident;
-        sequence.parked.clear();
         Ok(())
     }
 

@@ -26,6 +26,7 @@ impl CacheBook {
             }
         }
         self.slots.check_resize(target.slots)?;
+        self.check_host(target.host_bytes)?;
         for (spec, blocks) in target.paged.iter().zip(&mut self.blocks) {
             blocks.resize(spec.blocks.min(blocks.units()));
         }

@@ -15,6 +15,9 @@ pub struct Stats {
     pub pools: Vec<PoolStats>,
     /// Sequences by where their caches are.
     pub sequences: SequenceStats,
+    /// The host tier; absent if the plan has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostStats>,
 }
 
 /// One pool, or one role of the slot domain.
@@ -36,6 +39,19 @@ pub struct PoolStats {
     /// tail of a last block. 0 for slots.
     pub fragmentation: f64,
     /// Requests that were refused because this pool was short.
+    pub refused: u64,
+}
+
+/// The host tier, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStats {
+    /// What the plan gives it.
+    pub capacity_bytes: u64,
+    /// Offloaded sequences, and what is set aside for a prefix cache.
+    pub used_bytes: u64,
+    /// The most that was used at once.
+    pub high_water_bytes: u64,
+    /// Sequences that were refused because it was short.
     pub refused: u64,
 }
 
@@ -66,7 +82,17 @@ impl CacheBook {
                 Residency::Offloaded => &mut sequences.offloaded,
             } += 1;
         }
-        Stats { pools, sequences }
+        Stats { pools, sequences, host: self.host_stats() }
+    }
+
+    /// How full the host tier is; `None` if the plan has none.
+    pub fn host_stats(&self) -> Option<HostStats> {
+        Some(HostStats {
+            capacity_bytes: self.layout.host_bytes?,
+            used_bytes: self.host.total(),
+            high_water_bytes: self.host.high_water,
+            refused: self.host.refused,
+        })
     }
 
     fn paged_stats(&self, paged: usize) -> PoolStats {
@@ -128,6 +154,11 @@ impl Stats {
         for (state, count) in [("resident", resident), ("preempted", preempted), ("offloaded", offloaded)] {
             let _ = writeln!(text, "cacheplan_sequences{{state=\"{state}\"}} {count}");
         }
+        for (name, kind, help, value) in HOST_METRICS {
+            let Some(host) = &self.host else { break };
+            let _ = writeln!(text, "# HELP cacheplan_host_{name} {help}\n# TYPE cacheplan_host_{name} {kind}");
+            let _ = writeln!(text, "cacheplan_host_{name} {}", value(host));
+        }
         text
     }
 }
@@ -147,7 +178,14 @@ impl fmt::Display for Stats {
             writeln!(f, "{:>6.1}%", 100.0 * pool.fragmentation)?;
         }
         let SequenceStats { resident, preempted, offloaded } = self.sequences;
-        writeln!(f, "\nsequences: {resident} resident, {preempted} preempted, {offloaded} offloaded")
+        writeln!(f, "\nsequences: {resident} resident, {preempted} preempted, {offloaded} offloaded")?;
+        let Some(HostStats { capacity_bytes, used_bytes, high_water_bytes, refused }) = self.host else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "host tier: {used_bytes} of {capacity_bytes} bytes used, at most {high_water_bytes}; {refused} refused"
+        )
     }
 }
 
@@ -161,6 +199,15 @@ const POOL_METRICS: [PoolMetric; 7] = [
     ("high_water_units", "gauge", "The most units held at once.", |pool| pool.high_water as f64),
     ("fragmentation_ratio", "gauge", "Share of the sequences' room that no token fills.", |pool| pool.fragmentation),
     ("refused_total", "counter", "Requests refused because the pool was short.", |pool| pool.refused as f64),
+];
+
+type HostMetric = (&'static str, &'static str, &'static str, fn(&HostStats) -> u64);
+
+const HOST_METRICS: [HostMetric; 4] = [
+    ("capacity_bytes", "gauge", "Bytes that the plan gives the host tier.", |host| host.capacity_bytes),
+    ("used_bytes", "gauge", "Bytes of the host tier in use.", |host| host.used_bytes),
+    ("high_water_bytes", "gauge", "The most bytes in use at once.", |host| host.high_water_bytes),
+    ("refused_total", "counter", "Sequences refused because the host tier was short.", |host| host.refused),
 ];
 
 /// A label value with what the format reserves escaped.

@@ -19,7 +19,7 @@ use support::{Setup, conv, hybrid, kv, ssm};
 fn setup() -> Setup {
     let twin = |handler: ResourceHandler| handler.intermediate().unwrap();
     let mut setup = hybrid().with(3, kv(2, 8).with_window(6).unwrap()).with(0, twin(ssm())).with(0, twin(conv()));
-    setup = setup.with(2, twin(ssm())).with(2, twin(conv())).blocks(24);
+    setup = setup.with(2, twin(ssm())).with(2, twin(conv())).blocks(24).host(1 << 20);
     setup.slots = SlotDomain { padding: 1, live: 6, checkpoints: 2 };
     setup
 }
@@ -39,7 +39,6 @@ impl World {
     fn new() -> Self {
         let mut set = CacheSet::allocate(&setup().plan(), &Device::Cpu).unwrap();
         let manager = set.manager_mut().unwrap();
-        manager.set_host_capacity(1 << 20);
         let filled = |manager: &mut MambaHybridCacheManager, tokens: u32, first: u32| {
             let sequence = manager.admit(tokens + 2).unwrap();
             fill(manager, sequence, tokens, first);

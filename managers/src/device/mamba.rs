@@ -258,11 +258,6 @@ impl MambaCacheManager {
         self.slots.iter_mut().chain(&mut self.drafts).map(|pool| (pool.index, &mut pool.tensor))
     }
 
-    /// Bytes of one slot over all pools.
-    pub(crate) fn slot_bytes(&self) -> u64 {
-        self.slot_pools().map(PoolTensor::unit_bytes).sum()
-    }
-
     pub(crate) fn slot_pools(&self) -> impl Iterator<Item = &PoolTensor> {
         self.slots.iter().map(|pool| &pool.tensor)
     }

@@ -18,7 +18,6 @@ mod pool;
 mod sequences;
 mod set;
 
-pub use host::HostStats;
 pub use hybrid::{MambaHybridCacheManager, Route};
 pub use interchange::{MlaBlocks, narrow_conv_state, widen_conv_state};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};

@@ -2,43 +2,35 @@
 
 use candle_core::Device;
 
-use super::host::{HostCopy, HostStats};
+use super::host::HostCopy;
 use super::hybrid::MambaHybridCacheManager;
 use super::mamba::CapturedState;
 use crate::ManagerError;
 use crate::book::{CacheBook, SequenceId, SlotId};
 
 impl MambaHybridCacheManager {
-    /// Limits the bytes of offloaded sequences; 0 unless set.
-    pub fn set_host_capacity(&mut self, bytes: u64) {
-        self.host.set_capacity(bytes);
-    }
-
-    /// How full the host tier is.
-    pub fn host_stats(&self) -> HostStats {
-        self.host.stats()
-    }
-
-    /// Moves a sequence's blocks and state to host memory.
+    /// Moves a sequence's blocks and state to the plan's host tier.
     ///
     /// # Errors
-    /// No room in the host tier, a sequence that is not resident or has an uncommitted speculative step, or a failing
-    /// device; nothing has changed then.
+    /// No host tier or no room in it, a sequence that is not resident or has an uncommitted speculative step, or a
+    /// failing device; nothing has changed then.
     pub fn offload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+        self.book.check_offload(sequence)?;
+        self.park(sequence)
+    }
+
+    /// As [`MambaHybridCacheManager::offload`] whatever the tier's room.
+    pub(super) fn park(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
         self.settle()?;
         let held = self.book.held_blocks(sequence)?;
-        let kv = held.iter().enumerate().map(|(paged, blocks)| blocks.len() as u64 * self.kv.pool(paged).unit_bytes());
-        let state = self.book.slot(sequence)?.map_or(0, |_| self.mamba.slot_bytes());
-        let bytes = kv.sum::<u64>() + state;
-        self.host.check_room(bytes)?;
         let mut blocks = Vec::with_capacity(held.len());
         for (paged, ids) in held.iter().enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
             blocks.push(self.kv.pool(paged).read_units(&ids)?.to_device(&Device::Cpu)?);
         }
         let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
-        self.book.offload(sequence)?;
-        self.host.insert(sequence, HostCopy { blocks, state, bytes });
+        self.book.park(sequence)?;
+        self.host.insert(sequence, HostCopy { blocks, state });
         Ok(())
     }
 
@@ -50,15 +42,15 @@ impl MambaHybridCacheManager {
         self.settle()?;
         self.book.onload(sequence)?;
         if let Err(error) = self.write_back(sequence) {
-            self.book.offload(sequence)?;
+            self.book.park(sequence)?;
             return Err(error);
         }
-        self.host.remove(sequence);
+        self.host.remove(&sequence);
         Ok(())
     }
 
     fn write_back(&self, sequence: SequenceId) -> Result<(), ManagerError> {
-        let Some(copy) = self.host.get(sequence) else { return Ok(()) };
+        let Some(copy) = self.host.get(&sequence) else { return Ok(()) };
         for (paged, (ids, values)) in self.book.held_blocks(sequence)?.iter().zip(&copy.blocks).enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
             self.kv.pool(paged).write_units(&ids, values)?;
@@ -112,7 +104,8 @@ impl MambaHybridCacheManager {
 
     /// Whether offloaded sequences can come back to the pools of `fresh`.
     pub(super) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), ManagerError> {
-        let fits = self.host.stats().sequences == 0 || self.book.layout().same_but_for_units(fresh.layout());
+        self.book.check_host(fresh.layout().host_bytes)?;
+        let fits = self.host.is_empty() || self.book.layout().same_but_for_units(fresh.layout());
         if fits { Ok(()) } else { Err(ManagerError::OtherPools) }
     }
 }

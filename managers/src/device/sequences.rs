@@ -117,7 +117,7 @@ impl MambaHybridCacheManager {
     /// A stale handle.
     pub fn finish(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
         self.book.finish(sequence)?;
-        self.host.remove(sequence);
+        self.host.remove(&sequence);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ impl CacheSet {
     /// A plan that contradicts itself, or a device without the memory.
     pub fn allocate(plan: &CachePlan, device: &Device) -> Result<Self, ManagerError> {
         let mut set = Self { plan: plan.clone(), device: device.clone(), generation: 0, manager: None };
-        set.assemble(plan, CacheBook::new(plan)?, HostTier::new(0), &Scales::new())?;
+        set.assemble(plan, CacheBook::new(plan)?, HostTier::new(), &Scales::new())?;
         Ok(set)
     }
 
@@ -101,7 +101,7 @@ impl CacheSet {
         }
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
-            return self.assemble(plan, fresh, HostTier::new(0), &Scales::new());
+            return self.assemble(plan, fresh, HostTier::new(), &Scales::new());
         };
         let scales = manager.kv().scales();
         let (book, host) = manager.into_parts();
@@ -127,9 +127,7 @@ impl CacheSet {
     pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
         let manager = self.manager_mut()?;
         let sequences = manager.book().check_migration(plan)?;
-        let capacity = manager.host_stats().capacity_bytes;
-        manager.set_host_capacity(u64::MAX);
-        let parked = sequences.iter().try_for_each(|&sequence| manager.offload(sequence));
+        let parked = sequences.iter().try_for_each(|&sequence| manager.park(sequence));
         let resized = parked.and_then(|()| self.resize(plan));
         let Some(manager) = &mut self.manager else { return resized };
         let mut returned = Ok(());
@@ -138,7 +136,6 @@ impl CacheSet {
                 returned = returned.and(manager.onload(sequence));
             }
         }
-        manager.set_host_capacity(capacity);
         resized.and(returned)
     }
 

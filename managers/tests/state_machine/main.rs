@@ -20,11 +20,13 @@ fn setups() -> Vec<Setup> {
     let windowed = |window| kv(2, 8).with_window(window).unwrap();
     let mut scarce = twins(Setup::new().with(0, ssm()).with(0, conv()).with(1, kv(2, 8)).with(2, windowed(6)));
     scarce.blocks = 14;
+    scarce.host_bytes = Some(4096);
     scarce.slots = SlotDomain { padding: 1, live: 4, checkpoints: 2 };
     let mut paged = Setup::new().with(0, kv(2, 8)).with(1, kv(1, 16)).with(2, windowed(9));
     paged.blocks = 20;
     paged.tokens_per_block = 3;
-    let states = twins(Setup::new().with(0, ssm()).with(0, conv()));
+    paged.host_bytes = Some(1 << 20);
+    let states = twins(Setup::new().with(0, ssm()).with(0, conv())).host(300);
     vec![scarce, paged, states]
 }
 

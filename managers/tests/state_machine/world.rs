@@ -364,19 +364,26 @@ impl World {
     }
 
     fn offload(&mut self, pick: u8) {
-        if let Some(id) = self.pick(pick).filter(|&id| self.settled(id)) {
-            self.park(id);
+        let Some(id) = self.pick(pick).filter(|&id| self.settled(id)) else { return };
+        let saved = self.saved(id);
+        if self.expect_room(|book| book.offload(id)).is_some() {
+            self.parked.insert(id, saved);
         }
     }
 
     fn park(&mut self, id: SequenceId) {
+        let saved = self.saved(id);
+        self.book.park(id).unwrap();
+        self.parked.insert(id, saved);
+    }
+
+    fn saved(&self, id: SequenceId) -> Parked {
         let held = self.book.held_blocks(id).unwrap();
         let contents = held.iter().zip(&self.blocks);
         let contents =
             contents.map(|(ids, pool)| ids.iter().map(|block| pool[block.0 as usize].clone()).collect()).collect();
         let state = self.book.slot(id).unwrap().and_then(|slot| self.slots[slot.0 as usize].clone());
-        self.book.offload(id).unwrap();
-        self.parked.insert(id, (contents, state));
+        (contents, state)
     }
 
     fn onload(&mut self, pick: u8) {
@@ -516,6 +523,11 @@ impl World {
                 assert_eq!(self.fingerprint(), before);
                 None
             }
+            Err(ManagerError::OutOfHostMemory { needed, free, .. }) => {
+                assert!(needed > free);
+                assert_eq!(self.fingerprint(), before);
+                None
+            }
             Err(ManagerError::OutOfSlots { free, .. }) => {
                 assert_eq!(free, 0);
                 assert_eq!(self.fingerprint(), before);
@@ -644,9 +656,18 @@ impl World {
         let used = self.book.slots().used(SlotRole::Live) + self.book.slots().used(SlotRole::Checkpoint);
         assert_eq!(used as usize, slots.len(), "slots leaked");
         let stats = self.book.stats();
+        assert_eq!(stats.host.map(|host| host.used_bytes), self.plan.host.as_ref().map(|_| self.parked_bytes()));
         for (pool, expected) in stats.pools.iter().zip(&holders) {
             assert_eq!((pool.used as usize, pool.used + pool.free), (expected.len(), pool.capacity));
         }
+    }
+
+    /// Bytes of what the model knows to be in host memory.
+    fn parked_bytes(&self) -> u64 {
+        let layout = self.book.layout();
+        let blocks = |(saved, paged): (&Vec<_>, usize)| saved.len() as u64 * layout.paged[paged].block_bytes;
+        let parked = self.parked.values().map(|(saved, _)| saved.iter().zip(0..).map(blocks).sum::<u64>());
+        parked.sum::<u64>() + self.parked.len() as u64 * layout.slot_bytes
     }
 
     fn settled(&self, id: SequenceId) -> bool {

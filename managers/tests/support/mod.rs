@@ -3,7 +3,7 @@
 
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
+    CachePlan, Capacity, Fingerprint, HostPlan, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
     SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
 use cacheplan_transforms::ModelInfo;
@@ -15,6 +15,7 @@ pub struct Setup {
     pub tokens_per_block: u64,
     pub slots: SlotDomain,
     pub limits: Limits,
+    pub host_bytes: Option<u64>,
 }
 
 impl Setup {
@@ -25,6 +26,7 @@ impl Setup {
             tokens_per_block: 4,
             slots: SlotDomain { padding: 1, live: 4, checkpoints: 2 },
             limits: Limits { max_seq_len: 64, max_batch_size: 4, max_num_tokens: 64, draft_positions: 4 },
+            host_bytes: None,
         }
     }
 
@@ -45,6 +47,10 @@ impl Setup {
 
     pub fn blocks(self, blocks: u64) -> Self {
         Self { blocks, ..self }
+    }
+
+    pub fn host(self, bytes: u64) -> Self {
+        Self { host_bytes: Some(bytes), ..self }
     }
 
     pub fn plan(&self) -> CachePlan {
@@ -99,7 +105,7 @@ impl Setup {
             capacity: Capacity { tokens: None, sequences: self.slots.live, spare_tokens: 0, capped_by: "slots".into() },
             totals: Totals { kv_bytes_per_token: 0, state_bytes_per_sequence: 0, managed_bytes: 0, unmanaged_bytes: 0 },
             ledger: Vec::new(),
-            host: None,
+            host: self.host_bytes.map(|bytes| HostPlan { bytes, sequences: 0, pools: Vec::new(), unused_bytes: bytes }),
         }
     }
 
