@@ -99,6 +99,11 @@ impl CacheSet {
             manager.book().ensure_idle()?;
             manager.check_offloaded(&fresh)?;
         }
+        self.replace(plan, fresh)
+    }
+
+    /// Gives up the pools for those of `plan`, or for new ones as they were.
+    fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<(), ManagerError> {
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
             return self.assemble(plan, fresh, HostTier::new(), &Scales::new());
@@ -125,10 +130,12 @@ impl CacheSet {
     /// then everything is as before. As [`CacheSet::resize`] for a plan that cannot be allocated; sequences are then
     /// in the pools again. Sequences that a failing device does not take back stay offloaded.
     pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
+        let fresh = CacheBook::new(plan)?;
         let manager = self.manager_mut()?;
+        manager.check_offloaded(&fresh)?;
         let sequences = manager.book().check_migration(plan)?;
         let parked = sequences.iter().try_for_each(|&sequence| manager.park(sequence));
-        let resized = parked.and_then(|()| self.resize(plan));
+        let resized = parked.and_then(|()| self.replace(plan, fresh));
         let Some(manager) = &mut self.manager else { return resized };
         let mut returned = Ok(());
         for &sequence in &sequences {
