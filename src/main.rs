@@ -36,7 +36,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Say where every byte of a model's caches lives, who owns it, and why
-    Plan(commands::plan::Args),
+    Plan(Box<commands::plan::Args>),
     /// Show what was read of a model, from where, and what had to be assumed
     Inspect(commands::inspect::Args),
     /// Set our plan beside what other engines would allocate for the same bytes

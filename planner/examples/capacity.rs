@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{Budget, ByteSize, Comparison, Engine, EngineSpec, PlanRequest, compare};
+use cacheplan_planner::{Budget, ByteSize, Comparison, Engine, EngineSpec, PlanError, PlanRequest, compare};
 use cacheplan_transforms::{ReadOptions, Resources, collect, read_model};
 
 /// Name, what it is, budget, and whether the goals of the engines are stated for it.
@@ -70,7 +70,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 for device_gb in DEVICES_GB {
                     budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
-                    let comparison = compare(&PlanRequest::new(&model.info, &resources, &budget), engine)?;
+                    let comparison = match compare(&PlanRequest::new(&model.info, &resources, &budget), engine) {
+                        Err(PlanError::Engine(_)) => continue,
+                        comparison => comparison?,
+                    };
                     let (model, hybrid) = (name.clone(), is_hybrid(&resources));
                     rows.push(Row { model, hybrid, workload, device_gb, comparison });
                 }
@@ -127,7 +130,7 @@ fn means(text: &mut String, rows: &[Row], hybrid: bool) -> std::fmt::Result {
     }
     writeln!(text, "\n|---|{}", "---:|".repeat(WORKLOADS.len()))?;
     for engine in Engine::ALL {
-        write!(text, "| {engine} {} |", engine.newest())?;
+        write!(text, "| {engine} {} |", EngineSpec::from(engine).version_name())?;
         for workload in 0..WORKLOADS.len() {
             let chosen = rows.iter().filter(|row| {
                 row.hybrid == hybrid && row.workload == workload && row.comparison.engine == engine.to_string()

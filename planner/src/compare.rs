@@ -70,11 +70,11 @@ pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparis
     let engine_sequences = theirs.as_ref().map_or(0, |theirs| theirs.sequences);
     let engine_wasted_bytes = theirs.as_ref().map_or(bytes, |theirs| theirs.wasted_bytes);
     let sequences = ours.as_ref().map_or(0, |plan| plan.capacity.sequences);
-    let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*request }, &load)?;
+    let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*request }, &load, engine)?;
     let used = u64::try_from(needed * u128::from(sequences)).unwrap_or(u64::MAX);
     Ok(Comparison {
         engine: engine.engine.to_string(),
-        version: engine.version.to_string(),
+        version: engine.version_name(),
         bytes,
         sequences,
         engine_sequences,

@@ -20,6 +20,9 @@ pub enum PlanError {
     /// The budget contradicts itself or the request.
     #[error("{0}")]
     Budget(String),
+    /// An engine's rules for this model were not read.
+    #[error("{0}")]
+    Engine(String),
     /// A product of counts and bytes above 64 bits.
     #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX)]
     TooLarge {
@@ -104,10 +107,12 @@ fn tries(suggestions: &[Suggestion]) -> String {
 }
 
 impl PlanError {
-    /// The exit code of a command that ends with this error: 3 where the budget is too small, else 1.
+    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where an engine's rules
+    /// were not read, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::DoesNotFit(_) => 3,
+            Self::Engine(_) => 4,
             _ => 1,
         }
     }

@@ -87,18 +87,30 @@ pub fn plan_ranks(request: &PlanRequest<'_>) -> Result<RankPlans, PlanError> {
         (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
     };
     let alone = plan_all(request.agreement)?;
+    // A single stage has nobody to agree with.
+    if parallel.pp == 1 {
+        let plan = &alone[0];
+        let host_sequences = plan.host.as_ref().map(|host| host.sequences);
+        let (sequences, spare_tokens) = (plan.capacity.sequences, plan.capacity.spare_tokens);
+        return Ok(RankPlans::new(parallel, Agreement { sequences, spare_tokens, host_sequences }, alone));
+    }
     let sequences = least(&alone, |plan| plan.capacity.sequences);
     let host_sequences = alone.iter().filter_map(|plan| Some(plan.host.as_ref()?.sequences)).min();
     let unlimited = Agreement { sequences, spare_tokens: u64::MAX, host_sequences };
     let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
     let agreement = Agreement { sequences, spare_tokens, host_sequences };
-    let stages = plan_all(Some(agreement))?;
-    let pools: Vec<_> = stages
-        .iter()
-        .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
-        .collect();
-    let hash = crate::fingerprint::hash(&(parallel, agreement, pools));
-    Ok(RankPlans { parallel, agreement, hash, stages })
+    Ok(RankPlans::new(parallel, agreement, plan_all(Some(agreement))?))
+}
+
+impl RankPlans {
+    fn new(parallel: Parallel, agreement: Agreement, stages: Vec<CachePlan>) -> Self {
+        let pools: Vec<_> = stages
+            .iter()
+            .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
+            .collect();
+        let hash = crate::fingerprint::hash(&(parallel, agreement, pools));
+        Self { parallel, agreement, hash, stages }
+    }
 }
 
 fn least(plans: &[CachePlan], of: impl Fn(&CachePlan) -> u64) -> u64 {

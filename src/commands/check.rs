@@ -2,32 +2,26 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, Fingerprint, PlanRequest, Violation, check, check_alone};
+use cacheplan::planner::{Fingerprint, PlanRequest, Violation, check, check_alone, plan_ranks};
 use miette::miette;
 
-use crate::commands::load::{Grouping, Source, read_plan, stated_device};
+use crate::commands::load::{Reading, Target, read_plan};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A plan as `plan --out` writes it
+    /// A plan as `plan --out` writes it, also that of a pipeline stage
     file: PathBuf,
 
     /// The model it was made for; without it only what the plan says of itself is proved
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// The budget it was made for
-    #[arg(long, value_name = "FILE", requires = "model")]
-    budget: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
 
-    /// The grouping it was made with, where a flag stated it
-    #[arg(long, value_enum, value_name = "POLICY", requires = "model")]
-    grouping: Option<Grouping>,
-
-    /// Memory of the device it was made for, where a flag stated it
-    #[arg(long, value_name = "SIZE", requires = "model")]
-    device_memory: Option<ByteSize>,
+    #[command(flatten)]
+    target: Target,
 }
 
 /// The exit code of a plan that is not, or no longer, right.
@@ -37,6 +31,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let plan = read_plan(&args.file)?;
     let file = args.file.display();
     let Some(model) = &args.model else {
+        if args.reading.is_stated() || args.target.is_stated() {
+            return Err(Failure::new(2, miette!("flags about the model, its budget and its device need --model")));
+        }
         check_alone(&plan).map_err(|violations| drift(&format!("{file} contradicts itself"), &violations))?;
         return print(&format!(
             "{file}: {} resources in {} pools are consistent; limits, capacity and fingerprint need --model\n",
@@ -44,11 +41,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plan.pools.len()
         ));
     };
-    let loaded = Source::of(model.clone(), args.budget.clone(), args.grouping).load()?;
-    let device = args.device_memory.map(stated_device);
-    let request = PlanRequest {
-        device: device.as_ref(),
-        ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
+    let loaded = args.reading.load(model, &args.target, None)?;
+    let request = loaded.request();
+    let request = match loaded.budget.parallel.pp {
+        1 => request,
+        stages => {
+            let failed = |error: cacheplan::planner::PlanError| Failure::new(error.exit_code(), miette!("{error}"));
+            let agreement = Some(plan_ranks(&request).map_err(failed)?.agreement);
+            let of_stage = |stage| PlanRequest { stage, agreement, ..request };
+            let mut own = (0..stages).map(of_stage);
+            own.find(|request| Fingerprint::of(request) == plan.fingerprint).unwrap_or(of_stage(0))
+        }
     };
     let stale = plan.fingerprint.differences(&Fingerprint::of(&request));
     if !stale.is_empty() {

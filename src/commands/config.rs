@@ -1,9 +1,8 @@
 //! `cacheplan config`: the budget as it is stated, and what could be.
 
-use std::path::PathBuf;
+use cacheplan::planner::{ByteSize, budget_schema, commented_budget};
 
-use cacheplan::planner::{budget_schema, commented_budget};
-
+use crate::commands::budget::BudgetArgs;
 use crate::commands::load::resolve;
 use crate::failure::{Failure, print};
 
@@ -17,9 +16,12 @@ pub(crate) struct Args {
 enum Command {
     /// Print every key that is stated, or with --origin every key and where its value came from
     Show {
-        /// Budget file (TOML)
-        #[arg(long, value_name = "FILE")]
-        budget: Option<PathBuf>,
+        #[command(flatten)]
+        budget: Box<BudgetArgs>,
+
+        /// Memory of a device; 0.9 of it is divided where nothing else is stated
+        #[arg(long, value_name = "SIZE")]
+        device_memory: Option<ByteSize>,
 
         /// Print every key and where its value came from
         #[arg(long)]
@@ -33,8 +35,8 @@ enum Command {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
-        Command::Show { budget, origin } => {
-            let config = resolve(budget.as_deref(), &[])?;
+        Command::Show { budget, device_memory, origin } => {
+            let config = resolve(budget, device_memory.is_some())?;
             print(&if *origin { config.table() } else { config.stated() })
         }
         Command::Init => print(&commented_budget()),

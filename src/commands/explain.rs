@@ -1,10 +1,10 @@
 //! `cacheplan plan explain`: where a number of a plan comes from.
 
-use cacheplan::planner::{ByteSize, PlanRequest, explain, plan};
+use cacheplan::planner::{explain, plan};
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Source, stated_device};
+use crate::commands::load::{Source, Target};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -12,13 +12,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
 
-    /// A resource, a pool, a ledger line, a layer's number, or `capacity`
+    /// A resource, a pool, a ledger line, a layer's number, `capacity` or `host`
     #[arg(value_name = "RESOURCE|LAYER|POOL", default_value = "capacity")]
     subject: String,
 
-    /// Memory of the device the plan is for, which fractions in the budget are shares of, such as 141GiB
-    #[arg(long, value_name = "SIZE")]
-    device_memory: Option<ByteSize>,
+    #[command(flatten)]
+    target: Target,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Outline)]
@@ -34,12 +33,8 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load()?;
-    let device = args.device_memory.map(stated_device);
-    let request = PlanRequest {
-        device: device.as_ref(),
-        ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
-    };
+    let loaded = args.source.load(&args.target)?;
+    let request = loaded.request();
     let plan = plan(&request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
     let derivation = explain(&request, &plan, &args.subject).map_err(Failure::error)?;
     match args.format {

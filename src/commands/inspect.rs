@@ -3,7 +3,7 @@
 use cacheplan::transforms::{Dot, Inspection};
 use clap::ValueEnum;
 
-use crate::commands::load::Source;
+use crate::commands::load::{Source, Target};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -23,7 +23,7 @@ enum GraphFormat {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load()?;
+    let loaded = args.source.load(&Target::default())?;
     match args.graph {
         Some(GraphFormat::Dot) => print(&Dot(&loaded.model.graph).to_string()),
         None => print(&Inspection { model: &loaded.model, collected: &loaded.collected }.to_string()),

@@ -3,13 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, Origin, Override, Policy, environment,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, EngineSpec, Measurement, PlanRequest,
+    environment,
 };
-use cacheplan::transforms::{Assumption, Collected, Model, PassContext, ReadOptions, collect, read_model};
-use clap::ValueEnum;
+use cacheplan::transforms::{
+    Assumption, Collected, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect, read_model,
+};
 use miette::{LabeledSpan, NamedSource, miette};
 
-use crate::failure::{Failure, read};
+use crate::commands::budget::BudgetArgs;
+use crate::failure::{Failure, in_file, read};
 
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
@@ -17,6 +20,13 @@ pub(crate) struct Source {
     /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file
     pub(crate) model: PathBuf,
 
+    #[command(flatten)]
+    pub(crate) reading: Reading,
+}
+
+/// How a model is read, and the budget for it.
+#[derive(clap::Args)]
+pub(crate) struct Reading {
     /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
     #[arg(long, value_name = "KEY=VALUE")]
     assume: Vec<Assumption>,
@@ -25,91 +35,136 @@ pub(crate) struct Source {
     #[arg(long, value_name = "FILE")]
     description: Vec<PathBuf>,
 
-    /// Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+}
+
+/// What a plan is for besides its model and budget.
+#[derive(clap::Args, Default)]
+pub(crate) struct Target {
+    /// Memory of the device the plan is for, such as 141GiB; 0.9 of it is divided where the budget states no [memory]
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<ByteSize>,
+
+    /// Draft model, whose caches the same plan holds; needs --draft-tokens or [speculation]
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+
+    /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
     #[arg(long, value_name = "FILE")]
-    pub(crate) budget: Option<PathBuf>,
-
-    /// How resources are grouped into pools
-    #[arg(long, value_enum, value_name = "POLICY")]
-    pub(crate) grouping: Option<Grouping>,
+    measurement: Option<PathBuf>,
 }
 
-/// The grouping policies by their names in plans and budgets.
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Grouping {
-    /// One pool per compatibility class
-    ByKey,
-    /// One pool per window; a mix inside one is an error
-    ByWindow,
-    /// The first resource of a kind is the reference; what does not match it is local
-    FirstReference,
-}
-
-impl From<Grouping> for Policy {
-    fn from(grouping: Grouping) -> Self {
-        match grouping {
-            Grouping::ByKey => Self::ByKey,
-            Grouping::ByWindow => Self::ByWindow,
-            Grouping::FirstReference => Self::FirstReference,
-        }
-    }
-}
-
-/// A model, its budget and its resources.
+/// A model, its budget and its resources, and what they are planned for.
 pub(crate) struct Loaded {
+    /// With the graph as the passes left it.
     pub(crate) model: Model,
+    /// The graph as it was read.
+    unwalked: Graph,
     pub(crate) budget: Budget,
     pub(crate) collected: Collected,
+    device: Option<DeviceInfo>,
+    draft: Option<Resources>,
+    measurement: Option<Measurement>,
 }
 
 impl Source {
-    /// A model and a budget without further flags.
-    pub(crate) fn of(model: PathBuf, budget: Option<PathBuf>, grouping: Option<Grouping>) -> Self {
-        Self { model, assume: Vec::new(), description: Vec::new(), budget, grouping }
-    }
-
     /// The budget file under the environment's values and the flags'.
     pub(crate) fn budget(&self) -> Result<Budget, Failure> {
-        let grouping = self.grouping.map(|grouping| Override {
-            key: "grouping".into(),
-            value: Policy::from(grouping).to_string(),
-            origin: Origin::Flag("--grouping".into()),
-        });
-        Ok(resolve(self.budget.as_deref(), grouping.as_slice())?.budget)
+        Ok(resolve(&self.reading.budget, false)?.budget)
     }
 
     /// What the flags say about how to read the model.
     pub(crate) fn read_options(&self) -> Result<ReadOptions, Failure> {
+        self.reading.options()
+    }
+
+    /// Reads everything and walks the graph.
+    pub(crate) fn load(&self, target: &Target) -> Result<Loaded, Failure> {
+        self.reading.load(&self.model, target, None)
+    }
+}
+
+impl Target {
+    pub(crate) fn is_stated(&self) -> bool {
+        self.device_memory.is_some() || self.draft.is_some() || self.measurement.is_some()
+    }
+}
+
+impl Reading {
+    pub(crate) fn is_stated(&self) -> bool {
+        let budget = &self.budget;
+        !self.assume.is_empty()
+            || !self.description.is_empty()
+            || budget.budget.is_some()
+            || !budget.overrides().is_empty()
+    }
+
+    fn options(&self) -> Result<ReadOptions, Failure> {
         let descriptions = self.description.iter().map(|path| read(path)).collect::<Result<Vec<String>, Failure>>()?;
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
 
-    /// Reads the model and the budget.
-    pub(crate) fn read(&self) -> Result<(Model, Budget), Failure> {
-        let budget = self.budget()?;
-        let model = read_model(&self.model, &self.read_options()?)
-            .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))?;
-        Ok((model, budget))
-    }
-
-    /// Reads the model and the budget and walks the graph.
-    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
-        let (model, budget) = self.read()?;
-        let context = budget.pass_context(&model.info);
-        Loaded::new(model, budget, &context)
+    /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
+    pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
+        let budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
+        let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
+        let mut model = open(model, &self.options()?)?;
+        let unwalked = model.graph.clone();
+        let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
+        // What is assumed of the model does not hold for its draft.
+        let draft = target.draft.as_deref().map(|path| {
+            let mut draft = open(path, &ReadOptions::default())?;
+            Ok(walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources)
+        });
+        let draft = draft.transpose()?;
+        let device = target.device_memory.map(stated_device);
+        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement })
     }
 }
 
 impl Loaded {
-    /// Walks the graph of a model that was read.
-    pub(crate) fn new(mut model: Model, budget: Budget, context: &PassContext) -> Result<Self, Failure> {
-        let collected = collect(&mut model.graph, context).map_err(|error| Failure::new(4, miette!("{error}")))?;
-        Ok(Self { model, budget, collected })
+    /// The request for one device, or for the first of several.
+    pub(crate) fn request(&self) -> PlanRequest<'_> {
+        self.request_of(&self.collected.resources)
+    }
+
+    /// The same with resources that were collected for an engine.
+    pub(crate) fn request_of<'a>(&'a self, resources: &'a Resources) -> PlanRequest<'a> {
+        PlanRequest {
+            device: self.device.as_ref(),
+            draft: self.draft.as_ref(),
+            measurement: self.measurement.as_ref(),
+            ..PlanRequest::new(&self.model.info, resources, &self.budget)
+        }
+    }
+
+    /// The resources with the dtypes that an engine would choose.
+    pub(crate) fn for_engine(&self, engine: EngineSpec) -> Result<Resources, Failure> {
+        let context = context(&self.model.info, &self.budget, Some(engine));
+        Ok(walk(&mut self.unwalked.clone(), &context)?.resources)
     }
 }
 
-/// The budget file, where there is one, under the environment and these flags; histograms are read.
-pub(crate) fn resolve(path: Option<&Path>, flags: &[Override]) -> Result<Config, Failure> {
+fn open(path: &Path, options: &ReadOptions) -> Result<Model, Failure> {
+    read_model(path, options)
+        .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))
+}
+
+fn context(info: &ModelInfo, budget: &Budget, engine: Option<EngineSpec>) -> PassContext {
+    match engine {
+        Some(engine) => budget.engine_context(info, engine),
+        None => budget.pass_context(info),
+    }
+}
+
+fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> {
+    collect(graph, context).map_err(|error| Failure::new(4, miette!("{error}")))
+}
+
+/// The budget file, where there is one, under the environment and the flags; histograms are read.
+pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
+    let path = args.budget.as_deref();
     let text = path.map(read).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
     let failed = |error: BudgetError| {
@@ -121,13 +176,14 @@ pub(crate) fn resolve(path: Option<&Path>, flags: &[Override]) -> Result<Config,
     let variables =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let environment = environment(variables).map_err(failed)?;
-    let mut config =
-        Config::resolve(path.map(|_| (text.as_str(), origin.as_str())), &environment, flags).map_err(failed)?;
+    let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
+    let file = path.map(|_| (text.as_str(), origin.as_str()));
+    let mut config = resolve(file, &environment, &args.overrides()).map_err(failed)?;
     if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let beside = path.and_then(Path::parent).unwrap_or(Path::new(""));
         let read = |file: &str| std::fs::read_to_string(beside.join(file)).map_err(|error| format!("{file}: {error}"));
-        workload.load(read).map_err(|error| Failure::new(1, miette!("{origin}: {error}")))?;
+        workload.load(read).map_err(|error| Failure::new(1, miette!("{error}")))?;
     }
     Ok(config)
 }
@@ -137,7 +193,11 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
     CachePlan::from_json(&read(path)?, &path.display().to_string()).map_err(Failure::error)
 }
 
+fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
+    serde_json::from_str(&read(path)?).map_err(|error| in_file(path, error))
+}
+
 /// A GPU of which only the memory is known, all of it free.
-pub(crate) fn stated_device(memory: ByteSize) -> DeviceInfo {
+fn stated_device(memory: ByteSize) -> DeviceInfo {
     DeviceInfo { name: "stated".into(), total_bytes: memory.0, free_bytes: memory.0, kind: DeviceKind::Cuda }
 }

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, EnginePlan, EngineSpec, PlanError, PlanRequest, plan, predict};
+use cacheplan::planner::{
+    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, plan, plan_ranks, predict,
+};
 use cacheplan::transforms::Dot;
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Loaded, Source, stated_device};
+use crate::commands::load::{Source, Target};
 use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, print, write};
 
@@ -38,17 +40,20 @@ struct Make {
     #[command(flatten)]
     source: Source,
 
-    /// Memory of the device the plan is for, which fractions in the budget are shares of, such as 141GiB
-    #[arg(long, value_name = "SIZE")]
-    device_memory: Option<ByteSize>,
+    #[command(flatten)]
+    target: Target,
+
+    /// Print the plan of every pipeline stage and what all ranks agreed on
+    #[arg(long, conflicts_with_all = ["engine", "stage"])]
+    ranks: bool,
+
+    /// The pipeline stage whose plan is printed, where there are several
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    stage: u32,
 
     /// Also predict what an engine would allocate, such as vllm, sglang@0.5.12, tensorrt-llm or llama.cpp
     #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
     engine: Option<EngineSpec>,
-
-    /// Bytes of the engine's caches as it logs them, in place of the budget's memory
-    #[arg(long, value_name = "SIZE", requires = "engine")]
-    cache_bytes: Option<ByteSize>,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -86,38 +91,77 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn make(args: &Make) -> Result<(), Failure> {
-    let (model, mut budget) = args.source.read()?;
-    budget.engine.cache_bytes = args.cache_bytes.or(budget.engine.cache_bytes);
-    let context = match args.engine {
-        Some(engine) => budget.engine_context(&model.info, engine),
-        None => budget.pass_context(&model.info),
-    };
-    let loaded = Loaded::new(model, budget, &context)?;
+    let reading = &args.source.reading;
+    let loaded = reading.load(&args.source.model, &args.target, args.engine)?;
     if args.format == Format::Dot {
+        refuse_beside(args, "the model's graph")?;
         return print(&Dot(&loaded.model.graph).to_string());
     }
-    let device = args.device_memory.map(stated_device);
-    let request = PlanRequest {
-        device: device.as_ref(),
-        ..PlanRequest::new(&loaded.model.info, &loaded.collected.resources, &loaded.budget)
-    };
+    let request = loaded.request();
     let failed = |error: PlanError| Failure::new(error.exit_code(), miette!("{error}"));
-    let plan = plan(&request).map_err(failed)?;
-    let engine = args.engine.map(|engine| predict(&request, engine)).transpose().map_err(failed)?;
+    let several = loaded.budget.parallel != Parallel::default();
+    if !several && (args.ranks || args.stage > 0) {
+        return Err(Failure::new(2, miette!("there is one rank; --ranks and --stage need --tp, --pp or [parallel]")));
+    }
+    let ranks = several.then(|| plan_ranks(&request)).transpose().map_err(failed)?;
+    if let (true, Some(ranks)) = (args.ranks, &ranks) {
+        return show_ranks(args, ranks);
+    }
+    let alone = if ranks.is_none() { Some(plan(&request).map_err(failed)?) } else { None };
+    let of_stage = |ranks: &RankPlans| ranks.stages.get(args.stage as usize).cloned();
+    let stages = loaded.budget.parallel.pp;
+    let plan = alone.or_else(|| ranks.as_ref().and_then(of_stage)).ok_or_else(|| {
+        Failure::new(2, miette!("there is no stage {}; the stages are 0 to {}", args.stage, stages - 1))
+    })?;
     if let Some(path) = &args.out {
         write(path, &json(serde_json::to_string_pretty(&plan))?)?;
     }
-    match (args.format, engine) {
-        (Format::Json, Some(engine)) => {
-            print(&json(serde_json::to_string_pretty(&EnginePlan { plan: &plan, engine }))?)
-        }
-        (Format::Json, None) => print(&json(serde_json::to_string_pretty(&plan))?),
-        (Format::Yaml, _) => print(&plan.yaml()),
-        (Format::Markdown, _) => print(&plan.markdown()),
-        (Format::Svg, _) => print(&plan.svg()),
-        (_, Some(engine)) => print(&format!("{}\n{}", plan.table(), engine.table())),
-        (_, None) => print(&plan.table()),
+    let heading = ranks.map(|ranks| ranks.heading() + "\n").unwrap_or_default();
+    let request = PlanRequest { stage: args.stage, ..request };
+    let Some(engine) = args.engine else {
+        return match args.format {
+            Format::Json => print(&json(serde_json::to_string_pretty(&plan))?),
+            Format::Yaml => print(&plan.yaml()),
+            Format::Markdown => print(&plan.markdown()),
+            Format::Svg => print(&plan.svg()),
+            Format::Table | Format::Dot => print(&(heading + &plan.table())),
+        };
+    };
+    let both = EnginePlan { plan: &plan, engine: predict(&request, engine).map_err(failed)? };
+    match args.format {
+        Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
+        Format::Yaml => print(&both.yaml()),
+        Format::Markdown => print(&both.markdown()),
+        Format::Svg => refuse_beside(args, "our own plan"),
+        Format::Table | Format::Dot => print(&(heading + &both.table())),
     }
+}
+
+/// The plans of all stages.
+fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
+    let written = json(serde_json::to_string_pretty(ranks))?;
+    if let Some(path) = &args.out {
+        write(path, &written)?;
+    }
+    match args.format {
+        Format::Json => print(&written),
+        Format::Yaml => print(&ranks.yaml()),
+        Format::Markdown => print(&ranks.markdown()),
+        Format::Svg | Format::Dot => {
+            Err(Failure::new(2, miette!("--format svg draws one plan: name its stage with --stage N, without --ranks")))
+        }
+        Format::Table => print(&ranks.table()),
+    }
+}
+
+/// A picture of one thing is no answer to a question about another.
+fn refuse_beside(args: &Make, drawn: &str) -> Result<(), Failure> {
+    let asked = match (args.engine, args.ranks) {
+        (Some(_), _) => "--as",
+        (None, true) => "--ranks",
+        (None, false) => return Ok(()),
+    };
+    Err(Failure::new(2, miette!("this format draws {drawn}; with {asked} use table, json, yaml or markdown")))
 }
 
 /// JSON that ends with a newline.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::Resources;
 
-use super::MlaCache;
+use super::{Engine, MlaCache};
 use crate::demand::{Demand, Load};
 
 /// The caches of one rank.
@@ -14,6 +14,8 @@ pub(super) struct Caches<'a> {
     pub(super) attention: Vec<Attention<'a>>,
     /// Layers with a state of fixed size, ascending.
     pub(super) states: Vec<State>,
+    /// Whether an indexer chooses the tokens that a latent's attention looks at.
+    pub(super) sparse: bool,
 }
 
 /// One paged cache.
@@ -42,15 +44,24 @@ pub(super) struct State {
 }
 
 impl<'a> Caches<'a> {
-    pub(super) fn of(held: &'a Resources, max_seq_len: u64, mla_cache: Option<MlaCache>) -> Self {
+    pub(super) fn of(held: &'a Resources, max_seq_len: u64, mla_cache: Option<MlaCache>, engine: Engine) -> Self {
         let mut attention = Vec::new();
+        let indexer = held.iter().find(|resource| is_indexer(&resource.handler)).map(|resource| &resource.handler);
+        let indexer = indexer.filter(|_| held.of_kind(&Kind::MlaPaged).next().is_some());
+        // Both store sparse attention in a layout of their own.
+        let packs = matches!(engine, Engine::Vllm | Engine::Sglang);
+        let bytes = |handler: &ResourceHandler| match indexer {
+            Some(_) if packs && is_indexer(handler) => index_bytes(handler),
+            Some(_) if packs && is_packed(handler) => packed_bytes(handler),
+            _ => entry_bytes(handler, mla_cache),
+        };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
         for resource in held {
             let handler = &resource.handler;
             match handler.growth() {
                 Growth::Paged { stride, window } => attention.push(Attention {
                     handler,
-                    bytes: entry_bytes(handler, mla_cache),
+                    bytes: bytes(handler),
                     stride: stride.into(),
                     window: window.filter(|window| u64::from(*window) < max_seq_len),
                     draft: resource.name.starts_with("draft."),
@@ -72,7 +83,14 @@ impl<'a> Caches<'a> {
                 Growth::PerSlotToken | Growth::PerDraftPosition | Growth::Fixed => {}
             }
         }
-        Self { attention, states: states.into_values().collect() }
+        // SGLang allocates an index for every latent, also where a layer uses another's choice.
+        if let (Engine::Sglang, Some(handler)) = (engine, indexer) {
+            let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
+            let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
+            let index = || Attention { handler, bytes: bytes(handler), stride: 1, window: None, draft: false };
+            attention.extend((indexed..latents).map(|_| index()));
+        }
+        Self { attention, states: states.into_values().collect(), sparse: indexer.is_some() }
     }
 
     /// Bytes per token of all layers for which `of` holds; rounded up for compressed caches.
@@ -101,6 +119,31 @@ impl<'a> Caches<'a> {
     }
 }
 
+/// Whether it holds an indexer's keys, one per token.
+fn is_indexer(handler: &ResourceHandler) -> bool {
+    let every_token = matches!(handler.growth(), Growth::Paged { stride: 1, .. });
+    every_token && handler.kind().name() == "core.index_key"
+}
+
+/// Elements that share a float32 scale in the layouts of sparse attention.
+const SCALED_TOGETHER: u64 = 128;
+
+/// An index key is 8 bits wide whatever the dtype of the cache (vLLM's indexer cache, SGLang's NSA and DSA pools).
+fn index_bytes(handler: &ResourceHandler) -> u64 {
+    let width = handler.dim("head_dim").unwrap_or_default();
+    width + width / SCALED_TOGETHER * 4
+}
+
+fn is_packed(handler: &ResourceHandler) -> bool {
+    *handler.kind() == Kind::MlaPaged && matches!(handler.dtype(), DType::F8E4m3 | DType::F8E5m2)
+}
+
+/// `fp8_ds_mla`: a latent of 8 bits with its scales, and a rope key of 16 bits.
+fn packed_bytes(handler: &ResourceHandler) -> u64 {
+    let rank = handler.dim("head_dim").unwrap_or_default().saturating_sub(ROPE_DIM);
+    rank + rank / SCALED_TOGETHER * 4 + 2 * ROPE_DIM
+}
+
 /// The rope key of every model with a latent that was seen.
 const ROPE_DIM: u64 = 64;
 
@@ -125,7 +168,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cacheplan_handlers::DType;
     use rstest::rstest;
 
     #[rstest]

@@ -1,24 +1,39 @@
 //! llama.cpp: cells for a context that is fixed at start, float32 states for each parallel sequence.
 //!
-//! Rules: those that reproduce the logged sizes under `tests/fixtures/groundtruth`.
+//! Rules: read in `llama-kv-cache-iswa.cpp` and `llama-context.cpp` of September 2026; the logged sizes under
+//! `tests/fixtures/groundtruth` agree.
 
 use super::caches::Attention;
-use super::{EnginePrediction, Setting};
+use super::{EnginePrediction, Setting, Version};
 use crate::PlanError;
 use crate::solve::last;
 
-const WINDOW_ALIGNMENT: u64 = 256;
+/// Cells come in steps of this many.
+const ALIGNMENT: u64 = 256;
+/// From this build on parallel sequences have cells of their own; before they shared them.
+pub(super) const OWN_CELLS: Version = Version(5913, 0, 0);
 const DEFAULT_UBATCH: u64 = 512;
 const STATE_ELEMENT_BYTES: u64 = 4;
 
 pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanError> {
     let load = &setting.load;
     let ubatch = setting.options.ubatch.unwrap_or(DEFAULT_UBATCH);
-    let context = |sequences: u64| setting.options.context.unwrap_or(load.max_seq_len.saturating_mul(sequences));
+    let own_cells = setting.version >= OWN_CELLS;
+    let aligned = |cells: u64| cells.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    // Cells of one stream: of each sequence, or of all together.
+    let stream = |sequences: u64| match setting.options.context {
+        Some(context) if own_cells => aligned(aligned(context) / sequences.max(1)),
+        Some(context) => context,
+        None if own_cells => aligned(load.max_seq_len),
+        None => load.max_seq_len.saturating_mul(sequences),
+    };
+    let streams = |sequences: u64| if own_cells { sequences } else { 1 };
+    let context = |sequences: u64| stream(sequences).saturating_mul(streams(sequences));
     let cells = |cache: &Attention<'_>, sequences: u64| match cache.window {
         Some(window) => {
-            let needed = u64::from(window).saturating_mul(sequences).saturating_add(ubatch);
-            needed.next_multiple_of(WINDOW_ALIGNMENT).min(context(sequences))
+            let sharing = if own_cells { 1 } else { sequences };
+            let needed = u64::from(window).saturating_mul(sharing).saturating_add(ubatch);
+            aligned(needed).min(stream(sequences)).saturating_mul(streams(sequences))
         }
         None => context(sequences),
     };
@@ -58,7 +73,12 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
         sequences,
         notes: vec![
             "every sequence owns max_seq_len cells from the start".into(),
-            format!("windows own their cells plus a batch of {ubatch}, in steps of {WINDOW_ALIGNMENT}"),
+            format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}"),
+            if own_cells {
+                format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
+            } else {
+                format!("cells are shared, as before b{}", OWN_CELLS.0)
+            },
             "states are float32 whatever the model states".into(),
         ],
         ..EnginePrediction::default()

@@ -178,6 +178,24 @@ pub struct EnginePlan<'a> {
     pub engine: EnginePrediction,
 }
 
+impl EnginePlan<'_> {
+    /// Both as YAML, with the keys of their JSON.
+    pub fn yaml(&self) -> String {
+        // Plain data always has a JSON value.
+        crate::render::yaml(&serde_json::to_value(self).unwrap_or_default())
+    }
+
+    /// Both as text tables, at most 100 columns wide.
+    pub fn table(&self) -> String {
+        format!("{}\n{}", self.plan.table(), self.engine.table())
+    }
+
+    /// Both as Markdown.
+    pub fn markdown(&self) -> String {
+        format!("{}\n{}", self.plan.markdown(), self.engine.markdown())
+    }
+}
+
 /// Everything that an engine's rules look at.
 struct Setting<'a> {
     caches: Caches<'a>,
@@ -208,7 +226,13 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
         None => make::available_bytes(request, &load)?,
     };
     let draft_tokens = request.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
-    let caches = Caches::of(&held, max_seq_len, options.mla_cache);
+    if let Some(unread) = held.iter().find(|resource| resource.handler.kind().name() == "core.compressed_latent") {
+        return Err(PlanError::Engine(format!(
+            "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
+            engine.engine, unread.name
+        )));
+    }
+    let caches = Caches::of(&held, max_seq_len, options.mla_cache, engine.engine);
     let setting =
         Setting { caches, load, options, budget: request.budget, bytes, draft_tokens, version: engine.version };
     let mut prediction = match engine.engine {
@@ -218,7 +242,17 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
         Engine::LlamaCpp => llama_cpp::predict(&setting),
     }?;
     prediction.name = engine.engine.to_string();
-    prediction.version = engine.version.to_string();
+    prediction.version = engine.version_name();
+    let read = engine.engine.read();
+    if !read.contains(&engine.version) {
+        let name = |version: &Version| EngineSpec { version: *version, ..engine }.version_name();
+        let names: Vec<String> = read.iter().map(name).collect();
+        prediction.notes.push(format!(
+            "{} was not read itself: its rules are those of {}, with the changes that were merged between",
+            prediction.version,
+            names.join(" and ")
+        ));
+    }
     if let Some(bytes) = bytes {
         let needed = u128::from(prediction.sequences) * setting.caches.bytes_per_sequence(&setting.load);
         prediction.wasted_bytes = bytes.saturating_sub(u64::try_from(needed).unwrap_or(u64::MAX));
@@ -226,10 +260,15 @@ pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePr
     Ok(prediction)
 }
 
-/// Bytes that one sequence of the workload needs at least, whoever stores it.
-pub(crate) fn bytes_per_sequence(request: &PlanRequest<'_>, load: &Load) -> Result<u128, PlanError> {
+/// Bytes that one sequence of the workload needs at least as the engine stores it.
+pub(crate) fn bytes_per_sequence(
+    request: &PlanRequest<'_>,
+    load: &Load,
+    engine: EngineSpec,
+) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
-    Ok(Caches::of(&held, load.max_seq_len, request.budget.engine.mla_cache).bytes_per_sequence(load))
+    let (engine, options) = (engine.engine, &request.budget.engine);
+    Ok(Caches::of(&held, load.max_seq_len, options.mla_cache, engine).bytes_per_sequence(load))
 }
 
 impl Setting<'_> {
@@ -259,6 +298,14 @@ impl Setting<'_> {
 }
 
 impl EngineSpec {
+    /// The version as the engine writes it: builds of llama.cpp are `b5913`.
+    pub fn version_name(self) -> String {
+        match self.engine {
+            Engine::LlamaCpp => format!("b{}", self.version.0),
+            _ => self.version.to_string(),
+        }
+    }
+
     /// The dtype of recurrent states whose dtype the model does not state.
     pub const fn state_dtype(self, model: &ModelInfo) -> DType {
         match self.engine {
@@ -288,7 +335,17 @@ impl Engine {
             Self::Vllm => Version(0, 33, 0),
             Self::Sglang => Version(0, 5, 23),
             Self::TensorRtLlm => Version(1, 3, 0),
-            Self::LlamaCpp => Version(0, 0, 0),
+            Self::LlamaCpp => llama_cpp::OWN_CELLS,
+        }
+    }
+
+    /// The versions whose rules were read; llama.cpp's are those since a build.
+    const fn read(self) -> &'static [Version] {
+        match self {
+            Self::Vllm => &[Version(0, 17, 1), Version(0, 23, 0), Version(0, 33, 0)],
+            Self::Sglang => &[Version(0, 5, 9), Version(0, 5, 23)],
+            Self::TensorRtLlm => &[Version(1, 3, 0)],
+            Self::LlamaCpp => &[llama_cpp::OWN_CELLS],
         }
     }
 
@@ -319,7 +376,7 @@ impl FromStr for EngineSpec {
         let newest = engine.newest();
         let unknown = || UnknownEngine::Version { engine, version: version.to_owned(), newest };
         let parsed: Version = version.parse().map_err(|()| unknown())?;
-        // llama.cpp has build numbers; one rule holds for all that were seen.
+        // llama.cpp has a build every few hours; the newest rules hold until a change is read.
         if parsed > newest && engine != Engine::LlamaCpp {
             return Err(unknown());
         }

@@ -19,7 +19,8 @@ const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
 pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanError> {
     let (caches, load) = (&setting.caches, &setting.load);
     let per_slot = caches.state_bytes();
-    let page = setting.options.block_size.unwrap_or(1);
+    // The kernels of sparse attention read pages of 64 tokens.
+    let page = setting.options.block_size.unwrap_or(if caches.sparse { 64 } else { 1 });
     let full = caches.bytes_per_token(|cache| cache.window.is_none());
     let windowed = caches.bytes_per_token(|cache| cache.window.is_some());
     // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.

@@ -1,6 +1,7 @@
 //! vLLM: every layer's page has the same bytes; layers of one kind form groups of equal size that share one pool.
 //!
-//! Rules: read in the 0.17.1 and 0.33.0 sources; the logged sizes under `tests/fixtures/groundtruth` agree.
+//! Rules: read in the 0.17.1, 0.23.0 and 0.33.0 sources, with the merged changes between them; the logged sizes under
+//! `tests/fixtures/groundtruth` agree.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,12 @@ use crate::solve::last;
 
 /// The reported number of tokens changed its meaning here.
 const REPORTS_CONCURRENCY: Version = Version(0, 21, 0);
-/// The first version taken to have the rules of the 0.33.0 source; what lies between the two sources was not read.
-const NEW_SOURCE: Version = Version(0, 21, 0);
+/// From here on the alignment of a latent's block is that of the kernel that is chosen (change 37467, April 2026).
+const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
+/// From here on a group is as large as the most layers of a kind where those are close to the fewest (change 29303).
+const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
+/// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
+const PADS_MORE: Version = Version(0, 18, 0);
 
 /// What a layer needs pages for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,8 +47,14 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
         Spec::Full { bytes } | Spec::Window { bytes, .. } if target.is_multiple_of(bytes * block) => target / bytes,
         _ => block,
     };
-    let uniform = specs.keys().all(|spec| matches!(spec, Spec::Full { .. }));
-    let (group_size, groups, bytes_per_block) = if uniform || specs.len() == 1 {
+    let kind = |spec: &Spec| match spec {
+        Spec::Full { .. } => (0, 0),
+        Spec::Window { window, .. } => (1, *window),
+        Spec::State { .. } => (2, 0),
+    };
+    let first = specs.keys().next().map(kind);
+    let uniform = specs.keys().all(|spec| Some(kind(spec)) == first);
+    let (group_size, groups, bytes_per_block) = if uniform {
         // One kind of layer: one group, each layer with its own page.
         let layers = specs.values().sum::<u64>();
         (layers, 1, specs.iter().map(|(spec, layers)| u128::from(page(spec)) * u128::from(*layers)).sum())
@@ -131,7 +142,7 @@ fn block_size(setting: &Setting<'_>) -> u64 {
     if state == 0 {
         return stated.unwrap_or(if latent { 64 } else { 16 });
     }
-    let alignment = match (latent, setting.version >= NEW_SOURCE) {
+    let alignment = match (latent, setting.version >= ASKS_THE_KERNEL) {
         (true, true) => 128,
         (true, false) => 64,
         (false, _) => 16,
@@ -167,8 +178,8 @@ fn specs(setting: &Setting<'_>) -> BTreeMap<Spec, u64> {
 /// The fewest layers of a kind, or the most where that is not much more.
 fn group_size(layers: impl Iterator<Item = u64> + Clone, version: Version) -> u64 {
     let (least, most) = (layers.clone().min().unwrap_or(1), layers.max().unwrap_or(1));
-    // 1.25 in the 0.17.1 source, 1.5 in the 0.33.0 source.
-    let close = if version >= NEW_SOURCE { 2 * most < 3 * least } else { 4 * most < 5 * least };
+    let close =
+        if version >= PADS_MORE { 2 * most < 3 * least } else { version >= PADS_CLOSE_KINDS && 4 * most < 5 * least };
     if close { most } else { least }
 }
 
@@ -209,5 +220,7 @@ mod tests {
     fn older_versions_take_the_larger_group_less_often() {
         assert_eq!(group_size([10, 13].into_iter(), Version(0, 17, 1)), 10);
         assert_eq!(group_size([10, 12].into_iter(), Version(0, 17, 1)), 12);
+        assert_eq!(group_size([10, 12].into_iter(), Version(0, 11, 2)), 10);
+        assert_eq!(group_size([10, 13].into_iter(), Version(0, 18, 0)), 13);
     }
 }

@@ -1,12 +1,13 @@
 //! What engines allocate, as tables of at most 100 columns.
 
 use super::columns::{align, wrap};
+use super::markdown;
 use crate::size::ByteSize;
 use crate::{Comparison, EnginePrediction};
 
 impl EnginePrediction {
-    /// The prediction as a text table, one line per quantity that the engine has.
-    pub fn table(&self) -> String {
+    /// Name, number and size of each quantity that the engine has.
+    fn rows(&self) -> Vec<Vec<String>> {
         let counts = [
             ("block_size", self.block_size),
             ("groups", self.groups),
@@ -29,10 +30,22 @@ impl EnginePrediction {
         ];
         let counts = counts.into_iter().filter_map(|(name, count)| Some((name, count?, String::new())));
         let bytes = bytes.into_iter().filter_map(|(name, bytes)| Some((name, bytes?, ByteSize(bytes?).to_string())));
-        let rows: Vec<Vec<String>> =
-            counts.chain(bytes).map(|(name, number, size)| vec![name.into(), number.to_string(), size]).collect();
+        counts.chain(bytes).map(|(name, number, size)| vec![name.into(), number.to_string(), size]).collect()
+    }
+
+    /// The prediction as Markdown: a table of its quantities and a list of its rules.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("## {} {} would allocate\n\n", self.name, self.version);
+        text.push_str(&markdown::table(&["", "", "size"], "lrr", self.rows().into_iter()));
+        text.push('\n');
+        self.notes.iter().for_each(|note| text.push_str(&format!("- {}\n", markdown::cell(note))));
+        text
+    }
+
+    /// The prediction as a text table, one line per quantity that the engine has.
+    pub fn table(&self) -> String {
         let mut text = format!("ENGINE  {} {}\n", self.name, self.version);
-        for row in align(&rows, &[1, 2]) {
+        for row in align(&self.rows(), &[1, 2]) {
             text.push_str(&row);
             text.push('\n');
         }

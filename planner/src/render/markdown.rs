@@ -94,7 +94,7 @@ fn host_tier(host: &HostPlan) -> String {
 }
 
 /// A table whose columns are left or right by the letters of `alignment`.
-fn table(heading: &[&str], alignment: &str, rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(heading: &[&str], alignment: &str, rows: impl Iterator<Item = Vec<String>>) -> String {
     let rule = alignment.chars().map(|side| if side == 'r' { "---:" } else { "---" });
     let mut text = format!("| {} |\n| {} |\n", heading.join(" | "), rule.collect::<Vec<_>>().join(" | "));
     for row in rows {
@@ -105,6 +105,6 @@ fn table(heading: &[&str], alignment: &str, rows: impl Iterator<Item = Vec<Strin
 }
 
 /// Text that cannot end its cell or its line, nor be taken for a tag.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace(['\n', '\r'], " ")
 }

@@ -3,6 +3,7 @@
 mod columns;
 mod engines;
 mod markdown;
+mod ranks;
 mod svg;
 mod table;
 mod yaml;
@@ -13,6 +14,7 @@ use cacheplan_handlers::DType;
 
 pub(crate) use columns::{align, wrap};
 pub(crate) use table::source_name;
+pub(crate) use yaml::yaml;
 
 use crate::{CachePlan, Owner, PlannedResource};
 

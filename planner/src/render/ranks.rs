@@ -1,0 +1,45 @@
+//! The plans of several ranks for people.
+
+use super::columns::align;
+use super::yaml::yaml;
+use crate::{CachePlan, RankPlans};
+
+impl RankPlans {
+    /// What all ranks agreed on, as lines at most 100 columns wide.
+    pub fn heading(&self) -> String {
+        let (parallel, agreed) = (&self.parallel, &self.agreement);
+        let sizes =
+            [("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp)];
+        let sizes: Vec<String> =
+            sizes.iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
+        let mut served = format!("{} sequences, {} spare tokens", agreed.sequences, agreed.spare_tokens);
+        if let Some(parked) = agreed.host_sequences {
+            served.push_str(&format!(", {parked} sequences on each host"));
+        }
+        let alike = parallel.world_size() / u64::from(parallel.pp);
+        let ranks = format!("{} ({}), {alike} alike in each stage", parallel.world_size(), sizes.join(", "));
+        let rows =
+            [["RANKS".into(), ranks], ["AGREED".into(), served], ["HASH".into(), self.hash.clone()]].map(Vec::from);
+        align(&rows, &[]).into_iter().map(|line| line + "\n").collect()
+    }
+
+    /// The heading and the plan of each stage, as text tables.
+    pub fn table(&self) -> String {
+        self.heading() + &self.stages("\nSTAGE ", CachePlan::table)
+    }
+
+    /// The same as Markdown.
+    pub fn markdown(&self) -> String {
+        format!("```text\n{}```\n{}", self.heading(), self.stages("\n# Stage ", CachePlan::markdown))
+    }
+
+    /// The plans as YAML, with the keys of their JSON.
+    pub fn yaml(&self) -> String {
+        // Plain data always has a JSON value.
+        yaml(&serde_json::to_value(self).unwrap_or_default())
+    }
+
+    fn stages(&self, title: &str, show: impl Fn(&CachePlan) -> String) -> String {
+        self.stages.iter().enumerate().map(|(stage, plan)| format!("{title}{stage}\n\n{}", show(plan))).collect()
+    }
+}

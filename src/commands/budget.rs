@@ -1,0 +1,178 @@
+//! The flags that stand above the budget file, each for one of its keys.
+
+use std::path::PathBuf;
+
+use cacheplan::planner::{ByteSize, Origin, Override, Policy};
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+
+/// The budget file and what stands above it.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Budget (each flag stands above an environment variable, that above the file)")]
+pub(crate) struct BudgetArgs {
+    /// Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools
+    #[arg(long, value_name = "FILE")]
+    pub(crate) budget: Option<PathBuf>,
+
+    /// How resources are grouped into pools
+    #[arg(long, value_enum, value_name = "POLICY")]
+    grouping: Option<Grouping>,
+
+    /// The longest sequence, prompt and output
+    #[arg(long, value_name = "TOKENS", value_parser = count())]
+    max_seq_len: Option<u64>,
+
+    /// The most sequences that run at once
+    #[arg(long, value_name = "N", value_parser = count())]
+    max_batch_size: Option<u64>,
+
+    /// The most tokens in one step
+    #[arg(long, value_name = "TOKENS", value_parser = count())]
+    max_num_tokens: Option<u64>,
+
+    /// Tokens in a block of a paged pool
+    #[arg(long, value_name = "TOKENS", value_parser = count())]
+    tokens_per_block: Option<u64>,
+
+    /// Bytes for the caches alone, such as 24GiB
+    #[arg(long, value_name = "SIZE")]
+    memory_bytes: Option<ByteSize>,
+
+    /// Dtype of keys and values, such as fp8
+    #[arg(long, value_name = "DTYPE")]
+    kv_dtype: Option<String>,
+
+    /// Dtype of recurrent states whose dtype the model does not state
+    #[arg(long, value_name = "DTYPE")]
+    ssm_dtype: Option<String>,
+
+    /// Prompt lengths: a number of tokens, or a distribution as in the budget file
+    #[arg(long, value_name = "LENGTHS")]
+    prompt: Option<String>,
+
+    /// Output lengths, likewise
+    #[arg(long, value_name = "LENGTHS")]
+    output: Option<String>,
+
+    /// The share of each prompt that sequences have in common
+    #[arg(long, value_name = "SHARE")]
+    prefix_reuse: Option<f64>,
+
+    /// States that each running sequence leaves for prefix reuse
+    #[arg(long, value_name = "N", value_parser = count())]
+    checkpoints: Option<u64>,
+
+    /// How these states are stored: int8; as in live slots where absent
+    #[arg(long, value_name = "DTYPE")]
+    checkpoint_dtype: Option<String>,
+
+    /// Tokens that are drafted in each step
+    #[arg(long, value_name = "N")]
+    draft_tokens: Option<u32>,
+
+    /// How states are rolled back to the accepted tokens: snapshots or replay
+    #[arg(long, value_name = "SCHEME")]
+    draft_scheme: Option<String>,
+
+    /// Layers of the model's own prediction head
+    #[arg(long, value_name = "N")]
+    mtp_layers: Option<u32>,
+
+    /// Host memory that caches are offloaded to, such as 64GiB
+    #[arg(long, value_name = "SIZE")]
+    host_bytes: Option<ByteSize>,
+
+    /// Tensor-parallel ranks
+    #[arg(long, value_name = "N")]
+    tp: Option<u32>,
+
+    /// Pipeline stages
+    #[arg(long, value_name = "N")]
+    pp: Option<u32>,
+
+    /// Data-parallel groups
+    #[arg(long, value_name = "N")]
+    dp: Option<u32>,
+
+    /// Expert-parallel ranks
+    #[arg(long, value_name = "N")]
+    ep: Option<u32>,
+
+    /// Context-parallel ranks
+    #[arg(long, value_name = "N")]
+    cp: Option<u32>,
+
+    /// Bytes of an engine's caches as it logs them, in place of the budget's memory
+    #[arg(long, value_name = "SIZE")]
+    cache_bytes: Option<ByteSize>,
+}
+
+/// Counts that a budget can hold.
+fn count() -> RangedU64ValueParser {
+    RangedU64ValueParser::new().range(..=1 << 32)
+}
+
+/// The grouping policies by their names in plans and budgets.
+#[derive(Clone, Copy, ValueEnum)]
+enum Grouping {
+    /// One pool per compatibility class
+    ByKey,
+    /// One pool per window; a mix inside one is an error
+    ByWindow,
+    /// The first resource of a kind is the reference; what does not match it is local
+    FirstReference,
+}
+
+impl From<Grouping> for Policy {
+    fn from(grouping: Grouping) -> Self {
+        match grouping {
+            Grouping::ByKey => Self::ByKey,
+            Grouping::ByWindow => Self::ByWindow,
+            Grouping::FirstReference => Self::FirstReference,
+        }
+    }
+}
+
+impl BudgetArgs {
+    /// The keys that flags set.
+    pub(crate) fn overrides(&self) -> Vec<Override> {
+        let text = |value: &Option<String>| value.clone();
+        let small = |value: Option<u32>| value.map(|value| value.to_string());
+        let count = |value: Option<u64>| value.map(|value| value.to_string());
+        let bytes = |value: Option<ByteSize>| value.map(|size| size.0.to_string());
+        let lengths = |value: &Option<String>| {
+            value
+                .as_ref()
+                .map(|text| text.parse().map_or_else(|_| text.clone(), |fixed: u64| format!("{{ fixed = {fixed} }}")))
+        };
+        let stated = [
+            ("grouping", "--grouping", self.grouping.map(|grouping| Policy::from(grouping).to_string())),
+            ("max_seq_len", "--max-seq-len", count(self.max_seq_len)),
+            ("max_batch_size", "--max-batch-size", count(self.max_batch_size)),
+            ("max_num_tokens", "--max-num-tokens", count(self.max_num_tokens)),
+            ("tokens_per_block", "--tokens-per-block", count(self.tokens_per_block)),
+            ("memory.bytes", "--memory-bytes", bytes(self.memory_bytes)),
+            ("dtypes.kv", "--kv-dtype", text(&self.kv_dtype)),
+            ("dtypes.ssm", "--ssm-dtype", text(&self.ssm_dtype)),
+            ("workload.prompt", "--prompt", lengths(&self.prompt)),
+            ("workload.output", "--output", lengths(&self.output)),
+            ("workload.prefix_reuse", "--prefix-reuse", self.prefix_reuse.map(|share| format!("{share:?}"))),
+            ("workload.checkpoints_per_sequence", "--checkpoints", count(self.checkpoints)),
+            ("workload.checkpoint_dtype", "--checkpoint-dtype", text(&self.checkpoint_dtype)),
+            ("speculation.draft_tokens", "--draft-tokens", small(self.draft_tokens)),
+            ("speculation.scheme", "--draft-scheme", text(&self.draft_scheme)),
+            ("speculation.mtp_layers", "--mtp-layers", small(self.mtp_layers)),
+            ("host.bytes", "--host-bytes", bytes(self.host_bytes)),
+            ("parallel.tp", "--tp", small(self.tp)),
+            ("parallel.pp", "--pp", small(self.pp)),
+            ("parallel.dp", "--dp", small(self.dp)),
+            ("parallel.ep", "--ep", small(self.ep)),
+            ("parallel.cp", "--cp", small(self.cp)),
+            ("engine.cache_bytes", "--cache-bytes", bytes(self.cache_bytes)),
+        ];
+        let set = stated.into_iter().filter_map(|(key, flag, value)| {
+            Some(Override { key: key.into(), value: value?, origin: Origin::Flag(flag.into()) })
+        });
+        set.collect()
+    }
+}

@@ -1,0 +1,190 @@
+//! Flags that stand above the budget file, and the plans they lead to.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rstest::rstest;
+use serde_json::Value;
+
+const NANO: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
+const GEMMA: &str = "google__gemma-3-1b-it.json";
+
+fn config(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs").join(name)
+}
+
+/// Runs `cacheplan COMMAND… MODEL FLAGS…`; `FILE` among the flags is a path in `folder`.
+fn cacheplan(command: &[&str], model: Option<&str>, flags: &[&str], folder: &Path) -> Output {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    run.args(command).env("NO_COLOR", "1");
+    run.args(model.map(config));
+    for flag in flags {
+        match flag.strip_prefix("FILE:") {
+            Some(name) => run.arg(folder.join(name)),
+            None => run.arg(flag),
+        };
+    }
+    run.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn plan(model: &str, flags: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let output = cacheplan(&["plan"], Some(model), &[flags, &["--format", "json"]].concat(), folder.path());
+    serde_json::from_str(&stdout(&output)).unwrap()
+}
+
+#[test]
+fn flags_size_a_plan_without_a_budget_file() {
+    let flags = ["--max-seq-len", "4096", "--memory-bytes", "4GiB", "--prompt", "1000", "--output", "24"];
+    let long = plan(NANO, &flags[..4]);
+    let short = plan(NANO, &flags);
+    let sequences = |plan: &Value| plan["capacity"]["sequences"].as_u64().unwrap();
+    assert!(sequences(&short) > sequences(&long));
+    let checkpoints = plan(NANO, &[&flags[..], &["--checkpoints", "2", "--checkpoint-dtype", "int8"]].concat());
+    assert!(checkpoints["pools"].as_array().unwrap().iter().any(|pool| pool["id"] == "checkpoint.ssm.0"));
+    let tiered = plan(NANO, &[&flags[..], &["--host-bytes", "1GiB"]].concat());
+    assert!(tiered["host"]["sequences"].as_u64().unwrap() > 0);
+    let drafting = plan(NANO, &[&flags[..], &["--draft-tokens", "3", "--draft-scheme", "replay"]].concat());
+    assert_eq!(drafting["limits"]["draft_positions"], 4);
+}
+
+#[test]
+fn a_device_alone_is_a_budget_and_what_does_not_fit_says_so() {
+    let planned = plan(GEMMA, &["--device-memory", "24GiB", "--max-seq-len", "8192"]);
+    assert_eq!(planned["capacity"]["capped_by"], "memory");
+    let sum: u64 = planned["ledger"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, (24u64 << 30) * 9 / 10);
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["plan"], Some(NANO), &["--device-memory", "24GiB"], folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{message}");
+    assert!(message.contains("most of it `weights`") && message.contains("of the 21.60 GiB allowed"), "{message}");
+}
+
+#[test]
+fn a_flag_stands_above_the_environment_that_above_the_file_and_origins_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("b.toml");
+    std::fs::write(&file, "max_seq_len = 1000\nmax_batch_size = 2\nmax_num_tokens = 512\n").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_cacheplan"))
+        .args(["config", "show", "--origin", "--budget"])
+        .arg(&file)
+        .args(["--max-seq-len", "3000", "--cache-bytes", "1GiB", "--device-memory", "80GiB"])
+        .env("CACHEPLAN__MAX_SEQ_LEN", "2000")
+        .env("CACHEPLAN__MAX_BATCH_SIZE", "5")
+        .output()
+        .unwrap();
+    let text = stdout(&output);
+    let line = |key: &str| {
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(key)).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("max_seq_len"), "max_seq_len 3000 flag --max-seq-len");
+    assert_eq!(line("max_batch_size"), "max_batch_size 5 environment CACHEPLAN__MAX_BATCH_SIZE");
+    assert!(line("max_num_tokens").ends_with("b.toml:3"), "{text}");
+    assert_eq!(line("engine.cache_bytes"), "engine.cache_bytes 1073741824 flag --cache-bytes");
+    assert_eq!(line("memory.fraction"), "memory.fraction 0.9 default for the stated device");
+    assert_eq!(line("tokens_per_block"), "tokens_per_block 16 default");
+}
+
+#[test]
+fn ranks_print_what_they_agreed_on_and_each_stage() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--pp", "2", "--tp", "2", "--memory-bytes", "4GiB"];
+    let ranks = cacheplan(&["plan"], Some(NANO), &[&flags[..], &["--ranks"]].concat(), folder.path());
+    let text = stdout(&ranks);
+    assert!(text.starts_with("RANKS   4 (tp 2, pp 2), 2 alike in each stage\nAGREED  "), "{text}");
+    assert!(text.contains("\nSTAGE 0\n") && text.contains("\nSTAGE 1\n"), "{text}");
+    let json = plan(NANO, &[&flags[..], &["--ranks"]].concat());
+    assert_eq!(json["stages"].as_array().unwrap().len(), 2);
+    let second = plan(NANO, &[&flags[..], &["--stage", "1"]].concat());
+    assert_eq!(second, json["stages"][1]);
+    assert_eq!(second["capacity"]["sequences"], json["agreement"]["sequences"]);
+}
+
+/// What a plan was made with proves it; without one of these it is another plan's.
+#[rstest]
+#[case::flags(NANO, &["--memory-bytes", "4GiB"], &[])]
+#[case::a_device(GEMMA, &["--device-memory", "24GiB"], &[])]
+#[case::a_stage(NANO, &["--pp", "2", "--memory-bytes", "4GiB"], &["--stage", "1"])]
+#[case::one_of_four_ranks(NANO, &["--tp", "4", "--memory-bytes", "4GiB"], &[])]
+#[case::a_draft(NANO, &["--draft-tokens", "2", "--draft", "DRAFT"], &[])]
+#[case::a_measurement(NANO, &["--device-memory", "141GiB", "--measurement", "FILE:measured.json"], &[])]
+#[case::an_assumption(NANO, &["--assume", "head_dim=256"], &[])]
+fn check_proves_a_plan_for_what_it_was_made_with(#[case] model: &str, #[case] made: &[&str], #[case] of: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let measured = r#"{ "resident_bytes": 60000000000, "forward_bytes": 1000000000, "free_bytes": 80000000000 }"#;
+    std::fs::write(folder.path().join("measured.json"), measured).unwrap();
+    let draft = config(GEMMA);
+    let made: Vec<&str> =
+        made.iter().map(|flag| if *flag == "DRAFT" { draft.to_str().unwrap() } else { flag }).collect();
+    let out = ["--out", "FILE:plan.json"];
+    stdout(&cacheplan(&["plan"], Some(model), &[&made[..], of, &out].concat(), folder.path()));
+    let against = |flags: &[&str]| {
+        let model = config(model);
+        let checked = ["FILE:plan.json", "--model", model.to_str().unwrap()];
+        cacheplan(&["plan", "check"], None, &[&checked[..], flags].concat(), folder.path())
+    };
+    let proved = stdout(&against(&made));
+    assert!(proved.contains("are proved for this model, budget and device"), "{proved}");
+    assert_eq!(against(&[]).status.code(), Some(5));
+}
+
+#[test]
+fn flags_of_a_check_without_its_model_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    stdout(&cacheplan(&["plan"], Some(NANO), &["--out", "FILE:plan.json"], folder.path()));
+    let checked = cacheplan(&["plan", "check"], None, &["FILE:plan.json", "--tp", "2"], folder.path());
+    assert_eq!(checked.status.code(), Some(2));
+}
+
+#[rstest]
+#[case("table", "\nENGINE  vllm 0.33.0\n")]
+#[case("json", "\"engine\": {")]
+#[case("yaml", "\nengine:\n  name: vllm\n")]
+#[case("markdown", "\n## vllm 0.33.0 would allocate\n")]
+fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--as", "vllm", "--cache-bytes", "24GiB", "--format", format];
+    let text = stdout(&cacheplan(&["plan"], Some(NANO), &flags, folder.path()));
+    assert!(text.contains(says), "{text}");
+}
+
+#[rstest]
+#[case(&["--as", "vllm", "--cache-bytes", "24GiB", "--format", "svg"], "with --as use")]
+#[case(&["--as", "vllm", "--cache-bytes", "24GiB", "--format", "dot"], "with --as use")]
+#[case(&["--ranks"], "there is one rank")]
+#[case(&["--stage", "1"], "there is one rank")]
+#[case(&["--pp", "2", "--stage", "2"], "the stages are 0 to 1")]
+#[case(&["--pp", "2", "--ranks", "--format", "svg"], "--stage N")]
+#[case(&["--tp", "many"], "invalid value")]
+#[case(&["--memory-bytes", "-1"], "-1")]
+#[case(&["--max-seq-len", "18446744073709551615"], "is not in 0..=4294967296")]
+fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = cacheplan(&["plan"], Some(NANO), flags, folder.path());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains(says), "{message}");
+}
+
+#[rstest]
+#[case(&["--tp", "0"], "`parallel.tp` is 0")]
+#[case(&["--prefix-reuse", "NaN"], "flag --prefix-reuse")]
+#[case(&["--prompt", "{ fixed = -4 }"], "flag --prompt")]
+#[case(&["--draft-scheme", "replay"], "draft_tokens")]
+#[case(&["--kv-dtype", "fp7"], "flag --kv-dtype")]
+#[case(&["--host-bytes", "1KiB"], "host.bytes")]
+#[case(&["--measurement", "FILE:none.json"], "none.json")]
+fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = cacheplan(&["plan"], Some(NANO), flags, folder.path());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains(says) && !message.contains("panicked"), "{message}");
+}
