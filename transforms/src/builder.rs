@@ -460,6 +460,13 @@ impl GraphBuilder {
         Model::new(info, self.graph)
     }
 
+    /// Adds weights of the current layer, or of none, that no dimension tells.
+    pub(crate) fn more_weights(&mut self, count: u64) {
+        if count > 0 {
+            self.graph.add_parameter(self.name("more"), &[count], self.dtype);
+        }
+    }
+
     /// Some weights are not described, so that their sum means nothing.
     pub(crate) fn forget_weights(&mut self) {
         self.weights_known = false;

@@ -107,7 +107,7 @@ fn an_unknown_scheme_of_keys_is_refused() {
 }
 
 #[rstest]
-#[case("Qwen__Qwen3-8B", "{}", Some(16_381_468_672))]
+#[case("Qwen__Qwen3-8B", "{}", Some(16_381_470_720))]
 #[case("deepseek-ai__DeepSeek-V3", "{}", Some(671_000_000_000))]
 #[case("Qwen__Qwen3-8B", r#"{"quantization_config": {"quant_method": "awq"}}"#, None)]
 #[case("Qwen__Qwen3-8B", r#"{"vocab_size": null}"#, None)]
@@ -126,6 +126,89 @@ fn weights_are_estimated_within_a_hundredth_or_not_at_all(
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// A null says as many key heads as heads, or no window; a key that is not there says the architecture's default.
+#[rstest]
+#[case(r#"{"num_key_value_heads": 2, "sliding_window": 100}"#, 2, Some(100))]
+#[case(r#"{"num_key_value_heads": null, "sliding_window": null}"#, 32, None)]
+#[case("{}", 8, Some(4096))]
+fn a_null_is_not_an_absent_key(#[case] keys: &str, #[case] heads: u64, #[case] window: Option<u32>) {
+    let mut config: Map<String, Value> = serde_json::from_str(keys).unwrap();
+    let sizes = r#"{"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 32}"#;
+    config.extend(serde_json::from_str::<Map<String, Value>>(sizes).unwrap());
+    let mut model = read(&serde_json::to_string(&config).unwrap(), &[]).unwrap();
+    assert_eq!(model.facts.iter().any(|fact| fact.assumed && fact.what.ends_with("num_kv_heads")), keys == "{}");
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    assert_eq!(resources.get("kv_cache_0").unwrap().handler.dim("num_kv_heads"), Some(heads));
+    assert_eq!(windows(&resources), [window]);
+}
+
+/// The same Gemma 4 as newer versions of transformers save it.
+#[test]
+fn keys_of_one_layer_count_in_that_layer() {
+    let per_layer: Map<String, Value> = (5..30)
+        .step_by(6)
+        .map(|layer| (format!("{layer:02}"), serde_json::json!({"head_dim": 512, "num_key_value_heads": 2})))
+        .collect();
+    let moved = serde_json::json!({
+        "global_head_dim": null, "num_global_key_value_heads": null, "per_layer_config": per_layer
+    });
+    let newer = resources("google__gemma-4-26B-A4B", &moved.to_string());
+    let older = resources("google__gemma-4-26B-A4B", "{}");
+    assert_eq!(support::essence(&newer), support::essence(&older));
+}
+
+#[rstest]
+#[case(r#"{"30": {}}"#, "the model has 30 layers")]
+#[case(r#"{"3": {"skip": ["mlp"]}}"#, "layers without some of their blocks are not understood")]
+fn keys_of_a_layer_that_cannot_be_are_refused(#[case] per_layer: &str, #[case] expected: &str) {
+    let changes = format!(r#"{{"per_layer_config": {per_layer}}}"#);
+    let error = read(&changed("google__gemma-4-26B-A4B", &changes), &[]).unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+#[rstest]
+#[case(r#"{"indexer_types": null, "index_topk_pattern": "FSS"}"#, 26)]
+#[case(r#"{"indexer_types": null, "index_topk_freq": 4, "index_skip_topk_offset": 3}"#, 21)]
+#[case(r#"{"indexer_types": null, "index_topk_pattern": null, "index_topk_freq": null}"#, 78)]
+fn glm_chooses_tokens_anew_in_the_layers_that_its_keys_say(#[case] changes: &str, #[case] indexers: usize) {
+    let changes = changes.replace("\"FSS\"", &format!("\"{}\"", "FSS".repeat(26)));
+    let resources = resources("zai-org__GLM-5.2", &changes);
+    let found = resources.iter().filter(|resource| resource.name.starts_with("index_cache")).count();
+    assert_eq!(found, indexers);
+}
+
+/// Ratios by the names of layers, as newer versions of transformers save them.
+#[test]
+fn deepseek_v4_has_the_same_caches_in_both_spellings() {
+    let file = std::fs::read(support::fixture("configs/deepseek-ai__DeepSeek-V4-Flash.json")).unwrap();
+    let config: Value = serde_json::from_slice(&file).unwrap();
+    let names = |ratio: &Value| match ratio.as_u64().unwrap() {
+        0 => "sliding_attention",
+        4 => "compressed_sparse_attention",
+        _ => "heavily_compressed_attention",
+    };
+    let layers = config["num_hidden_layers"].as_u64().unwrap() as usize;
+    let kinds: Vec<&str> = config["compress_ratios"].as_array().unwrap()[..layers].iter().map(names).collect();
+    let newer = serde_json::json!({"layer_types": kinds, "compress_ratios": null});
+    let older = resources("deepseek-ai__DeepSeek-V4-Flash", "{}");
+    assert_eq!(
+        support::essence(&resources("deepseek-ai__DeepSeek-V4-Flash", &newer.to_string())),
+        support::essence(&older)
+    );
+    let neither = read(&changed("deepseek-ai__DeepSeek-V4-Flash", r#"{"compress_ratios": null}"#), &[]).unwrap_err();
+    assert!(matches!(neither, FrontendError::Missing { .. }), "{neither}");
+}
+
+#[test]
+fn an_unknown_wrapper_is_read_as_the_decoder_that_it_wraps() {
+    let text = r#"{"model_type": "picture_llama", "text_config": {"model_type": "llama", "hidden_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4}}"#;
+    let model = read(text, &[]).unwrap();
+    assert_eq!((model.info.model_type.as_str(), model.info.layers), ("llama", 2));
+    let unknown = text.replace("\"llama\"", "\"lama\"");
+    assert!(read(&unknown, &[]).unwrap_err().to_string().contains("picture_llama"));
 }
 
 #[test]

@@ -57,3 +57,13 @@ pub(crate) fn names(folder: &str) -> Vec<String> {
 pub(crate) fn essence(resources: &Resources) -> Vec<(String, Option<u32>, ResourceHandler)> {
     resources.iter().map(|resource| (resource.name.clone(), resource.layer, resource.handler.clone())).collect()
 }
+
+/// Neighbouring layers as ranges: `0-3, 5`.
+pub(crate) fn ranges(layers: &[u32]) -> String {
+    let runs = layers.chunk_by(|left, right| left + 1 == *right);
+    let texts = runs.map(|run| match (run[0], run[run.len() - 1]) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}

@@ -14,12 +14,16 @@ struct Schema {
     name: &'static str,
     /// Each dimension with the expression that tells it unless a description says otherwise; empty for none.
     dims: &'static [(&'static str, &'static str)],
+    /// How many weights it has besides its matrices and its convolution: norms, biases, gates. Names of dimensions stand
+    /// for their expressions.
+    more: &'static str,
     emit: fn(&mut GraphBuilder, &Dims<'_>) -> Result<(), FrontendError>,
 }
 
 const SCHEMAS: &[Schema] = &[
     Schema {
         name: "attention",
+        more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
@@ -30,6 +34,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "sliding_attention",
+        more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
@@ -41,6 +46,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "mla",
+        more: "hidden_size + kv_lora_rank + (q_lora_rank ?? 0)",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("q_lora_rank", "q_lora_rank"),
@@ -64,6 +70,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "indexer",
+        more: "index_n_heads * index_head_dim * q_lora_rank + 2 * index_head_dim + hidden_size * index_n_heads",
         dims: &[("index_head_dim", "index_head_dim")],
         emit: |builder, dims| {
             builder.indexer(dims.get("index_head_dim")?);
@@ -72,6 +79,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "compressed_attention",
+        more: "0",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("head_dim", "head_dim"),
@@ -84,7 +92,7 @@ const SCHEMAS: &[Schema] = &[
                 num_heads: dims.get("num_heads")?,
                 head_dim: dims.get("head_dim")?,
                 window: dims.get("window")?,
-                ratio: dims.find("ratio")?.unwrap_or(0),
+                ratio: dims.count("ratio")?,
                 index_head_dim: dims.find("index_head_dim")?,
                 cache_dtype: dims.context.dtypes[1],
             });
@@ -93,6 +101,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "rwkv4",
+        more: "0",
         dims: &[("width", "attention_hidden_size ?? hidden_size")],
         emit: |builder, dims| {
             builder.rwkv4(dims.get("width")?);
@@ -101,6 +110,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "mamba1",
+        more: "hidden_size + d_inner * (2 + (use_conv_bias ?? mamba_conv_bias ?? 1))",
         dims: &[
             ("d_inner", "intermediate_size ?? d_inner ?? expand * hidden_size"),
             ("d_state", "state_size ?? 16"),
@@ -120,6 +130,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "mamba2",
+        more: "hidden_size + num_heads * (3 + head_dim) + (use_conv_bias ?? mamba_conv_bias ?? 1) * (num_heads * head_dim + 2 * n_groups * d_state)",
         dims: &[
             ("num_heads", "mamba_n_heads"),
             ("head_dim", "mamba_d_head"),
@@ -141,6 +152,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "linear_attention",
+        more: "hidden_size + num_v_heads * (hidden_size * (head_v_dim + 2) + 2) + head_v_dim",
         dims: &[
             ("num_k_heads", "linear_num_key_heads"),
             ("num_v_heads", "linear_num_value_heads"),
@@ -162,6 +174,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "short_conv",
+        more: "hidden_size",
         dims: &[("channels", "hidden_size"), ("d_conv", "conv_L_cache ?? 3")],
         emit: |builder, dims| {
             builder.short_conv(dims.get("channels")?, dims.get("d_conv")?);
@@ -170,6 +183,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "rg_lru",
+        more: "2 * hidden_size + 6 * width + 2 * width * width / num_attention_heads",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
         emit: |builder, dims| {
             builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.context.dtypes[0]);
@@ -178,6 +192,7 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "feed_forward",
+        more: "hidden_size",
         dims: &[
             ("dense_size", "intermediate_size"),
             ("expert_size", "moe_intermediate_size ?? intermediate_size"),
@@ -204,20 +219,26 @@ fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -
     Ok(())
 }
 
-/// Feed-forward blocks hold no cache; their dimensions only serve the estimate of the weights and may be absent.
+/// Feed-forward blocks hold no cache; their dimensions only serve the estimate of the weights, and may be absent or odd.
 fn feed_forward(builder: &mut GraphBuilder, dims: &Dims<'_>) -> Result<(), FrontendError> {
-    let dense = u64::from(dims.context.layer) < dims.find("dense_layers")?.unwrap_or(0);
+    match feed_forward_sizes(dims) {
+        Ok(Some(sizes)) => drop(builder.feed_forward(&sizes)),
+        _ => builder.forget_weights(),
+    }
+    Ok(())
+}
+
+fn feed_forward_sizes(dims: &Dims<'_>) -> Result<Option<FeedForward>, FrontendError> {
+    let listed = dims.values.entry("mlp_layer_types", dims.context.layer).map(|kind| kind == "dense");
+    let dense = match listed {
+        Some(dense) => dense,
+        None => u64::from(dims.context.layer) < dims.find("dense_layers")?.unwrap_or(0),
+    };
     let experts = dims.find("experts")?.filter(|_| !dense).unwrap_or(0);
     let size = dims.find(if experts == 0 { "dense_size" } else { "expert_size" })?;
     let shared_size = dims.find("shared_size")?.filter(|_| experts > 0).unwrap_or(0);
     let matrices = dims.find("matrices")?.unwrap_or(3);
-    match size {
-        Some(intermediate_size) => {
-            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size });
-        }
-        None => builder.forget_weights(),
-    }
-    Ok(())
+    Ok(size.map(|intermediate_size| FeedForward { intermediate_size, matrices, experts, shared_size }))
 }
 
 /// A block of a description, ready to be added to layers.
@@ -226,6 +247,7 @@ pub(super) struct Block {
     name: String,
     schema: &'static Schema,
     dims: Vec<(&'static str, Expr)>,
+    more: Expr,
 }
 
 /// The dimensions of one block in one layer.
@@ -266,7 +288,9 @@ impl Block {
                 dims.push((dim, Expr::parse(text)?));
             }
         }
-        Ok(Self { name: name.to_owned(), schema, dims })
+        let more = Expr::parse(overrides.and_then(|table| table.get("more")).map_or(schema.more, String::as_str))?;
+        let more = more.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr));
+        Ok(Self { name: name.to_owned(), schema, dims, more })
     }
 
     /// Adds the block to the builder's current layer.
@@ -276,13 +300,19 @@ impl Block {
         values: &Values<'_>,
         context: LayerContext,
     ) -> Result<(), FrontendError> {
-        (self.schema.emit)(builder, &Dims { block: self, values, context })
+        (self.schema.emit)(builder, &Dims { block: self, values, context })?;
+        // It serves the estimate of the weights only, so that no model is refused for it.
+        match values.eval(&self.more, context.layer) {
+            Ok(Some(more)) => builder.more_weights(more.value),
+            _ => builder.forget_weights(),
+        }
+        Ok(())
     }
 }
 
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        key == "block" || self.dims.iter().any(|(dim, _)| *dim == key)
+        matches!(key, "block" | "more") || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }
 
@@ -303,6 +333,11 @@ impl Dims<'_> {
             self.values.remember(&format!("{}.{dim}", self.block.name), number);
         }
         Ok(number.map(|number| number.value))
+    }
+
+    /// A number that the block cannot do without, and that may be 0.
+    fn count(&self, dim: &str) -> Result<u64, FrontendError> {
+        self.find(dim)?.ok_or_else(|| self.values.missing(&format!("{}.{dim}", self.block.name), self.expr(dim)))
     }
 
     /// A dimension that the block cannot do without.

@@ -23,6 +23,9 @@ pub(super) struct Description {
     /// Channels of the residual stream.
     #[serde(default = "default_hidden_size")]
     pub(super) hidden_size: String,
+    /// Numbers that the architecture takes for keys that are absent.
+    #[serde(default)]
+    pub(super) defaults: BTreeMap<String, u64>,
     /// Where the kind of each layer is found; the first source whose keys are there counts.
     #[serde(default)]
     pub(super) pattern: Vec<Pattern>,
@@ -32,6 +35,9 @@ pub(super) struct Description {
     /// Which blocks a layer of each kind has.
     #[serde(default)]
     pub(super) kinds: BTreeMap<String, Vec<String>>,
+    /// How many weights there are outside the layers, embeddings and head not counted.
+    #[serde(default = "default_hidden_size")]
+    pub(super) more: String,
     /// Whether the blocks describe all weights, so that their sum estimates the model's size.
     #[serde(default = "yes")]
     pub(super) weights: bool,

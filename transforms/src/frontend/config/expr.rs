@@ -2,7 +2,7 @@
 //!
 //! Names are config keys, dots descend into objects, and where a list is met the layer's entry counts.
 //! `a ?? b` is `b` where `a` is absent; an absent operand makes a whole sum or product absent.
-//! `a == b` and `a < b` are 1 or 0, `a / b` must leave no rest, `layer` is the absolute layer.
+//! `a == b` and `a < b` are 1 or 0, `a / b` must leave no rest, `a // b` drops it, `layer` is the absolute layer.
 //! `len(key)` is the length of a list or text, `in(key)` is 1 if a list of layers holds this one, `in(key, 1)` the same
 //! for lists that count layers from 1.
 
@@ -24,6 +24,18 @@ impl Expr {
         let mut parser = Parser { rest: text.trim_start(), depth: 0 };
         let expr = parser.alternatives()?;
         if parser.rest.is_empty() { Ok(expr) } else { Err(format!("`{text}`: unexpected `{}`", parser.rest)) }
+    }
+
+    /// The same expression with other expressions in place of some keys.
+    pub(super) fn with<'a>(&self, replacement: &dyn Fn(&str) -> Option<&'a Self>) -> Self {
+        match self {
+            Self::Key(key) => replacement(key).unwrap_or(self).clone(),
+            Self::Or(left, right) => Self::Or(Box::new(left.with(replacement)), Box::new(right.with(replacement))),
+            Self::Binary(operator, left, right) => {
+                Self::Binary(*operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
+            }
+            Self::Number(_) | Self::Len(_) | Self::In(..) | Self::Layer => self.clone(),
+        }
     }
 
     /// The keys it reads, in order.
@@ -91,6 +103,8 @@ impl Parser<'_> {
         loop {
             let operator = if self.eat("*") {
                 '*'
+            } else if self.eat("//") {
+                'q'
             } else if self.eat("/") {
                 '/'
             } else if self.eat("%") {
@@ -150,6 +164,7 @@ mod tests {
     #[case("a ?? b / 2")]
     #[case("len(layer_types) ?? (x + 1) * y - layer % 2")]
     #[case("a.b == 3")]
+    #[case("(a + 255) // 256 * 256")]
     #[case("in(list, 1) ?? layer < n")]
     fn valid_text_parses(#[case] text: &str) {
         assert!(Expr::parse(text).is_ok(), "{text}");

@@ -57,10 +57,13 @@ pub(super) fn read_table(
     describe(values, &description, options)
 }
 
-fn describe(values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
+    values.defaults.clone_from(&description.defaults);
+    let model_type = values.model_type.clone();
+    let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
     let hidden_size = number(&values, "hidden_size", &description.hidden_size, invalid)?;
     let layers = layer_count(&values, description, invalid)?;
+    values.find_overrides(layers)?;
     let dtype = activation_dtype(&values)?;
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
@@ -70,15 +73,16 @@ fn describe(values: Values<'_>, description: &Description, options: &ReadOptions
     if weight_dtype.is_err() || !description.weights {
         builder.forget_weights();
     }
-    add_layers(&mut builder, &values, description, &kinds, layers)?;
-    match values.eval(&Expr::Key("vocab_size".to_owned()), 0)? {
-        Some(vocab_size) => {
-            let tied = values.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
-            builder.vocabulary(vocab_size.value, tied);
+    let count = |text: &str| -> Result<_, FrontendError> { values.eval(&Expr::parse(text).map_err(invalid)?, 0) };
+    match (count("vocab_size")?, count(&description.more)?) {
+        (Some(vocab_size), Some(more)) => {
+            let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied.value > 0);
+            builder.vocabulary(vocab_size.value, tied).more_weights(more.value);
         }
-        None => builder.forget_weights(),
+        _ => builder.forget_weights(),
     }
-    let longest = values.eval(&Expr::parse(CONTEXT_LENGTH).map_err(invalid)?, 0)?;
+    add_layers(&mut builder, &values, description, &kinds, layers)?;
+    let longest = count(CONTEXT_LENGTH)?;
 
     if let Some(key) = values.unread() {
         let reason = format!("nothing reads that key of model_type `{}`", values.model_type);
@@ -160,7 +164,15 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
         });
     };
     values.model_type = model_type;
-    description::find(values.file, &values.model_type, &options.descriptions)
+    let found = description::find(values.file, &values.model_type, &options.descriptions);
+    let (Err(FrontendError::UnknownModelType { .. }), Some(decoder)) = (&found, &values.decoder_type) else {
+        return found;
+    };
+    // A wrapper that nobody knows around a decoder that is known.
+    let Ok(description) = description::find(values.file, decoder, &options.descriptions) else { return found };
+    values.note("decoder", decoder, "the nested model_type", false);
+    values.model_type.clone_from(decoder);
+    Ok(description)
 }
 
 fn number(

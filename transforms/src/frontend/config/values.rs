@@ -1,6 +1,7 @@
 //! A config's values: looked up, checked and remembered, so that every number can say where it came from.
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 
 use cacheplan_handlers::DType;
@@ -16,10 +17,19 @@ const MAX_NUMBER: u64 = 1 << 40;
 /// Keys under which multimodal models keep the config of their decoder.
 const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "language_config"];
 
+/// An object of layer numbers, each with the keys that differ there.
+const PER_LAYER: &str = "per_layer_config";
+
 pub(super) struct Values<'a> {
     pub(super) file: &'a str,
     pub(super) model_type: String,
+    /// The model type that a nested config states for the decoder alone.
+    pub(super) decoder_type: Option<String>,
     map: Map<String, Value>,
+    /// Numbers that the architecture takes for keys that are absent; a null is not.
+    pub(super) defaults: BTreeMap<String, u64>,
+    /// Where [`PER_LAYER`] has keys of their own for a layer.
+    overrides: HashMap<u32, String>,
     facts: RefCell<Vec<Fact>>,
     /// Keys that the caller stated, until something reads them.
     unread: RefCell<Vec<String>>,
@@ -31,8 +41,6 @@ pub(super) struct Number {
     pub(super) value: u64,
     /// The keys that gave it; empty if it is a default.
     keys: Vec<String>,
-    /// Whether a list gave it, so that other layers have another one.
-    pub(super) per_layer: bool,
 }
 
 fn is_stated(value: &Value) -> bool {
@@ -42,13 +50,39 @@ fn is_stated(value: &Value) -> bool {
 impl<'a> Values<'a> {
     /// The config with its nested text config merged over the rest.
     pub(super) fn new(file: &'a str, mut map: Map<String, Value>) -> Self {
+        let mut decoder_type = None;
         for key in NESTED {
-            if let Some(Value::Object(inner)) = map.remove(key) {
+            if let Some(Value::Object(mut inner)) = map.remove(key) {
+                decoder_type =
+                    inner.remove("model_type").and_then(|word| word.as_str().map(str::to_owned)).or(decoder_type);
                 // An absent or null inner value leaves the outer one in force.
-                map.extend(inner.into_iter().filter(|(key, value)| !value.is_null() && key != "model_type"));
+                for (key, value) in inner {
+                    if value.is_null() {
+                        map.entry(key).or_insert(value);
+                    } else {
+                        map.insert(key, value);
+                    }
+                }
             }
         }
-        Self { file, model_type: String::new(), map, facts: RefCell::default(), unread: RefCell::default() }
+        let (model_type, defaults, overrides, facts, unread) = Default::default();
+        Self { file, model_type, decoder_type, map, defaults, overrides, facts, unread }
+    }
+
+    /// Finds the layers that have keys of their own.
+    pub(super) fn find_overrides(&mut self, layers: u32) -> Result<(), FrontendError> {
+        let Some(Value::Object(per_layer)) = self.map.get(PER_LAYER) else { return Ok(()) };
+        for (key, keys) in per_layer {
+            let Some(layer) = key.parse().ok().filter(|&layer: &u32| layer < layers) else {
+                return Err(self.bad(PER_LAYER, &Value::from(key.as_str()), &format!("the model has {layers} layers")));
+            };
+            if let Some(skipped) = keys.get("skip") {
+                let key = format!("{PER_LAYER}.{key}.skip");
+                return Err(self.bad(&key, skipped, "layers without some of their blocks are not understood"));
+            }
+            self.overrides.insert(layer, key.clone());
+        }
+        Ok(())
     }
 
     /// Puts what the caller states at a dotted path, over whatever is there.
@@ -107,6 +141,11 @@ impl<'a> Values<'a> {
         self.get(key)?.as_str()
     }
 
+    /// The text that a list has for a layer.
+    pub(super) fn entry(&self, key: &str, layer: u32) -> Option<&str> {
+        self.get(key)?.get(layer as usize)?.as_str()
+    }
+
     /// The dtype under the first of `keys` that is there, with that key.
     pub(super) fn dtype(&self, keys: &[&str]) -> Result<Option<(DType, String)>, FrontendError> {
         for key in keys {
@@ -128,19 +167,20 @@ impl<'a> Values<'a> {
     /// The value of an expression for one layer; `None` if a key that it cannot do without is absent.
     pub(super) fn eval(&self, expr: &Expr, layer: u32) -> Result<Option<Number>, FrontendError> {
         Ok(match expr {
-            Expr::Number(value) => Some(Number { value: *value, keys: Vec::new(), per_layer: false }),
-            Expr::Layer => Some(Number { value: u64::from(layer), keys: Vec::new(), per_layer: true }),
+            Expr::Number(value) => Some(Number { value: *value, keys: Vec::new() }),
+            Expr::Layer => Some(Number { value: u64::from(layer), keys: Vec::new() }),
             Expr::Key(key) => self.number_at(key, layer)?,
             Expr::Len(key) => match self.get(key) {
                 None => None,
                 Some(Value::Array(list)) => Some(self.counted(key, list.len())),
                 Some(Value::String(text)) => Some(self.counted(key, text.chars().count())),
-                Some(other) => return Err(self.bad(key, other, "a list or text was expected")),
+                Some(Value::Object(object)) => Some(self.counted(key, object.len())),
+                Some(other) => return Err(self.bad(key, other, "a list, text or object was expected")),
             },
             Expr::In(key, base) => self.layer_list(key)?.map(|list| {
                 let wanted = u64::from(layer).saturating_add(*base);
                 let value = u64::from(list.iter().any(|entry| entry.as_u64() == Some(wanted)));
-                Number { value, keys: vec![key.clone()], per_layer: true }
+                Number { value, keys: vec![key.clone()] }
             }),
             Expr::Or(left, right) => match self.eval(left, layer)? {
                 Some(number) => Some(number),
@@ -156,7 +196,7 @@ impl<'a> Values<'a> {
     }
 
     fn counted(&self, key: &str, length: usize) -> Number {
-        Number { value: length as u64, keys: vec![key.to_owned()], per_layer: false }
+        Number { value: length as u64, keys: vec![key.to_owned()] }
     }
 
     fn combine(&self, operator: char, left: Number, right: Number) -> Result<Number, FrontendError> {
@@ -167,13 +207,13 @@ impl<'a> Values<'a> {
             '-' => a.checked_sub(b),
             '*' => a.checked_mul(b),
             '%' => a.checked_rem(b),
+            'q' => a.checked_div(b),
             '=' => Some(u64::from(a == b)),
             '<' => Some(u64::from(a < b)),
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
-        let per_layer = left.per_layer || right.per_layer;
         match result.filter(|&value| value <= MAX_NUMBER) {
-            Some(value) => Ok(Number { value, keys, per_layer }),
+            Some(value) => Ok(Number { value, keys }),
             None => Err(FrontendError::BadValue {
                 file: self.file.to_owned(),
                 key: keys.join(", "),
@@ -195,12 +235,15 @@ impl<'a> Values<'a> {
     fn number_at(&self, path: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
         self.mark_read(path);
         let mut keys = path.split('.');
-        let mut found = keys.next().and_then(|key| self.map.get(key));
-        let mut per_layer = false;
+        let first = keys.next().unwrap_or_default();
+        let own = self.overrides.get(&layer).and_then(|own| self.map.get(PER_LAYER)?.get(own)?.get(first));
+        let mut found = own.or_else(|| self.map.get(first));
         let value = loop {
-            let Some(mut value) = found else { return Ok(None) };
+            let Some(mut value) = found else {
+                let default = self.defaults.get(path);
+                return Ok(default.map(|&value| Number { value, keys: Vec::new() }));
+            };
             if let Value::Array(list) = value {
-                per_layer = true;
                 let missing = || self.bad(path, value, &format!("it has no entry for layer {layer}"));
                 value = list.get(layer as usize).ok_or_else(missing)?;
             }
@@ -223,7 +266,7 @@ impl<'a> Values<'a> {
             _ => None,
         };
         match number.filter(|&number| number <= MAX_NUMBER) {
-            Some(value) => Ok(Some(Number { value, keys: vec![key.to_owned()], per_layer })),
+            Some(value) => Ok(Some(Number { value, keys: vec![key.to_owned()] })),
             None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
         }
     }

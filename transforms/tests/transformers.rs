@@ -1,0 +1,157 @@
+//! Hugging Face transformers, run on shapes alone, caches what the config front-end says, layer by layer.
+//!
+//! `tests/fixtures/transformers/make.py` writes what transformers does.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use cacheplan_handlers::{Growth, Kind};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Resource, collect, read_config_str};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use support::{fixture, ranges};
+
+/// One model as transformers builds it.
+#[derive(Deserialize)]
+struct Known {
+    /// The defaults of its config class; `None` for a file of `configs/`.
+    config: Option<Map<String, Value>>,
+    parameters: u64,
+    /// What a layer caches, and the layers that do.
+    caches: BTreeMap<String, String>,
+}
+
+/// Its caches hold compressed entries, which the comparison does not describe.
+const OTHER_CACHES: [&str; 1] = ["deepseek-ai__DeepSeek-V4-Flash.json"];
+/// Only counts of its layers are there; transformers takes its default pattern, this crate the counts.
+const ONLY_COUNTS: [&str; 1] = ["nvidia__NVIDIA-Nemotron-3-Nano-4B.json"];
+
+fn known() -> BTreeMap<String, Known> {
+    let file = std::fs::File::open(fixture("transformers/caches.json")).unwrap();
+    let mut known: BTreeMap<String, Known> = serde_json::from_reader(std::io::BufReader::new(file)).unwrap();
+    known.retain(|name, _| !OTHER_CACHES.contains(&name.as_str()) && !ONLY_COUNTS.contains(&name.as_str()));
+    known
+}
+
+fn text(name: &str, known: &Known) -> String {
+    match &known.config {
+        Some(config) => serde_json::to_string(config).unwrap(),
+        None => std::fs::read_to_string(fixture(&format!("configs/{name}"))).unwrap(),
+    }
+}
+
+/// The text of a config without some keys, a wrapper's decoder included.
+fn without(config: &Map<String, Value>, keys: &[&str]) -> String {
+    let mut config = config.clone();
+    keys.iter().for_each(|key| drop(config.remove(*key)));
+    if let Some(Value::Object(decoder)) = config.get_mut("text_config") {
+        keys.iter().for_each(|key| drop(decoder.remove(*key)));
+    }
+    serde_json::to_string(&config).unwrap()
+}
+
+fn read(name: &str, text: &str) -> Model {
+    read_config_str(name, text, &ReadOptions::default()).unwrap()
+}
+
+/// What each layer caches, in the words of the fixture.
+fn caches(mut model: Model) -> BTreeMap<String, String> {
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for resource in &resources {
+        by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
+    }
+    let mut layers: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for (layer, mut found) in by_layer {
+        found.sort();
+        layers.entry(found.join(" + ")).or_default().push(layer);
+    }
+    layers.into_iter().map(|(words, layers)| (words, ranges(&layers))).collect()
+}
+
+fn words(resource: &Resource) -> String {
+    let handler = &resource.handler;
+    let sizes: Vec<u64> = handler.shape().iter().map(|dim| dim.size).collect();
+    let window = match handler.growth() {
+        Growth::Paged { window: Some(window), .. } => format!(" window {window}"),
+        _ => String::new(),
+    };
+    match handler.kind() {
+        Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
+        Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
+        Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
+        Kind::Custom(kind) if kind == "core.index_key" => format!("index {}", sizes[0]),
+        _ => format!("state {}", sizes.iter().product::<u64>()),
+    }
+}
+
+#[test]
+fn each_layer_caches_what_it_caches_in_transformers() {
+    let known = known();
+    assert!(known.len() > 130, "{}", known.len());
+    for (name, known) in known {
+        assert_eq!(caches(read(&name, &text(&name, &known))), known.caches, "{name}");
+    }
+}
+
+/// Older files state no kinds of layers where the architecture's own pattern, or another key, gives them.
+#[test]
+fn layers_are_of_the_same_kinds_without_a_list_of_them() {
+    // Only the list tells.
+    const LISTED: [&str; 6] = ["cwm", "granite_swa", "granitemoe_swa", "laguna", "mellum", "nemotron_h"];
+    for (name, known) in known() {
+        let Some(config) = known.config.as_ref().filter(|_| !LISTED.contains(&name.as_str())) else { continue };
+        let text = without(config, &["layer_types", "layers_block_type"]);
+        assert_eq!(caches(read(&name, &text)), known.caches, "{name}");
+    }
+}
+
+/// Where a key is absent, the architecture's default stands for it.
+#[test]
+fn heads_are_as_many_without_keys_that_state_them() {
+    // What they default to differs between architectures that share a description: such a key must be stated.
+    const STATED: &str = "bitnet cwm ernie4_5 glm glm4 granite_swa granitemoe_swa internlm3 iquestcoder laguna mellum \
+                          minimax_m2 seed_oss solar_open";
+    let mut compared = 0;
+    for (name, known) in known() {
+        // A wrapper's defaults are those of the decoder that it happens to wrap.
+        let Some(config) = known.config.as_ref().filter(|_| name != "mistral3") else { continue };
+        let text = without(config, &["num_key_value_heads", "head_dim"]);
+        match read_config_str(&name, &text, &ReadOptions::default()) {
+            Ok(model) => assert_eq!(caches(model), known.caches, "{name}"),
+            Err(error) => {
+                assert!(STATED.split_whitespace().any(|stated| stated == name), "{name}: {error}");
+                continue;
+            }
+        }
+        compared += 1;
+    }
+    assert!(compared > 65, "{compared}");
+}
+
+/// The bound of the estimate: exact to the parameter, or within 15 in a thousand for those listed.
+#[test]
+fn weights_are_as_many_as_in_transformers() {
+    // Their norms, biases, adapters or parallel branches are not described.
+    const NEAR: &str = "afmoe apertus axk1 axk2 bitnet cohere cohere2 cohere2_moe diffllama exaone4 exaone_moe \
+        flex_olmo glm glm4 gpt_neox granite_swa granitemoe_swa hy_v4 hyperclovax jais2 laguna \
+        mellum minimax_m2 minimax_m3_vl nanochat olmo olmo2 olmo3 olmo_hybrid olmoe persimmon \
+        phi phimoe seed_oss stablelm starcoder2 vaultgemma";
+    let mut exact = 0;
+    for (name, known) in known() {
+        let model = read(&name, &text(&name, &known));
+        let quantised = model.config.contains_key("quantization_config");
+        let Some(weights) = model.info.weights.filter(|_| !quantised) else { continue };
+        let expected = known.parameters * model.info.dtype.row_bytes(1).unwrap();
+        if NEAR.split_whitespace().any(|near| near == name) {
+            let ratio = weights.bytes as f64 / expected as f64;
+            assert!((0.985..1.015).contains(&ratio), "{name}: {ratio}");
+        } else {
+            assert_eq!(weights.bytes, expected, "{name}: {:.4}", weights.bytes as f64 / expected as f64);
+            exact += 1;
+        }
+    }
+    assert!(exact > 80, "{exact}");
+}
