@@ -121,6 +121,12 @@ pub enum ManagerError {
         /// The slot.
         slot: SlotId,
     },
+    /// A ring of a pool whose windows slide.
+    #[error("the windows of pool `{pool}` slide; allocate it with cyclic windows to have rings")]
+    NoRing {
+        /// The pool.
+        pool: String,
+    },
     /// A pool index or id that the plan does not have.
     #[error("the plan has no pool `{0}`")]
     UnknownPool(String),

@@ -103,7 +103,7 @@ impl CacheBook {
         for (row, part) in work.iter().enumerate() {
             let sequence = self.sequences.get_mut(part.sequence)?;
             for (paged, (table, blocks)) in sequence.tables.iter_mut().zip(&mut self.blocks).enumerate() {
-                table.release_front(blocks, growths[row * pools + paged].release)?;
+                table.release_front(blocks, growths[row * pools + paged])?;
             }
         }
         for (row, part) in work.iter().enumerate() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_planner::CachePlan;
 
-use super::layout::Layout;
+use super::layout::{Layout, Windows};
 use super::park::HostUse;
 use super::sequence::{Residency, Sequence, SequenceId, Sequences};
 use super::table::{BlockTable, shortage};
@@ -64,7 +64,15 @@ impl CacheBook {
     /// # Errors
     /// A plan that contradicts itself.
     pub fn new(plan: &CachePlan) -> Result<Self, ManagerError> {
-        let layout = Arc::new(Layout::new(plan)?);
+        Self::with_windows(plan, Windows::Sliding)
+    }
+
+    /// As [`CacheBook::new`] with a choice for windowed pools.
+    ///
+    /// # Errors
+    /// A plan that contradicts itself.
+    pub fn with_windows(plan: &CachePlan, windows: Windows) -> Result<Self, ManagerError> {
+        let layout = Arc::new(Layout::new(plan, windows)?);
         Ok(Self {
             blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
             slots: SlotAllocator::new(layout.slots)?,
@@ -210,7 +218,7 @@ impl CacheBook {
         let sequence = self.sequences.get_mut(id)?;
         sequence.tokens = tokens;
         for ((table, spec), blocks) in sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks) {
-            table.truncate(blocks, spec.blocks_for(tokens) as usize)?;
+            table.cut(spec, blocks, spec.blocks_for(tokens) as usize)?;
         }
         Ok(())
     }
@@ -431,7 +439,8 @@ impl CacheBook {
                 None => tokens,
             };
             let front = spec.first_visible_block(prefix.tokens).min(spec.blocks_for(prefix.tokens));
-            let append = spec.blocks_for(end).saturating_sub(front + held.len() as u32);
+            let end = spec.blocks_for(end).max(spec.ring_end(front));
+            let append = end.saturating_sub(front + held.len() as u32);
             if append > self.blocks[paged].available() {
                 self.refused[paged] += 1;
                 return Err(shortage(spec, &self.blocks[paged], u64::from(append), 0));

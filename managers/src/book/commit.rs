@@ -86,7 +86,7 @@ impl CacheBook {
             sequence.tokens += acceptance.len();
             let tokens = sequence.tokens;
             for ((table, spec), blocks) in sequence.tables.iter_mut().zip(&layout.paged).zip(&mut self.blocks) {
-                table.end_draft(blocks, spec.blocks_for(tokens) as usize)?;
+                table.end_draft(spec, blocks, spec.blocks_for(tokens) as usize)?;
             }
         }
         Ok(())

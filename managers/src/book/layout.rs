@@ -49,8 +49,22 @@ pub struct PagedSpec {
     pub stride: u32,
     /// The sliding window in tokens, if every member has one.
     pub window: Option<u32>,
+    /// Blocks of a sequence's ring, if windows are cyclic; else 0.
+    pub ring: u32,
     /// Bytes of one block.
     pub block_bytes: u64,
+}
+
+/// What becomes of a windowed pool's blocks when the window has passed them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Windows {
+    /// They go back to the pool, so that a sequence holds no more than its window shows.
+    #[default]
+    Sliding,
+    /// They are the sequence's next blocks: each sequence keeps a ring from its admission to its end, as large as its
+    /// window and a speculative step, so that decoding never waits for a block. A longer chunk of a prompt takes more
+    /// for its step.
+    Cyclic,
 }
 
 impl PagedSpec {
@@ -62,6 +76,11 @@ impl PagedSpec {
     /// Blocks that `tokens` tokens take, before any window.
     pub fn blocks_for(&self, tokens: u32) -> u32 {
         self.entries(tokens).div_ceil(self.entries_per_block)
+    }
+
+    /// What a table that starts at block `first` keeps reserved: up to here reaches a ring.
+    pub(crate) fn ring_end(&self, first: u32) -> u32 {
+        first.saturating_add(self.ring)
     }
 
     /// The first block that the query at position `tokens` can see: a key `k` is visible if `tokens - k < window`.
@@ -82,6 +101,8 @@ pub struct Layout {
     pub slots: SlotDomain,
     /// The plan's limits.
     pub limits: Limits,
+    /// What windowed pools do with passed blocks.
+    pub windows: Windows,
     /// The rows of every draft pool that batches use; empty without any.
     pub draft_rows: Range<u32>,
     /// Bytes of one slot over all pools of the slot domain.
@@ -99,7 +120,7 @@ impl Layout {
     ///
     /// # Errors
     /// A pool whose members do not exist, grow differently, or contradict its units.
-    pub fn new(plan: &CachePlan) -> Result<Self, ManagerError> {
+    pub fn new(plan: &CachePlan, windows: Windows) -> Result<Self, ManagerError> {
         let resources: HashMap<&str, &PlannedResource> =
             plan.resources.iter().map(|resource| (resource.name.as_str(), resource)).collect();
         let mut layout = Self {
@@ -107,6 +128,7 @@ impl Layout {
             indexing: Vec::new(),
             slots: plan.slots,
             limits: plan.limits.clone(),
+            windows,
             draft_rows: 0..0,
             slot_bytes: 0,
             host_bytes: plan.host.as_ref().map(|host| host.bytes),
@@ -166,6 +188,7 @@ impl Layout {
         let indexing = match first.handler.growth() {
             Growth::Paged { .. } => {
                 self.paged.push(paged_spec(pool, index, &members)?);
+                self.add_ring();
                 Indexing::Blocks(self.paged.len() - 1)
             }
             Growth::PerSlotToken | Growth::PerSequence => {
@@ -196,6 +219,19 @@ impl Layout {
             }
         }
         Ok(())
+    }
+}
+
+impl Layout {
+    /// Gives the last paged pool its ring.
+    fn add_ring(&mut self) {
+        let Some(spec) = self.paged.last_mut() else { return };
+        let Some(window) = spec.window.filter(|_| self.windows == Windows::Cyclic) else { return };
+        // The keys of a speculative step's first query, and the step; the worst case begins at the end of a block.
+        let tokens = u64::from(window).saturating_sub(1) + self.limits.draft_positions;
+        let longest = spec.blocks_for(u32::try_from(self.limits.max_seq_len).unwrap_or(u32::MAX));
+        let entries = u32::try_from(tokens).map_or(u32::MAX, |tokens| spec.entries(tokens));
+        spec.ring = (entries.saturating_sub(1).div_ceil(spec.entries_per_block) + 1).min(longest);
     }
 }
 
@@ -231,6 +267,7 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
         entries_per_block,
         stride,
         window,
+        ring: 0,
         block_bytes: pool.unit_bytes,
     })
 }

@@ -23,7 +23,7 @@ pub use blocks::BlockAllocator;
 pub use cache::{CacheBook, Prefix, SlotMove};
 pub use commit::Accepted;
 pub use ids::{BlockId, SlotId};
-pub use layout::{Indexing, Layout, PagedSpec, Place};
+pub use layout::{Indexing, Layout, PagedSpec, Place, Windows};
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use sequence::{Residency, SequenceId};

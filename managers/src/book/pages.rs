@@ -11,6 +11,10 @@ pub enum PassedPages {
     Cut,
     /// They stand in the table as the padding block, and lengths count every token; the kernel masks by position.
     Kept,
+    /// The pages are the sequence's ring, which needs [`Windows::Cyclic`](super::Windows::Cyclic): position `p` lies in
+    /// its page `p / page size % pages`, and lengths count every token. It shows a decode or speculative step; a
+    /// longer step needs one of the other forms.
+    Ring,
 }
 
 /// The pages of a batch in one paged pool.
@@ -48,10 +52,20 @@ impl CacheBook {
             let used = spec.blocks_for(tokens) as usize;
             let first = match passed {
                 PassedPages::Cut => table.released().min(used),
-                PassedPages::Kept => 0,
+                PassedPages::Kept | PassedPages::Ring => 0,
             };
             let entries = spec.entries(tokens) - first as u32 * spec.entries_per_block;
-            ragged.pages.extend(table.entries()[first..used].iter().map(|&page| page.max(0) as u32));
+            let page = |&page: &i32| page.max(0) as u32;
+            match (passed, spec.ring as usize) {
+                (PassedPages::Ring, 0) if spec.window.is_some() => {
+                    return Err(ManagerError::NoRing { pool: spec.id.clone() });
+                }
+                (PassedPages::Ring, ring) if ring > 0 && used > ring => {
+                    let latest = |slot: usize| used - 1 - (used - 1 - slot) % ring;
+                    ragged.pages.extend((0..ring).map(|slot| page(&table.entries()[latest(slot)])));
+                }
+                _ => ragged.pages.extend(table.entries()[first..used].iter().map(page)),
+            }
             ragged.cu_num_pages.push(ragged.pages.len() as u32);
             ragged.last_page_len.push(entries.checked_sub(1).map_or(0, |last| last % spec.entries_per_block + 1));
             ragged.seq_len_with_cache.push(entries);

@@ -121,16 +121,17 @@ impl CacheBook {
         let layout = Arc::clone(&self.layout);
         let spans = sequence.parked.clone();
         for (paged, (span, spec)) in spans.iter().zip(&layout.paged).enumerate() {
-            if span.blocks > self.blocks[paged].available() {
+            let needed = span.blocks.max(spec.ring);
+            if needed > self.blocks[paged].available() {
                 self.refused[paged] += 1;
-                return Err(shortage(spec, &self.blocks[paged], u64::from(span.blocks), 0));
+                return Err(shortage(spec, &self.blocks[paged], u64::from(needed), 0));
             }
         }
         let slot = if layout.has_slots() { Some(self.take_slot(SlotRole::Live)?) } else { None };
         let mut tables = Vec::with_capacity(spans.len());
         for ((span, spec), blocks) in spans.iter().zip(&layout.paged).zip(&mut self.blocks) {
             let mut table = BlockTable::from_blocks(span.released as usize, &[]);
-            table.append(spec, blocks, span.blocks)?;
+            table.append(spec, blocks, span.blocks.max(spec.ring))?;
             tables.push(table);
         }
         self.unpark(id)?;
@@ -147,7 +148,7 @@ impl CacheBook {
     /// A pool of the plan that is too small, an uncommitted speculative step, or blocks and slots that no sequence
     /// holds.
     pub fn check_migration(&self, plan: &CachePlan) -> Result<Vec<SequenceId>, ManagerError> {
-        let fresh = Self::new(plan)?;
+        let fresh = Self::with_windows(plan, self.layout.windows)?;
         if !self.layout.same_but_for_units(&fresh.layout) {
             return Err(ManagerError::OtherPools);
         }
@@ -159,7 +160,7 @@ impl CacheBook {
         for (paged, (spec, blocks)) in fresh.layout.paged.iter().zip(&fresh.blocks).enumerate() {
             let mut needed = 0;
             for &id in &resident {
-                needed += u64::from(self.spans(id)?[paged].blocks);
+                needed += u64::from(self.spans(id)?[paged].blocks.max(spec.ring));
             }
             if needed > u64::from(blocks.available()) {
                 return Err(shortage(spec, blocks, needed, 0));

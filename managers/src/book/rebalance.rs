@@ -16,7 +16,7 @@ impl CacheBook {
     /// # Errors
     /// A plan with other pools, or a pool whose units beyond the limit are held; nothing has changed then.
     pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>, ManagerError> {
-        let target = Layout::new(plan)?;
+        let target = Layout::new(plan, self.layout.windows)?;
         if !self.layout.same_but_for_units(&target) {
             return Err(ManagerError::OtherPools);
         }

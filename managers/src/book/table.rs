@@ -23,13 +23,17 @@ pub(crate) struct BlockTable {
 /// What one step needs of one table, worked out before anything changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Growth {
-    /// Blocks at the front that the window has passed.
+    /// Blocks at the front that the window has passed and that leave it.
     pub(crate) release: usize,
-    /// Of those, blocks that nobody else holds, so that they become free.
+    /// The first of them, from among which blocks move to the end.
+    pub(crate) reusable: usize,
+    /// How many move: those that nobody else holds.
+    pub(crate) reuse: u32,
+    /// Of the others, those that nobody else holds, so that they become free.
     pub(crate) freed: u32,
     /// Whether the first written block is shared and must be copied first.
     pub(crate) copy: bool,
-    /// New blocks at the end.
+    /// Blocks that are new at the end.
     pub(crate) append: u32,
 }
 
@@ -65,12 +69,21 @@ impl BlockTable {
     /// What growing from `tokens` to `end` tokens needs.
     pub(crate) fn growth(&self, spec: &PagedSpec, blocks: &BlockAllocator, tokens: u32, end: u32) -> Growth {
         let visible = (spec.first_visible_block(tokens) as usize).min(self.entries.len());
-        let leaving = self.entries.get(self.released..visible).unwrap_or(&[]);
-        let freed = leaving.iter().filter(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count();
+        let append = (spec.blocks_for(end) as usize).saturating_sub(self.entries.len());
+        let passed = visible.saturating_sub(self.released);
+        // A ring keeps what the step leaves room for.
+        let room = (spec.ring as usize).saturating_sub(self.entries.len() - visible + append);
+        let release = passed.saturating_sub(room);
+        let leaving = &self.entries[self.released..self.released + release];
+        let alone = |entries: &[i32]| {
+            entries.iter().filter(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count() as u32
+        };
+        let reusable = if spec.ring > 0 { append.min(release) } else { 0 };
+        let (first, rest) = leaving.split_at(reusable);
         let first_written = tokens / spec.stride / spec.entries_per_block;
         let copy = self.block(first_written).is_some_and(|block| blocks.references(block) > 1);
-        let append = (spec.blocks_for(end) as usize).saturating_sub(self.entries.len());
-        Growth { release: leaving.len(), freed: freed as u32, copy, append: append as u32 }
+        let reuse = alone(first);
+        Growth { release, reusable, reuse, freed: alone(rest), copy, append: append as u32 - reuse }
     }
 
     /// Grows as worked out; returns the copy to make, if any. The caller has checked that the blocks are there.
@@ -97,13 +110,20 @@ impl BlockTable {
         Ok(copied)
     }
 
-    /// Releases the first `count` held blocks.
-    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, count: usize) -> Result<(), ManagerError> {
-        for entry in &mut self.entries[self.released..self.released + count] {
-            blocks.release(BlockId(*entry as u32))?;
-            *entry = RELEASED;
+    /// Lets the first held blocks go: some move to the end, the others are released.
+    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, growth: Growth) -> Result<(), ManagerError> {
+        let front = self.released..self.released + growth.release;
+        let mut reuse = growth.reuse;
+        for at in front.clone() {
+            let block = BlockId(std::mem::replace(&mut self.entries[at], RELEASED) as u32);
+            if reuse > 0 && at - front.start < growth.reusable && blocks.references(block) == 1 {
+                reuse -= 1;
+                self.entries.push(block.0 as i32);
+            } else {
+                blocks.release(block)?;
+            }
         }
-        self.released += count;
+        self.released = front.end;
         Ok(())
     }
 
@@ -126,9 +146,19 @@ impl BlockTable {
         self.before_draft = self.entries.len();
     }
 
-    /// Keeps the first `len` logical blocks and whatever was there before the speculative step.
-    pub(crate) fn end_draft(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), ManagerError> {
-        self.truncate(blocks, len.max(self.before_draft))
+    /// Keeps the first `len` logical blocks, whatever was there before the speculative step, and a ring.
+    pub(crate) fn end_draft(
+        &mut self,
+        spec: &PagedSpec,
+        blocks: &mut BlockAllocator,
+        len: usize,
+    ) -> Result<(), ManagerError> {
+        self.truncate(blocks, len.max(self.before_draft).max(self.ring_end(spec)))
+    }
+
+    /// Logical blocks that a table with a ring keeps whatever its length.
+    fn ring_end(&self, spec: &PagedSpec) -> usize {
+        spec.ring_end(self.released as u32) as usize
     }
 
     /// Keeps the first `len` logical blocks and releases the others.
@@ -144,6 +174,19 @@ impl BlockTable {
     /// Releases the last `count` logical blocks.
     pub(crate) fn shrink(&mut self, blocks: &mut BlockAllocator, count: usize) -> Result<(), ManagerError> {
         self.truncate(blocks, self.entries.len() - count)
+    }
+
+    /// Keeps the first `len` logical blocks and a ring, as far as nobody else holds what lies behind them.
+    pub(crate) fn cut(
+        &mut self,
+        spec: &PagedSpec,
+        blocks: &mut BlockAllocator,
+        len: usize,
+    ) -> Result<(), ManagerError> {
+        let end = self.ring_end(spec).min(self.entries.len());
+        let behind = self.entries.get(len..end).unwrap_or(&[]);
+        let alone = behind.iter().take_while(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count();
+        self.truncate(blocks, len + alone)
     }
 
     /// Holds `other` where it holds `block`.

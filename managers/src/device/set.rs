@@ -8,12 +8,13 @@ use super::host::HostTier;
 use super::hybrid::{MambaHybridCacheManager, Pools};
 use super::kv::Scales;
 use crate::ManagerError;
-use crate::book::{CacheBook, Residency};
+use crate::book::{CacheBook, Residency, Windows};
 
 /// The pools of one plan on one device.
 #[derive(Debug)]
 pub struct CacheSet {
     plan: CachePlan,
+    windows: Windows,
     device: Device,
     generation: u32,
     /// Absent after a shutdown.
@@ -37,8 +38,16 @@ impl CacheSet {
     /// # Errors
     /// A plan that contradicts itself, or a device without the memory.
     pub fn allocate(plan: &CachePlan, device: &Device) -> Result<Self, ManagerError> {
-        let mut set = Self { plan: plan.clone(), device: device.clone(), generation: 0, manager: None };
-        set.assemble(plan, CacheBook::new(plan)?, HostTier::new(), &Scales::new())?;
+        Self::with_windows(plan, Windows::Sliding, device)
+    }
+
+    /// As [`CacheSet::allocate`] with a choice for windowed pools.
+    ///
+    /// # Errors
+    /// As [`CacheSet::allocate`].
+    pub fn with_windows(plan: &CachePlan, windows: Windows, device: &Device) -> Result<Self, ManagerError> {
+        let mut set = Self { plan: plan.clone(), windows, device: device.clone(), generation: 0, manager: None };
+        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostTier::new(), &Scales::new())?;
         Ok(set)
     }
 
@@ -94,7 +103,7 @@ impl CacheSet {
     /// device does not give back what it had just freed, the set is shut down.
     pub fn resize(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
         // Proves the plan before anything is given up.
-        let fresh = CacheBook::new(plan)?;
+        let fresh = CacheBook::with_windows(plan, self.windows)?;
         if let Some(manager) = &self.manager {
             manager.book().ensure_idle()?;
             manager.check_offloaded(&fresh)?;
@@ -130,7 +139,7 @@ impl CacheSet {
     /// then everything is as before. As [`CacheSet::resize`] for a plan that cannot be allocated; sequences are then
     /// in the pools again. Sequences that a failing device does not take back stay offloaded.
     pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
-        let fresh = CacheBook::new(plan)?;
+        let fresh = CacheBook::with_windows(plan, self.windows)?;
         let manager = self.manager_mut()?;
         manager.check_offloaded(&fresh)?;
         let sequences = manager.book().check_migration(plan)?;

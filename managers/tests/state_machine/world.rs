@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{
-    Accepted, BlockId, CacheBook, Indexing, PoolOp, Prefix, Residency, SequenceId, SlotId, SlotRole, StepMetadata, Work,
+    Accepted, BlockId, CacheBook, Indexing, PassedPages, PoolOp, Prefix, Residency, SequenceId, SlotId, SlotRole,
+    StepMetadata, Windows, Work,
 };
 use cacheplan_planner::CachePlan;
 use proptest::prelude::*;
@@ -103,9 +104,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(setup: &Setup) -> Self {
+    pub(crate) fn new(setup: &Setup, windows: Windows) -> Self {
         let plan = setup.plan();
-        let book = CacheBook::new(&plan).unwrap();
+        let book = CacheBook::with_windows(&plan, windows).unwrap();
         let layout = book.layout();
         Self {
             blocks: layout
@@ -446,7 +447,8 @@ impl World {
         };
         sequences.iter().for_each(|&id| self.park(id));
         self.book.ensure_idle().unwrap();
-        let fresh = CacheBook::new(&plan).unwrap();
+        let windows = self.book.layout().windows;
+        let fresh = CacheBook::with_windows(&plan, windows).unwrap();
         for (spec, pool) in fresh.layout().paged.iter().zip(&mut self.blocks) {
             *pool = vec![vec![None; spec.entries_per_block as usize]; spec.blocks as usize];
         }
@@ -520,6 +522,11 @@ impl World {
             Ok(result) => Some(result),
             Err(ManagerError::OutOfBlocks { needed, free, .. }) => {
                 assert!(needed > free);
+                assert_eq!(self.fingerprint(), before);
+                None
+            }
+            Err(ManagerError::NoHostTier) => {
+                assert!(self.plan.host.is_none());
                 assert_eq!(self.fingerprint(), before);
                 None
             }
@@ -644,6 +651,9 @@ impl World {
                     assert!(block > 0, "{id} lost the visible token {position} of pool {}", spec.id);
                     assert_eq!(pool[block as usize][position % entries], Some(token), "{id} reads another's token");
                 }
+                if spec.ring > 0 && model.candidates.is_none() {
+                    self.check_ring(id, paged, model, first);
+                }
             }
         }
         for (paged, expected) in holders.iter().enumerate() {
@@ -659,6 +669,19 @@ impl World {
         assert_eq!(stats.host.map(|host| host.used_bytes), self.plan.host.as_ref().map(|_| self.parked_bytes()));
         for (pool, expected) in stats.pools.iter().zip(&holders) {
             assert_eq!((pool.used as usize, pool.used + pool.free), (expected.len(), pool.capacity));
+        }
+    }
+
+    /// A kernel that knows rings only finds every token that the next query sees.
+    fn check_ring(&self, id: SequenceId, paged: usize, model: &Model, first: usize) {
+        let spec = &self.book.layout().paged[paged];
+        let entries = spec.entries_per_block as usize;
+        let ring = self.book.ragged_pages(&[id], paged, PassedPages::Ring).unwrap().pages;
+        assert!(ring.len() <= spec.ring as usize);
+        for (position, &token) in model.tokens.iter().enumerate().skip(first) {
+            let page = ring[position / entries % ring.len()];
+            let found = self.blocks[paged][page as usize][position % entries];
+            assert_eq!(found, Some(token), "the ring of {id} lost the token {position}");
         }
     }
 
