@@ -16,7 +16,7 @@ pub struct Speculation {
     /// How states are rolled back.
     #[serde(default)]
     pub scheme: Scheme,
-    /// Layers of the model's own prediction head, each with a KV cache like that of its last full-attention layer.
+    /// Layers of the model's own prediction head, each with caches like those of its last full-attention layer.
     #[serde(default)]
     pub mtp_layers: u32,
     /// Weights of the draft model; 0 where it has none of its own.
@@ -94,12 +94,23 @@ pub(crate) fn with_drafts(
     draft: Option<&Resources>,
 ) -> Result<Resources, SpeculationError> {
     let full = Growth::Paged { stride: 1, window: None };
-    let last = resources.iter().rfind(|resource| resource.handler.growth() == full).cloned();
+    let last = resources.iter().rfind(|resource| resource.handler.growth() == full).and_then(|last| last.layer);
+    // Sparse attention keeps the keys of its indexer beside its latents.
+    let like = |resource: &&Resource| resource.handler.growth() == full && resource.layer == last;
+    let like: Vec<Resource> = resources.iter().filter(like).cloned().collect();
+    if like.is_empty() && speculation.mtp_layers > 0 {
+        return Err(SpeculationError::NoAttention);
+    }
     for layer in 0..speculation.mtp_layers {
-        let Some(like) = &last else { return Err(SpeculationError::NoAttention) };
-        let provenance = vec![format!("as `{}`, for layer {layer} of the prediction head", like.name)];
-        let (name, node) = (format!("draft.mtp_{layer}"), format!("mtp.layers.{layer}"));
-        resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() })?;
+        for (position, like) in like.iter().enumerate() {
+            let provenance = vec![format!("as `{}`, for layer {layer} of the prediction head", like.name)];
+            let name = match position {
+                0 => format!("draft.mtp_{layer}"),
+                _ => format!("draft.mtp_{layer}.{position}"),
+            };
+            let node = format!("mtp.layers.{layer}");
+            resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() })?;
+        }
     }
     for resource in draft.into_iter().flatten() {
         resources.push(Resource { name: format!("draft.{}", resource.name), ..resource.clone() })?;

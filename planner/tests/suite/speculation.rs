@@ -2,6 +2,8 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{CachePlan, Owner, PlanRequest, check, plan};
+use cacheplan_transforms::{PassContext, ReadOptions, collect, read_model};
+use rstest::rstest;
 
 use crate::common::{Model, budget, kv, nemotron_3_nano};
 
@@ -53,6 +55,29 @@ fn a_draft_model_and_a_prediction_head_have_their_caches_in_the_same_plan() {
     assert!(plan.resources.iter().all(|resource| resource.owner == Owner::KvCacheManager));
     assert_eq!(plan.totals.kv_bytes_per_token, 3 * 4096 + 512);
     assert!(plan.ledger.iter().any(|line| line.name == "draft weights" && line.bytes == 1 << 30));
+}
+
+/// The prediction heads of published models are attention layers like the model's last; a token's bytes in bf16.
+#[rstest]
+#[case::latent("deepseek-ai__DeepSeek-V3", &[(512 + 64) * 2])]
+#[case::latent_and_indexer("deepseek-ai__DeepSeek-V3.2", &[(512 + 64) * 2, 128 * 2])]
+#[case::behind_delta_nets("Qwen__Qwen3-Next-80B-A3B-Thinking", &[2 * 2 * 256 * 2])]
+#[case::full("zai-org__GLM-4.5", &[2 * 8 * 128 * 2])]
+#[case::behind_mamba("nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", &[2 * 2 * 128 * 2])]
+fn a_prediction_head_keeps_what_the_last_attention_keeps(#[case] config: &str, #[case] bytes: &[u64]) {
+    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
+    let mut model = read_model(file.as_ref(), &ReadOptions::default()).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1");
+    let model = Model { info: model.info, resources };
+    let plan = planned(&model.request(&budget));
+    let head: Vec<u64> = plan
+        .resources
+        .iter()
+        .filter(|resource| resource.name.starts_with("draft.mtp_0"))
+        .map(|resource| resource.bytes_per_token)
+        .collect();
+    assert_eq!(head, bytes);
 }
 
 #[test]

@@ -83,6 +83,9 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     }
     add_layers(&mut builder, &values, description, &kinds, layers)?;
     let longest = count(CONTEXT_LENGTH)?;
+    if let Some(layers) = count(DRAFT_LAYERS)?.filter(|layers| layers.value > 0) {
+        values.remember("draft layers", &layers);
+    }
 
     if let Some(key) = values.unread() {
         let reason = format!("nothing reads that key of model_type `{}`", values.model_type);
@@ -149,6 +152,9 @@ fn layer_count(
 
 const CONTEXT_LENGTH: &str =
     "max_position_embeddings ?? model_max_length ?? max_seq_len ?? n_positions ?? context_length ?? seq_length";
+
+/// How many layers draft tokens; they have caches only while they are used, as the budget states.
+const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ?? num_mtp_layers ?? num_mtp_modules";
 
 /// How many layers at the end read the keys and values of earlier ones.
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
