@@ -85,3 +85,18 @@ fn a_fork_in_use_outlives_everything_that_passes_it() {
         h.insert(&prompt);
     }
 }
+
+#[test]
+fn a_state_where_a_request_turns_off_outlives_a_newer_tail_that_covers_as_much() {
+    let mut h = Harness::new(coverage(), 1024, 32);
+    // Experience: nobody goes on from tails.
+    for i in 0..20 {
+        h.insert(&[1000 + i]);
+    }
+    h.evict_state(20);
+    h.insert_kv(&tokens(1..=100));
+    h.insert(&tokens(1..=50));
+    h.insert(&tokens(201..=250));
+    h.evict_state(1);
+    assert_eq!((h.find(&tokens(1..=50)).hit, h.find(&tokens(201..=250)).hit), (50, 0));
+}

@@ -102,6 +102,86 @@ fn a_mooncake_trace_shares_by_its_hash_ids() {
     assert_eq!(metrics.hit_tokens, 1024, "the second request finds KV alone and leaves the branch checkpoint");
 }
 
+#[rstest]
+#[case::no_prompt(r#"{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}"#, &[])]
+#[case::no_answer(r#"{"timestamp": 0, "input_length": 3, "output_length": 0, "hash_ids": [7]}"#, &[3])]
+#[case::whole_blocks(r#"{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [7, 8]}"#, &[512, 512])]
+#[case::one_token_more(r#"{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": [7, 8, 9]}"#, &[512, 512, 1])]
+#[case::a_block_twice(r#"{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [7, 7]}"#, &[512, 512])]
+#[case::fractions_of_milliseconds(r#"{"timestamp": 0.25, "input_length": 1, "output_length": 1, "hash_ids": [7]}"#, &[1])]
+#[case::the_largest_id(
+    r#"{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [18446744073709551615]}"#, &[1]
+)]
+#[case::other_order_and_further_fields(
+    "  {\"hash_ids\": [7], \"type\": \"text\", \"turn\": 1, \"output_length\": 1, \"input_length\": 9, \"timestamp\": 4}\r", &[9]
+)]
+fn an_unusual_mooncake_line_is_read(#[case] line: &str, #[case] blocks: &[usize]) {
+    let requests = read_trace(line.as_bytes()).unwrap();
+    let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
+    assert_eq!(lens, blocks);
+    let metrics = simulate(&[requests[0].clone(), requests[0].clone()], Scenario::default()).unwrap().metrics;
+    assert_eq!(metrics.prompt_tokens, 2 * blocks.iter().sum::<usize>() as u64);
+}
+
+#[test]
+fn mooncake_requests_run_in_the_order_of_their_timestamps() {
+    let line = |time: u32, len| {
+        format!("{{\"timestamp\": {time}, \"input_length\": {len}, \"output_length\": 1, \"hash_ids\": [{time}]}}\n")
+    };
+    let trace = [line(9, 3), line(2, 1), line(9, 4), line(5, 2)].concat();
+    let lens = read_trace(trace.as_bytes()).unwrap().iter().map(|request| request.prompt[0].len()).collect::<Vec<_>>();
+    assert_eq!(lens, [1, 2, 3, 4]);
+}
+
+/// A trace in Mooncake's format: conversations that grow by whole blocks behind shared tool prompts.
+fn mooncake_trace(requests: u64, open: usize) -> String {
+    let mut state = 7_u64;
+    let mut below = move |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    };
+    let (mut fresh, mut now) = (100, 0);
+    let mut sessions: Vec<(Vec<u64>, u64)> = Vec::new();
+    let mut lines = String::new();
+    for _ in 0..requests {
+        if sessions.len() < open {
+            sessions.push(((0..4 + 10 * below(3)).collect(), 1 + below(9)));
+        }
+        let chosen = below(sessions.len() as u64) as usize;
+        let (history, turns) = &mut sessions[chosen];
+        let new = 1 + below(6);
+        history.extend(fresh..fresh + new);
+        fresh += new + 1;
+        // The last block is partial and its id stands for no other.
+        let mut ids = history.clone();
+        ids.push(fresh - 1);
+        *turns -= 1;
+        now += below(900);
+        let (input, output) = (history.len() as u64 * 512 + 1 + below(511), 1 + below(400));
+        lines += &format!(
+            "{{\"timestamp\": {now}, \"input_length\": {input}, \"output_length\": {output}, \"hash_ids\": {ids:?}}}\n"
+        );
+        if *turns == 0 {
+            sessions.swap_remove(chosen);
+        }
+    }
+    lines
+}
+
+#[rstest]
+fn coverage_hits_more_than_the_double_buffer_on_a_trace_in_mooncakes_format(#[values(15, 30, 100)] open: usize) {
+    let requests = read_trace(mooncake_trace(600, open).as_bytes()).unwrap();
+    let mut fewer = 0.0;
+    for checkpoints in [Some(64), Some(128), Some(256), None] {
+        let [ours, theirs] =
+            [Policy::Coverage, Policy::DoubleBuffered].map(|policy| hit_rate(&requests, policy, checkpoints));
+        let factor = if checkpoints == Some(64) { 1.05 } else { 1.0 };
+        assert!(ours >= factor * theirs, "{checkpoints:?}: {ours} against {theirs}");
+        assert!(ours >= fewer, "{checkpoints:?}: {ours} after {fewer}");
+        fewer = ours;
+    }
+}
+
 #[test]
 fn our_traces_read_back_as_they_were_written() {
     let requests = Workload::Agents.requests();
@@ -114,6 +194,11 @@ fn our_traces_read_back_as_they_were_written() {
 #[rstest]
 #[case::not_json("{", 1)]
 #[case::neither_format("\n{\"input\": 3}", 2)]
+#[case::mooncake_without_a_length("{\"timestamp\": 1, \"output_length\": 2, \"hash_ids\": []}", 1)]
+#[case::mooncake_with_a_negative_length(
+    "\n\n{\"timestamp\": 1, \"input_length\": -1, \"output_length\": 2, \"hash_ids\": []}",
+    3
+)]
 #[case::unknown_field("{\"prompt\": [], \"output\": {\"id\": 1, \"len\": 2}, \"tenat\": 3}", 1)]
 fn a_line_that_is_no_request_is_named(#[case] trace: &str, #[case] expected: usize) {
     assert!(matches!(read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected));

@@ -129,7 +129,11 @@ impl Tree {
 
     /// Files a new state at a node, and anew the one above it.
     pub(super) fn file_state(&mut self, node: u32, slot: SlotId) {
-        let class = self.class_of(node);
+        let class = match self.class_of(node) {
+            // A state in the middle of what was there before: the request that left it is about to turn off here.
+            Class::Tail if self.config.eviction == Eviction::Coverage && !self.nodes[node].is_leaf() => Class::Fork,
+            class => class,
+        };
         self.nodes[node].state = Some(Checkpoint { slot, class, uses: 0, used: self.clock });
         self.experience[class as usize].count();
         self.reclass(self.shallower_state(node));
@@ -141,9 +145,9 @@ impl Tree {
         self.reclass(node);
         let clock = self.clock;
         if let Some(state) = &mut self.nodes[node].state {
+            self.experience[state.class as usize].uses += 1;
             state.uses = state.uses.saturating_add(1);
             state.used = clock;
-            self.experience[state.class as usize].uses += 1;
         }
     }
 
@@ -151,7 +155,8 @@ impl Tree {
     fn reclass(&mut self, node: u32) {
         let class = self.class_of(node);
         let Some(state) = &mut self.nodes[node].state else { return };
-        if state.class == class {
+        // A fork stays one while nothing deeper takes its place, even if what turned off has been evicted.
+        if state.class == class || (state.class, class) == (Class::Fork, Class::Tail) {
             return;
         }
         state.class = class;

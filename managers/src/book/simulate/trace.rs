@@ -3,11 +3,13 @@
 //! Two formats, both one JSON object per line:
 //! - ours: `{"prompt": [PIECE, …], "output": PIECE, "tenant": 0}`, where a piece is `{"id": 7, "len": 300}`, a run of
 //!   300 tokens that is the same wherever its id is, or `{"tokens": [1, 2, 3]}`;
-//! - Mooncake's: `{"timestamp": …, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, …]}`, one id per block
-//!   of 512 tokens.
+//! - Mooncake's: `{"timestamp": 27482, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, …]}`, one id per
+//!   block of 512 tokens, the last one possibly partial. Equal ids stand for equal blocks behind equal blocks. Further
+//!   fields, which descendants of the format have, are passed over. Requests run in the order of their timestamps.
 
 use std::io::BufRead;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::error::SimulateError;
@@ -72,16 +74,17 @@ pub struct Request {
 
 #[derive(Deserialize)]
 struct Mooncake {
+    /// Milliseconds.
+    timestamp: f64,
     input_length: usize,
     output_length: usize,
     hash_ids: Vec<u64>,
 }
 
+/// What tells the formats apart.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Mooncake(Mooncake),
-    Ours(Request),
+struct Probe {
+    hash_ids: Option<IgnoredAny>,
 }
 
 /// Reads a trace in either format. Empty lines are passed over.
@@ -89,23 +92,29 @@ enum Line {
 /// # Errors
 /// Names the line that is not a request.
 pub fn read_trace(reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
-    let mut requests = Vec::new();
+    let mut requests: Vec<(f64, Request)> = Vec::new();
     for (i, text) in reader.lines().enumerate() {
         let (text, line) = (text?, i + 1);
         if text.trim().is_empty() {
             continue;
         }
-        let parsed = serde_json::from_str(&text).map_err(|source| SimulateError::Line { line, source })?;
-        requests.push(match parsed {
-            Line::Ours(request) => request,
-            Line::Mooncake(request) => from_mooncake(request, line)?,
+        let malformed = |source| SimulateError::Line { line, source };
+        let probe: Probe = serde_json::from_str(&text).map_err(malformed)?;
+        requests.push(if probe.hash_ids.is_some() {
+            let request: Mooncake = serde_json::from_str(&text).map_err(malformed)?;
+            (request.timestamp, from_mooncake(request, line)?)
+        } else {
+            // Ours say by their order alone when they arrive.
+            let now = requests.last().map_or(0.0, |(timestamp, _)| *timestamp);
+            (now, serde_json::from_str(&text).map_err(malformed)?)
         });
     }
-    Ok(requests)
+    requests.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    Ok(requests.into_iter().map(|(_, request)| request).collect())
 }
 
 fn from_mooncake(request: Mooncake, line: usize) -> Result<Request, SimulateError> {
-    let Mooncake { input_length, output_length, hash_ids } = request;
+    let Mooncake { input_length, output_length, hash_ids, .. } = request;
     if hash_ids.len() != input_length.div_ceil(MOONCAKE_BLOCK) {
         return Err(SimulateError::BlockCount { line, blocks: hash_ids.len(), tokens: input_length });
     }
