@@ -4,8 +4,8 @@ mod tile;
 
 use crate::batch::PagedBatch;
 use crate::error::{KernelError, Result};
-use crate::kv_cache::{KvScales, check_scales};
 use crate::portable;
+use crate::quant::{KvQuant, RowCodec, check_quant};
 use crate::storage::{DisjointMut, Element, Input, Output, Rows, with_kv_pool, with_pool};
 use crate::view::KvLayerView;
 use candle_core::Tensor;
@@ -54,26 +54,21 @@ pub struct Attention<'a> {
     /// Elements of a value row. Less than `head_dim` only in a latent pool (`kv_factor` 1), whose values are the
     /// first elements of its keys (absorbed MLA).
     pub value_dim: usize,
-    /// The factors of an 8-bit pool; none for any other.
-    pub kv_scales: Option<KvScales>,
+    /// How an 8-bit or 4-bit pool stores rows; none for any other.
+    pub quant: Option<KvQuant<'a>>,
 }
 
 impl Attention<'_> {
     /// Plain causal attention with values as wide as keys.
     pub fn new(scale: f32, value_dim: usize) -> Self {
-        Self { scale, softcap: None, window: Window::Full, sinks: None, alibi_slopes: None, value_dim, kv_scales: None }
+        Self { scale, softcap: None, window: Window::Full, sinks: None, alibi_slopes: None, value_dim, quant: None }
     }
 }
 
 impl Attention<'_> {
-    /// What stored keys and stored values are multiplied by.
-    pub(crate) fn stored_scales(&self, view: &KvLayerView) -> [f32; 2] {
-        match self.kv_scales {
-            None => [1.0, 1.0],
-            // The values of a latent are part of its keys.
-            Some(KvScales { k, .. }) if view.kv_factor == 1 => [k, k],
-            Some(KvScales { k, v }) => [k, v],
-        }
+    /// What stored keys (`kv` 0) or values of a head are multiplied by.
+    pub(crate) fn stored_factor(&self, view: &KvLayerView, kv: usize, head: usize) -> f32 {
+        self.quant.map_or(1.0, |quant| quant.factor(view, kv, head))
     }
 }
 
@@ -103,27 +98,25 @@ pub fn paged_attention(
     };
     batch.check(OP, total_tokens)?;
     check(view, attention, num_heads, head_dim)?;
-    check_scales(OP, pool, attention.kv_scales)?;
+    check_quant(OP, pool, view, attention.quant.as_ref(), head_dim)?;
     check_blocks(view, batch, attention.window, num_blocks)?;
     if !q.device().is_cpu() {
         return portable::attention::paged_attention(q, pool, view, batch, attention);
     }
     let out = Output::new(total_tokens * num_heads * attention.value_dim);
     let input = Input::new(q)?;
-    with_kv_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| {
-        let step = Step { q: input.rows(), pool, view, batch, attention, num_heads };
+    let quant = attention.quant.as_ref();
+    with_kv_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| RowCodec::with(OP, quant, |codec| {
+        let step = Step { q: input.rows(), pool, codec, view, batch, attention, num_heads, head_dim };
         step.run(&out);
         Ok(())
-    }))?;
+    })))?;
     // SAFETY: the tiles and the padding make up all rows.
     unsafe { out.into_tensor((total_tokens, num_heads, attention.value_dim), q) }
 }
 
 fn check(view: &KvLayerView, attention: &Attention<'_>, num_heads: usize, head_dim: usize) -> Result<()> {
     let refuse = |reason: String| Err(KernelError::Argument { op: OP, reason });
-    if head_dim != view.head_dim {
-        return refuse(format!("q has head_dim {head_dim}, the layer {}", view.head_dim));
-    }
     if num_heads == 0 || !num_heads.is_multiple_of(view.num_kv_heads) {
         return refuse(format!("{num_heads} query heads cannot share {} KV heads evenly", view.num_kv_heads));
     }
@@ -186,10 +179,12 @@ const KV_SPLIT: usize = 512;
 struct Step<'a, T> {
     q: Rows<'a>,
     pool: &'a [T],
+    codec: RowCodec<'a>,
     view: &'a KvLayerView,
     batch: &'a PagedBatch<'a>,
     attention: &'a Attention<'a>,
     num_heads: usize,
+    head_dim: usize,
 }
 
 /// Some query tokens of one sequence, the positions they stand at, and the context they see.
@@ -266,8 +261,8 @@ impl<T: Element> Step<'_, T> {
     }
 
     /// The factor on `q . k` as it is stored.
-    fn scale(&self) -> f32 {
-        self.attention.scale * self.attention.stored_scales(self.view)[0]
+    fn scale(&self, kv_head: usize) -> f32 {
+        self.attention.scale * self.attention.stored_factor(self.view, 0, kv_head)
     }
 
     fn group(&self) -> usize {
@@ -320,7 +315,7 @@ impl<T: Element> Step<'_, T> {
 
     fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &Output) {
         let group = self.group();
-        let [_, value_scale] = self.attention.stored_scales(self.view);
+        let value_scale = self.attention.stored_factor(self.view, 1, kv_head);
         for (row, token) in tile.rows.clone().enumerate() {
             for member in 0..group {
                 let head = kv_head * group + member;

@@ -3,23 +3,15 @@
 use crate::check;
 use crate::error::{KernelError, Result};
 use crate::portable;
+use crate::quant::{KvQuant, check_quant, narrow_row};
 use crate::rope::{Rope, RopeTable};
 use crate::storage::{DisjointMut, Element, Input, Rows, with_kv_pool, with_pool_mut};
 use crate::view::KvLayerView;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use rayon::prelude::*;
 use std::cell::RefCell;
 
 const OP: &str = "reshape_and_cache";
-
-/// The factors of an 8-bit pool: a stored element times its factor is the value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct KvScales {
-    /// Of keys.
-    pub k: f32,
-    /// Of values.
-    pub v: f32,
-}
 
 /// Writes `k` and `v` `[total_tokens, num_kv_heads, head_dim]` into the layer's blocks of an f32, f16 or bf16 pool.
 ///
@@ -35,7 +27,7 @@ pub fn reshape_and_cache(
     write(pool, view, k, v, slot_mapping, None, None)
 }
 
-/// As [`reshape_and_cache`], into a pool of 8-bit floats (`F8E4M3`) or int8 (`U8`, which holds the same bits).
+/// As [`reshape_and_cache`], into a pool of 8-bit or 4-bit numbers.
 ///
 /// An element is stored as the nearest of the pool's numbers to `value / scale`; what lies beyond them becomes the
 /// largest.
@@ -45,14 +37,14 @@ pub fn quantize_and_cache(
     k: &Tensor,
     v: Option<&Tensor>,
     slot_mapping: &[i64],
-    scales: KvScales,
+    quant: KvQuant<'_>,
 ) -> Result<()> {
-    write(pool, view, k, v, slot_mapping, Some(scales), None)
+    write(pool, view, k, v, slot_mapping, Some(&quant), None)
 }
 
 /// Rotates `q` and `k` and writes `k` and `v`, in one pass over each. Returns the rotated `q`.
 ///
-/// `positions` are as [`Rope::apply`] takes them; `scales` belong to an 8-bit pool.
+/// `positions` are as [`Rope::apply`] takes them; `quant` belongs to an 8-bit or 4-bit pool.
 #[allow(clippy::too_many_arguments, reason = "queries, keys and values, and for each where they go")]
 pub fn rope_and_cache(
     q: &Tensor,
@@ -63,10 +55,10 @@ pub fn rope_and_cache(
     slot_mapping: &[i64],
     rope: &Rope,
     positions: &[u32],
-    scales: Option<KvScales>,
+    quant: Option<KvQuant<'_>>,
 ) -> Result<Tensor> {
-    let table = rope.table(positions, slot_mapping.len(), view.head_dim)?;
-    write(pool, view, k, v, slot_mapping, scales, Some(&table))?;
+    let table = rope.table(positions, slot_mapping.len(), head_dim(k, view))?;
+    write(pool, view, k, v, slot_mapping, quant.as_ref(), Some(&table))?;
     rope.apply(q, positions)
 }
 
@@ -76,7 +68,7 @@ fn write(
     k: &Tensor,
     v: Option<&Tensor>,
     slot_mapping: &[i64],
-    scales: Option<KvScales>,
+    quant: Option<&KvQuant<'_>>,
     rope: Option<&RopeTable>,
 ) -> Result<()> {
     let num_blocks = view.check(OP, pool)?;
@@ -90,40 +82,43 @@ fn write(
             ),
         });
     }
-    check_scales(OP, pool, scales)?;
+    let head_dim = head_dim(k, view);
+    check_quant(OP, pool, view, quant, head_dim)?;
     for (operand, tensor) in [("k", Some(k)), ("v", v)] {
         if let Some(tensor) = tensor {
-            check::rows(OP, operand, tensor, slot_mapping.len(), view.num_kv_heads * view.head_dim)?;
+            check::rows(OP, operand, tensor, slot_mapping.len(), view.num_kv_heads * head_dim)?;
         }
     }
     check_slots(slot_mapping, num_blocks * view.tokens_per_block)?;
-    let scales = scales.unwrap_or(KvScales { k: 1.0, v: 1.0 });
     if !pool.device().is_cpu() {
-        return portable::kv_cache::write(pool, view, k, v, slot_mapping, scales, rope);
+        return portable::kv_cache::write(pool, view, k, v, slot_mapping, quant, rope);
     }
     let k = Input::new(k)?;
     let v = v.map(Input::new).transpose()?;
-    let parts = [
-        Some(Part { rows: k.rows(), factor: 1.0 / scales.k, rope }),
-        v.as_ref().map(|v| Part { rows: v.rows(), factor: 1.0 / scales.v, rope: None }),
-    ];
-    with_kv_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| {
-        scatter(pool, view, parts, slot_mapping);
-        Ok(())
+    let scatter = Scatter {
+        view,
+        head_dim,
+        parts: [Some(Part { rows: k.rows(), rope }), v.as_ref().map(|v| Part { rows: v.rows(), rope: None })],
+        quant,
+        slot_mapping,
+    };
+    with_kv_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| match quant {
+        Some(KvQuant::PerToken(scales)) => with_pool_mut::<f32, _>(OP, scales, |scales| {
+            scatter.run(pool, Some(scales));
+            Ok(())
+        }),
+        _ => {
+            scatter.run(pool, None);
+            Ok(())
+        }
     }))
 }
 
-/// An 8-bit pool goes with scales, any other without.
-pub(crate) fn check_scales(op: &'static str, pool: &Tensor, scales: Option<KvScales>) -> Result<()> {
-    let narrow = matches!(pool.dtype(), DType::F8E4M3 | DType::U8);
-    let argument = |reason: String| Err(KernelError::Argument { op, reason });
-    match scales {
-        None if narrow => argument(format!("a {:?} pool needs scales", pool.dtype())),
-        Some(_) if !narrow => argument(format!("a {:?} pool takes no scales", pool.dtype())),
-        Some(KvScales { k, v }) if !(k.is_finite() && v.is_finite() && k > 0.0 && v > 0.0) => {
-            argument(format!("scales must be positive and finite, found {k} and {v}"))
-        }
-        _ => Ok(()),
+/// Elements of a row of `k` `[total_tokens, num_kv_heads, head_dim]`; those of the layer, if it has no tokens.
+fn head_dim(k: &Tensor, view: &KvLayerView) -> usize {
+    match k.dims() {
+        [tokens, ..] if *tokens > 0 => k.elem_count() / (tokens * view.num_kv_heads),
+        _ => view.head_dim,
     }
 }
 
@@ -144,36 +139,57 @@ fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {
 #[derive(Clone, Copy)]
 struct Part<'a> {
     rows: Rows<'a>,
-    factor: f32,
     rope: Option<&'a RopeTable>,
 }
 
-fn scatter<T: Element>(pool: &mut [T], view: &KvLayerView, parts: [Option<Part<'_>>; 2], slot_mapping: &[i64]) {
-    thread_local! {
-        static ROTATED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    }
-    let pool = DisjointMut::new(pool);
-    // One task owns one head of keys or values, so tasks never meet and repeated slots stay in token order.
-    (0..view.kv_factor * view.num_kv_heads).into_par_iter().for_each(|task| {
-        let (kv, head) = (task / view.num_kv_heads, task % view.num_kv_heads);
-        let Some(Part { rows, factor, rope }) = parts[kv] else { return };
-        let mut rotated = ROTATED.take();
-        rotated.resize(view.head_dim, 0.0);
-        for (token, &slot) in slot_mapping.iter().enumerate() {
-            let Ok(slot) = usize::try_from(slot) else { continue };
-            let block = slot / view.tokens_per_block;
-            let start = block * view.block_elems + view.row_offset(kv, head, slot % view.tokens_per_block);
-            let mut source = &rows.row(token)[head * view.head_dim..][..view.head_dim];
-            if let Some(rope) = rope {
-                rope.rotate(token, source, &mut rotated);
-                source = &rotated;
-            }
-            // SAFETY: rows of different (kv, head) never overlap, and this task alone has this pair.
-            let target = unsafe { pool.slice(start..start + view.head_dim) };
-            for (target, &source) in target.iter_mut().zip(source) {
-                *target = T::store(source * factor);
-            }
+/// One call on the CPU.
+struct Scatter<'a> {
+    view: &'a KvLayerView,
+    head_dim: usize,
+    parts: [Option<Part<'a>>; 2],
+    quant: Option<&'a KvQuant<'a>>,
+    slot_mapping: &'a [i64],
+}
+
+impl Scatter<'_> {
+    /// Writes rows into `pool` and, where each has its own, their scales into `scales`.
+    fn run<T: Element>(&self, pool: &mut [T], scales: Option<&mut [f32]>) {
+        thread_local! {
+            static ROTATED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
-        ROTATED.set(rotated);
-    });
+        let Self { view, head_dim, parts, quant, slot_mapping } = *self;
+        let pool = DisjointMut::new(pool);
+        let scales = scales.map(DisjointMut::new);
+        let format = match quant {
+            Some(KvQuant::Grouped(format)) => Some(*format),
+            _ => None,
+        };
+        // One task owns one head of keys or values, so tasks never meet and repeated slots stay in token order.
+        (0..view.kv_factor * view.num_kv_heads).into_par_iter().for_each(|task| {
+            let (kv, head) = (task / view.num_kv_heads, task % view.num_kv_heads);
+            let Some(Part { rows, rope }) = parts[kv] else { return };
+            let factor = quant.map_or(1.0, |quant| 1.0 / quant.factor(view, kv, head));
+            let mut rotated = ROTATED.take();
+            rotated.resize(head_dim, 0.0);
+            for (token, &slot) in slot_mapping.iter().enumerate() {
+                let Ok(slot) = usize::try_from(slot) else { continue };
+                let (block, offset) = (slot / view.tokens_per_block, slot % view.tokens_per_block);
+                let start = block * view.block_elems + view.row_offset(kv, head, offset);
+                let mut source = &rows.row(token)[head * head_dim..][..head_dim];
+                if let Some(rope) = rope {
+                    rope.rotate(token, source, &mut rotated);
+                    source = &rotated;
+                }
+                // SAFETY: rows of different (kv, head) never overlap, and this task alone has this pair.
+                let target = unsafe { pool.slice(start..start + view.head_dim) };
+                let own_scale = scales.as_ref().map(|scales| {
+                    let row = block * view.layer_rows() + view.row(kv, head, offset);
+                    // SAFETY: as above.
+                    unsafe { &mut scales.slice(row..row + 1)[0] }
+                });
+                narrow_row(source, factor, own_scale, format, target);
+            }
+            ROTATED.set(rotated);
+        });
+    }
 }

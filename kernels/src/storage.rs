@@ -13,8 +13,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An element type that a pool may have. Arithmetic is always done in f32.
 pub(crate) trait Element: WithDType + Send + Sync {
+    /// The largest number of a type that needs scales.
+    const LARGEST: f32;
     fn load(self) -> f32;
     fn store(value: f32) -> Self;
+    /// The elements as bytes, where they are bytes.
+    fn as_bytes(_: &[Self]) -> Option<&[u8]> {
+        None
+    }
+    /// The elements as bytes, where they are bytes.
+    fn as_bytes_mut(_: &mut [Self]) -> Option<&mut [u8]> {
+        None
+    }
     /// The elements as f32 without a copy, where they are f32.
     fn as_f32(_: &[Self]) -> Option<&[f32]> {
         None
@@ -28,8 +38,9 @@ pub(crate) trait Element: WithDType + Send + Sync {
 }
 
 macro_rules! element {
-    ($type:ty, $variant:ident, $load:expr, $store:expr $(, $identity:item)*) => {
+    ($type:ty, $variant:ident, $largest:expr, $load:expr, $store:expr $(, $identity:item)*) => {
         impl Element for $type {
+            const LARGEST: f32 = $largest;
             #[inline(always)]
             fn load(self) -> f32 {
                 $load(self)
@@ -58,6 +69,7 @@ macro_rules! element {
 element!(
     f32,
     F32,
+    f32::MAX,
     |value| value,
     |value| value,
     #[inline(always)]
@@ -69,13 +81,25 @@ element!(
         Some(data)
     }
 );
-element!(f16, F16, f16::to_f32, f16::from_f32);
-element!(bf16, BF16, bf16::to_f32, bf16::from_f32);
-element!(F8E4M3, F8E4M3, |value: F8E4M3| F8_VALUES[value.to_bits() as usize], F8E4M3::from_f32);
+element!(f16, F16, f16::MAX.to_f32_const(), f16::to_f32, f16::from_f32);
+element!(bf16, BF16, bf16::MAX.to_f32_const(), bf16::to_f32, bf16::from_f32);
+element!(F8E4M3, F8E4M3, 448.0, |value: F8E4M3| F8_VALUES[value.to_bits() as usize], F8E4M3::from_f32);
 // int8: candle has no signed 8-bit type, so the bits lie in unsigned ones.
-element!(u8, U8, |bits: u8| f32::from(bits as i8), |value: f32| {
-    value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8
-});
+element!(
+    u8,
+    U8,
+    127.0,
+    |bits: u8| f32::from(bits as i8),
+    |value: f32| value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8,
+    #[inline(always)]
+    fn as_bytes(data: &[Self]) -> Option<&[u8]> {
+        Some(data)
+    },
+    #[inline(always)]
+    fn as_bytes_mut(data: &mut [Self]) -> Option<&mut [u8]> {
+        Some(data)
+    }
+);
 
 /// The value of each 8-bit float.
 static F8_VALUES: [f32; 256] = {

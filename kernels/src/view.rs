@@ -25,7 +25,7 @@ pub struct KvLayerView {
     pub kv_factor: usize,
     /// KV heads of this layer; layers of one pool may differ.
     pub num_kv_heads: usize,
-    /// Elements per head and token.
+    /// Elements of the pool per head and token; bytes, where groups of elements are stored behind scales.
     pub head_dim: usize,
     /// Tokens in a block.
     pub tokens_per_block: usize,
@@ -39,21 +39,35 @@ impl KvLayerView {
         self.kv_factor * self.num_kv_heads * self.tokens_per_block * self.head_dim
     }
 
+    /// Rows of `head_dim` elements that the layer takes in each block.
+    pub(crate) fn layer_rows(&self) -> usize {
+        self.kv_factor * self.num_kv_heads * self.tokens_per_block
+    }
+
     /// Offset inside a block of row `token` of `head`; `kv` is 0 for keys and 1 for values.
     pub fn row_offset(&self, kv: usize, head: usize, token: usize) -> usize {
-        let row = match self.order {
+        self.layer_offset + self.row(kv, head, token) * self.head_dim
+    }
+
+    /// Number of a row among the layer's rows in a block.
+    pub(crate) fn row(&self, kv: usize, head: usize, token: usize) -> usize {
+        match self.order {
             KvOrder::Hnd => (kv * self.num_kv_heads + head) * self.tokens_per_block + token,
             KvOrder::Nhd => (kv * self.tokens_per_block + token) * self.num_kv_heads + head,
-        };
-        self.layer_offset + row * self.head_dim
+        }
+    }
+
+    /// Rows from one token of a head to its next.
+    pub(crate) fn token_rows(&self) -> usize {
+        match self.order {
+            KvOrder::Hnd => 1,
+            KvOrder::Nhd => self.num_kv_heads,
+        }
     }
 
     /// Distance in elements between consecutive tokens of one head.
     pub(crate) fn token_stride(&self) -> usize {
-        match self.order {
-            KvOrder::Hnd => self.head_dim,
-            KvOrder::Nhd => self.num_kv_heads * self.head_dim,
-        }
+        self.token_rows() * self.head_dim
     }
 
     /// Checks that `pool` is a pool that this view fits, and returns its number of blocks.
@@ -72,7 +86,9 @@ impl KvLayerView {
                 self.block_elems
             ));
         }
-        if !self.layer_offset.is_multiple_of(self.head_dim) || !self.block_elems.is_multiple_of(self.head_dim) {
+        // Elsewhere than on the CPU, rows are gathered from the pool as a table of them.
+        let aligned = self.layer_offset.is_multiple_of(self.head_dim) && self.block_elems.is_multiple_of(self.head_dim);
+        if !aligned && !pool.device().is_cpu() {
             return argument(format!(
                 "layer_offset {} and block_elems {} must be multiples of head_dim {}",
                 self.layer_offset, self.block_elems, self.head_dim

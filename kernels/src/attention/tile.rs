@@ -2,6 +2,7 @@
 
 use super::{QueryTile, Step};
 use crate::matmul::{Matrix, multiply};
+use crate::quant::StoredRows;
 use crate::simd::{StridedRows, add_weighted, exp, exp_and_sum, largest, prefetch, row_products};
 use crate::storage::Element;
 use std::cell::RefCell;
@@ -164,17 +165,13 @@ impl<'a> Block<'a> {
         positions: Range<usize>,
         buffer: &'a mut Vec<f32>,
     ) -> Self {
-        let width = step.view.head_dim;
-        let stride = step.view.token_stride();
         let source = stored(step, sequence, kv, kv_head, &positions);
         if let Some(data) = T::as_f32(source) {
-            return Self { data, stride };
+            return Self { data, stride: step.view.token_stride() };
         }
         buffer.clear();
-        for token in 0..positions.len() {
-            buffer.extend(source[token * stride..][..width].iter().map(|value| value.load()));
-        }
-        Self { data: buffer, stride: width }
+        widen(step, sequence, kv, kv_head, &positions, buffer);
+        Self { data: buffer, stride: step.head_dim }
     }
 
     /// `len` tokens after the first `skip`, the first `width` elements of each.
@@ -195,6 +192,27 @@ fn stored<'a, T: Element>(
     let block = step.batch.blocks(sequence)[positions.start / view.tokens_per_block] as usize;
     let start = block * view.block_elems + view.row_offset(kv, kv_head, positions.start % view.tokens_per_block);
     &step.pool[start..start + (positions.len() - 1) * view.token_stride() + view.head_dim]
+}
+
+/// Appends what [`stored`] gives to `target`, as f32 rows behind each other.
+fn widen<T: Element>(
+    step: &Step<'_, T>,
+    sequence: usize,
+    kv: usize,
+    kv_head: usize,
+    positions: &Range<usize>,
+    target: &mut Vec<f32>,
+) {
+    let view = step.view;
+    let block = step.batch.blocks(sequence)[positions.start / view.tokens_per_block] as usize;
+    let rows = StoredRows {
+        stride: view.token_stride(),
+        width: view.head_dim,
+        len: positions.len(),
+        first: block * view.layer_rows() + view.row(kv, kv_head, positions.start % view.tokens_per_block),
+        row_stride: view.token_rows(),
+    };
+    step.codec.widen(stored(step, sequence, kv, kv_head, positions), rows, step.head_dim, target);
 }
 
 /// Asks for the first rows of `positions`, which lie in one block; the loops over rows ask for those behind.
@@ -241,7 +259,7 @@ fn attend_few<T: Element>(
     sum: &mut Accumulator<'_>,
     scratch: &mut Scratch,
 ) {
-    let (head_dim, value_dim) = (step.view.head_dim, sum.value_dim);
+    let (head_dim, value_dim) = (step.head_dim, sum.value_dim);
     let group = step.group();
     let Scratch { scores, keys, values, .. } = scratch;
     let block = step.view.tokens_per_block;
@@ -270,7 +288,7 @@ fn attend_few<T: Element>(
             let (skip, len) = (first - positions.start, end - first);
             let q = &step.q.row(token)[kv_head * group * head_dim..];
             let q = StridedRows::new(q, head_dim, head_dim, group);
-            row_products(q, k.rows(skip, len, head_dim), step.scale(), scores, block);
+            row_products(q, k.rows(skip, len, head_dim), step.scale(kv_head), scores, block);
             for member in 0..group {
                 let scores = &mut scores[member * block..][..len];
                 shape_scores(step, kv_head * group + member, query_position, first, scores);
@@ -291,12 +309,12 @@ fn attend_dense<T: Element>(
     sum: &mut Accumulator<'_>,
     scratch: &mut Scratch,
 ) {
-    let (head_dim, value_dim) = (step.view.head_dim, sum.value_dim);
+    let (head_dim, value_dim) = (step.head_dim, sum.value_dim);
     let group = step.group();
     let rows = step.query_rows(tile);
     let Scratch { queries, scores, keys, values, .. } = scratch;
 
-    let scale = step.scale();
+    let scale = step.scale(kv_head);
     queries.clear();
     for token in tile.rows.clone() {
         let heads = &step.q.row(token)[kv_head * group * head_dim..][..group * head_dim];
@@ -347,17 +365,15 @@ fn copy_together<T: Element>(
     positions: Range<usize>,
     buffer: &mut Vec<f32>,
 ) {
-    let width = step.view.head_dim;
-    let stride = step.view.token_stride();
     buffer.clear();
     for_each_block(step, positions, |positions| {
         let source = stored(step, sequence, kv, kv_head, &positions);
-        for token in 0..positions.len() {
-            let row = &source[token * stride..][..width];
-            match T::as_f32(row) {
-                Some(row) => buffer.extend_from_slice(row),
-                None => buffer.extend(row.iter().map(|value| value.load())),
+        match T::as_f32(source) {
+            Some(source) => {
+                let rows = source.chunks(step.view.token_stride());
+                rows.for_each(|row| buffer.extend_from_slice(&row[..step.head_dim]));
             }
+            None => widen(step, sequence, kv, kv_head, &positions, buffer),
         }
     });
 }

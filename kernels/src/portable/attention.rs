@@ -1,9 +1,11 @@
 //! Attention per sequence over gathered keys and values.
 
-use super::{softmax, widen};
+use super::{head_factors, softmax, widen};
 use crate::attention::Attention;
 use crate::batch::PagedBatch;
 use crate::error::Result;
+use crate::groups::dequantize_rows;
+use crate::quant::KvQuant;
 use crate::view::KvLayerView;
 use candle_core::{D, DType, Tensor};
 
@@ -50,21 +52,34 @@ fn one_sequence(
     let first_key = attention.window.first_visible(first_position);
     let keys = kv_len - first_key;
 
-    let gather = |kv: usize| -> Result<Tensor> {
+    // For each row of a head its block and its place in it.
+    let places = |kv: usize| {
         let blocks = batch.blocks(sequence);
-        let index: Vec<u32> = (0..view.num_kv_heads)
-            .flat_map(|head| {
-                (first_key..kv_len).map(move |position| {
-                    let block = blocks[position / view.tokens_per_block] as usize;
-                    let offset = view.row_offset(kv, head, position % view.tokens_per_block);
-                    ((block * view.block_elems + offset) / head_dim) as u32
-                })
-            })
-            .collect();
-        let index = Tensor::new(index, pool.device())?;
-        let rows = pool.reshape(((), head_dim))?.index_select(&index, 0)?;
-        let rows = (widen(&rows)? * f64::from(attention.stored_scales(view)[kv]))?;
-        Ok(rows.reshape((view.num_kv_heads, keys, head_dim))?)
+        (0..view.num_kv_heads).flat_map(move |head| (first_key..kv_len).map(move |position| (head, position))).map(
+            move |(head, position)| {
+                let block = blocks[position / view.tokens_per_block] as usize;
+                (block, view.row(kv, head, position % view.tokens_per_block))
+            },
+        )
+    };
+    let gather = |kv: usize| -> Result<Tensor> {
+        let first = |block: usize| (block * view.block_elems + view.layer_offset) / view.head_dim;
+        let index: Vec<u32> = places(kv).map(|(block, row)| (first(block) + row) as u32).collect();
+        let rows = pool.reshape(((), view.head_dim))?.index_select(&Tensor::new(index, pool.device())?, 0)?;
+        let shape = (view.num_kv_heads, keys, head_dim);
+        let Some(quant) = attention.quant else { return Ok(widen(&rows)?.reshape(shape)?) };
+        if let KvQuant::Grouped(format) = quant {
+            return Ok(dequantize_rows(&rows, format, head_dim)?.reshape(shape)?);
+        }
+        let factors = match quant {
+            KvQuant::PerToken(scales) => {
+                let index: Vec<u32> = places(kv).map(|(block, row)| (block * view.layer_rows() + row) as u32).collect();
+                let index = Tensor::new(index, pool.device())?;
+                scales.flatten_all()?.index_select(&index, 0)?.reshape((view.num_kv_heads, keys, 1))?
+            }
+            _ => head_factors(view, kv, &quant, pool.device())?.unsqueeze(2)?,
+        };
+        Ok(widen(&rows)?.reshape(shape)?.broadcast_mul(&factors)?)
     };
     let k = gather(0)?;
     let v = match view.kv_factor {

@@ -1,11 +1,11 @@
 //! Cache writes as row scatters.
 
 use crate::error::Result;
-use crate::kv_cache::KvScales;
 use crate::portable::{self, narrow};
+use crate::quant::KvQuant;
 use crate::rope::RopeTable;
 use crate::view::KvLayerView;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 pub(crate) fn write(
     pool: &Tensor,
@@ -13,7 +13,7 @@ pub(crate) fn write(
     k: &Tensor,
     v: Option<&Tensor>,
     slot_mapping: &[i64],
-    scales: KvScales,
+    quant: Option<&KvQuant<'_>>,
     rope: Option<&RopeTable>,
 ) -> Result<()> {
     let live: Vec<(u32, usize)> = slot_mapping
@@ -28,30 +28,36 @@ pub(crate) fn write(
     let pool_rows = pool.reshape(((), view.head_dim))?;
     let k = match rope {
         Some(table) => {
-            &portable::rope::apply(&k.reshape((slot_mapping.len(), view.num_kv_heads, view.head_dim))?, table)?
+            let head_dim = k.elem_count() / (slot_mapping.len() * view.num_kv_heads);
+            &portable::rope::apply(&k.reshape((slot_mapping.len(), view.num_kv_heads, head_dim))?, table)?
         }
         None => k,
     };
-    for (kv, (input, scale)) in [(Some(k), scales.k), (v, scales.v)].into_iter().enumerate() {
+    for (kv, input) in [Some(k), v].into_iter().enumerate() {
         let Some(input) = input else { continue };
-        let rows = input.index_select(&tokens, 0)?.reshape(((), view.head_dim))?;
-        let rows = narrow(&rows, pool.dtype(), scale)?;
-        let index: Vec<u32> = live
+        let rows = input.index_select(&tokens, 0)?.reshape((live.len(), view.num_kv_heads, ()))?;
+        let (rows, own_scales) = narrow(&rows, pool.dtype(), view, kv, quant)?;
+        let rows = rows.reshape(((), view.head_dim))?;
+        // For each row its block and its place in it.
+        let places: Vec<(usize, usize)> = live
             .iter()
-            .flat_map(|&(_, slot)| {
-                let block = slot / view.tokens_per_block * view.block_elems;
-                (0..view.num_kv_heads).map(move |head| {
-                    let offset = view.row_offset(kv, head, slot % view.tokens_per_block);
-                    ((block + offset) / view.head_dim) as u32
-                })
-            })
+            .flat_map(|&(_, slot)| (0..view.num_kv_heads).map(move |head| (slot, head)))
+            .map(|(slot, head)| (slot / view.tokens_per_block, view.row(kv, head, slot % view.tokens_per_block)))
             .collect();
-        let index = Tensor::new(index, pool.device())?
-            .to_dtype(DType::U32)?
-            .unsqueeze(1)?
-            .broadcast_as(rows.shape())?
-            .contiguous()?;
-        pool_rows.scatter_set(&index, &rows, 0)?;
+        let index =
+            places.iter().map(|(block, row)| (block * view.block_elems + view.layer_offset) / view.head_dim + row);
+        scatter(&pool_rows, index, &rows)?;
+        if let (Some(KvQuant::PerToken(scales)), Some(own_scales)) = (quant, own_scales) {
+            let index = places.iter().map(|(block, row)| block * view.layer_rows() + row);
+            scatter(&scales.reshape(((), 1))?, index, &own_scales.reshape(((), 1))?)?;
+        }
     }
     Ok(())
+}
+
+/// Writes `rows` onto those of `table` that `index` names.
+fn scatter(table: &Tensor, index: impl Iterator<Item = usize>, rows: &Tensor) -> Result<()> {
+    let index = Tensor::from_iter(index.map(|row| row as u32), table.device())?;
+    let index = index.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
+    Ok(table.scatter_set(&index, &rows.contiguous()?, 0)?)
 }

@@ -16,10 +16,12 @@ pub(crate) mod rope;
 
 use crate::batch::StateBatch;
 use crate::error::Result;
+use crate::groups::quantize_rows;
 use crate::int8;
 use crate::mamba2::TimeStep;
-use crate::view::StateLayerView;
-use candle_core::{D, DType, Tensor};
+use crate::quant::KvQuant;
+use crate::view::{KvLayerView, StateLayerView};
+use candle_core::{D, DType, Device, Tensor};
 
 /// The states of a step's sequences, for ops that go token by token.
 struct StepState<'a> {
@@ -116,19 +118,45 @@ fn store_state(pool: &Tensor, view: &StateLayerView, slot: usize, state: &Tensor
     Ok(pool.flatten_all()?.slice_set(&state, 0, start)?)
 }
 
-/// `x / scale` in a pool's dtype; `U8` holds int8 bits.
-fn narrow(x: &Tensor, dtype: DType, scale: f32) -> Result<Tensor> {
-    if !matches!(dtype, DType::U8 | DType::F8E4M3) {
-        return Ok(x.to_dtype(dtype)?);
+/// `x` `[tokens, heads, width]` as a pool stores it, and the scale of each row where it has one of its own.
+fn narrow(
+    x: &Tensor,
+    dtype: DType,
+    view: &KvLayerView,
+    kv: usize,
+    quant: Option<&KvQuant<'_>>,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let Some(quant) = quant else { return Ok((x.to_dtype(dtype)?, None)) };
+    if let KvQuant::Grouped(format) = quant {
+        let (tokens, heads, width) = x.dims3()?;
+        return Ok((quantize_rows(&x.reshape((tokens * heads, width))?, *format)?, None));
     }
-    let scaled = (x.to_dtype(DType::F32)? * (1.0 / f64::from(scale)))?;
-    match dtype {
-        DType::U8 => int8::encode(&scaled),
-        _ => Ok(scaled.clamp(-448.0, 448.0)?.to_dtype(dtype)?),
-    }
+    let largest = if dtype == DType::U8 { 127.0 } else { 448.0 };
+    let wide = x.to_dtype(DType::F32)?;
+    let own_scales = match quant {
+        KvQuant::PerToken(_) => Some((wide.abs()?.max_keepdim(D::Minus1)? / largest)?),
+        _ => None,
+    };
+    let scales = match &own_scales {
+        // What is 0 throughout stays 0 with any scale.
+        Some(scales) => scales.eq(0.0)?.where_cond(&scales.ones_like()?, scales)?,
+        None => head_factors(view, kv, quant, x.device())?.unsqueeze(0)?,
+    };
+    let scaled = wide.broadcast_mul(&scales.recip()?)?;
+    let stored = match dtype {
+        DType::U8 => int8::encode(&scaled)?,
+        _ => scaled.clamp(-largest, largest)?.to_dtype(dtype)?,
+    };
+    Ok((stored, own_scales))
 }
 
-/// What [`narrow`] stored, without its scale.
+/// `[heads, 1]` factors of stored keys or values.
+fn head_factors(view: &KvLayerView, kv: usize, quant: &KvQuant<'_>, device: &Device) -> Result<Tensor> {
+    let factors: Vec<f32> = (0..view.num_kv_heads).map(|head| quant.factor(view, kv, head)).collect();
+    Ok(Tensor::from_vec(factors, (view.num_kv_heads, 1), device)?)
+}
+
+/// What [`narrow`] stored, without its scales.
 fn widen(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::U8 => Ok(int8::decode(x)?.to_dtype(DType::F32)?),

@@ -183,8 +183,8 @@ fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)]
     let expected = paged_attention(&q, &exact, &view, &batch, &plain(32)).unwrap();
     let pool = Tensor::zeros((4, view.block_elems), dtype, &Device::Cpu).unwrap();
     let scales = KvScales { k: 1.0 / 127.0, v: 1.0 / 127.0 };
-    quantize_and_cache(&pool, &view, &k, Some(&v), &slots, scales).unwrap();
-    let attention = Attention { kv_scales: Some(scales), ..plain(32) };
+    quantize_and_cache(&pool, &view, &k, Some(&v), &slots, scales.into()).unwrap();
+    let attention = Attention { quant: Some(scales.into()), ..plain(32) };
     let found = paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
     // Errors of single values average out in a weighted mean.
     assert_close(&values(&found), &values(&expected), 2.0 * tolerance);

@@ -6,6 +6,7 @@ mod invariance;
 mod linear;
 mod mla;
 mod portable;
+mod quant;
 mod recurrent;
 mod speculative;
 

@@ -33,8 +33,7 @@ fn cache_writes_agree(
     let fast = random.tensor(&[3, view.block_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
     reshape_and_cache(&fast, &view, &k, v, &slots).unwrap();
-    let scales = KvScales { k: 1.0, v: 1.0 };
-    portable::kv_cache::write(&slow, &view, &k, v, &slots, scales, None).unwrap();
+    portable::kv_cache::write(&slow, &view, &k, v, &slots, None, None).unwrap();
     assert_eq!(values(&fast), values(&slow));
 }
 
@@ -55,11 +54,11 @@ fn quantised_writes_and_reads_agree(
     let rope = Rope::new(1e4, 12, layout, &RopeScaling::None).unwrap();
     let positions = [3, 0, 1, 9, 2];
     let table = rope.table(&positions, 5, 16).unwrap();
-    rope_and_cache(&q, &fast, &view, &k, v, &slots, &rope, &positions, Some(scales)).unwrap();
-    portable::kv_cache::write(&slow, &view, &k, v, &slots, scales, Some(&table)).unwrap();
+    rope_and_cache(&q, &fast, &view, &k, v, &slots, &rope, &positions, Some(scales.into())).unwrap();
+    portable::kv_cache::write(&slow, &view, &k, v, &slots, Some(&scales.into()), Some(&table)).unwrap();
     assert_eq!(values(&fast), values(&slow));
     let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[4], block_tables: &[1], max_blocks: 1 };
-    let attention = Attention { kv_scales: Some(scales), ..Attention::new(0.25, 16) };
+    let attention = Attention { quant: Some(scales.into()), ..Attention::new(0.25, 16) };
     let q = q.narrow(0, 0, 1).unwrap();
     let found = paged_attention(&q, &fast, &view, &batch, &attention).unwrap();
     let expected = portable::attention::paged_attention(&q, &slow, &view, &batch, &attention).unwrap();

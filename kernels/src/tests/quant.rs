@@ -1,0 +1,214 @@
+//! Pools of 8-bit and 4-bit numbers: what is stored comes back, and attention sees what is stored.
+
+use super::{Random, assert_close, values};
+use crate::portable;
+use crate::*;
+use candle_core::{DType, Device, Tensor};
+use rstest::rstest;
+
+const HEADS: usize = 2;
+const TOKENS: usize = 37;
+const BLOCK: usize = 8;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    PerTensor,
+    PerHead,
+    PerToken,
+    Grouped(GroupFormat),
+}
+
+const K_SCALES: [f32; HEADS] = [0.011, 0.009];
+const V_SCALES: [f32; HEADS] = [0.008, 0.02];
+
+impl Kind {
+    fn quant<'a>(self, scales: &'a Tensor) -> KvQuant<'a> {
+        match self {
+            Self::PerTensor => KvScales { k: K_SCALES[0], v: V_SCALES[0] }.into(),
+            Self::PerHead => KvQuant::PerHead { k: &K_SCALES, v: &V_SCALES },
+            Self::PerToken => KvQuant::PerToken(scales),
+            Self::Grouped(format) => KvQuant::Grouped(format),
+        }
+    }
+
+    /// What is left of `rows` `[TOKENS, HEADS, width]` after they have been stored.
+    fn rounded(self, rows: &Tensor, dtype: DType, scales: [f32; HEADS]) -> Tensor {
+        let width = rows.dim(2).unwrap();
+        if let Self::Grouped(format) = self {
+            let bytes = quantize_rows(&rows.reshape((TOKENS * HEADS, width)).unwrap(), format).unwrap();
+            return dequantize_rows(&bytes, format, width).unwrap().reshape(rows.dims()).unwrap();
+        }
+        let mut data = values(rows);
+        for (at, row) in data.chunks_exact_mut(width).enumerate() {
+            let largest = row.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let scale = match self {
+                Self::PerTensor => scales[0],
+                Self::PerHead => scales[at % HEADS],
+                _ => largest / if dtype == DType::U8 { 127.0 } else { 448.0 },
+            };
+            for x in row {
+                let stored = *x / scale;
+                *x = scale
+                    * match dtype {
+                        DType::U8 => stored.round_ties_even().clamp(-128.0, 127.0),
+                        _ => float8::F8E4M3::from_f32(stored).to_f32(),
+                    };
+            }
+        }
+        Tensor::from_vec(data, rows.dims(), &Device::Cpu).unwrap()
+    }
+}
+
+#[rstest]
+fn attention_sees_what_is_stored(
+    #[values(
+        (Kind::PerTensor, DType::U8),
+        (Kind::PerTensor, DType::F8E4M3),
+        (Kind::PerHead, DType::U8),
+        (Kind::PerHead, DType::F8E4M3),
+        (Kind::PerToken, DType::U8),
+        (Kind::PerToken, DType::F8E4M3),
+        (Kind::Grouped(GroupFormat::Q8_0), DType::U8),
+        (Kind::Grouped(GroupFormat::Q4_0), DType::U8),
+        (Kind::Grouped(GroupFormat::Mxfp4), DType::U8),
+        (Kind::Grouped(GroupFormat::Nvfp4), DType::U8)
+    )]
+    (kind, dtype): (Kind, DType),
+    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+    #[values(1, 2)] kv_factor: usize,
+    #[values(32, 40)] head_dim: usize,
+    #[values(1, 8)] group: usize,
+) {
+    let row = match kind {
+        Kind::Grouped(format) => format.row_bytes(head_dim),
+        _ => head_dim,
+    };
+    let view = |row: usize| KvLayerView {
+        block_elems: row * (1 + 2 * HEADS * BLOCK),
+        layer_offset: row,
+        kv_factor,
+        num_kv_heads: HEADS,
+        head_dim: row,
+        tokens_per_block: BLOCK,
+        order,
+    };
+    let (stored, exact) = (view(row), view(head_dim));
+    let mut random = Random::new(71);
+    let [k, v] = [(); 2].map(|()| random.tensor(&[TOKENS, HEADS, head_dim]));
+    let with_v = kv_factor == 2;
+    let slots: Vec<i64> = (0..TOKENS as i64).map(|token| token + BLOCK as i64).collect();
+    let zeros = |width: usize, dtype| Tensor::zeros((6, width), dtype, &Device::Cpu).unwrap();
+    let scales = zeros(kv_factor * HEADS * BLOCK, DType::F32);
+    let quant = kind.quant(&scales);
+
+    let pool = zeros(stored.block_elems, dtype);
+    quantize_and_cache(&pool, &stored, &k, with_v.then_some(&v), &slots, quant).unwrap();
+    let wide = zeros(exact.block_elems, DType::F32);
+    let (k_rounded, v_rounded) = (kind.rounded(&k, dtype, K_SCALES), kind.rounded(&v, dtype, V_SCALES));
+    reshape_and_cache(&wide, &exact, &k_rounded, with_v.then_some(&v_rounded), &slots).unwrap();
+
+    let q = random.tensor(&[2, group * HEADS, head_dim]);
+    let batch =
+        PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[TOKENS as u32], block_tables: &[1, 2, 3, 4, 5], max_blocks: 5 };
+    let plain = Attention::new(0.2, if with_v { head_dim } else { 24 });
+    let attention = Attention { quant: Some(quant), ..plain };
+    let found = paged_attention(&q, &pool, &stored, &batch, &attention).unwrap();
+    let expected = paged_attention(&q, &wide, &exact, &batch, &plain).unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-5);
+
+    let other_scales = scales.zeros_like().unwrap();
+    let other_quant = kind.quant(&other_scales);
+    let other = zeros(stored.block_elems, dtype);
+    portable::kv_cache::write(&other, &stored, &k, with_v.then_some(&v), &slots, Some(&other_quant), None).unwrap();
+    if !matches!(kind, Kind::PerToken) {
+        assert_eq!(values(&pool), values(&other));
+    }
+    assert_close(&values(&other_scales), &values(&scales), 1e-6);
+    let attention = Attention { quant: Some(other_quant), ..plain };
+    let found = portable::attention::paged_attention(&q, &other, &stored, &batch, &attention).unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-2);
+}
+
+/// No element is off by more than half a step of its group, or by what the format cannot reach.
+#[rstest]
+#[case::q8_0(GroupFormat::Q8_0, 0.005)]
+#[case::q4_0(GroupFormat::Q4_0, 0.126)]
+#[case::mxfp4(GroupFormat::Mxfp4, 0.251)]
+#[case::nvfp4(GroupFormat::Nvfp4, 0.21)]
+fn groups_come_back(#[case] format: GroupFormat, #[case] part: f32, #[values(1, 31, 32, 33, 128)] width: usize) {
+    let mut random = Random::new(72);
+    let x = (random.tensor(&[9, width]) * 3.0).unwrap();
+    let bytes = quantize_rows(&x, format).unwrap();
+    assert_eq!(bytes.dims(), [9, format.row_bytes(width)]);
+    let found = dequantize_rows(&bytes, format, width).unwrap();
+    for (x, found) in x.to_vec2::<f32>().unwrap().iter().zip(found.to_vec2::<f32>().unwrap()) {
+        for (x, found) in x.chunks(format.elements()).zip(found.chunks(format.elements())) {
+            let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+            assert!(x.iter().zip(found).all(|(x, found)| (x - found).abs() <= part * largest), "{x:?} {found:?}");
+        }
+    }
+}
+
+/// The bytes that the formats' definitions give.
+#[rstest]
+#[case::q8_0(GroupFormat::Q8_0, &[(0, 127.0), (1, -1.0)], &[0x00, 0x3c, 127, 255], 34)]
+#[case::q4_0(GroupFormat::Q4_0, &[(0, -8.0), (1, 7.0), (16, 1.0)], &[0x00, 0x3c, 0x90, 0x8f, 0x88], 18)]
+#[case::mxfp4(GroupFormat::Mxfp4, &[(0, 6.0), (16, -0.5), (1, 3.0)], &[127, 0x97, 0x05, 0x00], 17)]
+#[case::nvfp4(GroupFormat::Nvfp4, &[(0, 6.0), (1, -0.5), (2, 1.5)], &[0x38, 0x97, 0x03, 0x00], 9)]
+fn groups_have_the_published_bytes(
+    #[case] format: GroupFormat,
+    #[case] elements: &[(usize, f32)],
+    #[case] first: &[u8],
+    #[case] len: usize,
+) {
+    let mut row = vec![0f32; format.elements()];
+    for &(at, value) in elements {
+        row[at] = value;
+    }
+    let x = Tensor::from_vec(row.clone(), (1, row.len()), &Device::Cpu).unwrap();
+    let bytes = quantize_rows(&x, format).unwrap();
+    let found = bytes.to_vec2::<u8>().unwrap().remove(0);
+    assert_eq!((&found[..first.len()], found.len()), (first, len));
+    assert_eq!(values(&dequantize_rows(&bytes, format, row.len()).unwrap()), row);
+}
+
+#[rstest]
+fn a_nan_is_not_lost(
+    #[values(GroupFormat::Q8_0, GroupFormat::Q4_0, GroupFormat::Mxfp4, GroupFormat::Nvfp4)] format: GroupFormat,
+) {
+    let mut row = vec![1f32; 64];
+    row[3] = f32::NAN;
+    let x = Tensor::from_vec(row, (1, 64), &Device::Cpu).unwrap();
+    let found = values(&dequantize_rows(&quantize_rows(&x, format).unwrap(), format, 64).unwrap());
+    assert!(found[3].is_nan() && found[32..].iter().all(|x| (x - 1.0).abs() < 0.05), "{found:?}");
+}
+
+#[rstest]
+#[case::missing(DType::U8, 8, None, "a U8 pool needs scales or a group format")]
+#[case::needless(DType::F32, 8, Some(KvQuant::Grouped(GroupFormat::Q4_0)), "a F32 pool takes no scales")]
+#[case::wide(DType::U8, 8, Some(KvQuant::Grouped(GroupFormat::Q4_0)), "8 elements take 18 bytes as Q4_0")]
+#[case::heads(DType::U8, 8, Some(KvQuant::PerHead { k: &[1.0], v: &[1.0, 1.0] }), "1 and 2 scales for 2 heads")]
+#[case::zero(DType::U8, 8, Some(KvQuant::PerTensor(KvScales { k: 0.0, v: 1.0 })), "must be positive and finite")]
+#[case::grouped_floats(DType::F8E4M3, 18, Some(KvQuant::Grouped(GroupFormat::Q4_0)), "expected u8 for grouped")]
+fn what_does_not_fit_is_refused(
+    #[case] dtype: DType,
+    #[case] row: usize,
+    #[case] quant: Option<KvQuant<'_>>,
+    #[case] message: &str,
+) {
+    let view = KvLayerView {
+        block_elems: 2 * HEADS * BLOCK * row,
+        layer_offset: 0,
+        kv_factor: 2,
+        num_kv_heads: HEADS,
+        head_dim: row,
+        tokens_per_block: BLOCK,
+        order: KvOrder::Hnd,
+    };
+    let pool = Tensor::zeros((2, view.block_elems), dtype, &Device::Cpu).unwrap();
+    let q = Tensor::zeros((1, HEADS, 8), DType::F32, &Device::Cpu).unwrap();
+    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1], block_tables: &[0], max_blocks: 1 };
+    let attention = Attention { quant, ..Attention::new(1.0, 8) };
+    let error = paged_attention(&q, &pool, &view, &batch, &attention).unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
+}
