@@ -70,12 +70,10 @@ pub(crate) fn check_quant(
     match quant {
         None if narrow => return argument(format!("a {dtype:?} pool needs scales or a group format")),
         Some(_) if !narrow => return argument(format!("a {dtype:?} pool takes no scales")),
-        None => {}
-        Some(KvQuant::PerTensor(KvScales { k, v })) => {
-            if !(scale(*k) && scale(*v)) {
-                return argument(format!("scales must be positive and finite, found {k} and {v}"));
-            }
+        Some(KvQuant::PerTensor(KvScales { k, v })) if !(scale(*k) && scale(*v)) => {
+            return argument(format!("scales must be positive and finite, found {k} and {v}"));
         }
+        None | Some(KvQuant::PerTensor(_)) => {}
         Some(KvQuant::PerHead { k, v }) => {
             let heads = view.num_kv_heads;
             if k.len() != heads || v.len() != heads {

@@ -2,12 +2,12 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{
-    KvLayerView, KvScales, PagedBatch, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
+    KvLayerView, KvQuant, PagedBatch, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
 };
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 
@@ -26,8 +26,8 @@ pub(crate) struct PagedCache<'a> {
     pub(crate) view: KvLayerView,
     pub(crate) batch: PagedBatch<'a>,
     pub(crate) slot_mapping: &'a [i64],
-    /// The factors of an 8-bit float pool; pools of other packed dtypes are refused by the kernels.
-    pub(crate) scales: Option<KvScales>,
+    /// How an 8-bit or 4-bit pool stores rows.
+    pub(crate) quant: Option<KvQuant<'static>>,
 }
 
 /// A layer's state and the step's way into it.
@@ -41,8 +41,8 @@ pub(crate) struct StateCache<'a> {
 impl PagedCache<'_> {
     /// Writes the step's keys and values `[tokens, num_kv_heads, head_dim]`; a latent cache takes no values.
     pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<(), RuntimeError> {
-        match self.scales {
-            Some(scales) => quantize_and_cache(self.pool, &self.view, k, v, self.slot_mapping, scales)?,
+        match self.quant {
+            Some(quant) => quantize_and_cache(self.pool, &self.view, k, v, self.slot_mapping, quant)?,
             None => reshape_and_cache(self.pool, &self.view, k, v, self.slot_mapping)?,
         }
         Ok(())
@@ -76,8 +76,13 @@ impl<'a> Step<'a> {
             block_tables: &pool.block_tables,
             max_blocks: pool.max_blocks,
         };
-        let scales = (cache.pool.dtype() == DType::F8E4M3).then_some(cache.scales);
-        Ok(PagedCache { pool: cache.pool, view: cache.view, batch, slot_mapping: &pool.slot_mapping, scales })
+        Ok(PagedCache {
+            pool: cache.pool,
+            view: cache.view,
+            batch,
+            slot_mapping: &pool.slot_mapping,
+            quant: cache.quant,
+        })
     }
 
     /// The state of `kind` in `layer`.

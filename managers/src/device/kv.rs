@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use cacheplan_handlers::{KvLayout, ResourceHandler};
-use cacheplan_kernels::{KvLayerView, KvOrder, KvScales};
+use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
+use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -28,6 +28,7 @@ struct KvPool {
 #[derive(Debug)]
 struct KvMember {
     resource: String,
+    dtype: DType,
     view: KvLayerView,
     /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
     scales: KvScales,
@@ -35,6 +36,19 @@ struct KvMember {
 
 /// The scales of 8-bit layers by resource, for pools that are made anew.
 pub(super) type Scales = HashMap<String, KvScales>;
+
+impl KvMember {
+    fn quant(&self) -> Option<KvQuant<'static>> {
+        match self.dtype {
+            DType::F8E4m3 | DType::Int8 => Some(self.scales.into()),
+            DType::Q8_0 => Some(KvQuant::Grouped(GroupFormat::Q8_0)),
+            DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
+            DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
+            DType::Nvfp4 => Some(KvQuant::Grouped(GroupFormat::Nvfp4)),
+            DType::F32 | DType::F16 | DType::Bf16 | DType::F8E5m2 | DType::Int32 => None,
+        }
+    }
+}
 
 /// One layer's part of a paged pool, borrowed for a kernel call.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +59,8 @@ pub struct KvLayer<'a> {
     pub view: KvLayerView,
     /// Which entry of [`crate::book::StepMetadata::pools`] belongs to it.
     pub paged: usize,
-    /// Scales of 8-bit pools.
-    pub scales: KvScales,
+    /// How an 8-bit or 4-bit pool stores rows; none for wider dtypes, nor for those that no kernel reads.
+    pub quant: Option<KvQuant<'static>>,
 }
 
 /// A sequence's keys and values of one layer as dense tensors.
@@ -72,7 +86,12 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember { resource: member.resource.clone(), view, scales: KvScales { k: 1.0, v: 1.0 } });
+                members.push(KvMember {
+                    resource: member.resource.clone(),
+                    dtype: resource.handler.dtype(),
+                    view,
+                    scales: KvScales { k: 1.0, v: 1.0 },
+                });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }
@@ -110,7 +129,7 @@ impl KvCacheManager {
 
     pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
         let (paged, pool, member) = self.member(place)?;
-        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, scales: member.scales })
+        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.

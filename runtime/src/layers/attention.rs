@@ -146,7 +146,7 @@ impl Mixer for Attention {
         let rule = cacheplan_kernels::Attention {
             window: self.window,
             sinks: self.sinks.as_deref(),
-            kv_scales: cache.scales,
+            quant: cache.quant,
             ..cacheplan_kernels::Attention::new(self.scale, head_dim)
         };
         let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;

@@ -130,7 +130,7 @@ impl Mixer for Mla {
         let cache = step.paged(self.layer, &Kind::MlaPaged)?;
         cache.write(&k, None)?;
         let rule = cacheplan_kernels::Attention {
-            kv_scales: cache.scales,
+            quant: cache.quant,
             ..cacheplan_kernels::Attention::new(scale as f32, kv_lora_rank)
         };
         let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;

@@ -115,7 +115,8 @@ fn a_decoder_reads_nothing_that_belongs_to_nobody(#[values("llama", "mamba2", "n
 #[rstest]
 fn narrower_caches_give_nearly_the_golden_logits(
     #[values("deepseek_v3", "llama", "nemotron_h")] model: &str,
-    #[values(("bf16", 0.02), ("f16", 0.005), ("fp8", 0.15))] (dtype, tolerance): (&str, f32),
+    #[values(("bf16", 0.02), ("f16", 0.005), ("fp8", 0.15), ("q8_0", 0.15), ("q4_0", 0.3), ("mxfp4", 0.5), ("nvfp4", 0.4))]
+    (dtype, tolerance): (&str, f32),
 ) {
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
