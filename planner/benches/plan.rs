@@ -37,6 +37,33 @@ fn plan_a_model(bencher: Bencher<'_, '_>, name: &str) {
     bencher.bench_local(|| plan(black_box(&request)));
 }
 
+/// Prints the slowest of the zoo's models: the goal is below 100 microseconds for each.
+#[divan::bench(sample_count = 1)]
+#[expect(clippy::print_stdout, reason = "divan has no place for the name of the slowest")]
+fn plan_the_slowest_of_the_zoo(bencher: Bencher<'_, '_>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
+    let files = std::fs::read_dir(folder).expect("the zoo").map(|entry| entry.expect("a config").path());
+    let budget = budget();
+    let median = |path: std::path::PathBuf| {
+        let mut model = read_model(&path, &ReadOptions::default()).ok()?;
+        let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).ok()?.resources;
+        let request = PlanRequest::new(&model.info, &resources, &budget);
+        let mut times: Vec<_> = (0..101)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                drop(black_box(plan(black_box(&request))));
+                start.elapsed()
+            })
+            .collect();
+        times.sort_unstable();
+        Some((times[50], path.file_stem()?.to_string_lossy().into_owned()))
+    };
+    let mut all: Vec<_> = files.filter_map(median).collect();
+    all.sort_unstable();
+    println!("{} models, slowest {:?}, median {:?}", all.len(), all.last(), all.get(all.len() / 2));
+    bencher.bench_local(|| ());
+}
+
 #[divan::bench(args = ZOO)]
 fn check_a_plan(bencher: Bencher<'_, '_>, name: &str) {
     let ((model, resources), budget) = (read(name), budget());

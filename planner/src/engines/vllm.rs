@@ -43,10 +43,6 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
     };
     // All pages are padded to the largest; smaller attention pages that divide it hold more tokens instead.
     let target = specs.keys().map(page).max().unwrap_or(0);
-    let block_of = |spec: &Spec| match *spec {
-        Spec::Full { bytes } | Spec::Window { bytes, .. } if target.is_multiple_of(bytes * block) => target / bytes,
-        _ => block,
-    };
     let kind = |spec: &Spec| match spec {
         Spec::Full { .. } => (0, 0),
         Spec::Window { window, .. } => (1, *window),
@@ -54,6 +50,12 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
     };
     let first = specs.keys().next().map(kind);
     let uniform = specs.keys().all(|spec| Some(kind(spec)) == first);
+    let block_of = |spec: &Spec| match *spec {
+        Spec::Full { bytes } | Spec::Window { bytes, .. } if !uniform && target.is_multiple_of(bytes * block) => {
+            target / bytes
+        }
+        _ => block,
+    };
     let (group_size, groups, bytes_per_block) = if uniform {
         // One kind of layer: one group, each layer with its own page.
         let layers = specs.values().sum::<u64>();

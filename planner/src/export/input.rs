@@ -147,9 +147,6 @@ impl<'a> Input<'a> {
         say(checkpoints > 0, &|| format!("{checkpoints} slots for checkpoints, apart from those of running sequences"));
         let int8 = || self.pools().filter(|pool| pool.checkpoints_of.is_some() && pool.dtype == DType::Int8);
         say(int8().next().is_some(), &|| format!("int8 states in {}", listed(int8().map(|pool| pool.id.as_str()))));
-        if let Some(host) = &plan.host {
-            say(true, &|| format!("{} bytes of host memory: state its offloading to the engine as well", host.bytes));
-        }
         say(self.pools().any(|pool| pool.reserved > 0), &|| {
             format!(
                 "reserved units in {}: engines add their own padding",

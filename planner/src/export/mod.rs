@@ -106,6 +106,8 @@ pub fn export(
     serving: &Serving,
 ) -> Result<Export, ExportError> {
     let (dialect, release) = target.resolve(version)?;
+    let host_bytes = serving.host_bytes.or(plan.host.as_ref().map(|host| host.bytes));
+    let serving = &Serving { host_bytes, ..serving.clone() };
     let input = Input { plan, serving, release };
     input.refuse_damage()?;
     if let Some(what) = (dialect.refuses)(&input) {

@@ -1,6 +1,6 @@
 //! TensorRT-LLM's `trtllm-serve --config`: the arguments of its Python API as YAML.
 //!
-//! Read in the documents of its `KvCacheConfig`.
+//! Read in its `KvCacheConfig` of September 2026.
 
 use cacheplan_handlers::{DType, Growth};
 use serde_json::json;
