@@ -74,6 +74,34 @@ fn a_stacked_static_cache_is_one_cache_per_layer(#[case] half: &str) {
     assert_eq!(model.info.layers, 4);
 }
 
+/// The config of the exported decoder with a sliding window.
+const SLIDING: &str = r#"{
+    "model_type": "gemma3_text", "dtype": "float32", "hidden_size": 16, "vocab_size": 16, "intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"]
+}"#;
+
+#[rstest]
+#[case("18")]
+#[case("23")]
+fn a_mask_that_the_graph_computes_tells_the_window(#[case] opset: &str) {
+    let (model, from_export) = collected(&format!("onnx/sliding_opset{opset}.onnx"));
+    let from_config = resources(read_config_str("config.json", SLIDING, &ReadOptions::default()).unwrap());
+    assert_eq!(essence(&from_export.resources), essence(&from_config));
+    assert_eq!(model.layer_kinds, ["sliding_attention", "attention"]);
+    assert!(model.facts.iter().all(|fact| !fact.assumed));
+}
+
+/// The comparisons of positions joined by something else than And.
+#[test]
+fn a_mask_that_tells_nothing_is_full_attention_by_assumption() {
+    let (_folder, path) = patched("onnx/sliding_opset23.onnx", b"\x22\x03And", b"\x22\x03Xor");
+    let model = read_model(&path, &ReadOptions::default()).unwrap();
+    let assumed: Vec<&str> = model.facts.iter().filter(|fact| fact.assumed).map(|fact| fact.what.as_str()).collect();
+    assert_eq!(assumed, ["layer 1: tokens that attention sees"]);
+    assert_eq!(resources(model).get("kv_cache_1").unwrap().handler.growth(), Growth::Paged { stride: 1, window: None });
+}
+
 #[test]
 fn group_query_attention_tells_heads_and_window() {
     let resources = collected("onnx/group_query_attention.onnx").1.resources;

@@ -6,10 +6,11 @@ use super::states::State;
 use crate::graph::Extent;
 
 /// What an attention keeps: the keys it weighs by and the values it sums.
-#[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub(super) key: &'a str,
     pub(super) value: &'a str,
+    /// What is added to the scores, or chooses among them.
+    pub(super) masks: Vec<&'a str>,
 }
 
 /// Where a key or a value begins.
@@ -58,19 +59,26 @@ pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Optio
         return None;
     }
     let value = node.at(1)?;
-    let mut softmax_seen = false;
+    let (mut softmax_seen, mut masks) = (false, Vec::new());
     let mut name = node.at(0)?;
     // The chain is short: scale, mask, softmax, guards against empty rows.
     for _ in 0..16 {
         let producer = source.producer(name)?;
         match producer.op_type.as_str() {
             "MatMul" if softmax_seen => {
-                return Some(Operands { key: producer.at(1)?, value });
+                return Some(Operands { key: producer.at(1)?, value, masks });
             }
             _ if scores(producer) => {
                 softmax_seen |= producer.op_type == "Softmax";
-                // Where(mask, filler, scores) guards rows without tokens; otherwise the scores come first.
-                let position = if producer.op_type == "Where" && softmax_seen_below(source, producer) { 2 } else { 0 };
+                // Where(mask, scores, filler) before the softmax; behind it, one that guards rows without tokens.
+                let position = if producer.op_type == "Where" { where_scores_are(source, producer) } else { 0 };
+                if softmax_seen {
+                    masks.extend(match producer.op_type.as_str() {
+                        "Where" => producer.at(0),
+                        "Add" => producer.at(1),
+                        _ => None,
+                    });
+                }
                 name = producer.at(position)?;
             }
             _ => return None,
@@ -79,9 +87,10 @@ pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Optio
     None
 }
 
-/// Whether the last operand of a `Where` leads to the scores.
-fn softmax_seen_below(source: &Source<'_>, node: &NodeProto) -> bool {
-    node.at(2).and_then(|name| source.producer(name)).is_some_and(scores)
+/// The operand of a `Where` that leads to the scores.
+fn where_scores_are(source: &Source<'_>, node: &NodeProto) -> usize {
+    let leads = |name| source.producer(name).is_some_and(|node| scores(node) || node.op_type == "MatMul");
+    if node.at(2).is_some_and(leads) { 2 } else { 1 }
 }
 
 /// Follows a key or value back to the state it is kept in, or else to the last tensor that shows its heads.

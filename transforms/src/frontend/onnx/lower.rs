@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use cacheplan_handlers::DType;
 
 use super::attention::{self, Operands, Root};
+use super::mask::{Sight, sight};
 use super::proto::NodeProto;
 use super::source::Source;
 use super::states::{self, State};
@@ -89,17 +90,19 @@ impl<'a> Lowering<'a> {
 
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
         match node.full_type().as_str() {
-            "Attention" => self.attention_op(node, [0, 1, 2, 4, 5], ["q_num_heads", "kv_num_heads"]),
+            "Attention" => self.attention_op(node, [0, 1, 2, 4, 5, 3], ["q_num_heads", "kv_num_heads"]),
             "com.microsoft.GroupQueryAttention" => {
-                self.attention_op(node, [0, 1, 2, 3, 4], ["num_heads", "kv_num_heads"])
+                self.attention_op(node, [0, 1, 2, 3, 4, 10], ["num_heads", "kv_num_heads"])
             }
-            "com.microsoft.MultiHeadAttention" => self.attention_op(node, [0, 1, 2, 6, 7], ["num_heads", "num_heads"]),
+            "com.microsoft.MultiHeadAttention" => {
+                self.attention_op(node, [0, 1, 2, 6, 7, 5], ["num_heads", "num_heads"])
+            }
             "LinearAttention" | "com.microsoft.LinearAttention" => self.linear_attention(node),
             "CausalConvWithState" | "com.microsoft.CausalConvWithState" => self.causal_conv(node, 1, 3),
             "trt_edgellm.causal_conv1d" => self.causal_conv(node, 2, 3),
             "trt_edgellm.update_ssm_state" => self.update_ssm_state(node),
             _ => match attention::written_out(self.source, node) {
-                Some(operands) if self.is_kept(&operands) => self.written_out(node, operands),
+                Some(operands) if self.is_kept(operands.key, operands.value) => self.written_out(node, &operands),
                 _ => self.other(node),
             },
         }
@@ -147,15 +150,16 @@ impl<'a> Lowering<'a> {
         Some((value.shape.clone(), value.dtype?))
     }
 
-    /// An op of one of the attention types. Positions: query, key, value, past key, past value.
-    fn attention_op(&mut self, node: &'a NodeProto, at: [usize; 5], heads: [&str; 2]) -> Result<()> {
+    /// An op of one of the attention types. Positions: query, key, value, past key, past value, mask.
+    fn attention_op(&mut self, node: &'a NodeProto, at: [usize; 6], heads: [&str; 2]) -> Result<()> {
         let missing = |what: &str| self.refuse(node, format!("it has no {what}"));
         let query = node.at(at[0]).ok_or_else(|| missing("query"))?;
         let num_heads = node.number(heads[0]);
         let num_kv_heads = node.number(heads[1]).or(num_heads);
         let key = node.at(at[3]).or_else(|| node.at(at[1])).unwrap_or(query);
         let value = node.at(at[4]).or_else(|| node.at(at[2])).unwrap_or(query);
-        let kept = self.is_kept(&Operands { key, value });
+        let masks = Vec::from_iter(node.at(at[5]));
+        let kept = self.is_kept(key, value);
         let roots = [key, value].map(|name| {
             attention::root(self.source, &self.states, name)
                 .or_else(|| self.packed(name, num_heads, num_kv_heads, node.at(at[1]).is_none()))
@@ -169,7 +173,7 @@ impl<'a> Lowering<'a> {
             self.plain(node);
             return Ok(());
         }
-        self.add_attention(node, &key, &value, node.number("local_window_size"))
+        self.add_attention(node, &key, &value, node.number("local_window_size"), &masks)
     }
 
     /// Keys of rank 3, all heads in one axis; `all` if queries and values are packed with them.
@@ -182,17 +186,17 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether keys come from a state, or nothing at all does, so that every attention needs a cache.
-    fn is_kept(&self, operands: &Operands<'a>) -> bool {
+    fn is_kept(&self, key: &'a str, value: &'a str) -> bool {
         self.states.is_empty()
-            || [operands.key, operands.value]
+            || [key, value]
                 .iter()
                 .all(|name| attention::root(self.source, &self.states, name).is_some_and(|root| root.state.is_some()))
     }
 
-    fn written_out(&mut self, node: &'a NodeProto, operands: Operands<'a>) -> Result<()> {
+    fn written_out(&mut self, node: &'a NodeProto, operands: &Operands<'a>) -> Result<()> {
         let roots = [operands.key, operands.value].map(|name| attention::root(self.source, &self.states, name));
         match roots {
-            [Some(key), Some(value)] => self.add_attention(node, &key, &value, None),
+            [Some(key), Some(value)] => self.add_attention(node, &key, &value, None, &operands.masks),
             _ => Err(self.refuse(node, "the heads of its keys cannot be told from any shape".to_owned())),
         }
     }
@@ -203,6 +207,7 @@ impl<'a> Lowering<'a> {
         key: &Root<'a>,
         value: &Root<'a>,
         window: Option<u64>,
+        masks: &[&'a str],
     ) -> Result<()> {
         let ordinal = self.attentions;
         self.attentions += 1;
@@ -211,11 +216,31 @@ impl<'a> Lowering<'a> {
         let value = self.view(layer, value, "attention.value");
         let mut op =
             Op::new(Name::new(Some(layer), "attention"), ops::ATTENTION).input("key", key).input("value", value);
+        let (window, kind) = match window.or_else(|| self.window_of(layer, masks)) {
+            Some(window) => (Some(window), "sliding_attention"),
+            None => (None, "attention"),
+        };
         if let Some(window) = window {
             op = op.attribute(ops::WINDOW, Attribute::Number(window));
         }
-        self.stateful(node, op, layer, "attention");
+        self.stateful(node, op, layer, kind);
         Ok(())
+    }
+
+    /// The window that masks leave; what they do not tell is taken for full attention, and listed as assumed.
+    fn window_of(&mut self, layer: u32, masks: &[&str]) -> Option<u64> {
+        let mut window = None;
+        for mask in masks {
+            match sight(self.source, mask) {
+                Sight::All => {}
+                Sight::Window(found) => window = Some(window.map_or(found, |window: u64| window.min(found))),
+                Sight::Unclear => {
+                    let what = format!("layer {layer}: tokens that attention sees");
+                    self.note(what, "all".to_owned(), format!("the mask `{mask}` does not tell"), true);
+                }
+            }
+        }
+        window
     }
 
     /// The keys or values of a cache as [B, S, heads, head_dim], made once.

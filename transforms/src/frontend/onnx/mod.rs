@@ -5,6 +5,7 @@
 mod attention;
 mod file;
 mod lower;
+mod mask;
 mod proto;
 mod source;
 mod states;

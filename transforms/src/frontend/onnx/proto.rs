@@ -1,6 +1,8 @@
-//! The part of ONNX's messages that is read: names, shapes and attributes. Weights are unknown fields, and skipped.
+//! The part of ONNX's messages that is read: names, shapes, attributes and single numbers. Weights are skipped.
 
-use prost::Message;
+use prost::bytes::{Buf, BufMut};
+use prost::encoding::{self, DecodeContext, WireType};
+use prost::{DecodeError, Message};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ModelProto {
@@ -54,16 +56,85 @@ pub(super) struct AttributeProto {
     pub(super) name: String,
     #[prost(int64, optional, tag = "3")]
     pub(super) i: Option<i64>,
+    #[prost(message, optional, tag = "5")]
+    pub(super) t: Option<TensorProto>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+/// A weight or a constant. Its data is kept only if that is one number: everything longer is jumped over.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TensorProto {
-    #[prost(int64, repeated, tag = "1")]
     pub(super) dims: Vec<i64>,
-    #[prost(int32, tag = "2")]
     pub(super) data_type: i32,
-    #[prost(string, tag = "8")]
     pub(super) name: String,
+    /// The bytes of its data, if they are at most eight.
+    raw: Vec<u8>,
+    /// Its data where that is stated as numbers.
+    number: Option<i64>,
+}
+
+impl TensorProto {
+    /// The number that it holds, if it is one whole number.
+    pub(super) fn whole_number(&self) -> Option<i64> {
+        let bytes = self.raw.as_slice();
+        match self.data_type {
+            6 => bytes.try_into().ok().map(|bytes| i32::from_le_bytes(bytes).into()).or(self.number),
+            7 => bytes.try_into().ok().map(i64::from_le_bytes).or(self.number),
+            _ => None,
+        }
+    }
+}
+
+impl Message for TensorProto {
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        match (tag, wire_type) {
+            (1, _) => encoding::int64::merge_repeated(wire_type, &mut self.dims, buf, ctx),
+            (2, _) => encoding::int32::merge(wire_type, &mut self.data_type, buf, ctx),
+            (8, _) => encoding::string::merge(wire_type, &mut self.name, buf, ctx),
+            (9, WireType::LengthDelimited) => {
+                self.raw = short(buf)?;
+                Ok(())
+            }
+            // `int32_data` and `int64_data`, packed.
+            (5 | 7, WireType::LengthDelimited) => {
+                let bytes = short(buf)?;
+                let mut rest = bytes.as_slice();
+                let number = encoding::decode_varint(&mut rest).ok().filter(|_| rest.is_empty());
+                self.number = number.map(u64::cast_signed);
+                Ok(())
+            }
+            _ => encoding::skip_field(wire_type, tag, buf, ctx),
+        }
+    }
+
+    fn encode_raw(&self, _buf: &mut impl BufMut) {}
+
+    fn encoded_len(&self) -> usize {
+        0
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// The bytes of a field, or none if they are more than one number takes.
+fn short(buf: &mut impl Buf) -> Result<Vec<u8>, DecodeError> {
+    const LONGEST_NUMBER: usize = 10;
+    let length = usize::try_from(encoding::decode_varint(buf)?).unwrap_or(usize::MAX);
+    if length <= LONGEST_NUMBER && length <= buf.remaining() {
+        let mut bytes = vec![0; length];
+        buf.copy_to_slice(&mut bytes);
+        return Ok(bytes);
+    }
+    // Data may be missing at the end of a file that was cut: its length is not what is checked here.
+    buf.advance(length.min(buf.remaining()));
+    Ok(Vec::new())
 }
 
 #[derive(Clone, PartialEq, Message)]

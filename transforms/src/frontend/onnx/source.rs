@@ -17,6 +17,8 @@ pub(super) struct Value {
 pub(super) struct Source<'a> {
     pub(super) graph: &'a GraphProto,
     producers: HashMap<&'a str, usize>,
+    /// Parameters that are one whole number.
+    numbers: HashMap<&'a str, i64>,
     values: HashMap<&'a str, Value>,
 }
 
@@ -26,6 +28,7 @@ impl<'a> Source<'a> {
         for (index, node) in graph.node.iter().enumerate() {
             producers.extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
         }
+        let mut numbers = HashMap::new();
         let mut values = HashMap::new();
         for info in graph.value_info.iter().chain(&graph.output).chain(&graph.input) {
             if let Some(value) = value_of(info) {
@@ -34,8 +37,9 @@ impl<'a> Source<'a> {
         }
         for tensor in &graph.initializer {
             values.insert(tensor.name.as_str(), parameter(tensor));
+            numbers.extend(tensor.whole_number().map(|number| (tensor.name.as_str(), number)));
         }
-        Self { graph, producers, values }
+        Self { graph, producers, numbers, values }
     }
 
     pub(super) fn value(&self, name: &str) -> Option<&Value> {
@@ -45,6 +49,16 @@ impl<'a> Source<'a> {
     /// The node that makes a value.
     pub(super) fn producer(&self, name: &str) -> Option<&'a NodeProto> {
         self.producers.get(name).map(|&index| &self.graph.node[index])
+    }
+
+    /// The whole number that a constant is.
+    pub(super) fn whole_number(&self, name: &str) -> Option<i64> {
+        if let Some(&number) = self.numbers.get(name) {
+            return Some(number);
+        }
+        let constant = self.producer(name).filter(|node| node.op_type == "Constant")?;
+        let value = |name: &str| constant.attribute.iter().find(|attribute| attribute.name == name);
+        value("value").and_then(|value| value.t.as_ref()?.whole_number()).or_else(|| value("value_int")?.i)
     }
 
     /// The size of one axis, where it is known.
