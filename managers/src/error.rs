@@ -3,6 +3,7 @@
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
+use crate::book::prefix::Int8Error;
 use crate::book::{BlockId, SequenceId, SlotId, SlotRole};
 
 /// Why a manager did not do what it was asked. Nothing has changed when one of these is returned by the bookkeeping.
@@ -180,6 +181,14 @@ pub enum ManagerError {
     /// A captured state that does not fit this manager's pools.
     #[error("the captured state does not fit: {0}")]
     ForeignState(String),
+    /// A state that cannot be stored in 8 bits.
+    #[error("the state in slot {}: {source}", slot.0)]
+    NotQuantisable {
+        /// Where it is.
+        slot: SlotId,
+        /// Why not.
+        source: Int8Error,
+    },
     /// A pool with more units than can be numbered.
     #[error("pool `{pool}` has {units} units, more than 32 bits can number")]
     TooManyUnits {

@@ -17,6 +17,8 @@ pub enum Indexing {
     Slots,
     /// Rows of a speculative batch.
     DraftRows,
+    /// Checkpoints that are no slots, by the number that a prefix cache gives them.
+    Checkpoints,
     /// Nothing: one tensor.
     Fixed,
 }
@@ -168,9 +170,6 @@ impl Layout {
 
     fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), ManagerError> {
         let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
-        if let Some(origin) = &pool.checkpoints_of {
-            return Err(bad(format!("checkpoints of `{origin}` in {} have no manager", pool.dtype)));
-        }
         let index = self.indexing.len();
         let mut members = Vec::with_capacity(pool.members.len());
         for member in &pool.members {
@@ -185,6 +184,11 @@ impl Layout {
         let Some((_, first)) = members.first() else {
             return Err(bad("it has no members".into()));
         };
+        if pool.checkpoints_of.is_some() {
+            // Its members are routed to where running sequences have them.
+            self.indexing.push(Indexing::Checkpoints);
+            return Ok(());
+        }
         let indexing = match first.handler.growth() {
             Growth::Paged { .. } => {
                 self.paged.push(paged_spec(pool, index, &members)?);

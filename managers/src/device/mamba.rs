@@ -1,12 +1,14 @@
 //! The state pools: everything that a sequence keeps in its slot.
 
-use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_kernels::StateLayerView;
-use cacheplan_planner::{CachePlan, Member};
+use cacheplan_planner::{CachePlan, Member, Pool};
 use candle_core::{Device, Tensor};
 
 use super::pool::PoolTensor;
+use super::prefix::{CheckpointPool, StoredState};
 use crate::ManagerError;
+use crate::book::prefix::StateShape;
 use crate::book::{Indexing, Layout, Place, SlotId};
 
 /// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
@@ -19,6 +21,8 @@ pub struct MambaCacheManager {
     slots: Vec<StatePool>,
     /// Pools indexed by the row of a speculative batch.
     drafts: Vec<StatePool>,
+    /// Checkpoints that are no slots, one pool for each of `slots`; empty where they are.
+    pub(super) checkpoints: Vec<CheckpointPool>,
 }
 
 #[derive(Debug)]
@@ -110,7 +114,7 @@ impl MambaCacheManager {
             let target = match indexing {
                 Indexing::Slots => &mut manager.slots,
                 Indexing::DraftRows => &mut manager.drafts,
-                Indexing::Blocks(_) | Indexing::Fixed => continue,
+                Indexing::Blocks(_) | Indexing::Checkpoints | Indexing::Fixed => continue,
             };
             let tensor = PoolTensor::allocate(pool, device)?;
             let mut members = Vec::with_capacity(pool.members.len());
@@ -121,6 +125,18 @@ impl MambaCacheManager {
                 members.push(state_member(resource.layer, &resource.handler, member, &tensor)?);
             }
             target.push(StatePool { index, tensor, members });
+        }
+        manager.checkpoints = manager
+            .slots
+            .iter()
+            .map(|pool| checkpoint_pool(plan, pool, device))
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .collect();
+        if !manager.checkpoints.is_empty() && manager.checkpoints.len() != manager.slots.len() {
+            let pool = manager.checkpoints[0].tensor.id.clone();
+            return Err(ManagerError::BadPlan { pool, reason: "other pools of slots have no checkpoints".into() });
         }
         manager.check_twins()?;
         if layout.replays {
@@ -251,11 +267,13 @@ impl MambaCacheManager {
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = (usize, &PoolTensor)> {
-        self.slots.iter().chain(&self.drafts).map(|pool| (pool.index, &pool.tensor))
+        let apart = self.checkpoints.iter().map(|pool| (pool.index, &pool.tensor));
+        self.slots.iter().chain(&self.drafts).map(|pool| (pool.index, &pool.tensor)).chain(apart)
     }
 
     pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = (usize, &mut PoolTensor)> {
-        self.slots.iter_mut().chain(&mut self.drafts).map(|pool| (pool.index, &mut pool.tensor))
+        let apart = self.checkpoints.iter_mut().map(|pool| (pool.index, &mut pool.tensor));
+        self.slots.iter_mut().chain(&mut self.drafts).map(|pool| (pool.index, &mut pool.tensor)).chain(apart)
     }
 
     pub(crate) fn slot_pools(&self) -> impl Iterator<Item = &PoolTensor> {
@@ -377,6 +395,42 @@ fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> ManagerError {
         pool: pool.id.clone(),
         reason: format!("a speculative state of {layer} has no live state of its kind, shape and dtype"),
     }
+}
+
+/// The pool of checkpoints beside a pool of slots, if the plan has one.
+fn checkpoint_pool(
+    plan: &CachePlan,
+    slots: &StatePool,
+    device: &Device,
+) -> Result<Option<CheckpointPool>, ManagerError> {
+    let stores = |pool: &Pool| pool.checkpoints_of.as_deref() == Some(&slots.tensor.id);
+    let Some(index) = plan.pools.iter().position(stores) else { return Ok(None) };
+    let (pool, origin) = (&plan.pools[index], &plan.pools[slots.index]);
+    let bad = |reason: &str| ManagerError::BadPlan { pool: pool.id.clone(), reason: reason.into() };
+    let tensor = PoolTensor::allocate(pool, device)?;
+    if pool.dtype == origin.dtype && pool.unit_bytes == origin.unit_bytes {
+        return Ok(Some(CheckpointPool { index, tensor, states: Vec::new() }));
+    }
+    if pool.members.len() != slots.members.len() || pool.dtype != DType::Int8 {
+        return Err(bad("it has neither the members of its slots as they are nor all of them in 8 bits"));
+    }
+    let mut states = Vec::with_capacity(pool.members.len());
+    for (stored, live) in pool.members.iter().zip(&slots.members) {
+        let [heads, head_dim, d_state] = live.view.shape;
+        let shape = StateShape { heads, head_dim, d_state };
+        let fits = live.kind == Kind::Ssm
+            && stored.bytes == shape.int8_bytes() as u64
+            && stored.offset.checked_add(stored.bytes).is_some_and(|end| end <= pool.unit_bytes);
+        if !fits {
+            return Err(bad(&format!("member `{}` is no recurrent state in 8 bits", stored.resource)));
+        }
+        states.push(StoredState {
+            shape,
+            slot_offset: live.view.layer_offset,
+            checkpoint_offset: stored.offset as usize,
+        });
+    }
+    Ok(Some(CheckpointPool { index, tensor, states }))
 }
 
 fn state_member(

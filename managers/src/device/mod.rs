@@ -15,6 +15,7 @@ mod mamba;
 mod park;
 mod peak;
 mod pool;
+mod prefix;
 mod sequences;
 mod set;
 
@@ -23,4 +24,5 @@ pub use interchange::{MlaBlocks, narrow_conv_state, widen_conv_state};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};
 pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
 pub use peak::{Peak, measure_peak};
+pub use prefix::PrefixHost;
 pub use set::{CacheSet, PoolBytes};

@@ -56,6 +56,20 @@ impl PoolTensor {
         Ok(tensor)
     }
 
+    /// Room for `units` units of this pool in host memory.
+    pub(crate) fn on_host(&self, units: u32) -> Result<Self, ManagerError> {
+        let mut tensor = Self {
+            id: self.id.clone(),
+            tensor: Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?,
+            reserved: 0,
+            planned_bytes: 0,
+            actual_bytes: None,
+            ..*self
+        };
+        tensor.fill_device(units as usize, &Device::Cpu)?;
+        Ok(tensor)
+    }
+
     /// Takes the memory of `units` units, zeroed, in place of none.
     fn fill_device(&mut self, units: usize, device: &Device) -> Result<(), ManagerError> {
         fault::check()?;

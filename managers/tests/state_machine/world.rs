@@ -470,7 +470,7 @@ impl World {
             match indexing {
                 Indexing::Blocks(_) => pool.units = pool.units.saturating_add_signed(i64::from(blocks)).max(4),
                 Indexing::Slots => pool.units = plan.slots.total(),
-                Indexing::DraftRows | Indexing::Fixed => {}
+                Indexing::DraftRows | Indexing::Checkpoints | Indexing::Fixed => {}
             }
             pool.bytes = pool.units * pool.unit_bytes;
         }

@@ -90,6 +90,25 @@ impl Int8State {
         self.values.iter().enumerate().map(restored).collect()
     }
 
+    /// Writes it as plans lay it out: the values, then the scales, little-endian. `bytes` are
+    /// [`StateShape::int8_bytes`].
+    pub fn write(&self, bytes: &mut [u8]) {
+        let (values, scales) = bytes.split_at_mut(self.values.len());
+        values.iter_mut().zip(&self.values).for_each(|(byte, value)| *byte = value.cast_unsigned());
+        for (bytes, scale) in scales.chunks_exact_mut(4).zip(&self.scales) {
+            bytes.copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// Reads what [`Int8State::write`] wrote.
+    #[must_use]
+    pub fn read(shape: StateShape, bytes: &[u8]) -> Self {
+        let (values, scales) = bytes.split_at(shape.elements());
+        let values = values.iter().map(|byte| byte.cast_signed()).collect();
+        let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Self { shape, values, scales }
+    }
+
     /// The scale of each head and channel.
     #[must_use]
     pub fn scales(&self) -> &[f32] {
