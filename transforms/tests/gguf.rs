@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 
+use cacheplan_handlers::Growth;
 use cacheplan_transforms::{FrontendError, PassContext, ReadOptions, collect, read_model};
 use rstest::rstest;
 
@@ -29,6 +30,79 @@ fn a_header_gives_the_resources_of_its_config(#[case] gguf: &str, #[case] config
     assert_eq!(model.info.layers, original.info.layers);
     assert_eq!(model.info.model_type, format!("gguf:{gguf}"));
     assert!(model.info.weights.unwrap().exact);
+}
+
+/// A header with these whole numbers, each under its key, and one F32 tensor of `elements`.
+fn header(architecture: &str, numbers: &[(&str, u32)], elements: u64) -> Vec<u8> {
+    let text = |out: &mut Vec<u8>, text: &str| {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend(1u64.to_le_bytes());
+    out.extend((1 + numbers.len() as u64).to_le_bytes());
+    text(&mut out, "general.architecture");
+    out.extend(8u32.to_le_bytes());
+    text(&mut out, architecture);
+    for (key, number) in numbers {
+        let key = if key.starts_with("split.") { (*key).to_owned() } else { format!("{architecture}.{key}") };
+        text(&mut out, &key);
+        out.extend(4u32.to_le_bytes());
+        out.extend(number.to_le_bytes());
+    }
+    text(&mut out, "blk.0.attn_q.weight");
+    out.extend(1u32.to_le_bytes());
+    out.extend(elements.to_le_bytes());
+    out.extend(0u32.to_le_bytes());
+    out.extend(0u64.to_le_bytes());
+    out
+}
+
+const SIZES: [(&str, u32); 5] = [
+    ("block_count", 12),
+    ("embedding_length", 64),
+    ("attention.head_count", 4),
+    ("attention.head_count_kv", 2),
+    ("attention.sliding_window", 32),
+];
+
+#[test]
+fn a_split_model_weighs_what_all_its_files_weigh() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |number: u32| folder.path().join(format!("m-{number:05}-of-00002.gguf"));
+    let part = |number: u32, elements| {
+        let numbers = [&SIZES[..], &[("split.no", number - 1), ("split.count", 2)]].concat();
+        fs::write(file(number), header("llama", &numbers, elements)).unwrap();
+    };
+    part(1, 1000);
+    let alone = read_model(&file(1), &ReadOptions::default()).unwrap();
+    assert_eq!(alone.info.weights, None);
+    assert!(alone.facts.iter().any(|fact| fact.assumed && fact.value == "file 2 is absent"));
+    part(2, 234);
+    let whole = read_model(&file(1), &ReadOptions::default()).unwrap().info.weights.unwrap();
+    assert_eq!((whole.bytes, whole.exact), (1234 * 4, true));
+    let second = read_model(&file(2), &ReadOptions::default()).unwrap_err();
+    assert!(second.to_string().contains("the first file of the split"), "{second}");
+}
+
+#[rstest]
+#[case::no_pattern("gemma3", &[], &[5, 11])]
+#[case::a_period("gemma3", &[("attention.sliding_window_pattern", 4)], &[3, 7, 11])]
+#[case::even_layers("gemma2", &[], &[1, 3, 5, 7, 9, 11])]
+#[case::draft_layers("glm4moe", &[("nextn_predict_layers", 2)], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])]
+fn headers_say_which_layers_see_everything(
+    #[case] architecture: &str,
+    #[case] more: &[(&str, u32)],
+    #[case] expected: &[u32],
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    fs::write(&path, header(architecture, &[&SIZES[..], more].concat(), 16)).unwrap();
+    let mut model = read_model(&path, &ReadOptions::default()).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let full = Growth::Paged { stride: 1, window: None };
+    let found: Vec<u32> = resources.iter().filter(|r| r.handler.growth() == full).filter_map(|r| r.layer).collect();
+    assert_eq!(found, expected);
 }
 
 #[test]

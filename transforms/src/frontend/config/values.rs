@@ -175,6 +175,8 @@ impl<'a> Values<'a> {
                 Some(Value::Array(list)) => Some(self.counted(key, list.len())),
                 Some(Value::String(text)) => Some(self.counted(key, text.chars().count())),
                 Some(Value::Object(object)) => Some(self.counted(key, object.len())),
+                // A number where others have a list: the length is absent.
+                Some(Value::Number(_)) => None,
                 Some(other) => return Err(self.bad(key, other, "a list, text or object was expected")),
             },
             Expr::In(key, base) => self.layer_list(key)?.map(|list| {

@@ -41,6 +41,10 @@ impl Header {
         self.embedding.map(|(dtype, _)| dtype).filter(|dtype| !dtype.is_empty())
     }
 
+    pub(super) fn number(&self, key: &str) -> Option<u64> {
+        self.values.iter().find(|(known, _)| known == key)?.1.as_u64()
+    }
+
     /// Rows of the token embeddings.
     pub(super) fn vocabulary(&self) -> Option<u64> {
         self.embedding.map(|(_, rows)| rows)
@@ -111,11 +115,13 @@ fn tensor_bytes(kind: u32, shape: &[u64]) -> Option<u64> {
         6 => (32, 22),
         7 => (32, 24),
         8 => (32, 34),
+        9 => (32, 40),
         10 => (256, 84),
         11 | 21 => (256, 110),
         12 => (256, 144),
         13 => (256, 176),
         14 => (256, 210),
+        15 => (256, 292),
         16 => (256, 66),
         17 => (256, 74),
         18 => (256, 98),
@@ -126,6 +132,8 @@ fn tensor_bytes(kind: u32, shape: &[u64]) -> Option<u64> {
         34 => (256, 54),
         35 => (256, 66),
         39 => (32, 17),
+        40 => (64, 36),
+        41 => (128, 18),
         _ => return None,
     };
     let count = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;

@@ -204,13 +204,16 @@ fn has_suffix(name: &str, suffix: &str) -> bool {
     name.strip_suffix(suffix).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
+/// Parts with layers of their own: draft layers, towers for pictures and sound, talkers.
+const FOREIGN: [&str; 11] =
+    ["mtp", "draft", "eagle", "vision", "visual", "image", "img_", "audio", "speech", "talker", "2wav"];
+
 /// The tensors of each decoder layer: the number after `layers`, `h` or `blocks`.
 fn by_layer(tensors: &[TensorHeader]) -> HashMap<u32, Vec<&TensorHeader>> {
     let mut layers: HashMap<u32, Vec<&TensorHeader>> = HashMap::new();
     for tensor in tensors {
         let mut parts = tensor.name.split('.');
-        // Draft layers and vision towers have layers of their own.
-        let foreign = ["mtp", "vision", "visual", "audio"].iter().any(|word| tensor.name.contains(word));
+        let foreign = FOREIGN.iter().any(|word| tensor.name.contains(word));
         let layer =
             parts.find(|part| matches!(*part, "layers" | "h" | "blocks")).and_then(|_| parts.next()?.parse().ok());
         if let (Some(layer), false) = (layer, foreign) {
