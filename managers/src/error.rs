@@ -116,6 +116,14 @@ pub enum ManagerError {
         /// The block.
         block: BlockId,
     },
+    /// A block that is to be overwritten although others read it.
+    #[error("block {} of pool `{pool}` has other holders; overwrite it before it is forked or cached", block.0)]
+    BlockShared {
+        /// The pool.
+        pool: String,
+        /// The block.
+        block: BlockId,
+    },
     /// A slot that is used although nobody holds it.
     #[error("slot {} is not held by anyone", slot.0)]
     SlotNotHeld {

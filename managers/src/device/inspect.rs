@@ -1,9 +1,10 @@
 //! Contents of the pools, read out and overwritten.
 
-use candle_core::Tensor;
+use cacheplan_kernels::MlaCacheMode;
+use candle_core::{DType, Tensor};
 
 use super::hybrid::{MambaHybridCacheManager, Route};
-use super::interchange::MlaBlocks;
+use super::interchange::{MlaBlocks, MlaCache};
 use super::kv::DenseKv;
 use crate::ManagerError;
 use crate::book::{BlockId, Indexing, Place, SequenceId};
@@ -22,27 +23,82 @@ impl MambaHybridCacheManager {
         self.kv.read(place, self.book.block_table(sequence, paged)?, tokens)
     }
 
-    /// A sequence's latents of an MLA layer, block by block, to be brought into another system's mode.
+    /// A layer's MLA cache in the mode that its pools have: one resource is mode 0; with rope keys apart it is mode 1,
+    /// or in NZ order ([`super::KvCacheManager::set_nz`]) mode 3, or mode 2 where the latents are int8.
+    ///
+    /// `scale` is what int8 latents are multiplied with.
+    ///
+    /// # Errors
+    /// A stale route, resources that are no latents, or only one of two in NZ order.
+    pub fn mla_cache(
+        &self,
+        latent: Route,
+        rope: Option<Route>,
+        kv_lora_rank: usize,
+        scale: f32,
+    ) -> Result<MlaCache, ManagerError> {
+        let layer = self.kv_layer(latent)?;
+        let rope_nz = rope.map(|rope| self.kv_layer(rope).map(|rope| rope.nz)).transpose()?;
+        let mode = match (rope_nz, layer.nz, layer.pool.dtype()) {
+            (None, false, _) => MlaCacheMode::KvCache,
+            (Some(false), false, _) => MlaCacheMode::KropeCtkv,
+            (Some(true), true, DType::U8) => MlaCacheMode::Int8Nz,
+            (Some(true), true, _) => MlaCacheMode::Nz,
+            _ => return Err(ManagerError::ForeignState("latents and rope keys lie in different orders".into())),
+        };
+        let scale = if mode == MlaCacheMode::Int8Nz { scale } else { 1.0 };
+        Ok(MlaCache { mode, latent, rope, kv_lora_rank, scale })
+    }
+
+    /// A sequence's latents and rope keys, block by block, as the cache's mode stores them.
     ///
     /// # Errors
     /// A stale route or handle, a layer that is not MLA.
-    pub fn export_mla(
-        &self,
-        sequence: SequenceId,
-        route: Route,
-        kv_lora_rank: usize,
-    ) -> Result<MlaBlocks, ManagerError> {
-        let (place, blocks) = self.latent_blocks(sequence, route)?;
-        MlaBlocks::from_rows(&self.kv.read_latent(place, &blocks)?, kv_lora_rank)
+    pub fn export_mla(&self, sequence: SequenceId, cache: &MlaCache) -> Result<MlaBlocks, ManagerError> {
+        let read = |route: Route| {
+            let (place, blocks) = self.latent_blocks(sequence, route)?;
+            self.kv.read_latent(place, &blocks)
+        };
+        let with_head = |stored: Tensor| if stored.rank() == 3 { stored.unsqueeze(2) } else { Ok(stored) };
+        let rope = cache.rope.map(read).transpose()?.map(with_head).transpose()?;
+        let &MlaCache { mode, kv_lora_rank, scale, .. } = cache;
+        Ok(MlaBlocks { mode, latent: with_head(read(cache.latent)?)?, rope, scale, kv_lora_rank })
     }
 
-    /// Overwrites a sequence's latents of an MLA layer with as many blocks of any mode.
+    /// Overwrites a sequence's latents and rope keys with as many blocks of any mode.
     ///
     /// # Errors
-    /// A stale route or handle, a layer that is not MLA, blocks of another number, shape or dtype.
-    pub fn import_mla(&mut self, sequence: SequenceId, route: Route, blocks: &MlaBlocks) -> Result<(), ManagerError> {
-        let (place, held) = self.latent_blocks(sequence, route)?;
-        self.kv.write_latent(place, &held, &blocks.to_rows()?)
+    /// A stale route or handle, a layer that is not MLA, blocks of another number, shape or dtype; nothing has changed
+    /// then. [`ManagerError::ContentsLost`] if the device fails while it writes them.
+    pub fn import_mla(
+        &mut self,
+        sequence: SequenceId,
+        cache: &MlaCache,
+        blocks: &MlaBlocks,
+    ) -> Result<(), ManagerError> {
+        let stored = blocks.to_mode(cache.mode, cache.scale)?;
+        let without_head = |stored: &Tensor, rows: bool| if rows { stored.squeeze(2) } else { Ok(stored.clone()) };
+        let rows = matches!(cache.mode, MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv);
+        let mut writes = vec![(self.latent_blocks(sequence, cache.latent)?, without_head(&stored.latent, rows)?)];
+        if let (Some(route), Some(rope)) = (cache.rope, &stored.rope) {
+            writes.push((self.latent_blocks(sequence, route)?, without_head(rope, rows)?));
+        }
+        for ((place, held), values) in &writes {
+            self.kv.check_latent(*place, held, values)?;
+            self.check_alone(*place, held)?;
+        }
+        let done = writes.iter().try_for_each(|((place, held), values)| self.kv.write_latent(*place, held, values));
+        self.lose_unless(done, &[sequence])
+    }
+
+    /// Checks that nobody but the sequence that holds them reads these blocks.
+    fn check_alone(&self, place: Place, held: &[BlockId]) -> Result<(), ManagerError> {
+        let Indexing::Blocks(paged) = place.indexing else { return Ok(()) };
+        let blocks = self.book.blocks(paged)?;
+        match held.iter().find(|&&block| blocks.references(block) > 1) {
+            Some(&block) => Err(ManagerError::BlockShared { pool: self.book.layout().paged[paged].id.clone(), block }),
+            None => Ok(()),
+        }
     }
 
     fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(Place, Vec<BlockId>), ManagerError> {

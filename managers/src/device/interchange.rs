@@ -1,11 +1,13 @@
 //! Caches in the layouts of other systems, and back.
 //!
 //! Only the last `d_conv - 1` columns of a convolution's input matter, but some systems keep `d_conv` of them, channels
-//! first. An MLA cache comes in four modes, of which our pools hold the first.
+//! first. An MLA cache comes in four modes: with rope keys beside the latents or apart, in rows or in NZ order, and
+//! with latents in 8 bits.
 
 use cacheplan_kernels::{MlaCacheMode, nz_decode, nz_encode};
 use candle_core::{D, DType, Tensor};
 
+use super::hybrid::Route;
 use crate::ManagerError;
 
 /// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
@@ -34,6 +36,19 @@ pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor), ManagerErro
     Ok((kept, columns.get(0)?.copy()?))
 }
 
+/// Where a layer's MLA cache lies, and in which of the four modes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlaCache {
+    /// The mode that the pools have.
+    pub mode: MlaCacheMode,
+    pub(super) latent: Route,
+    pub(super) rope: Option<Route>,
+    /// Elements of the latent.
+    pub kv_lora_rank: usize,
+    /// What int8 latents are multiplied with; 1 in other modes.
+    pub scale: f32,
+}
+
 /// Blocks of an MLA cache in one of the four modes of Ascend's operator.
 #[derive(Clone, Debug)]
 pub struct MlaBlocks {
@@ -51,16 +66,7 @@ pub struct MlaBlocks {
 }
 
 impl MlaBlocks {
-    /// Blocks `[blocks, block_size, kv_lora_rank + rope]` as our pools hold them.
-    ///
-    /// # Errors
-    /// Rows without a rope part.
-    pub fn from_rows(rows: &Tensor, kv_lora_rank: usize) -> Result<Self, ManagerError> {
-        rows.narrow(D::Minus1, kv_lora_rank, 1)?;
-        Ok(Self { mode: MlaCacheMode::KvCache, latent: rows.unsqueeze(2)?, rope: None, scale: 1.0, kv_lora_rank })
-    }
-
-    /// The blocks in our pools' order, `[blocks, block_size, kv_lora_rank + rope]`; int8 latents in the rope's dtype.
+    /// The blocks in the order of mode 0, `[blocks, block_size, kv_lora_rank + rope]`; int8 latents in the rope's dtype.
     ///
     /// # Errors
     /// Tensors that do not have their mode's shapes.
@@ -74,6 +80,9 @@ impl MlaBlocks {
     /// # Errors
     /// Widths that the NZ order cannot cut into columns of 32 bytes.
     pub fn to_mode(&self, mode: MlaCacheMode, scale: f32) -> Result<Self, ManagerError> {
+        if mode == self.mode && (mode != MlaCacheMode::Int8Nz || scale == self.scale) {
+            return Ok(self.clone());
+        }
         let (latent, rope) = self.parts()?;
         let (latent, rope) = match mode {
             MlaCacheMode::KvCache => (Tensor::cat(&[latent, rope], D::Minus1)?.unsqueeze(2)?, None),

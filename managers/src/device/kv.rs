@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
-use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales};
+use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales, nz_decode};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -30,17 +30,31 @@ struct KvMember {
     resource: String,
     dtype: DType,
     view: KvLayerView,
-    /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
-    scales: KvScales,
+    settings: KvSettings,
 }
 
-/// The scales of 8-bit layers by resource, for pools that are made anew.
-pub(super) type Scales = HashMap<String, KvScales>;
+/// What a layer's contents are read with, beside the plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KvSettings {
+    /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
+    scales: KvScales,
+    /// Whether a block of latents lies in NZ order.
+    nz: bool,
+}
+
+impl Default for KvSettings {
+    fn default() -> Self {
+        Self { scales: KvScales { k: 1.0, v: 1.0 }, nz: false }
+    }
+}
+
+/// The settings of every layer by resource, for pools that are made anew.
+pub(super) type Settings = HashMap<String, KvSettings>;
 
 impl KvMember {
     fn quant(&self) -> Option<KvQuant<'static>> {
         match self.dtype {
-            DType::F8E4m3 | DType::Int8 => Some(self.scales.into()),
+            DType::F8E4m3 | DType::Int8 => Some(self.settings.scales.into()),
             DType::Q8_0 => Some(KvQuant::Grouped(GroupFormat::Q8_0)),
             DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
             DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
@@ -61,6 +75,8 @@ pub struct KvLayer<'a> {
     pub paged: usize,
     /// How an 8-bit or 4-bit pool stores rows; none for wider dtypes, nor for those that no kernel reads.
     pub quant: Option<KvQuant<'static>>,
+    /// Whether each block lies in NZ order, columns of 32 bytes one after the other, and not in rows.
+    pub nz: bool,
 }
 
 /// A sequence's keys and values of one layer as dense tensors.
@@ -90,7 +106,7 @@ impl KvCacheManager {
                     resource: member.resource.clone(),
                     dtype: resource.handler.dtype(),
                     view,
-                    scales: KvScales { k: 1.0, v: 1.0 },
+                    settings: KvSettings::default(),
                 });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
@@ -108,28 +124,48 @@ impl KvCacheManager {
     /// # Errors
     /// A place that is not in a paged pool.
     pub fn set_scales(&mut self, place: Place, scales: KvScales) -> Result<(), ManagerError> {
+        self.settings_mut(place)?.scales = scales;
+        Ok(())
+    }
+
+    /// Says that a layer of latents or rope keys keeps each block in NZ order, as MLA's cache modes 2 and 3 do.
+    ///
+    /// # Errors
+    /// A layer of keys and values, or one whose rows cannot be cut into columns of 32 bytes.
+    pub fn set_nz(&mut self, place: Place) -> Result<(), ManagerError> {
+        let (pool, view) = self.latent(place)?;
+        let column = 32 / pool.elem_bytes;
+        if !view.head_dim.is_multiple_of(column) {
+            let reason = format!("rows of {} elements cannot be cut into columns of {column}", view.head_dim);
+            return Err(ManagerError::ForeignState(reason));
+        }
+        self.settings_mut(place)?.nz = true;
+        Ok(())
+    }
+
+    fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, ManagerError> {
         let Indexing::Blocks(paged) = place.indexing else {
             return Err(ManagerError::UnknownPool(place.pool.to_string()));
         };
         let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
-        member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?.scales = scales;
-        Ok(())
+        Ok(&mut member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?.settings)
     }
 
-    pub(super) fn scales(&self) -> Scales {
+    pub(super) fn settings(&self) -> Settings {
         let members = self.pools.iter().flat_map(|pool| &pool.members);
-        members.map(|member| (member.resource.clone(), member.scales)).collect()
+        members.map(|member| (member.resource.clone(), member.settings)).collect()
     }
 
-    pub(super) fn take_scales(&mut self, scales: &Scales) {
+    pub(super) fn take_settings(&mut self, settings: &Settings) {
         for member in self.pools.iter_mut().flat_map(|pool| &mut pool.members) {
-            member.scales = scales.get(&member.resource).copied().unwrap_or(member.scales);
+            member.settings = settings.get(&member.resource).copied().unwrap_or(member.settings);
         }
     }
 
     pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
         let (paged, pool, member) = self.member(place)?;
-        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
+        let (quant, nz) = (member.quant(), member.settings.nz);
+        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant, nz })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.
@@ -143,8 +179,9 @@ impl KvCacheManager {
         let first = released * per_block;
         let entries = (spec.entries(tokens) as usize).saturating_sub(first);
         let (kv, heads, dim) = (view.kv_factor, view.num_kv_heads, view.head_dim);
-        let units = pool.tensor.read_units(&blocks)?.narrow(1, view.layer_offset, view.layer_elems())?;
+        let units = member.read(&pool.tensor, &blocks)?;
         let axes = match view.order {
+            _ if member.settings.nz => nz_decode(&units)?.reshape((1, blocks.len(), per_block, 1, dim))?,
             KvOrder::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
             KvOrder::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
         };
@@ -154,28 +191,35 @@ impl KvCacheManager {
         Ok(DenseKv { first_token: first * spec.stride as usize, keys: part(0)?, values })
     }
 
-    /// Blocks of an MLA layer as `[blocks, block_size, width]`.
+    /// Blocks of an MLA layer as they are stored: `[blocks, block_size, width]`, or
+    /// `[blocks, width / C0, block_size, C0]` in NZ order.
     pub(crate) fn read_latent(&self, place: Place, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
-        let (pool, view) = self.latent(place)?;
-        let units = pool.read_units(&numbers(blocks))?.narrow(1, view.layer_offset, view.layer_elems())?;
-        Ok(units.reshape((blocks.len(), view.tokens_per_block, view.head_dim))?)
+        self.latent(place)?;
+        let (_, pool, member) = self.member(place)?;
+        member.read(&pool.tensor, &numbers(blocks))
     }
 
-    /// Writes blocks of an MLA layer back, `[blocks, block_size, width]`.
-    pub(crate) fn write_latent(&self, place: Place, blocks: &[BlockId], rows: &Tensor) -> Result<(), ManagerError> {
-        let (pool, view) = self.latent(place)?;
-        let expected = [blocks.len(), view.tokens_per_block, view.head_dim];
-        if rows.dims() != expected || rows.dtype() != pool.tensor.dtype() {
-            let (found, dtype) = (rows.dims(), rows.dtype());
-            let pool = pool.tensor.dtype();
-            return Err(ManagerError::ForeignState(format!("{found:?} {dtype:?}, expected {expected:?} {pool:?}")));
-        }
-        let flat = pool.tensor.flatten_all()?;
+    /// Writes blocks of an MLA layer as [`KvCacheManager::read_latent`] gives them.
+    pub(crate) fn write_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+        let (_, pool, member) = self.member(place)?;
         for (block, row) in blocks.iter().zip(0..) {
-            let values = rows.get(row)?.contiguous()?.flatten_all()?;
-            flat.slice_set(&values, 0, block.0 as usize * view.block_elems + view.layer_offset)?;
+            let start = block.0 as usize * member.view.block_elems + member.view.layer_offset;
+            pool.tensor.write_elems(start, &values.get(row)?.contiguous()?.flatten_all()?)?;
         }
         Ok(())
+    }
+
+    /// Checks that values are what [`KvCacheManager::read_latent`] would give.
+    pub(crate) fn check_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+        self.latent(place)?;
+        let (_, KvPool { tensor: pool, .. }, member) = self.member(place)?;
+        let expected = [&[blocks.len()], member.block_shape(pool).as_slice()].concat();
+        if values.dims() == expected && values.dtype() == pool.tensor.dtype() {
+            return Ok(());
+        }
+        let (found, dtype) = (values.dims(), values.dtype());
+        let pool = pool.tensor.dtype();
+        Err(ManagerError::ForeignState(format!("{found:?} {dtype:?}, expected {expected:?} {pool:?}")))
     }
 
     /// A layer with one tensor and one head, so that tokens lie one after the other.
@@ -191,7 +235,7 @@ impl KvCacheManager {
         self.pools[paged].tensor.copy_units(&[(from.0, to.0)])
     }
 
-    /// Copies one entry of every member; each of its rows is contiguous.
+    /// Copies one entry of every member, piece by contiguous piece.
     pub(crate) fn copy_entry(
         &self,
         paged: usize,
@@ -199,14 +243,13 @@ impl KvCacheManager {
         to: (BlockId, u32),
     ) -> Result<(), ManagerError> {
         let KvPool { tensor, members, .. } = &self.pools[paged];
-        for KvMember { view, .. } in members {
-            let start = |(block, entry): (BlockId, u32), kv: usize, head: usize| {
-                block.0 as usize * view.block_elems + view.row_offset(kv, head, entry as usize)
+        for member in members {
+            let start = |(block, entry): (BlockId, u32), piece: usize| {
+                block.0 as usize * member.view.block_elems + member.piece_offset(tensor, piece, entry as usize)
             };
-            for kv in 0..view.kv_factor {
-                for head in 0..view.num_kv_heads {
-                    tensor.copy_elems(tensor, start(from, kv, head), start(to, kv, head), view.head_dim)?;
-                }
+            let (pieces, elems) = member.pieces(tensor);
+            for piece in 0..pieces {
+                tensor.copy_elems(tensor, start(from, piece), start(to, piece), elems)?;
             }
         }
         Ok(())
@@ -229,6 +272,43 @@ impl KvCacheManager {
         let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };
         let pool = self.pools.get(paged).ok_or_else(unknown)?;
         Ok((paged, pool, pool.members.get(place.member).ok_or_else(unknown)?))
+    }
+}
+
+impl KvMember {
+    /// Blocks of the layer, `[blocks, …]` as they are stored.
+    fn read(&self, pool: &PoolTensor, blocks: &[u32]) -> Result<Tensor, ManagerError> {
+        let units = pool.read_units(blocks)?.narrow(1, self.view.layer_offset, self.view.layer_elems())?;
+        match self.view {
+            KvLayerView { kv_factor: 1, num_kv_heads: 1, .. } => {
+                let shape = [&[blocks.len()], self.block_shape(pool).as_slice()].concat();
+                Ok(units.reshape(shape)?)
+            }
+            _ => Ok(units),
+        }
+    }
+
+    /// The shape of a block of latents.
+    fn block_shape(&self, pool: &PoolTensor) -> Vec<usize> {
+        let (width, tokens) = (self.view.head_dim, self.view.tokens_per_block);
+        let column = 32 / pool.elem_bytes;
+        if self.settings.nz { vec![width / column, tokens, column] } else { vec![tokens, width] }
+    }
+
+    /// Contiguous pieces of an entry, and the elements of each.
+    fn pieces(&self, pool: &PoolTensor) -> (usize, usize) {
+        match self.block_shape(pool).as_slice() {
+            &[columns, _, column] => (columns, column),
+            _ => (self.view.kv_factor * self.view.num_kv_heads, self.view.head_dim),
+        }
+    }
+
+    /// Where a piece of an entry lies inside a block.
+    fn piece_offset(&self, pool: &PoolTensor, piece: usize, entry: usize) -> usize {
+        match self.block_shape(pool).as_slice() {
+            &[_, tokens, column] => self.view.layer_offset + (piece * tokens + entry) * column,
+            _ => self.view.row_offset(piece / self.view.num_kv_heads, piece % self.view.num_kv_heads, entry),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ mod sequences;
 mod set;
 
 pub use hybrid::{MambaHybridCacheManager, Route};
-pub use interchange::{MlaBlocks, narrow_conv_state, widen_conv_state};
+pub use interchange::{MlaBlocks, MlaCache, narrow_conv_state, widen_conv_state};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};
 pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
 pub use peak::{Peak, measure_peak};

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::host::HostTier;
 use super::hybrid::{MambaHybridCacheManager, Pools};
-use super::kv::Scales;
+use super::kv::Settings;
 use crate::ManagerError;
 use crate::book::{CacheBook, Residency, Windows};
 
@@ -47,7 +47,7 @@ impl CacheSet {
     /// As [`CacheSet::allocate`].
     pub fn with_windows(plan: &CachePlan, windows: Windows, device: &Device) -> Result<Self, ManagerError> {
         let mut set = Self { plan: plan.clone(), windows, device: device.clone(), generation: 0, manager: None };
-        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostTier::new(), &Scales::new())?;
+        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostTier::new(), &Settings::new())?;
         Ok(set)
     }
 
@@ -115,17 +115,17 @@ impl CacheSet {
     fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<(), ManagerError> {
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
-            return self.assemble(plan, fresh, HostTier::new(), &Scales::new());
+            return self.assemble(plan, fresh, HostTier::new(), &Settings::new());
         };
-        let scales = manager.kv().scales();
+        let settings = manager.kv().settings();
         let (book, host) = manager.into_parts();
         match Pools::allocate(plan, fresh.layout(), &self.device) {
             Ok(pools) => {
-                self.adopt(plan.clone(), book.replaced_by(fresh), pools, host, &scales);
+                self.adopt(plan.clone(), book.replaced_by(fresh), pools, host, &settings);
                 Ok(())
             }
             Err(error) => {
-                self.assemble(&self.plan.clone(), book, host, &scales)?;
+                self.assemble(&self.plan.clone(), book, host, &settings)?;
                 Err(error)
             }
         }
@@ -195,16 +195,16 @@ impl CacheSet {
         plan: &CachePlan,
         book: CacheBook,
         host: HostTier,
-        scales: &Scales,
+        settings: &Settings,
     ) -> Result<(), ManagerError> {
         let pools = Pools::allocate(plan, book.layout(), &self.device)?;
-        self.adopt(plan.clone(), book, pools, host, scales);
+        self.adopt(plan.clone(), book, pools, host, settings);
         Ok(())
     }
 
-    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostTier, scales: &Scales) {
+    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostTier, settings: &Settings) {
         let mut manager = MambaHybridCacheManager::new(plan.manager, book, pools, host, self.generation);
-        manager.kv_mut().take_scales(scales);
+        manager.kv_mut().take_settings(settings);
         self.manager = Some(manager);
         self.plan = plan;
     }
