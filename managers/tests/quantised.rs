@@ -4,7 +4,7 @@
 mod support;
 
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
-use cacheplan_kernels::KvScales;
+use cacheplan_kernels::{KvQuant, KvScales};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
 use candle_core::{Device, Tensor};
@@ -144,7 +144,10 @@ fn scales_of_a_layer_outlive_a_resize() {
     let mut set = CacheSet::allocate(&plan, &Device::Cpu).unwrap();
     let scales = |set: &CacheSet, layer: u32| {
         let manager = set.manager().unwrap();
-        manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap().scales
+        match manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap().quant {
+            Some(KvQuant::PerTensor(scales)) => scales,
+            other => panic!("{other:?}"),
+        }
     };
     let place = set.manager().unwrap().book().layout().place(1, &Kind::KvPaged).unwrap();
     let stated = KvScales { k: 0.25, v: 0.5 };
