@@ -102,6 +102,22 @@ pub(crate) struct BudgetArgs {
     #[arg(long, value_name = "N")]
     cp: Option<u32>,
 
+    /// The engine keeps prefixes for reuse
+    #[arg(long)]
+    prefix_caching: bool,
+
+    /// Tokens in the engine's block or page
+    #[arg(long, value_name = "TOKENS", value_parser = count())]
+    block_size: Option<u64>,
+
+    /// The engine's state slots or parallel sequences
+    #[arg(long, value_name = "N", value_parser = count())]
+    state_slots: Option<u64>,
+
+    /// llama.cpp's -c: cells for all sequences together
+    #[arg(long, value_name = "TOKENS", value_parser = count())]
+    context: Option<u64>,
+
     /// Bytes of an engine's caches as it logs them, in place of the budget's memory
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<ByteSize>,
@@ -168,6 +184,10 @@ impl BudgetArgs {
             ("parallel.dp", "--dp", small(self.dp)),
             ("parallel.ep", "--ep", small(self.ep)),
             ("parallel.cp", "--cp", small(self.cp)),
+            ("engine.prefix_caching", "--prefix-caching", self.prefix_caching.then(|| "true".into())),
+            ("engine.block_size", "--block-size", count(self.block_size)),
+            ("engine.state_slots", "--state-slots", count(self.state_slots)),
+            ("engine.context", "--context", count(self.context)),
             ("engine.cache_bytes", "--cache-bytes", bytes(self.cache_bytes)),
         ];
         let set = stated.into_iter().filter_map(|(key, flag, value)| {

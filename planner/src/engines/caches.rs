@@ -48,10 +48,11 @@ impl<'a> Caches<'a> {
         let mut attention = Vec::new();
         let indexer = held.iter().find(|resource| is_indexer(&resource.handler)).map(|resource| &resource.handler);
         let indexer = indexer.filter(|_| held.of_kind(&Kind::MlaPaged).next().is_some());
-        // Both store sparse attention in a layout of their own.
+        // These store sparse attention in layouts of their own.
         let packs = matches!(engine, Engine::Vllm | Engine::Sglang);
+        let quantises_index = packs || engine == Engine::TensorRtLlm;
         let bytes = |handler: &ResourceHandler| match indexer {
-            Some(_) if packs && is_indexer(handler) => index_bytes(handler),
+            Some(_) if quantises_index && is_indexer(handler) => index_bytes(handler),
             Some(_) if packs && is_packed(handler) => packed_bytes(handler),
             _ => entry_bytes(handler, mla_cache),
         };
@@ -59,13 +60,17 @@ impl<'a> Caches<'a> {
         for resource in held {
             let handler = &resource.handler;
             match handler.growth() {
-                Growth::Paged { stride, window } => attention.push(Attention {
-                    handler,
-                    bytes: bytes(handler),
-                    stride: stride.into(),
-                    window: window.filter(|window| u64::from(*window) < max_seq_len),
-                    draft: resource.name.starts_with("draft."),
-                }),
+                Growth::Paged { stride, window } => {
+                    // SGLang allocates for layers that read another's cache too.
+                    let readers = if engine == Engine::Sglang { resource.shared_by.len() } else { 0 };
+                    attention.extend((0..=readers).map(|_| Attention {
+                        handler,
+                        bytes: bytes(handler),
+                        stride: stride.into(),
+                        window: window.filter(|window| u64::from(*window) < max_seq_len),
+                        draft: resource.name.starts_with("draft."),
+                    }));
+                }
                 Growth::PerSequence => {
                     let state = states.entry(resource.layer).or_default();
                     let elements: u64 = handler.shape().iter().map(|dim| dim.size).product();
@@ -128,7 +133,8 @@ fn is_indexer(handler: &ResourceHandler) -> bool {
 /// Elements that share a float32 scale in the layouts of sparse attention.
 const SCALED_TOGETHER: u64 = 128;
 
-/// An index key is 8 bits wide whatever the dtype of the cache (vLLM's indexer cache, SGLang's NSA and DSA pools).
+/// An index key is 8 bits wide whatever the dtype of the cache (vLLM's indexer cache, SGLang's NSA and DSA pools,
+/// TensorRT-LLM's DSA cache managers).
 fn index_bytes(handler: &ResourceHandler) -> u64 {
     let width = handler.dim("head_dim").unwrap_or_default();
     width + width / SCALED_TOGETHER * 4

@@ -18,11 +18,12 @@ const STATE_ELEMENT_BYTES: u64 = 4;
 pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanError> {
     let load = &setting.load;
     let ubatch = setting.options.ubatch.unwrap_or(DEFAULT_UBATCH);
-    let own_cells = setting.version >= OWN_CELLS;
+    // A stated context is what a server that chooses its slots itself shares among them.
+    let own_cells = setting.version >= OWN_CELLS && setting.options.context.is_none();
     let aligned = |cells: u64| cells.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     // Cells of one stream: of each sequence, or of all together.
     let stream = |sequences: u64| match setting.options.context {
-        Some(context) if own_cells => aligned(aligned(context) / sequences.max(1)),
+        Some(context) if setting.version >= OWN_CELLS => aligned(context),
         Some(context) => context,
         None if own_cells => aligned(load.max_seq_len),
         None => load.max_seq_len.saturating_mul(sequences),
@@ -77,7 +78,7 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
             if own_cells {
                 format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
             } else {
-                format!("cells are shared, as before b{}", OWN_CELLS.0)
+                format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
             },
             "states are float32 whatever the model states".into(),
         ],

@@ -2,7 +2,9 @@
 
 use cacheplan_planner::{Engine, EngineSpec, Objective, compare, comparison_table, plan, predict};
 
-use crate::common::{budget, nemotron_3_nano};
+use rstest::rstest;
+
+use crate::common::{Model, budget, kv, nemotron_3_nano};
 
 const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 200 }\n";
 
@@ -58,6 +60,21 @@ fn the_most_tokens_at_a_given_concurrency_fill_the_bytes() {
     // 8 GiB less 5 slots, in blocks of 16 tokens, block 0 of which is padding.
     let blocks = ((8u64 << 30) - 5 * 49_082_368) / (16 * 6_144);
     assert_eq!(filled.capacity.tokens, Some((blocks - 1) * 16));
+}
+
+/// A layer that reads another's cache costs SGLang a cache of its own (gemma-4 E4B), vLLM nothing.
+#[rstest]
+#[case("sglang", 2)]
+#[case("vllm", 1)]
+fn shared_keys_and_values(#[case] engine: &str, #[case] caches: u64) {
+    let mut model = Model::new("m", 2).with("kv", 0, kv(8, 128));
+    let mut shared = model.resources.get("kv_0").unwrap().clone();
+    shared.shared_by = vec![1];
+    model.resources = cacheplan_transforms::Resources::default();
+    model.resources.push(shared).unwrap();
+    let budget = budget("max_seq_len = 1024\n[engine]\ncache_bytes = '1GiB'");
+    let prediction = predict(&model.request(&budget), engine.parse().unwrap()).unwrap();
+    assert_eq!(prediction.tokens, Some((1 << 30) / 4096 / caches));
 }
 
 #[test]
