@@ -126,14 +126,8 @@ impl MambaCacheManager {
             }
             target.push(StatePool { index, tensor, members });
         }
-        manager.checkpoints = manager
-            .slots
-            .iter()
-            .map(|pool| checkpoint_pool(plan, pool, device))
-            .collect::<Result<Vec<_>, _>>()?
-            .into_iter()
-            .flatten()
-            .collect();
+        let apart = manager.slots.iter().filter_map(|pool| checkpoint_pool(plan, pool, device).transpose());
+        manager.checkpoints = apart.collect::<Result<_, _>>()?;
         if !manager.checkpoints.is_empty() && manager.checkpoints.len() != manager.slots.len() {
             let pool = manager.checkpoints[0].tensor.id.clone();
             return Err(ManagerError::BadPlan { pool, reason: "other pools of slots have no checkpoints".into() });

@@ -266,6 +266,13 @@ impl World {
         };
         let namespace = usize::from(draw(8) == 0);
         let mut tokens = Vec::new();
+        match draw(24) {
+            0 => return (namespace, tokens),
+            1 => return (namespace, vec![draw(3) as Token]),
+            // The largest token, over and over.
+            2 => return (namespace, vec![Token::MAX; draw(30) as usize + 1]),
+            _ => {}
+        }
         for segment in 0..draw(4) + 1 {
             let variant = draw(2);
             let len = [4, 7, 12][draw(3) as usize % (1 + segment as usize).min(3)];

@@ -8,7 +8,7 @@ use super::key::floor;
 /// Positions under the rule that states live at block ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAligned {
-    /// Tokens per block.
+    /// Tokens per block. 0 counts as 1.
     pub block: usize,
     /// A draft model that reads one unit past a hit and drops it, so that a hit loses its last block.
     pub drops_last: bool,
@@ -32,13 +32,17 @@ pub struct Interior {
 }
 
 impl BlockAligned {
+    fn block(&self) -> usize {
+        self.block.max(1)
+    }
+
     /// The deepest position whose state can serve a resend of a prompt of `prompt` tokens.
     #[must_use]
     pub fn last_position(&self, prompt: usize) -> usize {
         if self.drops_last {
-            floor(prompt, self.block).saturating_sub(self.block)
+            floor(prompt, self.block()).saturating_sub(self.block())
         } else {
-            floor(prompt.saturating_sub(self.look_ahead), self.block)
+            floor(prompt.saturating_sub(self.look_ahead), self.block())
         }
     }
 
@@ -48,7 +52,7 @@ impl BlockAligned {
         if !self.drops_last {
             return vec![self.last_position(prompt)];
         }
-        let mut positions = vec![self.last_position(prompt - 1), self.last_position(prompt)];
+        let mut positions = vec![self.last_position(prompt.saturating_sub(1)), self.last_position(prompt)];
         positions.dedup();
         positions
     }
@@ -57,12 +61,12 @@ impl BlockAligned {
     /// An interval of 0 keeps no more; `None` keeps all.
     #[must_use]
     pub fn kept(&self, prompt: usize, interval: Option<usize>, branch: Option<usize>) -> Vec<usize> {
-        let ends = (1..=prompt / self.block).map(|i| i * self.block);
+        let ends = (1..=prompt / self.block()).map(|i| i * self.block());
         let Some(interval) = interval else {
             return ends.collect();
         };
         let replay = self.replay_positions(prompt);
-        let branch = branch.map(|b| floor(b, self.block));
+        let branch = branch.map(|b| floor(b, self.block()));
         ends.filter(|end| replay.contains(end) || branch == Some(*end) || interval > 0 && end.is_multiple_of(interval))
             .collect()
     }
@@ -73,18 +77,18 @@ impl BlockAligned {
     /// Where kernels cannot leave `interior` states, the forward also stops at the last position and at the branch.
     #[must_use]
     pub fn schedule(&self, prompt: usize, start: usize, budget: usize, interior: bool, branch: Option<usize>) -> usize {
-        let mut end = prompt.min(start + budget);
-        if !interior || !start.is_multiple_of(self.block) {
+        let mut end = prompt.min(start.saturating_add(budget));
+        if !interior || !start.is_multiple_of(self.block()) {
             let stops = [
-                Some(floor(start, self.block) + self.block).filter(|_| !start.is_multiple_of(self.block)),
+                Some(floor(start, self.block()) + self.block()).filter(|_| !start.is_multiple_of(self.block())),
                 Some(self.last_position(prompt)),
-                branch.map(|b| floor(b, self.block)),
+                branch.map(|b| floor(b, self.block())),
             ];
             let stop = stops.into_iter().flatten().filter(|&stop| stop > start).min();
             end = end.min(stop.unwrap_or(end));
         }
         if end < prompt {
-            end = floor(end, self.block);
+            end = floor(end, self.block());
         }
         end.saturating_sub(start)
     }
@@ -94,12 +98,12 @@ impl BlockAligned {
     #[must_use]
     pub fn keeps_interior(&self, at: Interior) -> bool {
         let Interior { start, end, position, hash_unit, align } = at;
-        let column = |len: usize| (len - 1) / self.block;
-        start.is_multiple_of(self.block)
+        let column = |len: usize| (len - 1) / self.block();
+        start.is_multiple_of(self.block())
             && start < position
             && position < end
             && (position - start).is_multiple_of(align)
             && position.is_multiple_of(hash_unit)
-            && !(end.is_multiple_of(self.block) && column(position) == column(end))
+            && !(end.is_multiple_of(self.block()) && column(position) == column(end))
     }
 }

@@ -69,8 +69,8 @@ pub enum PrefixError {
         /// How many the configuration has.
         tenants: usize,
     },
-    /// The tree has changed since the match: what it found is gone. Match again.
-    #[error("the match is stale: its {what} was evicted since; match again")]
+    /// The tree has changed since the match, or is another one: what it found is not here. Match again.
+    #[error("the match is stale: its {what} is not here any more; match again")]
     StaleMatch {
         /// What is gone.
         what: &'static str,

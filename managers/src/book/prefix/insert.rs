@@ -139,13 +139,13 @@ impl Tree {
             return self.gain_kv(node, insert.blocks[start..end].into());
         }
         let node = &self.nodes[node];
-        let from = node.start().max(insert.owned.next_multiple_of(page));
+        let from = start.max(insert.owned.div_ceil(page));
         let incoming = insert.blocks[..node.end as usize / page].iter();
         let resident = &node.kv[..];
         out.blocks.extend(
             incoming
                 .enumerate()
-                .skip(from / page)
+                .skip(from)
                 // The caller may have read the tree's own block here; that one is not a duplicate of itself.
                 .filter(|&(i, block)| resident[i - start] != *block)
                 .map(|(_, block)| *block),

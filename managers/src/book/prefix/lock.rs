@@ -60,6 +60,9 @@ impl Tree {
     /// The node in whose span a match ends, if it is a hit and still there.
     pub(super) fn locate(&self, found: &Match) -> Result<Option<u32>, PrefixError> {
         let Some(id) = found.node else { return Ok(None) };
+        if found.tree != self.id {
+            return Err(PrefixError::StaleMatch { what: "tree" });
+        }
         let mut node = self.nodes.resolve(id).ok_or(PrefixError::StaleMatch { what: "node" })?;
         let n = &self.nodes[node];
         if self.config.states && (found.state, found.host_state) != (n.state.map(|state| state.slot), n.host_state) {

@@ -27,11 +27,22 @@ pub struct Match {
     pub host_state: Option<HostSlotId>,
     /// The node in whose span `hit` lies.
     pub(super) node: Option<NodeId>,
+    /// The tree that found it, if it is a hit.
+    pub(super) tree: u64,
 }
 
 impl Match {
-    pub(super) const MISS: Self =
-        Self { hit: 0, kv_hit: 0, window_hit: 0, branch: None, resident: 0, state: None, host_state: None, node: None };
+    pub(super) const MISS: Self = Self {
+        hit: 0,
+        kv_hit: 0,
+        window_hit: 0,
+        branch: None,
+        resident: 0,
+        state: None,
+        host_state: None,
+        node: None,
+        tree: 0,
+    };
 }
 
 /// How much window KV precedes a position without a gap.
@@ -129,7 +140,7 @@ impl Tree {
         if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
             found.hit = *position;
             (found.state, found.host_state) = (state, host_state);
-            found.node = Some(self.nodes.id(child));
+            (found.node, found.tree) = (Some(self.nodes.id(child)), self.id);
         }
         true
     }

@@ -105,7 +105,7 @@ impl Strategy {
             (false, _) => end,
             // The chunk's end serves every prompt that goes on.
             (true, true) => start,
-            (true, false) => prompt - 1,
+            (true, false) => prompt.saturating_sub(1),
         };
         let aligned = start + floor(deepest.saturating_sub(start), tree.grid());
         let mut positions = Vec::new();
