@@ -190,7 +190,8 @@ impl Budget {
         let budget: Self = toml::from_str(text).map_err(|error| {
             let span = error.span();
             let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            let message = error.message().to_owned();
+            // TOML's own integers are wider than any count.
+            let message = error.message().replace(" as i128, expected u64", ", expected one below 2^64");
             BudgetError { origin: origin.to_owned(), line, span, nearest: nearest_key(&message), message }
         })?;
         budget.validated().map_err(|error| BudgetError { origin: origin.to_owned(), ..error })
@@ -324,6 +325,7 @@ mod tests {
     #[case("max_seq_len = 0\n", "must be between")]
     #[case("max_seq_len = -4\n", "invalid value")]
     #[case("max_seq_len =\n", "b.toml:1")]
+    #[case("max_seq_len = 99999999999999999999\n", "expected one below 2^64")]
     fn a_bad_value_says_what_would_do(#[case] text: &str, #[case] expected: &str) {
         let error = Budget::from_toml(text, "b.toml").unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -47,8 +47,9 @@ pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparis
     let load = load(request.budget, request.budget.max_seq_len_for(request.model))?;
     let bytes = match request.budget.engine.cache_bytes {
         Some(bytes) => bytes.0,
-        None => available_bytes(request, &load)?
-            .ok_or_else(|| PlanError::Budget("a comparison needs bytes: state `[memory]`".into()))?,
+        None => available_bytes(request, &load)?.ok_or_else(|| {
+            PlanError::Budget("a comparison needs bytes: state `[memory]` or a device, or give cache bytes".into())
+        })?,
     };
     let mut budget = request.budget.clone();
     budget.engine.cache_bytes = Some(ByteSize(bytes));

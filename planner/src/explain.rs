@@ -45,6 +45,9 @@ pub enum ExplainError {
         /// The last layer.
         last: u32,
     },
+    /// The budget states no host tier.
+    #[error("this plan has no host tier; `host.bytes` states one")]
+    NoHost,
     /// The request cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -77,6 +80,9 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     }
     if let Ok(layer) = subject.trim_start_matches("layers.").parse() {
         return explainer.layer(layer);
+    }
+    if subject == "host" {
+        return Err(ExplainError::NoHost);
     }
     let names = plan.resources.iter().map(|resource| resource.name.as_str());
     let names = names.chain(plan.pools.iter().map(|pool| pool.id.as_str()));

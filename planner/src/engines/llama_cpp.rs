@@ -72,16 +72,19 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
         ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
         conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },
         sequences,
-        notes: vec![
-            "every sequence owns max_seq_len cells from the start".into(),
-            format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}"),
-            if own_cells {
+        notes: [
+            Some("every sequence owns max_seq_len cells from the start".into()),
+            windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}")),
+            Some(if own_cells {
                 format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
             } else {
                 format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
-            },
-            "states are float32 whatever the model states".into(),
-        ],
+            }),
+            states.then(|| "states are float32 whatever the model states".into()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
         ..EnginePrediction::default()
     })
 }

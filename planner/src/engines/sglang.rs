@@ -82,13 +82,27 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
         conv_bytes: total(|state| state.conv),
         speculation_bytes: narrow(speculation_bytes),
         sequences: setting.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
-        notes: vec![
-            format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000),
-            format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000),
-            format!("{slots_per_request} state slots per running request"),
-        ],
+        notes: notes(setting, windowed > 0, slots_per_request),
         ..EnginePrediction::default()
     })
+}
+
+fn notes(setting: &Setting<'_>, windows: bool, slots_per_request: u64) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !setting.caches.states.is_empty() {
+        notes.push(format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000));
+        notes.push(format!("{slots_per_request} state slots per running request"));
+    }
+    if windows {
+        notes.push(format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000));
+    }
+    if setting.caches.sparse {
+        notes.push("an index for every latent, in pages of 64 tokens".into());
+    }
+    if notes.is_empty() {
+        notes.push("every token has a slot of its own".into());
+    }
+    notes
 }
 
 fn ratio(stated: Option<Fraction>, default: u128) -> u128 {

@@ -67,10 +67,16 @@ pub(super) fn predict(setting: &Setting<'_>) -> Result<EnginePrediction, PlanErr
         kv_bytes: u64::try_from(kv_bytes).ok(),
         state_bytes: state_bytes.and_then(|bytes| u64::try_from(bytes).ok()),
         sequences,
-        notes: vec![
-            format!("{} window pools with equal shares of the bytes", windows.len()),
+        notes: [
+            match windows.len() {
+                1 => "one pool for all attention layers".into(),
+                count => format!("{count} pools, one per window, with equal shares of the bytes"),
+            },
             "states for the largest batch and one padding row".into(),
-        ],
+        ]
+        .into_iter()
+        .take(if per_state > 0 { 2 } else { 1 })
+        .collect(),
         ..EnginePrediction::default()
     })
 }

@@ -109,6 +109,7 @@ fn windows_unpaged_tokens_and_readers_are_named() {
     "ssm_O",
     "`ssm_O` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; did you mean `ssm_0`?"
 )]
+#[case("host", "this plan has no host tier; `host.bytes` states one")]
 #[case("52", "layer 52 does not exist; the model has layers 0 to 51")]
 fn what_is_not_in_the_plan_is_an_error(#[case] subject: &str, #[case] expected: &str) {
     let (model, budget) = (nemotron_3_nano(), budget(BUDGET));
