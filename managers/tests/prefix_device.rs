@@ -6,20 +6,20 @@ mod support;
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::prefix::{
-    CheckpointFormat, Final, HostSlotId, HostTier, Int8Error, Key, Namespace, Offload, PrefixCache, Progress, Released,
-    StateShape, Strategy, TenantId, Token, TreeConfig,
+    CheckpointFormat, Final, HostBlockId, HostSlotId, HostTier, Int8Error, Key, Load, Namespace, Offload, PrefixCache,
+    Progress, Released, StateShape, Strategy, TenantId, Token, TreeConfig,
 };
 use cacheplan_managers::book::{BlockId, SlotId, SlotRole};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, PrefixHost};
 use cacheplan_planner::{CachePlan, HostPlan, Member, Pool};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
-use support::hybrid;
+use support::{Setup, hybrid, kv};
 
 const PAGE: usize = 4;
 /// What the support crate's Mamba layers have.
 const STATE: StateShape = StateShape { heads: 2, head_dim: 3, d_state: 4 };
-const TIER: HostTier = HostTier { blocks: 6, slots: 3 };
+const TIER: HostTier = HostTier { blocks: 6, slots: 3, windows: 0 };
 /// States differ by channel, so that scales do too; no element is off by more than half of the largest scale.
 const TOLERANCE: f32 = 60.0 / 127.0;
 
@@ -167,7 +167,7 @@ impl World {
         if found.hit > found.resident {
             let fresh: Vec<BlockId> = (found.resident / PAGE..found.hit / PAGE).map(|_| self.block()).collect();
             let mut loads = Vec::new();
-            found = if self.cache.load(&found, &fresh, &mut loads).is_ok() {
+            found = if self.cache.load(&found, &fresh, &[], &mut loads).is_ok() {
                 self.loaded += loads.len();
                 let World { set, host, .. } = self;
                 host.load(set.manager_mut().unwrap(), &loads).unwrap();
@@ -248,11 +248,30 @@ fn whatever_is_served_is_what_was_computed(
 #[test]
 fn a_tier_beyond_the_plans_host_bytes_is_refused() {
     let mut set = CacheSet::allocate(&plan(CheckpointFormat::Native), &Device::Cpu).unwrap();
-    let tier = HostTier { blocks: 1 << 20, slots: 0 };
+    let tier = HostTier { blocks: 1 << 20, slots: 0, windows: 0 };
     let refused = PrefixHost::allocate(set.manager_mut().unwrap(), tier);
     assert!(matches!(refused, Err(ManagerError::OutOfHostMemory { .. })));
     let mut without = CacheSet::allocate(&hybrid().plan(), &Device::Cpu).unwrap();
     assert!(matches!(PrefixHost::allocate(without.manager_mut().unwrap(), TIER), Err(ManagerError::NoHostTier)));
+}
+
+#[test]
+fn window_blocks_go_to_the_host_and_come_back_and_touch_no_other_pool() {
+    let setup = Setup::new().with(0, kv(2, 8)).with(1, kv(2, 8).with_window(8).unwrap());
+    let mut plan = setup.plan();
+    plan.host = Some(HostPlan { bytes: 1 << 20, sequences: 1, pools: Vec::new(), unused_bytes: 0 });
+    let mut set = CacheSet::allocate(&plan, &Device::Cpu).unwrap();
+    let manager = set.manager_mut().unwrap();
+    let host = PrefixHost::allocate(manager, HostTier { windows: 2, ..HostTier::default() }).unwrap();
+    let [full, windowed] =
+        [0, 1].map(|layer| manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap().pool.clone());
+    let elems = windowed.dims()[1];
+    fill(&windowed, 3, vec![7.0; elems]);
+    host.offload(manager, &[Offload::Window { from: BlockId(3), to: HostBlockId(1) }]).unwrap();
+    fill(&windowed, 3, vec![f32::NAN; elems]);
+    host.load(manager, &[Load::Window { from: HostBlockId(1), to: BlockId(5) }]).unwrap();
+    assert_eq!(row(&windowed, 5), vec![7.0; elems]);
+    assert!(full.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|&x| x == 0.0));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use cacheplan_managers::book::prefix::{
 use prefix_common::{Harness, config, tokens};
 
 fn tiered(blocks: u32, slots: u32) -> TreeConfig {
-    TreeConfig { host: Some(HostTier { blocks, slots }), chunk: 2, ..config() }
+    TreeConfig { host: Some(HostTier { blocks, slots, windows: 0 }), chunk: 2, ..config() }
 }
 
 #[test]
@@ -27,9 +27,9 @@ fn d14_a_hit_on_the_host_is_a_hit_that_has_to_be_loaded() {
     assert_eq!(refused, Err(PrefixError::NotLoaded { resident: 0, hit: 4 }));
     let blocks: Vec<BlockId> = (0..4).map(|_| h.blocks.pop().unwrap()).collect();
     let mut loads = Vec::new();
-    h.tree.load(&found, &blocks, &mut loads).unwrap();
+    h.tree.load(&found, &blocks, &[], &mut loads).unwrap();
     assert_eq!(loads.len(), 4);
-    assert_eq!(loads[0], Load { from: HostBlockId(3), to: blocks[0] });
+    assert_eq!(loads[0], Load::Block { from: HostBlockId(3), to: blocks[0] });
     let found = h.find(&tokens(1..=4));
     assert_eq!((found.hit, found.resident), (4, 4));
     let receipt = h.tree.lock(&found, Hold::PathAndState).unwrap();
@@ -81,7 +81,7 @@ fn copies_are_told_in_the_order_in_which_they_must_be_made() {
         .iter()
         .filter_map(|offload| match offload {
             Offload::Block { to, .. } => Some(to.0),
-            Offload::State { .. } => None,
+            _ => None,
         })
         .collect();
     assert_eq!(to.len(), 4);
@@ -102,10 +102,45 @@ fn a_span_that_the_host_cannot_hold_is_dropped_with_what_hangs_below_it() {
 }
 
 #[test]
-fn a_host_tier_beside_windows_or_the_leaf_rule_state_is_refused() {
-    let windowed = TreeConfig { window: Some(4), ..tiered(4, 1) };
+fn a_host_tier_beside_the_leaf_rule_state_is_refused() {
     let legacy = TreeConfig { leaves: LeafRule::State, ..tiered(4, 1) };
-    for config in [windowed, legacy] {
-        assert!(matches!(Tree::new(config), Err(PrefixError::Config { .. })));
-    }
+    assert!(matches!(Tree::new(legacy), Err(PrefixError::Config { .. })));
+}
+
+fn windowed(windows: u32) -> TreeConfig {
+    let host = HostTier { blocks: 16, slots: 2, windows };
+    TreeConfig { window: Some(4), host: Some(host), chunk: 2, ..config() }
+}
+
+#[test]
+fn a_window_goes_to_the_host_with_its_span_and_comes_back_with_it() {
+    let mut h = Harness::new(windowed(8), 16, 4);
+    h.insert_window(&tokens(1..=8), true, 4);
+    h.evict_kv(4);
+    let found = h.find(&tokens(1..=8));
+    assert_eq!((found.hit, found.resident, found.host_window), (8, 4, 4), "the span without a window is still there");
+    let blocks: Vec<BlockId> = (0..4).map(|_| h.blocks.pop().unwrap()).collect();
+    let window: Vec<BlockId> = (0..4).map(|_| h.window.pop().unwrap()).collect();
+    let mut loads = Vec::new();
+    let short = h.tree.load(&found, &blocks, &window[1..], &mut loads);
+    assert_eq!(short, Err(PrefixError::BlockCount { what: "window to load", expected: 4, found: 3 }));
+    h.tree.load(&found, &blocks, &window, &mut loads).unwrap();
+    let to_window = loads.iter().filter(|load| matches!(load, Load::Window { .. })).count();
+    assert_eq!((loads.len(), to_window), (8, 4));
+    let found = h.find(&tokens(1..=8));
+    assert_eq!((found.hit, found.resident, found.host_window), (8, 8, 0));
+    let receipt = h.tree.lock(&found, Hold::PathAndState).unwrap();
+    assert_eq!(h.tree.usage().window.protected, 4);
+    h.unlock(receipt);
+    h.audit();
+}
+
+#[test]
+fn a_window_that_the_host_cannot_hold_is_lost_and_the_hit_with_it() {
+    let mut h = Harness::new(windowed(3), 16, 4);
+    h.insert_window(&tokens(1..=8), true, 4);
+    h.evict_kv(4);
+    let found = h.find(&tokens(1..=8));
+    assert_eq!((found.hit, found.kv_hit, found.window_hit), (0, 8, 0));
+    h.audit();
 }

@@ -56,7 +56,7 @@ fn checkpoints_in_8_bits_and_a_host_come_from_the_plan() {
     let Provision { tree, checkpoints, shape, .. } = Provision::of_plan(&plan, 128).unwrap();
     let host = |pool: &str| plan.host.as_ref().unwrap().pools.iter().find(|share| share.pool == pool).unwrap().units;
     assert_eq!((tree.checkpoints, checkpoints), (CheckpointFormat::Int8, 12));
-    let expected = HostTier { blocks: host("kv_paged.0") as u32, slots: host("checkpoint.ssm.0") as u32 };
+    let expected = HostTier { blocks: host("kv_paged.0") as u32, slots: host("checkpoint.ssm.0") as u32, windows: 0 };
     assert_eq!(tree.host, Some(expected));
     let bytes = |pool: &str| plan.pool(pool).unwrap().unit_bytes as usize;
     assert_eq!(shape.block_bytes, bytes("kv_paged.0"));

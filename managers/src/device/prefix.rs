@@ -3,7 +3,6 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::hybrid::MambaHybridCacheManager;
-use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
 use crate::ManagerError;
@@ -114,6 +113,8 @@ impl MambaHybridCacheManager {
 pub struct PrefixHost {
     /// `[host blocks, block_elems]` for each paged pool of full attention, with the pool's number.
     blocks: Vec<(usize, PoolTensor)>,
+    /// The same for each paged pool with a window.
+    windows: Vec<(usize, PoolTensor)>,
     /// `[host states, …]` for each pool that holds checkpoints.
     states: Vec<PoolTensor>,
 }
@@ -124,21 +125,33 @@ impl PrefixHost {
     /// # Errors
     /// A plan whose host tier has less room, or none; no memory.
     pub fn allocate(manager: &mut MambaHybridCacheManager, tier: HostTier) -> Result<Self, ManagerError> {
-        let book = &mut manager.book;
-        let full: Vec<usize> =
-            (0..book.layout().paged.len()).filter(|&i| book.layout().paged[i].window.is_none()).collect();
-        let block_bytes: u64 = full.iter().map(|&paged| manager.kv.pool(paged).unit_bytes()).sum();
+        let paged = &manager.book.layout().paged;
+        let (full, windowed): (Vec<usize>, Vec<usize>) =
+            (0..paged.len()).partition(|&paged_index| paged[paged_index].window.is_none());
+        let bytes_of = |pools: &[usize]| pools.iter().map(|&paged| manager.kv.pool(paged).unit_bytes()).sum::<u64>();
         let state_bytes: u64 = checkpoint_pools(&manager.mamba).map(PoolTensor::unit_bytes).sum();
-        book.set_host_aside(u64::from(tier.blocks) * block_bytes + u64::from(tier.slots) * state_bytes)?;
-        let blocks = full.into_iter().map(|paged| Ok((paged, manager.kv.pool(paged).on_host(tier.blocks)?)));
-        let states = checkpoint_pools(&manager.mamba).map(|pool| pool.on_host(tier.slots));
-        let tier = blocks
-            .collect::<Result<_, ManagerError>>()
-            .and_then(|blocks| Ok(Self { blocks, states: states.collect::<Result<_, ManagerError>>()? }));
-        if tier.is_err() {
+        let bytes = u64::from(tier.blocks) * bytes_of(&full)
+            + u64::from(tier.windows) * bytes_of(&windowed)
+            + u64::from(tier.slots) * state_bytes;
+        manager.book.set_host_aside(bytes)?;
+        let on_host = |pools: Vec<usize>, units| {
+            let pools = pools.into_iter().map(|paged| Ok((paged, manager.kv.pool(paged).on_host(units)?)));
+            pools.collect::<Result<Vec<_>, ManagerError>>()
+        };
+        let allocated = || {
+            Ok(Self {
+                blocks: on_host(full, tier.blocks)?,
+                windows: on_host(windowed, tier.windows)?,
+                states: checkpoint_pools(&manager.mamba)
+                    .map(|pool| pool.on_host(tier.slots))
+                    .collect::<Result<_, _>>()?,
+            })
+        };
+        let host = allocated();
+        if host.is_err() {
             manager.book.set_host_aside(0)?;
         }
-        tier
+        host
     }
 
     /// Makes the copies that an eviction asks for, before any of the units that it released is used again.
@@ -147,21 +160,23 @@ impl PrefixHost {
     /// Units that do not exist, or a failing device.
     pub fn offload(&self, manager: &mut MambaHybridCacheManager, copies: &[Offload]) -> Result<(), ManagerError> {
         manager.settle()?;
-        let blocks = copies.iter().filter_map(|copy| match *copy {
-            Offload::Block { from, to } => Some((from.0, to.0)),
-            Offload::State { .. } => None,
-        });
-        let states = copies.iter().filter_map(|copy| match *copy {
-            Offload::State { from, to } => Some((from.0, to.0)),
-            Offload::Block { .. } => None,
-        });
-        let (block_sources, block_targets): (Vec<u32>, Vec<u32>) = blocks.unzip();
-        let (state_sources, state_targets): (Vec<u32>, Vec<u32>) = states.unzip();
-        for (pool, host) in self.pairs(&manager.kv) {
-            copy_units(pool, &block_sources, host, &block_targets)?;
+        let [mut blocks, mut windows, mut states] = [const { (Vec::new(), Vec::new()) }; 3];
+        for copy in copies {
+            let (pairs, from, to) = match *copy {
+                Offload::Block { from, to } => (&mut blocks, from.0, to.0),
+                Offload::Window { from, to } => (&mut windows, from.0, to.0),
+                Offload::State { from, to } => (&mut states, from.0, to.0),
+            };
+            pairs.0.push(from);
+            pairs.1.push(to);
+        }
+        for (pools, (sources, targets)) in [(&self.blocks, &blocks), (&self.windows, &windows)] {
+            for (paged, host) in pools {
+                copy_units(manager.kv.pool(*paged), sources, host, targets)?;
+            }
         }
         for (pool, host) in checkpoint_pools(&manager.mamba).zip(&self.states) {
-            copy_units(pool, &state_sources, host, &state_targets)?;
+            copy_units(pool, &states.0, host, &states.1)?;
         }
         Ok(())
     }
@@ -172,8 +187,21 @@ impl PrefixHost {
     /// As [`PrefixHost::offload`].
     pub fn load(&self, manager: &mut MambaHybridCacheManager, copies: &[Load]) -> Result<(), ManagerError> {
         manager.settle()?;
-        let (sources, targets): (Vec<u32>, Vec<u32>) = copies.iter().map(|copy| (copy.from.0, copy.to.0)).unzip();
-        self.pairs(&manager.kv).try_for_each(|(pool, host)| copy_units(host, &sources, pool, &targets))
+        let [mut blocks, mut windows] = [const { (Vec::new(), Vec::new()) }; 2];
+        for copy in copies {
+            let (pairs, from, to) = match *copy {
+                Load::Block { from, to } => (&mut blocks, from, to),
+                Load::Window { from, to } => (&mut windows, from, to),
+            };
+            pairs.0.push(from.0);
+            pairs.1.push(to.0);
+        }
+        for (pools, (sources, targets)) in [(&self.blocks, &blocks), (&self.windows, &windows)] {
+            for (paged, host) in pools {
+                copy_units(host, sources, manager.kv.pool(*paged), targets)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies a state on the host into a slot: what a request whose hit lies there starts from.
@@ -197,10 +225,6 @@ impl PrefixHost {
             pool.write_units(&[to.0], &contents)?;
         }
         Ok(())
-    }
-
-    fn pairs<'a>(&'a self, kv: &'a KvCacheManager) -> impl Iterator<Item = (&'a PoolTensor, &'a PoolTensor)> {
-        self.blocks.iter().map(|(paged, host)| (kv.pool(*paged), host))
     }
 }
 

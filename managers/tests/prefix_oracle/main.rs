@@ -19,8 +19,10 @@ const OPS_PER_CASE: usize = 500;
 fn tree_config() -> impl Generator<Value = TreeConfig> {
     let window = prop_oneof![Just(None), (1..12usize).prop_map(Some)];
     let eviction = prop_oneof![Just(Eviction::Lru), Just(Eviction::Coverage)];
-    let host =
-        prop_oneof![Just(None), (0..40u32, 0..8u32).prop_map(|(blocks, slots)| Some(HostTier { blocks, slots }))];
+    let host = prop_oneof![
+        Just(None),
+        (0..40u32, 0..8u32, 0..16u32).prop_map(|(blocks, slots, windows)| Some(HostTier { blocks, slots, windows }))
+    ];
     let cap = prop_oneof![4 => Just(None), 1 => (1..4usize).prop_map(Some)];
     (
         prop_oneof![Just(1usize), Just(2), Just(4)],
@@ -45,7 +47,7 @@ fn tree_config() -> impl Generator<Value = TreeConfig> {
                 states_per_path,
                 tenants: vec![1; tenants],
                 eviction,
-                host: host.filter(|_| !legacy && window.is_none()),
+                host: host.filter(|_| !legacy),
                 ..TreeConfig::default()
             }
         })

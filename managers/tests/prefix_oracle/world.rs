@@ -119,12 +119,14 @@ pub(crate) struct World {
     slots: Vec<Content>,
     host_blocks: Vec<Content>,
     host_slots: Vec<Content>,
+    host_windows: Vec<Content>,
     /// What the tree should have: for every page-aligned prefix, by content, the unit that it was last given.
     kv_of: HashMap<u64, BlockId>,
     window_of: HashMap<u64, BlockId>,
     state_of: HashMap<u64, SlotId>,
     host_kv_of: HashMap<u64, HostBlockId>,
     host_state_of: HashMap<u64, HostSlotId>,
+    host_window_of: HashMap<u64, HostBlockId>,
     next_token: Token,
     folder: TempDir,
 }
@@ -144,11 +146,13 @@ impl World {
             slots: vec![Content::Poison; SLOTS as usize],
             host_blocks: vec![Content::Poison; HOST],
             host_slots: vec![Content::Poison; HOST],
+            host_windows: vec![Content::Poison; HOST],
             kv_of: HashMap::new(),
             window_of: HashMap::new(),
             state_of: HashMap::new(),
             host_kv_of: HashMap::new(),
             host_state_of: HashMap::new(),
+            host_window_of: HashMap::new(),
             next_token: 1000,
             folder: tempfile::tempdir().unwrap(),
         }
@@ -188,6 +192,7 @@ impl World {
                 Saved::Block(BlockId(i)) => self.blocks[i as usize],
                 Saved::HostBlock(HostBlockId(i)) => self.host_blocks[i as usize],
                 Saved::Window(BlockId(i)) => self.window[i as usize],
+                Saved::HostWindow(HostBlockId(i)) => self.host_windows[i as usize],
                 Saved::State(SlotId(i)) => self.slots[i as usize],
                 Saved::HostState(HostSlotId(i)) => self.host_slots[i as usize],
             };
@@ -233,6 +238,7 @@ impl World {
         let census = self.cache.tree().census();
         self.host_kv_of.retain(|_, block| census.host_blocks.contains(block));
         self.host_state_of.retain(|_, slot| census.host_slots.contains(slot));
+        self.host_window_of.retain(|_, block| census.host_windows.contains(block));
     }
 
     pub(crate) fn audit(&mut self) {
@@ -242,6 +248,7 @@ impl World {
         let census = tree.census();
         assert_eq!(census.host_blocks.len(), self.host_kv_of.len());
         assert_eq!(census.host_slots.len(), self.host_state_of.len());
+        assert_eq!(census.host_windows.len(), self.host_window_of.len());
         let page = self.config.page;
         let private = |request: &Request| {
             let owned = request.lease.as_ref().map_or(0, Lease::owned) / page;
@@ -306,7 +313,8 @@ impl World {
             if on_device {
                 resident = len;
             }
-            let windowed = self.window_of.contains_key(&hash_at(len));
+            let windowed =
+                self.window_of.contains_key(&hash_at(len)) || self.host_window_of.contains_key(&hash_at(len));
             run = if windowed { run + page } else { 0 };
             rooted &= windowed;
             let legal = self.config.window.is_none_or(|window| rooted || run >= window);
@@ -347,6 +355,16 @@ impl World {
             let expected = content(key.namespace, &tokens[..(i + 1) * self.config.page]);
             assert_eq!(self.blocks[block.0 as usize], expected, "a block is served where it was computed");
         }
+        if let Some(width) = self.config.window {
+            let mut window = Vec::new();
+            let from = self.cache.held_window(&lease, &mut window);
+            assert!(from == 0 || found.hit - from >= width, "a hit holds the window that it reads");
+            assert_eq!(window.len(), (found.hit - from) / self.config.page);
+            for (i, block) in window.iter().enumerate() {
+                let expected = content(key.namespace, &tokens[..from + (i + 1) * self.config.page]);
+                assert_eq!(self.window[block.0 as usize], expected, "a window is served where it was computed");
+            }
+        }
         self.slots[live.0 as usize] = match (lease.source(), lease.host_source()) {
             (Some(source), None) => self.slots[source.0 as usize],
             (None, Some(source)) => self.host_slots[source.0 as usize],
@@ -371,16 +389,24 @@ impl World {
     /// Loads what of a hit lies on the host, or does without it.
     fn bring_back(&mut self, found: &Match, namespace: usize, tokens: &[Token], seed: u64) -> Match {
         let pages = found.hit.saturating_sub(found.resident) / self.config.page;
-        let mut blocks = Vec::new();
+        let (mut blocks, mut window) = (Vec::new(), Vec::new());
         if !seed.is_multiple_of(5) {
             blocks.extend((0..pages).map_while(|_| self.take_block()));
+            window.extend((0..found.host_window / self.config.page).map_while(|_| self.take_window()));
         }
         let mut loads = Vec::new();
-        if blocks.len() == pages && self.cache.load(found, &blocks, &mut loads).is_ok() {
-            for (i, Load { from, to }) in loads.into_iter().enumerate() {
-                self.blocks[to.0 as usize] = self.host_blocks[from.0 as usize];
-                let len = found.resident + (i + 1) * self.config.page;
-                self.kv_of.insert(hash(&self.namespaces[namespace], &tokens[..len]), to);
+        if blocks.len() == pages && self.cache.load(found, &blocks, &window, &mut loads).is_ok() {
+            for load in loads {
+                match load {
+                    Load::Block { from, to } => {
+                        self.blocks[to.0 as usize] = self.host_blocks[from.0 as usize];
+                        self.kv_of.insert(self.blocks[to.0 as usize].hash(), to);
+                    }
+                    Load::Window { from, to } => {
+                        self.window[to.0 as usize] = self.host_windows[from.0 as usize];
+                        self.window_of.insert(self.window[to.0 as usize].hash(), to);
+                    }
+                }
             }
             self.forget_lost_host_units();
             let again = self.look_up(namespace, tokens);
@@ -388,6 +414,7 @@ impl World {
             return again;
         }
         self.free_blocks.extend(blocks);
+        self.free_window.extend(window);
         let key = Key { namespace: &self.namespaces[namespace], tokens };
         self.cache.lookup_resident(key)
     }
@@ -528,10 +555,7 @@ impl World {
         let pages = window.div_ceil(page).min(end);
         let mut blocks = Vec::new();
         for _ in 0..pages {
-            if self.free_window.is_empty() {
-                self.evict(|cache, out| cache.evict_window(page, out));
-            }
-            blocks.extend(self.free_window.pop());
+            blocks.extend(self.take_window());
         }
         let from = end - blocks.len();
         for (i, block) in blocks.iter().enumerate() {
@@ -586,6 +610,12 @@ impl World {
                     self.host_kv_of.retain(|_, block| *block != to);
                     self.host_kv_of.insert(moved.hash(), to);
                 }
+                Offload::Window { from, to } => {
+                    let moved = self.window[from.0 as usize];
+                    self.host_windows[to.0 as usize] = moved;
+                    self.host_window_of.retain(|_, block| *block != to);
+                    self.host_window_of.insert(moved.hash(), to);
+                }
                 Offload::State { from, to } => {
                     let moved = self.slots[from.0 as usize];
                     self.host_slots[to.0 as usize] = moved;
@@ -623,6 +653,14 @@ impl World {
             self.evict(|cache, out| cache.evict_state(1, out));
         }
         self.free_slots.pop()
+    }
+
+    fn take_window(&mut self) -> Option<BlockId> {
+        if self.free_window.is_empty() {
+            let page = self.config.page;
+            self.evict(|cache, out| cache.evict_window(page, out));
+        }
+        self.free_window.pop()
     }
 
     fn take_block(&mut self) -> Option<BlockId> {

@@ -158,8 +158,14 @@ impl PrefixCache {
     ///
     /// # Errors
     /// As [`Tree::load`].
-    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
-        self.tree.load(found, blocks, loads)
+    pub fn load(
+        &mut self,
+        found: &Match,
+        blocks: &[BlockId],
+        window: &[BlockId],
+        loads: &mut Vec<Load>,
+    ) -> Result<(), PrefixError> {
+        self.tree.load(found, blocks, window, loads)
     }
 
     /// As [`Tree::evict_host`].
@@ -211,6 +217,11 @@ impl PrefixCache {
         if let Some(grip) = &lease.grip {
             self.tree.held_blocks(&grip.receipt, out);
         }
+    }
+
+    /// Appends the window blocks of the held prefix, and returns the position of the first token that they cover.
+    pub fn held_window(&self, lease: &Lease, out: &mut Vec<BlockId>) -> usize {
+        lease.grip.as_ref().map_or(0, |grip| self.tree.held_window(&grip.receipt, out))
     }
 
     /// Stores what an unfinished request has computed, with a state if `state` holds one after exactly these tokens.

@@ -36,6 +36,8 @@ pub struct Census {
     pub slots: Vec<SlotId>,
     /// KV blocks on the host.
     pub host_blocks: Vec<HostBlockId>,
+    /// Window blocks on the host.
+    pub host_windows: Vec<HostBlockId>,
     /// States on the host.
     pub host_slots: Vec<HostSlotId>,
 }
@@ -51,6 +53,7 @@ impl Tree {
             census.window.extend(&node.window);
             census.slots.extend(node.state.map(|state| state.slot));
             census.host_blocks.extend(&node.host_kv);
+            census.host_windows.extend(&node.host_window);
             census.host_slots.extend(node.host_state);
         }
         census
@@ -100,12 +103,15 @@ impl Tree {
         let tier = self.config.host.unwrap_or_default();
         let blocks = [census.host_blocks, self.host.blocks.clone()].concat();
         let slots = [census.host_slots, self.host.slots.clone()].concat();
+        let windows = [census.host_windows, self.host.windows.clone()].concat();
+        let found = [blocks.len(), slots.len(), windows.len()];
         ensure(
-            (blocks.len(), slots.len()) == (tier.blocks as usize, tier.slots as usize),
+            found == [tier.blocks, tier.slots, tier.windows].map(|units| units as usize),
             "the host is all there",
             None,
-            || format!("{} blocks, {} slots of {tier:?}", blocks.len(), slots.len()),
+            || format!("{found:?} blocks, slots and window blocks of {tier:?}"),
         )?;
+        unique("a host window block has one place", windows)?;
         unique("a host block has one place", blocks)?;
         unique("a host slot has one place", slots)
     }
@@ -198,10 +204,16 @@ impl Tree {
             String::new,
         )?;
         ensure(
-            n.window.is_empty() || n.window.len() * page == n.len(),
+            [n.window.len(), n.host_window.len()].into_iter().all(|pages| pages == 0 || pages * page == n.len()),
             "a window covers the key or is a tombstone",
             id,
-            || n.window.len().to_string(),
+            || format!("{} and {} blocks", n.window.len(), n.host_window.len()),
+        )?;
+        ensure(
+            (n.window.is_empty() || !n.kv.is_empty()) && (n.host_window.is_empty() || !n.host_kv.is_empty()),
+            "a window lies where its span lies",
+            id,
+            String::new,
         )?;
         ensure(
             self.config.leaves == LeafRule::Kv || !n.is_leaf() || n.state.is_some() || n.locked(),

@@ -63,7 +63,8 @@ pub struct TreeConfig {
     pub states_per_path: Option<usize>,
     /// How states lie in the tree.
     pub checkpoints: CheckpointFormat,
-    /// Host memory to move to what the device has no room for. It needs [`LeafRule::Kv`] and no windows.
+    /// Host memory to move to what the device has no room for. It needs [`LeafRule::Kv`]: under the other rule a leaf
+    /// whose state has moved out would have to go.
     pub host: Option<HostTier>,
     /// What a state is worth when one has to go.
     pub eviction: Eviction,
@@ -112,8 +113,8 @@ impl TreeConfig {
         if self.states_per_path == Some(0) {
             return reject("states_per_path", 0);
         }
-        if self.host.is_some() && (self.window.is_some() || self.leaves == LeafRule::State) {
-            return reject("a host tier with windows or the leaf rule `state`", 1);
+        if self.host.is_some() && self.leaves == LeafRule::State {
+            return reject("a host tier with the leaf rule `state`", 1);
         }
         if self.tenants.is_empty() || self.tenants.len() > usize::from(u16::MAX) {
             return reject("tenants", self.tenants.len());

@@ -109,22 +109,22 @@ impl Tree {
         })
     }
 
-    /// Moves an unlocked leaf to the host or, without room there, removes it with all it holds and, under [`LeafRule::State`], the stateless ancestors that it was
-    /// the last to justify.
+    /// Moves an unlocked leaf to the host or, without room there, removes it with all it holds and, under
+    /// [`LeafRule::State`], the stateless ancestors that it was the last to justify.
     pub(super) fn drop_leaf(&mut self, leaf: u32, out: &mut Released, evicted: &mut Evicted) {
         let mut node = leaf;
         loop {
             let parent = self.nodes[node].parent;
             evicted.tokens += self.nodes[node].len();
             evicted.states += usize::from(self.nodes[node].state.is_some());
+            if !self.nodes[node].window.is_empty() {
+                evicted.window_tokens += self.nodes[node].len();
+            }
             if self.config.host.is_some() && self.demote(node, out) {
                 break;
             }
             self.drop_host_children(node);
-            if !self.nodes[node].window.is_empty() {
-                evicted.window_tokens += self.nodes[node].len();
-                self.take_window(node, out);
-            }
+            self.take_window(node, out);
             if self.nodes[node].state.is_some() {
                 self.take_state(node, out);
             }
@@ -149,7 +149,7 @@ impl Tree {
         self.relist(node, Recency::Newest);
     }
 
-    fn take_window(&mut self, node: u32, out: &mut Released) {
+    pub(super) fn take_window(&mut self, node: u32, out: &mut Released) {
         self.book(node, Component::Window, Change::Loss);
         out.window.append(&mut std::mem::take(&mut self.nodes[node].window).into_vec());
         self.relist(node, Recency::Newest);

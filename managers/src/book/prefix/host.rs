@@ -1,6 +1,6 @@
 //! The host tier: what the device has no room for moves there instead of being lost.
 //!
-//! A span lies on the device or on the host, never on both, and so does a state. Spans move out from the leaves and
+//! A span lies on the device or on the host, never on both, and so does a state. A window goes where its span goes. Spans move out from the leaves and
 //! come back from the root, so whatever lies on the device hangs below device spans only. The tree owns the host's
 //! units, numbered from 0; it says what to copy and the caller copies, in order, before it uses anything that was
 //! released.
@@ -22,9 +22,12 @@ pub struct HostTier {
     pub blocks: u32,
     /// States.
     pub slots: u32,
+    /// Window blocks.
+    #[serde(default)]
+    pub windows: u32,
 }
 
-/// A KV block in host memory.
+/// A KV block, or a window block, in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostBlockId(pub u32);
 
@@ -42,6 +45,13 @@ pub enum Offload {
         /// Where it goes.
         to: HostBlockId,
     },
+    /// A window block.
+    Window {
+        /// Where it is.
+        from: BlockId,
+        /// Where it goes.
+        to: HostBlockId,
+    },
     /// A state.
     State {
         /// Where it is.
@@ -51,13 +61,23 @@ pub enum Offload {
     },
 }
 
-/// A copy of a KV block from the host to the device.
+/// A copy from the host to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
-    /// Where it is.
-    pub from: HostBlockId,
-    /// Where it goes.
-    pub to: BlockId,
+pub enum Load {
+    /// A KV block.
+    Block {
+        /// Where it is.
+        from: HostBlockId,
+        /// Where it goes.
+        to: BlockId,
+    },
+    /// A window block.
+    Window {
+        /// Where it is.
+        from: HostBlockId,
+        /// Where it goes.
+        to: BlockId,
+    },
 }
 
 /// The units of the host tier that hold nothing.
@@ -65,6 +85,7 @@ pub struct Load {
 pub(super) struct HostPool {
     pub blocks: Vec<HostBlockId>,
     pub slots: Vec<HostSlotId>,
+    pub windows: Vec<HostBlockId>,
 }
 
 impl HostPool {
@@ -72,6 +93,7 @@ impl HostPool {
         Self {
             blocks: (0..tier.blocks).rev().map(HostBlockId).collect(),
             slots: (0..tier.slots).rev().map(HostSlotId).collect(),
+            windows: (0..tier.windows).rev().map(HostBlockId).collect(),
         }
     }
 }
@@ -79,28 +101,39 @@ impl HostPool {
 impl Tree {
     /// Brings the spans of a hit back that lie on the host, so that it can be locked.
     ///
-    /// `blocks` are fresh ones, one per page from [`Match::resident`] to [`Match::hit`]. The copies go to `loads`; they
-    /// must be made before any other operation, which may reuse the host's units.
+    /// `blocks` are fresh ones, one per page from [`Match::resident`] to [`Match::hit`], and so are the window blocks
+    /// `window`, one per page of [`Match::host_window`]. The copies go to `loads`; they must be made before any other
+    /// operation, which may reuse the host's units.
     ///
     /// # Errors
     /// [`PrefixError::StaleMatch`] if the tree has changed since, [`PrefixError::BlockCount`] for another number of
     /// blocks. Nothing has changed then.
-    pub fn load(&mut self, found: &Match, blocks: &[BlockId], loads: &mut Vec<Load>) -> Result<(), PrefixError> {
+    pub fn load(
+        &mut self,
+        found: &Match,
+        blocks: &[BlockId],
+        window: &[BlockId],
+        loads: &mut Vec<Load>,
+    ) -> Result<(), PrefixError> {
         let Some(mut node) = self.locate(found)? else {
             return Ok(());
         };
         let page = self.config.page;
-        let expected = found.hit.saturating_sub(found.resident) / page;
-        if blocks.len() != expected {
-            return Err(PrefixError::BlockCount { what: "load", expected, found: blocks.len() });
+        let expected = [found.hit.saturating_sub(found.resident), found.host_window];
+        for (what, given, tokens) in [("kv to load", blocks, expected[0]), ("window to load", window, expected[1])] {
+            if given.len() != tokens / page {
+                return Err(PrefixError::BlockCount { what, expected: tokens / page, found: given.len() });
+            }
         }
-        let mut on_host = 0;
+        let mut on_host = [0, 0];
         let mut above = node;
         while self.nodes[above].kv.is_empty() && self.nodes[above].parent != NIL {
-            on_host += found.hit.min(self.nodes[above].end as usize) - self.nodes[above].start();
-            above = self.nodes[above].parent;
+            let n = &self.nodes[above];
+            let tokens = found.hit.min(n.end as usize) - n.start();
+            on_host = [on_host[0] + tokens, on_host[1] + if n.host_window.is_empty() { 0 } else { tokens }];
+            above = n.parent;
         }
-        if on_host != expected * page {
+        if on_host != expected {
             return Err(PrefixError::StaleMatch { what: "host span" });
         }
         self.tick();
@@ -112,12 +145,18 @@ impl Tree {
             path.push(node);
             node = self.nodes[node].parent;
         }
-        let mut rest = blocks;
+        let (mut rest, mut rest_of_window) = (blocks, window);
         for &node in path.iter().rev() {
-            let (own, others) = rest.split_at(self.nodes[node].len() / page);
-            rest = others;
-            loads.extend(self.nodes[node].host_kv.iter().zip(own).map(|(&from, &to)| Load { from, to }));
+            let n = &self.nodes[node];
+            let (own, others) = rest.split_at(n.host_kv.len());
+            let (own_window, others_of_window) = rest_of_window.split_at(n.host_window.len());
+            (rest, rest_of_window) = (others, others_of_window);
+            loads.extend(n.host_kv.iter().zip(own).map(|(&from, &to)| Load::Block { from, to }));
+            loads.extend(n.host_window.iter().zip(own_window).map(|(&from, &to)| Load::Window { from, to }));
             self.gain_kv(node, own.into());
+            self.nodes[node].window = own_window.into();
+            self.book(node, Component::Window, Change::Gain);
+            self.relist(node, Recency::Newest);
         }
         Ok(())
     }
@@ -141,6 +180,7 @@ impl Tree {
     pub(super) fn gain_kv(&mut self, node: u32, blocks: Box<[BlockId]>) {
         self.book(node, Component::HostKv, Change::Loss);
         self.host.blocks.extend(std::mem::take(&mut self.nodes[node].host_kv));
+        self.host.windows.extend(std::mem::take(&mut self.nodes[node].host_window));
         self.nodes[node].kv = blocks;
         self.book(node, Component::Kv, Change::Gain);
         self.relist(node, Recency::Newest);
@@ -159,7 +199,8 @@ impl Tree {
         self.relist(parent, self.recency_below(parent, self.nodes[node].stamp));
     }
 
-    /// Moves the span of a device leaf to the host, with its state if there is room. `false` without room for the span.
+    /// Moves the span of a device leaf to the host, with its state and its window if there is room for them. `false`
+    /// without room for the span.
     pub(super) fn demote(&mut self, leaf: u32, out: &mut Released) -> bool {
         let pages = self.nodes[leaf].kv.len();
         while self.host.blocks.len() < pages {
@@ -170,6 +211,15 @@ impl Tree {
         }
         if self.nodes[leaf].state.is_some() {
             self.demote_state(leaf, out);
+        }
+        if !self.nodes[leaf].window.is_empty() {
+            if let Some(kept) = self.host.windows.len().checked_sub(pages) {
+                let units = self.host.windows.split_off(kept);
+                let copies = self.nodes[leaf].window.iter().zip(&units);
+                out.offloads.extend(copies.map(|(&from, &to)| Offload::Window { from, to }));
+                self.nodes[leaf].host_window = units.into();
+            }
+            self.take_window(leaf, out);
         }
         let units = self.host.blocks.split_off(self.host.blocks.len() - pages);
         let copies = self.nodes[leaf].kv.iter().zip(&units).map(|(&from, &to)| Offload::Block { from, to });
@@ -220,6 +270,7 @@ impl Tree {
         self.forget_host_state(leaf);
         self.book(leaf, Component::HostKv, Change::Loss);
         self.host.blocks.extend(std::mem::take(&mut self.nodes[leaf].host_kv));
+        self.host.windows.extend(std::mem::take(&mut self.nodes[leaf].host_window));
         self.relist(leaf, Recency::Newest);
         self.detach(leaf);
     }

@@ -181,6 +181,24 @@ impl Tree {
         }
     }
 
+    /// Appends the window blocks that a receipt holds, in the order of the tokens, and returns the position of the first
+    /// token that they cover.
+    pub fn held_window(&self, receipt: &Receipt, out: &mut Vec<BlockId>) -> usize {
+        let end = self.held_tokens(receipt);
+        let start = (receipt.window_from as usize).min(end);
+        let mut node = receipt.anchor.and_then(|id| self.nodes.resolve(id)).unwrap_or(NIL);
+        let from = out.len();
+        out.resize(from + (end - start) / self.config.page, BlockId(u32::MAX));
+        let mut to = out.len();
+        while to > from && node != NIL {
+            let blocks = &self.nodes[node].window;
+            out[to - blocks.len()..to].copy_from_slice(blocks);
+            to -= blocks.len();
+            node = self.nodes[node].parent;
+        }
+        start
+    }
+
     /// A leaf that must have a state must not lose it while it is held.
     fn effective(&self, hold: Hold) -> Hold {
         if self.config.leaves == LeafRule::State { Hold::PathAndState } else { hold }

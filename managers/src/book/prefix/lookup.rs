@@ -21,6 +21,8 @@ pub struct Match {
     pub branch: Option<usize>,
     /// Tokens of `kv_hit` that lie on the device. Where `hit` is more, [`Tree::load`] brings the rest back.
     pub resident: usize,
+    /// Window tokens of the hit that lie on the host, and that [`Tree::load`] brings back too.
+    pub host_window: usize,
     /// The state to start from. It must be copied, never written. `None` where `hit` is 0 or the tree has no states.
     pub state: Option<SlotId>,
     /// The state to start from, where it lies on the host.
@@ -38,6 +40,7 @@ impl Match {
         window_hit: 0,
         branch: None,
         resident: 0,
+        host_window: 0,
         state: None,
         host_state: None,
         node: None,
@@ -68,6 +71,8 @@ struct Walk {
     found: Match,
     trail: Trail,
     position: usize,
+    /// Window tokens that lie on the host.
+    host_window: usize,
 }
 
 impl Tree {
@@ -90,7 +95,8 @@ impl Tree {
         let Some(&root) = self.roots.get(key.namespace) else {
             return Match::MISS;
         };
-        let mut walk = Walk { found: Match::MISS, trail: Trail { tokens: 0, rooted: true }, position: 0 };
+        let mut walk =
+            Walk { found: Match::MISS, trail: Trail { tokens: 0, rooted: true }, position: 0, host_window: 0 };
         let mut path = [Edge::default(); AHEAD];
         let mut current = root;
         'walk: loop {
@@ -122,11 +128,13 @@ impl Tree {
         if !resident && !host {
             return false;
         }
-        let Walk { found, trail, position } = walk;
+        let Walk { found, trail, position, host_window } = walk;
         *position += shared;
         let whole = shared == node.len();
         let windowed = self.config.window.is_none_or(|window| {
-            trail.follow(shared, !node.window.is_empty());
+            let on_host = !node.host_window.is_empty();
+            *host_window += if on_host { shared } else { 0 };
+            trail.follow(shared, on_host || !node.window.is_empty());
             trail.rooted || trail.tokens >= window
         });
         if windowed {
@@ -138,7 +146,7 @@ impl Tree {
         let state = node.state.filter(|_| whole).map(|state| state.slot);
         let host_state = if tiered && host && whole { node.host_state } else { None };
         if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
-            found.hit = *position;
+            (found.hit, found.host_window) = (*position, *host_window);
             (found.state, found.host_state) = (state, host_state);
             (found.node, found.tree) = (Some(self.nodes.id(child)), self.id);
         }

@@ -74,8 +74,10 @@ pub(super) struct Node {
     pub kv: Box<[BlockId]>,
     /// One block per page of `key`, or empty: the span lies on the device.
     pub host_kv: Box<[HostBlockId]>,
-    /// One block per page of `key`, or empty: a tombstone.
+    /// One block per page of `key`, or empty: a tombstone, or on the host.
     pub window: Box<[BlockId]>,
+    /// One block per page of `key`, or empty. Only a span on the host has its window there.
+    pub host_window: Box<[HostBlockId]>,
 }
 
 impl Node {
@@ -100,6 +102,7 @@ impl Node {
             kv: Box::default(),
             host_kv: Box::default(),
             window: Box::default(),
+            host_window: Box::default(),
             state: None,
             links: [Link::UNLINKED; COMPONENTS.len()],
         }

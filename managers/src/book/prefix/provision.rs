@@ -51,7 +51,11 @@ impl Provision {
                 expected: page,
             });
         }
-        let host = plan.host.as_ref().map(|_| HostTier { blocks: full.host_units, slots: states.host_units });
+        let host = plan.host.as_ref().map(|_| HostTier {
+            blocks: full.host_units,
+            slots: states.host_units,
+            windows: windows.host_units,
+        });
         let tree = TreeConfig {
             page: page as usize,
             chunk,

@@ -45,6 +45,8 @@ pub enum Saved {
     HostBlock(HostBlockId),
     /// A window block.
     Window(BlockId),
+    /// A window block on the host.
+    HostWindow(HostBlockId),
     /// A state on the device.
     State(SlotId),
     /// A state on the host.
@@ -152,11 +154,13 @@ impl Tree {
             n.key.iter().for_each(|&token| put(&mut bytes, token));
             bytes.extend(n.tenant.0.to_le_bytes());
             bytes.extend(n.stamp.to_le_bytes());
-            bytes.push(u8::from(!n.window.is_empty()));
+            bytes.push(u8::from(!n.window.is_empty() || !n.host_window.is_empty()));
             let state = n.state.map(|state| Saved::State(state.slot)).or(n.host_state.map(Saved::HostState));
             bytes.push(u8::from(state.is_some()));
             let blocks = n.kv.iter().map(|&b| Saved::Block(b)).chain(n.host_kv.iter().map(|&b| Saved::HostBlock(b)));
-            let units = blocks.chain(n.window.iter().map(|&b| Saved::Window(b))).chain(state);
+            let windows = n.window.iter().map(|&b| Saved::Window(b));
+            let windows = windows.chain(n.host_window.iter().map(|&b| Saved::HostWindow(b)));
+            let units = blocks.chain(windows).chain(state);
             for unit in units {
                 let (from, expected) = (bytes.len(), shape.bytes_of(unit));
                 read(unit, &mut bytes)?;
@@ -342,7 +346,7 @@ impl Shape {
     fn bytes_of(&self, unit: Saved) -> usize {
         match unit {
             Saved::Block(_) | Saved::HostBlock(_) => self.block_bytes,
-            Saved::Window(_) => self.window_bytes,
+            Saved::Window(_) | Saved::HostWindow(_) => self.window_bytes,
             Saved::State(_) | Saved::HostState(_) => self.state_bytes,
         }
     }

@@ -275,6 +275,7 @@ impl Tree {
         front.kv = cut(&mut node.kv, pages);
         front.host_kv = cut(&mut node.host_kv, pages);
         front.window = cut(&mut node.window, pages);
+        front.host_window = cut(&mut node.host_window, pages);
         let front = self.nodes.insert(front);
         self.disown(parent, rear);
         self.adopt(parent, front);

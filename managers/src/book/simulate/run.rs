@@ -307,7 +307,7 @@ impl Run {
         let mut blocks = Vec::new();
         self.extend_blocks(&mut blocks, found.hit - found.resident);
         // Making room may have cost a part of the hit.
-        if self.cache.load(&found, &blocks, &mut Vec::new()).is_ok() {
+        if self.cache.load(&found, &blocks, &[], &mut Vec::new()).is_ok() {
             return self.cache.lookup(prompt);
         }
         self.blocks_used -= blocks.len();
