@@ -105,6 +105,16 @@ const ROUNDS: usize = 15;
 /// Least time of one round of an op.
 const ROUND: Duration = Duration::from_millis(30);
 
+/// Bytes per second that all threads together read from memory, in the best of several rounds.
+pub fn read_rate() -> Result<f64> {
+    let machine = Machine::new()?;
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        best = best.min(machine.seconds_per_unit(Bound::Read)?.wall);
+    }
+    Ok(1.0 / best)
+}
+
 /// Measures the ops whose name contains `filter`, and hands each result to `report` as soon as it is there.
 pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
     let machine = Machine::new()?;
