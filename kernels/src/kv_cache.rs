@@ -57,9 +57,14 @@ pub fn rope_and_cache(
     positions: &[u32],
     quant: Option<KvQuant<'_>>,
 ) -> Result<Tensor> {
-    let table = rope.table(positions, slot_mapping.len(), head_dim(k, view))?;
+    let (tokens, head_dim) = (slot_mapping.len(), head_dim(k, view));
+    if !matches!(q.dims(), &[rows, _, width] if (rows, width) == (tokens, head_dim)) {
+        let expected = format!("[{tokens}, num_heads, {head_dim}]");
+        return Err(KernelError::Shape { op: OP, operand: "q", found: q.dims().to_vec(), expected });
+    }
+    let table = rope.table(positions, tokens, head_dim)?;
     write(pool, view, k, v, slot_mapping, quant.as_ref(), Some(&table))?;
-    rope.apply(q, positions)
+    table.apply(q)
 }
 
 fn write(

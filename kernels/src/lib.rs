@@ -15,6 +15,7 @@ mod attention;
 mod batch;
 mod check;
 mod conv1d;
+mod elementwise;
 mod error;
 mod groups;
 mod int8;
@@ -45,6 +46,7 @@ mod tests;
 pub use attention::{Attention, Window, paged_attention};
 pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use conv1d::{Activation, causal_conv1d};
+pub use elementwise::{silu_product, weighted_sum};
 pub use error::{KernelError, Result};
 pub use groups::{GroupFormat, dequantize_rows, quantize_rows};
 pub use kv_cache::{quantize_and_cache, reshape_and_cache, rope_and_cache};
@@ -56,7 +58,7 @@ pub use mla::{
     MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaQueries, MlaShape, MlaStep, nz_decode,
     nz_encode,
 };
-pub use norm::{GateOrder, gated_rms_norm};
+pub use norm::{GateOrder, gated_rms_norm, rms_norm};
 pub use pool::{copy_rows, gather_rows, scatter_rows, zero_rows};
 pub use quant::{KvQuant, KvScales};
 pub use rg_lru::{RgLru, rg_lru};

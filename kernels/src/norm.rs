@@ -1,10 +1,12 @@
-//! Gated RMS normalisation over groups.
+//! RMS normalisation, of rows and gated over groups.
 
+use crate::check;
+use crate::elementwise::by_rows;
 use crate::error::{KernelError, Result};
 use crate::portable;
 use crate::simd::{silu, sum_of_squares, vectorized};
 use crate::storage::{Input, Output};
-use candle_core::Tensor;
+use candle_core::{D, Tensor};
 use rayon::prelude::*;
 
 const OP: &str = "gated_rms_norm";
@@ -18,6 +20,28 @@ pub enum GateOrder {
     NormThenGate,
     /// `x * silu(z)`: Falcon-H1 without `mamba_rms_norm`; the weight is not used.
     GateOnly,
+}
+
+/// `x / rms(x) * weight` over the last dimension of `x`, whose size `weight` has. Sums are in f32.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    const OP: &str = "rms_norm";
+    let width = x.dim(D::Minus1)?;
+    check::vector(OP, "weight", Some(weight), width)?;
+    if !x.device().is_cpu() {
+        return portable::norm::rms_norm(x, weight, eps);
+    }
+    let rows = x.elem_count() / width.max(1);
+    let flat = x.reshape((rows, width))?;
+    let (x_in, w_in) = (Input::new(&flat)?, Input::flat(weight)?);
+    let (x_rows, w) = (x_in.rows(), w_in.rows().row(0));
+    let normed = by_rows(rows, width, x, |row, out| {
+        let x = x_rows.row(row);
+        let scale = 1.0 / (sum_of_squares(x) / width as f32 + eps).sqrt();
+        for ((out, x), weight) in out.iter_mut().zip(x).zip(w) {
+            *out = x * scale * weight;
+        }
+    })?;
+    Ok(normed.reshape(x.dims())?)
 }
 
 /// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.

@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 
+use crate::elementwise::by_rows;
 use crate::error::{KernelError, Result};
 use crate::portable;
-use crate::storage::{Input, Output};
+use crate::storage::Input;
 use candle_core::Tensor;
 use rayon::prelude::*;
 use std::f32::consts::TAU;
@@ -165,25 +166,8 @@ impl Rope {
     ///
     /// `positions` holds one position per token, or `[axes, total_tokens]` with several axes.
     pub fn apply(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
-        let (tokens, heads, head_dim) = x.dims3()?;
-        let table = self.table(positions, tokens, head_dim)?;
-        if !x.device().is_cpu() {
-            return portable::rope::apply(x, &table);
-        }
-        let input = Input::new(x)?;
-        let rows = input.rows();
-        let width = heads * head_dim;
-        let target = Output::new(tokens * width);
-        (0..tokens).into_par_iter().with_min_len(4).for_each(|token| {
-            // SAFETY: tasks have distinct rows.
-            let out = unsafe { target.piece(token * width..(token + 1) * width) };
-            let heads = rows.row(token).chunks_exact(head_dim);
-            for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
-                table.rotate(token, source, target);
-            }
-        });
-        // SAFETY: all rows.
-        unsafe { target.into_tensor((tokens, heads, head_dim), x) }
+        let (tokens, _, head_dim) = x.dims3()?;
+        self.table(positions, tokens, head_dim)?.apply(x)
     }
 
     /// The cosines and sines of `tokens` positions.
@@ -200,15 +184,15 @@ impl Rope {
             });
         }
         let half = self.inverse_frequencies.len();
-        let mut cos = Vec::with_capacity(tokens * half);
-        let mut sin = Vec::with_capacity(tokens * half);
-        for token in 0..tokens {
-            for (frequency, axis) in self.inverse_frequencies.iter().zip(&self.axes) {
+        let (mut cos, mut sin) = (vec![0.0; tokens * half], vec![0.0; tokens * half]);
+        let rows = cos.par_chunks_mut(half).zip(sin.par_chunks_mut(half)).with_min_len(16);
+        rows.enumerate().for_each(|(token, (cos, sin))| {
+            for (i, (frequency, axis)) in self.inverse_frequencies.iter().zip(&self.axes).enumerate() {
                 let angle = positions[axis * tokens + token] as f32 * frequency;
-                cos.push(angle.cos() * self.attention_factor);
-                sin.push(angle.sin() * self.attention_factor);
+                cos[i] = angle.cos() * self.attention_factor;
+                sin[i] = angle.sin() * self.attention_factor;
             }
-        }
+        });
         Ok(RopeTable { cos, sin, half, layout: self.layout })
     }
 }
@@ -225,7 +209,25 @@ pub(crate) struct RopeTable {
 }
 
 impl RopeTable {
+    /// Rotates `x` `[total_tokens, heads, head_dim]`.
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        let (tokens, heads, head_dim) = x.dims3()?;
+        if !x.device().is_cpu() {
+            return portable::rope::apply(x, self);
+        }
+        let input = Input::new(x)?;
+        let rows = input.rows();
+        let turned = by_rows(tokens, heads * head_dim, x, |token, out| {
+            let heads = rows.row(token).chunks_exact(head_dim);
+            for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
+                self.rotate(token, source, target);
+            }
+        })?;
+        Ok(turned.reshape((tokens, heads, head_dim))?)
+    }
+
     /// Rotates one head of one token.
+    #[inline(always)]
     pub(crate) fn rotate(&self, token: usize, source: &[f32], target: &mut [f32]) {
         let half = self.half;
         let cos = &self.cos[token * half..][..half];

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cacheplan_kernels::roofline::read_rate;
+use cacheplan_kernels::roofline::ReadBuffer;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::{Budget, CachePlan};
 use cacheplan_runtime::{RuntimeError, Session, SessionOptions, Weights, load};
@@ -18,16 +18,18 @@ use serde_json::Value;
 
 /// Tokens of the prompt.
 const PROMPT: u32 = 512;
-/// Tokens decoded after it in one round.
-const DECODED: u32 = 32;
+/// Prompts taken in. After each, some tokens are decoded.
 const ROUNDS: usize = 5;
+/// Tokens decoded, and times that memory is read, in turns: other load on the machine then meets both alike.
+const TURN: usize = 8;
+const TURNS: usize = 8;
 const BUDGET: &str = "max_seq_len = 1024\nmax_batch_size = 1\nmax_num_tokens = 512\ntokens_per_block = 16\n";
 
-/// Seconds of the fastest prompt, of the fastest mean decode step, and the greatest rate of reading meanwhile.
+/// Medians of one run.
 struct Measured {
-    prefill: f64,
-    decode: f64,
-    read_rate: f64,
+    prefill_seconds: f64,
+    decode_seconds: f64,
+    bytes_per_second: f64,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,18 +47,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let weights = read_model(&folder, &ReadOptions::default())?.info.weights.ok_or("weights of unknown size")?;
         let weights = weights.bytes as f64;
         let mut session = open(&folder)?;
-        let cache = cache_bytes(session.plan(), u64::from(PROMPT + DECODED / 2)) as f64;
-        let Measured { prefill, decode, read_rate } = measure(&mut session)?;
-        let bound = read_rate / (weights + cache);
+        let cache = cache_bytes(session.plan(), u64::from(PROMPT) + (TURN * TURNS / 2) as u64) as f64;
+        let measured = measure(&mut session, (weights + cache) as usize)?;
+        let bound = measured.bytes_per_second / (weights + cache);
         println!(
             "| {} | {:.1} | {:.1} | {:.1} | {bound:.2} | {:.2} | {:.3} | {:.1} |",
             folder.file_name().unwrap_or_default().to_string_lossy(),
             weights / 1e6,
             cache / 1e6,
-            read_rate / 1e9,
-            1.0 / decode,
-            1.0 / decode / bound,
-            f64::from(PROMPT) / prefill,
+            measured.bytes_per_second / 1e9,
+            1.0 / measured.decode_seconds,
+            1.0 / measured.decode_seconds / bound,
+            f64::from(PROMPT) / measured.prefill_seconds,
         );
     }
     Ok(())
@@ -79,29 +81,36 @@ fn cache_bytes(plan: &CachePlan, tokens: u64) -> u64 {
     plan.resources.iter().map(|resource| resource.bytes_per_token * tokens + resource.bytes_per_sequence).sum()
 }
 
-fn measure(session: &mut Session) -> Result<Measured, Box<dyn std::error::Error>> {
-    let mut best = Measured { prefill: f64::INFINITY, decode: f64::INFINITY, read_rate: read_rate()? };
+fn measure(session: &mut Session, bytes: usize) -> Result<Measured, Box<dyn std::error::Error>> {
+    let memory = ReadBuffer::new(bytes);
+    let (mut prefill, mut decode, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     let (decoder, caches) = session.parts();
     let caches = caches.manager_mut()?;
     let prompt: Vec<u32> = (0..PROMPT).map(|token| token * 37 % decoder.vocab_size() as u32).collect();
     let mut metadata = StepMetadata::default();
     for _ in 0..ROUNDS {
         let sequence = caches.admit(PROMPT)?;
-        let mut step = |tokens: &[u32]| -> Result<u32, RuntimeError> {
+        let mut step = |tokens: &[u32], seconds: &mut Vec<f64>| -> Result<u32, RuntimeError> {
+            let start = Instant::now();
             caches.step(&[Work { sequence, tokens: tokens.len() as u32 }], &mut metadata)?;
             let logits = decoder.forward(tokens, &[tokens.len() as u32 - 1], caches, &metadata)?;
-            Ok(logits.argmax(1)?.to_vec1::<u32>()?[0])
+            let token = logits.argmax(1)?.to_vec1::<u32>()?[0];
+            seconds.push(start.elapsed().as_secs_f64());
+            Ok(token)
         };
-        let start = Instant::now();
-        let mut token = step(&prompt)?;
-        best.prefill = best.prefill.min(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        for _ in 0..DECODED {
-            token = step(&[token])?;
+        let mut token = step(&prompt, &mut prefill)?;
+        for _ in 0..TURNS {
+            for _ in 0..TURN {
+                token = step(&[token], &mut decode)?;
+            }
+            rates.extend((0..TURN).map(|_| memory.rate()));
         }
-        best.decode = best.decode.min(start.elapsed().as_secs_f64() / f64::from(DECODED));
         caches.finish(sequence)?;
-        best.read_rate = best.read_rate.max(read_rate()?);
     }
-    Ok(best)
+    Ok(Measured { prefill_seconds: median(prefill), decode_seconds: median(decode), bytes_per_second: median(rates) })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
 }

@@ -1,5 +1,6 @@
 //! A decoder: embedding, blocks, final norm, vocabulary projection.
 
+use cacheplan_kernels::weighted_sum;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use candle_core::{DType, Device, Tensor};
@@ -67,7 +68,7 @@ impl Block {
             y = norm.forward(&y)?;
         }
         let residual = if self.residual_is_normed { normed } else { x.clone() };
-        Ok((scaled(residual, self.residual_scale)? + scaled(y, self.output_scale)?)?)
+        Ok(weighted_sum(&residual, self.residual_scale as f32, &y, self.output_scale as f32)?)
     }
 }
 
@@ -107,6 +108,17 @@ impl Decoder {
     /// # Errors
     /// A layer that the plan has no cache for, operands that a kernel refuses, a failing device.
     pub fn forward(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<Tensor, RuntimeError> {
+        // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
+        rayon::scope(|_| self.forward_in_pool(tokens, rows, caches, metadata))
+    }
+
+    fn forward_in_pool(
         &self,
         tokens: &[u32],
         rows: &[u32],

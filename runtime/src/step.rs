@@ -2,7 +2,8 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{
-    KvLayerView, KvQuant, PagedBatch, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
+    KvLayerView, KvQuant, PagedBatch, Rope, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
+    rope_and_cache,
 };
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
@@ -46,6 +47,19 @@ impl PagedCache<'_> {
             None => reshape_and_cache(self.pool, &self.view, k, v, self.slot_mapping)?,
         }
         Ok(())
+    }
+
+    /// As [`write`](Self::write), with queries and keys rotated on the way; returns the rotated queries.
+    pub(crate) fn write_rotated(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        rope: &Rope,
+        positions: &[u32],
+    ) -> Result<Tensor, RuntimeError> {
+        let (pool, view, slots) = (self.pool, &self.view, self.slot_mapping);
+        Ok(rope_and_cache(q, pool, view, k, Some(v), slots, rope, positions, self.quant)?)
     }
 }
 

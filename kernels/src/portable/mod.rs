@@ -5,6 +5,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod conv1d;
+pub(crate) mod elementwise;
 pub(crate) mod kv_cache;
 pub(crate) mod linear_attention;
 pub(crate) mod mamba1;

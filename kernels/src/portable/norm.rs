@@ -1,9 +1,16 @@
-//! Gated RMS normalisation.
+//! RMS normalisation, plain and gated.
 
 use super::silu;
 use crate::error::Result;
 use crate::norm::GateOrder;
 use candle_core::{D, DType, Tensor};
+
+pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    let wide = x.to_dtype(DType::F32)?;
+    let scale = (wide.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?.sqrt()?.recip()?;
+    let normed = wide.broadcast_mul(&scale)?.broadcast_mul(&weight.to_dtype(DType::F32)?.flatten_all()?)?;
+    Ok(normed.to_dtype(x.dtype())?)
+}
 
 pub(crate) fn gated_rms_norm(
     x: &Tensor,

@@ -105,14 +105,22 @@ const ROUNDS: usize = 15;
 /// Least time of one round of an op.
 const ROUND: Duration = Duration::from_millis(30);
 
-/// Bytes per second that all threads together read from memory, in the best of several rounds.
-pub fn read_rate() -> Result<f64> {
-    let machine = Machine::new()?;
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        best = best.min(machine.seconds_per_unit(Bound::Read)?.wall);
+/// Memory to read beside something else, for its rate at that moment.
+#[derive(Debug)]
+pub struct ReadBuffer(Vec<f32>);
+
+impl ReadBuffer {
+    /// As large as what it is compared with: a smaller one would lie in the caches in part.
+    pub fn new(bytes: usize) -> Self {
+        Self(vec![1.0; bytes / size_of::<f32>()])
     }
-    Ok(1.0 / best)
+
+    /// Bytes per second at which all threads together read it once.
+    pub fn rate(&self) -> f64 {
+        let watch = Stopwatch::start();
+        machine::read(&self.0);
+        size_of_val(&*self.0) as f64 / watch.stop().wall
+    }
 }
 
 /// Measures the ops whose name contains `filter`, and hands each result to `report` as soon as it is there.

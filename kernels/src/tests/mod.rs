@@ -2,6 +2,7 @@
 
 mod anchor;
 mod attention;
+mod elementwise;
 mod invariance;
 mod linear;
 mod mla;

@@ -7,15 +7,14 @@ use candle_core::Tensor;
 use super::{Linear, Mixer, RmsNorm};
 use crate::error::RuntimeError;
 use crate::step::Step;
-use crate::weights::{Scope, WeightError};
+use crate::weights::Scope;
 
 /// The attention of one layer.
 #[derive(Debug)]
 pub(crate) struct Attention {
     layer: u32,
-    q: Linear,
-    k: Linear,
-    v: Linear,
+    /// To queries, keys and values, in this order.
+    qkv: Linear,
     o: Linear,
     /// The output is multiplied by the sigmoid of this.
     output_gate: Option<Linear>,
@@ -46,7 +45,7 @@ impl Attention {
         layer: u32,
         shape: AttentionShape,
         rope: Option<Rope>,
-    ) -> Result<Self, WeightError> {
+    ) -> Result<Self, RuntimeError> {
         Self::load_with_output(weights, "o_proj", layer, shape, rope)
     }
 
@@ -57,12 +56,12 @@ impl Attention {
         layer: u32,
         shape: AttentionShape,
         rope: Option<Rope>,
-    ) -> Result<Self, WeightError> {
+    ) -> Result<Self, RuntimeError> {
         let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
         let inward = |name: &str, heads: usize| Linear::load(&weights.enter(name), hidden, heads * head_dim, bias);
         let o = Linear::load(&weights.enter(output), heads * head_dim, hidden, bias)?;
         let qkv = (inward("q_proj", heads)?, inward("k_proj", kv_heads)?, inward("v_proj", kv_heads)?);
-        Ok(Self::new(layer, [qkv.0, qkv.1, qkv.2, o], shape, rope))
+        Ok(Self::new(layer, [qkv.0, qkv.1, qkv.2, o], shape, rope)?)
     }
 
     /// The same for models whose `q_proj` gives each head's query and then a gate for its output.
@@ -80,17 +79,20 @@ impl Attention {
         let (q, gate) = (half(0)?, half(1)?);
         let kv = |name: &str| Linear::load(&weights.enter(name), hidden, kv_heads * head_dim, bias);
         let o = Linear::load(&weights.enter("o_proj"), heads * head_dim, hidden, bias)?;
-        let attention = Self::new(layer, [q, kv("k_proj")?, kv("v_proj")?, o], shape, rope);
+        let attention = Self::new(layer, [q, kv("k_proj")?, kv("v_proj")?, o], shape, rope)?;
         Ok(Self { output_gate: Some(gate), ..attention })
     }
 
     /// Attention by the projections to queries, keys and values and back.
-    pub(crate) fn new(layer: u32, [q, k, v, o]: [Linear; 4], shape: AttentionShape, rope: Option<Rope>) -> Self {
-        Self {
+    pub(crate) fn new(
+        layer: u32,
+        [q, k, v, o]: [Linear; 4],
+        shape: AttentionShape,
+        rope: Option<Rope>,
+    ) -> candle_core::Result<Self> {
+        Ok(Self {
             layer,
-            q,
-            k,
-            v,
+            qkv: Linear::stacked(&[q, k, v])?,
             o,
             output_gate: None,
             head_norms: None,
@@ -99,7 +101,7 @@ impl Attention {
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
             window: Window::Full,
             sinks: None,
-        }
+        })
     }
 
     /// Norms over each head of queries and of keys, before the rotation.
@@ -124,7 +126,9 @@ impl Attention {
 
     /// Keys multiplied by `factor`.
     pub(crate) fn with_key_scale(self, factor: f64) -> candle_core::Result<Self> {
-        Ok(Self { k: self.k.scaled(factor)?, ..self })
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let sections = [(heads * head_dim, 1.0), (kv_heads * head_dim, factor), (kv_heads * head_dim, 1.0)];
+        Ok(Self { qkv: self.qkv.scaled_sections(sections.into_iter())?, ..self })
     }
 }
 
@@ -132,17 +136,18 @@ impl Mixer for Attention {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let tokens = x.dim(0)?;
-        let mut q = self.q.forward(x)?.reshape((tokens, heads, head_dim))?;
-        let mut k = self.k.forward(x)?.reshape((tokens, kv_heads, head_dim))?;
-        let v = self.v.forward(x)?.reshape((tokens, kv_heads, head_dim))?;
+        let qkv = self.qkv.forward(x)?.reshape((tokens, heads + 2 * kv_heads, head_dim))?;
+        let mut q = qkv.narrow(1, 0, heads)?;
+        let mut k = qkv.narrow(1, heads, kv_heads)?;
+        let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
         if let Some((q_norm, k_norm)) = &self.head_norms {
             (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
         }
-        if let Some(rope) = &self.rope {
-            (q, k) = (rope.apply(&q, step.positions())?, rope.apply(&k, step.positions())?);
-        }
         let cache = step.paged(self.layer, &Kind::KvPaged)?;
-        cache.write(&k, Some(&v))?;
+        match &self.rope {
+            Some(rope) => q = cache.write_rotated(&q, &k, &v, rope, step.positions())?,
+            None => cache.write(&k, Some(&v))?,
+        }
         let rule = cacheplan_kernels::Attention {
             window: self.window,
             sinks: self.sinks.as_deref(),

@@ -24,6 +24,14 @@ impl Linear {
         Self { weight, bias }
     }
 
+    /// One projection to the outputs of several over the same input, in their order; all have a bias or none has.
+    pub(crate) fn stacked(parts: &[Self]) -> candle_core::Result<Self> {
+        let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
+        let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
+        let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
+        Ok(Self { weight: Tensor::cat(&weights, 0)?, bias })
+    }
+
     /// How many outputs there are.
     pub(crate) fn outputs(&self) -> usize {
         self.weight.dims()[0]

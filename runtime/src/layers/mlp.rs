@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::Linear;
+use crate::error::RuntimeError;
 use crate::weights::{Scope, WeightError};
 
 /// The non-linearity between the projections, by its name in a config.
@@ -33,10 +34,10 @@ impl Activation {
 enum Inner {
     /// `act(up)`.
     Plain(Linear, Activation),
-    /// `act(gate) · up`.
-    Gated { gate: Linear, up: Linear, activation: Activation },
-    /// `gate · sigmoid(alpha · gate) · (up + 1)` with both bounded by `limit`.
-    ClampedSwiglu { gate: Linear, up: Linear, alpha: f64, limit: f64 },
+    /// `act(gate) · up` of one projection to both, the gate first.
+    Gated(Linear, Activation),
+    /// `gate · sigmoid(alpha · gate) · (up + 1)` with both bounded by `limit`, of one projection to both.
+    ClampedSwiglu { gate_up: Linear, alpha: f64, limit: f64 },
 }
 
 /// A feed-forward layer.
@@ -65,51 +66,59 @@ impl Mlp {
     }
 
     /// Reads `gate_proj`, `up_proj` and `down_proj`.
-    pub(crate) fn load_gated(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, WeightError> {
+    pub(crate) fn load_gated(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, RuntimeError> {
         Self::load_named(weights, ["gate_proj", "up_proj", "down_proj"], shape)
     }
 
     /// Reads gate, up and down projection under the names that the model gives them.
-    pub(crate) fn load_named(weights: &Scope<'_>, names: [&str; 3], shape: MlpShape) -> Result<Self, WeightError> {
+    pub(crate) fn load_named(weights: &Scope<'_>, names: [&str; 3], shape: MlpShape) -> Result<Self, RuntimeError> {
         let MlpShape { hidden, intermediate, bias, activation } = shape;
         let [gate, up, down] = names.map(|name| weights.enter(name));
         let gate = Linear::load(&gate, hidden, intermediate, bias)?;
         let up = Linear::load(&up, hidden, intermediate, bias)?;
         let down = Linear::load(&down, intermediate, hidden, bias)?;
-        Ok(Self::gated(gate, up, down, activation))
+        Ok(Self::gated(gate, up, down, activation)?)
     }
 
     /// `down(act(gate(x)) · up(x))`.
-    pub(crate) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> Self {
-        Self { inner: Inner::Gated { gate, up, activation }, down }
+    pub(crate) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> candle_core::Result<Self> {
+        Ok(Self { inner: Inner::Gated(Linear::stacked(&[gate, up])?, activation), down })
     }
 
     /// A gated layer whose `gate_up` `[2 · intermediate, hidden]` holds the gate's rows first.
-    pub(crate) fn fused(gate_up: &Tensor, down: Tensor, activation: Activation) -> candle_core::Result<Self> {
-        let intermediate = gate_up.dim(0)? / 2;
-        let half = |start| Ok::<_, candle_core::Error>(Linear::new(gate_up.narrow(0, start, intermediate)?, None));
-        Ok(Self::gated(half(0)?, half(intermediate)?, Linear::new(down, None), activation))
+    pub(crate) fn fused(gate_up: Tensor, down: Tensor, activation: Activation) -> Self {
+        Self { inner: Inner::Gated(Linear::new(gate_up, None), activation), down: Linear::new(down, None) }
     }
 
-    /// The clamped and shifted SwiGLU of gpt-oss.
-    pub(crate) fn clamped_swiglu(gate: Linear, up: Linear, down: Linear, alpha: f64, limit: f64) -> Self {
-        Self { inner: Inner::ClampedSwiglu { gate, up, alpha, limit }, down }
+    /// The clamped and shifted SwiGLU of gpt-oss, of one projection to gate and up.
+    pub(crate) fn clamped_swiglu(gate_up: Linear, down: Linear, alpha: f64, limit: f64) -> Self {
+        Self { inner: Inner::ClampedSwiglu { gate_up, alpha, limit }, down }
     }
 
     /// `[rows, hidden]` to `[rows, hidden]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let inner = match &self.inner {
             Inner::Plain(up, activation) => activation.forward(&up.forward(x)?)?,
-            Inner::Gated { gate, up, activation } => (activation.forward(&gate.forward(x)?)? * up.forward(x)?)?,
-            Inner::ClampedSwiglu { gate, up, alpha, limit } => {
-                let gate = gate.forward(x)?.minimum(*limit)?;
-                let up = up.forward(x)?.clamp(-*limit, *limit)?;
+            Inner::Gated(gate_up, Activation::Silu) => cacheplan_kernels::silu_product(&gate_up.forward(x)?)?,
+            Inner::Gated(gate_up, activation) => {
+                let (gate, up) = halves(&gate_up.forward(x)?)?;
+                (activation.forward(&gate)? * up)?
+            }
+            Inner::ClampedSwiglu { gate_up, alpha, limit } => {
+                let (gate, up) = halves(&gate_up.forward(x)?)?;
+                let (gate, up) = (gate.minimum(*limit)?, up.clamp(-*limit, *limit)?);
                 let swish = (&gate * candle_nn::ops::sigmoid(&(&gate * *alpha)?)?)?;
                 (swish * (up + 1.0)?)?
             }
         };
         self.down.forward(&inner)
     }
+}
+
+/// The columns of gate and up.
+fn halves(gate_up: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
+    let width = gate_up.dim(1)? / 2;
+    Ok((gate_up.narrow(1, 0, width)?, gate_up.narrow(1, width, width)?))
 }
 
 /// A feed-forward layer that every token passes, weighted per token by `sigmoid(gate(x))` if there is a gate.

@@ -37,7 +37,7 @@ use crate::step::Step;
 use crate::weights::Scope;
 
 /// What stands between a norm and the residual sum.
-pub(crate) trait Mixer: std::fmt::Debug {
+pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     /// `[tokens, hidden]` to `[tokens, hidden]`; whatever a later step needs goes into the pools behind `step`.
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
 }

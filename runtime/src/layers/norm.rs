@@ -25,6 +25,6 @@ impl RmsNorm {
 
     /// Normalises each row.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
+        Ok(cacheplan_kernels::rms_norm(x, &self.weight, self.eps)?)
     }
 }

@@ -122,6 +122,6 @@ impl Config {
         let gate = Linear::load(&weights.enter("gate_proj"), hidden, size, bias)?.scaled(gate_scale)?;
         let up = Linear::load(&weights.enter("up_proj"), hidden, size, bias)?;
         let down = Linear::load(&weights.enter("down_proj"), size, hidden, bias)?.scaled(down_scale)?;
-        Ok(Mlp::gated(gate, up, down, self.hidden_act))
+        Ok(Mlp::gated(gate, up, down, self.hidden_act)?)
     }
 }

@@ -89,9 +89,9 @@ impl Config {
         let down = experts.get("down_proj", (count, size, hidden))?;
         let down_bias = experts.get("down_proj_bias", (count, hidden))?;
         let expert = |i: usize| -> candle_core::Result<Mlp> {
-            let (gate, up) = interleaved(&gate_up.get(i)?, &gate_up_bias.get(i)?)?;
+            let gate_up = taken_apart(&gate_up.get(i)?, &gate_up_bias.get(i)?)?;
             let down = Linear::new(down.get(i)?.t()?.contiguous()?, Some(down_bias.get(i)?));
-            Ok(Mlp::clamped_swiglu(gate, up, down, self.swiglu_alpha, self.swiglu_limit))
+            Ok(Mlp::clamped_swiglu(gate_up, down, self.swiglu_alpha, self.swiglu_limit))
         };
         Ok(Moe {
             routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
@@ -103,13 +103,10 @@ impl Config {
     }
 }
 
-/// The gate and the up projection whose columns take turns in `weight` `[hidden, 2 · size]`.
-fn interleaved(weight: &Tensor, bias: &Tensor) -> candle_core::Result<(Linear, Linear)> {
+/// The projection to gate and then up whose columns take turns in `weight` `[hidden, 2 · size]`.
+fn taken_apart(weight: &Tensor, bias: &Tensor) -> candle_core::Result<Linear> {
     let (hidden, columns) = weight.dims2()?;
-    let (weight, bias) = (weight.t()?.reshape((columns / 2, 2, hidden))?, bias.reshape((columns / 2, 2))?);
-    let every_other = |start: usize| -> candle_core::Result<Linear> {
-        let weight = weight.narrow(1, start, 1)?.squeeze(1)?.contiguous()?;
-        Ok(Linear::new(weight, Some(bias.narrow(1, start, 1)?.squeeze(1)?.contiguous()?)))
-    };
-    Ok((every_other(0)?, every_other(1)?))
+    let weight = weight.t()?.reshape((columns / 2, 2, hidden))?.transpose(0, 1)?.reshape((columns, hidden))?;
+    let bias = bias.reshape((columns / 2, 2))?.t()?.flatten_all()?;
+    Ok(Linear::new(weight, Some(bias)))
 }

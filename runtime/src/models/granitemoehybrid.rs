@@ -117,7 +117,7 @@ impl Config {
         let size = self.shared_intermediate_size;
         let gate_up = shared.enter("input_linear").get("weight", (2 * size, hidden))?;
         let down = shared.enter("output_linear").get("weight", (hidden, size))?;
-        let shared = Mlp::fused(&gate_up, down, activation)?;
+        let shared = Mlp::fused(gate_up, down, activation);
         let experts = self.num_local_experts;
         if experts == 0 {
             return Ok(Block::new(norm, shared));
@@ -131,8 +131,8 @@ impl Config {
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
             experts: (0..experts)
-                .map(|i| Mlp::fused(&gate_up.get(i)?, down.get(i)?, activation))
-                .collect::<Result<_, _>>()?,
+                .map(|i| Ok(Mlp::fused(gate_up.get(i)?, down.get(i)?, activation)))
+                .collect::<candle_core::Result<_>>()?,
             shared: Some(SharedExpert { mlp: shared, gate: None }),
         };
         Ok(Block::new(norm, moe))

@@ -159,7 +159,7 @@ impl Config {
         let decoder = scope.enter("mamba_decoder");
         Ok(Hybrid {
             input_norm: RmsNorm::load(&transformer.enter("input_layernorm"), both, eps)?,
-            attention: Attention::new(place.0, projections, shape, rope)
+            attention: Attention::new(place.0, projections, shape, rope)?
                 .with_scale((shape.head_dim as f64 / 2.0).sqrt().recip()),
             feed_forward_norm: RmsNorm::load(&transformer.enter("pre_ff_layernorm"), hidden, eps)?,
             feed_forward: self.feed_forward(&transformer.enter("feed_forward"), place.1)?,
@@ -177,6 +177,6 @@ impl Config {
         let down = adapter.enter(0).get("weight", (rank, hidden))?;
         let up = adapter.enter(1).get("weight", (2 * size, rank))?;
         let gate_up = (gate_up + up.matmul(&down)?)?;
-        Ok(Mlp::fused(&gate_up, weights.enter("down_proj").get("weight", (hidden, size))?, self.hidden_act)?)
+        Ok(Mlp::fused(gate_up, weights.enter("down_proj").get("weight", (hidden, size))?, self.hidden_act))
     }
 }
