@@ -232,6 +232,13 @@ impl Graph {
         tensor
     }
 
+    /// Makes room for so many more ops of one output, each read once.
+    pub(crate) fn reserve(&mut self, ops: usize) {
+        self.ops.reserve_nodes(ops);
+        self.ops.reserve_edges(ops);
+        self.tensors.reserve(ops);
+    }
+
     /// Lets an op that is already there read one more tensor.
     pub(crate) fn add_port(&mut self, op: OpId, port: Cow<'static, str>, tensor: TensorId) {
         let inputs = &mut self.ops[op].inputs;

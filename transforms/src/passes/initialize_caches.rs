@@ -11,6 +11,7 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
             readers[position].push(id);
         }
     }
+    walk.graph.reserve(walk.resources.len());
     for (resource, readers) in walk.resources.iter().zip(readers) {
         let name = Name::new(None, resource.name.clone());
         let node = walk.graph.add_op(Op::new(name.clone(), ops::CACHE));

@@ -146,8 +146,8 @@ impl Pattern {
     fn spellings(&self, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
         let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
         if let Some(when) = &self.when {
-            let condition = values.eval(&Expr::parse(when).map_err(invalid)?, 0)?;
-            if condition.is_none_or(|number| number.value == 0) {
+            let condition = Expr::parse(when).map_err(invalid)?;
+            if values.eval(&condition, 0)?.is_none_or(|number| number.value == 0) {
                 return Ok(None);
             }
         }

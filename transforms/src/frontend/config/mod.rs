@@ -73,17 +73,20 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     if weight_dtype.is_err() || !description.weights {
         builder.forget_weights();
     }
-    let count = |text: &str| -> Result<_, FrontendError> { values.eval(&Expr::parse(text).map_err(invalid)?, 0) };
+    let count = |text: &str| -> Result<Option<u64>, FrontendError> {
+        Ok(values.eval(&Expr::parse(text).map_err(invalid)?, 0)?.map(|number| number.value))
+    };
     match (count("vocab_size")?, count(&description.more)?) {
         (Some(vocab_size), Some(more)) => {
-            let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied.value > 0);
-            builder.vocabulary(vocab_size.value, tied).more_weights(more.value);
+            let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
+            builder.vocabulary(vocab_size, tied).more_weights(more);
         }
         _ => builder.forget_weights(),
     }
     add_layers(&mut builder, &values, description, &kinds, layers)?;
     let longest = count(CONTEXT_LENGTH)?;
-    if let Some(layers) = count(DRAFT_LAYERS)?.filter(|layers| layers.value > 0) {
+    let draft_layers = Expr::parse(DRAFT_LAYERS).map_err(invalid)?;
+    if let Some(layers) = values.eval(&draft_layers, 0)?.filter(|layers| layers.value > 0) {
         values.remember("draft layers", &layers);
     }
 
@@ -92,7 +95,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         return Err(FrontendError::Assumption { text: key, reason });
     }
     let mut model = builder.build();
-    model.info.max_position_embeddings = longest.map(|number| number.value);
+    model.info.max_position_embeddings = longest;
     model.layer_kinds = (0..layers).map(|index| kinds.names()[kinds.of(index)].clone()).collect();
     (model.config, model.facts) = values.into_parts();
     Ok(model)

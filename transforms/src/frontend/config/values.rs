@@ -37,10 +37,16 @@ pub(super) struct Values<'a> {
 
 /// A number and what it rests on.
 #[derive(Clone, Debug)]
-pub(super) struct Number {
+pub(super) struct Number<'e> {
     pub(super) value: u64,
     /// The keys that gave it; empty if it is a default.
-    keys: Vec<String>,
+    keys: Vec<&'e str>,
+}
+
+impl<'e> Number<'e> {
+    fn counted(key: &'e str, length: usize) -> Self {
+        Self { value: length as u64, keys: vec![key] }
+    }
 }
 
 fn is_stated(value: &Value) -> bool {
@@ -165,16 +171,16 @@ impl<'a> Values<'a> {
     }
 
     /// The value of an expression for one layer; `None` if a key that it cannot do without is absent.
-    pub(super) fn eval(&self, expr: &Expr, layer: u32) -> Result<Option<Number>, FrontendError> {
+    pub(super) fn eval<'e>(&self, expr: &'e Expr, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
         Ok(match expr {
             Expr::Number(value) => Some(Number { value: *value, keys: Vec::new() }),
             Expr::Layer => Some(Number { value: u64::from(layer), keys: Vec::new() }),
             Expr::Key(key) => self.number_at(key, layer)?,
             Expr::Len(key) => match self.get(key) {
                 None => None,
-                Some(Value::Array(list)) => Some(self.counted(key, list.len())),
-                Some(Value::String(text)) => Some(self.counted(key, text.chars().count())),
-                Some(Value::Object(object)) => Some(self.counted(key, object.len())),
+                Some(Value::Array(list)) => Some(Number::counted(key, list.len())),
+                Some(Value::String(text)) => Some(Number::counted(key, text.chars().count())),
+                Some(Value::Object(object)) => Some(Number::counted(key, object.len())),
                 // A number where others have a list: the length is absent.
                 Some(Value::Number(_)) => None,
                 Some(other) => return Err(self.bad(key, other, "a list, text or object was expected")),
@@ -182,7 +188,7 @@ impl<'a> Values<'a> {
             Expr::In(key, base) => self.layer_list(key)?.map(|list| {
                 let wanted = u64::from(layer).saturating_add(*base);
                 let value = u64::from(list.iter().any(|entry| entry.as_u64() == Some(wanted)));
-                Number { value, keys: vec![key.clone()] }
+                Number { value, keys: vec![key] }
             }),
             Expr::Or(left, right) => match self.eval(left, layer)? {
                 Some(number) => Some(number),
@@ -197,13 +203,10 @@ impl<'a> Values<'a> {
         })
     }
 
-    fn counted(&self, key: &str, length: usize) -> Number {
-        Number { value: length as u64, keys: vec![key.to_owned()] }
-    }
-
-    fn combine(&self, operator: char, left: Number, right: Number) -> Result<Number, FrontendError> {
+    fn combine<'e>(&self, operator: char, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
         let (a, b) = (left.value, right.value);
-        let keys = [left.keys, right.keys].concat();
+        let mut keys = left.keys;
+        keys.extend(right.keys);
         let result = match operator {
             '+' => a.checked_add(b),
             '-' => a.checked_sub(b),
@@ -234,7 +237,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn number_at(&self, path: &str, layer: u32) -> Result<Option<Number>, FrontendError> {
+    fn number_at<'e>(&self, path: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
         self.mark_read(path);
         let mut keys = path.split('.');
         let first = keys.next().unwrap_or_default();
@@ -268,13 +271,13 @@ impl<'a> Values<'a> {
             _ => None,
         };
         match number.filter(|&number| number <= MAX_NUMBER) {
-            Some(value) => Ok(Some(Number { value, keys: vec![key.to_owned()] })),
+            Some(value) => Ok(Some(Number { value, keys: vec![key] })),
             None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
         }
     }
 
     /// Writes down where a number came from.
-    pub(super) fn remember(&self, what: &str, number: &Number) {
+    pub(super) fn remember(&self, what: &str, number: &Number<'_>) {
         if number.keys.is_empty() {
             self.note(what, &number.value, "the architecture's default", true);
         } else {

@@ -2,7 +2,7 @@
 
 use super::proto::NodeProto;
 use super::source::Source;
-use super::states::State;
+use super::states::States;
 use crate::graph::Extent;
 
 /// What an attention keeps: the keys it weighs by and the values it sums.
@@ -94,13 +94,13 @@ fn where_scores_are(source: &Source<'_>, node: &NodeProto) -> usize {
 }
 
 /// Follows a key or value back to the state it is kept in, or else to the last tensor that shows its heads.
-pub(super) fn root<'a>(source: &Source<'a>, states: &[State<'a>], name: &'a str) -> Option<Root<'a>> {
+pub(super) fn root<'a>(source: &Source<'a>, states: &States<'a>, name: &'a str) -> Option<Root<'a>> {
     let mut visible = None;
     let mut open = vec![(name, None)];
     // Every step looks at one tensor; a cache is a handful of moves away from its attention.
     for _ in 0..512 {
         let Some((name, gathered)) = open.pop() else { break };
-        if states.iter().any(|state| state.input == name) {
+        if states.of(name).is_some() {
             let drop = usize::from(gathered.is_some());
             let dims = heads(source, name, drop)?;
             return Some(Root { tensor: gathered.unwrap_or(name), state: Some(name), dims });

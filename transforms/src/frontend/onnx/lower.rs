@@ -8,7 +8,7 @@ use super::attention::{self, Operands, Root};
 use super::mask::{Sight, sight};
 use super::proto::NodeProto;
 use super::source::Source;
-use super::states::{self, State};
+use super::states::{State, States};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::model::Fact;
@@ -43,13 +43,15 @@ pub(super) struct Lowered {
 pub(super) struct Lowering<'a> {
     file: &'a str,
     source: &'a Source<'a>,
-    states: Vec<State<'a>>,
+    states: States<'a>,
     explained: HashSet<&'a str>,
     graph: Graph,
     tensors: HashMap<&'a str, TensorId>,
     /// The key and value tensors that were made for each root, so that attentions over one cache share them.
     views: HashMap<(&'a str, &'static str), TensorId>,
     kinds: BTreeMap<u32, &'static str>,
+    /// The last convolution of each layer.
+    convolutions: HashMap<u32, OpId>,
     attentions: u32,
     facts: Vec<Fact>,
 }
@@ -58,9 +60,21 @@ type Result<T> = std::result::Result<T, FrontendError>;
 
 impl<'a> Lowering<'a> {
     pub(super) fn new(file: &'a str, source: &'a Source<'a>) -> Self {
-        let (explained, tensors, views, kinds, facts) = Default::default();
-        let states = states::pair(source);
-        Self { file, source, states, explained, graph: Graph::new(), tensors, views, kinds, attentions: 0, facts }
+        let (explained, tensors, views, kinds, convolutions, facts) = Default::default();
+        let states = States::pair(source);
+        Self {
+            file,
+            source,
+            states,
+            explained,
+            graph: Graph::new(),
+            tensors,
+            views,
+            kinds,
+            convolutions,
+            attentions: 0,
+            facts,
+        }
     }
 
     pub(super) fn run(mut self) -> Result<Lowered> {
@@ -110,7 +124,7 @@ impl<'a> Lowering<'a> {
 
     /// A node of any other type; one that calls itself an attention and reads no state would go uncached unnoticed.
     fn other(&mut self, node: &'a NodeProto) -> Result<()> {
-        let reads_state = node.input.iter().any(|name| self.states.iter().any(|state| state.input == name));
+        let reads_state = node.input.iter().any(|name| self.states.of(name).is_some());
         if node.op_type.to_ascii_lowercase().ends_with("attention") && !reads_state {
             return Err(FrontendError::UnknownOp {
                 file: self.file.to_owned(),
@@ -268,10 +282,11 @@ impl<'a> Lowering<'a> {
         self.graph.add_output(id, Name::new(Some(layer), part), shape, dtype)
     }
 
-    fn stateful(&mut self, node: &'a NodeProto, op: Op, layer: u32, kind: &'static str) {
+    fn stateful(&mut self, node: &'a NodeProto, op: Op, layer: u32, kind: &'static str) -> OpId {
         let id = self.graph.add_op(op);
         self.outputs(node, id);
         self.kinds.entry(layer).or_insert(kind);
+        id
     }
 
     /// query, key, value, past_state, …; the state [B, heads, key channels, value channels] tells all dimensions.
@@ -309,7 +324,8 @@ impl<'a> Lowering<'a> {
         let weight = self.graph.add_parameter(name, &[channels, d_conv], dtype);
         let op =
             Op::new(Name::new(Some(layer), "mamba.conv1d"), ops::CAUSAL_CONV).input("x", x).input("weight", weight);
-        self.stateful(node, op, layer, "conv");
+        let id = self.stateful(node, op, layer, "conv");
+        self.convolutions.insert(layer, id);
         Ok(())
     }
 
@@ -359,9 +375,7 @@ impl<'a> Lowering<'a> {
 
     /// Now that the recurrence is known, so are the sections of the convolution that feeds it.
     fn divide_convolution(&mut self, layer: u32, [inner, shared]: [u64; 2]) {
-        let conv = Name::new(Some(layer), "mamba.conv1d");
-        let ids: Vec<OpId> = self.graph.op_ids().collect();
-        if let Some(&id) = ids.iter().rev().find(|&&id| self.graph.op(id).name == conv) {
+        if let Some(&id) = self.convolutions.get(&layer) {
             let sections = Attribute::Numbers(vec![inner, shared, shared]);
             self.graph.op_mut(id).attributes.push((ops::SECTIONS.into(), sections));
         }
@@ -393,7 +407,7 @@ impl<'a> Lowering<'a> {
 
     /// The layer of a node: told by its state, its name, its weights, or else its place among its kind.
     fn layer(&self, node: &NodeProto, state: Option<&str>, ordinal: Option<u32>) -> Result<u32> {
-        let stated = state.and_then(|name| self.states.iter().find(|known| known.input == name)?.layer);
+        let stated = state.and_then(|name| self.states.of(name)?.layer);
         let names = std::iter::once(&node.name).chain(&node.input);
         let layer = stated.or_else(|| names.into_iter().find_map(|name| layer_in(name))).or(ordinal);
         match layer {

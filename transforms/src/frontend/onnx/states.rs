@@ -13,8 +13,35 @@ pub(super) struct State<'a> {
     pub(super) layer: Option<u32>,
 }
 
+/// All of them, found by their inputs.
+pub(super) struct States<'a> {
+    list: Vec<State<'a>>,
+    by_input: HashMap<&'a str, usize>,
+}
+
+impl<'a> States<'a> {
+    pub(super) fn pair(source: &Source<'a>) -> Self {
+        let list = pair(source);
+        let by_input = list.iter().enumerate().map(|(index, state)| (state.input, index)).collect();
+        Self { list, by_input }
+    }
+
+    /// The state that comes in under this name.
+    pub(super) fn of(&self, input: &str) -> Option<&State<'a>> {
+        self.by_input.get(input).map(|&index| &self.list[index])
+    }
+
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, State<'a>> {
+        self.list.iter()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+}
+
 /// Pairs inputs and outputs whose names differ only in the words for before and after.
-pub(super) fn pair<'a>(source: &Source<'a>) -> Vec<State<'a>> {
+fn pair<'a>(source: &Source<'a>) -> Vec<State<'a>> {
     let outputs: HashMap<Vec<&str>, &str> =
         source.graph.output.iter().map(|output| (stem(&output.name), output.name.as_str())).collect();
     let inputs = source.graph.input.iter().filter(|input| source.value(&input.name).is_some_and(|v| v.shape.len() > 2));
