@@ -79,10 +79,10 @@ pub enum ManagerError {
         /// The limit.
         max_seq_len: u64,
     },
-    /// A speculative step with more candidates or sequences than the plan made room for.
+    /// A step with more sequences, tokens or candidates than the plan made room for.
     #[error("{found} {what} exceed the {limit} that the plan made room for")]
-    TooManyCandidates {
-        /// `candidate positions` or `sequences in a speculative step`.
+    StepTooLarge {
+        /// `sequences in a step`, `tokens in a step`, `candidate positions`, ….
         what: &'static str,
         /// How many were asked for.
         found: u64,
@@ -198,7 +198,7 @@ pub enum ManagerError {
         source: Int8Error,
     },
     /// A pool with more units than can be numbered.
-    #[error("pool `{pool}` has {units} units, more than 32 bits can number")]
+    #[error("pool `{pool}` has {units} units, more than 31 bits can number")]
     TooManyUnits {
         /// The pool.
         pool: String,

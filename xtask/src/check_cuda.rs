@@ -46,7 +46,7 @@ pub(crate) fn run() -> Result<(), String> {
     sh(Command::new("cargo")
         .arg("clippy")
         .args(["-p", "cacheplan-kernels", "-p", "cacheplan-managers", "-p", "cacheplan-runtime", "-p", "cacheplan"])
-        .args(["--features", "cuda", "--", "-D", "warnings"])
+        .args(["--all-targets", "--features", "cuda", "--", "-D", "warnings"])
         .env("PATH", format!("{}:{path}", home.join("bin").display()))
         .env("NVCC", nvcc)
         .env("CUDA_HOME", &home)

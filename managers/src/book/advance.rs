@@ -36,14 +36,11 @@ impl CacheBook {
     /// As [`CacheBook::step`]; more candidates or sequences than the plan has draft rows and positions for.
     pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
         let layout = Arc::clone(&self.layout);
-        let limit = |what, found: u64, limit: u64| {
-            if found <= limit { Ok(()) } else { Err(ManagerError::TooManyCandidates { what, found, limit }) }
-        };
         for part in work {
-            limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
+            check_limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
         }
         if layout.has_slots() {
-            limit("sequences in speculative steps", work.len() as u64, self.free_rows.len() as u64)?;
+            check_limit("sequences in speculative steps", work.len() as u64, self.free_rows.len() as u64)?;
         }
         self.advance(work, metadata, true)
     }
@@ -63,6 +60,9 @@ impl CacheBook {
     fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<(), ManagerError> {
         self.steps += 1;
         let stamp = self.steps;
+        let tokens = work.iter().map(|part| u64::from(part.tokens)).sum();
+        check_limit("sequences in a step", work.len() as u64, layout.limits.max_batch_size)?;
+        check_limit("tokens in a step", tokens, layout.limits.max_num_tokens)?;
         for part in work {
             let sequence = self.settled(part.sequence)?;
             if part.tokens == 0 {
@@ -201,4 +201,8 @@ impl CacheBook {
     pub fn free_live_slots(&self) -> u32 {
         self.slots.available(SlotRole::Live)
     }
+}
+
+fn check_limit(what: &'static str, found: u64, limit: u64) -> Result<(), ManagerError> {
+    if found <= limit { Ok(()) } else { Err(ManagerError::StepTooLarge { what, found, limit }) }
 }

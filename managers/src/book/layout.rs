@@ -246,8 +246,9 @@ fn is_snapshot(kind: &Kind) -> bool {
 
 fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {
     let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
-    let blocks = u32::try_from(pool.units)
-        .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
+    // Block tables are signed, since -1 stands for no block.
+    let blocks = u32::try_from(pool.units).ok().filter(|&blocks| i32::try_from(blocks).is_ok());
+    let blocks = blocks.ok_or_else(|| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
     let reserved = pool.reserved.min(pool.units) as u32;
     let mut geometry = None;
     let mut window = Some(0);

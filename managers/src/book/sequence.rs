@@ -107,9 +107,13 @@ impl Sequences {
     pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, ManagerError> {
         self.get(id)?;
         let entry = &mut self.entries[id.index as usize];
-        entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(id.index);
-        entry.sequence.take().ok_or(ManagerError::StaleSequence(id))
+        let sequence = entry.sequence.take().ok_or(ManagerError::StaleSequence(id))?;
+        // An index that has had every generation is retired, so that no handle is ever given out twice.
+        if let Some(next) = entry.generation.checked_add(1) {
+            entry.generation = next;
+            self.free.push(id.index);
+        }
+        Ok(sequence)
     }
 
     pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
@@ -130,5 +134,27 @@ impl Sequences {
             let id = SequenceId { book: self.book, index: index as u32, generation: entry.generation };
             entry.sequence.as_ref().map(|sequence| (id, sequence))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_never_given_out_twice() {
+        let mut sequences = Sequences::new();
+        let empty = || Sequence::resident(0, Vec::new(), None);
+        let first = sequences.insert(empty());
+        sequences.remove(first).unwrap();
+        sequences.entries[0].generation = u32::MAX;
+        let last = sequences.insert(empty());
+        assert_eq!((last.index, last.generation), (0, u32::MAX));
+        sequences.remove(last).unwrap();
+        let next = sequences.insert(empty());
+        assert_eq!((next.index, next.generation), (1, 0));
+        for stale in [first, last] {
+            assert_eq!(sequences.get(stale).unwrap_err(), ManagerError::StaleSequence(stale));
+        }
     }
 }

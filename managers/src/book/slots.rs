@@ -44,10 +44,11 @@ impl SlotAllocator {
     /// All slots of `domain`, free.
     ///
     /// # Errors
-    /// A domain of more slots than 32 bits count.
+    /// A domain of more slots than 31 bits count.
     pub fn new(domain: SlotDomain) -> Result<Self, ManagerError> {
-        let total = u32::try_from(domain.total())
-            .map_err(|_| ManagerError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
+        // Slots of a step are signed, since -1 stands for padding.
+        let total = u32::try_from(domain.total()).ok().filter(|&total| i32::try_from(total).is_ok());
+        let total = total.ok_or_else(|| ManagerError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
         // Fits, since the sum does.
         let padding = domain.padding as u32;
         Ok(Self {

@@ -540,9 +540,7 @@ impl World {
                 assert_eq!(self.fingerprint(), before);
                 None
             }
-            Err(
-                ManagerError::TooLong { .. } | ManagerError::WrongState { .. } | ManagerError::TooManyCandidates { .. },
-            ) => {
+            Err(ManagerError::TooLong { .. } | ManagerError::WrongState { .. } | ManagerError::StepTooLarge { .. }) => {
                 assert_eq!(self.fingerprint(), before);
                 None
             }
