@@ -121,7 +121,15 @@ pub(crate) struct BudgetArgs {
     /// Bytes of an engine's caches as it logs them, in place of the budget's memory
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<ByteSize>,
+
+    #[command(flatten)]
+    end: EndOfSection,
 }
+
+/// The heading of a section in the help lasts until the next.
+#[derive(clap::Args)]
+#[command(next_help_heading = "This command")]
+struct EndOfSection {}
 
 /// Counts that a budget can hold.
 fn count() -> RangedU64ValueParser {

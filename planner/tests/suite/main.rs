@@ -15,6 +15,7 @@ mod plan_file;
 mod random;
 mod ranks;
 mod render;
+mod schema;
 mod speculation;
 mod tiers;
 mod zoo;
