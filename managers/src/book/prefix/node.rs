@@ -129,3 +129,6 @@ impl Node {
         self.children == 0
     }
 }
+
+// There may be millions.
+const _: () = assert!(size_of::<Node>() == 256);
