@@ -28,6 +28,9 @@ pub enum RuntimeError {
     /// The caches cannot be allocated or used.
     #[error(transparent)]
     Manager(#[from] cacheplan_managers::ManagerError),
+    /// The prefix cache refused an operation.
+    #[error(transparent)]
+    Prefix(#[from] cacheplan_managers::book::prefix::PrefixError),
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -79,6 +82,14 @@ pub enum ConfigError {
     /// A key that is missing or not of its kind.
     #[error("config.json: {0}")]
     Json(#[from] serde_json::Error),
+    /// A file beside the config that cannot be used.
+    #[error("{file}: {reason}")]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A key that the decoder needs.
     #[error("config.json: `{key}` is missing")]
     Missing {

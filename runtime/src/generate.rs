@@ -10,13 +10,14 @@ use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
 use crate::error::{RequestError, RuntimeError};
+use crate::prefix::{Lease, Prefixes};
 
 /// A prompt and how far to go on from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Token ids.
     pub prompt: Vec<u32>,
-    /// Tokens to generate. No token ends a sequence early, so that runs can be compared.
+    /// The most tokens to generate; a token that ends texts ends them too, and is the last of them.
     pub max_new_tokens: usize,
 }
 
@@ -27,6 +28,8 @@ pub struct Output {
     pub tokens: Vec<u32>,
     /// `[tokens.len(), vocab_size]` on the CPU: the logits that each token was chosen from, if they were asked for.
     pub logits: Option<Tensor>,
+    /// Tokens of the prompt whose caches were already there.
+    pub cached_tokens: usize,
     /// Times that it lost its caches to make room and was computed again.
     pub preemptions: u32,
 }
@@ -36,7 +39,10 @@ pub struct Output {
 pub(crate) struct Generator<'a> {
     decoder: &'a Decoder,
     caches: &'a mut MambaHybridCacheManager,
+    prefixes: Option<&'a mut Prefixes>,
     limits: &'a Limits,
+    /// Tokens that end a sequence.
+    eos: &'a [u32],
     keep_logits: bool,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
@@ -52,6 +58,8 @@ struct Job {
     prompt_tokens: usize,
     max_new_tokens: usize,
     logits: Vec<Tensor>,
+    /// What was cached when it was admitted first.
+    cached_tokens: Option<usize>,
     preemptions: u32,
 }
 
@@ -60,6 +68,7 @@ struct Job {
 struct Running {
     job: Job,
     sequence: SequenceId,
+    lease: Option<Lease>,
     /// Tokens whose caches are there.
     computed: usize,
 }
@@ -68,14 +77,17 @@ impl<'a> Generator<'a> {
     pub(crate) fn new(
         decoder: &'a Decoder,
         caches: &'a mut MambaHybridCacheManager,
+        prefixes: Option<&'a mut Prefixes>,
         limits: &'a Limits,
+        eos: &'a [u32],
         keep_logits: bool,
     ) -> Self {
         let (waiting, running, metadata) = Default::default();
-        Self { decoder, caches, limits, keep_logits, waiting, running, metadata }
+        Self { decoder, caches, prefixes, limits, eos, keep_logits, waiting, running, metadata }
     }
 
-    /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens.
+    /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens; prefixes
+    /// may be.
     pub(crate) fn run(&mut self, requests: &[Request]) -> Result<Vec<Output>, RuntimeError> {
         for (index, request) in requests.iter().enumerate() {
             self.check(index, request)?;
@@ -83,8 +95,8 @@ impl<'a> Generator<'a> {
         }
         let mut outputs: Vec<Option<Output>> = requests.iter().map(|_| None).collect();
         let served = self.serve(&mut outputs);
-        for running in self.running.drain(..) {
-            self.caches.finish(running.sequence)?;
+        while let Some(running) = self.running.pop() {
+            self.vacate(running)?;
         }
         self.waiting.clear();
         served?;
@@ -128,16 +140,37 @@ impl<'a> Generator<'a> {
             if busy && (self.running.len() as u64 >= self.limits.max_batch_size || self.schedule().1 == 0) {
                 break;
             }
-            let sequence = match self.caches.admit(job.tokens.len() as u32) {
-                Ok(sequence) => sequence,
-                Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) if busy => break,
-                Err(error) => return Err(error.into()),
+            let admitted = match &mut self.prefixes {
+                Some(prefixes) => {
+                    prefixes.admit(self.caches, &job.tokens).map(|(sequence, lease)| (sequence, Some(lease)))
+                }
+                None => self.caches.admit(job.tokens.len() as u32).map(|sequence| (sequence, None)).map_err(Into::into),
             };
-            if let Some(job) = self.waiting.pop_front() {
-                self.running.push(Running { job, sequence, computed: 0 });
+            let (sequence, lease) = match admitted {
+                Ok(admitted) => admitted,
+                Err(RuntimeError::Manager(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }))
+                    if busy =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(mut job) = self.waiting.pop_front() {
+                let computed = lease.as_ref().map_or(0, |lease| lease.cached);
+                job.cached_tokens.get_or_insert(computed);
+                self.running.push(Running { job, sequence, lease, computed });
             }
         }
         Ok(())
+    }
+
+    /// Takes everything from a sequence.
+    fn vacate(&mut self, Running { job, sequence, lease, .. }: Running) -> Result<Job, RuntimeError> {
+        if let (Some(prefixes), Some(lease)) = (&mut self.prefixes, lease) {
+            prefixes.abandon(lease)?;
+        }
+        self.caches.finish(sequence)?;
+        Ok(job)
     }
 
     /// How many tokens of each running job the next step computes, and how many more it could.
@@ -149,7 +182,7 @@ impl<'a> Generator<'a> {
         for decoding in [true, false] {
             for (chunk, running) in chunks.iter_mut().zip(&self.running) {
                 if (running.pending() == 1) == decoding {
-                    *chunk = running.pending().min(left);
+                    *chunk = running.until_cut().min(left);
                     left -= *chunk;
                 }
             }
@@ -168,17 +201,24 @@ impl<'a> Generator<'a> {
                 .filter(|&(_, &chunk)| chunk > 0)
                 .map(|(running, &chunk)| Work { sequence: running.sequence, tokens: chunk as u32 })
                 .collect();
-            match self.caches.step(&work, &mut self.metadata) {
+            let metadata = &mut self.metadata;
+            let stepped = match &mut self.prefixes {
+                Some(prefixes) => prefixes.retry(self.caches, |caches| caches.step(&work, metadata)),
+                None => self.caches.step(&work, metadata).map_err(Into::into),
+            };
+            match stepped {
                 Ok(()) => return Ok(chunks),
-                Err(ManagerError::OutOfBlocks { .. }) if self.running.len() > 1 => self.preempt_youngest()?,
-                Err(error) => return Err(error.into()),
+                Err(RuntimeError::Manager(ManagerError::OutOfBlocks { .. })) if self.running.len() > 1 => {
+                    self.preempt_youngest()?;
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
     fn preempt_youngest(&mut self) -> Result<(), RuntimeError> {
-        if let Some(Running { mut job, sequence, .. }) = self.running.pop() {
-            self.caches.finish(sequence)?;
+        if let Some(running) = self.running.pop() {
+            let mut job = self.vacate(running)?;
             job.preemptions += 1;
             tracing::debug!(request = job.request, tokens = job.tokens.len(), "preempted");
             self.waiting.push_front(job);
@@ -189,21 +229,30 @@ impl<'a> Generator<'a> {
     /// Runs the step and appends a token to each job whose tokens are all computed.
     fn step(&mut self, chunks: &[usize]) -> Result<(), RuntimeError> {
         let (mut tokens, mut rows, mut complete) = (Vec::new(), Vec::new(), Vec::new());
-        for (running, &chunk) in self.running.iter_mut().zip(chunks) {
+        for (index, (running, &chunk)) in self.running.iter_mut().zip(chunks).enumerate() {
             tokens.extend_from_slice(&running.job.tokens[running.computed..][..chunk]);
             running.computed += chunk;
             if chunk > 0 && running.pending() == 0 {
                 rows.push(tokens.len() as u32 - 1);
-                complete.push(running);
+                complete.push(index);
             }
         }
         let logits = self.decoder.forward(&tokens, &rows, self.caches, &self.metadata)?.to_device(&Device::Cpu)?;
-        for (row, running) in complete.into_iter().enumerate() {
+        if let Some(prefixes) = &mut self.prefixes {
+            for (Running { job, sequence, lease, computed }, _) in
+                self.running.iter_mut().zip(chunks).filter(|(_, chunk)| **chunk > 0)
+            {
+                if let Some(lease) = lease {
+                    prefixes.computed(self.caches, *sequence, lease, &job.tokens[..*computed])?;
+                }
+            }
+        }
+        for (row, index) in complete.into_iter().enumerate() {
+            let job = &mut self.running[index].job;
             let logits = logits.get(row)?;
-            let token = greedy(&logits.to_vec1()?).ok_or(RequestError::NotANumber { request: running.job.request })?;
-            running.job.tokens.push(token);
+            job.tokens.push(greedy(&logits.to_vec1()?).ok_or(RequestError::NotANumber { request: job.request })?);
             if self.keep_logits {
-                running.job.logits.push(logits);
+                job.logits.push(logits);
             }
         }
         Ok(())
@@ -211,11 +260,17 @@ impl<'a> Generator<'a> {
 
     /// Moves finished jobs to their outputs and frees their caches.
     fn retire(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+        let eos = self.eos;
         let (finished, running): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|running| running.job.generated().len() >= running.job.max_new_tokens);
+            self.running.drain(..).partition(|running| running.job.is_finished(eos));
         self.running = running;
-        for Running { job, sequence, .. } in finished {
-            self.caches.finish(sequence)?;
+        for Running { job, sequence, lease, computed } in finished {
+            match (&mut self.prefixes, lease) {
+                (Some(prefixes), Some(lease)) => {
+                    prefixes.finish(self.caches, sequence, lease, &job.tokens[..computed])?;
+                }
+                _ => self.caches.finish(sequence)?,
+            }
             let request = job.request;
             outputs[request] = Some(job.into_output()?);
         }
@@ -228,6 +283,12 @@ impl Running {
     fn pending(&self) -> usize {
         self.job.tokens.len() - self.computed
     }
+
+    /// Those of them that one step may compute: no more than up to where a state is kept.
+    fn until_cut(&self) -> usize {
+        let cut = self.lease.as_ref().and_then(|lease| lease.next_cut(self.computed));
+        self.pending().min(cut.map_or(usize::MAX, |cut| cut - self.computed))
+    }
 }
 
 impl Job {
@@ -238,8 +299,14 @@ impl Job {
             prompt_tokens: prompt.len(),
             max_new_tokens: *max_new_tokens,
             logits: Vec::new(),
+            cached_tokens: None,
             preemptions: 0,
         }
+    }
+
+    fn is_finished(&self, eos: &[u32]) -> bool {
+        let generated = self.generated();
+        generated.len() >= self.max_new_tokens || generated.last().is_some_and(|token| eos.contains(token))
     }
 
     fn generated(&self) -> &[u32] {
@@ -248,7 +315,12 @@ impl Job {
 
     fn into_output(self) -> Result<Output, RuntimeError> {
         let logits = if self.logits.is_empty() { None } else { Some(Tensor::stack(&self.logits, 0)?) };
-        Ok(Output { tokens: self.generated().to_vec(), logits, preemptions: self.preemptions })
+        Ok(Output {
+            tokens: self.generated().to_vec(),
+            logits,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            preemptions: self.preemptions,
+        })
     }
 }
 

@@ -7,10 +7,12 @@
 mod decoder;
 pub mod demo;
 mod device;
+mod eos;
 mod error;
 mod generate;
 mod layers;
 mod models;
+mod prefix;
 mod profile;
 mod report;
 mod session;

@@ -69,7 +69,7 @@ impl RunReport {
     ) -> Self {
         let of_request = requests.iter().zip(&generation.outputs).map(|(request, output)| RequestReport {
             prompt_tokens: request.prompt.len(),
-            cached_tokens: 0,
+            cached_tokens: output.cached_tokens,
             generated_tokens: output.tokens.len(),
             preemptions: output.preemptions,
         });

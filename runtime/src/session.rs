@@ -12,9 +12,11 @@ use serde_json::Value;
 
 use crate::decoder::Decoder;
 use crate::device::device_info;
+use crate::eos;
 use crate::error::RuntimeError;
 use crate::generate::{Generator, Output, Request};
 use crate::models;
+use crate::prefix::Prefixes;
 use crate::profile::{MemoryProfile, profile};
 use crate::report::{PoolReport, RunReport};
 use crate::weights::Weights;
@@ -32,13 +34,19 @@ pub struct SessionOptions {
     pub read: ReadOptions,
     /// How ops become cache resources.
     pub registry: Registry,
+    /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
+    /// allows it: keys and values in one pool without a window, and checkpoints of states if there are states.
+    pub reuse_prefixes: bool,
+    /// Whether sequences go on behind a token that ends texts.
+    pub ignore_eos: bool,
 }
 
 impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
         let (budget, device_info, read, registry) = Default::default();
-        Self { budget, device: Device::Cpu, device_info, read, registry }
+        let device = Device::Cpu;
+        Self { budget, device, device_info, read, registry, reuse_prefixes: true, ignore_eos: false }
     }
 }
 
@@ -53,6 +61,10 @@ pub struct Session {
     device_is_stated: bool,
     decoder: Decoder,
     caches: CacheSet,
+    prefixes: Option<Prefixes>,
+    reuse_prefixes: bool,
+    /// Tokens that end a sequence.
+    eos: Vec<u32>,
     profile: Option<MemoryProfile>,
 }
 
@@ -89,10 +101,12 @@ impl Session {
     pub fn open(path: &Path, options: SessionOptions) -> Result<Self, RuntimeError> {
         let model = read_model(path, &options.read)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
-        Self::new(model, options, |model, device| {
+        let eos = if options.ignore_eos { Vec::new() } else { eos::read(folder, &model.config)? };
+        let session = Self::new(model, options, |model, device| {
             let weights = Weights::open(folder, compute_dtype(model.info.dtype, device), device)?;
             models::load(&Value::Object(model.config.clone()), &weights)
-        })
+        })?;
+        Ok(Self { eos, ..session })
     }
 
     /// Plans and allocates the caches of a model that was read or built, and loads its decoder with `load`.
@@ -106,7 +120,7 @@ impl Session {
         options: SessionOptions,
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
-        let SessionOptions { budget, device, device_info: stated, registry, .. } = options;
+        let SessionOptions { budget, device, device_info: stated, registry, reuse_prefixes, .. } = options;
         if budget.parallel != Parallel::default() {
             return Err(RuntimeError::ManyRanks);
         }
@@ -118,7 +132,39 @@ impl Session {
             plan(&PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) })?;
         let decoder = load(&model, &device)?;
         let caches = CacheSet::allocate(&first, &device)?;
-        Ok(Self { model, resources, budget, device_info, device_is_stated, decoder, caches, profile: None })
+        let mut session = Self {
+            model,
+            resources,
+            budget,
+            device_info,
+            device_is_stated,
+            decoder,
+            caches,
+            prefixes: None,
+            reuse_prefixes,
+            eos: Vec::new(),
+            profile: None,
+        };
+        session.start_reuse()?;
+        Ok(session)
+    }
+
+    /// An empty prefix cache over the pools, if they allow one.
+    fn start_reuse(&mut self) -> Result<(), RuntimeError> {
+        let layout = self.caches.manager()?.book().layout();
+        self.prefixes = if self.reuse_prefixes { Prefixes::new(layout)? } else { None };
+        Ok(())
+    }
+
+    /// Gives up what earlier requests left in the caches, so that later ones start anew.
+    ///
+    /// # Errors
+    /// Caches that were shut down.
+    pub fn forget_prefixes(&mut self) -> Result<(), RuntimeError> {
+        match &mut self.prefixes {
+            Some(prefixes) => prefixes.clear(self.caches.manager_mut()?),
+            None => Ok(()),
+        }
     }
 
     /// The plan that is allocated.
@@ -131,7 +177,8 @@ impl Session {
         &self.caches
     }
 
-    /// The decoder and the caches, for callers that step by themselves.
+    /// The decoder and the caches, for callers that step by themselves. What they do to the pools is theirs to keep apart
+    /// from prefixes: see [`Session::forget_prefixes`].
     pub fn parts(&mut self) -> (&Decoder, &mut CacheSet) {
         (&self.decoder, &mut self.caches)
     }
@@ -141,6 +188,7 @@ impl Session {
     /// # Errors
     /// Nobody who counts bytes; a failing forward.
     pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
+        self.forget_prefixes()?;
         let limits = self.caches.plan().limits.clone();
         let measured = profile(&self.decoder, self.caches.manager_mut()?, &limits)?;
         self.profile = Some(measured.clone());
@@ -153,6 +201,7 @@ impl Session {
     /// No plan for what was measured; then the pools are as before. A device that does not give the memory.
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
         let cache_bytes: u64 = self.caches.plan().pools.iter().map(|pool| pool.bytes).sum();
+        self.forget_prefixes()?;
         self.caches.shutdown()?;
         let resident_bytes = measured.resident_bytes.saturating_sub(cache_bytes);
         let free_bytes = match &self.device_info {
@@ -167,18 +216,22 @@ impl Session {
         let resized = resize(&request, &measurement);
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
+        self.start_reuse()?;
         resized?;
         Ok(())
     }
 
     /// Generates greedily from each prompt, as many at once as the plan admits.
     ///
+    /// What can serve later prompts stays in the caches and makes way when there is no other room.
+    ///
     /// # Errors
-    /// A request that cannot be served, caches that run out, a failing forward. The caches are free afterwards.
+    /// A request that cannot be served, caches that run out, a failing forward. No sequence is left in the caches.
     pub fn generate(&mut self, requests: &[Request], keep_logits: bool) -> Result<Generation, RuntimeError> {
         let limits = self.caches.plan().limits.clone();
         let caches = self.caches.manager_mut()?;
-        let mut generator = Generator::new(&self.decoder, caches, &limits, keep_logits);
+        let prefixes = self.prefixes.as_mut();
+        let mut generator = Generator::new(&self.decoder, caches, prefixes, &limits, &self.eos, keep_logits);
         let (outputs, peak) = measure_peak(self.decoder.device(), || generator.run(requests));
         let peak_bytes = peak.map(|peak| peak.resident_bytes + peak.beyond_bytes);
         Ok(Generation { outputs: outputs?, peak_bytes })

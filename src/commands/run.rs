@@ -20,9 +20,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IDS", required = true, value_parser = parse_ids)]
     prompt_ids: Vec<Prompt>,
 
-    /// Tokens to generate for each prompt
+    /// The most tokens to generate for each prompt
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_new_tokens: usize,
+
+    /// Go on behind a token that ends texts (`eos_token_id` of the model's configs)
+    #[arg(long)]
+    ignore_eos: bool,
 
     /// Write the logits that each token was chosen from, [steps, vocab], as safetensors; needs a single prompt
     #[arg(long, value_name = "FILE")]
@@ -70,6 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         budget: args.source.budget()?,
         device: args.output.device.clone(),
         read: args.source.read_options()?,
+        ignore_eos: args.ignore_eos,
         ..SessionOptions::default()
     };
     let session = progress::during("reading the model and its weights", || Session::open(&args.source.model, options));

@@ -21,7 +21,7 @@ pub(crate) fn folder(model: &str) -> PathBuf {
 
 pub(crate) fn session(model: &str, budget: &str) -> Session {
     let budget = Budget::from_toml(budget, "test").unwrap();
-    Session::open(&folder(model), SessionOptions { budget, ..SessionOptions::default() }).unwrap()
+    Session::open(&folder(model), SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }).unwrap()
 }
 
 /// What Hugging Face computed, by name.

@@ -3,4 +3,5 @@
 mod caches;
 mod greedy;
 mod harness;
+mod prefixes;
 mod steps;

@@ -1,0 +1,108 @@
+//! A prompt that starts like an earlier one of the session takes over its caches, and nothing else changes.
+
+use cacheplan_planner::Unit;
+use cacheplan_runtime::{Output, Request, Session};
+use rstest::rstest;
+
+use crate::harness::{BUDGET, assert_close, session};
+
+/// A session with blocks of 8 tokens, and two checkpoints for each of three sequences if the model has states.
+fn reusing(model: &str) -> Session {
+    let plain = session(model, BUDGET);
+    if !has_states(&plain) {
+        return plain;
+    }
+    session(model, &format!("{BUDGET}[workload]\ncheckpoints_per_sequence = 2\n"))
+}
+
+fn has_states(session: &Session) -> bool {
+    session.plan().pools.iter().any(|pool| pool.unit == Unit::Slot)
+}
+
+fn tokens(from: u32, count: u32) -> Vec<u32> {
+    (from..from + count).map(|token| 1 + token * 7 % 90).collect()
+}
+
+fn generate(session: &mut Session, prompt: &[u32]) -> Output {
+    let request = Request { prompt: prompt.to_vec(), max_new_tokens: 6 };
+    session.generate(&[request], true).unwrap().outputs.remove(0)
+}
+
+#[track_caller]
+fn assert_same(ours: &Output, theirs: &Output) {
+    assert_eq!(ours.tokens, theirs.tokens);
+    assert_close(ours.logits.as_ref().unwrap(), theirs.logits.as_ref().unwrap(), "logits");
+}
+
+/// A prompt, the same again, and one that leaves it in its third block.
+fn prompts() -> [Vec<u32>; 3] {
+    let first = tokens(0, 27);
+    let mut parted = first.clone();
+    parted[20..].reverse();
+    [first.clone(), first, parted]
+}
+
+#[rstest]
+fn a_prompt_goes_on_from_the_caches_of_an_earlier_one(
+    #[values("bamba", "falcon_h1", "jamba", "llama", "nemotron_h", "qwen3_next", "zamba2")] model: &str,
+) {
+    let mut cached = reusing(model);
+    let has_states = has_states(&cached);
+    let outputs = prompts().map(|prompt| {
+        let output = generate(&mut cached, &prompt);
+        assert_same(&output, &generate(&mut session(model, BUDGET), &prompt));
+        output
+    });
+    let found = outputs.each_ref().map(|output| output.cached_tokens);
+    // The state of a hybrid lies after 24 tokens; the third prompt parts after 20, and leaves one after 16.
+    assert_eq!(found, if has_states { [0, 24, 0] } else { [0, 24, 16] });
+    let [_, _, parted] = prompts();
+    let again = generate(&mut cached, &[&parted[..17], &[3, 5, 7]].concat());
+    assert_eq!(again.cached_tokens, 16);
+    cached.forget_prefixes().unwrap();
+    assert_eq!(generate(&mut cached, &parted).cached_tokens, 0);
+    cached.forget_prefixes().unwrap();
+    cached.parts().1.shutdown().unwrap();
+}
+
+#[rstest]
+fn the_same_prompt_gives_the_same_bits_where_it_was_cut(#[values("bamba", "nemotron_h")] model: &str) {
+    let mut cached = reusing(model);
+    let [first, again, _] = prompts();
+    let outputs = [first, again].map(|prompt| generate(&mut cached, &prompt));
+    assert_eq!(outputs[1].cached_tokens, 24);
+    let bits = outputs.each_ref().map(|output| output.logits.as_ref().unwrap().to_vec2::<f32>().unwrap());
+    assert_eq!(bits[0], bits[1]);
+}
+
+#[rstest]
+fn pools_that_allow_no_reuse_serve_each_prompt_anew(#[values("gemma3", "gpt_oss", "mamba")] model: &str) {
+    let mut one = reusing(model);
+    for prompt in prompts() {
+        let output = generate(&mut one, &prompt);
+        assert_eq!(output.cached_tokens, 0);
+        assert_same(&output, &generate(&mut session(model, BUDGET), &prompt));
+    }
+}
+
+#[rstest]
+fn cached_prefixes_make_way_for_sequences(#[values("llama", "nemotron_h")] model: &str) {
+    let mut crowded = reusing(model);
+    let mut plan = crowded.plan().clone();
+    for pool in plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()) {
+        // A sequence needs 4 blocks, three of different starts 12.
+        pool.units = 9;
+        pool.bytes = pool.units * pool.unit_bytes;
+    }
+    crowded.parts().1.resize(&plan).unwrap();
+    let mut roomy = session(model, BUDGET);
+    for start in [0, 1, 2, 0] {
+        let prompt = tokens(start, 26);
+        assert_same(&generate(&mut crowded, &prompt), &generate(&mut roomy, &prompt));
+    }
+    let requests = [0, 1, 2].map(|start| Request { prompt: tokens(start, 20), max_new_tokens: 12 });
+    let together = crowded.generate(&requests, true).unwrap().outputs;
+    for (ours, theirs) in together.iter().zip(&roomy.generate(&requests, true).unwrap().outputs) {
+        assert_same(ours, theirs);
+    }
+}
