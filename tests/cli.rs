@@ -239,6 +239,7 @@ fn run_generates_what_hugging_face_does_and_writes_its_logits(#[case] name: &str
         prompt.join(",").as_ref(),
         "--max-new-tokens".as_ref(),
         "3".as_ref(),
+        "--ignore-eos".as_ref(),
         "--format".as_ref(),
         "json".as_ref(),
         "--logits".as_ref(),

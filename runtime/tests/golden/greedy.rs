@@ -1,12 +1,12 @@
 //! Whole sessions: generation, preemption, chunks and resizes leave the tokens as they are.
 
 use cacheplan_planner::Unit;
-use cacheplan_runtime::{Output, Request, Session};
+use cacheplan_runtime::{Output, Request, Session, SessionOptions};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
 use crate::caches::{assert_caches_match, by_dot};
-use crate::harness::{BUDGET, Driven, Golden, assert_close, session};
+use crate::harness::{BUDGET, Driven, Golden, assert_close, folder, session};
 
 #[rstest]
 fn greedy_generation_gives_the_golden_tokens(
@@ -83,4 +83,26 @@ fn the_logits_of_a_run_are_saved_row_by_row() {
     assert_eq!(saved["logits"].dims(), [3, 96]);
     let last_prompt_row = golden.get("prefill_logits").narrow(0, 20, 1).unwrap();
     assert_close(&saved["logits"].narrow(0, 0, 1).unwrap(), &last_prompt_row, "the last prompt position");
+}
+
+#[test]
+fn a_token_that_ends_texts_is_the_last() {
+    let prompt = Golden::load("llama").ids("ids")[..21].to_vec();
+    let request = [Request { prompt, max_new_tokens: 8 }];
+    let all = session("llama", BUDGET).generate(&request, false).unwrap().outputs.remove(0).tokens;
+    let first_again = all.iter().position(|token| *token == all[4]).unwrap();
+
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(folder("llama").join(file), copy.path().join(file)).unwrap();
+    }
+    let generation_config = format!("{{\"eos_token_id\": [95, {}]}}", all[4]);
+    std::fs::write(copy.path().join("generation_config.json"), generation_config).unwrap();
+    let tokens = |ignore_eos| {
+        let options = SessionOptions { ignore_eos, ..SessionOptions::default() };
+        let mut session = Session::open(copy.path(), options).unwrap();
+        session.generate(&request, false).unwrap().outputs.remove(0).tokens
+    };
+    assert_eq!(tokens(false), all[..=first_again]);
+    assert_eq!(tokens(true), all);
 }
