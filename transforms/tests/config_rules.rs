@@ -49,6 +49,17 @@ fn the_last_layers_of_gemma_4_read_the_keys_of_the_last_owner_of_their_kind() {
 }
 
 #[test]
+fn the_last_layers_of_gemma_3n_share_by_default() {
+    let text = r#"{"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text", "hidden_size": 2048,
+        "num_hidden_layers": 35, "num_attention_heads": 8}}"#;
+    let mut model = read(text, &[]).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    assert_eq!(resources.len(), 20);
+    assert_eq!(resources.get("kv_cache_19").unwrap().shared_by, [24, 29, 34]);
+    assert_eq!(windows(&resources)[15..], [Some(512), Some(512), Some(512), Some(512), None]);
+}
+
+#[test]
 fn sharing_without_an_owner_is_refused() {
     let error = read(&changed("google__gemma-4-26B-A4B", r#"{"num_kv_shared_layers": 26}"#), &[]).unwrap_err();
     assert!(error.to_string().contains("`num_kv_shared_layers` is 26"), "{error}");
@@ -97,6 +108,18 @@ fn a_checkpoint_states_the_dtype_of_its_keys(#[case] section: &str, #[case] dtyp
     let changes = format!(r#"{{"quantization_config": {section}}}"#);
     let resources = resources("Qwen__Qwen3-8B", &changes);
     assert!(resources.iter().all(|resource| resource.handler.dtype() == dtype));
+}
+
+#[test]
+fn a_calibration_beside_the_config_states_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(support::fixture("configs/Qwen__Qwen3-8B.json"), folder.path().join("config.json")).unwrap();
+    let calibration = r#"{"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}"#;
+    std::fs::write(folder.path().join("hf_quant_config.json"), calibration).unwrap();
+    let mut model = cacheplan_transforms::read_model(folder.path(), &ReadOptions::default()).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    assert!(resources.iter().all(|resource| resource.handler.dtype() == DType::F8E4m3));
+    assert_eq!(model.info.weights, None);
 }
 
 #[test]

@@ -40,10 +40,18 @@ pub fn read_model(path: &Path, options: &ReadOptions) -> Result<Model, FrontendE
 }
 
 fn read_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| FrontendError::Io { file: name.clone(), source })?;
-    let text = String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name.clone() })?;
-    config::read(&name, &text, options)
+    let text = read_text(path)?;
+    // ModelOpt writes what it calibrated into a file of its own.
+    let beside = path.with_file_name("hf_quant_config.json");
+    let calibration = if beside.is_file() { Some((beside.display().to_string(), read_text(&beside)?)) } else { None };
+    let calibration = calibration.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+    config::read(&path.display().to_string(), &text, calibration, options)
+}
+
+fn read_text(path: &Path) -> Result<String, FrontendError> {
+    let name = || path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|source| FrontendError::Io { file: name(), source })?;
+    String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name() })
 }
 
 fn read_folder(folder: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
@@ -76,5 +84,5 @@ fn read_beside_config(path: &Path, options: &ReadOptions) -> Result<Model, Front
 /// # Errors
 /// See [`FrontendError`].
 pub fn read_config_str(name: &str, text: &str, options: &ReadOptions) -> Result<Model, FrontendError> {
-    config::read(name, text, options)
+    config::read(name, text, None, options)
 }

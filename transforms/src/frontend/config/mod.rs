@@ -27,16 +27,29 @@ pub use assume::Assumption;
 /// The most decoder layers that are read, far above any real model.
 const MAX_LAYERS: u64 = 10_000;
 
-/// Reads the text of a config; `file` stands for it in errors.
-pub(super) fn read(file: &str, text: &str, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let json = json::parse(text).map_err(|source| FrontendError::Json { file: file.to_owned(), source })?;
+/// Reads the text of a config, and that of a calibration beside it; `file` stands for it in errors.
+pub(super) fn read(
+    file: &str,
+    text: &str,
+    calibration: Option<(&str, &str)>,
+    options: &ReadOptions,
+) -> Result<Model, FrontendError> {
+    let parse = |file: &str, text: &str| {
+        json::parse(text).map_err(|source| FrontendError::Json { file: file.to_owned(), source })
+    };
+    let mut json = parse(file, text)?;
+    if let Some((file, text)) = calibration {
+        quantization::merge(&mut json, parse(file, text)?);
+    }
     let mut values = Values::new(file, json);
     for assumption in &options.assume {
         assumption.apply(&mut values);
     }
     let description = find_description(&mut values, options)?;
     let mut model = describe(values, &description, options)?;
-    model.info.fingerprint = blake3::hash(text.as_bytes()).to_hex().to_string();
+    let mut hash = blake3::Hasher::new();
+    hash.update(text.as_bytes()).update(calibration.map_or("", |(_, text)| text).as_bytes());
+    model.info.fingerprint = hash.finalize().to_hex().to_string();
     model.source = format!("{file} (config.json)");
     Ok(model)
 }

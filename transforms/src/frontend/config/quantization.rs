@@ -1,13 +1,24 @@
 //! What a config's quantisation section says about caches and weights.
 
 use cacheplan_handlers::DType;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::values::Values;
 use crate::frontend::FrontendError;
 
 /// Sections that hold the scheme of a checkpoint.
 const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// Adds what ModelOpt's own file says to the config's section; what the config says itself stays.
+pub(super) fn merge(config: &mut Map<String, Value>, calibration: Map<String, Value>) {
+    let section = config.entry(SECTIONS[0]).or_insert_with(|| Value::Object(Map::new()));
+    let stated = calibration.into_iter().find(|(key, _)| key == "quantization");
+    if let (Value::Object(section), Some((_, Value::Object(stated)))) = (section, stated) {
+        for (key, value) in stated {
+            section.entry(key).or_insert(value);
+        }
+    }
+}
 
 /// The dtype of keys and values that the checkpoint was calibrated for.
 pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
