@@ -2,7 +2,7 @@
 //!
 //! max_seq_len 128, max_batch_size 4, blocks of 32 tokens; `SSM4` is 4 heads of 64 with 16 states in bf16.
 
-use cacheplan_handlers::{DType, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
@@ -175,6 +175,38 @@ fn t2_52_a_local_state_alone_leaves_the_paged_manager() {
     assert_eq!(manager.kind(), ManagerKind::KvCacheManager);
     assert_eq!(state(manager, 0, &Kind::State).0, [10, 20, 1]);
     assert_eq!(set.unmanaged().collect::<Vec<_>>(), ["state_0"]);
+}
+
+#[test]
+fn t2_56_replayed_inputs_are_managed_beside_snapshots_of_the_convolution() {
+    let mut setup = interface();
+    setup.limits.draft_positions = 3;
+    let input = |kind: &str, shape: &[u64], dtype| {
+        let shape = shape.iter().enumerate().map(|(axis, &size)| Dim::whole(format!("dim{axis}"), size)).collect();
+        ResourceHandler::new(Kind::Custom(kind.into()), Growth::PerDraftPosition, shape, dtype, None).unwrap()
+    };
+    let inputs = [
+        input("replay.x", &[4, 64], DType::Bf16),
+        input("replay.b", &[1, 16], DType::Bf16),
+        input("replay.dt", &[4], DType::F32),
+        input("replay.decay", &[4], DType::F32),
+    ];
+    for layer in 0..2 {
+        setup = setup.with(layer, ssm4()).with(layer, conv(320)).with(layer, conv(320).intermediate().unwrap());
+        setup = inputs.iter().fold(setup, |setup, input| setup.with(layer, input.clone()));
+    }
+    let set = allocate(&setup);
+    let manager = set.manager().unwrap();
+    assert_eq!((set.plan().resources.len(), set.unmanaged().count()), (14, 0));
+    for layer in 0..2 {
+        for kind in inputs.iter().map(|input| input.kind()) {
+            let inputs = manager.state_layer(manager.route(layer, kind).unwrap()).unwrap();
+            assert_eq!((inputs.pool.dims()[0], inputs.positions), (1 + 4, 3));
+            state(manager, layer, kind);
+        }
+        // Its snapshots roll it back, so that it keeps no inputs of its own.
+        assert_eq!(state(manager, layer, &Kind::CausalConv).0, [3, 320, 1]);
+    }
 }
 
 #[test]

@@ -217,12 +217,13 @@ impl World {
         }
     }
 
-    /// Commits every speculating sequence with accept lengths, or paths, derived from the seed.
+    /// Commits some or all speculating sequences with accept lengths, or paths, derived from the seed.
     fn commit(&mut self, accept: u8, path: Option<u8>) {
         let open: Vec<_> = self
             .models
             .iter()
             .filter_map(|(id, model)| model.candidates.clone().map(|(row, candidates)| (*id, row, candidates)))
+            .filter(|(id, ..)| accept % 3 > 0 || self.models[id].tokens.len() % 2 == 0)
             .collect();
         let mut chosen = Vec::new();
         for (id, row, candidates) in open {
@@ -246,6 +247,11 @@ impl World {
                 None => (*id, Accepted::First(picked.len() as u32)),
             })
             .collect();
+        if let Some(&first) = accepted.first() {
+            let (before, twice) = (self.fingerprint(), [&accepted[..], &[first]].concat());
+            assert_eq!(self.book.commit(&twice), Err(ManagerError::DuplicateSequence(first.0)));
+            assert_eq!(self.fingerprint(), before);
+        }
         self.book.commit(&accepted).unwrap();
         self.execute();
         self.drafts.clear();
