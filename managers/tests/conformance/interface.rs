@@ -199,7 +199,7 @@ fn t2_56_replayed_inputs_are_managed_beside_snapshots_of_the_convolution() {
     let manager = set.manager().unwrap();
     assert_eq!((set.plan().resources.len(), set.unmanaged().count()), (14, 0));
     for layer in 0..2 {
-        for kind in inputs.iter().map(|input| input.kind()) {
+        for kind in inputs.iter().map(ResourceHandler::kind) {
             let inputs = manager.state_layer(manager.route(layer, kind).unwrap()).unwrap();
             assert_eq!((inputs.pool.dims()[0], inputs.positions), (1 + 4, 3));
             state(manager, layer, kind);
