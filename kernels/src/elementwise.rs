@@ -5,7 +5,7 @@ use crate::error::{KernelError, Result};
 use crate::portable;
 use crate::simd::{silu, vectorized};
 use crate::storage::{Input, Output};
-use candle_core::Tensor;
+use candle_core::{Shape, Tensor};
 use rayon::prelude::*;
 
 /// Elements that are worth a task of their own.
@@ -24,7 +24,7 @@ pub fn silu_product(gate_up: &Tensor) -> Result<Tensor> {
     }
     let input = Input::new(gate_up)?;
     let source = input.rows();
-    by_rows(rows, both / 2, gate_up, |row, out| {
+    by_rows((rows, both / 2), rows, gate_up, |row, out| {
         let (gate, up) = source.row(row).split_at(out.len());
         for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
             *out = silu(gate) * up;
@@ -42,21 +42,23 @@ pub fn weighted_sum(x: &Tensor, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
     }
     let (x_in, y_in) = (Input::new(x)?, Input::new(y)?);
     let (x_rows, y_rows) = (x_in.rows(), y_in.rows());
-    by_rows(rows, width, x, |row, out| {
+    by_rows((rows, width), rows, x, |row, out| {
         for ((out, &x), &y) in out.iter_mut().zip(x_rows.row(row)).zip(y_rows.row(row)) {
             *out = a * x + b * y;
         }
     })
 }
 
-/// `[rows, width]` in the dtype of `like`, each row made by `body`, which must be `#[inline(always)]`-able.
+/// A tensor of `shape` in the dtype of `like`, each of its `rows` made by `body`, which must be `#[inline(always)]`-able.
 #[inline(always)]
 pub(crate) fn by_rows(
+    shape: impl Into<Shape>,
     rows: usize,
-    width: usize,
     like: &Tensor,
     body: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<Tensor> {
+    let shape = shape.into();
+    let width = shape.elem_count() / rows.max(1);
     let target = Output::new(rows * width);
     let rows_per_task = (ELEMS_PER_TASK / width.max(1)).max(1);
     (0..rows).into_par_iter().with_min_len(rows_per_task).for_each(|row| {
@@ -68,5 +70,5 @@ pub(crate) fn by_rows(
         );
     });
     // SAFETY: all rows.
-    unsafe { target.into_tensor((rows, width), like) }
+    unsafe { target.into_tensor(shape, like) }
 }

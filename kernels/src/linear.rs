@@ -1,6 +1,5 @@
 //! Products of a few rows with a weight: what a decode step spends its time on.
 
-use crate::check;
 use crate::error::{KernelError, Result};
 use crate::simd::{StridedRows, row_products};
 use crate::storage::{Input, Output};
@@ -24,7 +23,10 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         return Err(KernelError::Shape { op: OP, operand: "x", found: Vec::new(), expected });
     };
     let rows = outer.iter().product::<usize>();
-    check::rows(OP, "x", &x.reshape((rows, last))?, rows, in_width)?;
+    if last != in_width {
+        let (found, expected) = (x.dims().to_vec(), format!("[.., {in_width}]"));
+        return Err(KernelError::Shape { op: OP, operand: "x", found, expected });
+    }
     let streamed = x.device().is_cpu()
         && (1..=MAX_STREAMED_ROWS).contains(&rows)
         && weight.dtype() == DType::F32
@@ -34,8 +36,15 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         let product = x.reshape((rows, in_width))?.matmul(&weight.t()?)?;
         return Ok(product.reshape(shape)?);
     }
-    let flat = x.reshape((rows, in_width))?;
-    let (x_in, weight_in) = (Input::new(&flat)?, Input::new(weight)?);
+    let flat;
+    let x_rows = match x.rank() {
+        2 => x,
+        _ => {
+            flat = x.reshape((rows, in_width))?;
+            &flat
+        }
+    };
+    let (x_in, weight_in) = (Input::new(x_rows)?, Input::new(weight)?);
     let (x_rows, weight_rows) = (x_in.rows(), weight_in.rows());
     let a = StridedRows::new(x_rows.row_and_after(0), x_rows.stride(), in_width, rows);
     let target = Output::new(rows * out_width);

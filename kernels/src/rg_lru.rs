@@ -9,6 +9,7 @@ use crate::state::{Unit, for_each_unit};
 use crate::storage::{Input, Output};
 use crate::view::StateLayerView;
 use candle_core::Tensor;
+use std::cell::RefCell;
 
 const OP: &str = "rg_lru";
 
@@ -53,7 +54,13 @@ pub fn rg_lru(input: &RgLru<'_>, pool: &Tensor, view: &StateLayerView, batch: &S
     let (x_in, i_in, r_in) = (Input::new(input.x)?, Input::new(input.input_gate)?, Input::new(input.recurrence_gate)?);
     let (x, i, r) = (x_in.rows(), i_in.rows(), r_in.rows());
     let a_in = Input::flat(input.a_param)?;
-    let rates: Vec<f32> = a_in.rows().row(0).iter().map(|&a| -SHARPNESS * softplus(a)).collect();
+    thread_local! {
+        // Kept, so that a decode step allocates nothing.
+        static RATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    }
+    let mut rates = RATES.take();
+    rates.clear();
+    rates.extend(a_in.rows().row(0).iter().map(|&a| -SHARPNESS * softplus(a)));
     let target = Output::new(total_tokens * width);
     batch.clear_padding(width, &target);
     let units = (1..=256).rev().find(|&size| width.is_multiple_of(size)).map_or(1, |size| width / size);
@@ -87,6 +94,7 @@ pub fn rg_lru(input: &RgLru<'_>, pool: &Tensor, view: &StateLayerView, batch: &S
             }
         },
     )?;
+    RATES.set(rates);
     // SAFETY: the units and the padding make up all rows.
     unsafe { target.into_tensor((total_tokens, width), input.x) }
 }

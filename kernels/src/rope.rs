@@ -6,6 +6,7 @@ use crate::portable;
 use crate::storage::Input;
 use candle_core::Tensor;
 use rayon::prelude::*;
+use std::cell::RefCell;
 use std::f32::consts::TAU;
 
 const OP: &str = "rope";
@@ -184,7 +185,9 @@ impl Rope {
             });
         }
         let half = self.inverse_frequencies.len();
-        let (mut cos, mut sin) = (vec![0.0; tokens * half], vec![0.0; tokens * half]);
+        let (mut cos, mut sin) = SPARE.take();
+        cos.resize(tokens * half, 0.0);
+        sin.resize(tokens * half, 0.0);
         let rows = cos.par_chunks_mut(half).zip(sin.par_chunks_mut(half)).with_min_len(16);
         rows.enumerate().for_each(|(token, (cos, sin))| {
             for (i, (frequency, axis)) in self.inverse_frequencies.iter().zip(&self.axes).enumerate() {
@@ -194,6 +197,17 @@ impl Rope {
             }
         });
         Ok(RopeTable { cos, sin, half, layout: self.layout })
+    }
+}
+
+thread_local! {
+    /// What the last table of this thread lay in; kept, so that a decode step allocates nothing.
+    static SPARE: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+impl Drop for RopeTable {
+    fn drop(&mut self) {
+        SPARE.set((std::mem::take(&mut self.cos), std::mem::take(&mut self.sin)));
     }
 }
 
@@ -217,13 +231,12 @@ impl RopeTable {
         }
         let input = Input::new(x)?;
         let rows = input.rows();
-        let turned = by_rows(tokens, heads * head_dim, x, |token, out| {
+        by_rows((tokens, heads, head_dim), tokens, x, |token, out| {
             let heads = rows.row(token).chunks_exact(head_dim);
             for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
                 self.rotate(token, source, target);
             }
-        })?;
-        Ok(turned.reshape((tokens, heads, head_dim))?)
+        })
     }
 
     /// Rotates one head of one token.

@@ -7,6 +7,7 @@
 use crate::error::{KernelError, Result};
 use crate::pool::copy_rows;
 use candle_core::Tensor;
+use std::cell::RefCell;
 
 /// Moves, for each sequence, the state after its last accepted token into the sequence's slot, over all layers.
 ///
@@ -24,7 +25,12 @@ pub fn commit_accepted(pool: &Tensor, slots: &[i32], snapshots: &[i32], depth: u
         );
         return Err(KernelError::Argument { op: OP, reason });
     }
-    let mut pairs = Vec::with_capacity(slots.len());
+    thread_local! {
+        // Kept, so that a decode step allocates nothing.
+        static PAIRS: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) };
+    }
+    let mut pairs = PAIRS.take();
+    pairs.clear();
     for (sequence, (&slot, &accepted)) in slots.iter().zip(accepted).enumerate() {
         let Ok(slot) = u32::try_from(slot) else { continue };
         let Some(last) = (accepted as usize).checked_sub(1) else { continue };
@@ -47,5 +53,7 @@ pub fn commit_accepted(pool: &Tensor, slots: &[i32], snapshots: &[i32], depth: u
         })?;
         pairs.push((snapshot, slot));
     }
-    copy_rows(pool, &pairs)
+    let copied = copy_rows(pool, &pairs);
+    PAIRS.set(pairs);
+    copied
 }

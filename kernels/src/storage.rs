@@ -1,6 +1,7 @@
 //! Typed access to the memory behind candle tensors on the CPU.
 
 use crate::error::{KernelError, Result};
+use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, StorageRef, Tensor, WithDType};
 use float8::F8E4M3;
 use half::{bf16, f16};
@@ -398,7 +399,7 @@ impl Output {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// The tensor, in the dtype of `like` and on its device.
+    /// The tensor, in the dtype of `like`, on the CPU.
     ///
     /// # Safety
     /// Every element has been in a piece or has been written.
@@ -408,7 +409,10 @@ impl Output {
         let mut data = std::mem::ManuallyDrop::new(self.data);
         // SAFETY: the parts of a vector of the same layout, all of whose elements are initialised by the caller's promise.
         let data = unsafe { Vec::from_raw_parts(data.as_mut_ptr().cast::<f32>(), data.len(), data.capacity()) };
-        Ok(Tensor::from_vec(data, shape.into(), like.device())?.to_dtype(like.dtype())?)
+        let shape = shape.into();
+        assert_eq!(shape.elem_count(), data.len());
+        let storage = Storage::Cpu(CpuStorage::F32(data));
+        Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false).to_dtype(like.dtype())?)
     }
 }
 

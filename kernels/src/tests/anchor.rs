@@ -4,6 +4,8 @@
 //! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
 
 use crate::reference::*;
+use crate::{KvLayerView, KvOrder, Rope, RopeLayout, RopeScaling, rope_and_cache};
+use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 use safetensors::SafeTensors;
 
@@ -245,6 +247,127 @@ fn recurrent_unit() {
     let found = rg_lru(&x, &input_gate, &recurrence_gate, &data("a_param"), &positions, &mut state);
     assert_near(&found, &data("o"));
     assert_near(&state, &data("final"));
+}
+
+#[test]
+fn selective_scan() {
+    let file = Captured::file("oracles");
+    let data = |name: &str| file.data(&format!("mamba1/{name}"));
+    let (a, d, bias) = (data("a"), data("d"), data("bias"));
+    let mut state = vec![0.0; a.len()];
+    for (phase, expected_state) in [("prefill", "state"), ("step", "step/final")] {
+        let [x, dt, b, c, z, o] = ["x", "dt", "b", "c", "z", "o"].map(|name| data(&format!("{phase}/{name}")));
+        let case = MambaCase {
+            heads: d.len(),
+            head_dim: 1,
+            d_state: a.len() / d.len(),
+            groups: 1,
+            x: &x,
+            dt: &dt,
+            a: &a,
+            b: &b,
+            c: &c,
+            d: Some(&d),
+            z: Some(&z),
+            dt_bias: Some(&bias),
+            dt_limit: (0.0, f64::INFINITY),
+        };
+        assert_near(&mamba(&case, &mut state), &o);
+        if phase == "step" {
+            assert_near(&state, &data(expected_state));
+        }
+    }
+}
+
+#[rstest]
+#[case::default("default", RopeScaling::None)]
+#[case::partial("partial", RopeScaling::None)]
+#[case::interleaved("interleaved", RopeScaling::None)]
+#[case::linear("linear", RopeScaling::Linear(4.0))]
+#[case::llama3("llama3", LLAMA3)]
+#[case::yarn("yarn", RopeScaling::Yarn { factor: 16.0, original_max_position: 256, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention_factor: None })]
+#[case::yarn_default("yarn_default", RopeScaling::Yarn { factor: 4.0, original_max_position: 1024, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention_factor: None })]
+#[case::longrope("longrope", RopeScaling::PerFrequency { divisors: (0..8).map(|i| 1.0 + 0.75 * i as f32).collect(), attention_factor: 0.0 })]
+#[case::mrope("mrope", RopeScaling::None)]
+#[case::mrope_interleaved("mrope_interleaved", RopeScaling::None)]
+fn rotations(#[case] name: &str, #[case] scaling: RopeScaling) {
+    let file = Captured::file("oracles");
+    let stated = file.optional(&format!("rope/{name}/factor")).map(|factor| factor[0] as f32);
+    let scaling = match scaling {
+        // The default of YaRN is ours to know; the others come from the config.
+        RopeScaling::Yarn { factor, original_max_position, beta_fast, beta_slow, truncate, .. } if name == "yarn" => {
+            RopeScaling::Yarn {
+                factor,
+                original_max_position,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor: stated,
+            }
+        }
+        RopeScaling::PerFrequency { divisors, .. } => {
+            RopeScaling::PerFrequency { divisors, attention_factor: stated.unwrap() }
+        }
+        scaling => scaling,
+    };
+    let layout = if name == "interleaved" { RopeLayout::Interleaved } else { RopeLayout::Neox };
+    let rotary_dim = if name == "partial" { 8 } else { 16 };
+    let mut rope = Rope::new(1e4, rotary_dim, layout, &scaling).unwrap();
+    let multimodal = name.starts_with("mrope");
+    if multimodal {
+        rope = rope.with_mrope(&[4, 2, 2], name == "mrope_interleaved").unwrap();
+    }
+    let positions = file.data(if multimodal { "rope/axes" } else { "rope/positions" });
+    let positions: Vec<u32> = positions.into_iter().map(|position| position as u32).collect();
+    let (shape, x) = file.get("rope/x").unwrap();
+    let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
+    let x = Tensor::from_vec(x, shape, &Device::Cpu).unwrap();
+    let expected = file.data(&format!("rope/{name}"));
+    for found in [rope.apply(&x, &positions).unwrap(), written_keys(&x, &rope, &positions)] {
+        let found: Vec<f64> =
+            found.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f64::from).collect();
+        // Angles of up to 4095 are rounded in f32 on both sides.
+        let error = found.iter().zip(&expected).fold(0f64, |most, (a, b)| most.max((a - b).abs()));
+        assert!(error < 2e-3, "{error}");
+        assert_near(&found[..4 * 32], &expected[..4 * 32]);
+    }
+}
+
+const LLAMA3: RopeScaling =
+    RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position: 256 };
+
+/// What `rope_and_cache` leaves in a pool.
+fn written_keys(x: &Tensor, rope: &Rope, positions: &[u32]) -> Tensor {
+    let (tokens, heads, dim) = x.dims3().unwrap();
+    let view = KvLayerView {
+        block_elems: tokens * heads * dim,
+        layer_offset: 0,
+        kv_factor: 1,
+        num_kv_heads: heads,
+        head_dim: dim,
+        tokens_per_block: tokens,
+        order: KvOrder::Nhd,
+    };
+    let pool = Tensor::zeros((1, view.block_elems), DType::F32, &Device::Cpu).unwrap();
+    let slots: Vec<i64> = (0..tokens as i64).collect();
+    rope_and_cache(x, &pool, &view, x, None, &slots, rope, positions, None).unwrap();
+    pool
+}
+
+/// The reference rotation is that of Hugging Face too.
+#[test]
+fn reference_rotation() {
+    let file = Captured::file("oracles");
+    let (shape, x) = file.get("rope/x").unwrap();
+    let (heads, dim) = (shape[1], shape[2]);
+    let positions = file.data("rope/positions");
+    let frequencies: Vec<f64> = (0..dim / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / dim as f64)).collect();
+    for name in ["default", "interleaved"] {
+        let rows = x.chunks_exact(dim).enumerate().take(4 * heads);
+        let found: Vec<f64> =
+            rows.flat_map(|(row, x)| rotate(x, positions[row / heads], &frequencies, name == "interleaved")).collect();
+        assert_near(&found, &file.data(&format!("rope/{name}"))[..found.len()]);
+    }
 }
 
 #[test]

@@ -19,5 +19,5 @@ fn few_rows_and_many(#[values(1, 3, 8, 9)] rows: usize, #[values(1, 64, 130)] ou
 fn a_wrong_width_is_refused() {
     let mut random = Random::new(62);
     let error = linear(&random.tensor(&[2, 5]), &random.tensor(&[3, 4])).unwrap_err();
-    assert!(error.to_string().contains("linear: `x` has shape [2, 5], expected [2, 4]"), "{error}");
+    assert!(error.to_string().contains("linear: `x` has shape [2, 5], expected [.., 4]"), "{error}");
 }
