@@ -30,7 +30,7 @@ static COUNTING: Counting = Counting;
 /// Allocations of one of many calls on all threads, in the round with the fewest: in the others some thread may have run
 /// a part of the op for the first time and grown its buffers.
 fn allocations<R>(mut call: impl FnMut() -> R) -> f64 {
-    const CALLS: usize = 50;
+    const CALLS: usize = 10;
     let mut round = || {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         (0..CALLS).for_each(|_| drop(call()));
@@ -125,7 +125,7 @@ fn steps() {
 }
 
 fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
-    const CONTEXT: usize = 1100;
+    const CONTEXT: usize = 600;
     let rope = Rope::new(1e4, 32, RopeLayout::Neox, &RopeScaling::None).unwrap();
     for (dtype, quant, row) in [
         (DType::F32, None, 32),
