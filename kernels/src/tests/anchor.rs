@@ -281,7 +281,6 @@ fn selective_scan() {
 
 #[rstest]
 #[case::default("default", RopeScaling::None)]
-#[case::partial("partial", RopeScaling::None)]
 #[case::interleaved("interleaved", RopeScaling::None)]
 #[case::linear("linear", RopeScaling::Linear(4.0))]
 #[case::llama3("llama3", LLAMA3)]
@@ -311,8 +310,7 @@ fn rotations(#[case] name: &str, #[case] scaling: RopeScaling) {
         scaling => scaling,
     };
     let layout = if name == "interleaved" { RopeLayout::Interleaved } else { RopeLayout::Neox };
-    let rotary_dim = if name == "partial" { 8 } else { 16 };
-    let mut rope = Rope::new(1e4, rotary_dim, layout, &scaling).unwrap();
+    let mut rope = Rope::new(1e4, 16, layout, &scaling).unwrap();
     let multimodal = name.starts_with("mrope");
     if multimodal {
         rope = rope.with_mrope(&[4, 2, 2], name == "mrope_interleaved").unwrap();

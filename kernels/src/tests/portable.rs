@@ -177,6 +177,19 @@ fn rotation_agrees(
     let fast = rope.apply(&x, &[0, 7, 1000]).unwrap();
     let slow = portable::rope::apply(&x, &table).unwrap();
     assert_close(&values(&fast), &values(&slow), 1e-6);
+    let frequencies: Vec<f64> = (0..rotary_dim / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / rotary_dim as f64)).collect();
+    let expected: Vec<f32> = values(&x)
+        .chunks_exact(16)
+        .zip([0.0, 0.0, 7.0, 7.0, 1000.0, 1000.0])
+        .flat_map(|(x, position)| {
+            let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+            reference::rotate(&x, position, &frequencies, layout == RopeLayout::Interleaved)
+        })
+        .map(|x| x as f32)
+        .collect();
+    // Angles of up to 1000 are rounded in f32.
+    assert_close(&values(&fast), &expected, 1e-4);
+    assert_close(&values(&fast)[..64], &expected[..64], 1e-6);
 }
 
 #[test]
