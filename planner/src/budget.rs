@@ -20,6 +20,9 @@ pub struct Budget {
     pub grouping: Option<Policy>,
     /// Whether it is an error that something which grows with sequences has no manager; false where absent.
     pub reject_unmanaged: bool,
+    /// Whether it is an error that paged caches need more than one pool, as moving them between machines may ask.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub require_uniform: bool,
     /// The longest sequence, prompt and output, in tokens; where absent 4,096 or the model's maximum if lower.
     pub max_seq_len: Option<u64>,
     /// The most sequences that run at once; where absent, as many as the memory admits, or 8 without a memory budget.

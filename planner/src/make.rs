@@ -56,6 +56,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let groups = group(policy, &held, max_seq_len)?;
     refuse_unconsumed(budget, &groups)?;
     refuse_unmanaged(budget, &groups)?;
+    refuse_mixed(budget, &groups)?;
     let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
     let mut pools = lay_out(&groups, &load, tokens_per_block)?;
     let mut demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
@@ -164,6 +165,19 @@ fn refuse_unmanaged(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanErr
     Err(PlanError::Grouping(format!(
         "no manager owns {}, which `reject_unmanaged` forbids; group by-key, or drop the switch",
         names.join(", ")
+    )))
+}
+
+/// Caches that are moved between machines may have to be alike.
+fn refuse_mixed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanError> {
+    let paged = groups.iter().filter(|group| matches!(group.growth, Growth::Paged { .. }));
+    let firsts: Vec<String> = paged.map(|group| format!("`{}`", group.members[0].name)).collect();
+    if !budget.require_uniform || firsts.len() <= 1 {
+        return Ok(());
+    }
+    Err(PlanError::Grouping(format!(
+        "paged caches are not uniform: {} need pools of their own, which `require_uniform` forbids",
+        firsts.join(", ")
     )))
 }
 

@@ -62,7 +62,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, example: &'s
 }
 
 /// All keys, section by section.
-pub(super) const KEYS: [Key; 40] = [
+pub(super) const KEYS: [Key; 41] = [
     key(
         "grouping",
         Kind::Choice(&["by-key", "by-window", "first-reference"]),
@@ -76,6 +76,13 @@ pub(super) const KEYS: [Key; 40] = [
         "false",
         "true",
         "Whether it is an error that something which grows with sequences has no manager.",
+    ),
+    key(
+        "require_uniform",
+        Kind::Switch,
+        "false",
+        "true",
+        "Whether it is an error that paged caches need more than one pool.",
     ),
     key(
         "max_seq_len",

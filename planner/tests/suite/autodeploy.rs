@@ -89,7 +89,7 @@ fn row_51_the_third_state_is_local_because_there_are_two_convolutions() {
 }
 
 #[rstest]
-#[case::row_12_mixed_head_dims(vec![kv(8, 64), windowed(8, 80, 32)], 2)]
+#[case::row_12_without_uniformity(vec![kv(8, 64), windowed(8, 80, 32)], 2)]
 #[case::row_24(vec![windowed(8, 64, 64), kv(4, 128)], 2)]
 #[case::row_62(vec![kv(8, 64), kv(8, 64)], 1)]
 #[case::row_63(vec![windowed(8, 64, 64), windowed(8, 64, 64), kv(4, 128)], 2)]
@@ -97,6 +97,15 @@ fn windows_have_a_pool_each(#[case] handlers: Vec<ResourceHandler>, #[case] pool
     let count = handlers.len();
     let plan = planned(handlers, &by_window());
     assert_eq!((plan.pools.len(), owned_by(&plan, Owner::KvCacheManager)), (pools, count));
+}
+
+#[rstest]
+fn row_12_caches_that_must_be_uniform_and_are_not(#[values(Policy::ByWindow, Policy::ByKey)] policy: Policy) {
+    let budget = Budget { grouping: Some(policy), require_uniform: true, ..by_window() };
+    let mixed = model(vec![kv(8, 64), windowed(8, 80, 32)]);
+    let error = plan(&mixed.request(&budget)).unwrap_err();
+    assert!(matches!(error, PlanError::Grouping(_)) && error.to_string().contains("not uniform"), "{error}");
+    assert_eq!(planned(vec![kv(8, 64), kv(8, 64), ssm()], &budget).pools.len(), 2);
 }
 
 #[test]
