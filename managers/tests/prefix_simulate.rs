@@ -79,6 +79,13 @@ fn a_small_kv_pool_is_never_exceeded_and_costs_hits() {
 }
 
 #[test]
+fn a_request_of_absurd_length_is_refused_before_it_is_written_out() {
+    let trace = format!(r#"{{"prompt": [{{"id": 1, "len": {}}}], "output": {{"id": 2, "len": 1}}}}"#, usize::MAX);
+    let refused = simulate(&read_trace(trace.as_bytes()).unwrap(), Scenario::default());
+    assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: usize::MAX, .. })));
+}
+
+#[test]
 fn a_request_that_fits_no_pool_is_refused_by_name() {
     let requests =
         [Request { prompt: vec![Piece::Run { id: 1, len: 5000 }], output: Piece::Run { id: 2, len: 10 }, tenant: 0 }];

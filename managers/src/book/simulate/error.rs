@@ -32,7 +32,7 @@ pub enum SimulateError {
         tokens: usize,
     },
     /// One request alone needs more than there is.
-    #[error("request {request} needs {needed} KV tokens, the pool has {available}")]
+    #[error("request {request} needs {needed} KV tokens, at most {available} can be had")]
     TooLarge {
         /// Counted from 0.
         request: usize,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::SimulateError;
 use super::report::{Peak, Point, Report};
-use super::trace::Request;
+use super::trace::{Piece, Request};
 use crate::book::ids::{BlockId, SlotId};
 use crate::book::prefix::{
     CheckpointFormat, Eviction, Extend, Final, Held, HostTier, Key, Lease, Match, Namespace, PrefixCache, PrefixError,
@@ -124,6 +124,9 @@ impl Scenario {
     }
 }
 
+/// No request is longer, in tokens: a trace that says so is wrong, and would not fit the memory of the simulation.
+const MAX_TOKENS: usize = 1 << 24;
+
 /// Runs the requests in order.
 ///
 /// # Errors
@@ -216,19 +219,23 @@ impl Run {
     }
 
     fn start(&mut self, index: usize, request: &Request) -> Result<(), SimulateError> {
-        let mut tokens = Vec::new();
+        let page = self.scenario.page;
+        let available = self.scenario.kv_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+        let lens = request.prompt.iter().chain([&request.output]).map(Piece::len);
+        let needed = lens.fold(0, usize::saturating_add);
+        if available < needed.saturating_add(page) {
+            return Err(SimulateError::TooLarge { request: index, needed, available });
+        }
+        let mut tokens = Vec::with_capacity(needed);
         request.prompt.iter().for_each(|piece| piece.expand(&mut tokens));
         let prompt = tokens.len();
         request.output.expand(&mut tokens);
         if prompt == 0 {
             return Ok(());
         }
-        let available = self.scenario.kv_tokens.unwrap_or(usize::MAX);
-        while available < self.in_flight() + tokens.len() + self.scenario.page && !self.open.is_empty() {
+        let pool = self.scenario.kv_tokens.unwrap_or(usize::MAX);
+        while pool < self.in_flight() + tokens.len() + page && !self.open.is_empty() {
             self.finish_oldest()?;
-        }
-        if available < tokens.len() + self.scenario.page {
-            return Err(SimulateError::TooLarge { request: index, needed: tokens.len(), available });
         }
         let namespace = self.namespace.clone();
         let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
@@ -241,7 +248,7 @@ impl Run {
         self.cache.held_blocks(&lease, &mut blocks);
         let mut start = found.hit;
         while start < prompt {
-            let end = prompt.min(start + self.scenario.prefill_chunk);
+            let end = prompt.min(start + self.scenario.prefill_chunk.max(1));
             let extend = Extend { start, end, prompt, branch: lease.branch() };
             for checkpoint in self.strategy.checkpoints(self.cache.tree().config(), extend) {
                 self.extend_blocks(&mut blocks, checkpoint.position);
