@@ -223,7 +223,7 @@ impl World {
             .models
             .iter()
             .filter_map(|(id, model)| model.candidates.clone().map(|(row, candidates)| (*id, row, candidates)))
-            .filter(|(id, ..)| accept % 3 > 0 || self.models[id].tokens.len() % 2 == 0)
+            .filter(|(id, ..)| !accept.is_multiple_of(3) || self.models[id].tokens.len().is_multiple_of(2))
             .collect();
         let mut chosen = Vec::new();
         for (id, row, candidates) in open {
