@@ -342,7 +342,7 @@ impl Engine {
     /// The versions whose rules were read; llama.cpp's are those since a build.
     const fn read(self) -> &'static [Version] {
         match self {
-            Self::Vllm => &[Version(0, 17, 1), Version(0, 23, 0), Version(0, 33, 0)],
+            Self::Vllm => &[Version(0, 17, 1), Version(0, 33, 0)],
             Self::Sglang => &[Version(0, 5, 9), Version(0, 5, 23)],
             Self::TensorRtLlm => &[Version(1, 3, 0)],
             Self::LlamaCpp => &[llama_cpp::OWN_CELLS],

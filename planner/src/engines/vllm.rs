@@ -1,6 +1,6 @@
 //! vLLM: every layer's page has the same bytes; layers of one kind form groups of equal size that share one pool.
 //!
-//! Rules: read in the 0.17.1, 0.23.0 and 0.33.0 sources, with the merged changes between them; the logged sizes under
+//! Rules: read in the 0.17.1 and 0.33.0 sources, a fork of 0.23.0 and the merged changes between; the logged sizes under
 //! `tests/fixtures/groundtruth` agree.
 
 use std::collections::BTreeMap;
