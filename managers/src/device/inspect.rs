@@ -109,7 +109,7 @@ impl MambaHybridCacheManager {
         Ok((place, self.book.held_blocks(sequence)?.swap_remove(paged)))
     }
 
-    /// A sequence's state of one layer, `[d0, d1, d2]` as [`StateLayer::view`] says.
+    /// A sequence's state of one layer, `[d0, d1, d2]` as [`StateLayer::view`](super::StateLayer::view) says.
     ///
     /// # Errors
     /// A stale route or handle, or a failing device.
