@@ -16,7 +16,15 @@ pub(super) struct Case {
     pub(super) bound: Bound,
     /// Bytes or operations of one call.
     pub(super) work: f64,
+    /// Part of the machine's rate that is asked for.
+    pub(super) target: Option<f64>,
     pub(super) prepare: Box<dyn FnOnce() -> Result<Call>>,
+}
+
+impl Case {
+    fn asked(self, part: f64) -> Self {
+        Self { target: Some(part), ..self }
+    }
 }
 
 /// Runs the op once.
@@ -26,11 +34,12 @@ type Call = Box<dyn FnMut() -> Result<()>>;
 const LAYERS: usize = 4;
 
 pub(super) fn all() -> Vec<Case> {
-    let mut cases = vec![state_update(1), state_update(16), scan_prefill(4096)];
-    cases.extend([1, 4, 8].map(|group| attention_decode(group, 4, 4096)));
-    cases.push(attention_decode(4, 1, 16384));
+    let mut cases = vec![state_update(1), state_update(16).asked(0.7), scan_prefill(4096).asked(0.35)];
+    cases.extend([1, 4].map(|group| attention_decode(group, 4, 4096).asked(0.7)));
+    cases.push(attention_decode(8, 4, 4096));
+    cases.push(attention_decode(4, 1, 16384).asked(0.7));
     cases.push(attention_prefill(4, 2048));
-    cases.extend([conv(1, 4096), conv(64, 1)]);
+    cases.extend([conv(1, 4096).asked(0.5), conv(64, 1)]);
     cases.extend([delta_rule(16, 1), delta_rule(1, 2048)]);
     cases.extend([1, 4].map(projection));
     cases.extend([cache_write(4096), block_copy()]);
@@ -89,7 +98,7 @@ fn mamba(op: &'static str, shape: String, bound: Bound, work: f64, batch: usize,
             Ok(())
         }))
     };
-    Case { op, shape, bound, work, prepare: Box::new(prepare) }
+    Case { op, shape, bound, work, target: None, prepare: Box::new(prepare) }
 }
 
 const KV_HEADS: usize = 8;
@@ -155,7 +164,7 @@ fn attention(
             Ok(())
         }))
     };
-    Case { op, shape, bound, work, prepare: Box::new(prepare) }
+    Case { op, shape, bound, work, target: None, prepare: Box::new(prepare) }
 }
 
 fn conv(batch: usize, tokens: usize) -> Case {
@@ -178,7 +187,7 @@ fn conv(batch: usize, tokens: usize) -> Case {
         }))
     };
     let shape = format!("batch {batch}, {tokens} tokens, 5376 channels, width 4");
-    Case { op, shape, bound: Bound::Copy, work, prepare: Box::new(prepare) }
+    Case { op, shape, bound: Bound::Copy, work, target: None, prepare: Box::new(prepare) }
 }
 
 /// A layer of Qwen3-Next.
@@ -219,7 +228,7 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
         }))
     };
     let shape = format!("batch {batch}, {tokens} tokens, 32 heads of 128 x 128");
-    Case { op, shape, bound, work, prepare: Box::new(prepare) }
+    Case { op, shape, bound, work, target: None, prepare: Box::new(prepare) }
 }
 
 /// The down projection of a Llama-8B layer.
@@ -231,7 +240,14 @@ fn projection(rows: usize) -> Case {
         Ok(Box::new(move || linear(&x, &weight).map(drop)))
     };
     let shape = format!("{rows} rows, {IN} to {OUT}");
-    Case { op: "linear", shape, bound: Bound::Read, work: (IN * OUT * 4) as f64, prepare: Box::new(prepare) }
+    Case {
+        op: "linear",
+        shape,
+        bound: Bound::Read,
+        work: (IN * OUT * 4) as f64,
+        target: None,
+        prepare: Box::new(prepare),
+    }
 }
 
 fn cache_write(tokens: usize) -> Case {
@@ -244,7 +260,7 @@ fn cache_write(tokens: usize) -> Case {
         Ok(Box::new(move || reshape_and_cache(&pool, &view, &k, Some(&v), &slot_mapping)))
     };
     let shape = format!("{tokens} tokens, 8 KV heads of 128");
-    Case { op: "cache write", shape, bound: Bound::Copy, work, prepare: Box::new(prepare) }
+    Case { op: "cache write", shape, bound: Bound::Copy, work, target: None, prepare: Box::new(prepare) }
 }
 
 fn block_copy() -> Case {
@@ -257,5 +273,5 @@ fn block_copy() -> Case {
     };
     let work = (2 * PAIRS as usize * elems * 4) as f64;
     let shape = format!("{PAIRS} blocks of {} KiB", elems * 4 / 1024);
-    Case { op: "block copy", shape, bound: Bound::Copy, work, prepare: Box::new(prepare) }
+    Case { op: "block copy", shape, bound: Bound::Copy, work, target: None, prepare: Box::new(prepare) }
 }

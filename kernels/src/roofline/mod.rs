@@ -38,6 +38,36 @@ pub struct Measurement {
     pub time: Time,
     /// As many bytes or operations in the machine's own best round.
     pub machine: Time,
+    /// The part of the machine's own rate that is asked of the op, where one is.
+    pub target: Option<f64>,
+}
+
+impl Measurement {
+    /// The headings of the columns that a measurement prints as.
+    pub fn headings() -> String {
+        format!(
+            "{:<18} {:<64} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6}",
+            "op", "shape", "time", "achieved", "machine", "part", "processor", "target"
+        )
+    }
+}
+
+impl std::fmt::Display for Measurement {
+    /// A line of a table: the op and its shape, the time by the wall, the rate that it reaches and the machine's own
+    /// (of a copy, a read or a product), the part of it by the wall and by processor time, and the part asked for.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (unit, own) = match self.bound {
+            Bound::Copy => ("GB/s", "copy"),
+            Bound::Read => ("GB/s", "read"),
+            Bound::Compute => ("GF/s", "mm"),
+        };
+        let Self { op, shape, .. } = self;
+        let rate = |time: Time| self.work / time.wall / 1e9;
+        let machine = format!("{own} {:.1}", rate(self.machine));
+        write!(f, "{op:<18} {shape:<64} {:>7.3} ms {:>8.1} {unit}", self.time.wall * 1e3, rate(self.time))?;
+        write!(f, " {machine:>13} {:>5.2} {:>9.2}", self.part(), self.processor_part())?;
+        self.target.map_or(Ok(()), |target| write!(f, " {target:>6.2}"))
+    }
 }
 
 /// How long something took.
@@ -124,7 +154,10 @@ impl ReadBuffer {
 }
 
 /// Measures the ops whose name contains `filter`, and hands each result to `report` as soon as it is there.
+///
+/// From then on the process keeps the memory that it frees.
 pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
+    keep_freed_memory();
     let machine = Machine::new()?;
     for case in cases::all() {
         if !case.op.contains(filter) {
@@ -151,7 +184,19 @@ pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
             work: case.work,
             time,
             machine: own.times(case.work),
+            target: case.target,
         });
     }
     Ok(())
+}
+
+/// Makes the allocator keep what is freed. By default it returns large outputs to the system after each call, and
+/// faulting their pages in anew then takes longer than the op that writes them.
+fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: sets two parameters of the allocator, under its own lock.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
 }

@@ -177,6 +177,29 @@ proptest! {
     }
 }
 
+/// TensorRT-Edge-LLM's metadata of contexts 78, 175 and 462, padded to 462, for chunks of 128 rows of the padded batch:
+/// states move on from piece to piece as in one call.
+#[test]
+fn the_pieces_of_the_edge_llm_vector_end_in_the_same_states() {
+    const CONTEXTS: [usize; 3] = [78, 175, 462];
+    const CUMULATIVE_CHUNKS: [usize; 4] = [0, 1, 3, 7];
+    const INDICES: [usize; 7] = [0, 3, 4, 7, 8, 9, 10];
+    const OFFSETS: [usize; 7] = [0, 78, 0, 28, 0, 0, 0];
+    let model = Model::new();
+    for (sequence, context) in CONTEXTS.into_iter().enumerate() {
+        let chunks = CUMULATIVE_CHUNKS[sequence]..CUMULATIVE_CHUNKS[sequence + 1];
+        let mut cuts: Vec<usize> = chunks.map(|i| INDICES[i] * 128 + OFFSETS[i] - sequence * 462).collect();
+        cuts.push(context);
+        assert!(cuts[0] == 0 && cuts.windows(2).all(|cut| (1..=128).contains(&(cut[1] - cut[0]))), "{cuts:?}");
+        let rows = |range: std::ops::Range<usize>| range.map(|row| row % TOKENS).collect::<Vec<_>>();
+        let (whole, pieces) = (Pools::new(), Pools::new());
+        let expected = model.run(&[(rows(0..context), 0)], &whole);
+        let found: Vec<_> = cuts.windows(2).flat_map(|cut| model.run(&[(rows(cut[0]..cut[1]), 0)], &pieces)).collect();
+        assert_close(&found.concat(), &expected.concat(), 1e-5);
+        assert_close(&pieces.slot(0), &whole.slot(0), 1e-5);
+    }
+}
+
 #[test]
 fn a_slot_of_two_sequences_is_refused() {
     let pool = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
