@@ -156,6 +156,14 @@ fn shards_are_read_through_their_index_and_absent_ones_are_noted() {
 }
 
 #[test]
+fn a_file_without_the_layers_does_not_tell_the_size_of_the_weights() {
+    let model = read(&fixture("models/llama/golden.safetensors")).unwrap();
+    assert!(!model.info.weights.unwrap().exact);
+    let note = model.facts.iter().find(|fact| fact.what == "weights not counted").unwrap();
+    assert!(note.assumed && note.value.contains("layer 0"), "{note:?}");
+}
+
+#[test]
 fn an_index_cannot_lead_out_of_its_folder() {
     let folder = edited("llama", |_| {});
     let index = r#"{"weight_map": {"a": "../secret.safetensors"}}"#;

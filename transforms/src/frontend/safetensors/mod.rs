@@ -88,13 +88,19 @@ impl Weights {
     /// Checks a model's dimensions against the tensors, and gives it the exact size of its weights.
     pub(super) fn verify(&self, model: &mut Model) -> Result<(), FrontendError> {
         let checked = rules::check(&self.file, &self.tensors, &model.graph)?;
-        if let Some(bytes) = self.bytes {
+        // One shard of several, or a file of something else, does not tell the size of the whole.
+        let without = if self.absent.is_empty() { rules::layers_without(&self.tensors, &model.graph) } else { Vec::new() };
+        if let (Some(bytes), []) = (self.bytes, &*without) {
             model.info.weights = Some(WeightBytes { bytes, exact: true });
         }
         let mut note = |what: &str, value: String, assumed: bool| {
             model.facts.push(Fact { what: what.to_owned(), value, from: self.file.clone(), assumed });
         };
         note("dimensions checked", checked.to_string(), false);
+        if let Some(layer) = without.first() {
+            let count = without.len();
+            note("weights not counted", format!("{count} layers have no tensor here, layer {layer} the first"), true);
+        }
         for shard in &self.absent {
             note("not checked", format!("shard {shard} is absent"), true);
         }

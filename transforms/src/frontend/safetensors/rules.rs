@@ -1,6 +1,6 @@
 //! Which weight tells which dimension of which op.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::header::TensorHeader;
 use crate::frontend::FrontendError;
@@ -181,6 +181,13 @@ pub(super) fn check(file: &str, tensors: &[TensorHeader], graph: &Graph) -> Resu
         }
     }
     Ok(checked)
+}
+
+/// The layers of a graph that no tensor belongs to, in order.
+pub(super) fn layers_without(tensors: &[TensorHeader], graph: &Graph) -> Vec<u32> {
+    let present = by_layer(tensors);
+    let layers: BTreeSet<u32> = graph.op_ids().filter_map(|id| graph.op(id).name.layer).collect();
+    layers.into_iter().filter(|layer| !present.contains_key(layer)).collect()
 }
 
 /// The first dimension of the first cache that the tensors leave open.
