@@ -53,6 +53,8 @@ enum Command {
     Stats(commands::stats::Args),
     /// Show the budget as it is stated, or what could be
     Config(commands::config::Args),
+    /// Measure what part of this machine's own rates each kernel reaches
+    Bench(commands::bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Simulate(args) => commands::simulate::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
         Command::Config(args) => commands::config::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! One file per subcommand, and what they share.
 
+pub(crate) mod bench;
 pub(crate) mod budget;
 pub(crate) mod check;
 pub(crate) mod compare;

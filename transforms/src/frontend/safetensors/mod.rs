@@ -89,7 +89,8 @@ impl Weights {
     pub(super) fn verify(&self, model: &mut Model) -> Result<(), FrontendError> {
         let checked = rules::check(&self.file, &self.tensors, &model.graph)?;
         // One shard of several, or a file of something else, does not tell the size of the whole.
-        let without = if self.absent.is_empty() { rules::layers_without(&self.tensors, &model.graph) } else { Vec::new() };
+        let without =
+            if self.absent.is_empty() { rules::layers_without(&self.tensors, &model.graph) } else { Vec::new() };
         if let (Some(bytes), []) = (self.bytes, &*without) {
             model.info.weights = Some(WeightBytes { bytes, exact: true });
         }
