@@ -10,8 +10,8 @@ const OP: &str = "linear";
 
 /// Up to this many rows the weight is streamed once past all of them; more rows make a matrix product.
 const MAX_STREAMED_ROWS: usize = 8;
-/// Rows of the weight that one task takes.
-const ROWS_PER_TASK: usize = 64;
+/// Rows of the weight that one task takes: few, since all wait for the last one.
+const ROWS_PER_TASK: usize = 32;
 
 /// `x w^T` of `x` `[.., in]` and `weight` `[out, in]`, as `[.., out]` in the dtype of `x`.
 ///
@@ -48,7 +48,8 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (x_rows, weight_rows) = (x_in.rows(), weight_in.rows());
     let a = StridedRows::new(x_rows.row_and_after(0), x_rows.stride(), in_width, rows);
     let target = Output::new(rows * out_width);
-    (0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter().for_each(|task| {
+    // Left to itself rayon cuts a loop into few pieces, and a thread that is done first waits for a long one.
+    (0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter().with_max_len(1).for_each(|task| {
         let start = task * ROWS_PER_TASK;
         let count = ROWS_PER_TASK.min(out_width - start);
         let b = StridedRows::new(weight_rows.row_and_after(start), weight_rows.stride(), in_width, count);
