@@ -128,38 +128,6 @@ impl CacheBook {
         Ok(())
     }
 
-    /// Takes back the last step, whose copies the device did not make.
-    ///
-    /// Blocks that a window has passed stay released: no later token sees them.
-    pub(crate) fn undo_step(
-        &mut self,
-        work: &[Work],
-        copies: &[PoolOp],
-        speculative: bool,
-    ) -> Result<(), ManagerError> {
-        let layout = Arc::clone(&self.layout);
-        let pools = layout.paged.len();
-        for (row, part) in work.iter().enumerate() {
-            let sequence = self.sequences.get_mut(part.sequence)?;
-            if speculative {
-                self.free_rows.extend(sequence.draft.take().and_then(|draft| draft.row));
-            } else {
-                sequence.tokens -= part.tokens;
-            }
-            for (paged, (table, blocks)) in sequence.tables.iter_mut().zip(&mut self.blocks).enumerate() {
-                table.shrink(blocks, self.growths[row * pools + paged].append as usize)?;
-                for copy in copies {
-                    if let PoolOp::CopyBlock { paged: pool, from, to } = *copy
-                        && pool == paged
-                    {
-                        table.exchange(blocks, to, from)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
         metadata.clear(layout.paged.len());
         for part in work {

@@ -87,6 +87,7 @@ impl BlockAllocator {
     }
 
     /// The blocks that somebody holds.
+    #[cfg(feature = "device")]
     pub(crate) fn held_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let held = self.references.iter().zip(0..).filter(|(references, _)| **references > 0);
         held.map(|(_, block)| BlockId(block))

@@ -285,15 +285,6 @@ impl CacheBook {
         Ok(moves)
     }
 
-    /// Takes back moves that the device did not make.
-    pub(crate) fn undo_moves(&mut self, moves: &[SlotMove]) -> Result<(), ManagerError> {
-        for moved in moves.iter().rev() {
-            self.slots.relocate(moved.to, moved.from)?;
-            self.sequences.get_mut(moved.sequence)?.slot = Some(moved.from);
-        }
-        Ok(())
-    }
-
     /// Tokens whose caches are there.
     ///
     /// # Errors

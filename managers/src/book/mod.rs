@@ -4,6 +4,8 @@ mod advance;
 mod blocks;
 mod cache;
 mod commit;
+#[cfg(feature = "device")]
+mod device_half;
 pub mod ids;
 mod layout;
 mod ops;

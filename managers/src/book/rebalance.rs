@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cacheplan_planner::{CachePlan, SlotDomain};
 
 use super::cache::CacheBook;
-use super::layout::{Indexing, Layout};
+use super::layout::Layout;
 use crate::ManagerError;
 
 impl CacheBook {
@@ -38,16 +38,6 @@ impl CacheBook {
         };
         self.slots.resize(least, now.total().min(target.slots.total()));
         Ok(Arc::new(target))
-    }
-
-    /// The units of a pool whose contents matter; `None` if all do.
-    #[cfg(feature = "device")]
-    pub(crate) fn held_units(&self, indexing: Indexing) -> Option<Vec<u32>> {
-        match indexing {
-            Indexing::Blocks(paged) => Some(self.blocks.get(paged)?.held_blocks().map(|block| block.0).collect()),
-            Indexing::Slots => Some(self.slots.held_slots().map(|slot| slot.0).collect()),
-            Indexing::DraftRows | Indexing::Checkpoints | Indexing::Fixed => None,
-        }
     }
 
     /// Takes over the units of a layout that [`CacheBook::shrink_to`] returned, once the tensors have grown.

@@ -175,6 +175,7 @@ impl SlotAllocator {
     }
 
     /// The slots that somebody holds.
+    #[cfg(feature = "device")]
     pub(crate) fn held_slots(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.roles.iter().zip(0..).filter(|(role, _)| role.is_some()).map(|(_, slot)| SlotId(slot))
     }

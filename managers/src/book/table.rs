@@ -171,11 +171,6 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Releases the last `count` logical blocks.
-    pub(crate) fn shrink(&mut self, blocks: &mut BlockAllocator, count: usize) -> Result<(), ManagerError> {
-        self.truncate(blocks, self.entries.len() - count)
-    }
-
     /// Keeps the first `len` logical blocks and a ring, as far as nobody else holds what lies behind them.
     pub(crate) fn cut(
         &mut self,
@@ -190,6 +185,7 @@ impl BlockTable {
     }
 
     /// Holds `other` where it holds `block`.
+    #[cfg(feature = "device")]
     pub(crate) fn exchange(
         &mut self,
         blocks: &mut BlockAllocator,
