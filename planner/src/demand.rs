@@ -134,6 +134,14 @@ impl Load {
         self.padding_slots.saturating_add(sequences.saturating_mul(each))
     }
 
+    /// The mean length of a sequence when it ends, rounded up.
+    pub(crate) fn tokens_per_sequence(&self) -> u64 {
+        let weights: u128 = self.samples.iter().map(|sample| u128::from(sample.weight)).sum();
+        let tokens: u128 = self.samples.iter().map(|sample| u128::from(sample.weight) * u128::from(sample.total)).sum();
+        // A mean is at most the longest, which is no more than `max_seq_len`.
+        tokens.div_ceil(weights) as u64
+    }
+
     /// Tokens of a sequence that one rank holds; the last step writes its draft positions beyond the committed tokens.
     fn held(&self, tokens: u64) -> u64 {
         tokens.saturating_add(self.draft_positions - 1).div_ceil(self.context_ranks)

@@ -179,6 +179,7 @@ fn capacity_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
     let mut facts: Vec<_> = capacity.tokens.map(|tokens| fact("tokens", Side::Count(tokens))).into_iter().collect();
     facts.extend([
         fact("sequences", Side::Count(capacity.sequences)),
+        fact("tokens_per_sequence", Side::Count(capacity.tokens_per_sequence)),
         fact("spare_tokens", Side::Count(capacity.spare_tokens)),
         fact("capped_by", Side::Name(capacity.capped_by.clone())),
     ]);

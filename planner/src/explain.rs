@@ -305,10 +305,10 @@ impl Explainer<'_> {
         let spare = if pool.window.is_none() { capacity.spare_tokens / tokens } else { 0 };
         let serving = pool.units.saturating_sub(pool.reserved + spare);
         let mut why = vec![self.tokens_per_block(tokens)];
-        match &self.budget().workload {
+        match self.budget().workload.as_ref().filter(|workload| workload.states_lengths()) {
             None => {
                 why.push(Derivation::new(
-                    format!("each sequence is {} tokens long, as no workload is stated", self.plan.limits.max_seq_len),
+                    format!("each sequence is {} tokens long, as no lengths are stated", self.plan.limits.max_seq_len),
                     vec![self.max_seq_len()],
                 ));
             }
@@ -402,7 +402,7 @@ impl Explainer<'_> {
         from.push(self.cap());
         let claim = format!(
             "{} sequences of {} tokens run at once, capped by {}",
-            capacity.sequences, self.plan.limits.max_seq_len, capacity.capped_by
+            capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
         );
         Derivation::new(claim, from)
     }

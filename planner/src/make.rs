@@ -11,7 +11,6 @@ use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
 use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
-use crate::workload::Sample;
 use crate::{
     CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
     Pool, SCHEMA_VERSION, SlotDomain, Source, Speculation, Totals, Unit, checkpoints, host, suggest,
@@ -104,7 +103,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         },
         slots,
         resources,
-        capacity: capacity(&pools, &solution),
+        capacity: capacity(&pools, &load, &solution),
         pools,
         totals,
         ledger: ledger.lines,
@@ -115,10 +114,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
 /// What the budget says of sequences and steps.
 pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError> {
     let workload = budget.workload.clone().unwrap_or_default();
-    let samples = match &budget.workload {
-        Some(workload) => workload.samples(max_seq_len).map_err(PlanError::Budget)?,
-        None => vec![Sample { prompt: max_seq_len, total: max_seq_len, weight: 1 }],
-    };
+    let samples = workload.samples(max_seq_len).map_err(PlanError::Budget)?;
     Ok(Load {
         max_seq_len,
         max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),
@@ -374,7 +370,7 @@ fn totals(resources: &[PlannedResource], pools: &[Pool]) -> Result<Totals, PlanE
     })
 }
 
-fn capacity(pools: &[Pool], solution: &Solution) -> Capacity {
+fn capacity(pools: &[Pool], load: &Load, solution: &Solution) -> Capacity {
     let tokens_of = |windowed: bool| {
         pools
             .iter()
@@ -385,6 +381,7 @@ fn capacity(pools: &[Pool], solution: &Solution) -> Capacity {
     Capacity {
         tokens: tokens_of(false).or_else(|| tokens_of(true)),
         sequences: solution.sequences,
+        tokens_per_sequence: load.tokens_per_sequence(),
         spare_tokens: solution.spare_tokens,
         capped_by: match solution.bound {
             Bound::Memory => "memory",

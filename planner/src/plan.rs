@@ -268,8 +268,10 @@ impl SlotDomain {
 pub struct Capacity {
     /// Tokens that the paged pools hold at once; `None` if nothing is paged.
     pub tokens: Option<u64>,
-    /// Sequences of `max_seq_len` (or of the stated workload) that run at once.
+    /// Sequences of `tokens_per_sequence` that run at once.
     pub sequences: u64,
+    /// How long a sequence is when it ends: the mean of the workload, rounded up, or `max_seq_len` where none is stated.
+    pub tokens_per_sequence: u64,
     /// Tokens that full-attention pools hold beyond those of the sequences.
     pub spare_tokens: u64,
     /// The pool or limit that runs out first, by name.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Fraction;
 
-/// The sequences that a plan is sized for; without one every sequence is `max_seq_len` long.
+/// The sequences that a plan is sized for; where neither length is stated each is a prompt of `max_seq_len` tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
@@ -91,11 +91,19 @@ impl Workload {
         Ok(())
     }
 
+    /// Whether it says how long sequences are, rather than only what they share or leave.
+    pub(crate) fn states_lengths(&self) -> bool {
+        [&self.prompt, &self.output].into_iter().any(|lengths| *lengths != Lengths::default())
+    }
+
     /// Every combination of prompt and output, cut at `max_seq_len`.
     ///
     /// # Errors
     /// A distribution that is empty, inverted, or still a file.
     pub(crate) fn samples(&self, max_seq_len: u64) -> Result<Vec<Sample>, String> {
+        if !self.states_lengths() {
+            return Ok(vec![Sample { prompt: max_seq_len, total: max_seq_len, weight: 1 }]);
+        }
         let prompts = self.prompt.points("workload.prompt")?;
         let outputs = self.output.points("workload.output")?;
         let mut samples = Vec::with_capacity(prompts.len() * outputs.len());
@@ -204,6 +212,12 @@ mod tests {
         let samples = workload.samples(1000).unwrap();
         assert_eq!(samples[0], Sample { prompt: 100, total: 300, weight: 3 });
         assert_eq!(samples[1], Sample { prompt: 900, total: 1000, weight: 1 });
+    }
+
+    #[test]
+    fn sequences_of_no_stated_length_are_as_long_as_they_may_be() {
+        let workload = Workload { checkpoints_per_sequence: 2, ..Workload::default() };
+        assert_eq!(workload.samples(1000).unwrap(), [Sample { prompt: 1000, total: 1000, weight: 1 }]);
     }
 
     #[test]

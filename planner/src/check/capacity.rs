@@ -8,7 +8,7 @@ use cacheplan_transforms::Resources;
 use super::{Findings, Rule};
 use crate::budget::Objective;
 use crate::workload::Sample;
-use crate::{Base, CachePlan, PlanError, PlanRequest, Pool, Unit};
+use crate::{Base, CachePlan, Lengths, PlanError, PlanRequest, Pool, Unit};
 
 /// What sizes follow from, read from the request alone.
 pub(super) struct Facts<'a> {
@@ -33,11 +33,13 @@ impl<'a> Facts<'a> {
             Some(longest) if longest < 4096 => longest.max(1),
             _ => 4096,
         });
-        let samples = match &budget.workload {
+        let workload = budget.workload.as_ref();
+        // A prompt or an output of 0 tokens is one that is not stated.
+        let stated = workload.filter(|workload| [&workload.prompt, &workload.output] != [&Lengths::Fixed(0); 2]);
+        let samples = match stated {
             Some(workload) => workload.samples(seq_len).map_err(PlanError::Budget)?,
             None => vec![Sample { prompt: seq_len, total: seq_len, weight: 1 }],
         };
-        let workload = budget.workload.as_ref();
         let reuse = workload.and_then(|workload| workload.prefix_reuse).map_or(0.0, f64::from);
         let speculative = held.iter().filter(|resource| resource.handler.growth() == Growth::PerDraftPosition);
         Ok(Self {
@@ -52,6 +54,16 @@ impl<'a> Facts<'a> {
             samples,
             tokens_per_block: budget.tokens_per_block.unwrap_or(16),
         })
+    }
+
+    /// The mean length of all sequences, rounded up.
+    fn tokens_per_sequence(&self) -> u128 {
+        let (mut tokens, mut weights) = (0, 0);
+        for sample in &self.samples {
+            tokens += u128::from(sample.total) * u128::from(sample.weight);
+            weights += u128::from(sample.weight);
+        }
+        tokens / weights + u128::from(!tokens.is_multiple_of(weights))
     }
 
     /// Tokens of a sequence on this rank.
@@ -186,6 +198,8 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
         pools.filter_map(|pool| Some(pool.units.saturating_sub(1).saturating_mul(pool.tokens_per_block?))).min()
     };
     findings.expect(Rule::Capacity, "capacity.tokens", plan.capacity.tokens, tokens(false).or(tokens(true)));
+    let found = u128::from(plan.capacity.tokens_per_sequence);
+    findings.expect(Rule::Capacity, "capacity.tokens_per_sequence", found, facts.tokens_per_sequence());
     if sequences == 0 {
         findings.add(Rule::Capacity, "capacity.sequences", "0", "at least 1");
     }

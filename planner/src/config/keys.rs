@@ -43,7 +43,10 @@ impl Key {
 pub(super) const SECTIONS: [(&str, &str); 7] = [
     ("memory", "The bytes to divide; without it the limits alone size the pools."),
     ("dtypes", "How caches are stored where the model does not say."),
-    ("workload", "The sequences to size for; without it each is max_seq_len tokens long."),
+    (
+        "workload",
+        "The sequences to size for; where neither prompt nor output is stated each is max_seq_len tokens long.",
+    ),
     ("speculation", "Speculative decoding; without it there is none."),
     ("parallel", "Several devices."),
     ("host", "Host memory that caches are offloaded to."),
@@ -134,8 +137,14 @@ pub(super) const KEYS: [Key; 41] = [
     key("dtypes.kv", Kind::DType, "the model's dtype", "'fp8'", "Keys and values."),
     key("dtypes.ssm", Kind::DType, "f32", "'f32'", "Recurrent states."),
     key("dtypes.conv", Kind::DType, "the model's dtype", "'bf16'", "Convolution states."),
-    key("workload.prompt", Kind::Lengths, "{ fixed = 0 }", "{ fixed = 0 }", "Prompt lengths in tokens."),
-    key("workload.output", Kind::Lengths, "{ fixed = 0 }", "{ fixed = 0 }", "Output lengths in tokens."),
+    key(
+        "workload.prompt",
+        Kind::Lengths,
+        "max_seq_len, or 0 beside an output",
+        "{ fixed = 300 }",
+        "Prompt lengths in tokens.",
+    ),
+    key("workload.output", Kind::Lengths, "0", "{ fixed = 200 }", "Output lengths in tokens."),
     key(
         "workload.prefix_reuse",
         Kind::Fraction,

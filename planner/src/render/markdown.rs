@@ -7,7 +7,7 @@ use crate::{CachePlan, HostPlan};
 impl CachePlan {
     /// The plan as Markdown with tables of its resources, pools and ledger.
     pub fn markdown(&self) -> String {
-        let (limits, capacity, totals) = (&self.limits, &self.capacity, &self.totals);
+        let (capacity, totals) = (&self.capacity, &self.totals);
         let tokens = capacity.tokens.map(|tokens| format!(", {tokens} tokens in pages")).unwrap_or_default();
         let mut text = format!(
             "# Cache plan of {} ({} layers, {}, grouping {})\n\n\
@@ -17,7 +17,7 @@ impl CachePlan {
             self.model.dtype,
             self.policy,
             capacity.sequences,
-            limits.max_seq_len,
+            capacity.tokens_per_sequence,
             cell(&capacity.capped_by),
             ByteSize(totals.managed_bytes),
             ByteSize(totals.unmanaged_bytes),

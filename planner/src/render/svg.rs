@@ -130,7 +130,7 @@ fn heading(plan: &CachePlan, total: u128) -> String {
     let facts = format!(
         "{} sequences of {} tokens{tokens}, capped by {}; grouping {}{}",
         capacity.sequences,
-        plan.limits.max_seq_len,
+        capacity.tokens_per_sequence,
         capacity.capped_by,
         plan.policy,
         host.unwrap_or_default()

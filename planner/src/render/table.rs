@@ -141,7 +141,7 @@ fn capacity(plan: &CachePlan) -> String {
             "CAPACITY".into(),
             format!(
                 "{} sequences of {} tokens, {tokens}, capped by {}",
-                capacity.sequences, plan.limits.max_seq_len, capacity.capped_by
+                capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
             ),
         ],
         vec![

@@ -157,6 +157,7 @@ fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
 #[case::a_checkpoint_from_nowhere(Rule::Limits, |plan: &mut CachePlan| plan.slots.checkpoints += 1)]
 #[case::a_longer_sequence(Rule::Limits, |plan: &mut CachePlan| plan.limits.max_seq_len += 1)]
 #[case::a_sequence_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.sequences += 1)]
+#[case::shorter_sequences_than_promised(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.tokens_per_sequence += 1)]
 #[case::tokens_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.tokens = plan.capacity.tokens.map(|tokens| tokens + 1))]
 #[case::a_cap_that_is_not_one(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.capped_by = "weather".into())]
 #[case::a_total_off_by_one(Rule::Size, |plan: &mut CachePlan| plan.totals.managed_bytes -= 1)]

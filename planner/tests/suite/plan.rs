@@ -28,6 +28,28 @@ fn nemotron_3_nano_is_all_managed_and_its_bytes_are_known() {
 }
 
 #[test]
+fn what_sequences_leave_behind_says_nothing_about_their_length() {
+    let model = nemotron_3_nano();
+    let memory = "max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'\n";
+    let budget = budget(&format!("{memory}[workload]\ncheckpoints_per_sequence = 1"));
+    let plan = plan(&model.request(&budget)).unwrap();
+    // 24 GiB = (1 + 2 n) slots + (1 + 256 n) blocks of 32 tokens.
+    let (slot, block) = (49_082_368, 32 * 6_144);
+    assert_eq!(plan.capacity.sequences, ((24u64 << 30) - slot - block) / (2 * slot + 256 * block));
+    assert_eq!(plan.capacity.tokens_per_sequence, 8_192);
+}
+
+#[test]
+fn capacity_is_stated_for_the_sequences_that_were_counted() {
+    let model = nemotron_3_nano();
+    let lengths = "[workload]\nprompt = { histogram = [[3000, 1], [100, 2]] }\noutput = { fixed = 500 }";
+    let plan = plan(&model.request(&budget(&format!("max_seq_len = 8192\n{lengths}")))).unwrap();
+    // (3500 + 2 * 600) / 3, rounded up.
+    assert_eq!(plan.capacity.tokens_per_sequence, 1_567);
+    assert!(plan.table().contains("CAPACITY  8 sequences of 1567 tokens, "), "{}", plan.table());
+}
+
+#[test]
 fn the_table_of_nemotron_3_nano_shows_owner_and_reason_within_100_columns() {
     let model = nemotron_3_nano();
     let table = plan(&model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'")))
