@@ -31,7 +31,7 @@ pub enum CheckpointDType {
 
 /// A distribution of lengths in tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Lengths {
     /// Always this many.
     Fixed(u64),
@@ -66,6 +66,9 @@ fn one() -> f64 {
     1.0
 }
 
+/// The most pairs of a prompt and an output length; histograms of a thousand lengths each stay below.
+const MAX_SAMPLES: usize = 1 << 22;
+
 /// Points that stand for a continuous distribution, each in the middle of an equal share of it.
 const QUANTILES: u32 = 64;
 
@@ -99,13 +102,20 @@ impl Workload {
     /// Every combination of prompt and output, cut at `max_seq_len`.
     ///
     /// # Errors
-    /// A distribution that is empty, inverted, or still a file.
+    /// A distribution that is empty, inverted, or still a file; too many combinations.
     pub(crate) fn samples(&self, max_seq_len: u64) -> Result<Vec<Sample>, String> {
         if !self.states_lengths() {
             return Ok(vec![Sample { prompt: max_seq_len, total: max_seq_len, weight: 1 }]);
         }
         let prompts = self.prompt.points("workload.prompt")?;
         let outputs = self.output.points("workload.output")?;
+        if prompts.len().saturating_mul(outputs.len()) > MAX_SAMPLES {
+            let (prompts, outputs) = (prompts.len(), outputs.len());
+            return Err(format!(
+                "`[workload]` has {prompts} prompt lengths and {outputs} output lengths, more than {MAX_SAMPLES} pairs; \
+                 state each length once, or round them"
+            ));
+        }
         let mut samples = Vec::with_capacity(prompts.len() * outputs.len());
         for &(prompt, share) in &prompts {
             for &(output, weight) in &outputs {

@@ -68,11 +68,13 @@ fn lengths() -> Value {
     let one = |name: &str, schema: Value| json!({ "type": "object", "additionalProperties": false, "required": [name], "properties": { name: schema } });
     let uniform = json!({
         "type": "object",
+        "additionalProperties": false,
         "required": ["min", "max"],
         "properties": { "min": count, "max": count },
     });
     let lognormal = json!({
         "type": "object",
+        "additionalProperties": false,
         "required": ["median"],
         "properties": {
             "median": { "type": "integer", "minimum": 1 },

@@ -48,6 +48,7 @@ pub(super) const EDGE_LLM: Dialect = Dialect {
             let windowed = input.paged().any(|pool| pool.window.is_some());
             windowed.then(|| "sliding windows: every layer keeps the whole sequence".into())
         },
+        |input| input.no_host_tier("its caches stay on the device"),
     ],
     refuses,
 };

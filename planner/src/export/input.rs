@@ -88,6 +88,11 @@ impl<'a> Input<'a> {
         Some((json!(NOT_BINDING), format!("not binding: {why}")))
     }
 
+    /// What is missing where the engine gets no host tier.
+    pub(super) fn no_host_tier(&self, why: &str) -> Option<String> {
+        self.serving.host_bytes.map(|bytes| format!("{bytes} bytes of host memory: {why}"))
+    }
+
     pub(super) fn tensor_parallel(&self) -> Sourced {
         let tp = self.serving.parallel.tp;
         (tp > 1).then(|| (json!(tp), "parallel.tp; the plan is that of one rank".into()))

@@ -54,6 +54,10 @@ pub(super) const SGLANG: Dialect = Dialect {
             (slots().count() > 1)
                 .then(|| format!("the sizes of {} one by one: one count of slots serves them all", listed(slots())))
         },
+        |input| {
+            let too_small = host_size(input).is_none();
+            input.no_host_tier("hicache-size is in whole GB").filter(|_| too_small)
+        },
         |input| input.unnamed_dtype("keys and values", is_kv, &kv_dtype(input)),
         |input| input.unnamed_dtype("convolution states", is_conv, &None),
         |input| input.unnamed_dtype("recurrent states", is_ssm, &ssm_dtype(input)),

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::dialect::{Dialect, Key};
 use super::input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
+use crate::Parallel;
 
 pub(super) const VLLM: Dialect = Dialect {
     name: "vLLM",
@@ -76,9 +77,10 @@ fn state_dtypes(input: &Input<'_>) -> &'static [(DType, &'static str)] {
 }
 
 fn offloading_size(input: &Input<'_>) -> Sourced {
-    // The flag is summed over tensor-parallel ranks and in GiB.
-    let bytes = input.serving.host_bytes? as f64 * f64::from(input.serving.parallel.tp);
-    Some((json!(bytes / f64::from(1 << 30)), "GiB of host.bytes over all tensor-parallel ranks".into()))
+    // The flag is in GiB and summed over the ranks of all stages.
+    let Parallel { tp, pp, .. } = input.serving.parallel;
+    let bytes = input.serving.host_bytes? as f64 * f64::from(tp) * f64::from(pp);
+    Some((json!(bytes / f64::from(1 << 30)), "GiB of host.bytes over all ranks".into()))
 }
 
 fn offloading_backend(input: &Input<'_>) -> Sourced {

@@ -184,3 +184,11 @@ fn the_committed_schema_is_current() {
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert_eq!(committed, budget_schema(), "run the test with UPDATE_SCHEMAS=1");
 }
+
+#[rstest]
+#[case("{ lognormal = { median = 300, sigm = 2.0 } }", "sigm, available keys: median, sigma")]
+#[case("{ uniform = { min = 1, max = 2, maximum = 5 } }", "maximum, available keys: min, max")]
+fn an_unknown_key_of_a_distribution_is_refused(#[case] lengths: &str, #[case] said: &str) {
+    let error = Budget::from_toml(&format!("[workload]\nprompt = {lengths}\n"), "b.toml").unwrap_err();
+    assert!(error.line == Some(2) && error.message.ends_with(said), "{error}");
+}

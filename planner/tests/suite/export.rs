@@ -376,3 +376,22 @@ fn the_file_of_edge_llm() {
     let export = newest(&half_hybrid(), Target::EdgeLlm);
     insta::assert_snapshot!("hybrid_edge-llm", format!("{}\n{:#?}", export.text, export.not_expressed));
 }
+
+#[test]
+fn the_offloading_size_of_vllm_is_that_of_all_ranks() {
+    let parallel = Parallel { tp: 2, pp: 4, ..Parallel::default() };
+    let serving = Serving { parallel, host_bytes: Some(HOST_BYTES), ..serving() };
+    let export = export(&hybrid(), Target::Vllm, None, &serving).unwrap();
+    assert_eq!(yaml(&export)["kv-offloading-size"], 8.0 * 64.0);
+}
+
+#[rstest]
+#[case(Target::EdgeLlm, HOST_BYTES)]
+#[case(Target::Sglang, 512 << 20)]
+fn a_host_tier_that_an_engine_does_not_get_is_said(#[case] target: Target, #[case] host_bytes: u64) {
+    let plan = if target == Target::EdgeLlm { half_hybrid() } else { hybrid() };
+    let serving = Serving { host_bytes: Some(host_bytes), ..serving() };
+    let export = export(&plan, target, None, &serving).unwrap();
+    let said = export.not_expressed.iter().any(|gap| gap.contains(&format!("{host_bytes} bytes of host memory")));
+    assert!(said, "{:?}", export.not_expressed);
+}

@@ -214,3 +214,13 @@ fn a_static_cache_is_one_tensor_per_layer_for_the_whole_batch() {
     assert_eq!(plan.totals.unmanaged_bytes, u64::from(layers) * (batch + 1) * per_row);
     assert_eq!((plan.pools.len(), plan.capacity.tokens), (2, None));
 }
+
+#[test]
+fn histograms_whose_pairs_are_too_many_to_count_are_refused() {
+    let model = nemotron_3_nano();
+    let lengths: Vec<String> = (1..=3000).map(|tokens| format!("[{tokens}, 1]")).collect();
+    let lengths = lengths.join(", ");
+    let text = format!("[workload]\nprompt = {{ histogram = [{lengths}] }}\noutput = {{ histogram = [{lengths}] }}");
+    let error = plan(&model.request(&budget(&text))).unwrap_err().to_string();
+    assert!(error.contains("3000 prompt lengths and 3000 output lengths"), "{error}");
+}
