@@ -112,11 +112,22 @@ fn a_decoder_reads_nothing_that_belongs_to_nobody(#[values("llama", "mamba2", "n
     assert_close(&logits, &golden.get("decode0_logits"), "decode0_logits");
 }
 
+/// `tolerance` bounds every row, `typical` all but the worst. A small error can choose another expert for a token, so
+/// that one row is much further off than the format explains: row 9 of nemotron_h, in all formats of 8 bits and fewer
+/// but fp8.
 #[rstest]
 fn narrower_caches_give_nearly_the_golden_logits(
     #[values("deepseek_v3", "llama", "nemotron_h")] model: &str,
-    #[values(("bf16", 0.02), ("f16", 0.005), ("fp8", 0.15), ("q8_0", 0.15), ("q4_0", 0.3), ("mxfp4", 0.5), ("nvfp4", 0.4))]
-    (dtype, tolerance): (&str, f32),
+    #[values(
+        ("bf16", 0.006, 0.005),
+        ("f16", 0.0008, 0.00065),
+        ("fp8", 0.085, 0.08),
+        ("q8_0", 0.13, 0.013),
+        ("q4_0", 0.26, 0.23),
+        ("mxfp4", 0.5, 0.3),
+        ("nvfp4", 0.33, 0.24)
+    )]
+    (dtype, tolerance, typical): (&str, f32, f32),
 ) {
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
@@ -125,7 +136,12 @@ fn narrower_caches_give_nearly_the_golden_logits(
     let sequence = driven.admit(PREFILL);
     let logits = driven.step(&[(sequence, &ids[..PREFILL])]);
     let expected = golden.get("prefill_logits");
-    let largest = |tensor: &Tensor| tensor.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
-    let error = largest(&(&logits - &expected).unwrap()) / largest(&expected);
-    assert!(error > 0.0 && error < tolerance, "{error}");
+    let largest = expected.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+    let off = (logits - expected).unwrap().abs().unwrap().max(1).unwrap().to_vec1::<f32>().unwrap();
+    let mut errors: Vec<f32> = off.into_iter().map(|error| error / largest).collect();
+    errors.sort_by(f32::total_cmp);
+    // A NaN sorts last, and is below no bound.
+    let (worst, second) = (errors[PREFILL - 1], errors[PREFILL - 2]);
+    assert!(worst > 0.0 && worst < tolerance, "{worst}");
+    assert!(second < typical, "{second}");
 }
