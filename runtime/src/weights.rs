@@ -100,6 +100,12 @@ pub enum WeightError {
         /// Its element type.
         dtype: String,
     },
+    /// A bias that is there although the config speaks of none; numbers would be wrong without it.
+    #[error("tensor `{name}` is there, but the config states no such bias")]
+    Unstated {
+        /// The tensor's name on disk.
+        name: String,
+    },
     /// Candle failed to build the tensor.
     #[error("tensor `{name}`: {source}")]
     Candle {
@@ -167,8 +173,11 @@ impl Files {
         if stored.shape != expected {
             return Err(WeightError::Shape { name: name.to_owned(), found: stored.shape.clone(), expected });
         }
-        let dtype = DType::try_from(stored.dtype)
-            .map_err(|_| WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) })?;
+        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) };
+        // Narrower numbers mean nothing without the scales that lie beside them.
+        let dtype = DType::try_from(stored.dtype).ok();
+        let wide = dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64));
+        let dtype = wide.ok_or_else(unusable)?;
         let raw = self.read(stored)?;
         Ok(Tensor::from_raw_buffer(&raw, dtype, &expected, device))
     }
@@ -271,6 +280,18 @@ impl<'a> Scope<'a> {
     /// As [`Weights::get`].
     pub fn get(&self, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
         self.weights.get(&self.full_name(name), shape)
+    }
+
+    /// The tensor called `bias`, which must be `len` long, if the config states one.
+    ///
+    /// # Errors
+    /// As [`Weights::get`]; [`WeightError::Unstated`].
+    pub(crate) fn bias(&self, stated: bool, len: usize) -> Result<Option<Tensor>> {
+        let name = self.full_name("bias");
+        match &self.weights.source {
+            Source::Files(files) if !stated && files.tensors.contains_key(&name) => Err(WeightError::Unstated { name }),
+            _ => stated.then(|| self.weights.get(&name, len)).transpose(),
+        }
     }
 
     fn full_name(&self, name: impl std::fmt::Display) -> String {

@@ -1,11 +1,29 @@
 //! Published configs of the architectures that there are decoders for reach the point where weights are read.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cacheplan_runtime::{ConfigError, RuntimeError, WeightError, Weights, load};
 use cacheplan_transforms::{ReadOptions, read_model};
-use candle_core::{DType, Device};
-use serde_json::Value;
+use candle_core::{DType, Device, Tensor};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn fixture(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(model)
+}
+
+/// The config of a fixture with some keys set, or removed where they are null.
+fn config(model: &str, changes: &Value) -> Value {
+    let text = std::fs::read_to_string(fixture(model).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => config.as_object_mut().unwrap().remove(key),
+            value => config.as_object_mut().unwrap().insert(key.clone(), value.clone()),
+        };
+    }
+    config
+}
 
 #[test]
 fn published_configs_give_their_decoders_all_they_need() {
@@ -30,4 +48,36 @@ fn published_configs_give_their_decoders_all_they_need() {
         }
     }
     assert!(decoders >= 12, "{decoders} configs have a decoder");
+}
+
+#[rstest]
+#[case::rescaled_rope("zamba2", json!({ "use_mem_rope": true, "use_long_context": true }), "`use_long_context` is `true`")]
+#[case::no_shared_block("zamba2", json!({ "num_mem_blocks": 0 }), "`num_mem_blocks` is `0`")]
+#[case::capped_scores("gemma3", json!({ "attn_logit_softcapping": 50.0 }), "`attn_logit_softcapping` is `50`")]
+#[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
+#[case::unknown_weights_too("nemotron_h", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
+#[case::no_group("deepseek_v3", json!({ "topk_group": 0 }), "`num_experts_per_tok` is")]
+#[case::more_than_the_groups_have("deepseek_v3", json!({ "topk_group": 1, "num_experts_per_tok": 3 }), "`num_experts_per_tok` is")]
+fn what_would_give_other_numbers_is_refused(#[case] model: &str, #[case] changes: Value, #[case] said: &str) {
+    let weights = Weights::invented(DType::F32, &Device::Cpu);
+    let error = load(&config(model, &changes), &weights).unwrap_err();
+    assert!(matches!(error, RuntimeError::Config(_)), "{error}");
+    assert!(error.to_string().contains(said), "{error}");
+}
+
+#[rstest]
+#[case("llama", "model.layers.0.self_attn.q_proj.bias", json!({}))]
+#[case("falcon_h1", "model.layers.0.mamba.out_proj.bias", json!({}))]
+#[case("mamba2", "backbone.layers.0.mixer.conv1d.bias", json!({ "use_conv_bias": false }))]
+#[case("mamba", "backbone.layers.0.mixer.conv1d.bias", json!({ "use_conv_bias": false }))]
+fn a_bias_that_the_config_does_not_state_is_refused(#[case] model: &str, #[case] bias: &str, #[case] changes: Value) {
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut tensors = candle_core::safetensors::load(fixture(model).join("model.safetensors"), &Device::Cpu).unwrap();
+    tensors.entry(bias.to_owned()).or_insert(Tensor::zeros(1, DType::F32, &Device::Cpu).unwrap());
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    let weights = Weights::open(folder.path(), DType::F32, &Device::Cpu).unwrap();
+    match load(&config(model, &changes), &weights) {
+        Err(RuntimeError::Weights(WeightError::Unstated { name })) => assert_eq!(name, bias),
+        other => panic!("{other:?}"),
+    }
 }

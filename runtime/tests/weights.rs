@@ -102,3 +102,12 @@ fn a_header_that_claims_to_be_longer_than_the_file_is_refused() {
     std::fs::write(&file, bytes).unwrap();
     assert!(matches!(open(&folder), Err(WeightError::Malformed { .. })));
 }
+
+#[test]
+fn numbers_that_need_a_scale_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let scaled = tensor(&[1.0, 2.0]).to_dtype(DType::F8E4M3).unwrap();
+    save(folder.path(), "model.safetensors", &[("q_proj.weight", scaled), ("q_proj.weight_scale_inv", tensor(&[0.5]))]);
+    let error = open(&folder).unwrap().get("q_proj.weight", 2).unwrap_err();
+    assert!(matches!(&error, WeightError::DType { name, .. } if name == "q_proj.weight"), "{error}");
+}

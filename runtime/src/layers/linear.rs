@@ -15,8 +15,7 @@ impl Linear {
     /// Reads `weight` `[outputs, inputs]` and, if the model has one, `bias` `[outputs]`.
     pub(crate) fn load(weights: &Scope<'_>, inputs: usize, outputs: usize, bias: bool) -> Result<Self, WeightError> {
         let weight = weights.get("weight", (outputs, inputs))?;
-        let bias = bias.then(|| weights.get("bias", outputs)).transpose()?;
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias: weights.bias(bias, outputs)? })
     }
 
     /// A projection by `weight` `[outputs, inputs]` and `bias` `[outputs]`.

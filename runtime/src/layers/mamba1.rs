@@ -51,10 +51,11 @@ impl Mamba1 {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 2 * d_inner, proj_bias)?,
             conv_weight: conv_weight(&conv, d_inner, d_conv)?,
-            conv_bias: conv_bias.then(|| conv.get("bias", d_inner)).transpose()?,
+            conv_bias: conv.bias(conv_bias, d_inner)?,
             x_proj: Linear::load(&weights.enter("x_proj"), d_inner, dt_rank + 2 * d_state, false)?,
             selection_norms: None,
-            dt_proj: Linear::load(&dt, dt_rank, d_inner, false)?,
+            // The scan adds the bias.
+            dt_proj: Linear::new(dt.get("weight", (d_inner, dt_rank))?, None),
             dt_bias: dt.get("bias", d_inner)?,
             a: a_log.exp()?.neg()?,
             d: weights.get("D", d_inner)?,

@@ -69,7 +69,7 @@ impl Mamba2 {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, shape.proj_bias)?,
             conv_weight: conv_weight(&conv, conv_dim, d_conv)?,
-            conv_bias: shape.conv_bias.then(|| conv.get("bias", conv_dim)).transpose()?,
+            conv_bias: conv.bias(shape.conv_bias, conv_dim)?,
             a: a_log.exp()?.neg()?,
             d: weights.get("D", heads)?,
             dt_bias: weights.get("dt_bias", heads)?,

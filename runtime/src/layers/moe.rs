@@ -1,6 +1,6 @@
 //! Mixture of experts: a router, the experts it chooses from, and experts that every token passes.
 
-use candle_core::{D, DType, IndexOp, Tensor};
+use candle_core::{D, DType, Tensor};
 
 use super::{Linear, Mlp, SharedExpert};
 use crate::error::ConfigError;
@@ -42,22 +42,26 @@ pub(crate) struct Moe {
 impl Moe {
     /// `[rows, hidden]` to `[rows, hidden]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let mut y = match &self.shared {
+        let y = match &self.shared {
             Some(shared) => shared.forward(x)?,
             None => x.zeros_like()?,
         };
+        let (mut rows, mut outs) = (Vec::new(), Vec::new());
         // The choice is made on the host: which rows an expert sees decides the shapes of everything after it.
         for (expert, chosen) in self.experts.iter().zip(self.route(x)?) {
             if chosen.rows.is_empty() {
                 continue;
             }
-            let count = chosen.rows.len();
-            let rows = Tensor::from_vec(chosen.rows, count, x.device())?;
-            let weights = Tensor::from_vec(chosen.weights, (count, 1), x.device())?.to_dtype(x.dtype())?;
-            let out = expert.forward(&x.index_select(&rows, 0)?)?.broadcast_mul(&weights)?;
-            y = y.index_add(&rows, &out, 0)?;
+            let seen = x.index_select(&Tensor::new(&*chosen.rows, x.device())?, 0)?;
+            let weights = Tensor::new(chosen.weights, x.device())?.to_dtype(x.dtype())?.unsqueeze(1)?;
+            outs.push(expert.forward(&seen)?.broadcast_mul(&weights)?);
+            rows.extend(chosen.rows);
         }
-        Ok(y)
+        if outs.is_empty() {
+            return Ok(y);
+        }
+        // All at once, since every addition makes a new `y`.
+        y.index_add(&Tensor::new(rows, x.device())?, &Tensor::cat(&outs, 0)?, 0)
     }
 
     /// For each expert the rows that chose it and their weights.
@@ -72,10 +76,10 @@ impl Moe {
             None => scores.clone(),
         };
         let mut chosen: Vec<Chosen> = self.experts.iter().map(|_| Chosen::default()).collect();
-        for row in 0..x.dim(0)? {
-            let (scores, choice) = (scores.i(row)?.to_vec1::<f32>()?, choice.i(row)?.to_vec1::<f32>()?);
+        let rows = scores.to_vec2::<f32>()?.into_iter().zip(choice.to_vec2::<f32>()?);
+        for (row, (scores, choice)) in (0u32..).zip(rows) {
             for (expert, weight) in self.routing.choose(&scores, &choice) {
-                chosen[expert].rows.push(row as u32);
+                chosen[expert].rows.push(row);
                 chosen[expert].weights.push(weight);
             }
         }
@@ -99,7 +103,9 @@ impl Routing {
     /// The same, if its numbers fit together.
     pub(crate) fn checked(self) -> Result<Self, ConfigError> {
         let even = self.groups > 0 && self.experts.is_multiple_of(self.groups);
-        if even && self.top_groups <= self.groups && (1..=self.experts).contains(&self.experts_per_token) {
+        let known_groups = even && self.top_groups <= self.groups;
+        let considered = if known_groups { self.experts / self.groups * self.top_groups } else { 0 };
+        if (1..=considered).contains(&self.experts_per_token) {
             return Ok(self);
         }
         let Self { experts, experts_per_token, groups, top_groups, .. } = self;

@@ -43,6 +43,11 @@ impl RopeConfig {
         parameters.rope(head_dim, self.max_position_embeddings)
     }
 
+    /// The same for a model that rotates this share of each head where its config does not say.
+    pub(crate) fn rotating(&self, share: f32) -> Self {
+        Self { partial_rotary_factor: self.partial_rotary_factor.or(Some(share)), ..self.clone() }
+    }
+
     /// The factor that yarn puts on attention scores besides the one on the embedding; 1 without yarn.
     pub(crate) fn yarn_score_factor(&self) -> f64 {
         let parameters = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());

@@ -34,7 +34,7 @@ impl ShortConv {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 3 * hidden, bias)?,
             weight: conv_weight(&conv, hidden, d_conv)?,
-            bias: bias.then(|| conv.get("bias", hidden)).transpose()?,
+            bias: conv.bias(bias, hidden)?,
             out_proj: Linear::load(&weights.enter("out_proj"), hidden, hidden, bias)?,
         })
     }

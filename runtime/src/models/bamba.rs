@@ -70,7 +70,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         bias: config.mlp_bias,
         activation: config.hidden_act,
     };
-    let rope = config.rope.rope(attention.head_dim)?;
+    let rope = config.rope.rotating(0.5).rope(attention.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {

@@ -26,6 +26,7 @@ pub(super) struct Config {
     query_pre_attn_scalar: f64,
     #[serde(default)]
     attention_bias: bool,
+    attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
     rope_parameters: Option<HashMap<String, RopeParameters>>,
     rope_theta: Option<f32>,
@@ -41,6 +42,10 @@ fn yes() -> bool {
 
 /// Builds a Gemma 3 decoder.
 pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    if let Some(cap) = config.attn_logit_softcapping {
+        let (found, known) = (cap.to_string(), "null only");
+        return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
+    }
     let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
     let attention_shape = AttentionShape {
         hidden,

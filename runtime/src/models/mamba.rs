@@ -20,7 +20,7 @@ pub(super) struct Config {
     layer_norm_epsilon: f64,
     #[serde(default)]
     use_bias: bool,
-    #[serde(default)]
+    #[serde(default = "yes")]
     use_conv_bias: bool,
     #[serde(default = "yes")]
     tie_word_embeddings: bool,

@@ -28,7 +28,7 @@ pub(super) struct Config {
     ssm_state_size: usize,
     n_groups: usize,
     conv_kernel: usize,
-    #[serde(default)]
+    #[serde(default = "yes")]
     use_conv_bias: bool,
     #[serde(default)]
     use_bias: bool,
@@ -54,12 +54,15 @@ pub(super) struct Config {
     moe_latent_size: Option<usize>,
     n_group: Option<usize>,
     topk_group: Option<usize>,
-    #[serde(default)]
-    norm_topk_prob: bool,
+    norm_topk_prob: Option<bool>,
     routed_scaling_factor: Option<f64>,
 
     #[serde(default)]
     tie_word_embeddings: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What one layer does.
@@ -146,7 +149,7 @@ impl Config {
             groups: self.n_group.unwrap_or(1),
             top_groups: self.topk_group.unwrap_or(1),
             scoring: Scoring::Sigmoid,
-            normalise: self.norm_topk_prob,
+            normalise: need(self.norm_topk_prob, "norm_topk_prob")?,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
         }
         .checked()?;

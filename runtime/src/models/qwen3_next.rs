@@ -37,8 +37,7 @@ pub(super) struct Config {
     num_experts_per_tok: Option<usize>,
     moe_intermediate_size: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
-    #[serde(default)]
-    norm_topk_prob: bool,
+    norm_topk_prob: Option<bool>,
     decoder_sparse_step: Option<u32>,
     #[serde(default)]
     mlp_only_layers: Vec<u32>,
@@ -78,7 +77,7 @@ fn build(config: &Config, weights: &Weights, projections: LoadProjections) -> Re
         d_conv: config.linear_conv_kernel_dim,
         norm_eps: eps as f32,
     };
-    let rope = config.rope.rope(config.head_dim)?;
+    let rope = config.rope.rotating(0.25).rope(config.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(config.layer_types()?) {
@@ -170,9 +169,10 @@ impl Config {
         let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
         let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
         let shared = self.mlp(need(self.shared_expert_intermediate_size, "shared_expert_intermediate_size")?);
+        let normalise = self.norm_topk_prob.ok_or(ConfigError::Missing { key: "norm_topk_prob" })?;
         let experts = weights.enter("experts");
         Ok(Moe {
-            routing: Routing::softmax(self.num_experts, per_token, self.norm_topk_prob).checked()?,
+            routing: Routing::softmax(self.num_experts, per_token, normalise).checked()?,
             router: Linear::load(&weights.enter("gate"), self.hidden_size, self.num_experts, false)?,
             correction: None,
             experts: (0..self.num_experts)

@@ -32,6 +32,8 @@ pub(super) struct Config {
     use_shared_attention_adapter: bool,
     #[serde(default)]
     use_mem_rope: bool,
+    #[serde(default)]
+    use_long_context: bool,
     num_attention_heads: usize,
     num_key_value_heads: usize,
     attention_head_dim: usize,
@@ -79,6 +81,14 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     if config.use_shared_attention_adapter {
         let (found, known) = ("true".to_owned(), "false only");
         return Err(ConfigError::Unsupported { key: "use_shared_attention_adapter", found, known }.into());
+    }
+    if config.use_mem_rope && config.use_long_context {
+        let (found, known) = ("true".to_owned(), "false only");
+        return Err(ConfigError::Unsupported { key: "use_long_context", found, known }.into());
+    }
+    if config.num_mem_blocks == 0 {
+        let (found, known) = ("0".to_owned(), "1 and more");
+        return Err(ConfigError::Unsupported { key: "num_mem_blocks", found, known }.into());
     }
     let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
     let rope = config.use_mem_rope.then(|| config.rope.rope(config.attention_head_dim)).transpose()?;

@@ -1,7 +1,7 @@
 //! A fixture model in a session, stepped with given tokens.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::MambaHybridCacheManager;
@@ -20,8 +20,12 @@ pub(crate) fn folder(model: &str) -> PathBuf {
 }
 
 pub(crate) fn session(model: &str, budget: &str) -> Session {
+    session_in(&folder(model), budget)
+}
+
+fn session_in(folder: &Path, budget: &str) -> Session {
     let budget = Budget::from_toml(budget, "test").unwrap();
-    Session::open(&folder(model), SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }).unwrap()
+    Session::open(folder, SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }).unwrap()
 }
 
 /// What Hugging Face computed, by name.
@@ -57,6 +61,10 @@ impl Driven {
 
     pub(crate) fn open_with(model: &str, budget: &str) -> Self {
         Self(session(model, budget))
+    }
+
+    pub(crate) fn open_in(folder: &Path) -> Self {
+        Self(session_in(folder, BUDGET))
     }
 
     pub(crate) fn caches(&mut self) -> &mut MambaHybridCacheManager {

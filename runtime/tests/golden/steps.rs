@@ -1,10 +1,9 @@
 //! Prefill, decode, chunks and batches, step by step.
 
-use candle_core::Tensor;
 use rstest::rstest;
 
 use crate::caches::{assert_caches_match, by_slash};
-use crate::harness::{BUDGET, Driven, Golden, assert_close};
+use crate::harness::{BUDGET, Driven, Golden, assert_close, folder};
 
 const PREFILL: usize = 21;
 const FIRST_CHUNK: usize = 13;
@@ -41,6 +40,26 @@ fn prefill_and_every_decode_step_give_the_golden_logits_and_caches(
         assert_close(&logits, &golden.get(&format!("{name}_logits")), &name);
         assert_caches_match(&mut driven, sequence, &golden, &format!("{name}/"), by_slash);
     }
+}
+
+/// Configs from before a key existed leave it out, and mean what Hugging Face's classes take for it.
+#[rstest]
+#[case("bamba", "/rope_parameters", "partial_rotary_factor")]
+#[case("mamba2", "", "use_conv_bias")]
+#[case("nemotron_h", "", "use_conv_bias")]
+#[case("qwen3_next", "/rope_parameters", "partial_rotary_factor")]
+fn a_key_that_old_configs_leave_out_has_its_default(#[case] model: &str, #[case] section: &str, #[case] key: &str) {
+    let copy = tempfile::TempDir::new().unwrap();
+    let config = std::fs::read_to_string(folder(model).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config.pointer_mut(section).unwrap().as_object_mut().unwrap().remove(key).unwrap();
+    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(folder(model).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let golden = Golden::load(model);
+    let mut driven = Driven::open_in(copy.path());
+    let sequence = driven.admit(PREFILL);
+    let logits = driven.step(&[(sequence, &golden.ids("ids")[..PREFILL])]);
+    assert_close(&logits, &golden.get("prefill_logits"), key);
 }
 
 #[rstest]
