@@ -1,7 +1,7 @@
 //! Products of a few rows with a weight: what a decode step spends its time on.
 
 use crate::error::{KernelError, Result};
-use crate::simd::{StridedRows, row_products};
+use crate::simd::{StridedRows, streamed_products};
 use crate::storage::{Input, Output};
 use candle_core::{DType, Tensor};
 use rayon::prelude::*;
@@ -10,8 +10,8 @@ const OP: &str = "linear";
 
 /// Up to this many rows the weight is streamed once past all of them; more rows make a matrix product.
 const MAX_STREAMED_ROWS: usize = 8;
-/// Rows of the weight that one task takes: few, since all wait for the last one.
-const ROWS_PER_TASK: usize = 32;
+/// Rows of the weight that one task takes.
+const ROWS_PER_TASK: usize = 64;
 
 /// `x w^T` of `x` `[.., in]` and `weight` `[out, in]`, as `[.., out]` in the dtype of `x`.
 ///
@@ -48,13 +48,12 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (x_rows, weight_rows) = (x_in.rows(), weight_in.rows());
     let a = StridedRows::new(x_rows.row_and_after(0), x_rows.stride(), in_width, rows);
     let target = Output::new(rows * out_width);
-    // Left to itself rayon cuts a loop into few pieces, and a thread that is done first waits for a long one.
-    (0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter().with_max_len(1).for_each(|task| {
+    (0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter().for_each(|task| {
         let start = task * ROWS_PER_TASK;
         let count = ROWS_PER_TASK.min(out_width - start);
         let b = StridedRows::new(weight_rows.row_and_after(start), weight_rows.stride(), in_width, count);
         let mut products = [0f32; MAX_STREAMED_ROWS * ROWS_PER_TASK];
-        row_products(a, b, 1.0, &mut products, ROWS_PER_TASK);
+        streamed_products(a, b, &mut products, ROWS_PER_TASK);
         for (row, products) in products.chunks_exact(ROWS_PER_TASK).take(rows).enumerate() {
             let at = row * out_width + start;
             // SAFETY: this task alone has these columns.

@@ -6,7 +6,9 @@
 mod rows;
 mod taps;
 
-pub(crate) use rows::{StridedRows, add_weighted, advance_state, largest, row_products, sum};
+pub(crate) use rows::{
+    StridedRows, add_weighted, advance_state, largest, row_products, streamed_products, streamed_sum, sum,
+};
 pub(crate) use taps::weigh_taps;
 
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
@@ -58,14 +60,20 @@ pub(crate) fn exp_and_sum(values: &mut [f32], top: f32) -> f32 {
 /// Asks for the cache line of `value` ahead of its use.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
+    prefetch_at(value);
+}
+
+/// The same for an address that may lie beyond what there is.
+#[inline(always)]
+pub(crate) fn prefetch_at<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint about a live reference; it changes nothing that a program can see.
+    // SAFETY: a hint, for which every address will do; it changes nothing that a program can see.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
+    let _ = address;
 }
 
 #[inline(always)]

@@ -46,6 +46,11 @@ pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, o
     pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
 }
 
+/// `out[i, j] = a_i . b_j` of few `a`, which stay in the caches, with `b`, which comes from memory and is read in order.
+pub(crate) fn streamed_products(a: StridedRows<'_>, b: StridedRows<'_>, out: &mut [f32], out_stride: usize) {
+    pulp::Arch::new().dispatch(StreamedProducts { a, b, out, out_stride });
+}
+
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
 pub(crate) fn add_weighted(
     weights: &[f32],
@@ -130,6 +135,68 @@ impl RowProducts<'_> {
                 let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
                 self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
             }
+        }
+    }
+}
+
+/// Sums that a streamed dot product is spread over, so that an addition need not wait for the one before.
+const SUMS: usize = 4;
+/// How far ahead of its use a stream is asked for, in bytes. The hardware stops looking ahead at each page.
+const STREAM_AHEAD: usize = 8192;
+const LINE_BYTES: usize = 64;
+
+struct StreamedProducts<'a> {
+    a: StridedRows<'a>,
+    b: StridedRows<'a>,
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+impl WithSimd for StreamedProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        for j in 0..self.b.len {
+            let mut i = 0;
+            while i + 4 <= self.a.len {
+                self.dots::<S, 4>(simd, i, j);
+                i += 4;
+            }
+            while i < self.a.len {
+                self.dots::<S, 1>(simd, i, j);
+                i += 1;
+            }
+        }
+    }
+}
+
+impl StreamedProducts<'_> {
+    #[inline(always)]
+    fn dots<S: Simd, const I: usize>(&mut self, simd: S, i: usize, j: usize) {
+        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
+        let b = S::as_simd_f32s(self.b.row(j));
+        let (a_blocks, b_blocks) = (a.map(|a| a.0.as_chunks::<SUMS>().0), b.0.as_chunks::<SUMS>().0);
+        let mut sums = [[simd.splat_f32s(0.0); SUMS]; I];
+        for (at, b) in b_blocks.iter().enumerate() {
+            if i == 0 {
+                prefetch_stream(b);
+            }
+            for (sums, a) in sums.iter_mut().zip(&a_blocks) {
+                for n in 0..SUMS {
+                    sums[n] = simd.mul_add_e_f32s(a[at][n], b[n], sums[n]);
+                }
+            }
+        }
+        for at in b_blocks.len() * SUMS..b.0.len() {
+            for (sums, a) in sums.iter_mut().zip(&a) {
+                sums[0] = simd.mul_add_e_f32s(a.0[at], b.0[at], sums[0]);
+            }
+        }
+        for (n, (&[s, t, u, v], a)) in sums.iter().zip(&a).enumerate() {
+            let sum = simd.add_f32s(simd.add_f32s(s, t), simd.add_f32s(u, v));
+            let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
+            self.out[(i + n) * self.out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
         }
     }
 }
@@ -280,16 +347,21 @@ impl WithSimd for Largest<'_> {
     }
 }
 
-/// The sum of all values, as fast as memory gives them.
+/// The sum of all values.
 pub(crate) fn sum(values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Sum { values })
+    pulp::Arch::new().dispatch(Sum::<false> { values })
 }
 
-struct Sum<'a> {
+/// The sum of values that lie in memory, as fast as it gives them.
+pub(crate) fn streamed_sum(values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Sum::<true> { values })
+}
+
+struct Sum<'a, const STREAMED: bool> {
     values: &'a [f32],
 }
 
-impl WithSimd for Sum<'_> {
+impl<const STREAMED: bool> WithSimd for Sum<'_, STREAMED> {
     type Output = f32;
 
     #[inline(always)]
@@ -298,6 +370,9 @@ impl WithSimd for Sum<'_> {
         let (eights, rest) = vectors.as_chunks::<8>();
         let mut sums = [simd.splat_f32s(0.0); 8];
         for eight in eights {
+            if STREAMED {
+                prefetch_stream(eight);
+            }
             for (sum, &value) in sums.iter_mut().zip(eight) {
                 *sum = simd.add_f32s(*sum, value);
             }
@@ -308,6 +383,13 @@ impl WithSimd for Sum<'_> {
         }
         simd.reduce_sum_f32s(total) + tail.iter().sum::<f32>()
     }
+}
+
+/// Asks for what comes `STREAM_AHEAD` behind a piece of a stream.
+#[inline(always)]
+fn prefetch_stream<T>(piece: &[T]) {
+    let ahead = piece.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD);
+    (0..size_of_val(piece)).step_by(LINE_BYTES).for_each(|byte| super::prefetch_at(ahead.wrapping_add(byte)));
 }
 
 #[cfg(test)]
@@ -330,10 +412,13 @@ mod tests {
         let (a_rows, b_rows) =
             (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
         row_products(a_rows, b_rows, 0.5, &mut products, others);
+        let mut streamed = vec![0.0; rows * others];
+        streamed_products(a_rows, b_rows, &mut streamed, others);
         for i in 0..rows {
             for j in 0..others {
                 let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
                 assert!((products[i * others + j] - 0.5 * expected).abs() < 1e-3);
+                assert!((streamed[i * others + j] - expected).abs() < 1e-3);
             }
         }
         let mut out = vec![1.0; rows * width];
