@@ -24,12 +24,18 @@ pub fn silu_product(gate_up: &Tensor) -> Result<Tensor> {
     }
     let input = Input::new(gate_up)?;
     let source = input.rows();
-    by_rows((rows, both / 2), rows, gate_up, |row, out| {
-        let (gate, up) = source.row(row).split_at(out.len());
-        for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-            *out = silu(gate) * up;
-        }
-    })
+    by_rows(
+        (rows, both / 2),
+        rows,
+        gate_up,
+        #[inline(always)]
+        |row, out| {
+            let (gate, up) = source.row(row).split_at(out.len());
+            for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+                *out = silu(gate) * up;
+            }
+        },
+    )
 }
 
 /// `a * x + b * y` of `[rows, width]`.
@@ -42,14 +48,20 @@ pub fn weighted_sum(x: &Tensor, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
     }
     let (x_in, y_in) = (Input::new(x)?, Input::new(y)?);
     let (x_rows, y_rows) = (x_in.rows(), y_in.rows());
-    by_rows((rows, width), rows, x, |row, out| {
-        for ((out, &x), &y) in out.iter_mut().zip(x_rows.row(row)).zip(y_rows.row(row)) {
-            *out = a * x + b * y;
-        }
-    })
+    by_rows(
+        (rows, width),
+        rows,
+        x,
+        #[inline(always)]
+        |row, out| {
+            for ((out, &x), &y) in out.iter_mut().zip(x_rows.row(row)).zip(y_rows.row(row)) {
+                *out = a * x + b * y;
+            }
+        },
+    )
 }
 
-/// A tensor of `shape` in the dtype of `like`, each of its `rows` made by `body`, which must be `#[inline(always)]`-able.
+/// A tensor of `shape` in the dtype of `like`, each of its `rows` made by `body`, which must be `#[inline(always)]`.
 #[inline(always)]
 pub(crate) fn by_rows(
     shape: impl Into<Shape>,

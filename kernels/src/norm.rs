@@ -34,13 +34,19 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     let flat = x.reshape((rows, width))?;
     let (x_in, w_in) = (Input::new(&flat)?, Input::flat(weight)?);
     let (x_rows, w) = (x_in.rows(), w_in.rows().row(0));
-    by_rows(x.dims(), rows, x, |row, out| {
-        let x = x_rows.row(row);
-        let scale = 1.0 / (sum_of_squares(x) / width as f32 + eps).sqrt();
-        for ((out, x), weight) in out.iter_mut().zip(x).zip(w) {
-            *out = x * scale * weight;
-        }
-    })
+    by_rows(
+        x.dims(),
+        rows,
+        x,
+        #[inline(always)]
+        |row, out| {
+            let x = x_rows.row(row);
+            let scale = 1.0 / (sum_of_squares(x) / width as f32 + eps).sqrt();
+            for ((out, x), weight) in out.iter_mut().zip(x).zip(w) {
+                *out = x * scale * weight;
+            }
+        },
+    )
 }
 
 /// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.

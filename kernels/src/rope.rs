@@ -231,12 +231,18 @@ impl RopeTable {
         }
         let input = Input::new(x)?;
         let rows = input.rows();
-        by_rows((tokens, heads, head_dim), tokens, x, |token, out| {
-            let heads = rows.row(token).chunks_exact(head_dim);
-            for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
-                self.rotate(token, source, target);
-            }
-        })
+        by_rows(
+            (tokens, heads, head_dim),
+            tokens,
+            x,
+            #[inline(always)]
+            |token, out| {
+                let heads = rows.row(token).chunks_exact(head_dim);
+                for (source, target) in heads.zip(out.chunks_exact_mut(head_dim)) {
+                    self.rotate(token, source, target);
+                }
+            },
+        )
     }
 
     /// Rotates one head of one token.
