@@ -120,6 +120,8 @@ impl Scratch {
 const MIN_DENSE_ROWS: usize = 12;
 /// Context positions of one product.
 const DENSE_POSITIONS: usize = 256;
+/// Context positions whose scores few queries turn into weights at once.
+const FEW_POSITIONS: usize = 128;
 
 /// Adds `context` to `sum`.
 pub(super) fn attend<T: Element>(
@@ -137,12 +139,11 @@ pub(super) fn attend<T: Element>(
     attend_few(step, tile, kv_head, context, sum, scratch);
 }
 
-/// Calls `body` with the stretches of `context` that lie in one block each.
-fn for_each_block<T: Element>(step: &Step<'_, T>, context: Range<usize>, mut body: impl FnMut(Range<usize>)) {
-    let block = step.view.tokens_per_block;
+/// Calls `body` with the parts of `context` between multiples of `size`, so that they depend on positions alone.
+fn for_each_cut(context: Range<usize>, size: usize, mut body: impl FnMut(Range<usize>)) {
     let mut start = context.start;
     while start < context.end {
-        let end = ((start / block + 1) * block).min(context.end);
+        let end = ((start / size + 1) * size).min(context.end);
         body(start..end);
         start = end;
     }
@@ -263,40 +264,60 @@ fn attend_few<T: Element>(
     let group = step.group();
     let Scratch { scores, keys, values, .. } = scratch;
     let block = step.view.tokens_per_block;
-    scores.resize(group * block, 0.0);
-    for_each_block(step, context.clone(), |positions| {
-        let k = Block::load(step, tile.sequence, 0, kv_head, positions.clone(), keys);
-        let v = match step.view.kv_factor {
-            1 => k,
-            _ => Block::load(step, tile.sequence, 1, kv_head, positions.clone(), values),
+    let stretch = (FEW_POSITIONS / block).max(1) * block;
+    let of_values = step.view.kv_factor - 1;
+    scores.resize(tile.rows.len() * group * stretch, 0.0);
+    for_each_cut(context.clone(), stretch, |positions| {
+        // What a query sees of some of these positions, as a start and a length from theirs.
+        let seen = |index: usize, part: &Range<usize>| {
+            let query_position = tile.first_position + index;
+            let first = step.attention.window.first_visible(query_position).max(part.start);
+            let end = (query_position + 1).min(part.end);
+            (first < end).then(|| (first - part.start, end - first))
         };
         // The hardware does not see what comes after the rows that it is reading.
-        if step.view.kv_factor == 2 {
-            prefetch_first_rows(step, tile.sequence, 1, kv_head, &positions);
-        }
-        if positions.end < context.end {
-            let next = positions.end..(positions.end + block).min(context.end);
-            prefetch_first_rows(step, tile.sequence, 0, kv_head, &next);
-        }
-        for (index, token) in tile.rows.clone().enumerate() {
-            let query_position = tile.first_position + index;
-            let first = step.attention.window.first_visible(query_position).max(positions.start);
-            let end = (query_position + 1).min(positions.end);
-            if first >= end {
-                continue;
+        let prefetch_behind = |part: &Range<usize>, kv: usize| {
+            let (kv, start) = match part.end {
+                end if end < positions.end => (kv, end),
+                _ if kv < of_values => (of_values, positions.start),
+                end => (0, end),
+            };
+            let end = (start / block + 1) * block;
+            if start < context.end {
+                prefetch_first_rows(step, tile.sequence, kv, kv_head, &(start..end.min(context.end)));
             }
-            let (skip, len) = (first - positions.start, end - first);
-            let q = &step.q.row(token)[kv_head * group * head_dim..];
-            let q = StridedRows::new(q, head_dim, head_dim, group);
-            row_products(q, k.rows(skip, len, head_dim), step.scale(kv_head), scores, block);
+        };
+        for_each_cut(positions.clone(), block, |part| {
+            let k = Block::load(step, tile.sequence, 0, kv_head, part.clone(), keys);
+            prefetch_behind(&part, 0);
+            for (index, token) in tile.rows.clone().enumerate() {
+                let Some((skip, len)) = seen(index, &part) else { continue };
+                let q = &step.q.row(token)[kv_head * group * head_dim..];
+                let q = StridedRows::new(q, head_dim, head_dim, group);
+                let scores = &mut scores[index * group * stretch + part.start - positions.start + skip..];
+                row_products(q, k.rows(skip, len, head_dim), step.scale(kv_head), scores, stretch);
+            }
+        });
+        for index in 0..tile.rows.len() {
+            let Some((skip, len)) = seen(index, &positions) else { continue };
+            let (query_position, first) = (tile.first_position + index, positions.start + skip);
             for member in 0..group {
-                let scores = &mut scores[member * block..][..len];
+                let row = index * group + member;
+                let scores = &mut scores[row * stretch + skip..][..len];
                 shape_scores(step, kv_head * group + member, query_position, first, scores);
-                sum.absorb(index * group + member, scores);
+                sum.absorb(row, scores);
             }
-            let out = &mut sum.out[index * group * value_dim..];
-            add_weighted(scores, block, v.rows(skip, len, value_dim), out, value_dim, group);
         }
+        for_each_cut(positions.clone(), block, |part| {
+            let v = Block::load(step, tile.sequence, of_values, kv_head, part.clone(), values);
+            prefetch_behind(&part, of_values);
+            for index in 0..tile.rows.len() {
+                let Some((skip, len)) = seen(index, &part) else { continue };
+                let scores = &scores[index * group * stretch + part.start - positions.start + skip..];
+                let out = &mut sum.out[index * group * value_dim..];
+                add_weighted(scores, stretch, v.rows(skip, len, value_dim), out, value_dim, group);
+            }
+        });
     });
 }
 
@@ -349,7 +370,7 @@ fn attend_dense<T: Element>(
             scores[last..].fill(0.0);
             let scores = &mut scores[first..last];
             shape_scores(step, kv_head * group + row % group, query_position, start + first, scores);
-            crate::simd::vectorized(|| sum.absorb(row, scores));
+            sum.absorb(row, scores);
         }
         multiply(sum.out, value_dim, 1.0, Matrix::new(scores, rows, positions, positions), v);
         start = end;
@@ -366,7 +387,7 @@ fn copy_together<T: Element>(
     buffer: &mut Vec<f32>,
 ) {
     buffer.clear();
-    for_each_block(step, positions, |positions| {
+    for_each_cut(positions, step.view.tokens_per_block, |positions| {
         let source = stored(step, sequence, kv, kv_head, &positions);
         match T::as_f32(source) {
             Some(source) => {
