@@ -80,6 +80,9 @@ pub struct Memory {
     pub of: Option<Base>,
     /// Bytes that nobody may use; 0 where absent.
     pub reserve: Option<ByteSize>,
+    /// Bytes of the model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<ByteSize>,
     /// Peak bytes of one step besides weights and caches; assumed from `max_num_tokens` where absent and not measured.
     pub activations: Option<ByteSize>,
     /// Bytes of captured CUDA graphs; 0 where absent.

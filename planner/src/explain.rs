@@ -362,6 +362,9 @@ impl Explainer<'_> {
     fn ledger_line(&self, line: &crate::LedgerLine) -> Derivation {
         let key = match line.name.as_str() {
             "activations" if self.request.measurement.is_none() => "`memory.activations` or `max_num_tokens`",
+            "weights" if self.budget().memory.as_ref().is_some_and(|memory| memory.weights.is_some()) => {
+                "`memory.weights`"
+            }
             "graphs" => "`memory.graphs`",
             "draft weights" => "`speculation.draft_weights`",
             "host tier" => "`host.bytes`",

@@ -50,6 +50,17 @@ impl Ledger {
     }
 }
 
+/// Bytes of the weights over all ranks, and how they are known, if at all.
+pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<(u64, Source, &'static str)> {
+    let stated = request.budget.memory.as_ref().and_then(|memory| memory.weights);
+    match (stated, request.model.weights) {
+        (Some(stated), _) => Some((stated.0, Source::Assumed, "stated in the budget")),
+        (None, Some(read)) if read.exact => Some((read.bytes, Source::Exact, "sum of the tensors' headers")),
+        (None, Some(read)) => Some((read.bytes, Source::Assumed, "computed from the model's dimensions")),
+        (None, None) => None,
+    }
+}
+
 /// What is there besides caches: weights, activations, context, reserve.
 pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Result<Ledger, PlanError> {
     let mut ledger = Ledger::default();
@@ -58,15 +69,10 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
         ledger.line("resident", measured.resident_bytes, Source::Measured, "weights and what the process holds".into());
         ledger.line("activations", measured.forward_bytes, Source::Measured, "peak of one profiled forward".into());
     } else {
-        if let Some(weights) = request.model.weights {
-            let (source, note) = if weights.exact {
-                (Source::Exact, "sum of the tensors' headers")
-            } else {
-                (Source::Assumed, "computed from the model's dimensions")
-            };
+        if let Some((bytes, source, note)) = weights(request) {
             let shards = u64::from(request.budget.parallel.tp) * u64::from(request.budget.parallel.pp);
             let note = if shards > 1 { format!("{note}, over {shards} shards") } else { note.into() };
-            ledger.line("weights", weights.bytes.div_ceil(shards), source, note);
+            ledger.line("weights", bytes.div_ceil(shards), source, note);
         }
         if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
             ledger.line("context", ASSUMED_CONTEXT_BYTES, Source::Assumed, "CUDA context and libraries".into());

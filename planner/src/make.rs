@@ -187,6 +187,11 @@ fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<Cach
     let (Some(fraction), Some(of)) = (*fraction, *of) else { return Ok(None) };
     let device = request.device;
     let no_device = || PlanError::Budget("`memory.fraction` is a share of a device, and no device was given".into());
+    if device.is_some() && request.measurement.is_none() && ledger::weights(request).is_none() {
+        let unknown = "the model's files do not tell the size of its weights, so what `memory.fraction` leaves for caches is \
+                       unknown; state `memory.weights` (--weights), or the caches' own `memory.bytes` (--memory-bytes)";
+        return Err(PlanError::Budget(unknown.into()));
+    }
     let (allowed, taken, paged_share) = match (of, request.measurement) {
         (Base::Total, _) => (fraction.of(device.ok_or_else(no_device)?.total_bytes), ledger.sum(), Fraction::ONE),
         // Weights are resident already, so the free bytes no longer contain them.

@@ -38,6 +38,10 @@ pub(crate) struct BudgetArgs {
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<ByteSize>,
 
+    /// Bytes of the weights over all ranks, where the model's files do not tell
+    #[arg(long, value_name = "SIZE")]
+    weights: Option<ByteSize>,
+
     /// Dtype of keys and values, such as fp8
     #[arg(long, value_name = "DTYPE")]
     kv_dtype: Option<String>,
@@ -176,6 +180,7 @@ impl BudgetArgs {
             ("max_num_tokens", "--max-num-tokens", count(self.max_num_tokens)),
             ("tokens_per_block", "--tokens-per-block", count(self.tokens_per_block)),
             ("memory.bytes", "--memory-bytes", bytes(self.memory_bytes)),
+            ("memory.weights", "--weights", bytes(self.weights)),
             ("dtypes.kv", "--kv-dtype", text(&self.kv_dtype)),
             ("dtypes.ssm", "--ssm-dtype", text(&self.ssm_dtype)),
             ("workload.prompt", "--prompt", lengths(&self.prompt)),

@@ -13,9 +13,10 @@ fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<(&'static
         lines.push(("resident", measured.resident_bytes.into()));
         lines.push(("activations", measured.forward_bytes.into()));
     } else {
-        if let Some(weights) = request.model.weights {
+        let read = request.model.weights.map(|weights| weights.bytes);
+        if let Some(weights) = memory.weights.map(|stated| stated.0).or(read) {
             let shards = u128::from(budget.parallel.tp) * u128::from(budget.parallel.pp);
-            lines.push(("weights", u128::from(weights.bytes).div_ceil(shards)));
+            lines.push(("weights", u128::from(weights).div_ceil(shards)));
         }
         if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
             lines.push(("context", 512 * 1024 * 1024));

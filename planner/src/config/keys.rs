@@ -65,7 +65,7 @@ const fn key(path: &'static str, kind: Kind, default: &'static str, example: &'s
 }
 
 /// All keys, section by section.
-pub(super) const KEYS: [Key; 41] = [
+pub(super) const KEYS: [Key; 42] = [
     key(
         "grouping",
         Kind::Choice(&["by-key", "by-window", "first-reference"]),
@@ -126,6 +126,7 @@ pub(super) const KEYS: [Key; 41] = [
         "What fraction is a share of: \"free\" as TensorRT-LLM means it, \"total\" as vLLM and SGLang do.",
     ),
     key("memory.reserve", Kind::Bytes, "0", "'512MiB'", "Bytes that nobody may use."),
+    key("memory.weights", Kind::Bytes, "the model's own", "'61GiB'", "Weights over all ranks, where no file tells."),
     key(
         "memory.activations",
         Kind::Bytes,

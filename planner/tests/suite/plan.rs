@@ -183,15 +183,17 @@ fn free_and_total_are_different_bases() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
     let bytes_of = |base: &str| {
-        let text = format!("tokens_per_block = 32\n[memory]\nfraction = 0.5\nof = '{base}'\nactivations = '1GiB'");
+        let text = format!(
+            "tokens_per_block = 32\n[memory]\nfraction = 0.5\nof = '{base}'\nweights = '2GiB'\nactivations = '1GiB'"
+        );
         let budget = budget(&text);
         let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
         plan.totals.managed_bytes
     };
     let block = 32 * 4096;
-    let context = 512 << 20;
-    assert_eq!(bytes_of("total") / block, ((40 << 30) - (1 << 30) - context) / block);
-    assert_eq!(bytes_of("free") / block, ((60 << 30) - (1 << 30) - context) / 2 / block);
+    let taken = (3 << 30) + (512 << 20);
+    assert_eq!(bytes_of("total") / block, ((40 << 30) - taken) / block);
+    assert_eq!(bytes_of("free") / block, ((60 << 30) - taken) / 2 / block);
 }
 
 #[test]
@@ -199,6 +201,17 @@ fn a_fraction_without_a_device_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let error = plan(&model.request(&budget("[memory]\nfraction = 0.5\nof = 'total'"))).unwrap_err();
     assert!(error.to_string().contains("no device"), "{error}");
+}
+
+#[rstest]
+#[case("total")]
+#[case("free")]
+fn a_fraction_beside_weights_of_unknown_size_is_an_error(#[case] base: &str) {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
+    let budget = budget(&format!("[memory]\nfraction = 0.5\nof = '{base}'"));
+    let error = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap_err();
+    assert!(error.to_string().contains("state `memory.weights` (--weights)"), "{error}");
 }
 
 /// The fixed-size cache of a traced decoder: per layer `[batch, heads, max_cache_len, head_dim]` for keys and values.
