@@ -18,7 +18,10 @@ fn error(text: &str) -> FrontendError {
 #[case::fraction(r#""hidden_size": 64.5"#, "`hidden_size` is 64.5")]
 #[case::absurd(r#""hidden_size": 99999999999999999999"#, "`hidden_size` is")]
 #[case::text(r#""num_key_value_heads": "two""#, "`num_key_value_heads` is \"two\"")]
-#[case::zero_layers(r#""num_hidden_layers": 0"#, "`num_hidden_layers")]
+#[case::zero_layers(r#""num_hidden_layers": 0"#, "`num_hidden_layers` is 0; at least 1")]
+#[case::zero_heads(r#""num_attention_heads": 0"#, "`num_attention_heads` is 0; at least 1")]
+#[case::heads_that_keys_do_not_divide(r#""num_key_value_heads": 3"#, "is 3; a divisor of the 4 attention heads")]
+#[case::model_type(r#""model_type": 7"#, "`model_type` is 7; the name of an architecture was expected")]
 #[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 10000 layers")]
 #[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
 #[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
@@ -46,7 +49,7 @@ fn an_unknown_model_type_lists_its_neighbours_and_counts_as_unsupported() {
 
 #[test]
 fn an_unknown_layer_kind_names_the_layer_and_an_assumption_settles_it() {
-    let text = r#"{"model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 4,
+    let text = r#"{"model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 8,
         "layers_block_type": ["attention", "attention", "perceiver"]}"#;
     let error = error(text);
     assert!(error.is_unsupported());
@@ -77,6 +80,36 @@ fn a_layer_list_of_another_length_is_refused() {
 fn truncated_json_says_where() {
     let error = error(&LLAMA[..40]);
     assert!(matches!(&error, FrontendError::Json { .. }), "{error}");
+    assert!(error.to_string().contains("not valid JSON: EOF"), "{error}");
+}
+
+#[rstest]
+#[case::a_list("[1, 2]", "JSON of another kind")]
+#[case::a_null("null", "JSON of another kind")]
+#[case::another_object("{}", "there is no `model_type`")]
+fn valid_json_that_is_no_config_is_told_apart(#[case] text: &str, #[case] expected: &str) {
+    let error = error(text);
+    assert!(error.to_string().contains(expected) && !error.is_unsupported(), "{error}");
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.json");
+    std::fs::write(&file, format!("\u{feff}{LLAMA}")).unwrap();
+    assert_eq!(read_model(&file, &ReadOptions::default()).unwrap().info.layers, 2);
+}
+
+#[rstest]
+#[case::empty(&[], "or a .gguf, .onnx or .safetensors file")]
+#[case::other_formats(&["b.gguf", "a.onnx", "notes.txt"], "name one of its files instead: a.onnx, b.gguf")]
+fn a_folder_without_a_config_says_what_would_do(#[case] files: &[&str], #[case] expected: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    for file in files {
+        std::fs::write(folder.path().join(file), "").unwrap();
+    }
+    let message = read_model(folder.path(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("there is no config.json in this folder") && message.contains(expected), "{message}");
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn llama_4_sees_everything_where_it_has_no_rope(#[case] changes: &str, #[case] f
 #[test]
 fn a_sliding_layer_without_a_window_is_an_error() {
     let error = read(&changed("openai__gpt-oss-120b", r#"{"sliding_window": 0}"#), &[]).unwrap_err();
-    assert!(matches!(error, FrontendError::Missing { .. }), "{error}");
+    assert!(matches!(error, FrontendError::BadValue { .. }), "{error}");
 }
 
 #[rstest]

@@ -20,8 +20,8 @@ pub enum FrontendError {
         /// The file.
         file: String,
     },
-    /// The file is not JSON.
-    #[error("{file}: not valid JSON: {source}")]
+    /// The file is not JSON, or not of the expected kind.
+    #[error("{file}: {}: {source}", if source.is_data() { "JSON of another kind" } else { "not valid JSON" })]
     Json {
         /// The file.
         file: String,
@@ -53,6 +53,23 @@ pub enum FrontendError {
         found: String,
         /// What was expected instead.
         expected: String,
+    },
+    /// A config that does not say of which architecture it is.
+    #[error(
+        "{file}: there is no `model_type`, which says what the other keys mean; is this a model's config.json? \
+         add it, or pass --assume model_type=NAME"
+    )]
+    NoModelType {
+        /// The file.
+        file: String,
+    },
+    /// A folder without any file that is read.
+    #[error("{folder}: there is no config.json in this folder; {instead}")]
+    NoModel {
+        /// The folder.
+        folder: String,
+        /// What would do.
+        instead: String,
     },
     /// An architecture without a description.
     #[error(

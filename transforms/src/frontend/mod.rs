@@ -51,7 +51,9 @@ fn read_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendErro
 fn read_text(path: &Path) -> Result<String, FrontendError> {
     let name = || path.display().to_string();
     let bytes = std::fs::read(path).map_err(|source| FrontendError::Io { file: name(), source })?;
-    String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name() })
+    let text = String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name() })?;
+    // Editors on Windows put a byte order mark in front.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 fn read_folder(folder: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
@@ -64,8 +66,28 @@ fn read_folder(folder: &Path, options: &ReadOptions) -> Result<Model, FrontendEr
             weights.verify(&mut model)?;
             Ok(model)
         }
+        None if std::fs::symlink_metadata(&config).is_err() => Err(no_model(folder)),
         None => read_config(&config, options),
     }
+}
+
+/// A folder that may hold models of other formats, one of which must then be named.
+fn no_model(folder: &Path) -> FrontendError {
+    let known = |path: &Path| {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        matches!(extension, Some("gguf" | "onnx" | "safetensors" | "json"))
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut names: Vec<String> =
+        entries.filter(|path| known(path)).filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
+    names.sort();
+    let more = if names.len() > 3 { ", …" } else { "" };
+    names.truncate(3);
+    let instead = match names.as_slice() {
+        [] => "name one with a config.json, or a .gguf, .onnx or .safetensors file".to_owned(),
+        names => format!("name one of its files instead: {}{more}", names.join(", ")),
+    };
+    FrontendError::NoModel { folder: folder.display().to_string(), instead }
 }
 
 fn read_beside_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::DType;
 
 use super::expr::Expr;
-use super::values::Values;
+use super::values::{Number, Values};
 use crate::builder::{Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla};
 use crate::frontend::FrontendError;
 
@@ -208,8 +208,15 @@ const SCHEMAS: &[Schema] = &[
 fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -> Result<(), FrontendError> {
     let stated = dims.find("shares_layer")?.and_then(|layer| u32::try_from(layer).ok());
     let shares_layer = stated.filter(|&layer| layer != dims.context.layer).or(dims.context.shares_layer);
+    let num_heads = dims.get("num_heads")?;
+    if let Some(kv_heads) =
+        dims.number("num_kv_heads")?.filter(|kv| kv.value > 0 && !num_heads.is_multiple_of(kv.value))
+    {
+        let expected = format!("a divisor of the {num_heads} attention heads was expected");
+        return Err(dims.values.bad_number("num_kv_heads", &kv_heads, &expected));
+    }
     builder.attention(&Attention {
-        num_heads: dims.get("num_heads")?,
+        num_heads,
         num_kv_heads: dims.get("num_kv_heads")?,
         head_dim: dims.get("head_dim")?,
         window,
@@ -327,12 +334,16 @@ impl Dims<'_> {
 
     /// A dimension that the block may do without.
     fn find(&self, dim: &str) -> Result<Option<u64>, FrontendError> {
+        Ok(self.number(dim)?.map(|number| number.value))
+    }
+
+    fn number(&self, dim: &str) -> Result<Option<Number<'_>>, FrontendError> {
         let Some(expr) = self.expr(dim) else { return Ok(None) };
         let number = self.values.eval(expr, self.context.layer)?;
         if let (true, Some(number)) = (self.context.first, &number) {
             self.values.remember(&format!("{}.{dim}", self.block.name), number);
         }
-        Ok(number.map(|number| number.value))
+        Ok(number)
     }
 
     /// A number that the block cannot do without, and that may be 0.
@@ -342,9 +353,10 @@ impl Dims<'_> {
 
     /// A dimension that the block cannot do without.
     fn get(&self, dim: &str) -> Result<u64, FrontendError> {
-        match self.find(dim)? {
-            Some(value) if value > 0 => Ok(value),
-            _ => Err(self.values.missing(&format!("{}.{dim}", self.block.name), self.expr(dim))),
+        match self.number(dim)? {
+            Some(number) if number.value > 0 => Ok(number.value),
+            Some(number) => Err(self.values.bad_number(dim, &number, "at least 1 was expected")),
+            None => Err(self.values.missing(&format!("{}.{dim}", self.block.name), self.expr(dim))),
         }
     }
 }

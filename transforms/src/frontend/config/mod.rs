@@ -17,7 +17,7 @@ use self::blocks::{Block, LayerContext};
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
-use self::values::Values;
+use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
 use crate::model::Model;
@@ -74,7 +74,8 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     values.defaults.clone_from(&description.defaults);
     let model_type = values.model_type.clone();
     let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
-    let hidden_size = number(&values, "hidden_size", &description.hidden_size, invalid)?;
+    let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
+    let hidden_size = number(&values, "hidden_size", &hidden_size)?.value;
     let layers = layer_count(&values, description, invalid)?;
     values.find_overrides(layers)?;
     let dtype = activation_dtype(&values)?;
@@ -108,7 +109,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         return Err(FrontendError::Assumption { text: key, reason });
     }
     let mut model = builder.build();
-    model.info.max_position_embeddings = longest;
+    model.info.max_position_embeddings = longest.filter(|&tokens| tokens > 0);
     model.layer_kinds = (0..layers).map(|index| kinds.names()[kinds.of(index)].clone()).collect();
     (model.config, model.facts) = values.into_parts();
     Ok(model)
@@ -158,12 +159,10 @@ fn layer_count(
     description: &Description,
     invalid: impl Fn(String) -> FrontendError,
 ) -> Result<u32, FrontendError> {
-    let layers = number(values, "layers", &description.layers, invalid)?;
-    u32::try_from(layers).ok().filter(|&layers| u64::from(layers) <= MAX_LAYERS).ok_or_else(|| {
-        let expected = format!("at most {MAX_LAYERS} layers are read");
-        let file = values.file.to_owned();
-        FrontendError::BadValue { file, key: "layers".to_owned(), found: layers.to_string(), expected }
-    })
+    let expr = Expr::parse(&description.layers).map_err(invalid)?;
+    let layers = number(values, "layers", &expr)?;
+    let counted = u32::try_from(layers.value).ok().filter(|_| layers.value <= MAX_LAYERS);
+    counted.ok_or_else(|| values.bad_number("layers", &layers, &format!("at most {MAX_LAYERS} layers are read")))
 }
 
 const CONTEXT_LENGTH: &str =
@@ -176,14 +175,14 @@ const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ??
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
-    let stated = values.text("model_type").map(str::to_owned);
+    let stated = match values.get("model_type") {
+        Some(Value::String(word)) => Some(word.clone()),
+        Some(other) => return Err(values.bad("model_type", other, "the name of an architecture was expected")),
+        None => None,
+    };
     let recognised = || description::recognise(|key| values.get(key).is_some());
     let Some(model_type) = stated.or_else(recognised) else {
-        return Err(FrontendError::UnknownModelType {
-            file: values.file.to_owned(),
-            found: "(none)".to_owned(),
-            near: "none".to_owned(),
-        });
+        return Err(FrontendError::NoModelType { file: values.file.to_owned() });
     };
     values.model_type = model_type;
     let found = description::find(values.file, &values.model_type, &options.descriptions);
@@ -197,20 +196,14 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     Ok(description)
 }
 
-fn number(
-    values: &Values<'_>,
-    what: &str,
-    text: &str,
-    invalid: impl Fn(String) -> FrontendError,
-) -> Result<u64, FrontendError> {
-    let expr = Expr::parse(text).map_err(invalid)?;
-    match values.eval(&expr, 0)? {
+fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<'e>, FrontendError> {
+    match values.eval(expr, 0)? {
         Some(number) if number.value > 0 => {
             values.remember(what, &number);
-            Ok(number.value)
+            Ok(number)
         }
-        Some(_) => Err(values.bad(&expr.keys().join(", "), &Value::from(0), "at least 1 was expected")),
-        None => Err(values.missing(what, Some(&expr))),
+        Some(number) => Err(values.bad_number(what, &number, "at least 1 was expected")),
+        None => Err(values.missing(what, Some(expr))),
     }
 }
 

@@ -143,10 +143,6 @@ impl<'a> Values<'a> {
         is_stated(value).then_some(value)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
-        self.get(key)?.as_str()
-    }
-
     /// The text that a list has for a layer.
     pub(super) fn entry(&self, key: &str, layer: u32) -> Option<&str> {
         self.get(key)?.get(layer as usize)?.as_str()
@@ -297,6 +293,12 @@ impl<'a> Values<'a> {
             found,
             expected: expected.to_owned(),
         }
+    }
+
+    /// A number that makes no sense as `what`.
+    pub(super) fn bad_number(&self, what: &str, number: &Number<'_>, expected: &str) -> FrontendError {
+        let key = if number.keys.is_empty() { format!("{what}, by default") } else { number.keys.join(", ") };
+        self.bad(&key, &Value::from(number.value), expected)
     }
 
     pub(super) fn missing(&self, what: &str, expr: Option<&Expr>) -> FrontendError {
