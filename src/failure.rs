@@ -35,9 +35,11 @@ pub(crate) fn in_file(path: &Path, error: impl std::fmt::Display) -> Failure {
     Failure::new(1, miette::miette!("{}: {error}", path.display()))
 }
 
-/// The text of a file.
+/// The text of a file; `-` is what is piped in.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| in_file(path, error))
+    let text =
+        if path == Path::new("-") { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+    text.map_err(|error| in_file(path, error))
 }
 
 /// Writes a file anew.

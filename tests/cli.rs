@@ -1,7 +1,7 @@
 //! The command as its users meet it: exit codes, messages, and the JSON contract.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use rstest::rstest;
 use serde_json::Value;
@@ -138,15 +138,19 @@ enum Model {
 }
 
 #[rstest]
-#[case::missing_file(Model::Missing, "", 1, "No such file")]
+#[case::missing_file(Model::Missing, "", 1, "there is no such file or folder; models are read from disk")]
 #[case::truncated_json(Model::Truncated, "", 1, "not valid JSON")]
-#[case::no_object(Model::Text("[]"), "", 1, "config.json")]
+#[case::no_object(Model::Text("[]"), "", 1, "config.json: JSON of another kind")]
+#[case::another_object(Model::Text("{}"), "", 1, "there is no `model_type`")]
 #[case::unknown_model_type(Model::Text(r#"{"model_type": "lama"}"#), "", 4, "llama")]
 #[case::negative_dim(Model::Edited("\"head_dim\": 128", "\"head_dim\": -128"), "", 1, "head_dim")]
 #[case::zero_dim(Model::Edited("\"head_dim\": 128", "\"head_dim\": 0"), "", 1, "head_dim")]
 #[case::absurd_dim(Model::Edited("\"head_dim\": 128", "\"head_dim\": 1e30"), "", 1, "head_dim")]
 #[case::budget_too_small(Model::Good, "[memory]\nbytes = '1MiB'", 3, "short")]
 #[case::unknown_key(Model::Good, "max_seq_length = 4096", 1, "max_seq_len")]
+#[case::fractional_count(Model::Good, "max_seq_len = 4096.5", 1, "`4096.5`, expected a whole number")]
+#[case::no_section(Model::Good, "memory = 5", 1, "expected the section Memory")]
+#[case::no_histogram(Model::Good, "[workload]\nprompt = { file = 'no.csv' }", 1, "/no.csv: ")]
 #[case::bad_size(Model::Good, "[memory]\nbytes = '24 bananas'", 1, "24 bananas")]
 #[case::no_base(Model::Good, "[memory]\nfraction = 0.9", 1, "of")]
 fn bad_input_is_a_clear_error_with_its_exit_code(
@@ -182,8 +186,54 @@ fn bad_input_is_a_clear_error_with_its_exit_code(
 #[case(&["plan"])]
 #[case(&["plan", "x", "--format", "xml"])]
 #[case(&["fly"])]
+#[case(&["bench", "flying"])]
+#[case(&["simulate", "--workload", "chat", "--checkpoints", "-1"])]
 fn wrong_usage_exits_with_2(#[case] args: &[&str]) {
     assert_eq!(cacheplan(args).status.code(), Some(2));
+}
+
+#[test]
+fn a_dash_stands_for_what_is_piped_in() {
+    let piped = |args: &[&str], text: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let plan = piped(&["plan", "-", "--format", "json"], &std::fs::read_to_string(config(NANO)).unwrap());
+    assert!(piped(&["plan", "check", "-"], &plan).contains("-: 52 resources in 3 pools are consistent"));
+    let rows = piped(
+        &["simulate", "--trace", "-"],
+        "{\"prompt\": [{\"tokens\": [1, 2]}], \"output\": {\"id\": 7, \"len\": 5}}\n",
+    );
+    assert_eq!(rows.lines().count(), 5, "{rows}");
+}
+
+#[rstest]
+#[case("", "the trace holds no request")]
+#[case("{\"prompt\": [1, 2]}", "tokens are written {\"tokens\": [7, 9]}")]
+fn a_trace_that_cannot_be_replayed_is_an_error(#[case] text: &str, #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.jsonl");
+    std::fs::write(&file, text).unwrap();
+    let output = cacheplan(&["simulate".as_ref(), "--trace".as_ref(), file.as_os_str()]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("trace.jsonl: ") && message.contains(says), "{message}");
+}
+
+#[test]
+fn a_wrong_description_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("heron.toml");
+    std::fs::write(&file, "kinds = 3").unwrap();
+    let model = config(NANO);
+    let output = cacheplan(&["inspect".as_ref(), model.as_os_str(), "--description".as_ref(), file.as_os_str()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("heron.toml: architecture description"), "{}", stderr(&output));
 }
 
 fn fixture_model(name: &str) -> PathBuf {

@@ -55,7 +55,7 @@ fn flags_size_a_plan_without_a_budget_file() {
 
 #[test]
 fn a_device_alone_is_a_budget_and_what_does_not_fit_says_so() {
-    let planned = plan(GEMMA, &["--device-memory", "24GiB", "--max-seq-len", "8192"]);
+    let planned = plan(GEMMA, &["--device-memory", "24GiB", "--weights", "2GB", "--max-seq-len", "8192"]);
     assert_eq!(planned["capacity"]["capped_by"], "memory");
     let sum: u64 = planned["ledger"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
     assert_eq!(sum, (24u64 << 30) * 9 / 10);
@@ -110,7 +110,7 @@ fn ranks_print_what_they_agreed_on_and_each_stage() {
 /// What a plan was made with proves it; without one of these it is another plan's.
 #[rstest]
 #[case::flags(NANO, &["--memory-bytes", "4GiB"], &[])]
-#[case::a_device(GEMMA, &["--device-memory", "24GiB"], &[])]
+#[case::a_device(GEMMA, &["--device-memory", "24GiB", "--weights", "2GB"], &[])]
 #[case::a_stage(NANO, &["--pp", "2", "--memory-bytes", "4GiB"], &["--stage", "1"])]
 #[case::one_of_four_ranks(NANO, &["--tp", "4", "--memory-bytes", "4GiB"], &[])]
 #[case::a_draft(NANO, &["--draft-tokens", "2", "--draft", "DRAFT"], &[])]
@@ -164,7 +164,16 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--pp", "2", "--ranks", "--format", "svg"], "--stage N")]
 #[case(&["--tp", "many"], "invalid value")]
 #[case(&["--memory-bytes", "-1"], "-1")]
-#[case(&["--max-seq-len", "18446744073709551615"], "is not in 0..=4294967296")]
+#[case(&["--max-seq-len", "18446744073709551615"], "is not in 1..=4294967296")]
+#[case(&["--max-seq-len", "-1"], "invalid value '-1' for '--max-seq-len")]
+#[case(&["--max-batch-size", "0"], "0 is not in 1..=4294967296")]
+#[case(&["--tp", "0"], "0 is not in 1..=4096")]
+#[case(&["--prompt", "many"], "a number of tokens up to 4294967296, or a distribution")]
+#[case(&["--prompt", "18446744073709551615"], "a number of tokens up to 4294967296, or a distribution")]
+#[case(&["--prompt", "{ fixed = -4 }"], "flag --prompt")]
+#[case(&["--prefix-reuse", "NaN"], "flag --prefix-reuse")]
+#[case(&["--kv-dtype", "fp7"], "flag --kv-dtype: unknown dtype `fp7`")]
+#[case(&["--cache-bytes", "5GiB"], "--cache-bytes tells an engine something; name the engine with --as")]
 fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
     let output = cacheplan(&["plan"], Some(NANO), flags, folder.path());
@@ -174,11 +183,9 @@ fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] s
 }
 
 #[rstest]
-#[case(&["--tp", "0"], "`parallel.tp` is 0")]
-#[case(&["--prefix-reuse", "NaN"], "flag --prefix-reuse")]
-#[case(&["--prompt", "{ fixed = -4 }"], "flag --prompt")]
-#[case(&["--draft-scheme", "replay"], "draft_tokens")]
-#[case(&["--kv-dtype", "fp7"], "flag --kv-dtype")]
+#[case(&["--draft-scheme", "replay"], "`speculation.draft_tokens` is missing")]
+#[case(&["--as", "vllm"], "a device (--device-memory)")]
+#[case(&["--description", "FILE:none.toml"], "none.toml")]
 #[case(&["--host-bytes", "1KiB"], "host.bytes")]
 #[case(&["--measurement", "FILE:none.json"], "none.json")]
 fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
@@ -187,4 +194,63 @@ fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains(says) && !message.contains("panicked"), "{message}");
+}
+
+#[test]
+fn the_plan_of_a_full_device_says_which_change_admits_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--device-memory", "24GiB", "--weights", "2GB", "--max-seq-len", "8192"];
+    let table = stdout(&cacheplan(&["plan"], Some(GEMMA), &flags, folder.path()));
+    let sequences = |flags: &[&str]| plan(GEMMA, flags)["capacity"]["sequences"].as_u64().unwrap();
+    let half = sequences(&[&flags[..4], &["--max-seq-len", "4096"]].concat());
+    let narrow = sequences(&[&flags[..], &["--kv-dtype", "fp8"]].concat());
+    for line in [
+        format!("max_seq_len = 4096 would admit {half} sequences"),
+        format!("dtypes.kv = \"f8_e4m3\" would admit {narrow} sequences"),
+    ] {
+        assert!(table.contains(&line), "{line}\n{table}");
+    }
+    let capped = cacheplan(&["plan"], Some(GEMMA), &[&flags[..], &["--max-batch-size", "2"]].concat(), folder.path());
+    let most = format!("KNOBS     max_batch_size = {} would admit", sequences(&flags));
+    assert!(stdout(&capped).contains(&most), "{most}");
+    let unlimited = stdout(&cacheplan(&["plan"], Some(GEMMA), &[], folder.path()));
+    assert!(!unlimited.contains("KNOBS"), "{unlimited}");
+}
+
+#[test]
+fn weights_of_unknown_size_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["plan"], Some(GEMMA), &["--device-memory", "24GiB"], folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(message.contains("state `memory.weights` (--weights)"), "{message}");
+}
+
+#[test]
+fn the_weights_of_a_draft_model_are_counted() {
+    let flags = ["--memory-bytes", "4GiB", "--draft-tokens", "2", "--draft"];
+    let draft = config(NANO);
+    let planned = plan(NANO, &[&flags[..], &[draft.to_str().unwrap()]].concat());
+    let line = |name: &str| {
+        let lines = planned["ledger"].as_array().unwrap();
+        lines.iter().find(|line| line["name"] == name).unwrap()["bytes"].as_u64().unwrap()
+    };
+    assert_eq!(line("draft weights"), line("weights"));
+}
+
+#[test]
+fn a_comparison_beside_weights_that_leave_nothing_does_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["compare"], Some(NANO), &["--device-memory", "24GiB"], folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{message}");
+    assert!(message.contains("most of it `weights`"), "{message}");
+}
+
+#[test]
+fn sequences_longer_than_the_model_was_made_for_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let planned = cacheplan(&["plan"], Some(NANO), &["--max-seq-len", "4294967296"], folder.path());
+    let notes = String::from_utf8_lossy(&planned.stderr).into_owned();
+    assert!(planned.status.success() && notes.contains("is longer than the 262144 tokens"), "{notes}");
 }

@@ -53,5 +53,5 @@ fn a_file_that_is_no_snapshot_is_named() {
     std::fs::write(&file, "{\"pools\": 3}").unwrap();
     let output = cacheplan(&["stats".as_ref(), file.as_os_str()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("other.json"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("other.json: no snapshot: "));
 }

@@ -197,7 +197,7 @@ impl Budget {
             let span = error.span();
             let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             // TOML's own integers are wider than any count.
-            let message = error.message().replace(" as i128, expected u64", ", expected one below 2^64");
+            let message = in_words(error.message());
             BudgetError { origin: origin.to_owned(), line, span, nearest: nearest_key(&message), message }
         })?;
         budget.validated().map_err(|error| BudgetError { origin: origin.to_owned(), ..error })
@@ -262,6 +262,19 @@ impl Budget {
 
 /// The largest count of tokens or sequences that a budget may state.
 const MAX_COUNT: u64 = 1 << 32;
+
+/// Serde's message without the names of Rust's types.
+pub(crate) fn in_words(message: &str) -> String {
+    let words = [
+        // TOML's own integers are wider than any count.
+        (" as i128, expected u64", ", expected one below 2^64"),
+        (", expected u64", ", expected a whole number"),
+        (", expected u32", ", expected a whole number"),
+        (", expected f64", ", expected a number"),
+        (", expected struct ", ", expected the section "),
+    ];
+    words.iter().fold(message.to_owned(), |message, (rust, words)| message.replace(rust, words))
+}
 
 /// The expected key nearest to the unknown one, read from serde's own message.
 pub(crate) fn nearest_key(message: &str) -> Option<String> {

@@ -48,7 +48,8 @@ pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparis
     let bytes = match request.budget.engine.cache_bytes {
         Some(bytes) => bytes.0,
         None => available_bytes(request, &load)?.ok_or_else(|| {
-            PlanError::Budget("a comparison needs bytes: state `[memory]` or a device, or give cache bytes".into())
+            let ways = "`[memory]` (--memory-bytes), a device (--device-memory), or cache bytes (--cache-bytes)";
+            PlanError::Budget(format!("a comparison needs bytes: state {ways}"))
         })?,
     };
     let mut budget = request.budget.clone();

@@ -28,12 +28,14 @@ pub struct Derivation {
 pub enum ExplainError {
     /// Nothing in the plan is called that.
     #[error(
-        "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`{}",
-        nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+        "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; {}",
+        nearest.as_ref().map_or_else(|| format!("there are {}", names.join(", ")), |name| format!("did you mean `{name}`?"))
     )]
     Unknown {
         /// What was asked for.
         subject: String,
+        /// The lines of the ledger, pools among them.
+        names: Vec<String>,
         /// The name nearest to it.
         nearest: Option<String>,
     },
@@ -87,7 +89,9 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     let names = plan.resources.iter().map(|resource| resource.name.as_str());
     let names = names.chain(plan.pools.iter().map(|pool| pool.id.as_str()));
     let names = names.chain(plan.ledger.iter().map(|line| line.name.as_str())).chain(["capacity", "host"]);
-    Err(ExplainError::Unknown { subject: subject.into(), nearest: nearest(subject, names) })
+    let nearest = nearest(subject, names);
+    let names = plan.ledger.iter().map(|line| format!("`{}`", line.name)).collect();
+    Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
 }
 
 impl Derivation {

@@ -91,7 +91,7 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
     let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
     let stated = [
         ("graphs", memory.graphs, "captured CUDA graphs, stated in the budget"),
-        ("draft weights", draft_weights, "stated in the budget"),
+        ("draft weights", draft_weights, "of the draft model"),
         ("host tier", host.map(|host| host.bytes), "offloaded caches, in the same memory as the device's"),
     ];
     for (name, bytes, note) in stated {

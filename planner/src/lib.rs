@@ -85,4 +85,5 @@ pub use render::comparison_table;
 pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
 pub use speculation::{Scheme, Speculation};
+pub use suggest::knobs;
 pub use workload::{CheckpointDType, Lengths, Workload};

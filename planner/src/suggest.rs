@@ -1,11 +1,11 @@
-//! When it does not fit: changes that would make it, each solved anew.
+//! Changes that would make a plan fit, or hold more sequences, each solved anew.
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use crate::make::make;
 use crate::solve::last;
-use crate::{Budget, CachePlan, CheckpointDType, PlanRequest, Suggestion};
+use crate::{Budget, CachePlan, CheckpointDType, PlanRequest, Suggestion, Workload};
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
@@ -19,7 +19,31 @@ pub(crate) fn suggestions(request: &PlanRequest<'_>) -> Vec<Suggestion> {
         smaller_kv(request),
         more_ranks(request),
     ];
-    let mut found: Vec<Suggestion> = tries.into_iter().flatten().collect();
+    best(tries.into_iter().flatten())
+}
+
+/// What would let more sequences run at once than `plan`, the plan of `request`, does: one change each, those that admit
+/// the most first. None where no memory is stated, and none for pipeline stages, which must agree.
+pub fn knobs(request: &PlanRequest<'_>, plan: &CachePlan) -> Vec<Suggestion> {
+    let budget = request.budget;
+    if budget.memory.is_none() || budget.parallel.pp > 1 {
+        return Vec::new();
+    }
+    let tries = match plan.capacity.capped_by.as_str() {
+        "max_batch_size" => vec![larger_batch(request)],
+        _ => vec![
+            no_checkpoints(request),
+            smaller_checkpoints(request),
+            half_as_long(request),
+            smaller_kv(request),
+            more_ranks(request),
+        ],
+    };
+    best(tries.into_iter().flatten().filter(|suggestion| suggestion.sequences > plan.capacity.sequences))
+}
+
+fn best(found: impl Iterator<Item = Suggestion>) -> Vec<Suggestion> {
+    let mut found: Vec<Suggestion> = found.collect();
     found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));
     found.truncate(SHOWN);
     found
@@ -42,18 +66,43 @@ fn shorter(request: &PlanRequest<'_>) -> Option<Suggestion> {
     Some(suggestion(format!("max_seq_len = {longest}"), &at(longest)?))
 }
 
+fn larger_batch(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let plan = with_budget(request, |budget| (budget.max_batch_size, budget.maximize) = (None, None))?;
+    Some(suggestion(format!("max_batch_size = {}", plan.capacity.sequences), &plan))
+}
+
+fn half_as_long(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    if request.budget.workload.as_ref().is_some_and(Workload::states_lengths) {
+        return None;
+    }
+    let half = request.budget.max_seq_len_for(request.model) / 2;
+    let plan = with_budget(request, |budget| budget.max_seq_len = Some(half))?;
+    Some(suggestion(format!("max_seq_len = {half}"), &plan))
+}
+
 fn without_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
     let checkpoints = request.budget.workload.as_ref()?.checkpoints_per_sequence;
-    let fewer = (0..checkpoints).rev().find_map(|fewer| {
-        let plan = with_budget(request, |budget| {
-            if let Some(workload) = &mut budget.workload {
-                workload.checkpoints_per_sequence = fewer;
-                workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| fewer > 0);
-            }
-        })?;
-        Some((fewer, plan))
-    });
-    fewer.map(|(fewer, plan)| suggestion(format!("workload.checkpoints_per_sequence = {fewer}"), &plan))
+    let fits = |fewer: u64| with_checkpoints(request, fewer).is_some();
+    let most = last(checkpoints.checked_sub(1)?, |fewer| fewer == 0 || fits(fewer));
+    Some(checkpoints_of(most, &with_checkpoints(request, most)?))
+}
+
+fn no_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    request.budget.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence > 0)?;
+    Some(checkpoints_of(0, &with_checkpoints(request, 0)?))
+}
+
+fn with_checkpoints(request: &PlanRequest<'_>, each: u64) -> Option<CachePlan> {
+    with_budget(request, |budget| {
+        if let Some(workload) = &mut budget.workload {
+            workload.checkpoints_per_sequence = each;
+            workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| each > 0);
+        }
+    })
+}
+
+fn checkpoints_of(each: u64, plan: &CachePlan) -> Suggestion {
+    suggestion(format!("workload.checkpoints_per_sequence = {each}"), plan)
 }
 
 fn smaller_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {

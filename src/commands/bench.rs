@@ -2,6 +2,8 @@
 
 use cacheplan::kernels::roofline::{Measurement, run as measure};
 
+use miette::miette;
+
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -12,12 +14,17 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     print(&(Measurement::headings() + "\n"))?;
-    let mut printed = Ok(());
-    measure(args.op.as_deref().unwrap_or_default(), |row| {
+    let (mut printed, mut found) = (Ok(()), false);
+    let op = args.op.as_deref().unwrap_or_default();
+    measure(op, |row| {
+        found = true;
         if printed.is_ok() {
             printed = print(&format!("{row}\n"));
         }
     })
     .map_err(Failure::error)?;
-    printed
+    match found {
+        true => printed,
+        false => Err(Failure::new(2, miette!("no op is called like `{op}`; without a name all are measured"))),
+    }
 }

@@ -8,7 +8,10 @@ use clap::builder::RangedU64ValueParser;
 
 /// The budget file and what stands above it.
 #[derive(clap::Args)]
-#[command(next_help_heading = "Budget (each flag stands above an environment variable, that above the file)")]
+#[command(
+    allow_negative_numbers = true,
+    next_help_heading = "Budget (each flag stands above an environment variable, that above the file)"
+)]
 pub(crate) struct BudgetArgs {
     /// Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools
     #[arg(long, value_name = "FILE")]
@@ -51,11 +54,11 @@ pub(crate) struct BudgetArgs {
     ssm_dtype: Option<String>,
 
     /// Prompt lengths: a number of tokens, or a distribution as in the budget file
-    #[arg(long, value_name = "LENGTHS")]
+    #[arg(long, value_name = "LENGTHS", value_parser = lengths)]
     prompt: Option<String>,
 
     /// Output lengths, likewise
-    #[arg(long, value_name = "LENGTHS")]
+    #[arg(long, value_name = "LENGTHS", value_parser = lengths)]
     output: Option<String>,
 
     /// The share of each prompt that sequences have in common
@@ -63,7 +66,7 @@ pub(crate) struct BudgetArgs {
     prefix_reuse: Option<f64>,
 
     /// States that each running sequence leaves for prefix reuse
-    #[arg(long, value_name = "N", value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(..=MAX_COUNT))]
     checkpoints: Option<u64>,
 
     /// How these states are stored: int8; as in live slots where absent
@@ -71,7 +74,7 @@ pub(crate) struct BudgetArgs {
     checkpoint_dtype: Option<String>,
 
     /// Tokens that are drafted in each step
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     draft_tokens: Option<u32>,
 
     /// How states are rolled back to the accepted tokens: snapshots or replay
@@ -87,23 +90,23 @@ pub(crate) struct BudgetArgs {
     host_bytes: Option<ByteSize>,
 
     /// Tensor-parallel ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     tp: Option<u32>,
 
     /// Pipeline stages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pp: Option<u32>,
 
     /// Data-parallel groups
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     dp: Option<u32>,
 
     /// Expert-parallel ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ep: Option<u32>,
 
     /// Context-parallel ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     cp: Option<u32>,
 
     /// The engine keeps prefixes for reuse
@@ -135,9 +138,23 @@ pub(crate) struct BudgetArgs {
 #[command(next_help_heading = "This command")]
 struct EndOfSection {}
 
+/// The largest count that a budget can hold.
+const MAX_COUNT: u64 = 1 << 32;
+
 /// Counts that a budget can hold.
 fn count() -> RangedU64ValueParser {
-    RangedU64ValueParser::new().range(..=1 << 32)
+    RangedU64ValueParser::new().range(1..=MAX_COUNT)
+}
+
+/// A number of tokens, or a distribution as the budget file writes it.
+fn lengths(text: &str) -> Result<String, String> {
+    match text.parse::<u64>() {
+        Ok(tokens) if tokens <= MAX_COUNT => Ok(format!("{{ fixed = {tokens} }}")),
+        _ if text.starts_with('{') => Ok(text.to_owned()),
+        _ => Err(format!(
+            "a number of tokens up to {MAX_COUNT}, or a distribution such as `{{ lognormal = {{ median = 300 }} }}`"
+        )),
+    }
 }
 
 /// The grouping policies by their names in plans and budgets.
@@ -162,17 +179,20 @@ impl From<Grouping> for Policy {
 }
 
 impl BudgetArgs {
+    /// The first flag that only tells an engine something.
+    pub(crate) fn for_an_engine(&self) -> Option<String> {
+        self.overrides().into_iter().find(|set| set.key.starts_with("engine.")).map(|set| match set.origin {
+            Origin::Flag(flag) => flag,
+            other => other.to_string(),
+        })
+    }
+
     /// The keys that flags set.
     pub(crate) fn overrides(&self) -> Vec<Override> {
         let text = |value: &Option<String>| value.clone();
         let small = |value: Option<u32>| value.map(|value| value.to_string());
         let count = |value: Option<u64>| value.map(|value| value.to_string());
         let bytes = |value: Option<ByteSize>| value.map(|size| size.0.to_string());
-        let lengths = |value: &Option<String>| {
-            value
-                .as_ref()
-                .map(|text| text.parse().map_or_else(|_| text.clone(), |fixed: u64| format!("{{ fixed = {fixed} }}")))
-        };
         let stated = [
             ("grouping", "--grouping", self.grouping.map(|grouping| Policy::from(grouping).to_string())),
             ("max_seq_len", "--max-seq-len", count(self.max_seq_len)),
@@ -183,8 +203,8 @@ impl BudgetArgs {
             ("memory.weights", "--weights", bytes(self.weights)),
             ("dtypes.kv", "--kv-dtype", text(&self.kv_dtype)),
             ("dtypes.ssm", "--ssm-dtype", text(&self.ssm_dtype)),
-            ("workload.prompt", "--prompt", lengths(&self.prompt)),
-            ("workload.output", "--output", lengths(&self.output)),
+            ("workload.prompt", "--prompt", text(&self.prompt)),
+            ("workload.output", "--output", text(&self.output)),
             ("workload.prefix_reuse", "--prefix-reuse", self.prefix_reuse.map(|share| format!("{share:?}"))),
             ("workload.checkpoints_per_sequence", "--checkpoints", count(self.checkpoints)),
             ("workload.checkpoint_dtype", "--checkpoint-dtype", text(&self.checkpoint_dtype)),

@@ -1,5 +1,6 @@
 //! Reading a model and a budget: the first half of every subcommand.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{
@@ -7,17 +8,18 @@ use cacheplan::planner::{
     environment,
 };
 use cacheplan::transforms::{
-    Assumption, Collected, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect, read_model,
+    Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect,
+    read_model,
 };
 use miette::{LabeledSpan, NamedSource, miette};
 
 use crate::commands::budget::BudgetArgs;
-use crate::failure::{Failure, in_file, read};
+use crate::failure::{Failure, in_file, note, read};
 
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
 pub(crate) struct Source {
-    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file
+    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json piped in
     pub(crate) model: PathBuf,
 
     #[command(flatten)]
@@ -105,19 +107,36 @@ impl Reading {
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
 
+    fn open(&self, model: &Path) -> Result<Model, Failure> {
+        let options = self.options()?;
+        open(model, &options).map_err(|error| match (error, self.description.as_slice()) {
+            (error @ FrontendError::Description { .. }, [described, ..]) => in_file(described, error),
+            (error, _) => unread(model, error),
+        })
+    }
+
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
     pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
-        let budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
+        let mut budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
-        let mut model = open(model, &self.options()?)?;
+        let mut model = self.open(model)?;
+        if let (Some(stated), Some(longest)) = (budget.max_seq_len, model.info.max_position_embeddings)
+            && stated > longest
+        {
+            note(&format!("max_seq_len {stated} is longer than the {longest} tokens that the model was made for"));
+        }
         let unwalked = model.graph.clone();
         let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
         // What is assumed of the model does not hold for its draft.
         let draft = target.draft.as_deref().map(|path| {
-            let mut draft = open(path, &ReadOptions::default())?;
-            Ok(walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources)
+            let mut draft = open(path, &ReadOptions::default()).map_err(|error| unread(path, error))?;
+            let resources = walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources;
+            Ok((resources, draft.info.weights))
         });
-        let draft = draft.transpose()?;
+        let (draft, weights) = draft.transpose()?.unzip();
+        if let (Some(speculation), Some(Some(weights))) = (&mut budget.speculation, weights) {
+            speculation.draft_weights.get_or_insert(ByteSize(weights.bytes));
+        }
         let device = target.device_memory.map(stated_device);
         Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement })
     }
@@ -146,9 +165,22 @@ impl Loaded {
     }
 }
 
-fn open(path: &Path, options: &ReadOptions) -> Result<Model, Failure> {
+fn open(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
     read_model(path, options)
-        .map_err(|error| Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")))
+}
+
+fn unread(path: &Path, error: FrontendError) -> Failure {
+    match error {
+        FrontendError::Io { source, .. } if source.kind() == ErrorKind::NotFound && !path.exists() => Failure::new(
+            1,
+            miette!(
+                "{}: there is no such file or folder; models are read from disk, nothing is downloaded",
+                path.display()
+            ),
+        ),
+        error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),
+    }
 }
 
 fn context(info: &ModelInfo, budget: &Budget, engine: Option<EngineSpec>) -> PassContext {
@@ -170,7 +202,11 @@ pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Fai
     let failed = |error: BudgetError| {
         let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
         let shown = error.to_string();
-        Failure::new(1, miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text.clone())))
+        let code = if shown.starts_with("flag ") { 2 } else { 1 };
+        Failure::new(
+            code,
+            miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text.clone())),
+        )
     };
     // A variable that is no text cannot be ours.
     let variables =
@@ -182,7 +218,10 @@ pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Fai
     if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let beside = path.and_then(Path::parent).unwrap_or(Path::new(""));
-        let read = |file: &str| std::fs::read_to_string(beside.join(file)).map_err(|error| format!("{file}: {error}"));
+        let read = |file: &str| {
+            let path = beside.join(file);
+            std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+        };
         workload.load(read).map_err(|error| Failure::new(1, miette!("{error}")))?;
     }
     Ok(config)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::planner::{
-    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, plan, plan_ranks, predict,
+    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, Suggestion, knobs, plan, plan_ranks, predict,
 };
 use cacheplan::transforms::Dot;
 use clap::ValueEnum;
@@ -92,6 +92,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn make(args: &Make) -> Result<(), Failure> {
     let reading = &args.source.reading;
+    if let (Some(flag), None) = (reading.budget.for_an_engine(), args.engine) {
+        return Err(Failure::new(2, miette!("{flag} tells an engine something; name the engine with --as")));
+    }
     let loaded = reading.load(&args.source.model, &args.target, args.engine)?;
     if args.format == Format::Dot {
         refuse_beside(args, "the model's graph")?;
@@ -124,7 +127,7 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg()),
-            Format::Table | Format::Dot => print(&(heading + &plan.table())),
+            Format::Table | Format::Dot => print(&(heading + &plan.table() + &turned(&knobs(&request, &plan)))),
         };
     };
     let both = EnginePlan { plan: &plan, engine: predict(&request, engine).map_err(failed)? };
@@ -152,6 +155,15 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
         }
         Format::Table => print(&ranks.table()),
     }
+}
+
+/// What each change by itself would admit.
+fn turned(knobs: &[Suggestion]) -> String {
+    let lines = knobs.iter().enumerate().map(|(at, knob)| {
+        let label = if at == 0 { "KNOBS" } else { "" };
+        format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences)
+    });
+    lines.collect()
 }
 
 /// A picture of one thing is no answer to a question about another.

@@ -12,6 +12,7 @@ use crate::failure::{Failure, print, write};
 use crate::progress;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     source: Source,

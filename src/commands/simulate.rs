@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cacheplan::managers::book::simulate::{
     Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
@@ -13,6 +13,7 @@ use crate::commands::load::read_plan;
 use crate::failure::{Failure, in_file, print, write};
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
     requests: Requests,
@@ -124,8 +125,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 impl Requests {
     fn load(&self) -> Result<Vec<Request>, Failure> {
         if let Some(path) = &self.trace {
+            let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
             let file = File::open(path).map_err(|error| in_file(path, error))?;
-            return read_trace(BufReader::new(file)).map_err(|error| in_file(path, error));
+            let requests = read_trace(BufReader::new(file)).map_err(|error| in_file(path, error))?;
+            if requests.is_empty() {
+                return Err(in_file(path, "the trace holds no request"));
+            }
+            return Ok(requests);
         }
         Ok(self.workload.map(Workload::from).map(Workload::requests).unwrap_or_default())
     }

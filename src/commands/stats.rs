@@ -28,7 +28,9 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let stats: Stats = serde_json::from_str(&read(&args.snapshot)?).map_err(|error| in_file(&args.snapshot, error))?;
+    let stats: Stats = serde_json::from_str(&read(&args.snapshot)?).map_err(|error| {
+        in_file(&args.snapshot, format!("no snapshot: {error}; `cacheplan run MODEL --stats FILE` writes one"))
+    })?;
     match args.format {
         Format::Table => print(&stats.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&stats).map_err(Failure::error)? + "\n")),

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 pub use init::commented_budget;
 pub use schema::budget_schema;
 
-use crate::budget::{nearest, nearest_key};
+use crate::budget::{in_words, nearest, nearest_key};
 use crate::render::align;
 use crate::{Budget, BudgetError};
 use keys::KEYS;
@@ -252,7 +252,17 @@ fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
 }
 
 fn plain(origin: &str, error: &toml::de::Error) -> BudgetError {
-    let message = error.message().to_owned();
+    let message = match error.message().split('`').collect::<Vec<_>>()[..] {
+        // Of the section that needs it a merged table does not say.
+        ["missing field ", field, ""] => {
+            let mut paths = KEYS.iter().filter(|key| key.path.rsplit('.').next() == Some(field));
+            match (paths.next(), paths.next()) {
+                (Some(key), None) => format!("`{}` is missing, which its section needs", key.path),
+                _ => error.message().to_owned(),
+            }
+        }
+        _ => in_words(error.message()),
+    };
     let nearest = nearest_key(&message);
     BudgetError { origin: origin.to_owned(), line: None, span: None, message, nearest }
 }

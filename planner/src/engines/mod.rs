@@ -273,7 +273,7 @@ pub(crate) fn bytes_per_sequence(
 
 impl Setting<'_> {
     fn bytes(&self) -> Result<u64, PlanError> {
-        let missing = "an engine divides bytes: state `[memory]` or a device, or give its cache bytes";
+        let missing = "an engine divides bytes: state `[memory]` (--memory-bytes), a device (--device-memory), or its own cache bytes (--cache-bytes)";
         self.bytes.ok_or_else(|| PlanError::Budget(missing.into()))
     }
 

@@ -110,6 +110,10 @@ fn windows_unpaged_tokens_and_readers_are_named() {
     "ssm_O",
     "`ssm_O` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; did you mean `ssm_0`?"
 )]
+#[case(
+    "frobnicator",
+    "`frobnicator` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; there are `activations`, `ssm.0`, `causal_conv.0`, `kv_paged.0`, `unused`"
+)]
 #[case("host", "this plan has no host tier; `host.bytes` states one")]
 #[case("52", "layer 52 does not exist; the model has layers 0 to 51")]
 fn what_is_not_in_the_plan_is_an_error(#[case] subject: &str, #[case] expected: &str) {

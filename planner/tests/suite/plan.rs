@@ -40,6 +40,15 @@ fn what_sequences_leave_behind_says_nothing_about_their_length() {
 }
 
 #[test]
+fn too_many_checkpoints_are_told_how_many_would_do() {
+    let model = nemotron_3_nano();
+    let budget = budget("[memory]\nbytes = '1GiB'\n[workload]\ncheckpoints_per_sequence = 4000000000");
+    let error = plan(&model.request(&budget)).unwrap_err().to_string();
+    // 1 GiB = (2 + n) slots and 257 blocks of 16 tokens, of which 19 slots fit.
+    assert!(error.contains("workload.checkpoints_per_sequence = 19: 1 sequence(s)"), "{error}");
+}
+
+#[test]
 fn capacity_is_stated_for_the_sequences_that_were_counted() {
     let model = nemotron_3_nano();
     let lengths = "[workload]\nprompt = { histogram = [[3000, 1], [100, 2]] }\noutput = { fixed = 500 }";

@@ -19,7 +19,11 @@ const MOONCAKE_BLOCK: usize = 512;
 
 /// A run of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "tokens are written {\"tokens\": [7, 9]}, or {\"id\": 7, \"len\": 512} where only what is shared matters"
+)]
 pub enum Piece {
     /// Tokens that follow from an identity: what is meant matters less than what is shared.
     Run {

@@ -1,0 +1,68 @@
+//! From a model's config to allocated pools, block tables and slots: what an engine would do around its own kernels.
+//!
+//! Run it with `cargo run --example allocate [MODEL]`; without a model it takes a small hybrid of the tests.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use cacheplan::candle::Device;
+use cacheplan::managers::CountingAllocator;
+use cacheplan::managers::book::{StepMetadata, Work};
+use cacheplan::managers::device::CacheSet;
+use cacheplan::planner::{Budget, PlanRequest, plan};
+use cacheplan::transforms::{ReadOptions, collect, read_model};
+
+/// Without it nobody counts what the CPU really allocates.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const SMALL_HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/nemotron_h/config.json");
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = std::env::args().nth(1).unwrap_or_else(|| SMALL_HYBRID.into());
+
+    // 1. Plan: which pools there are, and how large.
+    let budget = Budget::from_toml("max_seq_len = 128\nmax_batch_size = 4", "budget.toml")?;
+    let mut model = read_model(path.as_ref(), &ReadOptions::default())?;
+    let collected = collect(&mut model.graph, &budget.pass_context(&model.info))?;
+    let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
+
+    // 2. Allocate exactly that; `Device::new_cuda(0)` would put it on a GPU.
+    let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;
+    for pool in caches.bytes()? {
+        println!("{:<15} {:>9} bytes planned, allocated {:?}", pool.id, pool.planned_bytes, pool.actual_bytes);
+    }
+
+    // 3. Admit two sequences and compute their prompts in one ragged step.
+    let manager = caches.manager_mut()?;
+    let (first, second) = (manager.admit(40)?, manager.admit(9)?);
+    let mut step = StepMetadata::default();
+    manager.step(&[Work { sequence: first, tokens: 40 }, Work { sequence: second, tokens: 9 }], &mut step)?;
+    println!("\nprompts: cu_seqlens {:?}, slots {:?}", step.cu_seqlens, step.slots);
+    for pool in &step.pools {
+        let tables: Vec<&[i32]> = pool.block_tables.chunks(pool.max_blocks).collect();
+        println!("block tables {tables:?}, the first token goes to row {}", pool.slot_mapping[0]);
+    }
+
+    // 4. What the kernels of a layer get: a whole pool, and where the layer lies in it.
+    for resource in &plan.resources {
+        let route = manager.route_of(&resource.name)?;
+        if let Ok(layer) = manager.kv_layer(route) {
+            println!(
+                "{:<13} pool {:?}, step.pools[{}], {:?}",
+                resource.name,
+                layer.pool.shape(),
+                layer.paged,
+                layer.view
+            );
+        } else if let Ok(layer) = manager.state_layer(route) {
+            println!("{:<13} pool {:?}, step.slots, {:?}", resource.name, layer.pool.shape(), layer.view);
+        }
+    }
+
+    // 5. Decode one token each, then give everything back.
+    manager.step(&[Work { sequence: first, tokens: 1 }, Work { sequence: second, tokens: 1 }], &mut step)?;
+    println!("\ndecode: positions {:?}, kv_lens {:?}", step.positions, step.kv_lens);
+    manager.finish(first)?;
+    manager.finish(second)?;
+    println!("\n{}", manager.book().stats());
+    Ok(())
+}
