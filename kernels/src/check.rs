@@ -20,6 +20,18 @@ pub(crate) fn rows(op: &'static str, operand: &'static str, tensor: &Tensor, row
     })
 }
 
+/// Checks that rows of `tensor` are whole pieces of `width` elements, and returns how many.
+pub(crate) fn pieces(op: &'static str, operand: &'static str, tensor: &Tensor, width: usize) -> Result<usize> {
+    let row = tensor.dims().get(1..).map(|dims| dims.iter().product::<usize>());
+    match row.filter(|row| row.is_multiple_of(width)).and_then(|row| row.checked_div(width)) {
+        Some(pieces) => Ok(pieces),
+        None => {
+            let expected = format!("rows of a multiple of {width} elements");
+            Err(KernelError::Shape { op, operand, found: tensor.dims().to_vec(), expected })
+        }
+    }
+}
+
 /// Checks that `tensor`, where given, has `len` elements in all.
 pub(crate) fn vector(op: &'static str, operand: &'static str, tensor: Option<&Tensor>, len: usize) -> Result<()> {
     match tensor {

@@ -69,7 +69,7 @@ impl GroupFormat {
         let inverse = |scale: f32| if scale == 0.0 { 0.0 } else { 1.0 / scale };
         match self {
             Self::Q8_0 => {
-                let scale = largest.abs() / 127.0;
+                let scale = in_f16(largest.abs() / 127.0);
                 bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
                 for (byte, x) in bytes[2..].iter_mut().zip(group) {
                     *byte = (x * inverse(scale)).round_ties_even() as i8 as u8;
@@ -77,7 +77,7 @@ impl GroupFormat {
             }
             Self::Q4_0 => {
                 // The largest becomes -8, the one number without a counterpart.
-                let scale = largest / -8.0;
+                let scale = in_f16(largest / -8.0);
                 bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
                 let code = |x: f32| (x * inverse(scale) + 8.5).clamp(0.0, 15.0) as u8;
                 for (i, byte) in bytes[2..].iter_mut().enumerate() {
@@ -147,6 +147,12 @@ impl GroupFormat {
             }
         }
     }
+}
+
+/// The nearest scale that does not become infinite as f16; what is infinite or NaN stays.
+fn in_f16(scale: f32) -> f32 {
+    let most = f16::MAX.to_f32();
+    if scale.is_infinite() { scale } else { scale.clamp(-most, most) }
 }
 
 /// `2^(exponent - 127)`; NaN for 255.

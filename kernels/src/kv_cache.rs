@@ -121,10 +121,8 @@ fn write(
 
 /// Elements of a row of `k` `[total_tokens, num_kv_heads, head_dim]`; those of the layer, if it has no tokens.
 fn head_dim(k: &Tensor, view: &KvLayerView) -> usize {
-    match k.dims() {
-        [tokens, ..] if *tokens > 0 => k.elem_count() / (tokens * view.num_kv_heads),
-        _ => view.head_dim,
-    }
+    let rows = k.dims().first().map_or(0, |tokens| tokens.saturating_mul(view.num_kv_heads));
+    k.elem_count().checked_div(rows).unwrap_or(view.head_dim)
 }
 
 fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {

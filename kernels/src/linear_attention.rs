@@ -61,7 +61,7 @@ pub fn linear_attention(
     let LinearAttention { q, k, v, .. } = *input;
     let total_tokens = v.dim(0)?;
     batch.check(OP, total_tokens, num_slots)?;
-    let key_heads = k.dims()[1..].iter().product::<usize>() / key_dim;
+    let key_heads = check::pieces(OP, "k", k, key_dim)?;
     let heads_per_key = check::shared(OP, heads, "value heads", key_heads, "key heads")?;
     check::rows(OP, "q", q, total_tokens, key_heads * key_dim)?;
     check::rows(OP, "k", k, total_tokens, key_heads * key_dim)?;

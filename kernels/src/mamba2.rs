@@ -90,7 +90,7 @@ pub fn mamba2_scan(
     let ScanInput { x, dt, b, c, z } = *input;
     let total_tokens = x.dim(0)?;
     batch.check(OP, total_tokens, num_slots)?;
-    let groups = b.dims()[1..].iter().product::<usize>() / d_state;
+    let groups = check::pieces(OP, "b", b, d_state)?;
     let heads_per_group = check::shared(OP, heads, "heads", groups, "groups")?;
     check::rows(OP, "x", x, total_tokens, heads * head_dim)?;
     check::rows(OP, "dt", dt, total_tokens, heads)?;

@@ -207,7 +207,9 @@ pub(crate) fn narrow_row<T: Element>(
         None => factor,
         Some(scale) => {
             let largest = row.iter().fold(0f32, |most, x| if x.abs() > most || x.is_nan() { x.abs() } else { most });
-            *scale = largest / T::LARGEST;
+            let fitting = largest / T::LARGEST;
+            // Below the normal numbers a reciprocal can be infinite.
+            *scale = if fitting < f32::MIN_POSITIVE { 0.0 } else { fitting };
             if *scale == 0.0 { 0.0 } else { 1.0 / *scale }
         }
     };

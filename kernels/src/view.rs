@@ -76,16 +76,8 @@ impl KvLayerView {
         if self.kv_factor == 0 || self.kv_factor > 2 {
             return argument(format!("kv_factor is {}, expected 1 or 2", self.kv_factor));
         }
-        if self.num_kv_heads * self.head_dim * self.tokens_per_block == 0 {
-            return argument("the layer view has a dimension of size 0".to_owned());
-        }
-        if self.layer_offset + self.layer_elems() > self.block_elems {
-            return argument(format!(
-                "the layer ends at element {} of a block of {}",
-                self.layer_offset + self.layer_elems(),
-                self.block_elems
-            ));
-        }
+        let shape = [self.kv_factor, self.num_kv_heads, self.tokens_per_block, self.head_dim];
+        check_extent(op, &shape, self.layer_offset, self.block_elems)?;
         // Elsewhere than on the CPU, rows are gathered from the pool as a table of them.
         let aligned = self.layer_offset.is_multiple_of(self.head_dim) && self.block_elems.is_multiple_of(self.head_dim);
         if !aligned && !pool.device().is_cpu() {
@@ -131,17 +123,22 @@ impl StateLayerView {
 
     /// Checks that `pool` is a pool that this view fits, and returns its number of slots.
     pub(crate) fn check(&self, op: &'static str, pool: &Tensor) -> Result<usize> {
-        if self.layer_offset + self.elems() > self.slot_elems {
-            return Err(KernelError::Argument {
-                op,
-                reason: format!(
-                    "the layer ends at element {} of a slot of {}",
-                    self.layer_offset + self.elems(),
-                    self.slot_elems
-                ),
-            });
-        }
+        check_extent(op, &self.shape, self.layer_offset, self.slot_elems)?;
         check_pool(op, pool, self.slot_elems)
+    }
+}
+
+/// Checks that a layer of `shape` from element `offset` on is something, and lies inside a unit of the pool.
+fn check_extent(op: &'static str, shape: &[usize], offset: usize, unit_elems: usize) -> Result<()> {
+    let argument = |reason: String| Err(KernelError::Argument { op, reason });
+    if shape.contains(&0) {
+        return argument(format!("the layer view {shape:?} has a dimension of size 0"));
+    }
+    // Kernels index the pool by these numbers without further checks, so none may wrap around.
+    let end = shape.iter().try_fold(1usize, |elems, &size| elems.checked_mul(size)).and_then(|n| n.checked_add(offset));
+    match end {
+        Some(end) if end <= unit_elems => Ok(()),
+        _ => argument(format!("the layer {shape:?} from element {offset} on ends beyond its unit of {unit_elems}")),
     }
 }
 
@@ -154,5 +151,34 @@ fn check_pool(op: &'static str, pool: &Tensor, row_elems: usize) -> Result<usize
             found: dims.to_vec(),
             expected: format!("a contiguous [_, {row_elems}]"),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    /// A size that wraps around would pass for a small one, and kernels would leave the pool.
+    #[test]
+    fn views_whose_size_no_integer_holds_are_refused() {
+        let pool = Tensor::zeros((1, 64), DType::F32, &Device::Cpu).unwrap();
+        let huge = 1 << (usize::BITS - 4);
+        for (num_kv_heads, layer_offset) in [(huge + 1, 0), (1, usize::MAX)] {
+            let view = KvLayerView {
+                block_elems: 64,
+                layer_offset,
+                kv_factor: 1,
+                num_kv_heads,
+                head_dim: 16,
+                tokens_per_block: 1,
+                order: KvOrder::Hnd,
+            };
+            assert!(view.check("op", &pool).unwrap_err().to_string().contains("ends beyond"));
+        }
+        for (shape, layer_offset) in [([huge + 1, 16, 1], 0), ([1, 1, 1], usize::MAX)] {
+            let view = StateLayerView::matrix(64, layer_offset, shape);
+            assert!(view.check("op", &pool).unwrap_err().to_string().contains("ends beyond"));
+        }
     }
 }

@@ -112,7 +112,9 @@ fn step_with(
     let mut sum = 0.0;
     for row in chunk.clone() {
         let step = scan.time_step(row, head);
-        sum += f64::from(scan.a[head]) * f64::from(step);
+        let decay = f64::from(scan.a[head]) * f64::from(step);
+        // An infinite one would leave differences undefined; this one leaves nothing either. A NaN stays.
+        sum += if decay < -1e6 { -1e6 } else { decay };
         dt.push(step);
         cum.push(sum);
     }

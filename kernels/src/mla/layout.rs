@@ -5,6 +5,7 @@
 
 use super::OP;
 use crate::error::{KernelError, Result};
+use crate::portable::row_index;
 use candle_core::{DType, Tensor};
 
 /// Elements of 32 bytes.
@@ -96,11 +97,8 @@ fn scatter(
     }
     let tokens = Tensor::from_iter(live.iter().map(|(token, _)| *token), cache.device())?;
     let source = values.contiguous()?.index_select(&tokens, 0)?.reshape(((), width))?.to_dtype(cache.dtype())?;
-    let index: Vec<u32> = live
-        .iter()
-        .flat_map(|&(_, slot)| (0..pieces).map(move |piece| (slot, piece)))
-        .map(|(slot, piece)| row_of(slot, piece) as u32)
-        .collect();
-    let index = Tensor::new(index, cache.device())?.unsqueeze(1)?.broadcast_as(source.shape())?.contiguous()?;
+    let places = live.iter().flat_map(|&(_, slot)| (0..pieces).map(move |piece| (slot, piece)));
+    let index = row_index(places.map(|(slot, piece)| row_of(slot, piece)), cache.device())?;
+    let index = index.unsqueeze(1)?.broadcast_as(source.shape())?.contiguous()?;
     Ok(cache.reshape(((), width))?.scatter_set(&index, &source, 0)?)
 }

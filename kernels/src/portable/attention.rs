@@ -1,6 +1,6 @@
 //! Attention per sequence over gathered keys and values.
 
-use super::{head_factors, softmax, widen};
+use super::{head_factors, row_index, softmax, widen};
 use crate::attention::Attention;
 use crate::batch::PagedBatch;
 use crate::error::Result;
@@ -64,8 +64,8 @@ fn one_sequence(
     };
     let gather = |kv: usize| -> Result<Tensor> {
         let first = |block: usize| (block * view.block_elems + view.layer_offset) / view.head_dim;
-        let index: Vec<u32> = places(kv).map(|(block, row)| (first(block) + row) as u32).collect();
-        let rows = pool.reshape(((), view.head_dim))?.index_select(&Tensor::new(index, pool.device())?, 0)?;
+        let index = row_index(places(kv).map(|(block, row)| first(block) + row), pool.device())?;
+        let rows = pool.reshape(((), view.head_dim))?.index_select(&index, 0)?;
         let shape = (view.num_kv_heads, keys, head_dim);
         let Some(quant) = attention.quant else { return Ok(widen(&rows)?.reshape(shape)?) };
         if let KvQuant::Grouped(format) = quant {
@@ -73,8 +73,7 @@ fn one_sequence(
         }
         let factors = match quant {
             KvQuant::PerToken(scales) => {
-                let index: Vec<u32> = places(kv).map(|(block, row)| (block * view.layer_rows() + row) as u32).collect();
-                let index = Tensor::new(index, pool.device())?;
+                let index = row_index(places(kv).map(|(block, row)| block * view.layer_rows() + row), pool.device())?;
                 scales.flatten_all()?.index_select(&index, 0)?.reshape((view.num_kv_heads, keys, 1))?
             }
             _ => head_factors(view, kv, &quant, pool.device())?.unsqueeze(2)?,

@@ -1,7 +1,7 @@
 //! Cache writes as row scatters.
 
 use crate::error::Result;
-use crate::portable::{self, narrow};
+use crate::portable::{self, narrow, row_index};
 use crate::quant::KvQuant;
 use crate::rope::RopeTable;
 use crate::view::KvLayerView;
@@ -57,7 +57,20 @@ pub(crate) fn write(
 
 /// Writes `rows` onto those of `table` that `index` names.
 fn scatter(table: &Tensor, index: impl Iterator<Item = usize>, rows: &Tensor) -> Result<()> {
-    let index = Tensor::from_iter(index.map(|row| row as u32), table.device())?;
-    let index = index.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
+    let index = row_index(index, table.device())?.unsqueeze(1)?.broadcast_as(rows.shape())?.contiguous()?;
     Ok(table.scatter_set(&index, &rows.contiguous()?, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    #[test]
+    fn a_row_whose_number_the_index_cannot_hold_is_refused() {
+        let table = Tensor::zeros((2, 1), DType::F32, &Device::Cpu).unwrap();
+        let row = Tensor::ones((1, 1), DType::F32, &Device::Cpu).unwrap();
+        scatter(&table, std::iter::once(1 << 32), &row).unwrap_err();
+        scatter(&table, std::iter::once(1), &row).unwrap();
+    }
 }

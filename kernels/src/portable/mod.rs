@@ -16,7 +16,7 @@ pub(crate) mod rg_lru;
 pub(crate) mod rope;
 
 use crate::batch::StateBatch;
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 use crate::groups::quantize_rows;
 use crate::int8;
 use crate::mamba2::TimeStep;
@@ -83,6 +83,16 @@ impl StepState<'_> {
     }
 }
 
+/// Numbers of rows, for candle's ops.
+pub(crate) fn row_index(rows: impl Iterator<Item = usize>, device: &Device) -> Result<Tensor> {
+    let index = rows.map(|row| {
+        let reason = || format!("row {row} of a pool is beyond the 32 bits that its device counts rows with");
+        u32::try_from(row).map_err(|_| KernelError::Argument { op: "row_index", reason: reason() })
+    });
+    let index = index.collect::<Result<Vec<u32>>>()?;
+    Ok(Tensor::new(index, device)?)
+}
+
 /// `[total_tokens, width]` in f32.
 fn wide_rows(tensor: &Tensor) -> Result<Tensor> {
     let width = tensor.dims()[1..].iter().product::<usize>();
@@ -135,11 +145,15 @@ fn narrow(
     let largest = if dtype == DType::U8 { 127.0 } else { 448.0 };
     let wide = x.to_dtype(DType::F32)?;
     let own_scales = match quant {
-        KvQuant::PerToken(_) => Some((wide.abs()?.max_keepdim(D::Minus1)? / largest)?),
+        KvQuant::PerToken(_) => {
+            let fitting = (wide.abs()?.max_keepdim(D::Minus1)? / largest)?;
+            // Below the normal numbers a reciprocal can be infinite.
+            Some(fitting.lt(f64::from(f32::MIN_POSITIVE))?.where_cond(&fitting.zeros_like()?, &fitting)?)
+        }
         _ => None,
     };
     let scales = match &own_scales {
-        // What is 0 throughout stays 0 with any scale.
+        // What is 0 throughout, or as good as that, becomes 0 with any scale.
         Some(scales) => scales.eq(0.0)?.where_cond(&scales.ones_like()?, scales)?,
         None => head_factors(view, kv, quant, x.device())?.unsqueeze(0)?,
     };

@@ -183,6 +183,45 @@ fn a_nan_is_not_lost(
     assert!(found[3].is_nan() && found[32..].iter().all(|x| (x - 1.0).abs() < 0.05), "{found:?}");
 }
 
+/// What a format cannot reach becomes its largest number, and what is 0 beside it stays 0.
+#[rstest]
+fn huge_numbers_saturate(
+    #[values(GroupFormat::Q8_0, GroupFormat::Q4_0, GroupFormat::Mxfp4, GroupFormat::Nvfp4)] format: GroupFormat,
+) {
+    let mut row = vec![0f32; 64];
+    (row[0], row[1]) = (1e30, -1e30);
+    let x = Tensor::from_vec(row, (1, 64), &Device::Cpu).unwrap();
+    let found = values(&dequantize_rows(&quantize_rows(&x, format).unwrap(), format, 64).unwrap());
+    assert!(found[0].is_finite() && found[0] > 1e3 && found[1].is_finite() && found[1] < -1e3, "{found:?}");
+    assert!(found[2..].iter().all(|x| *x == 0.0), "{found:?}");
+}
+
+/// The reciprocal of a scale below the normal numbers is infinite.
+#[rstest]
+fn rows_too_small_for_a_scale_become_0(#[values(DType::U8, DType::F8E4M3)] dtype: DType) {
+    let view = KvLayerView {
+        block_elems: BLOCK * 4,
+        layer_offset: 0,
+        kv_factor: 1,
+        num_kv_heads: 1,
+        head_dim: 4,
+        tokens_per_block: BLOCK,
+        order: KvOrder::Hnd,
+    };
+    let k = Tensor::new(&[[[1e-37f32, 0.0, -1e-38, 0.0]]], &Device::Cpu).unwrap();
+    let zeros = |width: usize, dtype| Tensor::zeros((1, width), dtype, &Device::Cpu).unwrap();
+    for write in [
+        (|pool, view, k, quant| quantize_and_cache(pool, view, k, None, &[0], quant))
+            as fn(&_, &_, &_, KvQuant<'_>) -> _,
+        |pool, view, k, quant| portable::kv_cache::write(pool, view, k, None, &[0], Some(&quant), None),
+    ] {
+        let (pool, scales) = (zeros(view.block_elems, dtype), zeros(BLOCK, DType::F32));
+        write(&pool, &view, &k, KvQuant::PerToken(&scales)).unwrap();
+        let stored = values(&pool.to_dtype(DType::F32).unwrap());
+        assert!(stored.iter().chain(&values(&scales)).all(|x| *x == 0.0), "{stored:?}");
+    }
+}
+
 #[rstest]
 #[case::missing(DType::U8, 8, None, "a U8 pool needs scales or a group format")]
 #[case::needless(DType::F32, 8, Some(KvQuant::Grouped(GroupFormat::Q4_0)), "a F32 pool takes no scales")]

@@ -5,6 +5,7 @@ use crate::reference::{self, LinearAttentionCase, MambaCase};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
+use std::ops::Range;
 
 /// The largest error allowed, over the largest magnitude, for each dtype of the pool.
 fn tolerance(dtype: DType) -> f32 {
@@ -29,7 +30,7 @@ fn check(
     view: StateLayerView,
     dtype: DType,
     op: impl Fn(&Ragged, &Tensor) -> Tensor,
-    reference: impl Fn(std::ops::Range<usize>, &mut Vec<f64>) -> Vec<f64>,
+    reference: impl Fn(Range<usize>, &mut Vec<f64>) -> Vec<f64>,
 ) {
     let ragged = Ragged::new(lens);
     let width = view.slot_elems;
@@ -358,4 +359,52 @@ fn gated_norm(#[values(true, false)] norm_before_gate: bool, #[values(96, 32)] w
     let w = |tensor: &Tensor| wide(&values(tensor));
     let expected = reference::gated_rms_norm(&w(&x), &w(&z), &w(&weight), 1e-5f32.into(), 32, norm_before_gate);
     assert_close(&values(&found), &narrow(&expected), 1e-5);
+}
+
+/// A rate beyond f32 leaves nothing of the state, in a chunk as token by token.
+#[test]
+fn an_infinite_rate_forgets_everything() {
+    const TOKENS: usize = 40;
+    let view = StateLayerView::matrix(2 * 4 * 8, 0, [2, 4, 8]);
+    let mut random = Random::new(19);
+    let mut activation = |width: usize| random.tensor(&[TOKENS, width]);
+    let (x, dt, b, c) = (activation(8), activation(2), activation(8), activation(8));
+    let a = Tensor::new(&[f32::NEG_INFINITY, -1.0], &Device::Cpu).unwrap();
+    let layer = Mamba2 { a: &a, d: None, time_step: TimeStep::new(None) };
+    let run = |steps: &[Range<usize>]| {
+        let pool = Tensor::ones((1, view.slot_elems), DType::F32, &Device::Cpu).unwrap();
+        let mut out = Vec::new();
+        for rows in steps {
+            let part = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len()).unwrap();
+            let (x, dt, b, c) = (part(&x), part(&dt), part(&b), part(&c));
+            let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
+            let cu_seqlens = [0, rows.len() as u32];
+            out.extend(values(
+                &mamba2_scan(&input, &layer, &pool, &view, &StateBatch::new(&cu_seqlens, &[0])).unwrap(),
+            ));
+        }
+        out.extend(values(&pool));
+        out
+    };
+    let steps_of =
+        |tokens: usize| -> Vec<_> { (0..TOKENS).step_by(tokens).map(|first| first..first + tokens).collect() };
+    assert_close(&run(&steps_of(TOKENS)), &run(&steps_of(1)), 1e-5);
+}
+
+#[test]
+fn operands_and_views_without_dimensions_are_refused() {
+    let pool = |width: usize| Tensor::zeros((1, width), DType::F32, &Device::Cpu).unwrap();
+    let rows = |width: usize| Tensor::zeros((1, width), DType::F32, &Device::Cpu).unwrap();
+    let scalar = Tensor::new(1f32, &Device::Cpu).unwrap();
+    let batch = StateBatch::new(&[0, 1], &[0]);
+    for (k, shape) in [(&scalar, [1, 2, 2]), (&rows(0), [1, 0, 2])] {
+        let view = StateLayerView::matrix(shape.iter().product(), 0, shape);
+        let (v, decay) = (rows(2), Decay::Fixed(&[0.0]));
+        let input = LinearAttention { q: k, k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
+        linear_attention(&input, &pool(view.slot_elems), &view, &batch).unwrap_err();
+        let layer = Mamba2 { a: &rows(1), d: None, time_step: TimeStep::new(None) };
+        let input = ScanInput { x: &v, dt: &rows(1), b: k, c: k, z: None };
+        let view = StateLayerView::matrix(view.slot_elems, 0, [shape[0], shape[2], shape[1]]);
+        mamba2_scan(&input, &layer, &pool(view.slot_elems), &view, &batch).unwrap_err();
+    }
 }
