@@ -3,7 +3,8 @@
 use candle_core::{D, DType, Tensor};
 
 use super::{Linear, Mlp, SharedExpert};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, RuntimeError};
+use crate::weights::Scope;
 
 /// How a router turns logits into chosen experts and their weights.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,25 @@ pub(crate) struct Moe {
 }
 
 impl Moe {
+    /// Reads a `gate` whose choice is corrected, and with `expert` each of `experts`.
+    pub(crate) fn load_corrected(
+        weights: &Scope<'_>,
+        hidden: usize,
+        routing: Routing,
+        expert: impl Fn(&Scope<'_>) -> Result<Mlp, RuntimeError>,
+        shared: Option<Mlp>,
+    ) -> Result<Self, RuntimeError> {
+        let routing = routing.checked()?;
+        let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
+        Ok(Self {
+            router: Linear::load(&gate, hidden, routing.experts, false)?,
+            correction: Some(gate.get("e_score_correction_bias", routing.experts)?),
+            experts: (0..routing.experts).map(|i| expert(&experts.enter(i))).collect::<Result<_, _>>()?,
+            shared: shared.map(|mlp| SharedExpert { mlp, gate: None }),
+            routing,
+        })
+    }
+
     /// `[rows, hidden]` to `[rows, hidden]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = match &self.shared {

@@ -4,9 +4,7 @@ use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{
-    Activation, Kda, KdaShape, Linear, Mla, MlaShape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring, SharedExpert,
-};
+use crate::layers::{Activation, Kda, KdaShape, Mla, MlaShape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a Kimi Linear `config.json` that its decoder reads.
@@ -104,19 +102,11 @@ impl Config {
             scoring: Scoring::Sigmoid,
             normalise: self.moe_renormalize,
             scale: self.routed_scaling_factor,
-        }
-        .checked()?;
-        let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
+        };
         let expert = self.mlp(self.moe_intermediate_size);
         let shared = self.mlp(self.moe_intermediate_size * self.num_shared_experts);
-        Ok(Moe {
-            router: Linear::load(&gate, self.hidden_size, routing.experts, false)?,
-            correction: Some(gate.get("e_score_correction_bias", routing.experts)?),
-            experts: (0..routing.experts)
-                .map(|i| Mlp::load_named(&experts.enter(i), ["w1", "w3", "w2"], expert))
-                .collect::<Result<_, _>>()?,
-            shared: Some(SharedExpert { mlp: Mlp::load_gated(&weights.enter("shared_experts"), shared)?, gate: None }),
-            routing,
-        })
+        let shared = Mlp::load_gated(&weights.enter("shared_experts"), shared)?;
+        let expert = |weights: &Scope<'_>| Mlp::load_named(weights, ["w1", "w3", "w2"], expert);
+        Moe::load_corrected(weights, self.hidden_size, routing, expert, Some(shared))
     }
 }

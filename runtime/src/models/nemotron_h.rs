@@ -7,8 +7,7 @@ use serde_json::Value;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring,
-    SharedExpert, dt_limit,
+    Activation, Attention, AttentionShape, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring, dt_limit,
 };
 use crate::weights::{Scope, Weights};
 
@@ -151,27 +150,18 @@ impl Config {
             scoring: Scoring::Sigmoid,
             normalise: need(self.norm_topk_prob, "norm_topk_prob")?,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
-        }
-        .checked()?;
+        };
         let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
         let shared = match self.n_shared_experts.unwrap_or(0) {
             0 => None,
             _ => {
                 let key = "moe_shared_expert_intermediate_size";
                 let shape = self.mlp(need(self.moe_shared_expert_intermediate_size, key)?);
-                Some(SharedExpert { mlp: Mlp::load_plain(&weights.enter("shared_experts"), shape)?, gate: None })
+                Some(Mlp::load_plain(&weights.enter("shared_experts"), shape)?)
             }
         };
-        let experts = weights.enter("experts");
-        Ok(Moe {
-            router: Linear::load(&weights.enter("gate"), self.hidden_size, routing.experts, false)?,
-            correction: Some(weights.enter("gate").get("e_score_correction_bias", routing.experts)?),
-            experts: (0..routing.experts)
-                .map(|i| Mlp::load_plain(&experts.enter(i), expert))
-                .collect::<Result<_, _>>()?,
-            shared,
-            routing,
-        })
+        let expert = |weights: &Scope<'_>| Ok(Mlp::load_plain(weights, expert)?);
+        Moe::load_corrected(weights, self.hidden_size, routing, expert, shared)
     }
 }
 
