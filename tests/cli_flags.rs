@@ -254,3 +254,28 @@ fn sequences_longer_than_the_model_was_made_for_are_noted() {
     let notes = String::from_utf8_lossy(&planned.stderr).into_owned();
     assert!(planned.status.success() && notes.contains("is longer than the 262144 tokens"), "{notes}");
 }
+
+/// The ranks of the poorest stage decide for all, so that a stage by itself would be explained with other numbers.
+#[rstest]
+#[case("0")]
+#[case("2")]
+fn a_stage_is_explained_with_what_all_ranks_agreed_on(#[case] stage: &str) {
+    let flags = ["--pp", "3", "--max-seq-len", "131072", "--memory-bytes", "24GiB", "--stage", stage];
+    let planned = plan(NANO, &flags);
+    assert_eq!(planned["capacity"]["capped_by"], "another rank");
+    let folder = tempfile::tempdir().unwrap();
+    let explained = stdout(&cacheplan(&["plan", "explain"], Some(NANO), &flags, folder.path()));
+    let sequences = planned["capacity"]["sequences"].as_u64().unwrap();
+    assert!(explained.starts_with(&format!("{sequences} sequences ")), "{explained}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_of_ours_that_is_no_text_is_an_error() {
+    use std::os::unix::ffi::OsStrExt;
+    let value = std::ffi::OsStr::from_bytes(b"2\xff");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    let output = run.arg("plan").arg(config(NANO)).env("CACHEPLAN__MAX_BATCH_SIZE", value).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("CACHEPLAN__MAX_BATCH_SIZE"), "{said}");
+}

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{Fingerprint, PlanRequest, Violation, check, check_alone, plan_ranks};
+use cacheplan::planner::{Fingerprint, Violation, check, check_alone};
 use miette::miette;
 
 use crate::commands::load::{Reading, Target, read_plan};
@@ -42,22 +42,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     };
     let loaded = args.reading.load(model, &args.target, None)?;
-    let request = loaded.request();
-    let request = match loaded.budget.parallel.pp {
-        1 => request,
-        stages => {
-            let failed = |error: cacheplan::planner::PlanError| Failure::new(error.exit_code(), miette!("{error}"));
-            let agreement = Some(plan_ranks(&request).map_err(failed)?.agreement);
-            let of_stage = |stage| PlanRequest { stage, agreement, ..request };
-            let mut own = (0..stages).map(of_stage);
-            own.find(|request| Fingerprint::of(request) == plan.fingerprint).unwrap_or(of_stage(0))
-        }
-    };
-    let stale = plan.fingerprint.differences(&Fingerprint::of(&request));
+    let stages = loaded.stages()?;
+    let own = stages.iter().find(|request| Fingerprint::of(request) == plan.fingerprint);
+    let request = own.unwrap_or(&stages[0]);
+    let stale = plan.fingerprint.differences(&Fingerprint::of(request));
     if !stale.is_empty() {
         return Err(drift(&format!("{file} was made for another {}; plan anew", stale.join(" and another ")), &[]));
     }
-    check(&request, &plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
+    check(request, &plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
     let (resources, pools) = (plan.resources.len(), plan.pools.len());
     print(&format!("{file}: {resources} resources in {pools} pools are proved for this model, budget and device\n"))
 }

@@ -1,9 +1,9 @@
 //! `cacheplan compare`: our plan beside each engine's allocation, for the same bytes and workload.
 
 use cacheplan::planner::{Engine, EngineSpec, PlanError, compare, comparison_table, plan};
-use clap::ValueEnum;
 use miette::miette;
 
+use crate::commands::Format;
 use crate::commands::load::{Source, Target};
 use crate::failure::{Failure, note, print};
 
@@ -22,14 +22,6 @@ pub(crate) struct Args {
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A table for people, at most 100 columns wide
-    Table,
-    /// One object per engine
-    Json,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

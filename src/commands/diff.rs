@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use cacheplan::planner::diff;
-use clap::ValueEnum;
 
+use crate::commands::Format;
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, print};
 
@@ -16,17 +16,9 @@ pub(crate) struct Args {
     /// The plan to compare it with
     after: PathBuf,
 
-    /// What to print
+    /// What to print; nothing as a table where the plans are alike
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A table for people, at most 100 columns wide; nothing where the plans are alike
-    Table,
-    /// One object per change
-    Json,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

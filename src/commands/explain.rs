@@ -19,6 +19,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
 
+    /// The pipeline stage whose plan is explained, where there are several
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    stage: u32,
+
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Outline)]
     format: Format,
@@ -34,9 +38,12 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let loaded = args.source.load(&args.target)?;
-    let request = loaded.request();
-    let plan = plan(&request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
-    let derivation = explain(&request, &plan, &args.subject).map_err(Failure::error)?;
+    let stages = loaded.stages()?;
+    let request = stages.get(args.stage as usize).ok_or_else(|| {
+        Failure::new(2, miette!("there is no stage {}; the stages are 0 to {}", args.stage, stages.len() - 1))
+    })?;
+    let plan = plan(request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let derivation = explain(request, &plan, &args.subject).map_err(Failure::error)?;
     match args.format {
         Format::Outline => print(&derivation.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&derivation).map_err(Failure::error)? + "\n")),

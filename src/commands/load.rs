@@ -1,11 +1,12 @@
 //! Reading a model and a budget: the first half of every subcommand.
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{
     Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, EngineSpec, Measurement, PlanRequest,
-    environment,
+    environment, plan_ranks,
 };
 use cacheplan::transforms::{
     Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect,
@@ -148,6 +149,20 @@ impl Loaded {
         self.request_of(&self.collected.resources)
     }
 
+    /// The requests of all pipeline stages, with what their ranks agree on.
+    pub(crate) fn stages(&self) -> Result<Vec<PlanRequest<'_>>, Failure> {
+        let request = self.request();
+        let stages = self.budget.parallel.pp;
+        let agreement = match stages {
+            1 => None,
+            _ => {
+                let ranks = plan_ranks(&request);
+                Some(ranks.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?.agreement)
+            }
+        };
+        Ok((0..stages).map(|stage| PlanRequest { stage, agreement, ..request }).collect())
+    }
+
     /// The same with resources that were collected for an engine.
     pub(crate) fn request_of<'a>(&'a self, resources: &'a Resources) -> PlanRequest<'a> {
         PlanRequest {
@@ -208,9 +223,9 @@ pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Fai
             miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text.clone())),
         )
     };
-    // A variable that is no text cannot be ours.
-    let variables =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    // A name that is no text cannot be ours; a value that is none is no value of any key.
+    let text_of = |value: OsString| value.to_string_lossy().into_owned();
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
     let environment = environment(variables).map_err(failed)?;
     let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
     let file = path.map(|_| (text.as_str(), origin.as_str()));

@@ -15,3 +15,14 @@ pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod simulate;
 pub(crate) mod stats;
+
+use clap::ValueEnum;
+
+/// How a command prints that shows one thing to people and to programs.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Tables for people
+    Table,
+    /// The same as JSON
+    Json,
+}

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::candle::Device;
 use cacheplan::runtime::{Request, RuntimeError, Session, SessionOptions, open_device};
-use clap::ValueEnum;
 use miette::{Report, miette};
 
+use crate::commands::Format;
 use crate::commands::load::Source;
 use crate::failure::{Failure, print, write};
 use crate::progress;
@@ -51,14 +51,6 @@ pub(crate) struct OutputArgs {
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// Tables for people, at most 100 columns wide
-    Table,
-    /// Tokens, requests and the report
-    Json,
 }
 
 #[derive(Clone)]

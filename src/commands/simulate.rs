@@ -9,6 +9,7 @@ use cacheplan::managers::book::simulate::{
 };
 use clap::ValueEnum;
 
+use crate::commands::Format;
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, in_file, print, write};
 
@@ -79,14 +80,6 @@ enum PolicyName {
     CompleteLru,
     /// Every useful position, least coverage first
     Coverage,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A table for people
-    Table,
-    /// All counters and the course of each simulation
-    Json,
 }
 
 /// A size, or none.
