@@ -4,6 +4,7 @@
 //! rows beside it.
 
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// Rows of equal width, a stride apart.
 #[derive(Clone, Copy)]
@@ -43,12 +44,12 @@ impl<'a> StridedRows<'a> {
 
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
 pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
+    pulp::Arch::new().dispatch(RowProducts::<false> { a, b, scale, out, out_stride });
 }
 
 /// `out[i, j] = a_i . b_j` of few `a`, which stay in the caches, with `b`, which comes from memory and is read in order.
 pub(crate) fn streamed_products(a: StridedRows<'_>, b: StridedRows<'_>, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(StreamedProducts { a, b, out, out_stride });
+    pulp::Arch::new().dispatch(RowProducts::<true> { a, b, scale: 1.0, out, out_stride });
 }
 
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
@@ -68,7 +69,7 @@ pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32],
     pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
 }
 
-struct RowProducts<'a> {
+struct RowProducts<'a, const STREAMED: bool> {
     a: StridedRows<'a>,
     b: StridedRows<'a>,
     scale: f32,
@@ -76,37 +77,49 @@ struct RowProducts<'a> {
     out_stride: usize,
 }
 
-impl WithSimd for RowProducts<'_> {
+impl<const STREAMED: bool> WithSimd for RowProducts<'_, STREAMED> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut i = 0;
-        while i + 4 <= self.a.len {
-            self.against_all::<S, 4, 2>(simd, i);
-            i += 4;
+        if !STREAMED {
+            return self.with_all::<S, 8, 4, 2>(simd, 0..self.b.len);
         }
-        while i + 2 <= self.a.len {
-            self.against_all::<S, 2, 4>(simd, i);
-            i += 2;
-        }
-        while i < self.a.len {
-            self.against_all::<S, 1, 8>(simd, i);
-            i += 1;
+        // Two sums at a time: with one, each addition would wait for the one before.
+        for j in (0..self.b.len).step_by(2) {
+            self.with_all::<S, 2, 2, 2>(simd, j..self.b.len.min(j + 2));
         }
     }
 }
 
-impl RowProducts<'_> {
-    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
+impl<const STREAMED: bool> RowProducts<'_, STREAMED> {
+    /// All of `a` with some of `b`, of which `J1`, `J2` or `J4` at a time, against one, two or four of `a`.
     #[inline(always)]
-    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
-        let mut j = 0;
-        while j + J <= self.b.len {
+    fn with_all<S: Simd, const J1: usize, const J2: usize, const J4: usize>(&mut self, simd: S, b: Range<usize>) {
+        let mut i = 0;
+        while i + 4 <= self.a.len {
+            self.against::<S, 4, J4>(simd, i, b.clone());
+            i += 4;
+        }
+        while i + 2 <= self.a.len {
+            self.against::<S, 2, J2>(simd, i, b.clone());
+            i += 2;
+        }
+        while i < self.a.len {
+            self.against::<S, 1, J1>(simd, i, b.clone());
+            i += 1;
+        }
+    }
+
+    /// `I` rows of `a` from `i` on with some of `b`, `J` at a time.
+    #[inline(always)]
+    fn against<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, b: Range<usize>) {
+        let mut j = b.start;
+        while j + J <= b.end {
             self.tile::<S, I, J>(simd, i, j);
             j += J;
         }
-        while j < self.b.len {
+        while j < b.end {
             self.tile::<S, I, 1>(simd, i, j);
             j += 1;
         }
@@ -114,8 +127,10 @@ impl RowProducts<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
-        for n in 0..J {
-            self.b.prefetch_after(j + n);
+        if !STREAMED {
+            for n in 0..J {
+                self.b.prefetch_after(j + n);
+            }
         }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
@@ -124,6 +139,11 @@ impl RowProducts<'_> {
         let (a_vectors, b_vectors) = (a.map(|a| &a.0[..vectors]), b.map(|b| &b.0[..vectors]));
         let mut sums = [[simd.splat_f32s(0.0); J]; I];
         for at in 0..vectors {
+            if STREAMED && i == 0 {
+                for b in &b_vectors {
+                    prefetch_stream(&b[at..=at]);
+                }
+            }
             for (sums, a) in sums.iter_mut().zip(&a_vectors) {
                 for (sum, b) in sums.iter_mut().zip(&b_vectors) {
                     *sum = simd.mul_add_e_f32s(a[at], b[at], *sum);
@@ -135,68 +155,6 @@ impl RowProducts<'_> {
                 let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
                 self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
             }
-        }
-    }
-}
-
-/// Sums that a streamed dot product is spread over, so that an addition need not wait for the one before.
-const SUMS: usize = 4;
-/// How far ahead of its use a stream is asked for, in bytes. The hardware stops looking ahead at each page.
-const STREAM_AHEAD: usize = 8192;
-const LINE_BYTES: usize = 64;
-
-struct StreamedProducts<'a> {
-    a: StridedRows<'a>,
-    b: StridedRows<'a>,
-    out: &'a mut [f32],
-    out_stride: usize,
-}
-
-impl WithSimd for StreamedProducts<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        for j in 0..self.b.len {
-            let mut i = 0;
-            while i + 4 <= self.a.len {
-                self.dots::<S, 4>(simd, i, j);
-                i += 4;
-            }
-            while i < self.a.len {
-                self.dots::<S, 1>(simd, i, j);
-                i += 1;
-            }
-        }
-    }
-}
-
-impl StreamedProducts<'_> {
-    #[inline(always)]
-    fn dots<S: Simd, const I: usize>(&mut self, simd: S, i: usize, j: usize) {
-        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
-        let b = S::as_simd_f32s(self.b.row(j));
-        let (a_blocks, b_blocks) = (a.map(|a| a.0.as_chunks::<SUMS>().0), b.0.as_chunks::<SUMS>().0);
-        let mut sums = [[simd.splat_f32s(0.0); SUMS]; I];
-        for (at, b) in b_blocks.iter().enumerate() {
-            if i == 0 {
-                prefetch_stream(b);
-            }
-            for (sums, a) in sums.iter_mut().zip(&a_blocks) {
-                for n in 0..SUMS {
-                    sums[n] = simd.mul_add_e_f32s(a[at][n], b[n], sums[n]);
-                }
-            }
-        }
-        for at in b_blocks.len() * SUMS..b.0.len() {
-            for (sums, a) in sums.iter_mut().zip(&a) {
-                sums[0] = simd.mul_add_e_f32s(a.0[at], b.0[at], sums[0]);
-            }
-        }
-        for (n, (&[s, t, u, v], a)) in sums.iter().zip(&a).enumerate() {
-            let sum = simd.add_f32s(simd.add_f32s(s, t), simd.add_f32s(u, v));
-            let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
-            self.out[(i + n) * self.out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
         }
     }
 }
@@ -385,11 +343,14 @@ impl<const STREAMED: bool> WithSimd for Sum<'_, STREAMED> {
     }
 }
 
+/// How far ahead of its use a stream is asked for, in bytes. The hardware stops looking ahead at each page.
+const STREAM_AHEAD: usize = 8192;
+
 /// Asks for what comes `STREAM_AHEAD` behind a piece of a stream.
 #[inline(always)]
 fn prefetch_stream<T>(piece: &[T]) {
     let ahead = piece.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD);
-    (0..size_of_val(piece)).step_by(LINE_BYTES).for_each(|byte| super::prefetch_at(ahead.wrapping_add(byte)));
+    (0..size_of_val(piece)).step_by(64).for_each(|byte| super::prefetch_at(ahead.wrapping_add(byte)));
 }
 
 #[cfg(test)]
