@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::DType;
+use crate::{DType, Recurrence};
 
 /// The most bytes that one unit (token, sequence or fixed tensor) of a resource may take: 1 TiB.
 ///
@@ -33,6 +33,8 @@ pub enum Kind {
     IntermediateSsm,
     /// Convolution states at each candidate position of a speculative step.
     IntermediateCausalConv,
+    /// Other states at each candidate position of a speculative step.
+    IntermediateState,
     /// A kind of a framework's own, named `namespace.name`.
     Custom(String),
 }
@@ -49,6 +51,7 @@ impl Kind {
             Self::Unpaged => "unpaged",
             Self::IntermediateSsm => "intermediate_ssm",
             Self::IntermediateCausalConv => "intermediate_causal_conv",
+            Self::IntermediateState => "intermediate_state",
             Self::Custom(name) => name,
         }
     }
@@ -79,6 +82,7 @@ impl TryFrom<String> for Kind {
             Self::Unpaged,
             Self::IntermediateSsm,
             Self::IntermediateCausalConv,
+            Self::IntermediateState,
         ];
         if let Some(kind) = builtin.into_iter().find(|kind| kind.name() == name) {
             return Ok(kind);
@@ -188,6 +192,8 @@ pub struct ResourceHandler {
     pub(crate) dtype: DType,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) layout: Option<KvLayout>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) recurrence: Option<Recurrence>,
 }
 
 /// A handler as read from a file, before its dimensions are checked.
@@ -199,13 +205,16 @@ struct Unchecked {
     dtype: DType,
     #[serde(default)]
     layout: Option<KvLayout>,
+    #[serde(default)]
+    recurrence: Option<Recurrence>,
 }
 
 impl TryFrom<Unchecked> for ResourceHandler {
     type Error = HandlerError;
 
     fn try_from(raw: Unchecked) -> Result<Self, HandlerError> {
-        Self::new(raw.kind, raw.growth, raw.shape, raw.dtype, raw.layout)
+        let handler = Self::new(raw.kind, raw.growth, raw.shape, raw.dtype, raw.layout)?;
+        Ok(Self { recurrence: raw.recurrence, ..handler })
     }
 }
 
@@ -309,7 +318,7 @@ impl ResourceHandler {
             }
         }
         match shape_bytes(&shape, dtype) {
-            Some(bytes) if bytes <= MAX_UNIT_BYTES => Ok(Self { kind, growth, shape, dtype, layout }),
+            Some(bytes) if bytes <= MAX_UNIT_BYTES => Ok(Self { kind, growth, shape, dtype, layout, recurrence: None }),
             _ => Err(HandlerError::TooLarge { kind, shape: describe(&shape), dtype }),
         }
     }

@@ -4,6 +4,10 @@ use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, S
 
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
 
+/// The columns of a convolution's state, alone or with those of candidates behind them.
+const OWN_COLUMNS: &str = "d_conv - 1";
+const WITH_CANDIDATES: &str = "d_conv - 1 + candidates";
+
 impl ResourceHandler {
     /// Keys and values of attention: shape `[kv_factor = 2, num_kv_heads, head_dim]` per token, in pages, HND.
     ///
@@ -32,6 +36,7 @@ impl ResourceHandler {
     /// The recurrent state of Mamba-2 and its relatives: shape `[num_heads, head_dim, d_state]` per sequence.
     ///
     /// A gated delta net's state is `[num_v_heads, head_k_dim, head_v_dim]`; Mamba-1's is `[d_inner, 1, d_state]`.
+    /// [`ResourceHandler::with_recurrence`] says which it is.
     ///
     /// # Errors
     /// A zero or absurd dimension.
@@ -55,7 +60,7 @@ impl ResourceHandler {
         let sections = if sections.is_empty() { vec![conv_dim] } else { sections };
         let shape = vec![
             Dim::split("conv_dim", conv_dim, Split::Sections(sections)),
-            Dim::whole("d_conv - 1", d_conv.saturating_sub(1)),
+            Dim::whole(OWN_COLUMNS, d_conv.saturating_sub(1)),
         ];
         Self::new(Kind::CausalConv, Growth::PerSequence, shape, dtype, None)
     }
@@ -76,16 +81,34 @@ impl ResourceHandler {
         Self::new(Kind::Unpaged, Growth::PerSlotToken, numbered(token_shape), dtype, None)
     }
 
-    /// The speculative twin of a recurrent or convolution state: the same shape at each candidate position.
+    /// The speculative twin of a state: the same shape at each candidate position.
     ///
-    /// `None` for kinds that need no twin.
+    /// `None` for what is no state of a sequence.
     pub fn intermediate(&self) -> Option<Self> {
         let kind = match self.kind() {
             Kind::Ssm => Kind::IntermediateSsm,
             Kind::CausalConv => Kind::IntermediateCausalConv,
+            _ if self.is_state() => Kind::IntermediateState,
             _ => return None,
         };
         Self::new(kind, Growth::PerDraftPosition, self.shape().to_vec(), self.dtype(), None).ok()
+    }
+
+    /// The same convolution state with a column for each candidate of a speculative step behind its own.
+    ///
+    /// # Errors
+    /// An absurd dimension.
+    pub fn with_candidates(&self, candidates: u64) -> Result<Self, HandlerError> {
+        let mut shape = self.shape.clone();
+        if let Some(columns) = shape.last_mut().filter(|dim| dim.name == OWN_COLUMNS) {
+            *columns = Dim::whole(WITH_CANDIDATES, columns.size.saturating_add(candidates));
+        }
+        Self::new(self.kind.clone(), self.growth, shape, self.dtype, self.layout)
+    }
+
+    /// Whether a convolution's state has columns for the candidates of a speculative step.
+    pub fn has_candidates(&self) -> bool {
+        self.dim(WITH_CANDIDATES).is_some()
     }
 
     /// The same KV resource in another memory order.

@@ -18,7 +18,9 @@ mod compat;
 mod dtype;
 mod handler;
 mod kinds;
+mod recurrence;
 
 pub use compat::{CompatKey, Mismatch};
 pub use dtype::{DType, UnknownDType};
 pub use handler::{AllocationDims, Dim, Growth, HandlerError, Kind, KvLayout, MAX_UNIT_BYTES, ResourceHandler, Split};
+pub use recurrence::{Decay, Recurrence};

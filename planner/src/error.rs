@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cacheplan_handlers::Kind;
 use thiserror::Error;
 
 use crate::LedgerLine;
@@ -20,6 +21,18 @@ pub enum PlanError {
     /// The budget contradicts itself or the request.
     #[error("{0}")]
     Budget(String),
+    /// A state that the scheme `replay` cannot move on, since nobody says what its steps take.
+    #[error(
+        "`{resource}` of `{node}` is a {kind} whose recurrence is not known, so that its inputs cannot be kept and replayed; set `speculation.scheme = \"snapshots\"`"
+    )]
+    NoReplay {
+        /// The state's name.
+        resource: String,
+        /// The node that keeps it, `layers.3.mixer`.
+        node: String,
+        /// What it is for.
+        kind: Kind,
+    },
     /// An engine's rules for this model were not read.
     #[error("{0}")]
     Engine(String),

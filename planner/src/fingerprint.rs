@@ -62,6 +62,9 @@ fn write_handler(into: &mut Vec<u8>, handler: &ResourceHandler) {
         field(into, dim.name.as_bytes());
         number(into, dim.size);
     }
+    if let Some(recurrence) = handler.recurrence() {
+        field(into, format!("{recurrence:?}").as_bytes());
+    }
 }
 
 /// Fields carry their length, so that no two sequences of fields have the same bytes.

@@ -177,8 +177,13 @@ fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<Resourc
         };
         (dim.size, dim.split) = divided;
     }
-    ResourceHandler::new(handler.kind().clone(), handler.growth(), shape, handler.dtype(), handler.layout())
-        .map_err(|error: HandlerError| PlanError::Budget(error.to_string()))
+    let of_rank =
+        ResourceHandler::new(handler.kind().clone(), handler.growth(), shape, handler.dtype(), handler.layout())
+            .map_err(|error: HandlerError| PlanError::Budget(error.to_string()))?;
+    Ok(match handler.recurrence() {
+        Some(recurrence) => of_rank.with_recurrence(recurrence.of_rank(tp)),
+        None => of_rank,
+    })
 }
 
 /// Groups in the two equal sections of a convolution beside a recurrent state: `[d_inner, g, g]` holds B and C, whose

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use cacheplan_transforms::{ModelInfo, Resources};
 use serde::{Deserialize, Serialize};
 
-use crate::speculation::{self, SpeculationError};
+use crate::speculation;
 use crate::{Agreement, Budget, CachePlan, Parallel, PlanError, Speculation, plan, ranks};
 
 /// Everything that a plan depends on.
@@ -37,21 +37,21 @@ impl<'a> PlanRequest<'a> {
 
     /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
     pub(crate) fn held(&self) -> Result<Cow<'a, Resources>, PlanError> {
-        self.divided(|speculation| speculation::extend(self.resources, speculation, self.draft))
+        self.divided(|speculation| speculation::extend(self.resources, speculation, self.draft, self.model.dtype))
     }
 
     /// The same without what speculation adds to states, for which every engine has its own buffers.
     pub(crate) fn held_by_engine(&self) -> Result<Cow<'a, Resources>, PlanError> {
-        self.divided(|speculation| speculation::with_drafts(self.resources.clone(), speculation, self.draft))
+        self.divided(|speculation| speculation::with_drafts(self.resources.clone().into(), speculation, self.draft))
     }
 
     fn divided(
         &self,
-        speculate: impl FnOnce(&Speculation) -> Result<Resources, SpeculationError>,
+        speculate: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
     ) -> Result<Cow<'a, Resources>, PlanError> {
         let mut held = Cow::Borrowed(self.resources);
         if let Some(speculation) = &self.budget.speculation {
-            held = Cow::Owned(speculate(speculation).map_err(|error| PlanError::Budget(error.to_string()))?);
+            held = Cow::Owned(speculate(speculation)?);
         } else if self.draft.is_some() {
             return Err(PlanError::Budget("a draft model is given, but `[speculation]` is not".into()));
         }

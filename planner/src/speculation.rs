@@ -1,11 +1,10 @@
 //! What speculative decoding adds to a model's caches.
 
-use cacheplan_handlers::{DType, Dim, Growth, HandlerError, Kind, ResourceHandler, Split};
-use cacheplan_transforms::{Resource, ResourceError, Resources};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::ByteSize;
+use crate::{ByteSize, PlanError};
 
 /// How many tokens are drafted, and how states are rolled back to the accepted ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +30,8 @@ pub enum Scheme {
     /// A copy of every state at each candidate position; the accepted one is scattered back.
     #[default]
     Snapshots,
-    /// The inputs of the recurrence at each candidate position; accepted ones are replayed. The convolution's own state
-    /// is wide enough for the inputs of all candidates, so that accepting none of them changes nothing.
+    /// The inputs of each state's recurrence at each candidate position; accepted ones are replayed. The convolution's
+    /// own state is wide enough for the inputs of all candidates, so that accepting none of them changes nothing.
     Replay,
 }
 
@@ -43,16 +42,6 @@ impl Speculation {
     }
 }
 
-#[derive(Debug, Error)]
-pub(crate) enum SpeculationError {
-    #[error(transparent)]
-    Handler(#[from] HandlerError),
-    #[error(transparent)]
-    Resource(#[from] ResourceError),
-    #[error("`speculation.mtp_layers` is stated, but the model has no full attention to be like")]
-    NoAttention,
-}
-
 /// The model's resources with what its speculation needs, then those that draft.
 ///
 /// Twins that a pass collected already are kept as they are.
@@ -60,46 +49,43 @@ pub(crate) fn extend(
     resources: &Resources,
     speculation: &Speculation,
     draft: Option<&Resources>,
-) -> Result<Resources, SpeculationError> {
-    let mut extended = Resources::default();
+    activations: DType,
+) -> Result<Resources, PlanError> {
     let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
+    let mut extended = Vec::with_capacity(2 * resources.len());
     for resource in resources {
-        match speculation.scheme {
-            _ if has_twins => extended.push(resource.clone())?,
+        let handler = &resource.handler;
+        let (own, kept) = match speculation.scheme {
+            _ if has_twins => (handler.clone(), Vec::new()),
             Scheme::Snapshots => {
-                extended.push(resource.clone())?;
-                if let Some(twin) = resource.handler.intermediate() {
-                    extended.push(derived(resource, "intermediate", twin))?;
-                }
+                let twin = handler.intermediate().map(|twin| derived(resource, "intermediate", twin));
+                (handler.clone(), twin.into_iter().collect())
             }
-            Scheme::Replay => {
-                let handler = match resource.handler.kind() {
-                    Kind::CausalConv => widened(&resource.handler, speculation.positions())?,
-                    _ => resource.handler.clone(),
-                };
-                extended.push(Resource { handler, ..resource.clone() })?;
-                for (what, handler) in stash(resource, resources)? {
-                    extended.push(derived(resource, what, handler))?;
-                }
+            Scheme::Replay if *handler.kind() == Kind::CausalConv => {
+                (handler.with_candidates(speculation.positions()).map_err(unusable)?, Vec::new())
             }
-        }
+            Scheme::Replay => (handler.clone(), stash(resource, activations)?),
+        };
+        extended.push(Resource { handler: own, ..resource.clone() });
+        extended.extend(kept);
     }
     with_drafts(extended, speculation, draft)
 }
 
 /// The resources, then those of the prediction head and of the draft model, named `draft.…`.
 pub(crate) fn with_drafts(
-    mut resources: Resources,
+    mut resources: Vec<Resource>,
     speculation: &Speculation,
     draft: Option<&Resources>,
-) -> Result<Resources, SpeculationError> {
+) -> Result<Resources, PlanError> {
     let full = Growth::Paged { stride: 1, window: None };
     let last = resources.iter().rfind(|resource| resource.handler.growth() == full).and_then(|last| last.layer);
     // Sparse attention keeps the keys of its indexer beside its latents.
     let like = |resource: &&Resource| resource.handler.growth() == full && resource.layer == last;
     let like: Vec<Resource> = resources.iter().filter(like).cloned().collect();
     if like.is_empty() && speculation.mtp_layers > 0 {
-        return Err(SpeculationError::NoAttention);
+        let reason = "`speculation.mtp_layers` is stated, but the model has no full attention to be like";
+        return Err(PlanError::Budget(reason.into()));
     }
     for layer in 0..speculation.mtp_layers {
         for (position, like) in like.iter().enumerate() {
@@ -109,13 +95,12 @@ pub(crate) fn with_drafts(
                 _ => format!("draft.mtp_{layer}.{position}"),
             };
             let node = format!("mtp.layers.{layer}");
-            resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() })?;
+            resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() });
         }
     }
-    for resource in draft.into_iter().flatten() {
-        resources.push(Resource { name: format!("draft.{}", resource.name), ..resource.clone() })?;
-    }
-    Ok(resources)
+    let named = |resource: &Resource| Resource { name: format!("draft.{}", resource.name), ..resource.clone() };
+    resources.extend(draft.into_iter().flatten().map(named));
+    Resources::try_from(resources).map_err(unusable)
 }
 
 fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resource {
@@ -129,38 +114,26 @@ fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resourc
     }
 }
 
-/// A convolution state with the columns of all candidates behind its own.
-fn widened(conv: &ResourceHandler, candidates: u64) -> Result<ResourceHandler, HandlerError> {
-    let mut shape = conv.shape().to_vec();
-    if let Some(columns) = shape.last_mut() {
-        columns.size += candidates;
-    }
-    ResourceHandler::new(conv.kind().clone(), conv.growth(), shape, conv.dtype(), conv.layout())
-}
-
 /// Whether a resource holds inputs of a recurrence that are replayed.
 pub(crate) fn is_replay(kind: &Kind) -> bool {
     matches!(kind, Kind::Custom(name) if name.starts_with("replay."))
 }
 
-/// Inputs of a recurrence: `x`, `B`, and the two per-head scalars, as in a Mamba-2 step.
-fn stash(state: &Resource, resources: &Resources) -> Result<Vec<(&'static str, ResourceHandler)>, HandlerError> {
-    let handler = &state.handler;
-    let dims = ["num_heads", "head_dim", "d_state"].map(|name| handler.dim(name));
-    let (&Kind::Ssm, [Some(heads), Some(head_dim), Some(d_state)]) = (handler.kind(), dims) else {
+/// What is kept of each candidate to move a state on later; nothing for what is no state of a sequence.
+fn stash(state: &Resource, activations: DType) -> Result<Vec<Resource>, PlanError> {
+    if !state.handler.is_state() {
         return Ok(Vec::new());
-    };
-    let beside = resources.of_kind(&Kind::CausalConv).find(|conv| conv.layer == state.layer);
-    let groups = beside.and_then(|conv| crate::n_groups(handler, &conv.handler)).unwrap_or(1).max(1);
-    let input = |kind: &str, shape: Vec<Dim>, dtype| {
-        ResourceHandler::new(Kind::Custom(kind.into()), Growth::PerDraftPosition, shape, dtype, None)
-    };
-    let heads = Dim::split("num_heads", heads, Split::Heads);
-    let groups = Dim::split("n_groups", groups, Split::Heads);
-    Ok(vec![
-        ("replay_x", input("replay.x", vec![heads.clone(), Dim::whole("head_dim", head_dim)], DType::Bf16)?),
-        ("replay_b", input("replay.b", vec![groups, Dim::whole("d_state", d_state)], DType::Bf16)?),
-        ("replay_dt", input("replay.dt", vec![heads.clone()], DType::F32)?),
-        ("replay_decay", input("replay.decay", vec![heads], DType::F32)?),
-    ])
+    }
+    let inputs = state.handler.replay_inputs(activations).map_err(unusable)?;
+    let inputs = inputs.ok_or_else(|| PlanError::NoReplay {
+        resource: state.name.clone(),
+        node: state.node.clone(),
+        kind: state.handler.kind().clone(),
+    })?;
+    let named = |input: ResourceHandler| derived(state, &input.kind().name().replace('.', "_"), input);
+    Ok(inputs.into_iter().map(named).collect())
+}
+
+fn unusable(error: impl std::fmt::Display) -> PlanError {
+    PlanError::Budget(error.to_string())
 }

@@ -1,6 +1,6 @@
 //! The library way to describe a model without any file; the config front-end uses it too.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Decay};
 
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::model::{Model, ModelInfo, WeightBytes};
@@ -102,6 +102,10 @@ pub struct LinearAttention {
     pub head_k_dim: u64,
     /// Channels of a value head.
     pub head_v_dim: u64,
+    /// Whether values are replaced by what their keys do not hold yet: gated delta net, KDA.
+    pub delta_rule: bool,
+    /// What the decay depends on.
+    pub decay: Decay,
     /// Width of the convolution over queries, keys and values; `None` without one.
     pub d_conv: Option<u64>,
     /// The element type that the model states for its state.
@@ -364,7 +368,7 @@ impl GraphBuilder {
 
     /// Adds a recurrence with one matrix per value head.
     pub fn linear_attention(&mut self, dims: &LinearAttention) -> &mut Self {
-        let LinearAttention { num_k_heads, num_v_heads, head_k_dim, head_v_dim, d_conv, state_dtype } = *dims;
+        let LinearAttention { num_k_heads, num_v_heads, head_k_dim, head_v_dim, d_conv, state_dtype, .. } = *dims;
         let key_channels = num_k_heads.saturating_mul(head_k_dim);
         let value_channels = num_v_heads.saturating_mul(head_v_dim);
         let qkv_channels = key_channels.saturating_mul(2).saturating_add(value_channels);
@@ -380,7 +384,15 @@ impl GraphBuilder {
         let key = self.heads(split, "linear_attn.key", num_k_heads, head_k_dim);
         let value = self.heads(split, "linear_attn.value", num_v_heads, head_v_dim);
         let op = self.op("linear_attn", ops::LINEAR_ATTENTION);
-        let op = op.input("query", query).input("key", key).input("value", value);
+        let mut op = op.input("query", query).input("key", key).input("value", value);
+        if dims.delta_rule {
+            op = op.input("beta", self.gate("linear_attn.beta", &[num_v_heads]));
+        }
+        match dims.decay {
+            Decay::Fixed => {}
+            Decay::PerHead => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads])),
+            Decay::PerChannel => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads, head_k_dim])),
+        }
         let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "linear_attn.context", value_channels);
         self.project("linear_attn.out", "linear_attn.out.weight", output, value_channels)
@@ -514,6 +526,12 @@ impl GraphBuilder {
         let op = self.op(part, ops::CAUSAL_CONV).input("x", x).input("weight", weight);
         let id = self.graph.add_op(op.attribute(ops::SECTIONS, Attribute::Numbers(sections)));
         self.channels(id, "convolved", channels)
+    }
+
+    /// What a projection of the residual stream, whose weight is counted elsewhere, gives each head.
+    fn gate(&mut self, part: &'static str, rest: &[u64]) -> TensorId {
+        let id = self.graph.add_op(self.op(part, ops::LINEAR).input("x", self.residual));
+        self.tensor(id, part, rest)
     }
 
     fn channels(&mut self, op: OpId, part: &'static str, channels: u64) -> TensorId {

@@ -1,6 +1,6 @@
 //! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
 
-use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Decay, Dim, Growth, Kind, Recurrence, ResourceHandler};
 
 use crate::graph::Attribute;
 use crate::ops;
@@ -123,17 +123,25 @@ fn rwkv4(op: &mut OpView<'_>) -> Caches {
     ])
 }
 
+fn recurrent(op: &mut OpView<'_>, shape: [u64; 3], recurrence: Recurrence) -> Caches {
+    let [num_heads, head_dim, d_state] = shape;
+    let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype())?;
+    op.provenance.push(format!("recurrence = {recurrence} ({})", op.op().kind));
+    one("ssm_state", state.with_recurrence(recurrence))
+}
+
 fn ssd(op: &mut OpView<'_>) -> Caches {
     let num_heads = op.dim("num_heads", "x", 2)?;
     let head_dim = op.dim("head_dim", "x", 3)?;
     let d_state = op.dim("d_state", "b", 3)?;
-    one("ssm_state", ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype())?)
+    let n_groups = op.dim("n_groups", "b", 2)?;
+    recurrent(op, [num_heads, head_dim, d_state], Recurrence::Ssd { n_groups })
 }
 
 fn selective_scan(op: &mut OpView<'_>) -> Caches {
     let d_inner = op.dim("d_inner", "x", 2)?;
     let d_state = op.dim("d_state", "b", 2)?;
-    one("ssm_state", ResourceHandler::ssm(d_inner, 1, d_state, op.state_dtype())?)
+    recurrent(op, [d_inner, 1, d_state], Recurrence::SelectiveScan)
 }
 
 /// The heads are those of the values: several value heads may share a key head, and each keeps its own matrix.
@@ -141,12 +149,20 @@ fn linear_attention(op: &mut OpView<'_>) -> Caches {
     let num_v_heads = op.dim("num_v_heads", "value", 2)?;
     let head_k_dim = op.dim("head_k_dim", "key", 3)?;
     let head_v_dim = op.dim("head_v_dim", "value", 3)?;
-    one("ssm_state", ResourceHandler::ssm(num_v_heads, head_k_dim, head_v_dim, op.state_dtype())?)
+    let num_k_heads = op.dim("num_k_heads", "key", 2)?;
+    let delta_rule = op.op().port("beta").is_some();
+    let decay = match op.op().port("decay") {
+        None => Decay::Fixed,
+        Some(_) if op.rank("decay")? == 3 => Decay::PerHead,
+        Some(_) => Decay::PerChannel,
+    };
+    let recurrence = Recurrence::LinearAttention { num_k_heads, delta_rule, decay };
+    recurrent(op, [num_v_heads, head_k_dim, head_v_dim], recurrence)
 }
 
 fn rg_lru(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("width", "x", 2)?;
-    one("ssm_state", ResourceHandler::ssm(width, 1, 1, op.state_dtype())?)
+    recurrent(op, [width, 1, 1], Recurrence::RgLru)
 }
 
 fn state(op: &mut OpView<'_>) -> Caches {

@@ -39,7 +39,8 @@ pub const SSD: &str = "core.ssd";
 pub const SELECTIVE_SCAN: &str = "core.selective_scan";
 
 /// A recurrence that keeps one matrix per value head (gated delta net, KDA, lightning attention):
-/// `key` [B, S, k_heads, k_dim], `value` [B, S, v_heads, v_dim].
+/// `key` [B, S, k_heads, k_dim], `value` [B, S, v_heads, v_dim]; `beta` [B, S, v_heads] with the delta rule; `decay`
+/// [B, S, v_heads] or [B, S, v_heads, k_dim] where it depends on the token.
 ///
 /// Attributes: [`STATE_DTYPE`].
 pub const LINEAR_ATTENTION: &str = "core.linear_attention";

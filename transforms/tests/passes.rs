@@ -2,7 +2,7 @@
 
 mod support;
 
-use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Decay, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{
     Attention, Cache, Collected, Descriptor, Dot, FeedForward, GraphBuilder, Mamba2, Model, PassContext, PassError,
     Stage, collect,
@@ -276,7 +276,7 @@ mod any_model {
                     Block::Delta { d_conv } => {
                         let heads = LinearAttention {
                             num_k_heads: 2, num_v_heads: 4, head_k_dim: 8, head_v_dim: 16,
-                            d_conv: *d_conv, state_dtype: None,
+                            delta_rule: true, decay: Decay::PerHead, d_conv: *d_conv, state_dtype: None,
                         };
                         builder.linear_attention(&heads);
                         expected += 1 + usize::from(d_conv.is_some());

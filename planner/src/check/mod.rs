@@ -9,6 +9,7 @@ mod host;
 mod ledger;
 mod pools;
 mod resources;
+mod rollback;
 mod shapes;
 
 use std::fmt;
@@ -54,6 +55,8 @@ pub enum Rule {
     Size,
     /// The pools hold the sequences claimed and no more would fit.
     Capacity,
+    /// Every state has what puts it back to the accepted tokens: a snapshot, or the inputs of its recurrence.
+    Rollback,
     /// The ledger adds up.
     Ledger,
     /// The host tier holds what is claimed and no more would fit.
@@ -72,6 +75,7 @@ impl fmt::Display for Rule {
             Self::Layout => "layout",
             Self::Size => "size",
             Self::Capacity => "capacity",
+            Self::Rollback => "rollback",
             Self::Ledger => "ledger",
             Self::Host => "host",
         })
@@ -106,6 +110,7 @@ pub fn check(request: &PlanRequest<'_>, plan: &CachePlan) -> Result<(), Vec<Viol
     let facts = capacity::Facts::of(request, &held).map_err(|error| vec![unreadable(&error)])?;
     identity(request, plan, &mut findings);
     resources::check(&held, plan, &mut findings);
+    rollback::check(request, &held, plan, &mut findings);
     pools::check(&facts, &held, plan, &mut findings);
     capacity::check(&facts, request, plan, &mut findings);
     ledger::check(&facts, request, plan, &mut findings);

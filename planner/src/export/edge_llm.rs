@@ -72,6 +72,9 @@ fn refuses(input: &Input<'_>) -> Option<String> {
     if let Some(other) = input.resources().find(|resource| !known(resource.handler.kind())) {
         return Some(format!("`{}` is {}, for which config.json has no keys", other.name, other.kind));
     }
+    if let Some(conv) = of_kind(input, is_conv).find(|conv| conv.handler.has_candidates()) {
+        return Some(format!("`{}` holds the inputs of candidates, for which config.json has no keys", conv.name));
+    }
     let shapes = |of| of_kind(input, of).map(shape).collect::<BTreeSet<_>>().len();
     if shapes(is_ssm) > 1 || shapes(is_conv) > 1 {
         return Some("its states have several shapes; config.json has one".into());

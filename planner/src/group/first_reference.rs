@@ -155,7 +155,9 @@ fn constraint_text(ssm: Option<&Resource>, conv: Option<&Resource>) -> String {
 
 fn generic_reason(growth: Growth) -> &'static str {
     match growth {
-        Growth::PerSequence => "a generic state; this policy manages ssm and causal_conv only",
+        Growth::PerSequence | Growth::PerDraftPosition => {
+            "a generic state; this policy manages ssm and causal_conv only"
+        }
         Growth::Paged { .. } => "pages of another kind; this policy manages one kind of KV only",
         other => unmanaged_reason(other),
     }

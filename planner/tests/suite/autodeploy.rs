@@ -12,7 +12,7 @@ use cacheplan_planner::{
 };
 use rstest::rstest;
 
-use crate::common::{Model, budget};
+use crate::common::{Model, budget, mamba2};
 
 const SETTING: &str = "max_seq_len = 128\nmax_batch_size = 4\ntokens_per_block = 32\n";
 
@@ -33,7 +33,7 @@ fn windowed(heads: u64, head_dim: u64, window: u32) -> ResourceHandler {
 }
 
 fn ssm() -> ResourceHandler {
-    ResourceHandler::ssm(4, 64, 16, DType::Bf16).unwrap()
+    mamba2(4, 64, 16, 2, DType::Bf16)
 }
 
 fn conv(conv_dim: u64) -> ResourceHandler {
@@ -218,16 +218,16 @@ fn row_56_replay_buffers_have_the_manager_of_their_states(
 
 #[rstest]
 fn row_57_a_generic_state_beside_replay_buffers_is_refused_and_they_are_not(
-    #[values(Policy::FirstReference, Policy::ByWindow)] policy: Policy,
+    #[values(Policy::FirstReference, Policy::ByWindow, Policy::ByKey)] policy: Policy,
 ) {
     let model = model(vec![ssm(), conv(320), ssm(), conv(320), generic_state()]);
     let error = plan(&model.request(&replaying(policy))).unwrap_err().to_string();
-    assert!(error.contains("`r_4` (state)") && !error.contains("replay"), "{error}");
+    assert!(error.contains("`r_4`") && !error.contains("replay_"), "{error}");
 }
 
 #[test]
 fn inputs_of_a_local_state_are_local() {
-    let other = ResourceHandler::ssm(8, 64, 16, DType::Bf16).unwrap();
+    let other = mamba2(8, 64, 16, 2, DType::Bf16);
     let plan = planned(vec![ssm(), other], &Budget { reject_unmanaged: false, ..replaying(Policy::FirstReference) });
     let owners = |layer: u32| plan.resources.iter().filter(move |resource| resource.layer == Some(layer));
     assert!(owners(0).all(|resource| resource.owner == Owner::MambaCacheManager));

@@ -1,6 +1,6 @@
 //! Models built by hand.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Recurrence, ResourceHandler};
 use cacheplan_planner::{Budget, PlanRequest};
 use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
@@ -50,6 +50,11 @@ pub(crate) fn kv(num_kv_heads: u64, head_dim: u64) -> ResourceHandler {
     ResourceHandler::kv_paged(num_kv_heads, head_dim, DType::Bf16).unwrap()
 }
 
+/// A Mamba-2 layer's recurrent state.
+pub(crate) fn mamba2(heads: u64, head_dim: u64, d_state: u64, n_groups: u64, dtype: DType) -> ResourceHandler {
+    ResourceHandler::ssm(heads, head_dim, d_state, dtype).unwrap().with_recurrence(Recurrence::Ssd { n_groups })
+}
+
 /// Nemotron-3-Nano-30B-A3B: 23 Mamba-2 layers, 6 of attention, 23 without a cache.
 pub(crate) fn nemotron_3_nano() -> Model {
     nemotron_3_nano_with(DType::Bf16, DType::F32)
@@ -60,7 +65,7 @@ pub(crate) fn nemotron_3_nano_with(kv_dtype: DType, ssm_dtype: DType) -> Model {
     let mut model = Model::new("nemotron_h", 52);
     for (layer, kind) in (0u32..).zip("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME".chars()) {
         model = match kind {
-            'M' => model.with("ssm", layer, ResourceHandler::ssm(64, 64, 128, ssm_dtype).unwrap()).with(
+            'M' => model.with("ssm", layer, mamba2(64, 64, 128, 8, ssm_dtype)).with(
                 "conv",
                 layer,
                 ResourceHandler::causal_conv(6144, 4, vec![4096, 1024, 1024], DType::Bf16).unwrap(),

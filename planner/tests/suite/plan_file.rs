@@ -6,7 +6,7 @@ use cacheplan_planner::{
 };
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use crate::common::{Model, budget, kv, mamba2, nemotron_3_nano};
 
 fn written() -> (CachePlan, String) {
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\n[speculation]\ndraft_tokens = 3");
@@ -62,7 +62,7 @@ fn mixed() -> CachePlan {
     let model = Model::new("mixed", 5)
         .with("kv", 0, kv(8, 64))
         .with("kv", 1, kv(2, 64).with_window(256).unwrap())
-        .with("ssm", 2, ResourceHandler::ssm(4, 64, 16, DType::F32).unwrap())
+        .with("ssm", 2, mamba2(4, 64, 16, 2, DType::F32))
         .with("conv", 2, ResourceHandler::causal_conv(320, 4, vec![256, 32, 32], DType::Bf16).unwrap())
         .with("extra", 4, ResourceHandler::unpaged(&[3], DType::Int32).unwrap());
     let budget = budget("max_seq_len = 2048\ntokens_per_block = 8\n[speculation]\ndraft_tokens = 3\nscheme = 'replay'");

@@ -2,7 +2,7 @@
 //!
 //! `CACHEPLAN_SOAK_CASES` sets the number of cases; 2,000 where absent.
 
-use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Decay, Growth, Kind, Recurrence, ResourceHandler};
 use cacheplan_planner::{Budget, CachePlan, PlanError, Pool, Unit, check, plan};
 
 use crate::common::{Model, budget};
@@ -46,7 +46,7 @@ fn random_model(random: &mut Random) -> Model {
                 )
             }
             3 => model.with("latent", layer, ResourceHandler::mla_paged(dim, 8, dtype).unwrap()),
-            4 => model.with("ssm", layer, ResourceHandler::ssm(heads, dim, 16, dtype).unwrap()).with(
+            4 => model.with("ssm", layer, recurrent(random, [heads, dim, 16], dtype)).with(
                 "conv",
                 layer,
                 ResourceHandler::causal_conv(heads * dim + 32, 4, vec![], dtype).unwrap(),
@@ -62,6 +62,20 @@ fn random_model(random: &mut Random) -> Model {
         };
     }
     model
+}
+
+fn recurrent(random: &mut Random, [heads, rows, columns]: [u64; 3], dtype: DType) -> ResourceHandler {
+    let recurrence = match random.below(4) {
+        0 => Recurrence::SelectiveScan,
+        1 => Recurrence::Ssd { n_groups: random.pick(&[1, 2]) },
+        2 => Recurrence::LinearAttention {
+            num_k_heads: random.pick(&[1, 4]),
+            delta_rule: random.pick(&[false, true]),
+            decay: random.pick(&[Decay::Fixed, Decay::PerHead, Decay::PerChannel]),
+        },
+        _ => Recurrence::RgLru,
+    };
+    ResourceHandler::ssm(heads, rows, columns, dtype).unwrap().with_recurrence(recurrence)
 }
 
 fn random_budget(random: &mut Random) -> Budget {
@@ -174,6 +188,8 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
                 continue;
             }
             Err(PlanError::Grouping(_)) => continue,
+            // Generic states have no recurrence.
+            Err(PlanError::NoReplay { kind: Kind::State, .. }) => continue,
             // A host tier or checkpoints that this model has no use for, or a host too small for one sequence.
             Err(PlanError::Budget(reason)) if reason.contains("host") || reason.contains("checkpoint") => continue,
             Err(error) => panic!("seed {seed}: {error}"),

@@ -1,7 +1,7 @@
 //! Speculative decoding: twins, stashes, and the caches of what drafts.
 
-use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Owner, PlanRequest, check, plan};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_planner::{CachePlan, Owner, PlanError, PlanRequest, Rule, check, plan};
 use cacheplan_transforms::{PassContext, ReadOptions, collect, read_model};
 use rstest::rstest;
 
@@ -43,6 +43,95 @@ fn replay_keeps_inputs_instead_of_states_and_widens_the_convolution() {
     assert_eq!(conv, 6_144 * (3 + 4) * 2);
 }
 
+/// A published model with its caches.
+fn published(config: &str) -> Model {
+    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
+    let mut model = read_model(file.as_ref(), &ReadOptions::default()).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    Model { info: model.info, resources }
+}
+
+/// What the first layer with a recurrent state keeps of one candidate: kinds and bytes, bf16 but for gates.
+#[rstest]
+#[case::mamba2("nvidia__Nemotron-H-8B-Base-8K", 1, &[("x", 128 * 64 * 2), ("b", 8 * 128 * 2), ("dt", 128 * 4), ("decay", 128 * 4)])]
+#[case::mamba2_of_two("nvidia__Nemotron-H-8B-Base-8K", 2, &[("x", 64 * 64 * 2), ("b", 4 * 128 * 2), ("dt", 64 * 4), ("decay", 64 * 4)])]
+#[case::groups_beside_the_convolution("pfnet__plamo-2-8b", 1, &[("x", 64 * 128 * 2), ("b", 64 * 2), ("dt", 64 * 4), ("decay", 64 * 4)])]
+#[case::mamba1("tiiuae__falcon-mamba-7b", 1, &[("x", 8192 * 2), ("b", 16 * 2), ("dt", 8192 * 4)])]
+#[case::mamba1_of_two("tiiuae__falcon-mamba-7b", 2, &[("x", 4096 * 2), ("b", 16 * 2), ("dt", 4096 * 4)])]
+#[case::gated_delta("Qwen__Qwen3-Next-80B-A3B-Thinking", 1, &[("k", 16 * 128 * 2), ("v", 32 * 128 * 2), ("beta", 32 * 4), ("g", 32 * 4)])]
+#[case::gated_delta_of_two("Qwen__Qwen3-Next-80B-A3B-Thinking", 2, &[("k", 8 * 128 * 2), ("v", 16 * 128 * 2), ("beta", 16 * 4), ("g", 16 * 4)])]
+#[case::gated_delta_dense("Qwen__Qwen3.5-27B", 1, &[("k", 16 * 128 * 2), ("v", 48 * 128 * 2), ("beta", 48 * 4), ("g", 48 * 4)])]
+#[case::kimi_delta("moonshotai__Kimi-Linear-48B-A3B-Instruct", 1, &[("k", 32 * 128 * 2), ("v", 32 * 128 * 2), ("beta", 32 * 4), ("g", 32 * 128 * 4)])]
+#[case::lightning("MiniMaxAI__MiniMax-Text-01", 1, &[("k", 64 * 128 * 2), ("v", 64 * 128 * 2)])]
+#[case::rg_lru("google__recurrentgemma-2b", 1, &[("x", 2560 * 2), ("input_gate", 2560 * 2), ("recurrence_gate", 2560 * 2)])]
+fn replay_keeps_what_the_recurrence_takes(#[case] config: &str, #[case] tp: u32, #[case] expected: &[(&str, u64)]) {
+    let model = published(config);
+    let budget = budget(&format!(
+        "max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nscheme = 'replay'\n[parallel]\ntp = {tp}"
+    ));
+    let plan = planned(&model.request(&budget));
+    let states: Vec<_> = plan.resources.iter().filter(|resource| *resource.handler.kind() == Kind::Ssm).collect();
+    for state in &states {
+        let inputs =
+            plan.resources.iter().filter_map(|resource| Some((resource.kind.strip_prefix("replay.")?, resource)));
+        let of_layer = inputs.filter(|(_, resource)| resource.layer == state.layer);
+        let found: Vec<_> = of_layer.map(|(kind, resource)| (kind, resource.handler.unit_bytes())).collect();
+        assert_eq!(found, expected, "{}", state.name);
+    }
+    let rows = plan.pools.iter().filter(|pool| pool.id.starts_with("replay."));
+    let bytes: u64 = expected.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(rows.map(|pool| pool.unit_bytes).sum::<u64>(), 3 * bytes * states.len() as u64);
+}
+
+#[test]
+fn inputs_have_the_dtype_of_the_activations() {
+    let mut model = nemotron_3_nano();
+    model.info.dtype = DType::F16;
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nscheme = 'replay'");
+    let plan = planned(&model.request(&budget));
+    let dtype = |name: &str| plan.resource(name).unwrap().dtype;
+    assert_eq!(
+        ["x", "b", "dt", "decay"].map(|input| dtype(&format!("replay_{input}.ssm_0"))),
+        [DType::F16, DType::F16, DType::F32, DType::F32]
+    );
+}
+
+#[rstest]
+#[case::rwkv(published("RWKV__rwkv-4-169m-pile"), "`shift_state_0` of `layers.0.rwkv` is a state")]
+#[case::compressor(published("deepseek-ai__DeepSeek-V4-Flash"), "_state_2` of `layers.2.attention` is a state")]
+#[case::unstated(
+    Model::new("m", 1).with("ssm", 0, ResourceHandler::ssm(4, 64, 16, DType::F32).unwrap()),
+    "`ssm_0` of `layers.0.mixer` is a ssm"
+)]
+fn a_state_whose_recurrence_is_not_known_is_no_replay(#[case] model: Model, #[case] message: &str) {
+    let budget = |scheme: &str| {
+        budget(&format!("max_batch_size = 1\nmax_seq_len = 1024\n[speculation]\ndraft_tokens = 2\nscheme = '{scheme}'"))
+    };
+    let error = plan(&model.request(&budget("replay"))).unwrap_err();
+    assert!(matches!(error, PlanError::NoReplay { .. }) && error.to_string().contains(message), "{error}");
+    assert!(error.to_string().contains("scheme = \"snapshots\""), "{error}");
+    let plan = planned(&model.request(&budget("snapshots")));
+    let count = |growth| plan.resources.iter().filter(|resource| resource.handler.growth() == growth).count();
+    assert_eq!(count(Growth::PerSequence), count(Growth::PerDraftPosition));
+}
+
+#[rstest]
+#[case::inputs_missing("replay", |plan: &mut CachePlan| plan.resources.retain(|resource| resource.kind != "replay.b"))]
+#[case::inputs_of_another_dtype("replay", |plan: &mut CachePlan| {
+    let x = plan.resources.iter_mut().find(|resource| resource.kind == "replay.x").unwrap();
+    x.handler = ResourceHandler::new(x.handler.kind().clone(), x.handler.growth(), x.handler.shape().to_vec(), DType::F32, None).unwrap();
+})]
+#[case::a_snapshot_missing("snapshots", |plan: &mut CachePlan| plan.resources.retain(|resource| resource.name != "intermediate.conv_0"))]
+fn a_state_without_a_way_back_is_found(#[case] scheme: &str, #[case] corrupt: fn(&mut CachePlan)) {
+    let model = nemotron_3_nano();
+    let budget = budget(&format!("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nscheme = '{scheme}'"));
+    let request = model.request(&budget);
+    let mut plan = planned(&request);
+    corrupt(&mut plan);
+    let violations = check(&request, &plan).unwrap_err();
+    assert!(violations.iter().any(|violation| violation.rule == Rule::Rollback), "{violations:#?}");
+}
+
 #[test]
 fn a_draft_model_and_a_prediction_head_have_their_caches_in_the_same_plan() {
     let model = Model::new("m", 2).with("kv", 0, kv(8, 128)).with("kv", 1, kv(8, 128));
@@ -65,11 +154,8 @@ fn a_draft_model_and_a_prediction_head_have_their_caches_in_the_same_plan() {
 #[case::full("zai-org__GLM-4.5", &[2 * 8 * 128 * 2])]
 #[case::behind_mamba("nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", &[2 * 2 * 128 * 2])]
 fn a_prediction_head_keeps_what_the_last_attention_keeps(#[case] config: &str, #[case] bytes: &[u64]) {
-    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(file.as_ref(), &ReadOptions::default()).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let model = published(config);
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1");
-    let model = Model { info: model.info, resources };
     let plan = planned(&model.request(&budget));
     let head: Vec<u64> = plan
         .resources

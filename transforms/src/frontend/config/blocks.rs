@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Decay};
 
 use super::expr::Expr;
 use super::values::{Number, Values};
@@ -158,6 +158,9 @@ const SCHEMAS: &[Schema] = &[
             ("num_v_heads", "linear_num_value_heads"),
             ("head_k_dim", "linear_key_head_dim"),
             ("head_v_dim", "linear_value_head_dim"),
+            ("delta_rule", "1"),
+            // Decays of a head at a token: one, one per key channel, or none where the layer fixes them.
+            ("decays", "1"),
             ("d_conv", "linear_conv_kernel_dim ?? 4"),
         ],
         emit: |builder, dims| {
@@ -166,6 +169,12 @@ const SCHEMAS: &[Schema] = &[
                 num_v_heads: dims.get("num_v_heads")?,
                 head_k_dim: dims.get("head_k_dim")?,
                 head_v_dim: dims.get("head_v_dim")?,
+                delta_rule: dims.count("delta_rule")? > 0,
+                decay: match dims.count("decays")? {
+                    0 => Decay::Fixed,
+                    1 => Decay::PerHead,
+                    _ => Decay::PerChannel,
+                },
                 d_conv: dims.find("d_conv")?.filter(|&width| width > 1),
                 state_dtype: dims.context.dtypes[0],
             });

@@ -289,7 +289,8 @@ impl<'a> Lowering<'a> {
         id
     }
 
-    /// query, key, value, past_state, …; the state [B, heads, key channels, value channels] tells all dimensions.
+    /// query, key, value, past_state, decay, beta; the state [B, heads, key channels, value channels] tells all
+    /// dimensions.
     fn linear_attention(&mut self, node: &'a NodeProto) -> Result<()> {
         let state = self.state_at(node, 3)?;
         let [heads, k_dim, v_dim] = self.sizes(node, state, [1, 2, 3])?;
@@ -298,7 +299,28 @@ impl<'a> Lowering<'a> {
         let key = self.reshaped(layer, key, "linear_attn.key", &[heads, k_dim]);
         let value = self.reshaped(layer, value, "linear_attn.value", &[heads, v_dim]);
         let op = Op::new(Name::new(Some(layer), "linear_attn"), ops::LINEAR_ATTENTION);
-        let op = self.with_state_dtype(op.input("key", key).input("value", value), state);
+        let mut op = op.input("key", key).input("value", value);
+        if let Some(decay) = node.at(4) {
+            let size = self.source.size(decay, 2);
+            let rest: &[u64] = match size {
+                Some(size) if size == heads => &[heads],
+                Some(size) if size == heads * k_dim => &[heads, k_dim],
+                Some(size) => {
+                    let reason = format!("its decay has {size} channels; {heads} or {} were expected", heads * k_dim);
+                    return Err(self.refuse(node, reason));
+                }
+                None => {
+                    let what = format!("layer {layer}: decay of linear attention");
+                    self.note(what, "per channel".into(), format!("`{decay}` does not tell its channels"), true);
+                    &[heads, k_dim]
+                }
+            };
+            op = op.input("decay", self.reshaped(layer, decay, "linear_attn.decay", rest));
+        }
+        if let Some(beta) = node.at(5) {
+            op = op.input("beta", self.reshaped(layer, beta, "linear_attn.beta", &[heads]));
+        }
+        let op = self.with_state_dtype(op, state);
         self.stateful(node, op, layer, "linear_attention");
         Ok(())
     }

@@ -1,0 +1,94 @@
+//! Every state of a speculative plan can be put back to its accepted tokens.
+
+use cacheplan_handlers::{DType, Decay, Growth, Kind, Recurrence, ResourceHandler};
+use cacheplan_transforms::{Resource, Resources};
+
+use super::{Findings, Rule};
+use crate::{CachePlan, PlanRequest, Scheme};
+
+/// What lies at each candidate position: kind, elements, dtype.
+type Kept = (String, u128, DType);
+
+pub(super) fn check(request: &PlanRequest<'_>, held: &Resources, plan: &CachePlan, findings: &mut Findings) {
+    let Some(speculation) = &request.budget.speculation else { return };
+    // Twins that came with the model are the model's own affair.
+    if request.resources.iter().any(|resource| resource.handler.is_speculative()) {
+        return;
+    }
+    let positions = u128::from(speculation.draft_tokens) + 1;
+    let states = request.resources.iter().filter(|resource| resource.handler.growth() == Growth::PerSequence);
+    for (model, state) in states.filter_map(|model| Some((model, held.get(&model.name)?))) {
+        let place = format!("resources[{}]", state.name);
+        let (handler, is_conv) = (&state.handler, *state.handler.kind() == Kind::CausalConv);
+        let expected = match speculation.scheme {
+            Scheme::Snapshots => vec![(snapshot(handler.kind()).to_owned(), elements(handler), handler.dtype())],
+            Scheme::Replay if is_conv => Vec::new(),
+            Scheme::Replay => inputs(handler, request.model.dtype),
+        };
+        findings.expect(Rule::Rollback, &place, kept(plan, state), expected);
+        if speculation.scheme == Scheme::Replay && is_conv {
+            let columns = |handler: &ResourceHandler| handler.shape().last().map_or(0, |dim| u128::from(dim.size));
+            findings.expect(Rule::Rollback, place, columns(handler), columns(&model.handler) + positions);
+        }
+    }
+}
+
+/// What the plan keeps at the candidate positions of a state.
+fn kept(plan: &CachePlan, state: &Resource) -> Vec<Kept> {
+    let of_state = plan.resources.iter().filter(|resource| {
+        let twin_of = resource.name.split_once('.').map(|(_, name)| name);
+        resource.handler.growth() == Growth::PerDraftPosition
+            && twin_of == Some(state.name.as_str())
+            && resource.layer == state.layer
+    });
+    of_state.map(|twin| (twin.kind.clone(), elements(&twin.handler), twin.handler.dtype())).collect()
+}
+
+fn snapshot(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Ssm => "intermediate_ssm",
+        Kind::CausalConv => "intermediate_causal_conv",
+        _ => "intermediate_state",
+    }
+}
+
+/// The operands of one step of the recurrence; none where it is not known, which is never what a plan keeps.
+fn inputs(state: &ResourceHandler, activations: DType) -> Vec<Kept> {
+    let sizes: Vec<u128> = state.shape().iter().map(|dim| u128::from(dim.size)).collect();
+    let (Some(recurrence), &[heads, rows, columns]) = (state.recurrence(), sizes.as_slice()) else {
+        return vec![("the inputs of a recurrence that nobody stated".into(), 0, activations)];
+    };
+    let operands = match recurrence {
+        Recurrence::SelectiveScan => {
+            vec![("x", heads * rows, activations), ("b", columns, activations), ("dt", heads * rows, DType::F32)]
+        }
+        Recurrence::Ssd { n_groups } => vec![
+            ("x", heads * rows, activations),
+            ("b", u128::from(n_groups) * columns, activations),
+            ("dt", heads, DType::F32),
+            ("decay", heads, DType::F32),
+        ],
+        Recurrence::LinearAttention { num_k_heads, delta_rule, decay } => {
+            let gates = [
+                ("beta", if delta_rule { heads } else { 0 }, DType::F32),
+                (
+                    "g",
+                    match decay {
+                        Decay::Fixed => 0,
+                        Decay::PerHead => heads,
+                        Decay::PerChannel => heads * rows,
+                    },
+                    DType::F32,
+                ),
+            ];
+            let outer = [("k", u128::from(num_k_heads) * rows, activations), ("v", heads * columns, activations)];
+            outer.into_iter().chain(gates.into_iter().filter(|(_, elements, _)| *elements > 0)).collect()
+        }
+        Recurrence::RgLru => ["x", "input_gate", "recurrence_gate"].map(|name| (name, heads, activations)).into(),
+    };
+    operands.into_iter().map(|(name, elements, dtype)| (format!("replay.{name}"), elements, dtype)).collect()
+}
+
+fn elements(handler: &ResourceHandler) -> u128 {
+    handler.shape().iter().map(|dim| u128::from(dim.size)).product()
+}
