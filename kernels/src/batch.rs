@@ -92,8 +92,8 @@ pub struct StateBatch<'a> {
 /// Which states a step writes.
 ///
 /// To verify drafted tokens, run them as a [`Tree`](Self::Tree) and move the accepted node's state with
-/// [`crate::commit_accepted`]; or run them with [`Nothing`](Self::Nothing), keep the activations, and run the accepted
-/// prefix once more with [`Final`](Self::Final), which gives the bits that stepping one token at a time gives.
+/// [`crate::commit_accepted`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
+/// tokens once more as a [`Replay`](Self::Replay).
 #[derive(Clone, Copy, Debug, Default)]
 pub enum StateWrites<'a> {
     /// The slot of each sequence receives the state after its last token.
@@ -101,6 +101,10 @@ pub enum StateWrites<'a> {
     Final,
     /// None: the step reads states and gives outputs.
     Nothing,
+    /// As `Final`, with the bits of a step for each token: however many tokens there are, one follows the other, and a
+    /// narrow pool rounds the state after each of them. What is read out is of no use to a replay, so that the inputs
+    /// of the readout need not be kept: `k` may stand for `q`, and `b` for `c`.
+    Replay,
     /// As `Final`; besides, `[total_tokens]` slots receive the state after their token, -1 for none. These are the
     /// checkpoints of a prefix cache.
     AlsoAfter(&'a [i32]),
@@ -109,7 +113,7 @@ pub enum StateWrites<'a> {
         /// `[total_tokens]` row that each token follows, which comes before it in the same sequence; -1 for the state
         /// of the sequence.
         parents: &'a [i32],
-        /// `[total_tokens]` slot that receives the state after each token.
+        /// `[total_tokens]` slot that receives the state after each token; empty where no state is kept.
         slots: &'a [i32],
     },
 }
@@ -165,7 +169,7 @@ impl<'a> StateBatch<'a> {
                     let cut = (start..rows.end).find(|&row| slots[row] >= 0);
                     end = cut.map_or(rows.end, |row| row + 1);
                 }
-                StateWrites::Tree { .. } => end = (start + 1).min(rows.end),
+                StateWrites::Replay | StateWrites::Tree { .. } => end = (start + 1).min(rows.end),
             }
             let stretch = start..end;
             start = end;
@@ -176,8 +180,8 @@ impl<'a> StateBatch<'a> {
     /// The slot that receives the state after `row`, other than that of the sequence.
     pub(crate) fn snapshot(&self, row: usize) -> Option<usize> {
         match self.writes {
-            StateWrites::Final | StateWrites::Nothing => None,
-            StateWrites::AlsoAfter(slots) | StateWrites::Tree { slots, .. } => usize::try_from(slots[row]).ok(),
+            StateWrites::Final | StateWrites::Nothing | StateWrites::Replay => None,
+            StateWrites::AlsoAfter(slots) | StateWrites::Tree { slots, .. } => usize::try_from(*slots.get(row)?).ok(),
         }
     }
 
@@ -191,7 +195,12 @@ impl<'a> StateBatch<'a> {
 
     /// Whether the slot of a sequence receives the state after its last token.
     pub(crate) fn writes_final(&self) -> bool {
-        matches!(self.writes, StateWrites::Final | StateWrites::AlsoAfter(_))
+        matches!(self.writes, StateWrites::Final | StateWrites::AlsoAfter(_) | StateWrites::Replay)
+    }
+
+    /// Whether each token starts from the state as the pool holds it after the token before.
+    pub(crate) fn rounds_each_token(&self) -> bool {
+        matches!(self.writes, StateWrites::Replay | StateWrites::Tree { .. })
     }
 
     /// Checks lengths, and that every slot exists and is written by one sequence or token only.
@@ -202,7 +211,8 @@ impl<'a> StateBatch<'a> {
             return Ok(());
         };
         let argument = |reason: String| Err(KernelError::Argument { op, reason });
-        if snapshots.len() != total_tokens {
+        let keeps = !(snapshots.is_empty() && matches!(self.writes, StateWrites::Tree { .. }));
+        if keeps && snapshots.len() != total_tokens {
             return argument(format!("{} snapshot slots for {total_tokens} tokens", snapshots.len()));
         }
         check_distinct(op, "snapshot slots", snapshots, self.slots, num_slots)?;
@@ -212,8 +222,8 @@ impl<'a> StateBatch<'a> {
         }
         for (rows, _) in self.active() {
             for row in rows.clone() {
-                let expected = match (parents[row], snapshots[row]) {
-                    (_, ..0) => "whose token has no snapshot slot".to_owned(),
+                let expected = match (parents[row], snapshots.get(row)) {
+                    (_, Some(..0)) => "whose token has no snapshot slot".to_owned(),
                     (-1, _) => continue,
                     (parent, _) if usize::try_from(parent).is_ok_and(|parent| (rows.start..row).contains(&parent)) => {
                         continue;

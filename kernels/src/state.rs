@@ -49,6 +49,8 @@ fn walk<T: Element>(
     thread_local! {
         /// The f32 copy of a narrower state; kept, so that a decode step allocates nothing.
         static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        /// The states after the tokens of a tree that leaves none behind.
+        static TREE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     }
     let elems = view.elems() / units;
     let pool = DisjointMut::new(pool);
@@ -62,24 +64,34 @@ fn walk<T: Element>(
             unsafe { pool.slice(start..start + elems) }
         };
         // An f32 state that moves on and nothing else is stepped where it lies.
-        if let (StateWrites::Final, Some(state)) = (batch.writes, T::as_f32_mut(part(slot))) {
+        if let (StateWrites::Final | StateWrites::Replay, Some(state)) = (batch.writes, T::as_f32_mut(part(slot))) {
             vectorized(
                 #[inline(always)]
-                || body(Unit { rows, index, state }),
+                || {
+                    for rows in batch.stretches(rows) {
+                        body(Unit { rows, index, state: &mut *state });
+                    }
+                },
             );
             return;
         }
         // Taken, not borrowed: `body` may run other tasks of this walk on this thread while it waits.
-        let mut wide = WIDE.take();
+        let (mut wide, mut tree) = (WIDE.take(), TREE.take());
+        tree.clear();
         vectorized(
             #[inline(always)]
             || {
                 load(part(slot), &mut wide);
-                let last = rows.end - 1;
+                let (first, last) = (rows.start, rows.end - 1);
                 for stretch in batch.stretches(rows) {
-                    if let StateWrites::Tree { .. } = batch.writes {
-                        let parent = batch.parent(stretch.start, stretch.start);
-                        load(part(parent.and_then(|row| batch.snapshot(row)).unwrap_or(slot)), &mut wide);
+                    if let StateWrites::Tree { slots, .. } = batch.writes {
+                        match batch.parent(stretch.start, stretch.start) {
+                            None => load(part(slot), &mut wide),
+                            Some(parent) if slots.is_empty() => {
+                                wide.copy_from_slice(&tree[(parent - first) * elems..][..elems]);
+                            }
+                            Some(parent) => load(part(batch.snapshot(parent).unwrap_or(slot)), &mut wide),
+                        }
                     }
                     let end = stretch.end - 1;
                     body(Unit { rows: stretch, index, state: &mut wide });
@@ -89,9 +101,16 @@ fn walk<T: Element>(
                     if end == last && batch.writes_final() {
                         store(&wide, part(slot));
                     }
+                    if batch.rounds_each_token() {
+                        wide.iter_mut().for_each(|value| *value = T::store(*value).load());
+                    }
+                    if let StateWrites::Tree { slots: [], .. } = batch.writes {
+                        tree.extend_from_slice(&wide);
+                    }
                 }
             },
         );
+        TREE.set(tree);
         WIDE.set(wide);
     });
 }

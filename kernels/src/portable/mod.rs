@@ -58,7 +58,10 @@ impl StepState<'_> {
                     Some(parent) => &states[parent - rows.start],
                 };
                 let (next, output) = step(row, state)?;
-                let next = next.reshape(self.view.shape.as_slice())?;
+                let mut next = next.reshape(self.view.shape.as_slice())?;
+                if self.batch.rounds_each_token() {
+                    next = next.to_dtype(self.pool.dtype())?.to_dtype(DType::F32)?;
+                }
                 if let Some(snapshot) = self.batch.snapshot(row) {
                     store_state(self.pool, self.view, snapshot, &next)?;
                 }

@@ -9,6 +9,7 @@ mod mla;
 mod portable;
 mod quant;
 mod recurrent;
+mod replay;
 mod speculative;
 
 use crate::{StateBatch, StateLayerView};

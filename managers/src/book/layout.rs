@@ -111,8 +111,6 @@ pub struct Layout {
     pub slot_bytes: u64,
     /// Bytes of the host tier; `None` if the plan has none.
     pub host_bytes: Option<u64>,
-    /// Whether draft rows hold inputs to replay rather than states to copy.
-    pub replays: bool,
     by_name: HashMap<String, Place>,
     by_layer: HashMap<(u32, Kind), Place>,
 }
@@ -134,7 +132,6 @@ impl Layout {
             draft_rows: 0..0,
             slot_bytes: 0,
             host_bytes: plan.host.as_ref().map(|host| host.bytes),
-            replays: false,
             by_name: HashMap::new(),
             by_layer: HashMap::new(),
         };
@@ -206,7 +203,6 @@ impl Layout {
                 let units = u32::try_from(pool.units)
                     .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
                 let rows = pool.reserved.min(pool.units) as u32..units;
-                self.replays |= !is_snapshot(first.handler.kind());
                 let only = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
                 self.draft_rows =
                     if only { rows } else { rows.start.max(self.draft_rows.start)..rows.end.min(self.draft_rows.end) };
@@ -237,11 +233,6 @@ impl Layout {
         let entries = u32::try_from(tokens).map_or(u32::MAX, |tokens| spec.entries(tokens));
         spec.ring = (entries.saturating_sub(1).div_ceil(spec.entries_per_block) + 1).min(longest);
     }
-}
-
-/// Whether a draft resource is a state at each candidate position.
-fn is_snapshot(kind: &Kind) -> bool {
-    matches!(kind, Kind::IntermediateSsm | Kind::IntermediateCausalConv)
 }
 
 fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {

@@ -1,8 +1,8 @@
 //! The state pools: everything that a sequence keeps in its slot.
 
-use cacheplan_handlers::{DType, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_kernels::StateLayerView;
-use cacheplan_planner::{CachePlan, Member, Pool};
+use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
 use super::pool::PoolTensor;
@@ -37,7 +37,8 @@ struct StatePool {
 struct StateMember {
     layer: Option<u32>,
     kind: Kind,
-    /// The kind of the live state: its own, or the one it is a snapshot of; `None` for inputs to replay.
+    /// The kind of the live state, its own or the one it is a snapshot of: `ssm`, `causal_conv`, or `state` for any
+    /// other; `None` for inputs to replay.
     live_kind: Option<Kind>,
     view: StateLayerView,
     /// Candidate positions that lie one after the other; 1 for live states.
@@ -110,6 +111,7 @@ impl CapturedState {
 impl MambaCacheManager {
     pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
         let mut manager = Self::default();
+        let candidates = layout.limits.draft_positions as usize;
         for (index, (pool, indexing)) in plan.pools.iter().zip(&layout.indexing).enumerate() {
             let target = match indexing {
                 Indexing::Slots => &mut manager.slots,
@@ -122,7 +124,7 @@ impl MambaCacheManager {
                 let resource = plan
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
-                members.push(state_member(resource.layer, &resource.handler, member, &tensor)?);
+                members.push(state_member(resource, member, &tensor, candidates)?);
             }
             target.push(StatePool { index, tensor, members });
         }
@@ -133,9 +135,6 @@ impl MambaCacheManager {
             return Err(ManagerError::BadPlan { pool, reason: "other pools of slots have no checkpoints".into() });
         }
         manager.check_twins()?;
-        if layout.replays {
-            manager.split_convolutions(layout.limits.draft_positions as usize)?;
-        }
         Ok(manager)
     }
 
@@ -280,11 +279,13 @@ impl MambaCacheManager {
         members.filter(|(_, member)| member.live_kind.is_some())
     }
 
-    /// The live state that a draft belongs to, by layer and kind.
+    /// The live state that a draft belongs to: of its layer and kind, and of several the one in the draft's position.
     fn twin(&self, draft: &StateMember) -> Option<(&StatePool, &StateMember)> {
+        let alike = |member: &StateMember| member.layer == draft.layer && member.live_kind == draft.live_kind;
+        let mut drafts = self.draft_members().filter(|(_, member)| alike(member));
+        let position = drafts.position(|(_, member)| std::ptr::eq(member, draft))?;
         let live = self.slots.iter().flat_map(|pool| pool.members.iter().map(move |member| (pool, member)));
-        let mut twins = live.filter(|(_, member)| member.layer == draft.layer && member.live_kind == draft.live_kind);
-        twins.next()
+        live.filter(|(_, member)| alike(member)).nth(position)
     }
 
     /// The inputs at candidate positions.
@@ -325,25 +326,6 @@ impl MambaCacheManager {
             Some((pool, stash)) => Err(missing_twin(&pool.tensor, stash)),
             None => Ok(()),
         }
-    }
-
-    /// In a plan that replays, a convolution without snapshots is as much wider as there are candidates.
-    fn split_convolutions(&mut self, candidates: usize) -> Result<(), ManagerError> {
-        let drafts = self.draft_members().map(|(_, draft)| draft);
-        let snapshots: Vec<Option<u32>> =
-            drafts.filter(|draft| draft.kind == Kind::IntermediateCausalConv).map(|draft| draft.layer).collect();
-        for pool in &mut self.slots {
-            let convolutions = pool.members.iter_mut().filter(|member| member.kind == Kind::CausalConv);
-            for member in convolutions.filter(|member| !snapshots.contains(&member.layer)) {
-                let columns = member.view.shape[0].checked_sub(candidates).filter(|&columns| columns > 0);
-                member.view.shape[0] = columns.ok_or_else(|| ManagerError::BadPlan {
-                    pool: pool.tensor.id.clone(),
-                    reason: format!("a convolution has no room for the inputs of {candidates} candidates"),
-                })?;
-                member.candidates = candidates;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -428,12 +410,13 @@ fn checkpoint_pool(
 }
 
 fn state_member(
-    layer: Option<u32>,
-    handler: &ResourceHandler,
+    resource: &PlannedResource,
     member: &Member,
     tensor: &PoolTensor,
+    candidates: usize,
 ) -> Result<StateMember, ManagerError> {
     let bad = |reason: String| ManagerError::BadPlan { pool: tensor.id.clone(), reason };
+    let handler = &resource.handler;
     let elem_bytes = tensor.elem_bytes as u64;
     if !member.offset.is_multiple_of(elem_bytes) || !member.bytes.is_multiple_of(elem_bytes) {
         return Err(bad(format!("member `{}` is not aligned to its dtype", member.resource)));
@@ -447,10 +430,14 @@ fn state_member(
     let live_kind = match handler.kind() {
         Kind::IntermediateSsm => Some(Kind::Ssm),
         Kind::IntermediateCausalConv => Some(Kind::CausalConv),
+        Kind::IntermediateState => Some(Kind::State),
         _ if handler.is_speculative() => None,
+        kind @ (Kind::Ssm | Kind::CausalConv) => Some(kind.clone()),
+        _ if handler.is_state() => Some(Kind::State),
         other => Some(other.clone()),
     };
-    let shape = match (&live_kind, sizes.as_slice()) {
+    let candidates = if handler.has_candidates() { candidates } else { 0 };
+    let mut shape = match (&live_kind, sizes.as_slice()) {
         // Channels lie side by side, so that a step reads and writes whole columns.
         (Some(Kind::CausalConv), &[conv_dim, width]) => [width, conv_dim, 1],
         (_, &[]) => [1, 1, 1],
@@ -462,8 +449,11 @@ fn state_member(
     if unit == 0 || !member.bytes.is_multiple_of(unit) {
         return Err(bad(format!("member `{}` has {} bytes, its state {unit}", member.resource, member.bytes)));
     }
+    shape[0] = shape[0].checked_sub(candidates).filter(|&own| own > 0).ok_or_else(|| {
+        bad(format!("member `{}` has no room for the inputs of {candidates} candidates", member.resource))
+    })?;
     Ok(StateMember {
-        layer,
+        layer: resource.layer,
         kind: handler.kind().clone(),
         live_kind,
         view: StateLayerView {
@@ -472,6 +462,6 @@ fn state_member(
             shape,
         },
         positions: (member.bytes / unit) as usize,
-        candidates: 0,
+        candidates,
     })
 }
