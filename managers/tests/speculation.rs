@@ -37,7 +37,8 @@ fn setup(scheme: Scheme) -> Setup {
         };
         return LAYERS.into_iter().fold(hybrid(), twins);
     }
-    let wide = ResourceHandler::causal_conv(CHANNELS as u64, 4 + u64::from(CANDIDATES), vec![], DType::Bf16).unwrap();
+    let conv = ResourceHandler::causal_conv(CHANNELS as u64, 4, vec![], DType::Bf16).unwrap();
+    let wide = conv.with_candidates(CANDIDATES.into()).unwrap();
     let plain = Setup::new().with(0, support::ssm()).with(0, wide.clone()).with(1, support::kv(2, 8));
     LAYERS.into_iter().fold(plain.with(2, support::ssm()).with(2, wide), |setup, layer| {
         setup
