@@ -103,7 +103,8 @@ impl ResourceHandler {
         if let Some(columns) = shape.last_mut().filter(|dim| dim.name == OWN_COLUMNS) {
             *columns = Dim::whole(WITH_CANDIDATES, columns.size.saturating_add(candidates));
         }
-        Self::new(self.kind.clone(), self.growth, shape, self.dtype, self.layout)
+        let wide = Self::new(self.kind.clone(), self.growth, shape, self.dtype, self.layout)?;
+        Ok(Self { recurrence: self.recurrence, ..wide })
     }
 
     /// Whether a convolution's state has columns for the candidates of a speculative step.

@@ -3,7 +3,9 @@
 //! Row numbers are those of its table of cases; rows about `torch.device` or about being an instance of a base class say
 //! here what they are for: the growth, since one struct describes every kind.
 
-use cacheplan_handlers::{AllocationDims, DType, Growth, HandlerError, Kind, KvLayout, Mismatch, ResourceHandler};
+use cacheplan_handlers::{
+    AllocationDims, DType, Decay, Growth, HandlerError, Kind, KvLayout, Mismatch, Recurrence, ResourceHandler,
+};
 use rstest::rstest;
 
 const DIMS: AllocationDims =
@@ -161,6 +163,7 @@ fn resources_share_a_pool_exactly_when_their_keys_agree(
 #[rstest]
 #[case::row_30(ssm(8, 64, 16, DType::Bf16), Kind::IntermediateSsm, &[8, 64, 16])]
 #[case::row_32(conv(256, 4, DType::F32), Kind::IntermediateCausalConv, &[256, 3])]
+#[case::generic(ResourceHandler::state(&[10, 20], DType::F32).unwrap(), Kind::IntermediateState, &[10, 20])]
 fn a_speculative_twin_has_its_bases_shape_and_is_no_base(
     #[case] base: ResourceHandler,
     #[case] kind: Kind,
@@ -177,7 +180,7 @@ fn a_speculative_twin_has_its_bases_shape_and_is_no_base(
 #[rstest]
 #[case::row_31_33(kv(8, 64, DType::F16))]
 #[case::a_twin_has_no_twin(ssm(8, 64, 16, DType::F32).intermediate().unwrap())]
-fn kinds_without_a_recurrence_have_no_twin(#[case] handler: ResourceHandler) {
+fn what_is_no_state_of_a_sequence_has_no_twin(#[case] handler: ResourceHandler) {
     assert_eq!(handler.intermediate(), None);
 }
 
@@ -189,6 +192,39 @@ fn kinds_without_a_recurrence_have_no_twin(#[case] handler: ResourceHandler) {
 #[case::row_35c(kv(8, 64, DType::F16), false)]
 fn only_twins_are_speculative(#[case] handler: ResourceHandler, #[case] speculative: bool) {
     assert_eq!(handler.is_speculative(), speculative);
+}
+
+#[test]
+fn a_recurrence_is_read_back_and_says_what_a_step_takes() {
+    let decay = Decay::PerChannel;
+    let recurrence = Recurrence::LinearAttention { num_k_heads: 2, delta_rule: true, decay };
+    let state = ssm(4, 64, 128, DType::F32).with_recurrence(recurrence);
+    let text = serde_json::to_string(&state).unwrap();
+    assert!(text.contains(r#""recurrence":{"kind":"linear_attention","num_k_heads":2"#), "{text}");
+    assert_eq!(serde_json::from_str::<ResourceHandler>(&text).unwrap(), state);
+    let inputs = state.replay_inputs(DType::F16).unwrap().unwrap();
+    let found: Vec<_> = inputs.iter().map(|input| (input.kind().name(), shape(input), input.dtype())).collect();
+    assert_eq!(
+        found,
+        [
+            ("replay.k", vec![2, 64], DType::F16),
+            ("replay.v", vec![4, 128], DType::F16),
+            ("replay.beta", vec![4], DType::F32),
+            ("replay.g", vec![4, 64], DType::F32),
+        ]
+    );
+    let of_rank = Recurrence::LinearAttention { num_k_heads: 1, delta_rule: true, decay };
+    assert_eq!((recurrence.of_rank(2), recurrence.of_rank(4)), (of_rank, of_rank));
+    assert_eq!(ssm(4, 64, 128, DType::F32).replay_inputs(DType::F16), Ok(None));
+}
+
+#[test]
+fn only_convolutions_have_columns_of_candidates() {
+    let wide = conv(256, 4, DType::F32).with_candidates(5).unwrap();
+    assert_eq!((shape(&wide), wide.has_candidates()), (vec![256, 3 + 5], true));
+    let state = ssm(4, 64, 128, DType::F32).with_recurrence(Recurrence::Ssd { n_groups: 1 });
+    assert_eq!(state.with_candidates(5), Ok(state.clone()));
+    assert!(!state.has_candidates());
 }
 
 #[test]

@@ -62,11 +62,23 @@ fn every_model_takes_exactly_its_planned_bytes_and_serves_what_was_planned() {
 }
 
 #[rstest]
-#[case("snapshots", 0)]
-#[case("replay", 23)]
-fn a_model_with_speculation_commits_its_states(#[case] scheme: &str, #[case] replays: usize) {
+#[case::snapshots("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "snapshots", "", 0)]
+#[case::mamba2("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "replay", "replay.x", 23)]
+#[case::mamba1("state-spaces__mamba-130m-hf", "replay", "replay.dt", 24)]
+#[case::gated_delta("Qwen__Qwen3.5-2B", "replay", "replay.k", 18)]
+#[case::kimi_delta("moonshotai__Kimi-Linear-48B-A3B-Instruct", "replay", "replay.g", 20)]
+#[case::rg_lru("google__recurrentgemma-2b", "replay", "replay.recurrence_gate", 18)]
+#[case::convolutions("LiquidAI__LFM2-1.2B", "replay", "", 0)]
+#[case::generic_states("RWKV__rwkv-4-169m-pile", "snapshots", "", 0)]
+#[case::compressors("deepseek-ai__DeepSeek-V4-Flash", "snapshots", "", 0)]
+fn a_model_with_speculation_commits_its_states(
+    #[case] config: &str,
+    #[case] scheme: &str,
+    #[case] input: &str,
+    #[case] replays: usize,
+) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
-    let config = folder.join("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json");
+    let config = folder.join(format!("{config}.json"));
     let budget = format!("{SMALL}[speculation]\nscheme = '{scheme}'\ndraft_tokens = 2\n");
     let plan = planned(&config, &budget).unwrap();
     run(&plan);
@@ -75,12 +87,12 @@ fn a_model_with_speculation_commits_its_states(#[case] scheme: &str, #[case] rep
     let sequence = manager.admit(8).unwrap();
     let mut step = StepMetadata::default();
     manager.speculate(&[Work { sequence, tokens: 3 }], &mut step).unwrap();
-    assert_eq!(step.draft_rows, [1]);
+    assert_eq!(step.draft_rows.len(), 1);
     let mut replayed = 0;
     let accepted = [(sequence, Accepted::First(2))];
     let replay = &mut |layer: &ReplayLayer<'_>| {
         replayed += 1;
-        assert_eq!(layer.input("replay.x")?.dims()[0], 2);
+        assert_eq!(layer.input(input)?.dims()[0], 2);
         Ok(())
     };
     manager.commit_replaying(&accepted, replay).unwrap();

@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use cacheplan_handlers::{DType, Growth, Kind};
+use cacheplan_handlers::{DType, Decay, Growth, Kind, Recurrence};
 use cacheplan_transforms::{
     Attention, FrontendError, GraphBuilder, Mamba2, Model, PassContext, ReadOptions, Resources, collect,
     read_config_str, read_model,
@@ -127,6 +127,8 @@ fn linear_attention_and_its_convolution_are_states(#[case] file: &str) {
     let resources = collected(&format!("onnx/{file}.onnx")).1.resources;
     let state = &resources.get("ssm_state_3").unwrap().handler;
     assert_eq!((state.unit_bytes(), state.dtype()), (4 * 16 * 32 * 4, DType::F32));
+    let gated_delta = Recurrence::LinearAttention { num_k_heads: 4, delta_rule: true, decay: Decay::PerHead };
+    assert_eq!(state.recurrence(), Some(gated_delta));
     let conv = &resources.get("conv_state_3").unwrap().handler;
     assert_eq!((conv.unit_bytes(), conv.dtype()), (192 * 3 * 2, DType::F16));
 }

@@ -105,7 +105,7 @@ pub struct Layout {
     pub limits: Limits,
     /// What windowed pools do with passed blocks.
     pub windows: Windows,
-    /// The rows of every draft pool that batches use; empty without any.
+    /// The rows of every draft pool that batches use; empty where candidates cannot be taken back.
     pub draft_rows: Range<u32>,
     /// Bytes of one slot over all pools of the slot domain.
     pub slot_bytes: u64,
@@ -137,6 +137,12 @@ impl Layout {
         };
         for pool in &plan.pools {
             layout.add(pool, &resources)?;
+        }
+        let mut states = plan.resources.iter().filter(|resource| resource.handler.is_state()).peekable();
+        let in_place = states.peek().is_some() && states.all(|resource| resource.handler.has_candidates());
+        if in_place && !layout.indexing.contains(&Indexing::DraftRows) {
+            // All that candidates leave lies in the slots, and rows only number the sequences.
+            layout.draft_rows = 0..u32::try_from(plan.limits.max_batch_size).unwrap_or(u32::MAX);
         }
         Ok(layout)
     }
