@@ -246,12 +246,12 @@ fn a_tree_is_verified_without_a_trace_and_any_of_its_paths_replayed(
     let writes = StateWrites::Tree { parents: &parents, slots: &[] };
     let verified = layer.run(&[0, 1, 2, 3, 4, 5, 6], &pool, &StateBatch { cu_seqlens: &[0, 7], slots: &[2], writes });
     assert_eq!(bits(&values(&pool)), bits(&values(&layer.pool(dtype))), "verifying leaves no trace");
-    for node in 0..parents.len() {
+    for (node, verified) in verified.iter().enumerate() {
         let up = std::iter::successors(Some(node as u32), |&node| u32::try_from(parents[node as usize]).ok());
         let mut path: Vec<u32> = up.collect();
         path.reverse();
         let (outputs, stepped) = layer.in_order(&path, dtype);
-        assert_eq!(verified[node], outputs[path.len() - 1], "the output of candidate {node}");
+        assert_eq!(verified, &outputs[path.len() - 1], "the output of candidate {node}");
         let pool = layer.pool(dtype);
         let batch = StateBatch { cu_seqlens: &[0, path.len() as u32], slots: &[2], writes: StateWrites::Replay };
         layer.run(&path, &pool, &batch);
