@@ -45,7 +45,7 @@ impl Ledger {
         }
         if let Some(memory) = memory {
             let unused = memory.bytes.saturating_sub(taken);
-            self.line("unused", unused, Source::Exact, "caches' budget left by rounding or by limits".into());
+            self.line("unused", unused, Source::Exact, "caches' budget left by rounding, limits or share".into());
         }
     }
 }

@@ -186,7 +186,9 @@ fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<Cach
     }
     let (Some(fraction), Some(of)) = (*fraction, *of) else { return Ok(None) };
     let device = request.device;
-    let no_device = || PlanError::Budget("`memory.fraction` is a share of a device, and no device was given".into());
+    let no_device = || {
+        PlanError::Budget("`memory.fraction` is a share of a device, and no device was given (--device-memory)".into())
+    };
     if device.is_some() && request.measurement.is_none() && ledger::weights(request).is_none() {
         let unknown = "the model's files do not tell the size of its weights, so what `memory.fraction` leaves for caches is \
                        unknown; state `memory.weights` (--weights), or the caches' own `memory.bytes` (--memory-bytes)";
