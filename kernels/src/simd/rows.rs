@@ -4,7 +4,6 @@
 //! rows beside it.
 
 use pulp::{Simd, WithSimd};
-use std::ops::Range;
 
 /// Rows of equal width, a stride apart.
 #[derive(Clone, Copy)]
@@ -44,12 +43,12 @@ impl<'a> StridedRows<'a> {
 
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
 pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(RowProducts::<false> { a, b, scale, out, out_stride });
+    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
 }
 
 /// `out[i, j] = a_i . b_j` of few `a`, which stay in the caches, with `b`, which comes from memory and is read in order.
 pub(crate) fn streamed_products(a: StridedRows<'_>, b: StridedRows<'_>, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(RowProducts::<true> { a, b, scale: 1.0, out, out_stride });
+    pulp::Arch::new().dispatch(StreamedProducts { a, b, out, out_stride });
 }
 
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
@@ -69,7 +68,7 @@ pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32],
     pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
 }
 
-struct RowProducts<'a, const STREAMED: bool> {
+struct RowProducts<'a> {
     a: StridedRows<'a>,
     b: StridedRows<'a>,
     scale: f32,
@@ -77,49 +76,37 @@ struct RowProducts<'a, const STREAMED: bool> {
     out_stride: usize,
 }
 
-impl<const STREAMED: bool> WithSimd for RowProducts<'_, STREAMED> {
+impl WithSimd for RowProducts<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        if !STREAMED {
-            return self.with_all::<S, 8, 4, 2>(simd, 0..self.b.len);
+        let mut i = 0;
+        while i + 4 <= self.a.len {
+            self.against_all::<S, 4, 2>(simd, i);
+            i += 4;
         }
-        // Two sums at a time: with one, each addition would wait for the one before.
-        for j in (0..self.b.len).step_by(2) {
-            self.with_all::<S, 2, 2, 2>(simd, j..self.b.len.min(j + 2));
+        while i + 2 <= self.a.len {
+            self.against_all::<S, 2, 4>(simd, i);
+            i += 2;
+        }
+        while i < self.a.len {
+            self.against_all::<S, 1, 8>(simd, i);
+            i += 1;
         }
     }
 }
 
-impl<const STREAMED: bool> RowProducts<'_, STREAMED> {
-    /// All of `a` with some of `b`, of which `J1`, `J2` or `J4` at a time, against one, two or four of `a`.
+impl RowProducts<'_> {
+    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
     #[inline(always)]
-    fn with_all<S: Simd, const J1: usize, const J2: usize, const J4: usize>(&mut self, simd: S, b: Range<usize>) {
-        let mut i = 0;
-        while i + 4 <= self.a.len {
-            self.against::<S, 4, J4>(simd, i, b.clone());
-            i += 4;
-        }
-        while i + 2 <= self.a.len {
-            self.against::<S, 2, J2>(simd, i, b.clone());
-            i += 2;
-        }
-        while i < self.a.len {
-            self.against::<S, 1, J1>(simd, i, b.clone());
-            i += 1;
-        }
-    }
-
-    /// `I` rows of `a` from `i` on with some of `b`, `J` at a time.
-    #[inline(always)]
-    fn against<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, b: Range<usize>) {
-        let mut j = b.start;
-        while j + J <= b.end {
+    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
+        let mut j = 0;
+        while j + J <= self.b.len {
             self.tile::<S, I, J>(simd, i, j);
             j += J;
         }
-        while j < b.end {
+        while j < self.b.len {
             self.tile::<S, I, 1>(simd, i, j);
             j += 1;
         }
@@ -127,10 +114,8 @@ impl<const STREAMED: bool> RowProducts<'_, STREAMED> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
-        if !STREAMED {
-            for n in 0..J {
-                self.b.prefetch_after(j + n);
-            }
+        for n in 0..J {
+            self.b.prefetch_after(j + n);
         }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
@@ -139,11 +124,6 @@ impl<const STREAMED: bool> RowProducts<'_, STREAMED> {
         let (a_vectors, b_vectors) = (a.map(|a| &a.0[..vectors]), b.map(|b| &b.0[..vectors]));
         let mut sums = [[simd.splat_f32s(0.0); J]; I];
         for at in 0..vectors {
-            if STREAMED && i == 0 {
-                for b in &b_vectors {
-                    prefetch_stream(&b[at..=at]);
-                }
-            }
             for (sums, a) in sums.iter_mut().zip(&a_vectors) {
                 for (sum, b) in sums.iter_mut().zip(&b_vectors) {
                     *sum = simd.mul_add_e_f32s(a[at], b[at], *sum);
@@ -155,6 +135,64 @@ impl<const STREAMED: bool> RowProducts<'_, STREAMED> {
                 let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
                 self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
             }
+        }
+    }
+}
+
+/// Vectors that a streamed dot product takes between two looks ahead.
+const STEP: usize = 4;
+
+struct StreamedProducts<'a> {
+    a: StridedRows<'a>,
+    b: StridedRows<'a>,
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+impl WithSimd for StreamedProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        for j in 0..self.b.len {
+            let mut i = 0;
+            while i + 4 <= self.a.len {
+                self.dots::<S, 4>(simd, i, j);
+                i += 4;
+            }
+            while i < self.a.len {
+                self.dots::<S, 1>(simd, i, j);
+                i += 1;
+            }
+        }
+    }
+}
+
+impl StreamedProducts<'_> {
+    #[inline(always)]
+    fn dots<S: Simd, const I: usize>(&mut self, simd: S, i: usize, j: usize) {
+        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
+        let b = S::as_simd_f32s(self.b.row(j));
+        let (a_steps, b_steps) = (a.map(|a| a.0.as_chunks::<STEP>().0), b.0.as_chunks::<STEP>().0);
+        let mut sums = [simd.splat_f32s(0.0); I];
+        for (at, b) in b_steps.iter().enumerate() {
+            if i == 0 {
+                prefetch_stream(b);
+            }
+            for (sum, a) in sums.iter_mut().zip(&a_steps) {
+                for (&a, &b) in a[at].iter().zip(b) {
+                    *sum = simd.mul_add_e_f32s(a, b, *sum);
+                }
+            }
+        }
+        for at in b_steps.len() * STEP..b.0.len() {
+            for (sum, a) in sums.iter_mut().zip(&a) {
+                *sum = simd.mul_add_e_f32s(a.0[at], b.0[at], *sum);
+            }
+        }
+        for (n, (&sum, a)) in sums.iter().zip(&a).enumerate() {
+            let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
+            self.out[(i + n) * self.out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
         }
     }
 }
@@ -372,14 +410,14 @@ mod tests {
         let mut products = vec![0.0; rows * others];
         let (a_rows, b_rows) =
             (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
+        let mut streamed = products.clone();
         row_products(a_rows, b_rows, 0.5, &mut products, others);
-        let mut streamed = vec![0.0; rows * others];
         streamed_products(a_rows, b_rows, &mut streamed, others);
         for i in 0..rows {
             for j in 0..others {
                 let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
                 assert!((products[i * others + j] - 0.5 * expected).abs() < 1e-3);
-                assert!((streamed[i * others + j] - expected).abs() < 1e-3);
+                assert_eq!(0.5 * streamed[i * others + j], products[i * others + j], "one order of summing");
             }
         }
         let mut out = vec![1.0; rows * width];
