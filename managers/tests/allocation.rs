@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{CountingAllocator, ManagerError};
+use cacheplan_planner::CachePlan;
 use candle_core::Device;
 use rstest::rstest;
 use support::{Setup, hybrid, kv};
@@ -104,12 +105,15 @@ fn a_shut_down_set_holds_nothing_and_answers_with_an_error() {
     assert_exact(&set);
 }
 
-#[test]
-fn a_pool_that_contradicts_itself_is_refused_by_name() {
-    let mut plan = Setup::new().with(0, kv(2, 8)).plan();
-    plan.pools[0].bytes += 1;
+#[rstest]
+#[case::bytes(|plan: &mut CachePlan| plan.pools[0].bytes += 1, "pool `kv_paged.0`")]
+#[case::members_over_each_other(|plan: &mut CachePlan| plan.pools[0].members[1].offset -= 4, "pool `kv_paged.0`")]
+#[case::uncountable_slots(|plan: &mut CachePlan| plan.slots.live = u64::MAX, "slots")]
+fn a_plan_that_contradicts_itself_is_refused_by_name(#[case] damage: fn(&mut CachePlan), #[case] said: &str) {
+    let mut plan = Setup::new().with(0, kv(2, 8)).with(1, kv(2, 8)).plan();
+    damage(&mut plan);
     let refused = CacheSet::allocate(&plan, &Device::Cpu).unwrap_err();
-    assert!(refused.to_string().contains("pool `kv_paged.0`"), "{refused}");
+    assert!(refused.to_string().contains(said), "{refused}");
 }
 
 #[test]

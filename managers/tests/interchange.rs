@@ -226,3 +226,15 @@ fn keys_and_values_are_no_latents() {
     let cache = manager.mla_cache(manager.route(0, &Kind::KvPaged).unwrap(), None, 4, 1.0).unwrap();
     assert!(manager.export_mla(sequence, &cache).is_err());
 }
+
+#[rstest]
+fn int8_latents_need_a_scale(#[values(0.0, -1.0, f32::NAN, f32::INFINITY)] scale: f32) {
+    let world = World::new(MlaCacheMode::Int8Nz);
+    let manager = world.set.manager().unwrap();
+    let (latent, rope) = (manager.route_of("mla.latent_1").unwrap(), manager.route_of("mla.rope_1").unwrap());
+    let refused = manager.mla_cache(latent, Some(rope), LATENT, scale).unwrap_err();
+    assert!(refused.to_string().contains("positive and finite"), "{refused}");
+    World::counting().to_mode(MlaCacheMode::Int8Nz, scale).unwrap_err();
+    let stored = World::counting().to_mode(MlaCacheMode::Int8Nz, SCALE).unwrap();
+    MlaBlocks { scale, ..stored }.to_rows().unwrap_err();
+}

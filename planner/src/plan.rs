@@ -259,7 +259,7 @@ pub struct SlotDomain {
 impl SlotDomain {
     /// All slots.
     pub const fn total(self) -> u64 {
-        self.padding + self.live + self.checkpoints
+        self.padding.saturating_add(self.live).saturating_add(self.checkpoints)
     }
 }
 

@@ -175,13 +175,17 @@ impl Layout {
         let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
         let index = self.indexing.len();
         let mut members = Vec::with_capacity(pool.members.len());
+        let mut free_from = 0;
         for member in &pool.members {
             let resource = resources
                 .get(member.resource.as_str())
                 .ok_or_else(|| bad(format!("member `{}` is no resource of the plan", member.resource)))?;
-            if member.offset.checked_add(member.bytes).is_none_or(|end| end > pool.unit_bytes) {
-                return Err(bad(format!("member `{}` ends beyond the unit", member.resource)));
+            let end = member.offset.checked_add(member.bytes).filter(|&end| end <= pool.unit_bytes);
+            let end = end.ok_or_else(|| bad(format!("member `{}` ends beyond the unit", member.resource)))?;
+            if member.offset < free_from {
+                return Err(bad(format!("member `{}` lies over the one before", member.resource)));
             }
+            free_from = end;
             members.push((member, *resource));
         }
         let Some((_, first)) = members.first() else {

@@ -4,7 +4,7 @@ use cacheplan_kernels::MlaCacheMode;
 use candle_core::{DType, Tensor};
 
 use super::hybrid::{MambaHybridCacheManager, Route};
-use super::interchange::{MlaBlocks, MlaCache};
+use super::interchange::{MlaBlocks, MlaCache, check_scale};
 use super::kv::DenseKv;
 use crate::ManagerError;
 use crate::book::{BlockId, Indexing, Place, SequenceId};
@@ -29,7 +29,7 @@ impl MambaHybridCacheManager {
     /// `scale` is what int8 latents are multiplied with.
     ///
     /// # Errors
-    /// A stale route, resources that are no latents, or only one of two in NZ order.
+    /// A stale route, resources that are no latents, only one of two in NZ order, or a scale that is none.
     pub fn mla_cache(
         &self,
         latent: Route,
@@ -47,6 +47,7 @@ impl MambaHybridCacheManager {
             _ => return Err(ManagerError::ForeignState("latents and rope keys lie in different orders".into())),
         };
         let scale = if mode == MlaCacheMode::Int8Nz { scale } else { 1.0 };
+        check_scale(scale)?;
         Ok(MlaCache { mode, latent, rope, kv_lora_rank, scale })
     }
 

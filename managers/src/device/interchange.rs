@@ -69,7 +69,7 @@ impl MlaBlocks {
     /// The blocks in the order of mode 0, `[blocks, block_size, kv_lora_rank + rope]`; int8 latents in the rope's dtype.
     ///
     /// # Errors
-    /// Tensors that do not have their mode's shapes.
+    /// Tensors that do not have their mode's shapes, or a scale that is none.
     pub fn to_rows(&self) -> Result<Tensor, ManagerError> {
         let (latent, rope) = self.parts()?;
         Ok(Tensor::cat(&[latent, rope], D::Minus1)?)
@@ -78,7 +78,7 @@ impl MlaBlocks {
     /// The same blocks in another mode. Only mode 2 loses anything: it rounds latents to multiples of `scale`.
     ///
     /// # Errors
-    /// Widths that the NZ order cannot cut into columns of 32 bytes.
+    /// Widths that the NZ order cannot cut into columns of 32 bytes, or a scale that is none.
     pub fn to_mode(&self, mode: MlaCacheMode, scale: f32) -> Result<Self, ManagerError> {
         if mode == self.mode && (mode != MlaCacheMode::Int8Nz || scale == self.scale) {
             return Ok(self.clone());
@@ -112,14 +112,24 @@ impl MlaBlocks {
     }
 }
 
+/// What int8 latents are multiplied with.
+pub(super) fn check_scale(scale: f32) -> Result<(), ManagerError> {
+    if scale.is_finite() && scale > 0.0 {
+        return Ok(());
+    }
+    Err(ManagerError::ForeignState(format!("the scale of int8 latents is {scale}; it must be positive and finite")))
+}
+
 /// Int8 bits of `values / scale`, rounded to the nearest even and clamped.
 fn quantise(values: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+    check_scale(scale)?;
     let flat = values.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     let bits = flat.into_iter().map(|value| (value / scale).round_ties_even().clamp(-128.0, 127.0) as i8 as u8);
     Ok(Tensor::from_vec(bits.collect(), values.shape(), values.device())?)
 }
 
 fn dequantise(bits: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+    check_scale(scale)?;
     let flat = bits.flatten_all()?.to_vec1::<u8>()?;
     let values: Vec<f32> = flat.into_iter().map(|bits| f32::from(bits as i8) * scale).collect();
     Ok(Tensor::from_vec(values, bits.shape(), bits.device())?)
