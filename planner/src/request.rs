@@ -53,7 +53,9 @@ impl<'a> PlanRequest<'a> {
         if let Some(speculation) = &self.budget.speculation {
             held = Cow::Owned(speculate(speculation)?);
         } else if self.draft.is_some() {
-            return Err(PlanError::Budget("a draft model is given, but `[speculation]` is not".into()));
+            return Err(PlanError::Budget(
+                "a draft model is given, but `[speculation]` (--draft-tokens) is not".into(),
+            ));
         }
         if self.budget.parallel != Parallel::default() {
             held = Cow::Owned(ranks::split(&held, self.model.layers, self.budget.parallel, self.stage)?);

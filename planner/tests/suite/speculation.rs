@@ -171,7 +171,7 @@ fn a_draft_model_without_speculation_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let budget = budget("");
     let error = plan(&PlanRequest { draft: Some(&model.resources), ..model.request(&budget) }).unwrap_err();
-    assert!(error.to_string().contains("`[speculation]` is not"), "{error}");
+    assert!(error.to_string().contains("`[speculation]` (--draft-tokens) is not"), "{error}");
 }
 
 #[test]
