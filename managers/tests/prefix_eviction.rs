@@ -33,7 +33,7 @@ fn an_eviction_looks_at_a_constant_number_of_nodes(
             h.tree.lock(&found, Default::default()).unwrap()
         })
         .collect();
-    let limit = if eviction == Eviction::Lru { 1 } else { 24 };
+    let limit = if eviction == Eviction::Lru { 1 } else { 32 };
     for _ in 0..4 {
         let state = h.evict_state(1);
         assert!(state.states == 1 && state.examined <= limit, "{state:?}");

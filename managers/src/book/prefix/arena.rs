@@ -69,6 +69,11 @@ impl Arena {
         std::mem::replace(&mut self[index], vacant)
     }
 
+    /// The node at an index that may be `NIL`.
+    pub(super) fn get(&self, index: u32) -> Option<&Node> {
+        self.nodes.get(index as usize)
+    }
+
     pub(super) fn id(&self, index: u32) -> NodeId {
         NodeId { index, generation: self[index].generation }
     }

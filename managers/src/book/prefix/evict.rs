@@ -9,7 +9,7 @@ use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
 use super::node::Component;
 use super::tree::{Change, Recency, Released, Tree};
-use super::worth::{CLASSES, Class};
+use super::worth::RANKS;
 
 /// What an eviction freed and what it cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -90,13 +90,14 @@ impl Tree {
     /// The next victim of a component that goes by recency.
     pub(super) fn oldest(&self, component: Component) -> Option<u32> {
         let tenant = self.heaviest(component)?;
-        Some(self.nodes.list(Self::list_of(tenant, component, Class::Tail)).tail)
+        Some(self.nodes.list(Self::list_of(tenant, component, 0)).tail)
     }
 
     /// The tenant that is furthest above its share, among those who have something to lose.
     fn heaviest(&self, component: Component) -> Option<TenantId> {
+        let ranks = if component == Component::State { RANKS } else { 1 };
         let has_evictable = |tenant: &TenantId| {
-            CLASSES.iter().any(|&class| self.nodes.list(Self::list_of(*tenant, component, class)).tail != NIL)
+            (0..ranks).any(|rank| self.nodes.list(Self::list_of(*tenant, component, rank)).tail != NIL)
         };
         let load = |tenant: TenantId| {
             let tenant = usize::from(tenant.0);
@@ -144,6 +145,7 @@ impl Tree {
     }
 
     pub(super) fn take_state(&mut self, node: u32, out: &mut Released) {
+        self.learn(node, false);
         self.book(node, Component::State, Change::Loss);
         out.slots.extend(self.nodes[node].state.take().map(|state| state.slot));
         self.relist(node, Recency::Newest);

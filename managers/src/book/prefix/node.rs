@@ -19,7 +19,9 @@ pub struct NodeId {
 pub(super) struct Checkpoint {
     pub slot: SlotId,
     pub class: Class,
-    /// How often it was hit.
+    /// Which list it is in while it can be evicted.
+    pub rank: u8,
+    /// How often it was hit as what it is now.
     pub uses: u32,
     /// When it was stored or last hit.
     pub used: u64,
@@ -32,7 +34,7 @@ pub(super) enum Component {
     Window,
     HostKv,
     HostState,
-    /// Last, because its nodes are in one list per class.
+    /// Last, because its nodes are in one list per rank.
     State,
 }
 

@@ -13,7 +13,7 @@ use super::error::PrefixError;
 use super::host::{HostPool, Offload};
 use super::key::{Namespace, Token};
 use super::node::{COMPONENTS, Component, Node, NodeId};
-use super::worth::{CLASSES, Class, Experience};
+use super::worth::{Experience, RANKS};
 use crate::book::ids::{BlockId, SlotId};
 
 /// Units that the tree no longer owns: the caller returns them to their pools.
@@ -94,12 +94,11 @@ pub struct Tree {
     /// What each tenant holds, by component.
     pub(super) tenants: Vec<[usize; COMPONENTS.len()]>,
     pub(super) clock: u64,
-    /// How often states of each class were used.
-    pub(super) experience: [Experience; CLASSES.len()],
+    pub(super) experience: Experience,
 }
 
-/// Lists of evictable nodes per tenant: one each for KV and window, one per class of state.
-const LISTS: usize = COMPONENTS.len() - 1 + CLASSES.len();
+/// Lists of evictable nodes per tenant: one for each component, and for states one per rank.
+const LISTS: usize = COMPONENTS.len() - 1 + RANKS;
 
 impl Tree {
     /// An empty tree.
@@ -120,7 +119,7 @@ impl Tree {
             host: HostPool::new(config.host.unwrap_or_default()),
             tenants: vec![[0; COMPONENTS.len()]; config.tenants.len()],
             clock: 0,
-            experience: Default::default(),
+            experience: Experience::default(),
             config,
         })
     }
@@ -151,13 +150,9 @@ impl Tree {
         self.nodes[node].state.map(|state| state.slot)
     }
 
-    /// The list of evictable nodes of a component that belongs to a tenant.
-    pub(super) fn list_of(tenant: TenantId, component: Component, class: Class) -> u32 {
-        let list = match component {
-            Component::State => component as usize + class as usize,
-            _ => component as usize,
-        };
-        (usize::from(tenant.0) * LISTS + list) as u32
+    /// The list of evictable nodes of a component that belongs to a tenant. Only states have ranks.
+    pub(super) fn list_of(tenant: TenantId, component: Component, rank: usize) -> u32 {
+        (usize::from(tenant.0) * LISTS + component as usize + rank) as u32
     }
 
     /// The component whose links a list runs through.
@@ -168,7 +163,8 @@ impl Tree {
     /// The list in which a node belongs while it is evictable.
     pub(super) fn list_for(&self, node: u32, component: Component) -> u32 {
         let n = &self.nodes[node];
-        Self::list_of(n.tenant, component, n.state.map_or(Class::Tail, |state| state.class))
+        let rank = n.state.filter(|_| component == Component::State).map_or(0, |state| usize::from(state.rank));
+        Self::list_of(n.tenant, component, rank)
     }
 
     /// Starts an operation: everything it touches is equally recent.

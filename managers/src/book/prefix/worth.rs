@@ -1,13 +1,17 @@
 //! Which state to give up: the one whose loss costs least.
 //!
 //! Losing a state costs the recompute from the next shallower state to it, as often as it would have been used.
-//! How often is estimated from how long it has waited, how often it was used, and how often states of its class are
-//! used, which the tree learns. Classes differ by an order of magnitude: where prompts fork, states are used again and
+//! How often is what the tree has learnt of states like it, by what they are to the sequences that pass them and by
+//! how often they were used before. It differs by orders of magnitude: where prompts fork, states are used again and
 //! again; a state that a deeper one of the same sequence has superseded hardly ever.
+//! What is learnt is the chance of a use before the age doubles. A state that was evicted early counts for the
+//! doublings that it saw, so that no class is taken for useless because its states never lived to be used.
+//! Ages are counted from the age at which states are lost on average: what is younger has not had its chance.
 //! All states of a tree take the same bytes, so bytes do not enter.
 //!
-//! Only the oldest few of every class are compared, so the cost is constant. A valuable state that stays among the
-//! oldest is compared again at the next eviction, and its age counts against it more and more.
+//! Recompute times chance is a state's value, and value over age its worth. States of about the same value are in one
+//! list, by recency, so that the oldest of each list is about the least of it. Only the two oldest are compared, and
+//! the cost is constant.
 
 use super::arena::NIL;
 use super::config::{Eviction, TenantId};
@@ -15,14 +19,23 @@ use super::node::{Checkpoint, Component};
 use super::tree::Tree;
 use crate::book::ids::SlotId;
 
-/// How many of the oldest states of every class an eviction compares.
-const COMPARED: usize = 8;
+/// Values are told apart by their power of two, in so many lists.
+pub(super) const RANKS: usize = 16;
+
+/// How many of the oldest of every list an eviction compares.
+const COMPARED: usize = 2;
+
+/// The value of the lowest list is below two to this power, in tokens.
+const LOWEST: f64 = -2.0;
+
+/// Uses are told apart by their power of two, up to this one.
+const USES: usize = 4;
 
 /// How far up the tree the next shallower state is searched for; what lies farther is worth at least as much.
 const REACH: usize = 16;
 
-/// After so many states of a class the older half of the experience is forgotten.
-const MEMORY: u32 = 4096;
+/// After so many doublings the older half of an experience is forgotten.
+const MEMORY: f64 = 16_384.0;
 
 /// What a state is to the sequences that pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,49 +48,78 @@ pub(super) enum Class {
     Fork,
 }
 
-pub(super) const CLASSES: [Class; 3] = [Class::Tail, Class::Superseded, Class::Fork];
+/// What became of the states of a class that had been used so often before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    uses: f64,
+    /// How many times they doubled their age, all together.
+    doublings: f64,
+}
 
-/// How often states of a class were used.
+impl Fate {
+    /// How likely a use is before the age doubles.
+    fn chance(self) -> f64 {
+        // Starts at one in four, before there is any experience.
+        (self.uses + 1.0) / (self.doublings + 4.0)
+    }
+
+    fn count(&mut self, doublings: f64, used: bool) {
+        self.uses += f64::from(u8::from(used));
+        self.doublings += doublings;
+        if self.doublings > MEMORY {
+            self.uses /= 2.0;
+            self.doublings /= 2.0;
+        }
+    }
+}
+
+/// What a tree has learnt from its own hits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Experience {
-    states: u32,
-    uses: u32,
+    /// By class and power of two of uses.
+    fates: [[Fate; USES + 1]; 3],
+    /// The age at which states are lost, a mean of the last dozens.
+    lifetime: f64,
 }
 
 impl Experience {
-    fn rate(self) -> f64 {
-        // Starts at one use per two states, before there is any experience.
-        f64::from(self.uses + 1) / f64::from(self.states + 2)
+    fn chance(&self, state: Checkpoint) -> f64 {
+        let (class, uses) = state.kind();
+        self.fates[class][uses].chance()
     }
 
-    fn count(&mut self) {
-        self.states += 1;
-        if self.states > MEMORY {
-            self.states /= 2;
-            self.uses /= 2;
+    fn count(&mut self, state: Checkpoint, age: f64, used: bool) {
+        let start = 1.0 + self.lifetime;
+        let (class, uses) = state.kind();
+        self.fates[class][uses].count(((start + age) / start).log2(), used);
+        if !used {
+            self.lifetime += (age - self.lifetime) / 64.0;
         }
+    }
+}
+
+impl Checkpoint {
+    /// What its fate is counted under.
+    fn kind(&self) -> (usize, usize) {
+        (self.class as usize, (self.uses.saturating_add(1).ilog2() as usize).min(USES))
     }
 }
 
 impl Tree {
     /// The state that a tenant should lose next, and how many states were compared to find it.
     pub(super) fn least_worth(&mut self, tenant: TenantId) -> (Option<u32>, usize) {
-        if self.config.eviction == Eviction::Lru {
-            let oldest = self.nodes.list(Self::list_of(tenant, Component::State, Class::Tail)).tail;
-            return ((oldest != NIL).then_some(oldest), 1);
-        }
         let mut least: Option<(f64, u32)> = None;
         let mut compared = 0;
-        for class in CLASSES {
-            let mut node = self.nodes.list(Self::list_of(tenant, Component::State, class)).tail;
-            for _ in 0..COMPARED {
-                if node == NIL {
-                    break;
-                }
+        // Recency alone knows its victim.
+        let compare = if self.config.eviction == Eviction::Lru { 1 } else { COMPARED };
+        for rank in 0..RANKS {
+            let mut node = self.nodes.list(Self::list_of(tenant, Component::State, rank)).tail;
+            for _ in 0..compare {
+                let Some(state) = self.nodes.get(node).and_then(|node| node.state) else { break };
                 compared += 1;
                 let newer = self.nodes[node].links[Component::State as usize].prev;
-                self.reclass(node);
-                let worth = self.worth(node);
+                self.appraise(node);
+                let worth = self.value(node) / (1.0 + self.experience.lifetime + self.age(state));
                 if least.is_none_or(|(w, _)| worth < w) {
                     least = Some((worth, node));
                 }
@@ -87,14 +129,25 @@ impl Tree {
         (least.map(|(_, node)| node), compared)
     }
 
-    /// Expected recompute per unit of time that the state of a node saves.
-    fn worth(&self, node: u32) -> f64 {
+    /// Expected recompute that the state of a node saves until its age has doubled.
+    fn value(&self, node: u32) -> f64 {
         let n = &self.nodes[node];
         let Some(state) = n.state else { return 0.0 };
-        let age = (self.clock - state.used + 1) as f64;
-        let uses = self.experience[state.class as usize].rate() * f64::from(state.uses + 1);
-        let shallower = self.shallower_state(node);
-        self.config.cost.between(self.nodes[shallower].end as usize, n.end as usize) * uses / age
+        let shallower = &self.nodes[self.shallower_state(node)];
+        self.config.cost.between(shallower.end as usize, n.end as usize) * self.experience.chance(state)
+    }
+
+    fn age(&self, state: Checkpoint) -> f64 {
+        (self.clock - state.used) as f64
+    }
+
+    /// The list in which the state of a node belongs. Recency alone knows no worth.
+    fn rank_of(&self, node: u32) -> u8 {
+        if self.config.eviction == Eviction::Lru {
+            return 0;
+        }
+        let tokens = self.value(node) / self.config.cost.of(1);
+        (tokens.log2() - LOWEST).clamp(0.0, (RANKS - 1) as f64) as u8
     }
 
     /// The nearest ancestor with a state; the root, or the farthest in reach, where there is none.
@@ -134,35 +187,57 @@ impl Tree {
             Class::Tail if self.config.eviction == Eviction::Coverage && !self.nodes[node].is_leaf() => Class::Fork,
             class => class,
         };
-        self.nodes[node].state = Some(Checkpoint { slot, class, uses: 0, used: self.clock });
-        self.experience[class as usize].count();
-        self.reclass(self.shallower_state(node));
+        self.nodes[node].state = Some(Checkpoint { slot, class, rank: 0, uses: 0, used: self.clock });
+        self.file(node);
+        self.appraise(self.shallower_state(node));
     }
 
     /// Counts a use of the state at a node, for the class that it has now. Counted for a class that it has left, the
     /// use of a tail whose successor is gone would speak for the states that nobody uses, until those drive out tails.
     pub(super) fn use_state(&mut self, node: u32) {
         self.reclass(node);
+        self.learn(node, true);
         let clock = self.clock;
         if let Some(state) = &mut self.nodes[node].state {
-            self.experience[state.class as usize].uses += 1;
             state.uses = state.uses.saturating_add(1);
             state.used = clock;
+            self.file(node);
         }
     }
 
-    /// Moves a state to the class that it has now, which may have changed since it was last looked at.
+    /// Counts what became of the state at a node: it was used, or it is not any more what it was.
+    pub(super) fn learn(&mut self, node: u32, used: bool) {
+        if let Some(state) = self.nodes[node].state {
+            self.experience.count(state, self.age(state), used);
+        }
+    }
+
+    /// Moves a state to the class and the list that it belongs to now, which may have changed since it was looked at.
+    fn appraise(&mut self, node: u32) {
+        self.reclass(node);
+        if self.nodes[node].state.is_some_and(|state| state.rank != self.rank_of(node)) {
+            self.file(node);
+        }
+    }
+
     fn reclass(&mut self, node: u32) {
         let class = self.class_of(node);
-        let Some(state) = &mut self.nodes[node].state else { return };
+        let Some(state) = self.nodes[node].state else { return };
         // A fork stays one while nothing deeper takes its place, even if what turned off has been evicted.
         if state.class == class || (state.class, class) == (Class::Fork, Class::Tail) {
             return;
         }
-        state.class = class;
+        self.learn(node, false);
         // Its uses so far spoke for its old class.
-        state.uses = 0;
-        self.experience[class as usize].count();
+        self.nodes[node].state = Some(Checkpoint { class, uses: 0, ..state });
+    }
+
+    /// Makes a state the newest of the list that it belongs to now.
+    fn file(&mut self, node: u32) {
+        let rank = self.rank_of(node);
+        if let Some(state) = &mut self.nodes[node].state {
+            state.rank = rank;
+        }
         if self.nodes[node].links[Component::State as usize].is_linked() {
             self.nodes.unlink(Component::State, node);
             self.nodes.push_front(self.list_for(node, Component::State), Component::State, node);

@@ -136,9 +136,7 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
     let every = (requests.len() / 200).max(1);
     let mut course = Vec::new();
     for (i, request) in requests.iter().enumerate() {
-        while run.open.len() >= scenario.concurrency.max(1) {
-            run.finish_oldest()?;
-        }
+        run.give_way()?;
         run.start(i, request)?;
         if (i + 1) % every == 0 || i + 1 == requests.len() {
             course.push(Point {
@@ -173,7 +171,7 @@ struct Open {
     blocks: Vec<BlockId>,
 }
 
-struct Run {
+pub(super) struct Run {
     scenario: Scenario,
     cache: PrefixCache,
     strategy: Strategy,
@@ -187,7 +185,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(scenario: Scenario) -> Result<Self, SimulateError> {
+    pub(super) fn new(scenario: Scenario) -> Result<Self, SimulateError> {
         let config = TreeConfig {
             page: scenario.page,
             chunk: scenario.chunk,
@@ -218,7 +216,38 @@ impl Run {
         states.evictable + states.protected
     }
 
-    fn start(&mut self, index: usize, request: &Request) -> Result<(), SimulateError> {
+    /// Ends requests until one more may run.
+    pub(super) fn give_way(&mut self) -> Result<(), SimulateError> {
+        while self.open.len() >= self.scenario.concurrency.max(1) {
+            self.finish_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Slots that have been handed out, all of other numbers: they are the ids below this.
+    pub(super) fn slots(&self) -> usize {
+        self.next_slot as usize + 1
+    }
+
+    pub(super) fn prompt_tokens(&self) -> u64 {
+        self.cache.metrics().prompt_tokens
+    }
+
+    /// Tells of every state on the path of a request, deepest first: its slot, its tokens, and whether the request could
+    /// start from it.
+    pub(super) fn states_on_path(&self, request: &Request, mut tell: impl FnMut(usize, usize, bool)) {
+        let mut tokens = Vec::new();
+        request.prompt.iter().for_each(|piece| piece.expand(&mut tokens));
+        let mut end = tokens.len();
+        loop {
+            let found = self.cache.tree().match_prefix(Key { namespace: &self.namespace, tokens: &tokens[..end] });
+            let Some(slot) = found.state else { break };
+            tell(slot.0 as usize, found.hit, found.hit < tokens.len());
+            end = found.hit - 1;
+        }
+    }
+
+    pub(super) fn start(&mut self, index: usize, request: &Request) -> Result<(), SimulateError> {
         let page = self.scenario.page;
         let available = self.scenario.kv_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         let lens = request.prompt.iter().chain([&request.output]).map(Piece::len);

@@ -23,7 +23,13 @@ impl Workload {
     /// Its requests in the order of arrival.
     #[must_use]
     pub fn requests(self) -> Vec<Request> {
-        let dice = Dice(mix(self as u64 + 1));
+        self.seeded(0)
+    }
+
+    /// Other requests of the same kind. Equal seeds give equal requests.
+    #[must_use]
+    pub fn seeded(self, seed: u64) -> Vec<Request> {
+        let dice = Dice(mix(self as u64 + 1).wrapping_add(mix(seed)));
         match self {
             Self::Chat => chat(dice),
             Self::Agents => agents(dice),
