@@ -3,6 +3,7 @@
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, ScanInput, TimeStep, causal_conv1d, gated_rms_norm, mamba2_scan};
 use candle_core::{DType, Tensor};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Linear, Mixer, conv_weight};
@@ -42,6 +43,37 @@ pub(crate) struct Mamba2Shape {
     pub(crate) gate: GateOrder,
     /// Bounds of the time step, as [`dt_limit`] reads them.
     pub(crate) dt_limit: (f32, f32),
+}
+
+/// The keys of the mixer in the configs of Bamba and those that followed it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Mamba2Config {
+    mamba_n_heads: usize,
+    mamba_d_head: usize,
+    mamba_d_state: usize,
+    mamba_n_groups: usize,
+    mamba_d_conv: usize,
+    mamba_conv_bias: bool,
+    mamba_proj_bias: bool,
+    time_step_limit: Option<(Value, Value)>,
+}
+
+impl Mamba2Config {
+    pub(crate) fn shape(&self, hidden: usize, norm_eps: f64, gate: GateOrder) -> Mamba2Shape {
+        Mamba2Shape {
+            hidden,
+            heads: self.mamba_n_heads,
+            head_dim: self.mamba_d_head,
+            d_state: self.mamba_d_state,
+            n_groups: self.mamba_n_groups,
+            d_conv: self.mamba_d_conv,
+            conv_bias: self.mamba_conv_bias,
+            proj_bias: self.mamba_proj_bias,
+            norm_eps: norm_eps as f32,
+            gate,
+            dt_limit: dt_limit(self.time_step_limit.as_ref()),
+        }
+    }
 }
 
 impl Mamba2Shape {

@@ -21,7 +21,7 @@ pub(crate) use kda::{Kda, KdaShape};
 pub(crate) use lightning::Lightning;
 pub(crate) use linear::Linear;
 pub(crate) use mamba1::{Mamba1, Mamba1Shape};
-pub(crate) use mamba2::{Mamba2, Mamba2Shape, dt_limit};
+pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Shape, dt_limit};
 pub(crate) use mla::{Mla, MlaShape};
 pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
 pub(crate) use moe::{Moe, Routing, Scoring};

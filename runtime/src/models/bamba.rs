@@ -2,13 +2,10 @@
 
 use cacheplan_kernels::GateOrder;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{
-    Activation, Attention, AttentionShape, Mamba2, Mamba2Shape, Mlp, MlpShape, RmsNorm, RopeConfig, dt_limit,
-};
+use crate::layers::{Activation, Attention, AttentionShape, Mamba2, Mamba2Config, Mlp, MlpShape, RmsNorm, RopeConfig};
 use crate::weights::Weights;
 
 /// The keys of a Bamba `config.json` that its decoder reads.
@@ -27,16 +24,10 @@ pub(super) struct Config {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
-    mamba_n_heads: usize,
-    mamba_d_head: usize,
-    mamba_d_state: usize,
-    mamba_n_groups: usize,
-    mamba_d_conv: usize,
-    mamba_conv_bias: bool,
-    mamba_proj_bias: bool,
-    time_step_limit: Option<(Value, Value)>,
     #[serde(default)]
     tie_word_embeddings: bool,
+    #[serde(flatten)]
+    mamba: Mamba2Config,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -51,19 +42,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         head_dim: hidden / config.num_attention_heads.max(1),
         bias: config.attention_bias,
     };
-    let mamba2 = Mamba2Shape {
-        hidden,
-        heads: config.mamba_n_heads,
-        head_dim: config.mamba_d_head,
-        d_state: config.mamba_d_state,
-        n_groups: config.mamba_n_groups,
-        d_conv: config.mamba_d_conv,
-        conv_bias: config.mamba_conv_bias,
-        proj_bias: config.mamba_proj_bias,
-        norm_eps: eps as f32,
-        gate: GateOrder::GateThenNorm,
-        dt_limit: dt_limit(config.time_step_limit.as_ref()),
-    };
+    let mamba2 = config.mamba.shape(hidden, eps, GateOrder::GateThenNorm);
     let mlp = MlpShape {
         hidden,
         intermediate: config.intermediate_size,

@@ -2,13 +2,11 @@
 
 use cacheplan_kernels::GateOrder;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, AttentionShape, Branch, Linear, Mamba2, Mamba2Shape, Mlp, Parallel, RmsNorm, RopeConfig,
-    dt_limit,
+    Activation, Attention, AttentionShape, Branch, Linear, Mamba2, Mamba2Config, Mlp, Parallel, RmsNorm, RopeConfig,
 };
 use crate::weights::{Scope, Weights};
 
@@ -28,16 +26,8 @@ pub(super) struct Config {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
-    mamba_n_heads: usize,
-    mamba_d_head: usize,
-    mamba_d_state: usize,
-    mamba_n_groups: usize,
-    mamba_d_conv: usize,
-    mamba_conv_bias: bool,
-    mamba_proj_bias: bool,
     mamba_rms_norm: bool,
     mamba_norm_before_gate: bool,
-    time_step_limit: Option<(Value, Value)>,
     embedding_multiplier: f64,
     lm_head_multiplier: f64,
     mlp_multipliers: (f64, f64),
@@ -49,6 +39,8 @@ pub(super) struct Config {
     key_multiplier: f64,
     #[serde(default)]
     tie_word_embeddings: bool,
+    #[serde(flatten)]
+    mamba: Mamba2Config,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -64,12 +56,18 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         bias: config.attention_bias,
     };
     let rope = config.rope.rope(attention_shape.head_dim)?;
+    let gate = match (config.mamba_rms_norm, config.mamba_norm_before_gate) {
+        (false, _) => GateOrder::GateOnly,
+        (true, true) => GateOrder::NormThenGate,
+        (true, false) => GateOrder::GateThenNorm,
+    };
+    let mamba2 = config.mamba.shape(hidden, eps, gate);
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let mamba = Mamba2::load(&scope.enter("mamba"), layer, config.mamba2())?;
+        let mamba = Mamba2::load(&scope.enter("mamba"), layer, mamba2)?;
         let attention = Attention::load(&scope.enter("self_attn"), layer, attention_shape, Some(rope.clone()))?;
         let branches = vec![
             Branch {
@@ -96,26 +94,6 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
-    fn mamba2(&self) -> Mamba2Shape {
-        Mamba2Shape {
-            hidden: self.hidden_size,
-            heads: self.mamba_n_heads,
-            head_dim: self.mamba_d_head,
-            d_state: self.mamba_d_state,
-            n_groups: self.mamba_n_groups,
-            d_conv: self.mamba_d_conv,
-            conv_bias: self.mamba_conv_bias,
-            proj_bias: self.mamba_proj_bias,
-            norm_eps: self.rms_norm_eps as f32,
-            gate: match (self.mamba_rms_norm, self.mamba_norm_before_gate) {
-                (false, _) => GateOrder::GateOnly,
-                (true, true) => GateOrder::NormThenGate,
-                (true, false) => GateOrder::GateThenNorm,
-            },
-            dt_limit: dt_limit(self.time_step_limit.as_ref()),
-        }
-    }
-
     fn mlp(&self, weights: &Scope<'_>) -> Result<Mlp, RuntimeError> {
         let (hidden, size, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
         let (gate_scale, down_scale) = self.mlp_multipliers;

@@ -2,13 +2,12 @@
 
 use cacheplan_kernels::GateOrder;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Shape, Mlp, Moe, RmsNorm, RopeConfig, Routing,
-    SharedExpert, dt_limit,
+    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Config, Mlp, Moe, RmsNorm, RopeConfig, Routing,
+    SharedExpert,
 };
 use crate::weights::{Scope, Weights};
 
@@ -30,20 +29,14 @@ pub(super) struct Config {
     position_embedding_type: Option<String>,
     num_local_experts: usize,
     num_experts_per_tok: usize,
-    mamba_n_heads: usize,
-    mamba_d_head: usize,
-    mamba_d_state: usize,
-    mamba_n_groups: usize,
-    mamba_d_conv: usize,
-    mamba_conv_bias: bool,
-    mamba_proj_bias: bool,
-    time_step_limit: Option<(Value, Value)>,
     embedding_multiplier: f64,
     attention_multiplier: f64,
     residual_multiplier: f64,
     logits_scaling: f64,
     #[serde(default)]
     tie_word_embeddings: bool,
+    #[serde(flatten)]
+    mamba: Mamba2Config,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -62,6 +55,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         Some("rope") => Some(config.rope.rope(attention.head_dim)?),
         _ => None,
     };
+    let mamba2 = config.mamba.shape(hidden, eps, GateOrder::GateThenNorm);
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(&config.layer_types) {
@@ -69,9 +63,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let before = norm("input_layernorm")?;
         let mixer = match kind.as_str() {
-            "linear_attention" | "mamba" => {
-                Block::new(before, Mamba2::load(&scope.enter("mamba"), layer, config.mamba2())?)
-            }
+            "linear_attention" | "mamba" => Block::new(before, Mamba2::load(&scope.enter("mamba"), layer, mamba2)?),
             "full_attention" | "attention" => {
                 let mixer = Attention::load(&scope.enter("self_attn"), layer, attention, rope.clone())?;
                 Block::new(before, mixer.with_scale(config.attention_multiplier))
@@ -94,22 +86,6 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
-    fn mamba2(&self) -> Mamba2Shape {
-        Mamba2Shape {
-            hidden: self.hidden_size,
-            heads: self.mamba_n_heads,
-            head_dim: self.mamba_d_head,
-            d_state: self.mamba_d_state,
-            n_groups: self.mamba_n_groups,
-            d_conv: self.mamba_d_conv,
-            conv_bias: self.mamba_conv_bias,
-            proj_bias: self.mamba_proj_bias,
-            norm_eps: self.rms_norm_eps as f32,
-            gate: GateOrder::GateThenNorm,
-            dt_limit: dt_limit(self.time_step_limit.as_ref()),
-        }
-    }
-
     /// The shared MLP, beside experts if the model has any.
     fn feed_forward(&self, norm: RmsNorm, scope: &Scope<'_>) -> Result<Block, RuntimeError> {
         let (hidden, activation) = (self.hidden_size, self.hidden_act);
