@@ -149,6 +149,8 @@ enum Model {
 #[case::budget_too_small(Model::Good, "[memory]\nbytes = '1MiB'", 3, "short")]
 #[case::unknown_key(Model::Good, "max_seq_length = 4096", 1, "max_seq_len")]
 #[case::fractional_count(Model::Good, "max_seq_len = 4096.5", 1, "`4096.5`, expected a whole number")]
+#[case::a_list_for_a_section(Model::Good, "memory = ['24GiB']", 1, "`memory` is a list; a section `[memory]`")]
+#[case::sections_of_one_name(Model::Good, "[[memory]]\nbytes = 5", 1, "`memory` is a list; a section `[memory]`")]
 #[case::no_section(Model::Good, "memory = 5", 1, "expected the section Memory")]
 #[case::no_histogram(Model::Good, "[workload]\nprompt = { file = 'no.csv' }", 1, "/no.csv: ")]
 #[case::bad_size(Model::Good, "[memory]\nbytes = '24 bananas'", 1, "24 bananas")]

@@ -149,6 +149,12 @@ impl Config {
         // Errors of the file itself read best from its own text.
         let in_file = |error: BudgetError| Budget::from_toml(text, name).err().unwrap_or(error);
         let mut table: Table = toml::from_str(text).map_err(|error| in_file(plain("the budget", &error)))?;
+        // Serde would take a list for the section's keys in order.
+        let mut sections = KEYS.iter().filter_map(|key| Some(key.path.split_once('.')?.0));
+        if let Some(section) = sections.find(|section| table.get(*section).is_some_and(Value::is_array)) {
+            let message = format!("`{section}` is a list; a section `[{section}]` was expected");
+            return Err(BudgetError { origin: name.to_owned(), line: None, span: None, message, nearest: None });
+        }
         for change in environment.iter().chain(flags) {
             set(&mut table, change)?;
         }
