@@ -206,3 +206,28 @@ fn under_the_leaf_rule_state_no_stateless_leaf_is_restored() {
     tree.restore(&path, &shape(), &mut Pools::with_room(8), &mut out).unwrap();
     tree.check().unwrap();
 }
+
+#[test]
+fn the_ages_of_states_survive() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let config = TreeConfig::default();
+    let mut before = Harness::new(config.clone(), 256, 8);
+    before.insert(&tokens(1..=100));
+    before.insert(&[900]);
+    for _ in 0..200 {
+        before.hit(&[900]);
+    }
+    before.tree.save(&path, &shape(), payload).unwrap();
+    let mut after = Tree::new(config).unwrap();
+    let mut out = Released::default();
+    after.restore(&path, &shape(), &mut Pools::with_room(usize::MAX), &mut out).unwrap();
+    before.evict_state(1);
+    after.evict_state(1, &mut out);
+    after.check().unwrap();
+    for prompt in [tokens(1..=100), vec![900]] {
+        let key = Key { namespace: &before.namespace, tokens: &prompt };
+        assert_eq!(before.tree.match_prefix(key).hit, after.match_prefix(key).hit, "{prompt:?}");
+    }
+    assert_eq!(before.find(&tokens(1..=100)).hit, 0, "what covers more but is much older goes");
+}

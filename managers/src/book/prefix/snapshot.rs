@@ -15,7 +15,7 @@ use super::config::{LeafRule, TenantId};
 use super::evict::Evicted;
 use super::host::{HostBlockId, HostSlotId};
 use super::key::Namespace;
-use super::node::{COMPONENTS, Component};
+use super::node::{COMPONENTS, Checkpoint, Component};
 use super::tree::{Change, Recency, Released, Tree};
 use crate::book::ids::{BlockId, SlotId};
 
@@ -280,6 +280,8 @@ impl Tree {
         }
         if let Some(slot) = state.and_then(|bytes| pools.state(&bytes)) {
             self.file_state(node, slot);
+            // Its age is the node's, not that of the snapshot's youngest node so far.
+            self.nodes[node].state = self.nodes[node].state.map(|state| Checkpoint { used: stamp, ..state });
             self.book(node, Component::State, Change::Gain);
         }
         self.relist(node, Recency::Newest);
@@ -288,20 +290,20 @@ impl Tree {
 
     /// Puts restored nodes in the order of their use, and drops what was restored in part only.
     fn settle(&mut self, out: &mut Released) {
-        let mut live = self.live();
         if self.config.leaves == LeafRule::State {
-            let incomplete = |tree: &Self, node: u32| {
-                let n = &tree.nodes[node];
+            let incomplete = |&node: &u32| {
+                let n = &self.nodes[node];
                 n.parent != NIL && n.is_leaf() && n.state.is_none()
             };
-            while let Some(&leaf) = live.iter().find(|&&node| incomplete(self, node)) {
+            let leaves: Vec<u32> = self.live().into_iter().filter(incomplete).collect();
+            // Dropping one takes the ancestors along that it leaves incomplete.
+            for leaf in leaves {
                 self.drop_leaf(leaf, out, &mut Evicted::default());
-                live = self.live();
             }
         }
         let empty: Vec<u32> = self.roots.values().copied().filter(|&root| self.nodes[root].is_leaf()).collect();
         empty.into_iter().for_each(|root| self.drop_root_if_empty(root));
-        live = self.live();
+        let mut live = self.live();
         live.sort_by_key(|&node| self.nodes[node].stamp);
         for node in live {
             for component in COMPONENTS {

@@ -19,14 +19,11 @@ use super::node::{Checkpoint, Component};
 use super::tree::Tree;
 use crate::book::ids::SlotId;
 
-/// Values are told apart by their power of two, in so many lists.
+/// Values are told apart by their power of two, from half a token up, in so many lists.
 pub(super) const RANKS: usize = 16;
 
 /// How many of the oldest of every list an eviction compares.
 const COMPARED: usize = 2;
-
-/// The value of the lowest list is below two to this power, in tokens.
-const LOWEST: f64 = -2.0;
 
 /// Uses are told apart by their power of two, up to this one.
 const USES: usize = 4;
@@ -118,8 +115,7 @@ impl Tree {
                 let Some(state) = self.nodes.get(node).and_then(|node| node.state) else { break };
                 compared += 1;
                 let newer = self.nodes[node].links[Component::State as usize].prev;
-                self.appraise(node);
-                let worth = self.value(node) / (1.0 + self.experience.lifetime + self.age(state));
+                let worth = self.appraise(node) / (1.0 + self.experience.lifetime + self.age(state));
                 if least.is_none_or(|(w, _)| worth < w) {
                     least = Some((worth, node));
                 }
@@ -141,13 +137,13 @@ impl Tree {
         (self.clock - state.used) as f64
     }
 
-    /// The list in which the state of a node belongs. Recency alone knows no worth.
-    fn rank_of(&self, node: u32) -> u8 {
+    /// The list in which a state of this value belongs. Recency alone knows no worth.
+    fn rank_of(&self, value: f64) -> u8 {
         if self.config.eviction == Eviction::Lru {
             return 0;
         }
-        let tokens = self.value(node) / self.config.cost.of(1);
-        (tokens.log2() - LOWEST).clamp(0.0, (RANKS - 1) as f64) as u8
+        let quarters = (4.0 * value / self.config.cost.of(1)) as u64;
+        quarters.max(1).ilog2().min(RANKS as u32 - 1) as u8
     }
 
     /// The nearest ancestor with a state; the root, or the farthest in reach, where there is none.
@@ -188,7 +184,7 @@ impl Tree {
             class => class,
         };
         self.nodes[node].state = Some(Checkpoint { slot, class, rank: 0, uses: 0, used: self.clock });
-        self.file(node);
+        self.file(node, self.rank_of(self.value(node)));
         self.appraise(self.shallower_state(node));
     }
 
@@ -201,7 +197,7 @@ impl Tree {
         if let Some(state) = &mut self.nodes[node].state {
             state.uses = state.uses.saturating_add(1);
             state.used = clock;
-            self.file(node);
+            self.file(node, self.rank_of(self.value(node)));
         }
     }
 
@@ -213,11 +209,15 @@ impl Tree {
     }
 
     /// Moves a state to the class and the list that it belongs to now, which may have changed since it was looked at.
-    fn appraise(&mut self, node: u32) {
+    /// Returns its value.
+    fn appraise(&mut self, node: u32) -> f64 {
         self.reclass(node);
-        if self.nodes[node].state.is_some_and(|state| state.rank != self.rank_of(node)) {
-            self.file(node);
+        let value = self.value(node);
+        let rank = self.rank_of(value);
+        if self.nodes[node].state.is_some_and(|state| state.rank != rank) {
+            self.file(node, rank);
         }
+        value
     }
 
     fn reclass(&mut self, node: u32) {
@@ -232,9 +232,8 @@ impl Tree {
         self.nodes[node].state = Some(Checkpoint { class, uses: 0, ..state });
     }
 
-    /// Makes a state the newest of the list that it belongs to now.
-    fn file(&mut self, node: u32) {
-        let rank = self.rank_of(node);
+    /// Makes a state the newest of its list.
+    fn file(&mut self, node: u32, rank: u8) {
         if let Some(state) = &mut self.nodes[node].state {
             state.rank = rank;
         }
