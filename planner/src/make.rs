@@ -95,6 +95,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         model: request.model.clone(),
         policy,
         manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
+        parallel: budget.parallel,
         limits: Limits {
             max_seq_len,
             max_batch_size: solution.sequences,

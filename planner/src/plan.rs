@@ -6,6 +6,8 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::ModelInfo;
 use serde::{Deserialize, Serialize};
 
+use crate::Parallel;
+
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
 pub const SCHEMA_VERSION: u32 = 1;
 
@@ -26,6 +28,9 @@ pub struct CachePlan {
     pub policy: Policy,
     /// The manager that the runtime creates (phase 4).
     pub manager: ManagerKind,
+    /// The groups of ranks of which this is one rank's plan.
+    #[serde(default)]
+    pub parallel: Parallel,
     /// Limits that the plan was made for.
     pub limits: Limits,
     /// Sequence slots.

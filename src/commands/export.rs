@@ -25,13 +25,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
 
-    /// Tensor-parallel ranks, each of which has this plan
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    tp: u32,
+    /// Tensor-parallel ranks, each of which has this plan; the plan's where absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    tp: Option<u32>,
 
-    /// Pipeline stages
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pp: u32,
+    /// Pipeline stages; the plan's where absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pp: Option<u32>,
 
     /// Host memory that each rank offloads caches to, such as 64GiB
     #[arg(long, value_name = "SIZE")]
@@ -58,7 +58,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let plan = read_plan(&args.plan)?;
     let serving = Serving {
         model: args.model.clone().unwrap_or_else(|| plan.model.model_type.clone()),
-        parallel: Parallel { tp: args.tp, pp: args.pp, ..Parallel::default() },
+        parallel: Some(Parallel {
+            tp: args.tp.unwrap_or(plan.parallel.tp),
+            pp: args.pp.unwrap_or(plan.parallel.pp),
+            ..plan.parallel
+        }),
         host_bytes: args.host_memory.map(|size| size.0),
     };
     let export = export(&plan, args.to, args.engine_version.as_deref(), &serving).map_err(Failure::error)?;

@@ -132,6 +132,7 @@ fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings
     findings.expect(Rule::Fingerprint, "model", &plan.model, request.model);
     findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &Fingerprint::of(request));
     findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());
+    findings.expect(Rule::Fingerprint, "parallel", plan.parallel, request.budget.parallel);
     let states = plan.pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
     let manager = if states { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager };
     findings.expect(Rule::Owner, "manager", plan.manager, manager);

@@ -6,7 +6,7 @@ use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
 use super::{ExportError, Serving};
-use crate::{CachePlan, Owner, PlannedResource, Pool, Unit};
+use crate::{CachePlan, Owner, Parallel, PlannedResource, Pool, Unit};
 
 /// A share of memory that leaves room for a driver and yet is larger than a plan's caches, so that they decide.
 const NOT_BINDING: f64 = 0.95;
@@ -93,13 +93,17 @@ impl<'a> Input<'a> {
         self.serving.host_bytes.map(|bytes| format!("{bytes} bytes of host memory: {why}"))
     }
 
+    pub(super) fn parallel(&self) -> Parallel {
+        self.serving.parallel.unwrap_or(self.plan.parallel)
+    }
+
     pub(super) fn tensor_parallel(&self) -> Sourced {
-        let tp = self.serving.parallel.tp;
+        let tp = self.parallel().tp;
         (tp > 1).then(|| (json!(tp), "parallel.tp; the plan is that of one rank".into()))
     }
 
     pub(super) fn pipeline_parallel(&self) -> Sourced {
-        let pp = self.serving.parallel.pp;
+        let pp = self.parallel().pp;
         (pp > 1).then(|| (json!(pp), "parallel.pp; the plan is that of one rank".into()))
     }
 
@@ -168,7 +172,7 @@ impl<'a> Input<'a> {
         for line in plan.ledger.iter().filter(|line| !told(&line.name) && line.bytes > 0) {
             say(true, &|| format!("{} = {} bytes: the engine measures or assumes its own", line.name, line.bytes));
         }
-        let parallel = self.serving.parallel;
+        let parallel = self.parallel();
         for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp)] {
             say(size > 1, &|| format!("parallel.{key} = {size}: state it to the engine as well"));
         }

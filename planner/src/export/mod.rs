@@ -25,8 +25,8 @@ pub use target::Target;
 pub struct Serving {
     /// The name or path that the engine loads the model by.
     pub model: String,
-    /// The groups of ranks; the plan is that of one rank.
-    pub parallel: Parallel,
+    /// The groups of ranks, of which the plan is that of one rank; the plan's own where absent.
+    pub parallel: Option<Parallel>,
     /// Host memory that one rank offloads caches to, in bytes.
     pub host_bytes: Option<u64>,
 }

@@ -112,7 +112,7 @@ fn dynamo(target: Target, settings: &[Setting], input: &Input<'_>) -> String {
     } else {
         args.extend(flags(settings));
     }
-    let parallel = input.serving.parallel;
+    let parallel = input.parallel();
     let gpus = (u64::from(parallel.tp) * u64::from(parallel.pp)).to_string();
     let component = |name: &str, kind: &str, container: Vec<Entry>| {
         let containers = Entry::list("containers", vec![Entry::map("", container)]);

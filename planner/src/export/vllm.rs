@@ -78,7 +78,7 @@ fn state_dtypes(input: &Input<'_>) -> &'static [(DType, &'static str)] {
 
 fn offloading_size(input: &Input<'_>) -> Sourced {
     // The flag is in GiB and summed over the ranks of all stages.
-    let Parallel { tp, pp, .. } = input.serving.parallel;
+    let Parallel { tp, pp, .. } = input.parallel();
     let bytes = input.serving.host_bytes? as f64 * f64::from(tp) * f64::from(pp);
     Some((json!(bytes / f64::from(1 << 30)), "GiB of host.bytes over all ranks".into()))
 }

@@ -90,7 +90,7 @@ fn every_file_reads_back_as_the_values_that_it_is_said_to_have(
 ) {
     let plan = if which == "hybrid" { hybrid() } else { windowed() };
     let parallel = Parallel { tp, ..Parallel::default() };
-    let serving = Serving { model: "it's a/model: 1".into(), parallel, host_bytes: Some(HOST_BYTES) };
+    let serving = Serving { model: "it's a/model: 1".into(), parallel: Some(parallel), host_bytes: Some(HOST_BYTES) };
     for target in Target::ALL.into_iter().filter(|target| which == "hybrid" || *target != Target::EdgeLlm) {
         for version in target.versions() {
             let plan = if target == Target::EdgeLlm { half_hybrid() } else { plan.clone() };
@@ -188,7 +188,7 @@ fn a_block_size_is_stated_where_the_engine_does_not_align_it_to_states() {
 #[test]
 fn offloading_is_counted_as_each_engine_counts() {
     let parallel = Parallel { tp: 2, ..Parallel::default() };
-    let serving = Serving { parallel, host_bytes: Some(HOST_BYTES), ..serving() };
+    let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
     let of = |target| arguments(target, &export(&hybrid(), target, None, &serving).unwrap());
     assert_eq!(of(Target::Vllm)["kv-offloading-size"], 128.0, "GiB over both ranks");
     assert_eq!(of(Target::Sglang)["hicache-size"], 68, "whole GB of each rank");
@@ -257,7 +257,7 @@ fn what_engines_cannot_be_told_is_said() {
     let second = plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()).nth(1).unwrap();
     second.tokens_per_block = Some(64);
     let parallel = Parallel { dp: 2, ..Parallel::default() };
-    let serving = Serving { parallel, host_bytes: Some(HOST_BYTES), ..serving() };
+    let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
     let expected = [
         (Target::Vllm, "pages of 16 and 64 tokens beside each other"),
         (Target::Vllm, "local allocations: b_1"),
@@ -380,7 +380,7 @@ fn the_file_of_edge_llm() {
 #[test]
 fn the_offloading_size_of_vllm_is_that_of_all_ranks() {
     let parallel = Parallel { tp: 2, pp: 4, ..Parallel::default() };
-    let serving = Serving { parallel, host_bytes: Some(HOST_BYTES), ..serving() };
+    let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
     let export = export(&hybrid(), Target::Vllm, None, &serving).unwrap();
     assert_eq!(yaml(&export)["kv-offloading-size"], 8.0 * 64.0);
 }
@@ -394,4 +394,19 @@ fn a_host_tier_that_an_engine_does_not_get_is_said(#[case] target: Target, #[cas
     let export = export(&plan, target, None, &serving).unwrap();
     let said = export.not_expressed.iter().any(|gap| gap.contains(&format!("{host_bytes} bytes of host memory")));
     assert!(said, "{:?}", export.not_expressed);
+}
+
+/// A plan of one of several ranks names them, also after it was written and read.
+#[test]
+fn an_export_states_the_ranks_of_the_plan() {
+    let budget = budget("max_seq_len = 4096\n[memory]\nbytes = '4GiB'\n[parallel]\ntp = 2");
+    let model = Model::new("m", 1).with("a", 0, kv(8, 128));
+    let written = serde_json::to_string(&plan(&model.request(&budget)).unwrap()).unwrap();
+    let plan: CachePlan = serde_json::from_str(&written).unwrap();
+    for (target, flag) in [(Target::Vllm, "tensor-parallel-size: 2"), (Target::Sglang, "--tp-size=2")] {
+        assert!(newest(&plan, target).text.contains(flag), "{}", newest(&plan, target).text);
+    }
+    let other = Serving { parallel: Some(Parallel { tp: 4, ..Parallel::default() }), ..serving() };
+    let text = export(&plan, Target::Vllm, None, &other).unwrap().text;
+    assert!(text.contains("tensor-parallel-size: 4"), "{text}");
 }
