@@ -3,8 +3,8 @@
 
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Capacity, Fingerprint, HostPlan, Limits, ManagerKind, Member, Owner, PlannedResource, Policy, Pool,
-    SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+    CachePlan, Capacity, Fingerprint, HostPlan, Limits, ManagerKind, Member, Owner, Parallel, PlannedResource, Policy,
+    Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
 use cacheplan_transforms::ModelInfo;
 
@@ -93,6 +93,7 @@ impl Setup {
                 fingerprint: String::new(),
             },
             policy: Policy::ByKey,
+            parallel: Parallel::default(),
             manager: if self.resources.iter().any(|(_, handler, owner)| handler.is_state() && owner.is_managed()) {
                 ManagerKind::MambaHybridCacheManager
             } else {
