@@ -22,7 +22,7 @@ use crate::book::ids::SlotId;
 /// Values are told apart by their power of two, from half a token up, in so many lists.
 pub(super) const RANKS: usize = 16;
 
-/// How many of the oldest of every list an eviction compares.
+/// How many of the oldest of every list an eviction compares at most.
 const COMPARED: usize = 2;
 
 /// Uses are told apart by their power of two, up to this one.
@@ -114,9 +114,14 @@ impl Tree {
             for _ in 0..compare {
                 let Some(state) = self.nodes.get(node).and_then(|node| node.state) else { break };
                 compared += 1;
+                let age = 1.0 + self.experience.lifetime + self.age(state);
+                // What its list alone says of its worth; those behind it are newer.
+                if least.is_some_and(|(least, _)| self.floor_of(rank) > least * age) {
+                    break;
+                }
                 let newer = self.nodes[node].links[Component::State as usize].prev;
-                let worth = self.appraise(node) / (1.0 + self.experience.lifetime + self.age(state));
-                if least.is_none_or(|(w, _)| worth < w) {
+                let worth = self.appraise(node) / age;
+                if least.is_none_or(|(least, _)| worth < least) {
                     least = Some((worth, node));
                 }
                 node = newer;
@@ -144,6 +149,11 @@ impl Tree {
         }
         let quarters = (4.0 * value / self.config.cost.of(1)) as u64;
         quarters.max(1).ilog2().min(RANKS as u32 - 1) as u8
+    }
+
+    /// The least value of the states in a list.
+    fn floor_of(&self, rank: usize) -> f64 {
+        if rank == 0 { 0.0 } else { self.config.cost.of(1) * f64::from(1_u32 << rank) / 4.0 }
     }
 
     /// The nearest ancestor with a state; the root, or the farthest in reach, where there is none.
