@@ -25,6 +25,9 @@ pub(super) const RANKS: usize = 16;
 /// How many of the oldest of every list an eviction compares at most.
 const COMPARED: usize = 2;
 
+/// How many times less a state may be worth than when it was filed, if a list is to be skipped for what is in it.
+const DRIFT: f64 = 4.0;
+
 /// Uses are told apart by their power of two, up to this one.
 const USES: usize = 4;
 
@@ -115,8 +118,8 @@ impl Tree {
                 let Some(state) = self.nodes.get(node).and_then(|node| node.state) else { break };
                 compared += 1;
                 let age = 1.0 + self.experience.lifetime + self.age(state);
-                // What its list alone says of its worth; those behind it are newer.
-                if least.is_some_and(|(least, _)| self.floor_of(rank) > least * age) {
+                // What its list says of its worth, without another look at the tree; those behind it are newer.
+                if least.is_some_and(|(least, _)| self.floor_of(rank) > DRIFT * least * age) {
                     break;
                 }
                 let newer = self.nodes[node].links[Component::State as usize].prev;
