@@ -3,7 +3,7 @@
 //! The real tree runs over a trace; only the forward passes are left out. So sizes and policies can be chosen before
 //! anything is rented.
 
-mod bound;
+mod ceiling;
 mod chart;
 mod error;
 mod report;
@@ -11,7 +11,7 @@ mod run;
 mod trace;
 mod workload;
 
-pub use bound::Ceiling;
+pub use ceiling::Ceiling;
 pub use chart::chart;
 pub use error::SimulateError;
 pub use report::{Peak, Point, Report};
