@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Memory;
 use crate::engines::{EngineSpec, predict};
 use crate::make::{available_bytes, load, make};
-use crate::{ByteSize, PlanError, PlanRequest, Policy};
+use crate::{ByteSize, PlanError, PlanRequest, Policy, plan};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;
@@ -41,7 +41,8 @@ pub struct Comparison {
 /// same dtypes. Both keep the same features on; our blocks are at most as large as the engine's.
 ///
 /// # Errors
-/// A budget without memory, or that contradicts itself. What does not fit counts as no sequences.
+/// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
+/// fit into memory that is left counts as no sequences.
 pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparison, PlanError> {
     request.budget.validate().map_err(PlanError::Budget)?;
     let load = load(request.budget, request.budget.max_seq_len_for(request.model))?;
@@ -52,6 +53,10 @@ pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparis
             PlanError::Budget(format!("a comparison needs bytes: state {ways}"))
         })?,
     };
+    if bytes == 0 {
+        // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
+        plan(request)?;
+    }
     let mut budget = request.budget.clone();
     budget.engine.cache_bytes = Some(ByteSize(bytes));
     budget.grouping = Some(Policy::ByKey);

@@ -13,7 +13,7 @@ const SHOWN: usize = 3;
 /// The changes that make one sequence fit, those that admit the most first.
 pub(crate) fn suggestions(request: &PlanRequest<'_>) -> Vec<Suggestion> {
     let tries = [
-        without_checkpoints(request),
+        fewer_checkpoints(request),
         smaller_checkpoints(request),
         shorter(request),
         smaller_kv(request),
@@ -80,7 +80,7 @@ fn half_as_long(request: &PlanRequest<'_>) -> Option<Suggestion> {
     Some(suggestion(format!("max_seq_len = {half}"), &plan))
 }
 
-fn without_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
+fn fewer_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
     let checkpoints = request.budget.workload.as_ref()?.checkpoints_per_sequence;
     let fits = |fewer: u64| with_checkpoints(request, fewer).is_some();
     let most = last(checkpoints.checked_sub(1)?, |fewer| fewer == 0 || fits(fewer));

@@ -24,7 +24,7 @@ pub(super) struct Config {
     v_head_dim: usize,
     #[serde(default)]
     attention_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     rope_interleave: bool,
     first_k_dense_replace: u32,
     n_routed_experts: usize,
@@ -39,10 +39,6 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Builds a DeepSeek-V3 decoder.

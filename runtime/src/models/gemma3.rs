@@ -32,12 +32,8 @@ pub(super) struct Config {
     rope_theta: Option<f32>,
     rope_local_base_freq: Option<f32>,
     max_position_embeddings: Option<usize>,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Builds a Gemma 3 decoder.

@@ -26,14 +26,10 @@ pub(super) struct Config {
     conv_l_cache: usize,
     #[serde(default)]
     conv_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Builds an LFM2 decoder.

@@ -20,14 +20,10 @@ pub(super) struct Config {
     layer_norm_epsilon: f64,
     #[serde(default)]
     use_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     use_conv_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Builds a Mamba decoder.

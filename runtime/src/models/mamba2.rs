@@ -23,15 +23,11 @@ pub(super) struct Config {
     layer_norm_epsilon: f64,
     #[serde(default)]
     use_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     use_conv_bias: bool,
     #[serde(default)]
     tie_word_embeddings: bool,
     time_step_limit: Option<(Value, Value)>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Builds a Mamba-2 decoder.

@@ -60,3 +60,8 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
 fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, ConfigError> {
     Ok(T::deserialize(config)?)
 }
+
+/// What is true where a config does not say.
+fn yes() -> bool {
+    true
+}

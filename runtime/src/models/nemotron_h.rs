@@ -27,7 +27,7 @@ pub(super) struct Config {
     ssm_state_size: usize,
     n_groups: usize,
     conv_kernel: usize,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     use_conv_bias: bool,
     #[serde(default)]
     use_bias: bool,
@@ -58,10 +58,6 @@ pub(super) struct Config {
 
     #[serde(default)]
     tie_word_embeddings: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// What one layer does.

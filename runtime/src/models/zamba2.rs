@@ -43,16 +43,12 @@ pub(super) struct Config {
     mamba_d_state: usize,
     mamba_d_conv: usize,
     mamba_ngroups: usize,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     use_conv_bias: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// `mamba(norm(x + link(transformer(x, embeddings))))`.
