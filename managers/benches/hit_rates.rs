@@ -1,8 +1,12 @@
-//! Prints the token hit rates of `docs/prefix-cache.md`: `cargo bench -p cacheplan-managers --bench hit_rates`.
+//! Prints the token hit rates of `docs/prefix-cache.md`: `cargo bench -p cacheplan-managers --bench hit_rates`, or those
+//! of the trace files that are named behind `--`.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 #[path = "../tests/traces/mod.rs"]
 mod traces;
+
+use std::fs::File;
+use std::io::BufReader;
 
 use cacheplan_managers::book::simulate::{
     Ceiling, Policy, Report, Request, Scenario, SimulateError, Workload, read_trace, simulate,
@@ -13,6 +17,28 @@ const CHECKPOINTS: [Option<usize>; 4] = [Some(64), Some(128), Some(256), None];
 const OPEN: [usize; 6] = [15, 30, 60, 100, 200, 400];
 
 fn main() -> Result<(), SimulateError> {
+    // Cargo adds a flag of its own.
+    let files: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if files.is_empty() { documented() } else { files.iter().try_for_each(|file| of_file(file)) }
+}
+
+/// A trace that someone recorded.
+fn of_file(file: &str) -> Result<(), SimulateError> {
+    let requests = read_trace(BufReader::new(File::open(file)?))?;
+    let unlimited = run(&requests, Policy::Coverage, None)?;
+    let resident = unlimited.metrics.kv_hit_tokens as f64 / unlimited.metrics.prompt_tokens as f64;
+    println!("{file}: {} requests, resident KV {resident:.3}, unlimited {:.3}", requests.len(), unlimited.hit_rate);
+    let ceiling = Ceiling::new(&requests, Scenario::default())?;
+    println!("| checkpoints | double-buffered | coverage | ceiling |\n|---|---|---|---|");
+    for checkpoints in [64, 128, 256] {
+        let [double, coverage] = against(&requests, Some(checkpoints))?;
+        println!("| {checkpoints} | {double:.3} | {coverage:.3} | {:.3} |", ceiling.hit_rate(checkpoints));
+    }
+    Ok(())
+}
+
+/// The tables of the documentation.
+fn documented() -> Result<(), SimulateError> {
     println!(
         "| workload | checkpoints | no-buffer | double-buffered | complete, LRU | coverage | resident KV (coverage) |"
     );
