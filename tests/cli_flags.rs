@@ -196,6 +196,19 @@ fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
     assert!(message.contains(says) && !message.contains("panicked"), "{message}");
 }
 
+/// The message of a wrong file may begin like that of a wrong flag.
+#[test]
+fn a_wrong_file_is_no_wrong_usage_whatever_it_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("flag --budget"), "max_seq_length = 1\n").unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    run.current_dir(folder.path()).arg("plan").arg(config(NANO)).args(["--budget", "flag --budget"]);
+    let output = run.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("flag --budget:1: unknown field `max_seq_length`"), "{message}");
+}
+
 #[test]
 fn the_plan_of_a_full_device_says_which_change_admits_more() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,15 +240,31 @@ fn weights_of_unknown_size_are_asked_for() {
 }
 
 #[test]
-fn the_weights_of_a_draft_model_are_counted() {
-    let flags = ["--memory-bytes", "4GiB", "--draft-tokens", "2", "--draft"];
+fn the_weights_of_a_draft_model_are_counted_and_divided_over_ranks() {
     let draft = config(NANO);
-    let planned = plan(NANO, &[&flags[..], &[draft.to_str().unwrap()]].concat());
-    let line = |name: &str| {
-        let lines = planned["ledger"].as_array().unwrap();
-        lines.iter().find(|line| line["name"] == name).unwrap()["bytes"].as_u64().unwrap()
+    let lines = |ranks: &[&str]| {
+        let flags = ["--memory-bytes", "4GiB", "--draft-tokens", "2", "--draft", draft.to_str().unwrap()];
+        let planned = plan(NANO, &[&flags[..], ranks].concat());
+        let ledger = planned["ledger"].as_array().unwrap().clone();
+        let bytes = |name: &str| ledger.iter().find(|line| line["name"] == name).unwrap()["bytes"].as_u64().unwrap();
+        (bytes("weights"), bytes("draft weights"))
     };
-    assert_eq!(line("draft weights"), line("weights"));
+    let (whole, share) = (lines(&[]), lines(&["--tp", "2", "--pp", "2"]));
+    assert_eq!((whole.0, share.0), (whole.1, share.1));
+    assert_eq!(share.1, whole.1.div_ceil(4));
+}
+
+#[test]
+fn the_weights_of_a_draft_model_that_does_not_tell_are_asked_for() {
+    let draft = config(GEMMA);
+    let flags = ["--device-memory", "141GiB", "--draft-tokens", "2", "--draft", draft.to_str().unwrap()];
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["plan"], Some(NANO), &flags, folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.contains("(--draft-weights)"), "{message}");
+    let planned = plan(NANO, &[&flags[..], &["--draft-weights", "2GB"]].concat());
+    let ledger = planned["ledger"].as_array().unwrap();
+    assert!(ledger.iter().any(|line| line["name"] == "draft weights" && line["bytes"] == 2_000_000_000));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::size::ByteSize;
-use crate::{EngineOptions, Parallel, Policy, Speculation, Workload};
+use crate::{EngineOptions, Origin, Parallel, Policy, Speculation, Workload};
 
 /// A budget as written; [`crate::plan`] fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -165,13 +165,11 @@ fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D:
 
 /// A budget that cannot be read or contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{origin}{}: {message}{}", place(*line), hint(nearest.as_deref()))]
+#[error("{}: {message}{}", place(origin.as_ref()), hint(nearest.as_deref()))]
 pub struct BudgetError {
-    /// The file, flag or variable.
-    pub origin: String,
-    /// The line, counted from 1.
-    pub line: Option<usize>,
-    /// The bytes of the text that are at fault.
+    /// Where the value at fault came from; `None` where values of several places contradict each other.
+    pub origin: Option<Origin>,
+    /// The bytes of the file that are at fault.
     pub span: Option<Range<usize>>,
     /// What is wrong and what would do.
     pub message: String,
@@ -179,8 +177,19 @@ pub struct BudgetError {
     pub nearest: Option<String>,
 }
 
-fn place(line: Option<usize>) -> String {
-    line.map(|line| format!(":{line}")).unwrap_or_default()
+impl BudgetError {
+    pub(crate) fn new(origin: Option<Origin>, message: impl Into<String>) -> Self {
+        Self { origin, span: None, message: message.into(), nearest: None }
+    }
+
+    /// The exit code of a command that ends with this error: 2 where a flag is wrong by itself, else 1.
+    pub const fn exit_code(&self) -> u8 {
+        if matches!(self.origin, Some(Origin::Flag(_))) { 2 } else { 1 }
+    }
+}
+
+fn place(origin: Option<&Origin>) -> String {
+    origin.map_or_else(|| "the configuration".into(), Origin::to_string)
 }
 
 fn hint(nearest: Option<&str>) -> String {
@@ -193,23 +202,21 @@ impl Budget {
     /// # Errors
     /// Text that is no TOML, an unknown key, a value of the wrong kind, or keys that contradict each other.
     pub fn from_toml(text: &str, origin: &str) -> Result<Self, BudgetError> {
+        let at = |line| Some(Origin::File { name: origin.to_owned(), line });
         let budget: Self = toml::from_str(text).map_err(|error| {
             let span = error.span();
             let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            // TOML's own integers are wider than any count.
             let message = in_words(error.message());
-            BudgetError { origin: origin.to_owned(), line, span, nearest: nearest_key(&message), message }
+            BudgetError { origin: at(line), span, nearest: nearest_key(&message), message }
         })?;
-        budget.validated().map_err(|error| BudgetError { origin: origin.to_owned(), ..error })
+        budget.validated().map_err(|error| BudgetError { origin: at(None), ..error })
     }
 
     /// The budget, unless its keys contradict each other.
     pub(crate) fn validated(self) -> Result<Self, BudgetError> {
         match self.validate() {
             Ok(()) => Ok(self),
-            Err(message) => {
-                Err(BudgetError { origin: "the configuration".into(), line: None, span: None, message, nearest: None })
-            }
+            Err(message) => Err(BudgetError::new(None, message)),
         }
     }
 
@@ -330,7 +337,8 @@ mod tests {
         #[case] nearest: &str,
     ) {
         let error = Budget::from_toml(text, "b.toml").unwrap_err();
-        assert_eq!((error.line, error.nearest.as_deref()), (Some(line), Some(nearest)), "{error}");
+        assert_eq!(error.origin, Some(Origin::File { name: "b.toml".into(), line: Some(line) }), "{error}");
+        assert_eq!(error.nearest.as_deref(), Some(nearest), "{error}");
     }
 
     #[rstest]

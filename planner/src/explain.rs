@@ -370,7 +370,11 @@ impl Explainer<'_> {
                 "`memory.weights`"
             }
             "graphs" => "`memory.graphs`",
-            "draft weights" => "`speculation.draft_weights`",
+            "draft weights"
+                if self.budget().speculation.as_ref().is_some_and(|drafting| drafting.draft_weights.is_some()) =>
+            {
+                "`speculation.draft_weights`"
+            }
             "host tier" => "`host.bytes`",
             "reserve" => "`memory.reserve`",
             _ => "",

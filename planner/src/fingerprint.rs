@@ -13,7 +13,8 @@ impl Fingerprint {
         field(&mut model, request.model.fingerprint.as_bytes());
         write_resources(&mut model, request.resources);
         if let Some(draft) = request.draft {
-            write_resources(&mut model, draft);
+            field(&mut model, draft.model.fingerprint.as_bytes());
+            write_resources(&mut model, draft.resources);
         }
         Self {
             model: hex(&model),

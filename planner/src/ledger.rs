@@ -1,5 +1,7 @@
 //! Where the device's bytes go, line by line, each with its source.
 
+use cacheplan_transforms::WeightBytes;
+
 use crate::size::ByteSize;
 use crate::solve::CacheBytes;
 use crate::{DeviceKind, LedgerLine, Owner, PlanError, PlanRequest, Pool, Source};
@@ -19,6 +21,12 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// What one of `shards` ranks holds of a model's weights.
+    fn weights(&mut self, name: &str, (bytes, source, note): Weights, shards: u64) {
+        let note = if shards > 1 { format!("{note}, over {shards} shards") } else { note.into() };
+        self.line(name, bytes.div_ceil(shards), source, note);
+    }
+
     fn line(&mut self, name: &str, bytes: u64, source: Source, note: String) {
         self.lines.push(LedgerLine { name: name.into(), bytes, source, note });
     }
@@ -50,10 +58,22 @@ impl Ledger {
     }
 }
 
-/// Bytes of the weights over all ranks, and how they are known, if at all.
-pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<(u64, Source, &'static str)> {
-    let stated = request.budget.memory.as_ref().and_then(|memory| memory.weights);
-    match (stated, request.model.weights) {
+/// Bytes of a model's weights over all ranks, and how they are known.
+pub(crate) type Weights = (u64, Source, &'static str);
+
+/// The model's weights, if they are known.
+pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<Weights> {
+    told(request.budget.memory.as_ref().and_then(|memory| memory.weights), request.model.weights)
+}
+
+/// The draft model's weights, if there is one and they are known.
+pub(crate) fn draft_weights(request: &PlanRequest<'_>) -> Option<Weights> {
+    let stated = request.budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
+    told(stated, request.draft.and_then(|draft| draft.model.weights))
+}
+
+fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> {
+    match (stated, read) {
         (Some(stated), _) => Some((stated.0, Source::Assumed, "stated in the budget")),
         (None, Some(read)) if read.exact => Some((read.bytes, Source::Exact, "sum of the tensors' headers")),
         (None, Some(read)) => Some((read.bytes, Source::Assumed, "computed from the model's dimensions")),
@@ -65,14 +85,13 @@ pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<(u64, Source, &'stati
 pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Result<Ledger, PlanError> {
     let mut ledger = Ledger::default();
     let memory = request.budget.memory.clone().unwrap_or_default();
+    let shards = |layers: u32| request.budget.parallel.shards(request.stage, layers);
     if let Some(measured) = request.measurement {
         ledger.line("resident", measured.resident_bytes, Source::Measured, "weights and what the process holds".into());
         ledger.line("activations", measured.forward_bytes, Source::Measured, "peak of one profiled forward".into());
     } else {
-        if let Some((bytes, source, note)) = weights(request) {
-            let shards = u64::from(request.budget.parallel.tp) * u64::from(request.budget.parallel.pp);
-            let note = if shards > 1 { format!("{note}, over {shards} shards") } else { note.into() };
-            ledger.line("weights", bytes.div_ceil(shards), source, note);
+        if let (Some(weights), Some(shards)) = (weights(request), shards(request.model.layers)) {
+            ledger.weights("weights", weights, shards);
         }
         if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
             ledger.line("context", ASSUMED_CONTEXT_BYTES, Source::Assumed, "CUDA context and libraries".into());
@@ -87,17 +106,18 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
             }
         }
     }
-    let draft_weights = request.budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
+    if let Some(bytes) = memory.graphs {
+        ledger.line("graphs", bytes.0, Source::Assumed, "captured CUDA graphs, stated in the budget".into());
+    }
+    // Weights that are stated without a model are divided over all ranks.
+    let layers = request.draft.map_or(request.budget.parallel.pp, |draft| draft.model.layers);
+    if let (Some(weights), Some(shards)) = (draft_weights(request), shards(layers)) {
+        ledger.weights("draft weights", weights, shards);
+    }
     let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
-    let stated = [
-        ("graphs", memory.graphs, "captured CUDA graphs, stated in the budget"),
-        ("draft weights", draft_weights, "of the draft model"),
-        ("host tier", host.map(|host| host.bytes), "offloaded caches, in the same memory as the device's"),
-    ];
-    for (name, bytes, note) in stated {
-        if let Some(bytes) = bytes {
-            ledger.line(name, bytes.0, Source::Assumed, note.into());
-        }
+    if let Some(host) = host {
+        let note = "offloaded caches, in the same memory as the device's";
+        ledger.line("host tier", host.bytes.0, Source::Assumed, note.into());
     }
     if let Some(reserve) = memory.reserve {
         ledger.line("reserve", reserve.0, Source::Exact, "stated in the budget".into());

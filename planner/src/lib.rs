@@ -82,7 +82,7 @@ pub use plan::{
 pub use plan_file::{PlanFileError, check_alone};
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
 pub use render::comparison_table;
-pub use request::{DeviceInfo, DeviceKind, Measurement, PlanRequest, resize};
+pub use request::{DeviceInfo, DeviceKind, Draft, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
 pub use speculation::{Scheme, Speculation};
 pub use suggest::knobs;

@@ -195,6 +195,12 @@ fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<Cach
                        unknown; state `memory.weights` (--weights), or the caches' own `memory.bytes` (--memory-bytes)";
         return Err(PlanError::Budget(unknown.into()));
     }
+    if request.draft.is_some() && ledger::draft_weights(request).is_none() {
+        let unknown = "the draft model's files do not tell the size of its weights, so what `memory.fraction` leaves for \
+                       caches is unknown; state `speculation.draft_weights` (--draft-weights), or the caches' own \
+                       `memory.bytes` (--memory-bytes)";
+        return Err(PlanError::Budget(unknown.into()));
+    }
     let (allowed, taken, paged_share) = match (of, request.measurement) {
         (Base::Total, _) => (fraction.of(device.ok_or_else(no_device)?.total_bytes), ledger.sum(), Fraction::ONE),
         // Weights are resident already, so the free bytes no longer contain them.

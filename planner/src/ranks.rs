@@ -1,5 +1,7 @@
 //! One model over several devices: what each rank holds, and the sizes that all of them agree on.
 
+use std::ops::Range;
+
 use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
@@ -71,6 +73,30 @@ impl Parallel {
         }
         Ok(())
     }
+
+    /// A stage that there is, with a layer of the model for each.
+    pub(crate) fn refuse_stage(&self, stage: u32, layers: u32) -> Result<(), PlanError> {
+        if stage >= self.pp {
+            return Err(PlanError::Budget(format!("pipeline stage {stage} of {}", self.pp)));
+        }
+        if self.pp > layers.max(1) {
+            return Err(PlanError::Budget(format!("`parallel.pp` {} is more than the {layers} layers", self.pp)));
+        }
+        Ok(())
+    }
+
+    /// The layers of a stage: contiguous, and the first stages have one more where they do not divide evenly.
+    fn layers_of(&self, stage: u32, layers: u32) -> Range<u32> {
+        let (each, more) = (layers / self.pp, layers % self.pp);
+        let first = stage * each + stage.min(more);
+        first..first + each + u32::from(stage < more)
+    }
+
+    /// Over how many ranks a model of so many layers is divided, hence its weights; `None` on a stage without a layer.
+    pub(crate) fn shards(&self, stage: u32, layers: u32) -> Option<u64> {
+        let stages = self.pp.min(layers.max(1));
+        (stage < stages).then(|| u64::from(self.tp) * u64::from(stages))
+    }
 }
 
 /// Plans every pipeline stage and sizes all of them for what the poorest can serve.
@@ -117,24 +143,14 @@ fn least(plans: &[CachePlan], of: impl Fn(&CachePlan) -> u64) -> u64 {
     plans.iter().map(of).min().unwrap_or(0)
 }
 
-/// What one rank of pipeline stage `stage` holds.
-///
-/// Contiguous layers form a stage; where they do not divide evenly the first stages take one more.
+/// What one rank of pipeline stage `stage` holds of a model's resources.
 pub(crate) fn split(
     resources: &Resources,
     layers: u32,
     parallel: Parallel,
     stage: u32,
 ) -> Result<Resources, PlanError> {
-    if stage >= parallel.pp {
-        return Err(PlanError::Budget(format!("pipeline stage {stage} of {}", parallel.pp)));
-    }
-    if parallel.pp > layers.max(1) {
-        return Err(PlanError::Budget(format!("`parallel.pp` {} is more than the {layers} layers", parallel.pp)));
-    }
-    let (each, more) = (layers / parallel.pp, layers % parallel.pp);
-    let first = stage * each + stage.min(more);
-    let own = first..first + each + u32::from(stage < more);
+    let own = parallel.layers_of(stage, layers);
     let mut held = Resources::default();
     for resource in resources {
         if resource.layer.is_some_and(|layer| !own.contains(&layer)) {

@@ -21,12 +21,24 @@ pub struct PlanRequest<'a> {
     pub device: Option<&'a DeviceInfo>,
     /// What a profiled forward showed; replaces the assumptions.
     pub measurement: Option<&'a Measurement>,
-    /// The draft model's caches, where it has its own.
-    pub draft: Option<&'a Resources>,
+    /// The draft model, where speculation has one.
+    pub draft: Option<Draft<'a>>,
     /// The pipeline stage to plan for; 0 without pipeline parallelism.
     pub stage: u32,
     /// What all ranks can serve; [`crate::plan_ranks`] finds it.
     pub agreement: Option<Agreement>,
+}
+
+/// A model that drafts what another verifies, on the same ranks.
+///
+/// Its caches are planned with those of the other, named `draft.…`. Its layers and weights are divided over the ranks as
+/// the other's are; with fewer layers than pipeline stages the last stages hold nothing of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Draft<'a> {
+    /// What is known of it besides its caches.
+    pub model: &'a ModelInfo,
+    /// Its caches.
+    pub resources: &'a Resources,
 }
 
 impl<'a> PlanRequest<'a> {
@@ -37,30 +49,38 @@ impl<'a> PlanRequest<'a> {
 
     /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
     pub(crate) fn held(&self) -> Result<Cow<'a, Resources>, PlanError> {
-        self.divided(|speculation| speculation::extend(self.resources, speculation, self.draft, self.model.dtype))
+        self.divided(|speculation| speculation::extend(self.resources, speculation, self.model.dtype))
     }
 
     /// The same without what speculation adds to states, for which every engine has its own buffers.
     pub(crate) fn held_by_engine(&self) -> Result<Cow<'a, Resources>, PlanError> {
-        self.divided(|speculation| speculation::with_drafts(self.resources.clone().into(), speculation, self.draft))
+        self.divided(|speculation| speculation::with_head(self.resources.clone().into(), speculation))
     }
 
     fn divided(
         &self,
         speculate: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
     ) -> Result<Cow<'a, Resources>, PlanError> {
-        let mut held = Cow::Borrowed(self.resources);
-        if let Some(speculation) = &self.budget.speculation {
-            held = Cow::Owned(speculate(speculation)?);
-        } else if self.draft.is_some() {
-            return Err(PlanError::Budget(
-                "a draft model is given, but `[speculation]` (--draft-tokens) is not".into(),
-            ));
+        let all = match &self.budget.speculation {
+            Some(speculation) => Cow::Owned(speculate(speculation)?),
+            None if self.draft.is_some() => {
+                let reason = "a draft model is given, but `[speculation]` (--draft-tokens) is not";
+                return Err(PlanError::Budget(reason.into()));
+            }
+            None => Cow::Borrowed(self.resources),
+        };
+        let parallel = self.budget.parallel;
+        if parallel != Parallel::default() {
+            parallel.refuse_stage(self.stage, self.model.layers)?;
         }
-        if self.budget.parallel != Parallel::default() {
-            held = Cow::Owned(ranks::split(&held, self.model.layers, self.budget.parallel, self.stage)?);
-        }
-        Ok(held)
+        let of_rank = |resources: Cow<'a, Resources>, layers: u32| match parallel == Parallel::default() {
+            true => Ok(resources),
+            false => ranks::split(&resources, layers, parallel, self.stage).map(Cow::Owned),
+        };
+        let held = of_rank(all, self.model.layers)?;
+        let Some(draft) = self.draft else { return Ok(held) };
+        let drafting = of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?;
+        speculation::with_draft(held.into_owned(), &drafting).map(Cow::Owned)
     }
 }
 
@@ -92,7 +112,8 @@ pub enum DeviceKind {
 /// What a profiled forward showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// Bytes that stay resident without the caches: weights and what the process needs.
+    /// Bytes that stay resident without the caches: weights and what the process needs. The weights of a draft model are
+    /// counted beside them.
     pub resident_bytes: u64,
     /// Peak bytes of one forward beyond the resident ones.
     pub forward_bytes: u64,

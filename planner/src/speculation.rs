@@ -18,7 +18,7 @@ pub struct Speculation {
     /// Layers of the model's own prediction head, each with caches like those of its last full-attention layer.
     #[serde(default)]
     pub mtp_layers: u32,
-    /// Weights of the draft model; 0 where it has none of its own.
+    /// Bytes of the draft model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
     #[serde(default)]
     pub draft_weights: Option<ByteSize>,
 }
@@ -42,13 +42,12 @@ impl Speculation {
     }
 }
 
-/// The model's resources with what its speculation needs, then those that draft.
+/// The model's resources with what its speculation needs, then those of its prediction head.
 ///
 /// Twins that a pass collected already are kept as they are.
 pub(crate) fn extend(
     resources: &Resources,
     speculation: &Speculation,
-    draft: Option<&Resources>,
     activations: DType,
 ) -> Result<Resources, PlanError> {
     let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
@@ -69,15 +68,11 @@ pub(crate) fn extend(
         extended.push(Resource { handler: own, ..resource.clone() });
         extended.extend(kept);
     }
-    with_drafts(extended, speculation, draft)
+    with_head(extended, speculation)
 }
 
-/// The resources, then those of the prediction head and of the draft model, named `draft.…`.
-pub(crate) fn with_drafts(
-    mut resources: Vec<Resource>,
-    speculation: &Speculation,
-    draft: Option<&Resources>,
-) -> Result<Resources, PlanError> {
+/// The resources, then those of the prediction head, named `draft.mtp_…`.
+pub(crate) fn with_head(mut resources: Vec<Resource>, speculation: &Speculation) -> Result<Resources, PlanError> {
     let full = Growth::Paged { stride: 1, window: None };
     let last = resources.iter().rfind(|resource| resource.handler.growth() == full).and_then(|last| last.layer);
     // Sparse attention keeps the keys of its indexer beside its latents.
@@ -98,9 +93,16 @@ pub(crate) fn with_drafts(
             resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() });
         }
     }
-    let named = |resource: &Resource| Resource { name: format!("draft.{}", resource.name), ..resource.clone() };
-    resources.extend(draft.into_iter().flatten().map(named));
     Resources::try_from(resources).map_err(unusable)
+}
+
+/// The resources, then those of the draft model, named `draft.…`.
+pub(crate) fn with_draft(mut resources: Resources, draft: &Resources) -> Result<Resources, PlanError> {
+    for own in draft {
+        let name = format!("draft.{}", own.name);
+        resources.push(Resource { name, ..own.clone() }).map_err(unusable)?;
+    }
+    Ok(resources)
 }
 
 fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resource {

@@ -5,7 +5,7 @@ use cacheplan_transforms::{Resource, Resources};
 
 use crate::make::make;
 use crate::solve::last;
-use crate::{Budget, CachePlan, CheckpointDType, PlanRequest, Suggestion, Workload};
+use crate::{Budget, CachePlan, CheckpointDType, Draft, PlanRequest, Suggestion, Workload};
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
@@ -116,8 +116,20 @@ fn smaller_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
 }
 
 fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let smaller = in_eight_bits(request.resources)?;
+    let drafting = request.draft.and_then(|draft| in_eight_bits(draft.resources));
+    let draft = request.draft.zip(drafting.as_ref()).map(|(draft, resources)| Draft { resources, ..draft });
+    if smaller == *request.resources {
+        return None;
+    }
+    let plan = make(&PlanRequest { resources: &smaller, draft, ..*request }).ok()?;
+    Some(suggestion("dtypes.kv = \"f8_e4m3\"".into(), &plan))
+}
+
+/// The resources with wide keys and values in 8 bits.
+fn in_eight_bits(resources: &Resources) -> Option<Resources> {
     let mut smaller = Resources::default();
-    for resource in request.resources {
+    for resource in resources {
         let handler = &resource.handler;
         let halved = handler.is_paged() && matches!(handler.dtype(), DType::F32 | DType::F16 | DType::Bf16);
         let (kind, growth, shape) = (handler.kind().clone(), handler.growth(), handler.shape().to_vec());
@@ -127,11 +139,7 @@ fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
         };
         smaller.push(Resource { handler, ..resource.clone() }).ok()?;
     }
-    if smaller == *request.resources {
-        return None;
-    }
-    let plan = make(&PlanRequest { resources: &smaller, ..*request }).ok()?;
-    Some(suggestion("dtypes.kv = \"f8_e4m3\"".into(), &plan))
+    Some(smaller)
 }
 
 fn more_ranks(request: &PlanRequest<'_>) -> Option<Suggestion> {

@@ -85,6 +85,10 @@ pub(crate) struct BudgetArgs {
     #[arg(long, value_name = "N")]
     mtp_layers: Option<u32>,
 
+    /// Bytes of the draft model's weights over all ranks, where its files do not tell
+    #[arg(long, value_name = "SIZE")]
+    draft_weights: Option<ByteSize>,
+
     /// Host memory that caches are offloaded to, such as 64GiB
     #[arg(long, value_name = "SIZE")]
     host_bytes: Option<ByteSize>,
@@ -211,6 +215,7 @@ impl BudgetArgs {
             ("speculation.draft_tokens", "--draft-tokens", small(self.draft_tokens)),
             ("speculation.scheme", "--draft-scheme", text(&self.draft_scheme)),
             ("speculation.mtp_layers", "--mtp-layers", small(self.mtp_layers)),
+            ("speculation.draft_weights", "--draft-weights", bytes(self.draft_weights)),
             ("host.bytes", "--host-bytes", bytes(self.host_bytes)),
             ("parallel.tp", "--tp", small(self.tp)),
             ("parallel.pp", "--pp", small(self.pp)),

@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, EngineSpec, Measurement, PlanRequest,
-    environment, plan_ranks,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, Draft, EngineSpec, Measurement,
+    PlanRequest, environment, plan_ranks,
 };
 use cacheplan::transforms::{
     Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect,
@@ -67,7 +67,7 @@ pub(crate) struct Loaded {
     pub(crate) budget: Budget,
     pub(crate) collected: Collected,
     device: Option<DeviceInfo>,
-    draft: Option<Resources>,
+    draft: Option<(ModelInfo, Resources)>,
     measurement: Option<Measurement>,
 }
 
@@ -118,7 +118,7 @@ impl Reading {
 
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
     pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
-        let mut budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
+        let budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let mut model = self.open(model)?;
         if let (Some(stated), Some(longest)) = (budget.max_seq_len, model.info.max_position_embeddings)
@@ -132,12 +132,9 @@ impl Reading {
         let draft = target.draft.as_deref().map(|path| {
             let mut draft = open(path, &ReadOptions::default()).map_err(|error| unread(path, error))?;
             let resources = walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources;
-            Ok((resources, draft.info.weights))
+            Ok((draft.info, resources))
         });
-        let (draft, weights) = draft.transpose()?.unzip();
-        if let (Some(speculation), Some(Some(weights))) = (&mut budget.speculation, weights) {
-            speculation.draft_weights.get_or_insert(ByteSize(weights.bytes));
-        }
+        let draft = draft.transpose()?;
         let device = target.device_memory.map(stated_device);
         Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement })
     }
@@ -167,7 +164,7 @@ impl Loaded {
     pub(crate) fn request_of<'a>(&'a self, resources: &'a Resources) -> PlanRequest<'a> {
         PlanRequest {
             device: self.device.as_ref(),
-            draft: self.draft.as_ref(),
+            draft: self.draft.as_ref().map(|(model, resources)| Draft { model, resources }),
             measurement: self.measurement.as_ref(),
             ..PlanRequest::new(&self.model.info, resources, &self.budget)
         }
@@ -216,12 +213,8 @@ pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Fai
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
     let failed = |error: BudgetError| {
         let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
-        let shown = error.to_string();
-        let code = if shown.starts_with("flag ") { 2 } else { 1 };
-        Failure::new(
-            code,
-            miette!(labels = labels, "{shown}").with_source_code(NamedSource::new(&origin, text.clone())),
-        )
+        let report = miette!(labels = labels, "{error}").with_source_code(NamedSource::new(&origin, text.clone()));
+        Failure::new(error.exit_code(), report)
     };
     // A name that is no text cannot be ours; a value that is none is no value of any key.
     let text_of = |value: OsString| value.to_string_lossy().into_owned();

@@ -2,7 +2,7 @@
 
 use super::capacity::{Facts, memory};
 use super::{Findings, Rule};
-use crate::{CachePlan, DeviceKind, Owner, PlanRequest};
+use crate::{ByteSize, CachePlan, DeviceKind, Owner, PlanRequest};
 
 /// The lines besides caches, as the request implies them.
 fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<(&'static str, u128)> {
@@ -25,14 +25,22 @@ fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<(&'static
         lines.push(("activations", memory.activations.map_or(assumed, |bytes| bytes.0.into())));
     }
     let shares_memory = request.device.is_some_and(|device| device.kind != DeviceKind::Cuda);
-    let draft = budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
     let host = budget.host.filter(|_| shares_memory).map(|host| host.bytes);
-    for (name, bytes) in
-        [("graphs", memory.graphs), ("draft weights", draft), ("host tier", host), ("reserve", memory.reserve)]
-    {
-        lines.extend(bytes.map(|bytes| (name, u128::from(bytes.0))));
-    }
+    let draft = draft_weights(request).map(|bytes| ("draft weights", bytes));
+    let stated = |(name, bytes): (&'static str, Option<ByteSize>)| bytes.map(|bytes| (name, u128::from(bytes.0)));
+    lines.extend(stated(("graphs", memory.graphs)).into_iter().chain(draft));
+    lines.extend([("host tier", host), ("reserve", memory.reserve)].into_iter().filter_map(stated));
     lines
+}
+
+/// This rank's share of the draft model's weights; none on a stage beyond its layers.
+fn draft_weights(request: &PlanRequest<'_>) -> Option<u128> {
+    let stated = request.budget.speculation.as_ref()?.draft_weights.map(|stated| stated.0);
+    let read = request.draft.and_then(|draft| draft.model.weights).map(|weights| weights.bytes);
+    let bytes = u128::from(stated.or(read)?);
+    let parallel = request.budget.parallel;
+    let stages = request.draft.map_or(parallel.pp, |draft| parallel.pp.min(draft.model.layers.max(1)));
+    (request.stage < stages).then(|| bytes.div_ceil(u128::from(parallel.tp) * u128::from(stages)))
 }
 
 /// Bytes of everything but caches.

@@ -33,8 +33,8 @@ pub enum Origin {
     File {
         /// The file's name.
         name: String,
-        /// The line.
-        line: usize,
+        /// The line, where it is known.
+        line: Option<usize>,
     },
     /// Nobody stated it, but a device is stated, of which this is the usual share.
     Device,
@@ -47,7 +47,8 @@ impl fmt::Display for Origin {
         match self {
             Self::Flag(name) => write!(f, "flag {name}"),
             Self::Environment(name) => write!(f, "environment {name}"),
-            Self::File { name, line } => write!(f, "{name}:{line}"),
+            Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
+            Self::File { name, line: None } => f.write_str(name),
             Self::Device => f.write_str("default for the stated device"),
             Self::Default => f.write_str("default"),
         }
@@ -97,7 +98,7 @@ pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Res
         if !KEYS.iter().any(|known| known.path == key) {
             let nearest = nearest(&key, KEYS.iter().map(|known| known.path));
             let message = format!("there is no key `{key}`");
-            return Err(BudgetError { origin: name, line: None, span: None, message, nearest });
+            return Err(BudgetError { nearest, ..BudgetError::new(Some(Origin::Environment(name)), message) });
         }
         overrides.push(Override { key, value, origin: Origin::Environment(name) });
     }
@@ -148,15 +149,15 @@ impl Config {
         let (text, name) = file.unwrap_or_default();
         // Errors of the file itself read best from its own text.
         let in_file = |error: BudgetError| Budget::from_toml(text, name).err().unwrap_or(error);
-        let mut table: Table = toml::from_str(text).map_err(|error| in_file(plain("the budget", &error)))?;
+        let mut table: Table = toml::from_str(text).map_err(|error| in_file(plain(None, &error)))?;
         // Serde would take a list for the section's keys in order.
         let mut sections = KEYS.iter().filter_map(|key| Some(key.path.split_once('.')?.0));
         if let Some(section) = sections.find(|section| table.get(*section).is_some_and(Value::is_array)) {
             let message = format!("`{section}` is a list; a section `[{section}]` was expected");
-            return Err(BudgetError { origin: name.to_owned(), line: None, span: None, message, nearest: None });
+            return Err(BudgetError::new(Some(Origin::File { name: name.to_owned(), line: None }), message));
         }
         for change in environment.iter().chain(flags) {
-            set(&mut table, change)?;
+            set(&mut table, change).map_err(in_file)?;
         }
         let mut usual = Vec::new();
         if device && ["memory.bytes", "memory.fraction"].iter().all(|key| get(&table, key).is_none()) {
@@ -166,16 +167,16 @@ impl Config {
             set(&mut table, change)?;
         }
         let overrides = || flags.iter().rev().chain(environment.iter().rev()).chain(&usual);
-        let merged = table.clone().try_into::<Budget>().map_err(|error| plain("the configuration", &error));
+        let merged = table.clone().try_into::<Budget>().map_err(|error| plain(None, &error));
         let budget = merged
             .and_then(Budget::validated)
             .map_err(|error| overrides().find_map(wrong_by_itself).unwrap_or_else(|| in_file(error)))?;
-        let lines = DeTable::parse(text).map_err(|error| in_file(plain(name, &error)))?;
+        let lines = DeTable::parse(text).map_err(|error| in_file(plain(None, &error)))?;
         let settings = KEYS.iter().map(|key| {
             let origin = match overrides().find(|change| change.key == key.path) {
                 Some(change) => change.origin.clone(),
                 None => line_of(text, lines.get_ref(), key.path)
-                    .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line }),
+                    .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line: Some(line) }),
             };
             let value = get(&table, key.path).map_or_else(|| key.default.to_owned(), ToString::to_string);
             ConfigValue { key: key.path, value, origin }
@@ -216,12 +217,9 @@ fn set(table: &mut Table, change: &Override) -> Result<(), BudgetError> {
     let mut at = table;
     for name in names {
         let next = at.entry(name).or_insert_with(|| Value::Table(Table::new()));
-        at = next.as_table_mut().ok_or_else(|| BudgetError {
-            origin: change.origin.to_string(),
-            line: None,
-            span: None,
-            message: format!("sets `{}`, but `{name}` is no section in the file", change.key),
-            nearest: None,
+        at = next.as_table_mut().ok_or_else(|| {
+            let message = format!("sets `{}`, but `{name}` is no section in the file", change.key);
+            BudgetError::new(Some(change.origin.clone()), message)
         })?;
     }
     at.insert(last.to_owned(), value(&change.value));
@@ -254,10 +252,10 @@ fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
     if error.message().starts_with("missing field") {
         return None;
     }
-    Some(plain(&change.origin.to_string(), &error))
+    Some(plain(Some(change.origin.clone()), &error))
 }
 
-fn plain(origin: &str, error: &toml::de::Error) -> BudgetError {
+fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {
     let message = match error.message().split('`').collect::<Vec<_>>()[..] {
         // Of the section that needs it a merged table does not say.
         ["missing field ", field, ""] => {
@@ -269,6 +267,5 @@ fn plain(origin: &str, error: &toml::de::Error) -> BudgetError {
         }
         _ => in_words(error.message()),
     };
-    let nearest = nearest_key(&message);
-    BudgetError { origin: origin.to_owned(), line: None, span: None, message, nearest }
+    BudgetError { nearest: nearest_key(&message), ..BudgetError::new(origin, message) }
 }

@@ -1,7 +1,7 @@
 //! Models built by hand.
 
 use cacheplan_handlers::{DType, Recurrence, ResourceHandler};
-use cacheplan_planner::{Budget, PlanRequest};
+use cacheplan_planner::{Budget, Draft, PlanRequest};
 use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
 /// A model and its caches.
@@ -39,6 +39,11 @@ impl Model {
 
     pub(crate) fn request<'a>(&'a self, budget: &'a Budget) -> PlanRequest<'a> {
         PlanRequest::new(&self.info, &self.resources, budget)
+    }
+
+    /// The same model as one that drafts.
+    pub(crate) fn draft(&self) -> Draft<'_> {
+        Draft { model: &self.info, resources: &self.resources }
     }
 }
 

@@ -72,7 +72,7 @@ fn values_of_the_environment_may_be_any_toml() {
 #[case::a_choice("", &[("CACHEPLAN__GROUPING", "by-keys")], &[], "environment CACHEPLAN__GROUPING: unknown variant `by-keys`")]
 #[case::in_a_flag("", &[], &[("dtypes.kv", "fp7")], "flag --dtypes.kv: unknown dtype")]
 #[case::between_two("[memory]\nbytes = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "the configuration: `memory.of` is stated without")]
-#[case::no_section("memory = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "`memory` is no section")]
+#[case::no_section("memory = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "b.toml:1: invalid type: integer `5`, expected the section Memory")]
 fn an_error_names_who_stated_the_value(
     #[case] file: &str,
     #[case] pairs: &[(&str, &str)],
@@ -82,6 +82,24 @@ fn an_error_names_who_stated_the_value(
     let flags: Vec<Override> = flags.iter().map(|(key, value)| flag(key, value)).collect();
     let error = Config::resolve(Some((file, "b.toml")), &variables(pairs), &flags).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+/// Whatever a file is called, it is no flag.
+#[rstest]
+#[case("max_seq_length = 1", &[], &[], 1)]
+#[case("", &[("CACHEPLAN__MAX_SEQ_LEN", "long")], &[], 1)]
+#[case("", &[], &[("dtypes.kv", "fp7")], 2)]
+#[case("memory = 5", &[], &[("memory.bytes", "1")], 1)]
+#[case("[memory]\nbytes = 5", &[], &[("memory.of", "free")], 1)]
+fn only_a_flag_that_is_wrong_is_wrong_usage(
+    #[case] file: &str,
+    #[case] pairs: &[(&str, &str)],
+    #[case] flags: &[(&str, &str)],
+    #[case] code: u8,
+) {
+    let flags: Vec<Override> = flags.iter().map(|(key, value)| flag(key, value)).collect();
+    let error = Config::resolve(Some((file, "flag b.toml")), &variables(pairs), &flags).unwrap_err();
+    assert_eq!(error.exit_code(), code, "{error}");
 }
 
 #[test]
@@ -96,7 +114,7 @@ fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
     let error = environment([("CACHEPLAN__MEMORY__BYTE".to_owned(), "1".to_owned())]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "CACHEPLAN__MEMORY__BYTE: there is no key `memory.byte`; did you mean `memory.bytes`?"
+        "environment CACHEPLAN__MEMORY__BYTE: there is no key `memory.byte`; did you mean `memory.bytes`?"
     );
 }
 
@@ -190,5 +208,6 @@ fn the_committed_schema_is_current() {
 #[case("{ uniform = { min = 1, max = 2, maximum = 5 } }", "maximum, available keys: min, max")]
 fn an_unknown_key_of_a_distribution_is_refused(#[case] lengths: &str, #[case] said: &str) {
     let error = Budget::from_toml(&format!("[workload]\nprompt = {lengths}\n"), "b.toml").unwrap_err();
-    assert!(error.line == Some(2) && error.message.ends_with(said), "{error}");
+    assert_eq!(error.origin, Some(Origin::File { name: "b.toml".into(), line: Some(2) }), "{error}");
+    assert!(error.message.ends_with(said), "{error}");
 }

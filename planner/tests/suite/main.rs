@@ -6,6 +6,7 @@ mod common;
 mod compare;
 mod config;
 mod diff;
+mod draft;
 mod explain;
 mod export;
 mod groundtruth;

@@ -1,0 +1,169 @@
+//! A draft model: its caches and weights stand beside the model's, divided over the same ranks.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::{
+    CachePlan, DeviceInfo, DeviceKind, Fingerprint, LedgerLine, PlanRequest, Rule, Source, check, explain, knobs, plan,
+    plan_ranks,
+};
+use cacheplan_transforms::WeightBytes;
+use rstest::rstest;
+
+use crate::common::{Model, budget, kv, mamba2};
+
+fn layers(model_type: &str, count: u32, heads: u64) -> Model {
+    (0..count).fold(Model::new(model_type, count), |model, layer| model.with("kv", layer, kv(heads, 64)))
+}
+
+fn draft(count: u32, weights: u64) -> Model {
+    let mut draft = layers("draft", count, 4);
+    draft.info.weights = Some(WeightBytes { bytes: weights, exact: true });
+    draft
+}
+
+/// The plan of every stage, each proved.
+fn stages(model: &Model, draft: &Model, budget_text: &str) -> Vec<CachePlan> {
+    let budget = budget(budget_text);
+    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let ranks = plan_ranks(&request).unwrap();
+    let agreement = (ranks.stages.len() > 1).then_some(ranks.agreement);
+    for (stage, plan) in (0..).zip(&ranks.stages) {
+        assert_eq!(check(&PlanRequest { stage, agreement, ..request }, plan), Ok(()));
+    }
+    ranks.stages
+}
+
+fn weights(plan: &CachePlan) -> Option<&LedgerLine> {
+    plan.ledger.iter().find(|line| line.name == "draft weights")
+}
+
+fn drafting(plan: &CachePlan) -> Vec<u32> {
+    let own = plan.resources.iter().filter(|resource| resource.name.starts_with("draft."));
+    own.filter_map(|resource| resource.layer).collect()
+}
+
+#[rstest]
+#[case::alone("", 1000, "sum of the tensors' headers")]
+#[case::tensor_parallel("[parallel]\ntp = 2", 500, "sum of the tensors' headers, over 2 shards")]
+#[case::stages("[parallel]\ntp = 2\npp = 2", 250, "sum of the tensors' headers, over 4 shards")]
+#[case::groups_hold_copies("[parallel]\ndp = 2", 1000, "sum of the tensors' headers")]
+fn its_weights_are_divided_as_those_of_the_model(#[case] parallel: &str, #[case] bytes: u64, #[case] note: &str) {
+    let (mut model, draft) = (layers("m", 8, 8), draft(4, 1000));
+    model.info.weights = draft.info.weights;
+    for plan in stages(&model, &draft, &format!("max_batch_size = 2\n[speculation]\ndraft_tokens = 2\n{parallel}")) {
+        let of_model = plan.ledger.iter().find(|line| line.name == "weights").unwrap();
+        let of_draft = weights(&plan).unwrap();
+        assert_eq!((of_draft.bytes, of_draft.source, of_draft.note.as_str()), (bytes, Source::Exact, note));
+        assert_eq!((of_draft.bytes, &of_draft.note), (of_model.bytes, &of_model.note));
+    }
+}
+
+/// With layers of another number than the model's, its own are divided over the stages, and none is lost.
+#[rstest]
+#[case::fewer(4, 2, &[2, 2])]
+#[case::uneven(5, 2, &[3, 2])]
+#[case::more_than_the_model(12, 2, &[6, 6])]
+#[case::fewer_than_stages(2, 4, &[1, 1, 0, 0])]
+fn its_own_layers_are_divided_over_stages(#[case] count: u32, #[case] pp: u32, #[case] held: &[usize]) {
+    let text = format!("max_batch_size = 2\n[speculation]\ndraft_tokens = 2\n[parallel]\npp = {pp}");
+    let stages = stages(&layers("m", 8, 8), &draft(count, 1 << 20), &text);
+    assert_eq!(stages.iter().map(|plan| drafting(plan).len()).collect::<Vec<_>>(), held);
+    assert!(stages.iter().flat_map(drafting).eq(0..count));
+    for plan in &stages {
+        // A stage without a layer of it holds nothing of its weights.
+        let share = (1 << 20) / u64::from(pp.min(count));
+        assert_eq!(weights(plan).map(|line| line.bytes), (!drafting(plan).is_empty()).then_some(share));
+    }
+}
+
+#[test]
+fn weights_that_the_budget_states_come_first() {
+    let text = "max_batch_size = 1\n[speculation]\ndraft_tokens = 2\ndraft_weights = '4MiB'\n[parallel]\ntp = 2";
+    let plans = stages(&layers("m", 2, 8), &draft(1, 1000), text);
+    let line = weights(&plans[0]).unwrap();
+    assert_eq!(
+        (line.bytes, line.source, line.note.as_str()),
+        (2 << 20, Source::Assumed, "stated in the budget, over 2 shards")
+    );
+}
+
+/// Its convolution's groups are those of its own state, not of the model's in the layer of the same number.
+#[test]
+fn a_group_of_its_convolution_is_not_divided() {
+    let hybrid = |d_state: u64| {
+        let conv = ResourceHandler::causal_conv(256 + 2 * 64, 4, vec![256, 64, 64], DType::Bf16).unwrap();
+        Model::new("hybrid", 1).with("ssm", 0, mamba2(4, 64, d_state, 64 / d_state, DType::F32)).with("conv", 0, conv)
+    };
+    let (model, draft) = (hybrid(16), hybrid(64));
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 2");
+    assert!(plan(&model.request(&budget)).is_ok());
+    let error = plan(&PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }).unwrap_err();
+    assert!(error.to_string().contains("tp 2 does not divide n_groups 1"), "{error}");
+}
+
+#[test]
+fn weights_of_unknown_size_are_asked_for_where_a_fraction_needs_them() {
+    let (mut model, mut draft) = (layers("m", 2, 8), draft(1, 1000));
+    model.info.weights = Some(WeightBytes { bytes: 1 << 30, exact: true });
+    draft.info.weights = None;
+    let device = DeviceInfo { name: "d".into(), total_bytes: 8 << 30, free_bytes: 8 << 30, kind: DeviceKind::Cuda };
+    let planned = |more: &str| {
+        let budget =
+            budget(&format!("[memory]\nfraction = 0.9\nof = 'total'\n[speculation]\ndraft_tokens = 2\n{more}"));
+        plan(&PlanRequest { draft: Some(draft.draft()), device: Some(&device), ..model.request(&budget) })
+    };
+    let error = planned("").unwrap_err().to_string();
+    assert!(error.contains("state `speculation.draft_weights` (--draft-weights)"), "{error}");
+    assert_eq!(weights(&planned("draft_weights = 0").unwrap()).unwrap().bytes, 0);
+}
+
+#[test]
+fn another_draft_of_the_same_caches_is_another_model() {
+    let (model, one, mut other) = (layers("m", 2, 8), draft(1, 1000), draft(1, 1000));
+    other.info.fingerprint = "other".into();
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2");
+    let of = |draft: &Model| Fingerprint::of(&PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) });
+    assert_eq!(of(&one).differences(&of(&other)), ["model"]);
+}
+
+#[test]
+fn a_share_that_is_not_its_own_is_found() {
+    let (model, draft) = (layers("m", 2, 8), draft(2, 1000));
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 2");
+    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let mut plan = plan(&request).unwrap();
+    plan.ledger.iter_mut().find(|line| line.name == "draft weights").unwrap().bytes = 1000;
+    let violations = check(&request, &plan).unwrap_err();
+    assert!(violations.iter().all(|violation| violation.rule == Rule::Ledger), "{violations:#?}");
+}
+
+#[rstest]
+#[case("", false)]
+#[case("draft_weights = 1000", true)]
+fn the_explanation_says_what_was_divided_and_who_stated_it(#[case] stated: &str, #[case] by_budget: bool) {
+    let (model, draft) = (layers("m", 2, 8), draft(2, 1000));
+    let budget = budget(&format!("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n{stated}\n[parallel]\ntp = 2"));
+    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let text = explain(&request, &plan(&request).unwrap(), "draft weights").unwrap().to_string();
+    assert!(text.starts_with("draft weights takes 500 bytes") && text.contains("over 2 shards"), "{text}");
+    assert_eq!(text.contains("set by `speculation.draft_weights`"), by_budget, "{text}");
+}
+
+/// What is suggested of keys and values holds for those of the draft model too.
+#[test]
+fn smaller_keys_and_values_are_the_drafts_too() {
+    let with = |dtype: DType| {
+        let of = |name: &str, count: u32| {
+            let cache = || ResourceHandler::kv_paged(4, 64, dtype).unwrap();
+            (0..count).fold(Model::new(name, count), |model, layer| model.with("kv", layer, cache()))
+        };
+        (of("m", 2), of("draft", 2))
+    };
+    let budget = budget("max_seq_len = 1024\n[memory]\nbytes = '16MiB'\n[speculation]\ndraft_tokens = 2");
+    let (model, draft) = with(DType::Bf16);
+    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let suggested = knobs(&request, &plan(&request).unwrap());
+    let (model, draft) = with(DType::F8E4m3);
+    let narrow = plan(&PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }).unwrap();
+    let knob = suggested.iter().find(|knob| knob.change.starts_with("dtypes.kv")).unwrap();
+    assert_eq!(knob.sequences, narrow.capacity.sequences);
+}
