@@ -3,7 +3,7 @@
 
 mod limits;
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Decay};
 use cacheplan_transforms::{
     Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla,
 };
@@ -19,7 +19,7 @@ enum Block {
     Compressed { dims: [u64; 4], index_head_dim: Option<u64> },
     Mamba1([u64; 4]),
     Mamba2([u64; 5]),
-    Linear { dims: [u64; 4], d_conv: Option<u64> },
+    Linear { dims: [u64; 4], d_conv: Option<u64>, delta_rule: bool, decay: u8 },
     Convolution([u64; 2]),
     Recurrence([u64; 2]),
     Rwkv4(u64),
@@ -77,13 +77,16 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
         Block::Mamba2([num_heads, head_dim, d_state, n_groups, d_conv]) => {
             builder.mamba2(&Mamba2 { num_heads, head_dim, d_state, n_groups, d_conv, state_dtype: None });
         }
-        Block::Linear { dims: [num_k_heads, num_v_heads, head_k_dim, head_v_dim], d_conv } => {
+        Block::Linear { dims: [num_k_heads, num_v_heads, head_k_dim, head_v_dim], d_conv, delta_rule, decay } => {
             let state_dtype = None;
+            let decay = [Decay::Fixed, Decay::PerHead, Decay::PerChannel][usize::from(decay % 3)];
             builder.linear_attention(&LinearAttention {
                 num_k_heads,
                 num_v_heads,
                 head_k_dim,
                 head_v_dim,
+                delta_rule,
+                decay,
                 d_conv,
                 state_dtype,
             });

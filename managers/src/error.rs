@@ -49,6 +49,12 @@ pub enum ManagerError {
         /// All bytes of the tier.
         capacity: u64,
     },
+    /// A second prefix cache beside one whose host memory is still there.
+    #[error("{bytes} bytes of the host tier are set aside for a prefix cache already; drop its host memory first")]
+    HostSetAside {
+        /// What the first one has.
+        bytes: u64,
+    },
     /// A handle of a sequence that was finished.
     #[error("{0} was finished; its handle is stale")]
     StaleSequence(SequenceId),

@@ -256,6 +256,23 @@ fn a_tier_beyond_the_plans_host_bytes_is_refused() {
 }
 
 #[test]
+fn a_second_tier_is_refused_while_the_first_is_there_and_a_dropped_one_gives_its_bytes_back() {
+    let mut set = CacheSet::allocate(&plan(CheckpointFormat::Native), &Device::Cpu).unwrap();
+    let manager = set.manager_mut().unwrap();
+    let used = |manager: &MambaHybridCacheManager| manager.book().host_stats().unwrap().used_bytes;
+    let first = PrefixHost::allocate(manager, TIER).unwrap();
+    let bytes = used(manager);
+    assert!(bytes > 0);
+    let refused = PrefixHost::allocate(manager, HostTier { blocks: 1, ..HostTier::default() });
+    assert!(matches!(refused, Err(ManagerError::HostSetAside { bytes: found }) if found == bytes));
+    assert_eq!(used(manager), bytes);
+    drop(first);
+    assert_eq!(used(manager), 0);
+    let _second = PrefixHost::allocate(manager, TIER).unwrap();
+    assert_eq!(used(manager), bytes);
+}
+
+#[test]
 fn window_blocks_go_to_the_host_and_come_back_and_touch_no_other_pool() {
     let setup = Setup::new().with(0, kv(2, 8)).with(1, kv(2, 8).with_window(8).unwrap());
     let mut plan = setup.plan();

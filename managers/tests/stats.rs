@@ -12,7 +12,7 @@ fn used() -> Stats {
         book.step(&[Work { sequence, tokens: 6 }], &mut StepMetadata::default()).unwrap();
     }
     book.offload(parked).unwrap();
-    book.set_host_aside(1000).unwrap();
+    let _set_aside = book.set_host_aside(1000).unwrap();
     book.offload(live).unwrap_err();
     book.admit(64).unwrap_err();
     book.stats()

@@ -28,6 +28,7 @@ pub use ids::{BlockId, SlotId};
 pub use layout::{Indexing, Layout, PagedSpec, Place, Windows};
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
+pub use park::SetAside;
 pub use sequence::{Residency, SequenceId};
 pub use slots::{SlotAllocator, SlotRole};
 pub use stats::{HostStats, PoolStats, SequenceStats, Stats};

@@ -1,6 +1,6 @@
 //! Sequences that leave the pools and come back: their contents wait in host memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cacheplan_planner::CachePlan;
 
@@ -18,23 +18,34 @@ pub(crate) struct Span {
 }
 
 /// The bytes of the host tier that are in use.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct HostUse {
     /// Of parked sequences.
     pub(crate) parked: u64,
-    /// Set aside for a prefix cache.
-    pub(crate) set_aside: u64,
+    /// Set aside for a prefix cache, while it is there.
+    set_aside: Weak<u64>,
     pub(crate) high_water: u64,
     pub(crate) refused: u64,
 }
 
+/// Bytes of the host tier that are a prefix cache's. Dropping it gives them back.
+#[derive(Debug)]
+#[must_use = "the bytes are given back when it is dropped"]
+pub struct SetAside {
+    _bytes: Arc<u64>,
+}
+
 impl HostUse {
-    pub(crate) fn total(self) -> u64 {
-        self.parked + self.set_aside
+    pub(crate) fn total(&self) -> u64 {
+        self.parked + self.set_aside()
+    }
+
+    fn set_aside(&self) -> u64 {
+        self.set_aside.upgrade().map_or(0, |bytes| *bytes)
     }
 
     /// Checks that `needed` more bytes fit a tier of `capacity` bytes.
-    fn check(self, capacity: Option<u64>, needed: u64) -> Result<(), ManagerError> {
+    fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), ManagerError> {
         let capacity = capacity.ok_or(ManagerError::NoHostTier)?;
         let free = capacity.saturating_sub(self.total());
         if needed <= free { Ok(()) } else { Err(ManagerError::OutOfHostMemory { needed, free, capacity }) }
@@ -63,16 +74,19 @@ impl CacheBook {
         checked
     }
 
-    /// Sets bytes of the host tier aside for a prefix cache that keeps evicted spans and states there; 0 takes them
-    /// back.
+    /// Sets bytes of the host tier aside for a prefix cache that keeps evicted spans and states there.
     ///
     /// # Errors
-    /// A plan without a host tier, or one with too little room.
-    pub fn set_host_aside(&mut self, bytes: u64) -> Result<(), ManagerError> {
-        HostUse { set_aside: 0, ..self.host }.check(self.layout.host_bytes, bytes)?;
-        self.host.set_aside = bytes;
+    /// A plan without a host tier, one with too little room, or bytes that are set aside already.
+    pub fn set_host_aside(&mut self, bytes: u64) -> Result<SetAside, ManagerError> {
+        if self.host.set_aside.strong_count() > 0 {
+            return Err(ManagerError::HostSetAside { bytes: self.host.set_aside() });
+        }
+        self.host.check(self.layout.host_bytes, bytes)?;
+        let set_aside = Arc::new(bytes);
+        self.host.set_aside = Arc::downgrade(&set_aside);
         self.host.high_water = self.host.high_water.max(self.host.total());
-        Ok(())
+        Ok(SetAside { _bytes: set_aside })
     }
 
     /// As [`CacheBook::offload`] whatever the tier's room, for contents that are on their way to other pools.

@@ -11,8 +11,9 @@ use rstest::rstest;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use super::{CacheSet, MambaHybridCacheManager, fault};
+use super::{CacheSet, MambaHybridCacheManager, PrefixHost, fault};
 use crate::ManagerError;
+use crate::book::prefix::HostTier;
 use crate::book::{Accepted, Prefix, Residency, SequenceId, SlotRole, StepMetadata, Work};
 use support::{Setup, conv, hybrid, kv, ssm};
 
@@ -301,5 +302,52 @@ fn a_rebalance_that_the_device_cannot_give_keeps_every_sequence() {
         }
         world.set.rebalance(&larger.plan()).unwrap();
         assert_eq!(world.seen().0, before);
+    }
+}
+
+#[test]
+fn a_move_to_another_device_takes_every_pool_or_none() {
+    for working in 0.. {
+        let mut world = World::new();
+        let route = world.manager().route(1, &Kind::KvPaged).unwrap();
+        let (before, pools) = (world.seen(), pool_tensors(world.manager()));
+        // A test has one device only; as far as moving goes it is another one.
+        let moved = fault::after(working, || world.set.move_to(&Device::Cpu));
+        assert_eq!(world.seen(), before, "after {working} pool operations");
+        let staying = pools.into_iter().zip(pool_tensors(world.manager())).filter(|(old, new)| old == new).count();
+        match moved {
+            Ok(()) => {
+                assert_eq!(staying, 0);
+                assert!(matches!(world.manager().kv_layer(route), Err(ManagerError::StaleRoute { .. })));
+                return assert!(working > 3 * world.set.plan().pools.len() - 3);
+            }
+            Err(error) => {
+                assert!(matches!(error, ManagerError::Tensor(_)), "{error}");
+                assert_eq!(staying, world.set.plan().pools.len());
+                world.manager().kv_layer(route).unwrap();
+                world.set.move_to(&Device::Cpu).unwrap();
+                assert_eq!(world.seen(), before);
+            }
+        }
+    }
+}
+
+fn pool_tensors(manager: &MambaHybridCacheManager) -> Vec<candle_core::TensorId> {
+    manager.pools().map(|(_, pool)| pool.tensor.id()).collect()
+}
+
+#[test]
+fn a_prefix_host_that_cannot_be_had_sets_nothing_aside() {
+    let tier = HostTier { blocks: 2, slots: 2, windows: 2 };
+    for working in 0.. {
+        let mut world = World::new();
+        let used = |world: &World| world.manager().book().host_stats().unwrap().used_bytes;
+        let before = used(&world);
+        let Err(error) = fault::after(working, || PrefixHost::allocate(manager(&mut world), tier)) else {
+            return assert!(working > 2);
+        };
+        assert!(matches!(error, ManagerError::Tensor(_)), "{error}");
+        assert_eq!(used(&world), before);
+        PrefixHost::allocate(manager(&mut world), tier).unwrap();
     }
 }

@@ -165,21 +165,36 @@ impl MambaHybridCacheManager {
         (self.book, self.host)
     }
 
-    /// Re-creates every pool with the units of `plan` on `device`, contents kept; sequences stay as they are.
+    /// Gives every pool the units of `plan`, contents kept; sequences stay as they are.
     ///
     /// Pools that shrink come first.
-    pub(super) fn transfer(&mut self, plan: &CachePlan, device: &Device, generation: u32) -> Result<(), ManagerError> {
+    pub(super) fn rebalance(&mut self, plan: &CachePlan, generation: u32) -> Result<(), ManagerError> {
         self.settle()?;
         let layout = self.book.shrink_to(plan)?;
         self.generation = generation;
-        let pools = self.kv.pools_mut().chain(self.mamba.pools_mut());
-        let mut pools: Vec<_> = pools.chain(self.fixed.iter_mut().map(|(index, pool)| (*index, pool))).collect();
+        let Self { book, kv, mamba, fixed, .. } = self;
+        let mut pools: Vec<_> = pools_mut(kv, mamba, fixed).collect();
         pools.sort_by_key(|(index, pool)| plan.pools[*index].bytes > pool.planned_bytes);
         for (index, pool) in pools {
-            let held = self.book.held_units(layout.indexing[index]);
-            pool.replace(&plan.pools[index], held.as_deref(), device)?;
+            let held = book.held_units(layout.indexing[index]);
+            pool.resize(&plan.pools[index], held.as_deref())?;
         }
         self.book.grow_to(layout);
+        Ok(())
+    }
+
+    /// Moves every pool to `device`, all of them or none; sequences stay as they are.
+    pub(super) fn move_to(&mut self, device: &Device, generation: u32) -> Result<(), ManagerError> {
+        self.settle()?;
+        let indexing = &self.book.layout().indexing;
+        let moved = self.pools().map(|(index, pool)| {
+            let held = self.book.held_units(indexing[index]);
+            pool.moved_to(device, held.as_deref())
+        });
+        let moved = moved.collect::<Result<Vec<_>, _>>()?;
+        let pools = pools_mut(&mut self.kv, &mut self.mamba, &mut self.fixed);
+        pools.zip(moved).for_each(|((_, pool), moved)| *pool = moved);
+        self.generation = generation;
         Ok(())
     }
 
@@ -252,4 +267,13 @@ impl MambaHybridCacheManager {
             PoolOp::CommitStates { row, ref path, to } => self.mamba.commit(row, path, to),
         }
     }
+}
+
+/// Every pool, in the order of [`MambaHybridCacheManager::pools`].
+fn pools_mut<'a>(
+    kv: &'a mut KvCacheManager,
+    mamba: &'a mut MambaCacheManager,
+    fixed: &'a mut [(usize, PoolTensor)],
+) -> impl Iterator<Item = (usize, &'a mut PoolTensor)> {
+    kv.pools_mut().chain(mamba.pools_mut()).chain(fixed.iter_mut().map(|(index, pool)| (*index, pool)))
 }

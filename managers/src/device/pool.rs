@@ -1,5 +1,6 @@
 //! The tensor of one pool.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use cacheplan_handlers::DType;
@@ -58,16 +59,34 @@ impl PoolTensor {
 
     /// Room for `units` units of this pool in host memory.
     pub(crate) fn on_host(&self, units: u32) -> Result<Self, ManagerError> {
+        Ok(Self { reserved: 0, ..self.alike(units as usize, &Device::Cpu)? })
+    }
+
+    /// The same pool on another device, with the contents of `held` units if only they matter.
+    pub(crate) fn moved_to(&self, device: &Device, held: Option<&[u32]>) -> Result<Self, ManagerError> {
+        let kept = self.kept(held, self.units());
+        let contents = self.read_units(&kept)?.to_device(&Device::Cpu)?;
+        let moved = self.alike(self.units(), device)?;
+        moved.write_units(&kept, &contents)?;
+        Ok(moved)
+    }
+
+    /// A zeroed pool like this one with `units` units.
+    fn alike(&self, units: usize, device: &Device) -> Result<Self, ManagerError> {
         let mut tensor = Self {
             id: self.id.clone(),
             tensor: Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?,
-            reserved: 0,
             planned_bytes: 0,
             actual_bytes: None,
             ..*self
         };
-        tensor.fill_device(units as usize, &Device::Cpu)?;
+        tensor.fill_device(units, device)?;
         Ok(tensor)
+    }
+
+    /// The units whose contents matter to a pool of `units` units: `held`, or all.
+    fn kept<'a>(&self, held: Option<&'a [u32]>, units: usize) -> Cow<'a, [u32]> {
+        held.map_or_else(|| (0..self.units().min(units) as u32).collect(), Cow::Borrowed)
     }
 
     /// Takes the memory of `units` units, zeroed, in place of none.
@@ -89,45 +108,28 @@ impl PoolTensor {
         (self.unit_elems * self.elem_bytes) as u64
     }
 
-    /// Becomes as large as the pool of another plan, on `device`; contents stay, or those of `held` units if only they
-    /// matter.
+    /// Becomes as large as the pool of another plan; contents stay, or those of `held` units if only they matter.
     ///
     /// On the CPU the memory itself grows or shrinks. Elsewhere the contents wait in host memory, so that the device
     /// never holds two pools.
-    pub(crate) fn replace(&mut self, pool: &Pool, held: Option<&[u32]>, device: &Device) -> Result<(), ManagerError> {
-        let same = device.same_device(self.tensor.device());
-        if same && pool.bytes == self.planned_bytes {
+    pub(crate) fn resize(&mut self, pool: &Pool, held: Option<&[u32]>) -> Result<(), ManagerError> {
+        if pool.bytes == self.planned_bytes {
             return Ok(());
         }
         let units = pool.units as usize;
-        if same && device.is_cpu() {
+        let device = self.tensor.device().clone();
+        if device.is_cpu() {
             return self.resize_host_memory(units);
         }
-        let all: Vec<u32>;
-        let kept = match held {
-            Some(held) => held,
-            None => {
-                all = (0..self.units().min(units) as u32).collect();
-                &all
-            }
-        };
-        let contents = self.read_units(kept)?.to_device(&Device::Cpu)?;
-        if !same {
-            let mut moved = Self::allocate(pool, device)?;
-            std::mem::swap(self, &mut moved);
-            let written = self.write_units(kept, &contents);
-            if written.is_err() {
-                *self = moved;
-            }
-            return written;
-        }
+        let kept = self.kept(held, units);
+        let contents = self.read_units(&kept)?.to_device(&Device::Cpu)?;
         let before = self.units();
         self.tensor = Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?;
-        let taken = self.fill_device(units, device);
+        let taken = self.fill_device(units, &device);
         if taken.is_err() {
-            self.fill_device(before, device)?;
+            self.fill_device(before, &device)?;
         }
-        self.write_units(kept, &contents)?;
+        self.write_units(&kept, &contents)?;
         taken
     }
 

@@ -7,7 +7,7 @@ use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
 use crate::ManagerError;
 use crate::book::prefix::{HostSlotId, HostTier, Int8State, Load, Offload, StateShape};
-use crate::book::{SlotId, SlotRole};
+use crate::book::{SetAside, SlotId, SlotRole};
 
 /// Checkpoints in a pool of their own, beside the pool of slots whose states they hold.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl MambaHybridCacheManager {
     }
 }
 
-/// The host memory of a prefix cache.
+/// The host memory of a prefix cache, one per manager. Dropping it frees it.
 #[derive(Debug)]
 pub struct PrefixHost {
     /// `[host blocks, block_elems]` for each paged pool of full attention, with the pool's number.
@@ -117,41 +117,35 @@ pub struct PrefixHost {
     windows: Vec<(usize, PoolTensor)>,
     /// `[host states, …]` for each pool that holds checkpoints.
     states: Vec<PoolTensor>,
+    _set_aside: SetAside,
 }
 
 impl PrefixHost {
     /// Allocates a tier beside a manager's pools and sets its bytes aside in the plan's host tier.
     ///
     /// # Errors
-    /// A plan whose host tier has less room, or none; no memory.
+    /// A plan whose host tier has less room, or none; a tier that is there already; no memory. Nothing is set aside
+    /// then.
     pub fn allocate(manager: &mut MambaHybridCacheManager, tier: HostTier) -> Result<Self, ManagerError> {
         let paged = &manager.book.layout().paged;
         let (full, windowed): (Vec<usize>, Vec<usize>) =
             (0..paged.len()).partition(|&paged_index| paged[paged_index].window.is_none());
         let bytes_of = |pools: &[usize]| pools.iter().map(|&paged| manager.kv.pool(paged).unit_bytes()).sum::<u64>();
         let state_bytes: u64 = checkpoint_pools(&manager.mamba).map(PoolTensor::unit_bytes).sum();
-        let bytes = u64::from(tier.blocks) * bytes_of(&full)
-            + u64::from(tier.windows) * bytes_of(&windowed)
-            + u64::from(tier.slots) * state_bytes;
-        manager.book.set_host_aside(bytes)?;
+        let units = [(tier.blocks, bytes_of(&full)), (tier.windows, bytes_of(&windowed)), (tier.slots, state_bytes)];
+        let bytes = units.into_iter().map(|(units, bytes)| u64::from(units).saturating_mul(bytes));
+        let bytes = bytes.fold(0, u64::saturating_add);
+        let set_aside = manager.book.set_host_aside(bytes)?;
         let on_host = |pools: Vec<usize>, units| {
             let pools = pools.into_iter().map(|paged| Ok((paged, manager.kv.pool(paged).on_host(units)?)));
             pools.collect::<Result<Vec<_>, ManagerError>>()
         };
-        let allocated = || {
-            Ok(Self {
-                blocks: on_host(full, tier.blocks)?,
-                windows: on_host(windowed, tier.windows)?,
-                states: checkpoint_pools(&manager.mamba)
-                    .map(|pool| pool.on_host(tier.slots))
-                    .collect::<Result<_, _>>()?,
-            })
-        };
-        let host = allocated();
-        if host.is_err() {
-            manager.book.set_host_aside(0)?;
-        }
-        host
+        Ok(Self {
+            blocks: on_host(full, tier.blocks)?,
+            windows: on_host(windowed, tier.windows)?,
+            states: checkpoint_pools(&manager.mamba).map(|pool| pool.on_host(tier.slots)).collect::<Result<_, _>>()?,
+            _set_aside: set_aside,
+        })
     }
 
     /// Makes the copies that an eviction asks for, before any of the units that it released is used again.

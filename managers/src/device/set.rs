@@ -165,27 +165,30 @@ impl CacheSet {
     /// A plan with other pools, or units in use that would be cut off; nothing has changed then.
     /// A device without the memory for a pool: what has moved stays moved, and the smaller of both sizes holds.
     pub fn rebalance(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
-        let device = self.device.clone();
-        self.transfer(plan, &device)
+        self.generation += 1;
+        let generation = self.generation;
+        self.manager_mut()?.rebalance(plan, generation)?;
+        self.plan = plan.clone();
+        Ok(())
     }
 
     /// Moves every pool, unmanaged ones included, to another device; sequences stay as they are, routes become stale.
     ///
+    /// The old pools are freed when all the new ones are there and filled.
+    ///
     /// # Errors
-    /// A device without the memory.
+    /// A device without the memory, or one that fails; then nothing has changed.
     pub fn to_device(&mut self, device: &Device) -> Result<(), ManagerError> {
-        let plan = self.plan.clone();
-        self.transfer(&plan, device)?;
-        self.device = device.clone();
-        Ok(())
+        if device.same_device(&self.device) {
+            return self.manager().map(|_| ());
+        }
+        self.move_to(device)
     }
 
-    fn transfer(&mut self, plan: &CachePlan, device: &Device) -> Result<(), ManagerError> {
-        self.manager()?;
-        self.generation += 1;
-        let generation = self.generation;
-        self.manager_mut()?.transfer(plan, device, generation)?;
-        self.plan = plan.clone();
+    pub(super) fn move_to(&mut self, device: &Device) -> Result<(), ManagerError> {
+        let generation = self.generation + 1;
+        self.manager_mut()?.move_to(device, generation)?;
+        (self.generation, self.device) = (generation, device.clone());
         Ok(())
     }
 
