@@ -124,11 +124,13 @@ fn plan_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
         crate::ManagerKind::KvCacheManager => "kv_cache_manager",
         crate::ManagerKind::MambaHybridCacheManager => "mamba_hybrid_cache_manager",
     };
-    vec![
+    let rollback = plan.rollback.map(|scheme| fact("rollback", Side::Name(scheme.name().into())));
+    let facts = [
         fact("model", Side::Name(plan.model.model_type.clone())),
         fact("policy", Side::Name(plan.policy.to_string())),
         fact("manager", Side::Name(manager.into())),
-    ]
+    ];
+    facts.into_iter().chain(rollback).collect()
 }
 
 fn limit_facts(plan: &CachePlan) -> Vec<Fact<'_>> {

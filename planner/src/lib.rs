@@ -63,7 +63,7 @@ mod suggest;
 mod workload;
 
 pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
-pub use check::{Rule, Violation, check};
+pub use check::{Rule, Violation, check, check_alone};
 pub use compare::{Comparison, compare};
 pub use config::{Config, ConfigValue, Origin, Override, budget_schema, commented_budget, environment};
 pub use diff::{Change, PlanDiff, Side, diff};
@@ -79,7 +79,7 @@ pub use plan::{
     CachePlan, Capacity, Fingerprint, HostPlan, HostPool, LedgerLine, Limits, ManagerKind, Member, Owner,
     PlannedResource, Policy, Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
 };
-pub use plan_file::{PlanFileError, check_alone};
+pub use plan_file::PlanFileError;
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
 pub use render::comparison_table;
 pub use request::{DeviceInfo, DeviceKind, Draft, Measurement, PlanRequest, resize};

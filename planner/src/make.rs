@@ -102,6 +102,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
             max_num_tokens: load.max_num_tokens.max(solution.sequences.saturating_mul(load.draft_positions)),
             draft_positions: load.draft_positions,
         },
+        rollback: budget.speculation.as_ref().and_then(|speculation| speculation.rollback_of(request.resources)),
         slots,
         resources,
         capacity: capacity(&pools, &load, &solution),

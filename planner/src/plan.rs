@@ -6,7 +6,7 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::ModelInfo;
 use serde::{Deserialize, Serialize};
 
-use crate::Parallel;
+use crate::{Parallel, Scheme};
 
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -33,6 +33,10 @@ pub struct CachePlan {
     pub parallel: Parallel,
     /// Limits that the plan was made for.
     pub limits: Limits,
+    /// How states are put back to the accepted tokens; absent without speculation, and where the model's own resources
+    /// say how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Scheme>,
     /// Sequence slots.
     pub slots: SlotDomain,
     /// Every resource, in registration order.

@@ -1,10 +1,9 @@
 //! A plan read back from JSON, and whether it still holds.
 
-use cacheplan_transforms::{Resource, Resources};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::{Budget, CachePlan, Fingerprint, PlanRequest, Rule, SCHEMA_VERSION, Violation, check};
+use crate::{CachePlan, Fingerprint, SCHEMA_VERSION};
 
 /// A file that holds no plan this version can read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -75,45 +74,4 @@ impl Fingerprint {
         ];
         parts.into_iter().filter(|(_, same)| !same).map(|(part, _)| part).collect()
     }
-}
-
-/// Proves what can be proved of a plan without its model and budget: that every resource is a member of one pool that
-/// may hold it, and that offsets, units and sums are what the resources' shapes make of them.
-///
-/// Limits, capacity, ledger and fingerprint follow from the request; [`check`](fn@check) proves those too.
-///
-/// # Errors
-/// Everything that is not as it must be.
-pub fn check_alone(plan: &CachePlan) -> Result<(), Vec<Violation>> {
-    let mut resources = Resources::default();
-    for planned in &plan.resources {
-        let resource = Resource {
-            name: planned.name.clone(),
-            layer: planned.layer,
-            handler: planned.handler.clone(),
-            node: String::new(),
-            provenance: Vec::new(),
-            shared_by: planned.shared_by.clone(),
-        };
-        resources.push(resource).map_err(|error| {
-            vec![Violation {
-                rule: Rule::Coverage,
-                place: "resources".into(),
-                found: error.to_string(),
-                expected: "each once".into(),
-            }]
-        })?;
-    }
-    // A pool of compressed entries rounds the budget's block up, so the smallest is the budget's own or a multiple.
-    let tokens_per_block = plan.pools.iter().filter_map(|pool| pool.tokens_per_block).min();
-    let budget = Budget { max_seq_len: Some(plan.limits.max_seq_len), tokens_per_block, ..Budget::default() };
-    let of_the_plan_alone = |violation: &Violation| {
-        matches!(
-            violation.rule,
-            Rule::Coverage | Rule::Membership | Rule::Compatibility | Rule::Owner | Rule::Layout | Rule::Size
-        )
-    };
-    let found = check(&PlanRequest::new(&plan.model, &resources, &budget), plan).err().unwrap_or_default();
-    let found: Vec<Violation> = found.into_iter().filter(of_the_plan_alone).collect();
-    if found.is_empty() { Ok(()) } else { Err(found) }
 }

@@ -35,35 +35,49 @@ pub enum Scheme {
     Replay,
 }
 
+impl Scheme {
+    /// The name in budgets and plans.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Snapshots => "snapshots",
+            Self::Replay => "replay",
+        }
+    }
+}
+
 impl Speculation {
     /// Candidate positions of a step, the committed one included.
     pub(crate) fn positions(&self) -> u64 {
         u64::from(self.draft_tokens) + 1
     }
+
+    /// How the states of a model are rolled back, unless a pass has collected what they need already.
+    pub(crate) fn rollback_of(&self, resources: &Resources) -> Option<Scheme> {
+        let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
+        (!has_twins).then_some(self.scheme)
+    }
 }
 
 /// The model's resources with what its speculation needs, then those of its prediction head.
-///
-/// Twins that a pass collected already are kept as they are.
 pub(crate) fn extend(
     resources: &Resources,
     speculation: &Speculation,
     activations: DType,
 ) -> Result<Resources, PlanError> {
-    let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
+    let rollback = speculation.rollback_of(resources);
     let mut extended = Vec::with_capacity(2 * resources.len());
     for resource in resources {
         let handler = &resource.handler;
-        let (own, kept) = match speculation.scheme {
-            _ if has_twins => (handler.clone(), Vec::new()),
-            Scheme::Snapshots => {
+        let (own, kept) = match rollback {
+            None => (handler.clone(), Vec::new()),
+            Some(Scheme::Snapshots) => {
                 let twin = handler.intermediate().map(|twin| derived(resource, "intermediate", twin));
                 (handler.clone(), twin.into_iter().collect())
             }
-            Scheme::Replay if *handler.kind() == Kind::CausalConv => {
+            Some(Scheme::Replay) if *handler.kind() == Kind::CausalConv => {
                 (handler.with_candidates(speculation.positions()).map_err(unusable)?, Vec::new())
             }
-            Scheme::Replay => (handler.clone(), stash(resource, activations)?),
+            Some(Scheme::Replay) => (handler.clone(), stash(resource, activations)?),
         };
         extended.push(Resource { handler: own, ..resource.clone() });
         extended.extend(kept);

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         check_alone(&plan).map_err(|violations| drift(&format!("{file} contradicts itself"), &violations))?;
         return print(&format!(
-            "{file}: {} resources in {} pools are consistent; limits, capacity and fingerprint need --model\n",
+            "{file}: {} resources in {} pools are consistent; limits, capacity, ledger and fingerprint need --model\n",
             plan.resources.len(),
             plan.pools.len()
         ));

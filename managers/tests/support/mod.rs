@@ -100,6 +100,7 @@ impl Setup {
                 ManagerKind::KvCacheManager
             },
             limits: self.limits.clone(),
+            rollback: None,
             slots: self.slots,
             resources,
             pools,

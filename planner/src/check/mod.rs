@@ -4,6 +4,7 @@
 //! number of the plan is derived anew. Only the reading of the request (which resources a rank holds, which lengths a
 //! workload has) is shared.
 
+mod alone;
 mod capacity;
 mod host;
 mod ledger;
@@ -16,6 +17,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use alone::check_alone;
 
 use crate::{CachePlan, Fingerprint, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
 

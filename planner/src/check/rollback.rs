@@ -10,27 +10,70 @@ use crate::{CachePlan, PlanRequest, Scheme};
 type Kept = (String, u128, DType);
 
 pub(super) fn check(request: &PlanRequest<'_>, held: &Resources, plan: &CachePlan, findings: &mut Findings) {
-    let Some(speculation) = &request.budget.speculation else { return };
     // Twins that came with the model are the model's own affair.
-    if request.resources.iter().any(|resource| resource.handler.is_speculative()) {
-        return;
-    }
+    let own = request.resources.iter().any(|resource| resource.handler.is_speculative());
+    let speculation = request.budget.speculation.as_ref().filter(|_| !own);
+    findings.expect(Rule::Rollback, "rollback", plan.rollback, speculation.map(|speculation| speculation.scheme));
+    let Some(speculation) = speculation else { return };
     let positions = u128::from(speculation.draft_tokens) + 1;
-    let states = request.resources.iter().filter(|resource| resource.handler.growth() == Growth::PerSequence);
-    for (model, state) in states.filter_map(|model| Some((model, held.get(&model.name)?))) {
-        let place = format!("resources[{}]", state.name);
-        let (handler, is_conv) = (&state.handler, *state.handler.kind() == Kind::CausalConv);
-        let expected = match speculation.scheme {
-            Scheme::Snapshots => vec![(snapshot(handler.kind()).to_owned(), elements(handler), handler.dtype())],
-            Scheme::Replay if is_conv => Vec::new(),
-            Scheme::Replay => inputs(handler, request.model.dtype),
-        };
-        findings.expect(Rule::Rollback, &place, kept(plan, state), expected);
-        if speculation.scheme == Scheme::Replay && is_conv {
-            let columns = |handler: &ResourceHandler| handler.shape().last().map_or(0, |dim| u128::from(dim.size));
-            findings.expect(Rule::Rollback, place, columns(handler), columns(&model.handler) + positions);
+    for (model, state) in request.resources.iter().filter_map(|model| Some((model, held.get(&model.name)?))) {
+        if !check_state(speculation.scheme, state, request.model.dtype, plan, findings) {
+            let place = format!("resources[{}]", state.name);
+            findings.expect(Rule::Rollback, place, columns(&state.handler), columns(&model.handler) + positions);
         }
     }
+}
+
+/// The same of the plan's own resources, as far as they tell: how many columns a convolution has of its own they do not.
+pub(super) fn check_alone(resources: &Resources, plan: &CachePlan, findings: &mut Findings) {
+    let own = || resources.iter().filter(|resource| !resource.name.starts_with("draft."));
+    let Some(scheme) = plan.rollback else {
+        let drafts = plan.limits.draft_positions > 1 && own().any(|resource| is_state(&resource.handler));
+        if drafts && !own().any(|resource| resource.handler.is_speculative()) {
+            findings.add(Rule::Rollback, "rollback", "absent", "a way back for each state");
+        }
+        return;
+    };
+    for state in own() {
+        if !check_state(scheme, state, plan.model.dtype, plan, findings)
+            && (columns(&state.handler) <= plan.limits.draft_positions.into() || !state.handler.has_candidates())
+        {
+            let found = format!("{} columns", columns(&state.handler));
+            let place = format!("resources[{}]", state.name);
+            findings.add(Rule::Rollback, place, found, "its own and one for each candidate");
+        }
+    }
+}
+
+/// Whether what is kept beside a state, which is checked, is all that puts it back: a convolution that is replayed has
+/// columns for its candidates instead.
+fn check_state(
+    scheme: Scheme,
+    state: &Resource,
+    activations: DType,
+    plan: &CachePlan,
+    findings: &mut Findings,
+) -> bool {
+    let handler = &state.handler;
+    if !is_state(handler) {
+        return true;
+    }
+    let widened = scheme == Scheme::Replay && *handler.kind() == Kind::CausalConv;
+    let expected = match scheme {
+        Scheme::Snapshots => vec![(snapshot(handler.kind()).to_owned(), elements(handler), handler.dtype())],
+        Scheme::Replay if widened => Vec::new(),
+        Scheme::Replay => inputs(handler, activations),
+    };
+    findings.expect(Rule::Rollback, format!("resources[{}]", state.name), kept(plan, state), expected);
+    !widened
+}
+
+fn is_state(handler: &ResourceHandler) -> bool {
+    handler.growth() == Growth::PerSequence
+}
+
+fn columns(handler: &ResourceHandler) -> u128 {
+    handler.shape().last().map_or(0, |dim| u128::from(dim.size))
 }
 
 /// What the plan keeps at the candidate positions of a state.

@@ -2,8 +2,8 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, DeviceInfo, DeviceKind, Fingerprint, LedgerLine, PlanRequest, Rule, Source, check, explain, knobs, plan,
-    plan_ranks,
+    CachePlan, DeviceInfo, DeviceKind, Fingerprint, LedgerLine, PlanRequest, Rule, Source, check, check_alone, explain,
+    knobs, plan, plan_ranks,
 };
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
@@ -28,6 +28,7 @@ fn stages(model: &Model, draft: &Model, budget_text: &str) -> Vec<CachePlan> {
     let agreement = (ranks.stages.len() > 1).then_some(ranks.agreement);
     for (stage, plan) in (0..).zip(&ranks.stages) {
         assert_eq!(check(&PlanRequest { stage, agreement, ..request }, plan), Ok(()));
+        assert_eq!(check_alone(plan), Ok(()));
     }
     ranks.stages
 }

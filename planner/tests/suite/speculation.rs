@@ -1,7 +1,7 @@
 //! Speculative decoding: twins, stashes, and the caches of what drafts.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{CachePlan, Owner, PlanError, PlanRequest, Rule, check, plan};
+use cacheplan_planner::{CachePlan, Owner, PlanError, PlanRequest, Rule, Scheme, check, check_alone, plan};
 use cacheplan_transforms::{PassContext, ReadOptions, collect, read_model};
 use rstest::rstest;
 
@@ -10,6 +10,7 @@ use crate::common::{Model, budget, kv, nemotron_3_nano};
 fn planned(request: &PlanRequest<'_>) -> CachePlan {
     let plan = plan(request).unwrap();
     assert_eq!(check(request, &plan), Ok(()));
+    assert_eq!(check_alone(&plan), Ok(()));
     plan
 }
 
@@ -122,14 +123,35 @@ fn a_state_whose_recurrence_is_not_known_is_no_replay(#[case] model: Model, #[ca
     x.handler = ResourceHandler::new(x.handler.kind().clone(), x.handler.growth(), x.handler.shape().to_vec(), DType::F32, None).unwrap();
 })]
 #[case::a_snapshot_missing("snapshots", |plan: &mut CachePlan| plan.resources.retain(|resource| resource.name != "intermediate.conv_0"))]
+#[case::another_scheme("snapshots", |plan: &mut CachePlan| plan.rollback = Some(Scheme::Replay))]
+#[case::no_scheme("replay", |plan: &mut CachePlan| {
+    plan.rollback = None;
+    plan.resources.retain(|resource| !resource.kind.starts_with("replay."));
+})]
 fn a_state_without_a_way_back_is_found(#[case] scheme: &str, #[case] corrupt: fn(&mut CachePlan)) {
     let model = nemotron_3_nano();
     let budget = budget(&format!("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nscheme = '{scheme}'"));
     let request = model.request(&budget);
     let mut plan = planned(&request);
     corrupt(&mut plan);
-    let violations = check(&request, &plan).unwrap_err();
-    assert!(violations.iter().any(|violation| violation.rule == Rule::Rollback), "{violations:#?}");
+    for violations in [check(&request, &plan).unwrap_err(), check_alone(&plan).unwrap_err()] {
+        assert!(violations.iter().any(|violation| violation.rule == Rule::Rollback), "{violations:#?}");
+    }
+}
+
+#[test]
+fn a_convolution_without_room_for_candidates_is_found_without_the_model() {
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nscheme = 'replay'");
+    let mut plan = planned(&nemotron_3_nano().request(&budget));
+    let conv = plan.resources.iter_mut().find(|resource| resource.name == "conv_0").unwrap();
+    conv.handler = ResourceHandler::causal_conv(6144, 4, vec![4096, 1024, 1024], DType::Bf16).unwrap();
+    let violations = check_alone(&plan).unwrap_err();
+    let rollback: Vec<_> = violations.iter().filter(|violation| violation.rule == Rule::Rollback).collect();
+    assert_eq!(rollback.len(), 1, "{violations:#?}");
+    assert_eq!(
+        rollback[0].to_string(),
+        "rollback: resources[conv_0] is 3 columns, expected its own and one for each candidate"
+    );
 }
 
 #[test]
