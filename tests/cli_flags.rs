@@ -67,6 +67,22 @@ fn a_device_alone_is_a_budget_and_what_does_not_fit_says_so() {
 }
 
 #[test]
+fn a_device_by_name_has_its_nominal_memory_which_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--device-memory", "RTX-4090", "--weights", "2GB"];
+    let explained = cacheplan(&["plan", "explain"], Some(GEMMA), &flags, folder.path());
+    let notes = String::from_utf8_lossy(&explained.stderr).into_owned();
+    assert!(notes.contains("note: NVIDIA RTX 4090 (nominal) has 23.99 GiB"), "{notes}");
+    let text = stdout(&explained);
+    assert!(text.contains("NVIDIA RTX 4090 (nominal): what nvidia-smi reports for one"), "{text}");
+    let planned = plan(GEMMA, &flags);
+    let sum: u64 = planned["ledger"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, (24_564u64 << 20) * 9 / 10);
+    let shown = stdout(&cacheplan(&["config", "show", "--origin"], None, &flags, folder.path()));
+    assert!(shown.contains("default for the stated device"), "{shown}");
+}
+
+#[test]
 fn a_flag_stands_above_the_environment_that_above_the_file_and_origins_say_so() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("b.toml");
@@ -164,6 +180,7 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--pp", "2", "--ranks", "--format", "svg"], "--stage N")]
 #[case(&["--tp", "many"], "invalid value")]
 #[case(&["--memory-bytes", "-1"], "-1")]
+#[case(&["--device-memory", "h1000"], "nor a device whose memory is known: a10, a100-40gb")]
 #[case(&["--max-seq-len", "18446744073709551615"], "is not in 1..=4294967296")]
 #[case(&["--max-seq-len", "-1"], "invalid value '-1' for '--max-seq-len")]
 #[case(&["--max-batch-size", "0"], "0 is not in 1..=4294967296")]

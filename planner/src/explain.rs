@@ -460,6 +460,8 @@ impl Explainer<'_> {
                 !pools.contains(&line.name.as_str()) && !["local", "unused"].contains(&line.name.as_str())
             });
         let outside = outside.map(|line| Derivation::given(format!("less {} {}", line.name, bytes(line.bytes))));
+        let named = self.request.device.filter(|device| device.is_nominal());
+        let named = named.map(|device| Derivation::given(format!("{}: what nvidia-smi reports for one", device.name)));
         let share = f64::from(fraction);
         let device = self.request.device;
         let measured = self.request.measurement;
@@ -477,7 +479,7 @@ impl Explainer<'_> {
             ),
             _ => return None,
         };
-        Some(Derivation::new(base, outside.collect()))
+        Some(Derivation::new(base, named.into_iter().chain(outside).collect()))
     }
 }
 

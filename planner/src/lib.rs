@@ -41,6 +41,7 @@ mod compare;
 mod config;
 mod context;
 mod demand;
+mod device;
 mod diff;
 mod engines;
 mod error;
@@ -66,6 +67,7 @@ pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Obje
 pub use check::{Rule, Violation, check, check_alone};
 pub use compare::{Comparison, compare};
 pub use config::{Config, ConfigValue, Origin, Override, budget_schema, commented_budget, environment};
+pub use device::{DeviceInfo, DeviceKind, UnknownDevice};
 pub use diff::{Change, PlanDiff, Side, diff};
 pub use engines::{
     Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, MlaCache, UnknownEngine, Version, predict,
@@ -82,7 +84,7 @@ pub use plan::{
 pub use plan_file::PlanFileError;
 pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
 pub use render::comparison_table;
-pub use request::{DeviceInfo, DeviceKind, Draft, Measurement, PlanRequest, resize};
+pub use request::{Draft, Measurement, PlanRequest, resize};
 pub use size::{BadByteSize, ByteSize};
 pub use speculation::{Scheme, Speculation};
 pub use suggest::knobs;

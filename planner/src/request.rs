@@ -6,7 +6,7 @@ use cacheplan_transforms::{ModelInfo, Resources};
 use serde::{Deserialize, Serialize};
 
 use crate::speculation;
-use crate::{Agreement, Budget, CachePlan, Parallel, PlanError, Speculation, plan, ranks};
+use crate::{Agreement, Budget, CachePlan, DeviceInfo, Parallel, PlanError, Speculation, plan, ranks};
 
 /// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -82,31 +82,6 @@ impl<'a> PlanRequest<'a> {
         let drafting = of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?;
         speculation::with_draft(held.into_owned(), &drafting).map(Cow::Owned)
     }
-}
-
-/// A device, as someone who may read it described it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceInfo {
-    /// `NVIDIA H200`, `cpu`.
-    pub name: String,
-    /// All its memory, in bytes.
-    pub total_bytes: u64,
-    /// What is free before the model's weights are loaded, in bytes.
-    pub free_bytes: u64,
-    /// What sort of memory it has.
-    pub kind: DeviceKind,
-}
-
-/// What sort of memory a device has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceKind {
-    /// The host's own memory.
-    Cpu,
-    /// A GPU with memory of its own.
-    Cuda,
-    /// A GPU that shares the host's memory.
-    Integrated,
 }
 
 /// What a profiled forward showed.

@@ -1,9 +1,9 @@
 //! `cacheplan config`: the budget as it is stated, and what could be.
 
-use cacheplan::planner::{ByteSize, budget_schema, commented_budget};
+use cacheplan::planner::{budget_schema, commented_budget};
 
 use crate::commands::budget::BudgetArgs;
-use crate::commands::load::resolve;
+use crate::commands::load::OnDevice;
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -19,9 +19,8 @@ enum Command {
         #[command(flatten)]
         budget: Box<BudgetArgs>,
 
-        /// Memory of a device; 0.9 of it is divided where nothing else is stated
-        #[arg(long, value_name = "SIZE")]
-        device_memory: Option<ByteSize>,
+        #[command(flatten)]
+        device: OnDevice,
 
         /// Print every key and where its value came from
         #[arg(long)]
@@ -35,8 +34,8 @@ enum Command {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
-        Command::Show { budget, device_memory, origin } => {
-            let config = resolve(budget, device_memory.is_some())?;
+        Command::Show { budget, device, origin } => {
+            let config = device.resolve(budget)?;
             print(&if *origin { config.table() } else { config.stated() })
         }
         Command::Init => print(&commented_budget()),

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "VERSION")]
     engine_version: Option<String>,
 
-    /// Name or path that the engine loads the model by; the plan's model type where absent
+    /// Name or path that the engine loads the model by; where absent the file has <MODEL> in its place
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
 
@@ -57,7 +57,7 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let plan = read_plan(&args.plan)?;
     let serving = Serving {
-        model: args.model.clone().unwrap_or_else(|| plan.model.model_type.clone()),
+        model: args.model.clone(),
         parallel: Some(Parallel {
             tp: args.tp.unwrap_or(plan.parallel.tp),
             pp: args.pp.unwrap_or(plan.parallel.pp),
@@ -75,6 +75,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         for gap in &export.not_expressed {
             note(&format!("not expressed: {gap}"));
         }
+    }
+    if args.model.is_none() && args.to.names_model() {
+        note("the file names the model <MODEL>: replace that by the model's name or path, or state --model");
     }
     match &args.out {
         Some(path) => write(path, &text),

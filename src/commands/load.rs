@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, DeviceKind, Draft, EngineSpec, Measurement,
-    PlanRequest, environment, plan_ranks,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Draft, EngineSpec, Measurement, PlanRequest,
+    environment, plan_ranks,
 };
 use cacheplan::transforms::{
     Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect,
@@ -45,9 +45,8 @@ pub(crate) struct Reading {
 /// What a plan is for besides its model and budget.
 #[derive(clap::Args, Default)]
 pub(crate) struct Target {
-    /// Memory of the device the plan is for, such as 141GiB; 0.9 of it is divided where the budget states no [memory]
-    #[arg(long, value_name = "SIZE")]
-    device_memory: Option<ByteSize>,
+    #[command(flatten)]
+    device: OnDevice,
 
     /// Draft model, whose caches the same plan holds; needs --draft-tokens or [speculation]
     #[arg(long, value_name = "MODEL")]
@@ -56,6 +55,26 @@ pub(crate) struct Target {
     /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
     #[arg(long, value_name = "FILE")]
     measurement: Option<PathBuf>,
+}
+
+/// The device, of which only the memory is known.
+#[derive(clap::Args, Default)]
+pub(crate) struct OnDevice {
+    /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100; 0.9 of it is divided where the
+    /// budget states no [memory]
+    #[arg(long, value_name = "SIZE|DEVICE")]
+    device_memory: Option<DeviceInfo>,
+}
+
+impl OnDevice {
+    /// The budget for it; says which memory a name stands for.
+    pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<Config, Failure> {
+        if let Some(device) = self.device_memory.as_ref().filter(|device| device.is_nominal()) {
+            let size = ByteSize(device.total_bytes);
+            note(&format!("{} has {size}, as nvidia-smi reports it; state the size where yours differs", device.name));
+        }
+        resolve(budget, self.device_memory.is_some())
+    }
 }
 
 /// A model, its budget and its resources, and what they are planned for.
@@ -90,7 +109,7 @@ impl Source {
 
 impl Target {
     pub(crate) fn is_stated(&self) -> bool {
-        self.device_memory.is_some() || self.draft.is_some() || self.measurement.is_some()
+        self.device.device_memory.is_some() || self.draft.is_some() || self.measurement.is_some()
     }
 }
 
@@ -118,7 +137,7 @@ impl Reading {
 
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
     pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
-        let budget = resolve(&self.budget, target.device_memory.is_some())?.budget;
+        let budget = target.device.resolve(&self.budget)?.budget;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let mut model = self.open(model)?;
         if let (Some(stated), Some(longest)) = (budget.max_seq_len, model.info.max_position_embeddings)
@@ -135,7 +154,7 @@ impl Reading {
             Ok((draft.info, resources))
         });
         let draft = draft.transpose()?;
-        let device = target.device_memory.map(stated_device);
+        let device = target.device.device_memory.clone();
         Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement })
     }
 }
@@ -207,7 +226,7 @@ fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> 
 }
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
-pub(crate) fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
+fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     let path = args.budget.as_deref();
     let text = path.map(read).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
@@ -242,9 +261,4 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
 
 fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
     serde_json::from_str(&read(path)?).map_err(|error| in_file(path, error))
-}
-
-/// A GPU of which only the memory is known, all of it free.
-fn stated_device(memory: ByteSize) -> DeviceInfo {
-    DeviceInfo { name: "stated".into(), total_bytes: memory.0, free_bytes: memory.0, kind: DeviceKind::Cuda }
 }

@@ -41,6 +41,10 @@ impl<'a> Input<'a> {
         Err(ExportError::Damaged(damage))
     }
 
+    pub(super) fn model(&self) -> &str {
+        self.serving.model.as_deref().unwrap_or("<MODEL>")
+    }
+
     /// The model's own caches, without those of a draft model.
     pub(super) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
         self.plan.resources.iter().filter(|resource| !resource.name.starts_with("draft."))

@@ -23,8 +23,8 @@ pub use target::Target;
 /// What is served, as far as a plan does not say it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
-    /// The name or path that the engine loads the model by.
-    pub model: String,
+    /// The name or path that the engine loads the model by; where absent the file has `<MODEL>` in its place.
+    pub model: Option<String>,
     /// The groups of ranks, of which the plan is that of one rank; the plan's own where absent.
     pub parallel: Option<Parallel>,
     /// Host memory that one rank offloads caches to, in bytes.

@@ -13,7 +13,7 @@ pub(super) fn render(
     not_expressed: &[String],
     input: &Input<'_>,
 ) -> String {
-    let model = &input.serving.model;
+    let model = input.model();
     let (usage, body) = match target {
         Target::EdgeLlm => {
             return format!("{:#}\n", nested(settings));
@@ -103,7 +103,7 @@ fn dynamo(target: Target, settings: &[Setting], input: &Input<'_>) -> String {
         Target::DynamoTensorRtLlm => ("trtllm", "dynamo.trtllm", "--model"),
         _ => ("vllm", "dynamo.vllm", "--model"),
     };
-    let mut args = vec![Entry::item(format!("{model_flag}={}", input.serving.model))];
+    let mut args = vec![Entry::item(format!("{model_flag}={}", input.model()))];
     if target == Target::DynamoTensorRtLlm {
         // Its worker takes the engine's arguments as one object.
         let sources: Vec<String> =

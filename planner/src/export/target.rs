@@ -125,7 +125,14 @@ impl Target {
         let memory = tier.map(|bytes| {
             format!("the pod's memory limit and /dev/shm: both must exceed {bytes} bytes for each rank in it")
         });
-        image.into_iter().chain(memory).collect()
+        let model = serving.model.is_none() && self.names_model();
+        let model = model.then(|| "which model it is: replace <MODEL> by its name or path".into());
+        model.into_iter().chain(image).chain(memory).collect()
+    }
+
+    /// Whether the file itself says which model is served; other files stand beside a command that does.
+    pub const fn names_model(self) -> bool {
+        !matches!(self, Self::Vllm | Self::TensorRtLlm | Self::EdgeLlm)
     }
 
     fn dialect(self) -> &'static Dialect {

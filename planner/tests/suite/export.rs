@@ -29,7 +29,7 @@ fn windowed() -> CachePlan {
 }
 
 fn serving() -> Serving {
-    Serving { model: "org/Hybrid-30B".into(), ..Serving::default() }
+    Serving { model: Some("org/Hybrid-30B".into()), ..Serving::default() }
 }
 
 fn newest(plan: &CachePlan, target: Target) -> Export {
@@ -90,7 +90,8 @@ fn every_file_reads_back_as_the_values_that_it_is_said_to_have(
 ) {
     let plan = if which == "hybrid" { hybrid() } else { windowed() };
     let parallel = Parallel { tp, ..Parallel::default() };
-    let serving = Serving { model: "it's a/model: 1".into(), parallel: Some(parallel), host_bytes: Some(HOST_BYTES) };
+    let serving =
+        Serving { model: Some("it's a/model: 1".into()), parallel: Some(parallel), host_bytes: Some(HOST_BYTES) };
     for target in Target::ALL.into_iter().filter(|target| which == "hybrid" || *target != Target::EdgeLlm) {
         for version in target.versions() {
             let plan = if target == Target::EdgeLlm { half_hybrid() } else { plan.clone() };
@@ -206,7 +207,7 @@ fn a_key_that_a_version_lacks_is_said_to_be_missing() {
 
 #[test]
 fn a_name_that_breaks_lines_stays_in_its_place() {
-    let serving = Serving { model: "a\nkv-cache-memory-bytes: 1\rb".into(), ..Serving::default() };
+    let serving = Serving { model: Some("a\nkv-cache-memory-bytes: 1\rb".into()), ..Serving::default() };
     for target in [Target::Vllm, Target::TensorRtLlm, Target::Ray] {
         let mut export = export(&windowed(), target, None, &serving).unwrap();
         let hostile = arguments(target, &export);
@@ -215,6 +216,30 @@ fn a_name_that_breaks_lines_stays_in_its_place() {
     }
     let script = export(&windowed(), Target::Sglang, None, &serving).unwrap().text;
     assert!(words_of_a_shell(&script).contains(&"a".to_owned()), "one word, on two lines: {script}");
+}
+
+/// A model's type loads nothing; a name that no engine takes for a model's is seen at once.
+#[rstest]
+fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, false)] stated: bool) {
+    let name = if stated { "org/Hybrid-30B" } else { "<MODEL>" };
+    let serving = if stated { serving() } else { Serving::default() };
+    for target in Target::ALL.into_iter().filter(|target| target.names_model()) {
+        let export = export(&hybrid(), target, None, &serving).unwrap();
+        let values = match target {
+            Target::Sglang => words_of_a_shell(&export.text).join("\n"),
+            _ => yaml(&export).to_string(),
+        };
+        assert!(values.contains(name) && !values.contains("nemotron_h"), "{target}: {values}");
+        let said = export.not_expressed.iter().any(|gap| gap.contains("replace <MODEL>"));
+        assert_eq!(said, !stated, "{target}: {:?}", export.not_expressed);
+    }
+    let vllm = export(&hybrid(), Target::Vllm, None, &serving).unwrap();
+    let usage = if stated {
+        format!("# vllm serve {name} --config FILE")
+    } else {
+        format!("# vllm serve '{name}' --config FILE")
+    };
+    assert!(vllm.text.contains(&usage), "{}", vllm.text);
 }
 
 #[test]
