@@ -187,6 +187,73 @@ fn a_failed_save_leaves_the_old_snapshot() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left lying about");
 }
 
+/// Names in a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_save_removes_what_saves_that_were_cut_off_have_left_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join("cache.0123456789abcdef.partial");
+    let running = folder.path().join("cache.fedcba9876543210.partial");
+    let others = ["cache.mine.partial", "cache.b.0123456789abcdef.partial", "cachet.0123456789abcdef.partial"];
+    for path in [&left, &running].into_iter().cloned().chain(others.map(|name| folder.path().join(name))) {
+        fs::write(path, "half a snapshot").unwrap();
+    }
+    let writer = fs::File::open(&running).unwrap();
+    writer.lock().unwrap();
+    saved(&folder.path().join("cache"));
+    let mut expected = vec!["cache", "cache.fedcba9876543210.partial"];
+    expected.extend(others);
+    expected.sort_unstable();
+    assert_eq!(names(folder.path()), expected);
+}
+
+#[test]
+fn saves_to_one_path_at_once_do_not_mix() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let h = saved(&path);
+    let mut others = 0;
+    let meanwhile = |unit: Saved, bytes: &mut Vec<u8>| {
+        others += 1;
+        h.tree.save(&path, &shape(), payload).unwrap();
+        payload(unit, bytes)
+    };
+    h.tree.save(&path, &shape(), meanwhile).unwrap();
+    assert!(others > 3);
+    assert_eq!(names(folder.path()), ["cache"]);
+    restore(&path, &shape(), usize::MAX).2.unwrap();
+}
+
+#[test]
+fn a_path_that_names_no_file_is_an_error() {
+    let h = Harness::new(config(), 16, 4);
+    for path in ["/", ".."] {
+        assert!(matches!(h.tree.save(Path::new(path), &shape(), payload), Err(SnapshotError::Io { .. })));
+    }
+}
+
+#[test]
+fn a_tree_that_was_saved_while_it_was_read_comes_back_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let mut h = Harness::new(config(), 64, 8);
+    h.insert(&[1, 2]);
+    h.insert(&[1, 2, 3, 4]);
+    // The second lock stops at what the first one holds, which is the older then.
+    let receipts = [h.lock(&[1, 2]), h.lock(&[1, 2, 3, 4])];
+    h.tree.save(&path, &shape(), payload).unwrap();
+    receipts.into_iter().for_each(|receipt| h.unlock(receipt));
+    let (tree, _, result) = restore(&path, &shape(), usize::MAX);
+    result.unwrap();
+    assert_eq!(tree.usage(), h.tree.usage());
+}
+
 #[test]
 fn a_tree_in_use_is_not_restored_over() {
     let folder = tempfile::tempdir().unwrap();
