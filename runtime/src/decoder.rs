@@ -73,7 +73,8 @@ impl Block {
 }
 
 impl Decoder {
-    /// A decoder over `embedding` `[vocab_size, hidden]`, which is the vocabulary projection too if it is tied.
+    /// A decoder over `embedding` `[vocab_size, hidden]`, which is the vocabulary projection too if it is tied and the
+    /// checkpoint has no other: some architectures are never tied, whatever their configs say.
     pub(crate) fn new(
         embedding: Tensor,
         blocks: Vec<Block>,
@@ -81,11 +82,12 @@ impl Decoder {
         weights: &Weights,
         tied: bool,
     ) -> Result<Self, RuntimeError> {
-        let lm_head = if tied {
+        let stored = weights.scope("lm_head");
+        let lm_head = if tied && !stored.stores("weight") {
             Linear::new(embedding.clone(), None)
         } else {
             let (vocab_size, hidden) = embedding.dims2()?;
-            Linear::load(&weights.scope("lm_head"), hidden, vocab_size, false)?
+            Linear::load(&stored, hidden, vocab_size, false)?
         };
         Ok(Self { embedding, blocks, norm, lm_head, embedding_scale: 1.0, logit_scale: 1.0, logit_softcap: None })
     }

@@ -12,8 +12,8 @@ use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::generate::Request;
 use crate::layers::{
-    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Shape, Mixer, Mlp, MlpShape, Moe, RmsNorm, Routing,
-    TokenShift,
+    Activation, Attention, AttentionShape, CausalConv, Linear, Mamba2, Mamba2Shape, Mixer, Mlp, MlpShape, Moe, RmsNorm,
+    Routing, TokenShift,
 };
 use crate::session::{Session, SessionOptions};
 use crate::weights::{Scope, Weights};
@@ -34,8 +34,10 @@ const MAMBA2: Mamba2Shape = Mamba2Shape {
     d_state: 16,
     n_groups: 2,
     d_conv: 4,
+    activation: Activation::Silu,
     conv_bias: true,
-    proj_bias: false,
+    in_bias: false,
+    out_bias: false,
     norm_eps: NORM_EPS as f32,
     gate: GateOrder::GateThenNorm,
     dt_limit: (0.0, f32::INFINITY),
@@ -156,9 +158,11 @@ fn mixer(kind: Layer, layer: u32, weights: &Scope<'_>) -> Result<Box<dyn Mixer>,
             experts: (0..EXPERTS).map(|i| Mlp::load_plain(&weights.enter(i), MLP)).collect::<Result<_, _>>()?,
             shared: None,
         }),
-        Layer::TokenShift => {
-            Box::new(TokenShift { layer, mix: weights.get("mix", (2, HIDDEN))?, mlp: Mlp::load_plain(weights, MLP)? })
-        }
+        Layer::TokenShift => Box::new(TokenShift {
+            layer,
+            mix: CausalConv::new(weights.get("mix", (2, HIDDEN))?),
+            mlp: Mlp::load_plain(weights, MLP)?,
+        }),
     };
     Ok(mixer)
 }

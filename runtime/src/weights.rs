@@ -282,16 +282,23 @@ impl<'a> Scope<'a> {
         self.weights.get(&self.full_name(name), shape)
     }
 
+    /// Whether the files have a tensor called `name` in this scope.
+    pub(crate) fn stores(&self, name: &str) -> bool {
+        match &self.weights.source {
+            Source::Files(files) => files.tensors.contains_key(&self.full_name(name)),
+            Source::Invented => false,
+        }
+    }
+
     /// The tensor called `bias`, which must be `len` long, if the config states one.
     ///
     /// # Errors
     /// As [`Weights::get`]; [`WeightError::Unstated`].
     pub(crate) fn bias(&self, stated: bool, len: usize) -> Result<Option<Tensor>> {
-        let name = self.full_name("bias");
-        match &self.weights.source {
-            Source::Files(files) if !stated && files.tensors.contains_key(&name) => Err(WeightError::Unstated { name }),
-            _ => stated.then(|| self.weights.get(&name, len)).transpose(),
+        if !stated && self.stores("bias") {
+            return Err(WeightError::Unstated { name: self.full_name("bias") });
         }
+        stated.then(|| self.get("bias", len)).transpose()
     }
 
     fn full_name(&self, name: impl std::fmt::Display) -> String {

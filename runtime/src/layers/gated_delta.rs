@@ -1,12 +1,10 @@
 //! The gated delta net: projections, causal convolution, delta rule with a decay per head, gated norm, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{
-    Activation, Decay, GateOrder, LinearAttention, causal_conv1d, gated_rms_norm, linear_attention,
-};
+use cacheplan_kernels::{Decay, GateOrder, LinearAttention, gated_rms_norm, linear_attention};
 use candle_core::{DType, Tensor};
 
-use super::{Linear, Mixer, conv_weight, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, softplus};
 use crate::error::RuntimeError;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -16,8 +14,7 @@ use crate::weights::Scope;
 pub(crate) struct GatedDelta {
     layer: u32,
     projections: GatedDeltaProjections,
-    /// `[d_conv, conv_dim]`.
-    conv_weight: Tensor,
+    conv: CausalConv,
     /// `-exp(A_log)` in f32, `[value_heads]`.
     rate: Tensor,
     dt_bias: Tensor,
@@ -49,6 +46,8 @@ pub(crate) struct GatedDeltaShape {
     pub(crate) key_dim: usize,
     pub(crate) value_dim: usize,
     pub(crate) d_conv: usize,
+    /// What follows the convolution.
+    pub(crate) activation: Activation,
     pub(crate) norm_eps: f32,
 }
 
@@ -73,10 +72,12 @@ impl GatedDelta {
         projections: GatedDeltaProjections,
     ) -> Result<Self, RuntimeError> {
         let a_log = weights.get("A_log", shape.value_heads)?.to_dtype(DType::F32)?;
+        let channels = 2 * shape.keys() + shape.values();
         Ok(Self {
             layer,
             projections,
-            conv_weight: conv_weight(&weights.enter("conv1d"), 2 * shape.keys() + shape.values(), shape.d_conv)?,
+            conv: CausalConv::load(&weights.enter("conv1d"), channels, shape.d_conv, false)?
+                .with_activation(shape.activation),
             rate: a_log.exp()?.neg()?,
             dt_bias: weights.get("dt_bias", shape.value_heads)?.to_dtype(DType::F32)?,
             norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
@@ -90,9 +91,7 @@ impl Mixer for GatedDelta {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
         let (keys, values) = (self.shape.keys(), self.shape.values());
-        let conv = step.state(self.layer, &Kind::CausalConv)?;
-        let qkv = qkv.forward(x)?;
-        let qkv = causal_conv1d(&qkv, &self.conv_weight, None, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+        let qkv = self.conv.forward(&qkv.forward(x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         let a = a.forward(x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&a)?.broadcast_mul(&self.rate)?;
         let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;

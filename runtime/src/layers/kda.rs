@@ -1,10 +1,10 @@
 //! Kimi delta attention: a delta rule whose decay is one per key channel.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Activation, Decay, LinearAttention, causal_conv1d, linear_attention};
+use cacheplan_kernels::{Decay, LinearAttention, linear_attention};
 use candle_core::{DType, Tensor};
 
-use super::{Linear, Mixer, RmsNorm, conv_weight, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, softplus};
 use crate::error::RuntimeError;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -14,8 +14,7 @@ use crate::weights::Scope;
 pub(crate) struct Kda {
     layer: u32,
     qkv: [Linear; 3],
-    /// `[d_conv, 3 · heads · head_dim]`.
-    conv_weight: Tensor,
+    conv: CausalConv,
     /// The decay, through a narrow layer.
     forget: [Linear; 2],
     /// `-exp(A_log)` in f32, `[heads, 1]`.
@@ -36,16 +35,18 @@ pub(crate) struct KdaShape {
     pub(crate) heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) d_conv: usize,
+    /// What follows the convolution.
+    pub(crate) activation: Activation,
     pub(crate) norm_eps: f64,
 }
 
 impl Kda {
     /// Reads the mixer of absolute layer `layer`.
     pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape) -> Result<Self, RuntimeError> {
-        let KdaShape { hidden, heads, head_dim, d_conv, norm_eps } = shape;
+        let KdaShape { hidden, heads, head_dim, d_conv, activation, norm_eps } = shape;
         let channels = heads * head_dim;
         let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);
-        let conv = |name: &str| conv_weight(&weights.enter(name), channels, d_conv);
+        let conv = |name: &str| CausalConv::load(&weights.enter(name), channels, d_conv, false);
         let a_log = weights.get("A_log", (1, 1, heads, 1))?.to_dtype(DType::F32)?;
         Ok(Self {
             layer,
@@ -54,7 +55,8 @@ impl Kda {
                 linear("k_proj", hidden, channels)?,
                 linear("v_proj", hidden, channels)?,
             ],
-            conv_weight: Tensor::cat(&[conv("q_conv1d")?, conv("k_conv1d")?, conv("v_conv1d")?], 1)?,
+            conv: CausalConv::beside(&[conv("q_conv1d")?, conv("k_conv1d")?, conv("v_conv1d")?])?
+                .with_activation(activation),
             forget: [linear("f_a_proj", hidden, head_dim)?, linear("f_b_proj", head_dim, channels)?],
             rate: a_log.exp()?.neg()?.reshape((heads, 1))?,
             dt_bias: weights.get("dt_bias", channels)?.to_dtype(DType::F32)?,
@@ -74,8 +76,7 @@ impl Mixer for Kda {
         let through = |[a, b]: &[Linear; 2]| b.forward(&a.forward(x)?);
         let [q, k, v] = &self.qkv;
         let qkv = Tensor::cat(&[q.forward(x)?, k.forward(x)?, v.forward(x)?], 1)?;
-        let conv = step.state(self.layer, &Kind::CausalConv)?;
-        let qkv = causal_conv1d(&qkv, &self.conv_weight, None, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+        let qkv = self.conv.forward(&qkv, &step.state(self.layer, &Kind::CausalConv)?)?;
         let forget = through(&self.forget)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&forget)?.reshape((tokens, heads, head_dim))?.broadcast_mul(&self.rate)?;
         let decay = decay.reshape((tokens, channels))?;

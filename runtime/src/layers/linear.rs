@@ -36,6 +36,11 @@ impl Linear {
         self.weight.dims()[0]
     }
 
+    /// The same projection with `change` `[outputs, inputs]` added to its weight.
+    pub(crate) fn plus(self, change: &Tensor) -> candle_core::Result<Self> {
+        Ok(Self { weight: (self.weight + change)?, ..self })
+    }
+
     /// The same projection with each output multiplied by `factor`.
     pub(crate) fn scaled(self, factor: f64) -> candle_core::Result<Self> {
         if factor == 1.0 {

@@ -1,10 +1,10 @@
 //! The Mamba-1 mixer: projection, causal convolution, selective scan, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Activation, ScanInput, TimeStep, causal_conv1d, mamba1_scan};
+use cacheplan_kernels::{ScanInput, TimeStep, mamba1_scan};
 use candle_core::{DType, Tensor};
 
-use super::{Linear, Mixer, RmsNorm, conv_weight};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm};
 use crate::error::RuntimeError;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -14,9 +14,7 @@ use crate::weights::Scope;
 pub(crate) struct Mamba1 {
     layer: u32,
     in_proj: Linear,
-    /// `[d_conv, d_inner]`.
-    conv_weight: Tensor,
-    conv_bias: Option<Tensor>,
+    conv: CausalConv,
     x_proj: Linear,
     /// Norms of the time step's low-rank form, of B and of C.
     selection_norms: Option<[RmsNorm; 3]>,
@@ -37,6 +35,8 @@ pub(crate) struct Mamba1Shape {
     pub(crate) d_state: usize,
     pub(crate) d_conv: usize,
     pub(crate) dt_rank: usize,
+    /// What follows the convolution; the gate's is SiLU.
+    pub(crate) activation: Activation,
     pub(crate) conv_bias: bool,
     pub(crate) proj_bias: bool,
 }
@@ -44,14 +44,13 @@ pub(crate) struct Mamba1Shape {
 impl Mamba1 {
     /// Reads the mixer of absolute layer `layer`.
     pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba1Shape) -> Result<Self, RuntimeError> {
-        let Mamba1Shape { hidden, d_inner, d_state, d_conv, dt_rank, conv_bias, proj_bias } = shape;
-        let (conv, dt) = (weights.enter("conv1d"), weights.enter("dt_proj"));
+        let Mamba1Shape { hidden, d_inner, d_state, d_conv, dt_rank, activation, conv_bias, proj_bias } = shape;
+        let dt = weights.enter("dt_proj");
         let a_log = weights.get("A_log", (d_inner, d_state))?.to_dtype(DType::F32)?;
         Ok(Self {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 2 * d_inner, proj_bias)?,
-            conv_weight: conv_weight(&conv, d_inner, d_conv)?,
-            conv_bias: conv.bias(conv_bias, d_inner)?,
+            conv: CausalConv::load(&weights.enter("conv1d"), d_inner, d_conv, conv_bias)?.with_activation(activation),
             x_proj: Linear::load(&weights.enter("x_proj"), d_inner, dt_rank + 2 * d_state, false)?,
             selection_norms: None,
             // The scan adds the bias.
@@ -75,9 +74,7 @@ impl Mixer for Mamba1 {
         let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
         let projected = self.in_proj.forward(x)?;
         let (x, z) = (projected.narrow(1, 0, d_inner)?, projected.narrow(1, d_inner, d_inner)?);
-        let conv = step.state(self.layer, &Kind::CausalConv)?;
-        let bias = self.conv_bias.as_ref();
-        let x = causal_conv1d(&x, &self.conv_weight, bias, Activation::Silu, conv.pool, &conv.view, &conv.batch)?;
+        let x = self.conv.forward(&x, &step.state(self.layer, &Kind::CausalConv)?)?;
 
         let selection = self.x_proj.forward(&x)?;
         let mut dt = selection.narrow(1, 0, dt_rank)?;

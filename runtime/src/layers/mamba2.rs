@@ -1,12 +1,12 @@
 //! The Mamba-2 mixer: projection, causal convolution, state space scan, gated norm, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, ScanInput, TimeStep, causal_conv1d, gated_rms_norm, mamba2_scan};
+use cacheplan_kernels::{GateOrder, ScanInput, TimeStep, gated_rms_norm, mamba2_scan};
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Linear, Mixer, conv_weight};
+use super::{Activation, CausalConv, Linear, Mixer};
 use crate::error::{ConfigError, RuntimeError};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -16,9 +16,7 @@ use crate::weights::Scope;
 pub(crate) struct Mamba2 {
     layer: u32,
     in_proj: Linear,
-    /// `[d_conv, conv_dim]`.
-    conv_weight: Tensor,
-    conv_bias: Option<Tensor>,
+    conv: CausalConv,
     /// `-exp(A_log)` in f32, `[heads]`.
     a: Tensor,
     d: Tensor,
@@ -37,8 +35,11 @@ pub(crate) struct Mamba2Shape {
     pub(crate) d_state: usize,
     pub(crate) n_groups: usize,
     pub(crate) d_conv: usize,
+    /// What follows the convolution.
+    pub(crate) activation: Activation,
     pub(crate) conv_bias: bool,
-    pub(crate) proj_bias: bool,
+    pub(crate) in_bias: bool,
+    pub(crate) out_bias: bool,
     pub(crate) norm_eps: f32,
     pub(crate) gate: GateOrder,
     /// Bounds of the time step, as [`dt_limit`] reads them.
@@ -59,7 +60,8 @@ pub(crate) struct Mamba2Config {
 }
 
 impl Mamba2Config {
-    pub(crate) fn shape(&self, hidden: usize, norm_eps: f64, gate: GateOrder) -> Mamba2Shape {
+    /// `activation` follows the convolution; the gate's is SiLU in all of them.
+    pub(crate) fn shape(&self, hidden: usize, activation: Activation, norm_eps: f64, gate: GateOrder) -> Mamba2Shape {
         Mamba2Shape {
             hidden,
             heads: self.mamba_n_heads,
@@ -68,7 +70,9 @@ impl Mamba2Config {
             n_groups: self.mamba_n_groups,
             d_conv: self.mamba_d_conv,
             conv_bias: self.mamba_conv_bias,
-            proj_bias: self.mamba_proj_bias,
+            activation,
+            in_bias: self.mamba_proj_bias,
+            out_bias: self.mamba_proj_bias,
             norm_eps: norm_eps as f32,
             gate,
             dt_limit: dt_limit(self.time_step_limit.as_ref()),
@@ -95,13 +99,12 @@ impl Mamba2 {
             return Err(ConfigError::Unsupported { key: "n_groups", found, known }.into());
         }
         let (d_inner, conv_dim) = (shape.d_inner(), shape.conv_dim());
-        let conv = weights.enter("conv1d");
         let a_log = weights.get("A_log", heads)?.to_dtype(DType::F32)?;
         Ok(Self {
             layer,
-            in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, shape.proj_bias)?,
-            conv_weight: conv_weight(&conv, conv_dim, d_conv)?,
-            conv_bias: conv.bias(shape.conv_bias, conv_dim)?,
+            in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, shape.in_bias)?,
+            conv: CausalConv::load(&weights.enter("conv1d"), conv_dim, d_conv, shape.conv_bias)?
+                .with_activation(shape.activation),
             a: a_log.exp()?.neg()?,
             d: weights.get("D", heads)?,
             dt_bias: weights.get("dt_bias", heads)?,
@@ -109,7 +112,7 @@ impl Mamba2 {
                 GateOrder::GateOnly => Tensor::ones(d_inner, DType::F32, a_log.device())?,
                 GateOrder::GateThenNorm | GateOrder::NormThenGate => weights.enter("norm").get("weight", d_inner)?,
             },
-            out_proj: Linear::load(&weights.enter("out_proj"), d_inner, hidden, shape.proj_bias)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), d_inner, hidden, shape.out_bias)?,
             shape,
         })
     }
@@ -133,10 +136,7 @@ impl Mixer for Mamba2 {
         let xbc = projected.narrow(1, d_inner, conv_dim)?;
         let dt = projected.narrow(1, d_inner + conv_dim, heads)?;
 
-        let conv = step.state(self.layer, &Kind::CausalConv)?;
-        let silu = cacheplan_kernels::Activation::Silu;
-        let bias = self.conv_bias.as_ref();
-        let xbc = causal_conv1d(&xbc, &self.conv_weight, bias, silu, conv.pool, &conv.view, &conv.batch)?;
+        let xbc = self.conv.forward(&xbc, &step.state(self.layer, &Kind::CausalConv)?)?;
         let x = xbc.narrow(1, 0, d_inner)?;
         let b = xbc.narrow(1, d_inner, bc)?;
         let c = xbc.narrow(1, d_inner + bc, bc)?;

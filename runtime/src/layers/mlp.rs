@@ -13,18 +13,25 @@ use crate::weights::{Scope, WeightError};
 pub(crate) enum Activation {
     #[serde(alias = "swish")]
     Silu,
+    Relu,
     Relu2,
     Gelu,
+    #[serde(alias = "gelu_new", alias = "gelu_fast")]
     GeluPytorchTanh,
+    QuickGelu,
+    Tanh,
 }
 
 impl Activation {
     pub(crate) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
         match self {
             Self::Silu => x.silu(),
+            Self::Relu => x.relu(),
             Self::Relu2 => x.relu()?.sqr(),
             Self::Gelu => x.gelu_erf(),
             Self::GeluPytorchTanh => x.gelu(),
+            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
+            Self::Tanh => x.tanh(),
         }
     }
 }
@@ -82,12 +89,12 @@ impl Mlp {
 
     /// `down(act(gate(x)) · up(x))`.
     pub(crate) fn gated(gate: Linear, up: Linear, down: Linear, activation: Activation) -> candle_core::Result<Self> {
-        Ok(Self { inner: Inner::Gated(Linear::stacked(&[gate, up])?, activation), down })
+        Ok(Self::fused(Linear::stacked(&[gate, up])?, down, activation))
     }
 
-    /// A gated layer whose `gate_up` `[2 · intermediate, hidden]` holds the gate's rows first.
-    pub(crate) fn fused(gate_up: Tensor, down: Tensor, activation: Activation) -> Self {
-        Self { inner: Inner::Gated(Linear::new(gate_up, None), activation), down: Linear::new(down, None) }
+    /// A gated layer whose `gate_up` gives the gate first.
+    pub(crate) fn fused(gate_up: Linear, down: Linear, activation: Activation) -> Self {
+        Self { inner: Inner::Gated(gate_up, activation), down }
     }
 
     /// The clamped and shifted SwiGLU of gpt-oss, of one projection to gate and up.

@@ -1,6 +1,7 @@
 //! What decoders are made of.
 
 mod attention;
+mod conv;
 mod gated_delta;
 mod kda;
 mod lightning;
@@ -16,6 +17,7 @@ mod short_conv;
 mod token_shift;
 
 pub(crate) use attention::{Attention, AttentionShape};
+pub(crate) use conv::CausalConv;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaShape};
 pub(crate) use kda::{Kda, KdaShape};
 pub(crate) use lightning::Lightning;
@@ -34,7 +36,6 @@ use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 use crate::step::Step;
-use crate::weights::Scope;
 
 /// What stands between a norm and the residual sum.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
@@ -46,12 +47,6 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
 fn softplus(x: &Tensor) -> candle_core::Result<Tensor> {
     let tail = (x.abs()?.neg()?.exp()? + 1.0)?.log()?;
     x.relu()? + tail
-}
-
-/// A depthwise convolution's weight as checkpoints store it, `[channels, 1, d_conv]`, in the kernels' order
-/// `[d_conv, channels]`.
-fn conv_weight(weights: &Scope<'_>, channels: usize, d_conv: usize) -> Result<Tensor, RuntimeError> {
-    Ok(weights.get("weight", (channels, 1, d_conv))?.squeeze(1)?.t()?.contiguous()?)
 }
 
 /// Mixers over the same input, their outputs summed.

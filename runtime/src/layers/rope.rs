@@ -9,19 +9,22 @@ use crate::error::{ConfigError, RuntimeError};
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct RopeConfig {
     rope_theta: Option<f32>,
-    partial_rotary_factor: Option<f32>,
+    partial_rotary_factor: Option<f64>,
     rope_scaling: Option<RopeParameters>,
     rope_parameters: Option<RopeParameters>,
     max_position_embeddings: Option<usize>,
+    /// Phi and those that follow it state this beside the parameters; it goes before theirs.
+    original_max_position_embeddings: Option<usize>,
 }
 
 /// One set of rope parameters; models whose layers differ have several.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct RopeParameters {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The same by an older name; some configs state both.
+    r#type: Option<String>,
     rope_theta: Option<f32>,
-    partial_rotary_factor: Option<f32>,
+    partial_rotary_factor: Option<f64>,
     factor: Option<f32>,
     low_freq_factor: Option<f32>,
     high_freq_factor: Option<f32>,
@@ -35,23 +38,53 @@ pub(crate) struct RopeParameters {
 }
 
 impl RopeConfig {
-    /// The embedding of heads of `head_dim` elements.
+    /// The embedding of heads of `head_dim` elements, all of which are rotated.
     pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
-        let mut parameters = self.rope_parameters.clone().or_else(|| self.rope_scaling.clone()).unwrap_or_default();
-        parameters.rope_theta = parameters.rope_theta.or(self.rope_theta);
-        parameters.partial_rotary_factor = parameters.partial_rotary_factor.or(self.partial_rotary_factor);
+        let parameters = self.parameters();
+        if let Some(share) = parameters.partial_rotary_factor.filter(|&share| share != 1.0) {
+            let (found, known) = (share.to_string(), "1 only for this architecture");
+            return Err(ConfigError::Unsupported { key: "partial_rotary_factor", found, known }.into());
+        }
         parameters.rope(head_dim, self.max_position_embeddings)
     }
 
-    /// The same for a model that rotates this share of each head where its config does not say.
-    pub(crate) fn rotating(&self, share: f32) -> Self {
-        Self { partial_rotary_factor: self.partial_rotary_factor.or(Some(share)), ..self.clone() }
+    /// The same for a model that rotates a share of each head, `share` where its config does not say.
+    pub(crate) fn partial_rope(&self, head_dim: usize, share: f64) -> Result<Rope, RuntimeError> {
+        let mut parameters = self.parameters();
+        parameters.partial_rotary_factor.get_or_insert(share);
+        parameters.rope(head_dim, self.max_position_embeddings)
     }
 
-    /// The factor that yarn puts on attention scores besides the one on the embedding; 1 without yarn.
+    /// For a model whose base is `theta` where its config does not say.
+    pub(crate) fn with_default_theta(&self, theta: f32) -> Self {
+        Self { rope_theta: self.rope_theta.or(Some(theta)), ..self.clone() }
+    }
+
+    /// Whether the config says more than a base.
+    pub(crate) fn has_parameters(&self) -> bool {
+        self.stated().is_some()
+    }
+
+    fn stated(&self) -> Option<&RopeParameters> {
+        self.rope_scaling.as_ref().or(self.rope_parameters.as_ref())
+    }
+
+    fn parameters(&self) -> RopeParameters {
+        let stated = self.stated().cloned().unwrap_or_default();
+        RopeParameters {
+            rope_theta: stated.rope_theta.or(self.rope_theta),
+            partial_rotary_factor: stated.partial_rotary_factor.or(self.partial_rotary_factor),
+            original_max_position_embeddings: self
+                .original_max_position_embeddings
+                .or(stated.original_max_position_embeddings),
+            ..stated
+        }
+    }
+
+    /// The factor that DeepSeek puts on attention scores besides the one on the embedding; 1 where nothing is scaled.
     pub(crate) fn yarn_score_factor(&self) -> f64 {
-        let parameters = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
-        let magnitude = parameters.filter(|p| p.rope_type.as_deref() == Some("yarn")).and_then(|p| {
+        let parameters = self.stated();
+        let magnitude = parameters.filter(|p| p.rope_type() != "default").and_then(|p| {
             let all_dim = p.mscale_all_dim.filter(|&all_dim| all_dim != 0.0)?;
             Some(f64::from(yarn_magnitude(p.factor?, all_dim)))
         });
@@ -60,15 +93,19 @@ impl RopeConfig {
 }
 
 impl RopeParameters {
-    /// Parameters that state a base and nothing else.
-    pub(crate) fn with_theta(rope_theta: f32) -> Self {
-        Self { rope_theta: Some(rope_theta), ..Self::default() }
+    /// For layers whose base is `theta` where their parameters do not say.
+    pub(crate) fn with_default_theta(self, theta: f32) -> Self {
+        Self { rope_theta: self.rope_theta.or(Some(theta)), ..self }
+    }
+
+    fn rope_type(&self) -> &str {
+        self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
     }
 
     /// The embedding of heads of `head_dim` elements, halves paired.
     pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
-        let rotary_dim = (head_dim as f32 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
+        let rotary_dim = (head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
         Ok(Rope::new(theta, rotary_dim, RopeLayout::Neox, &self.scaling(max_position)?)?)
     }
 
@@ -76,9 +113,10 @@ impl RopeParameters {
         let factor = || self.factor.ok_or(ConfigError::Missing { key: "rope_parameters.factor" });
         let original_max_position = || {
             self.original_max_position_embeddings
+                .or(max_position)
                 .ok_or(ConfigError::Missing { key: "rope_parameters.original_max_position_embeddings" })
         };
-        match self.rope_type.as_deref().unwrap_or("default") {
+        match self.rope_type() {
             "default" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear(factor()?)),
             "llama3" => Ok(RopeScaling::Llama3 {
@@ -93,7 +131,7 @@ impl RopeParameters {
             }),
             "yarn" => Ok(RopeScaling::Yarn {
                 factor: factor()?,
-                original_max_position: original_max_position().or_else(|missing| max_position.ok_or(missing))?,
+                original_max_position: original_max_position()?,
                 beta_fast: self.beta_fast.unwrap_or(32.0),
                 beta_slow: self.beta_slow.unwrap_or(1.0),
                 truncate: self.truncate.unwrap_or(true),

@@ -1,10 +1,9 @@
 //! The gated short convolution of LFM2.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Activation, causal_conv1d};
 use candle_core::Tensor;
 
-use super::{Linear, Mixer, conv_weight};
+use super::{CausalConv, Linear, Mixer};
 use crate::error::RuntimeError;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -14,9 +13,7 @@ use crate::weights::Scope;
 pub(crate) struct ShortConv {
     layer: u32,
     in_proj: Linear,
-    /// `[d_conv, hidden]`.
-    weight: Tensor,
-    bias: Option<Tensor>,
+    conv: CausalConv,
     out_proj: Linear,
 }
 
@@ -29,12 +26,10 @@ impl ShortConv {
         d_conv: usize,
         bias: bool,
     ) -> Result<Self, RuntimeError> {
-        let conv = weights.enter("conv");
         Ok(Self {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 3 * hidden, bias)?,
-            weight: conv_weight(&conv, hidden, d_conv)?,
-            bias: conv.bias(bias, hidden)?,
+            conv: CausalConv::load(&weights.enter("conv"), hidden, d_conv, bias)?,
             out_proj: Linear::load(&weights.enter("out_proj"), hidden, hidden, bias)?,
         })
     }
@@ -46,9 +41,7 @@ impl Mixer for ShortConv {
         let [b, c, x] = &projected[..] else {
             return Err(candle_core::Error::Msg("a chunk in three gave other than three parts".into()).into());
         };
-        let state = step.state(self.layer, &Kind::CausalConv)?;
-        let (weight, bias) = (&self.weight, self.bias.as_ref());
-        let y = causal_conv1d(&(b * x)?, weight, bias, Activation::None, state.pool, &state.view, &state.batch)?;
+        let y = self.conv.forward(&(b * x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         Ok(self.out_proj.forward(&(c * y)?)?)
     }
 }

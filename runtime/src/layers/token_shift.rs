@@ -1,10 +1,9 @@
 //! A feed-forward layer that also sees the token before, as in RWKV.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Activation, causal_conv1d};
 use candle_core::Tensor;
 
-use super::{Mixer, Mlp};
+use super::{CausalConv, Mixer, Mlp};
 use crate::error::RuntimeError;
 use crate::step::Step;
 
@@ -13,14 +12,13 @@ use crate::step::Step;
 pub(crate) struct TokenShift {
     pub(crate) layer: u32,
     /// `[2, hidden]`: the weights of the previous and of the present token.
-    pub(crate) mix: Tensor,
+    pub(crate) mix: CausalConv,
     pub(crate) mlp: Mlp,
 }
 
 impl Mixer for TokenShift {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let state = step.state(self.layer, &Kind::State)?;
-        let mixed = causal_conv1d(x, &self.mix, None, Activation::None, state.pool, &state.view, &state.batch)?;
+        let mixed = self.mix.forward(x, &step.state(self.layer, &Kind::State)?)?;
         Ok(self.mlp.forward(&mixed)?)
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Config {
     num_hidden_layers: u32,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    attn_layer_indices: Vec<u32>,
+    attn_layer_indices: Option<Vec<u32>>,
     num_attention_heads: usize,
     num_key_value_heads: usize,
     #[serde(default)]
@@ -42,21 +42,21 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         head_dim: hidden / config.num_attention_heads.max(1),
         bias: config.attention_bias,
     };
-    let mamba2 = config.mamba.shape(hidden, eps, GateOrder::GateThenNorm);
+    let mamba2 = config.mamba.shape(hidden, config.hidden_act, eps, GateOrder::GateThenNorm);
     let mlp = MlpShape {
         hidden,
         intermediate: config.intermediate_size,
         bias: config.mlp_bias,
         activation: config.hidden_act,
     };
-    let rope = config.rope.rotating(0.5).rope(attention.head_dim)?;
+    let rope = config.rope.partial_rope(attention.head_dim, 0.5)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let before = norm("input_layernorm")?;
-        blocks.push(if config.attn_layer_indices.contains(&layer) {
+        blocks.push(if config.attn_layer_indices.iter().flatten().any(|&index| index == layer) {
             Block::new(before, Attention::load(&scope.enter("self_attn"), layer, attention, Some(rope.clone()))?)
         } else {
             Block::new(before, Mamba2::load(&scope.enter("mamba"), layer, mamba2)?)

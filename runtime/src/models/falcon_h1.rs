@@ -6,7 +6,8 @@ use serde::Deserialize;
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, AttentionShape, Branch, Linear, Mamba2, Mamba2Config, Mlp, Parallel, RmsNorm, RopeConfig,
+    Activation, Attention, AttentionShape, Branch, Linear, Mamba2, Mamba2Config, Mamba2Shape, Mlp, Parallel, RmsNorm,
+    RopeConfig,
 };
 use crate::weights::{Scope, Weights};
 
@@ -28,6 +29,9 @@ pub(super) struct Config {
     mlp_bias: bool,
     mamba_rms_norm: bool,
     mamba_norm_before_gate: bool,
+    /// Whether the mixer's outward projection has a bias; the inward one has its own key.
+    #[serde(default)]
+    projectors_bias: bool,
     embedding_multiplier: f64,
     lm_head_multiplier: f64,
     mlp_multipliers: (f64, f64),
@@ -61,7 +65,8 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         (true, true) => GateOrder::NormThenGate,
         (true, false) => GateOrder::GateThenNorm,
     };
-    let mamba2 = config.mamba.shape(hidden, eps, gate);
+    let mamba2 =
+        Mamba2Shape { out_bias: config.projectors_bias, ..config.mamba.shape(hidden, config.hidden_act, eps, gate) };
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {

@@ -26,9 +26,12 @@ pub(super) struct Config {
     query_pre_attn_scalar: f64,
     #[serde(default)]
     attention_bias: bool,
+    use_bidirectional_attention: Option<bool>,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
     rope_parameters: Option<HashMap<String, RopeParameters>>,
+    /// Of the layers with full attention, in configs of the older spelling.
+    rope_scaling: Option<RopeParameters>,
     rope_theta: Option<f32>,
     rope_local_base_freq: Option<f32>,
     max_position_embeddings: Option<usize>,
@@ -38,6 +41,10 @@ pub(super) struct Config {
 
 /// Builds a Gemma 3 decoder.
 pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    if config.use_bidirectional_attention == Some(true) {
+        let (found, known) = ("true".to_owned(), "false only");
+        return Err(ConfigError::Unsupported { key: "use_bidirectional_attention", found, known }.into());
+    }
     if let Some(cap) = config.attn_logit_softcapping {
         let (found, known) = (cap.to_string(), "null only");
         return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
@@ -52,8 +59,8 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     };
     let mlp_shape =
         MlpShape { hidden, intermediate: config.intermediate_size, bias: false, activation: config.hidden_activation };
-    let full = config.rope("full_attention", config.rope_theta.unwrap_or(1_000_000.0))?;
-    let sliding = config.rope("sliding_attention", config.rope_local_base_freq.unwrap_or(10_000.0))?;
+    let full = config.rope("full_attention", &config.rope_scaling, config.rope_theta.unwrap_or(1_000_000.0))?;
+    let sliding = config.rope("sliding_attention", &None, config.rope_local_base_freq.unwrap_or(10_000.0))?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(&config.layer_types) {
@@ -92,10 +99,10 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
-    /// The rotation of one layer type; `theta` is its base in configs of the older spelling.
-    fn rope(&self, layer_type: &str, theta: f32) -> Result<Rope, RuntimeError> {
-        let stated = self.rope_parameters.as_ref().and_then(|by_type| by_type.get(layer_type)).cloned();
-        let parameters = stated.unwrap_or_else(|| RopeParameters::with_theta(theta));
+    /// The rotation of one layer type; `scaling` and `theta` are what configs of the older spelling say of it.
+    fn rope(&self, layer_type: &str, scaling: &Option<RopeParameters>, theta: f32) -> Result<Rope, RuntimeError> {
+        let stated = self.rope_parameters.as_ref().and_then(|by_type| by_type.get(layer_type));
+        let parameters = stated.or(scaling.as_ref()).cloned().unwrap_or_default().with_default_theta(theta);
         parameters.rope(self.head_dim, self.max_position_embeddings)
     }
 }

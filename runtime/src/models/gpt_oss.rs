@@ -21,7 +21,7 @@ pub(super) struct Config {
     num_attention_heads: usize,
     num_key_value_heads: usize,
     head_dim: usize,
-    #[serde(default)]
+    #[serde(default = "super::yes")]
     attention_bias: bool,
     num_local_experts: usize,
     num_experts_per_tok: usize,
@@ -53,7 +53,11 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         head_dim: config.head_dim,
         bias: config.attention_bias,
     };
-    let rope = config.rope.rope(config.head_dim)?;
+    if !config.rope.has_parameters() {
+        // Hugging Face would take yarn, as the published models have it.
+        return Err(ConfigError::Missing { key: "rope_parameters" }.into());
+    }
+    let rope = config.rope.with_default_theta(150_000.0).rope(config.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(&config.layer_types) {

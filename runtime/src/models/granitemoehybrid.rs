@@ -55,7 +55,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         Some("rope") => Some(config.rope.rope(attention.head_dim)?),
         _ => None,
     };
-    let mamba2 = config.mamba.shape(hidden, eps, GateOrder::GateThenNorm);
+    let mamba2 = config.mamba.shape(hidden, config.hidden_act, eps, GateOrder::GateThenNorm);
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(&config.layer_types) {
@@ -91,8 +91,8 @@ impl Config {
         let (hidden, activation) = (self.hidden_size, self.hidden_act);
         let shared = scope.enter("shared_mlp");
         let size = self.shared_intermediate_size;
-        let gate_up = shared.enter("input_linear").get("weight", (2 * size, hidden))?;
-        let down = shared.enter("output_linear").get("weight", (hidden, size))?;
+        let gate_up = Linear::load(&shared.enter("input_linear"), hidden, 2 * size, false)?;
+        let down = Linear::load(&shared.enter("output_linear"), size, hidden, false)?;
         let shared = Mlp::fused(gate_up, down, activation);
         let experts = self.num_local_experts;
         if experts == 0 {
@@ -107,7 +107,10 @@ impl Config {
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
             experts: (0..experts)
-                .map(|i| Ok(Mlp::fused(gate_up.get(i)?, down.get(i)?, activation)))
+                .map(|i| {
+                    let (gate_up, down) = (Linear::new(gate_up.get(i)?, None), Linear::new(down.get(i)?, None));
+                    Ok(Mlp::fused(gate_up, down, activation))
+                })
                 .collect::<candle_core::Result<_>>()?,
             shared: Some(SharedExpert { mlp: shared, gate: None }),
         };

@@ -54,6 +54,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         dt_rank: config.mamba_dt_rank,
         conv_bias: config.mamba_conv_bias,
         proj_bias: config.mamba_proj_bias,
+        activation: config.hidden_act,
     };
     let mlp = MlpShape { hidden, intermediate: config.intermediate_size, bias: false, activation: config.hidden_act };
     let model = weights.scope("model");

@@ -60,6 +60,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         heads: config.linear_num_heads,
         head_dim: config.linear_head_dim,
         d_conv: config.linear_conv_kernel_dim,
+        activation: config.hidden_act,
         norm_eps: eps,
     };
     let unsupported = |key: &'static str, found: &str, known: &'static str| {

@@ -13,7 +13,7 @@ pub(super) struct Config {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: Option<usize>,
-    /// The same by an older name; some configs state both.
+    /// The same by an older name, which wins where a config states both.
     block_ff_dim: Option<usize>,
     block_auto_adjust_ff_dim: bool,
     block_ffn_dim_multiplier: Option<f64>,
@@ -28,6 +28,8 @@ pub(super) struct Config {
     conv_bias: bool,
     #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
+    /// The same by an older name, which wins where a config states both.
+    tie_embedding: Option<bool>,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -42,7 +44,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         head_dim: hidden / config.num_attention_heads.max(1),
         bias: false,
     };
-    let rope = config.rope.rope(shape.head_dim)?;
+    let rope = config.rope.with_default_theta(1_000_000.0).rope(shape.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(&config.layer_types) {
@@ -72,7 +74,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     }
     let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
     let norm = RmsNorm::load(&model.enter("embedding_norm"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+    Decoder::new(embedding, blocks, norm, weights, config.tie_embedding.unwrap_or(config.tie_word_embeddings))
 }
 
 impl Config {
@@ -87,7 +89,7 @@ impl Config {
 
     /// Two thirds of the stated size, times a factor, rounded up to a multiple.
     fn intermediate(&self) -> Result<usize, ConfigError> {
-        let stored = self.intermediate_size.or(self.block_ff_dim);
+        let stored = self.block_ff_dim.or(self.intermediate_size);
         let stored = stored.ok_or(ConfigError::Missing { key: "intermediate_size" })?;
         if !self.block_auto_adjust_ff_dim {
             return Ok(stored);

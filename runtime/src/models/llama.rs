@@ -1,5 +1,6 @@
 //! Llama and its relatives: attention with rope and a gated MLP in every layer.
 
+use cacheplan_kernels::Window;
 use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
@@ -19,8 +20,12 @@ pub(super) struct Config {
     head_dim: Option<usize>,
     hidden_act: Activation,
     rms_norm_eps: f64,
+    layer_types: Option<Vec<String>>,
+    /// Whether the layers from `max_window_layers` on see `sliding_window` tokens.
     #[serde(default)]
-    layer_types: Vec<String>,
+    use_sliding_window: bool,
+    sliding_window: Option<usize>,
+    max_window_layers: Option<u32>,
     #[serde(default)]
     attention_bias: bool,
     #[serde(default)]
@@ -42,10 +47,6 @@ pub(super) fn load_qwen3(config: &Config, weights: &Weights) -> Result<Decoder, 
 }
 
 fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder, RuntimeError> {
-    if let Some(other) = config.layer_types.iter().find(|kind| *kind != "full_attention") {
-        let (found, known) = (other.clone(), "full_attention");
-        return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
-    }
     let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
     let attention_shape = AttentionShape {
         hidden,
@@ -67,7 +68,8 @@ fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let self_attn = scope.enter("self_attn");
-        let mut attention = Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?;
+        let mut attention =
+            Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?.with_window(config.window(layer)?);
         if head_norms {
             let norm = |name: &str| RmsNorm::load(&self_attn.enter(name), attention_shape.head_dim, eps);
             attention = attention.with_head_norms(norm("q_norm")?, norm("k_norm")?);
@@ -79,4 +81,28 @@ fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder
     let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
     let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
     Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+}
+
+impl Config {
+    /// What a layer sees: as it is listed, or else by its place.
+    fn window(&self, layer: u32) -> Result<Window, ConfigError> {
+        let sliding = match self.layer_types.as_ref().map(|types| types.get(layer as usize).map(String::as_str)) {
+            Some(Some("full_attention")) => false,
+            Some(Some("sliding_attention")) => true,
+            Some(other) => {
+                let found = other.unwrap_or("too short").to_owned();
+                let known = "full_attention and sliding_attention for each layer";
+                return Err(ConfigError::Unsupported { key: "layer_types", found, known });
+            }
+            None if self.use_sliding_window && self.sliding_window.is_some() => {
+                layer >= self.max_window_layers.ok_or(ConfigError::Missing { key: "max_window_layers" })?
+            }
+            None => false,
+        };
+        match self.sliding_window.filter(|_| self.use_sliding_window) {
+            _ if !sliding => Ok(Window::Full),
+            Some(window) => Ok(Window::Sliding(window)),
+            None => Err(ConfigError::Missing { key: "sliding_window" }),
+        }
+    }
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Mamba1, Mamba1Shape, RmsNorm};
+use crate::layers::{Activation, Mamba1, Mamba1Shape, RmsNorm};
 use crate::weights::Weights;
 
 /// The keys of a Mamba `config.json` that its decoder reads.
@@ -18,6 +18,8 @@ pub(super) struct Config {
     conv_kernel: usize,
     time_step_rank: usize,
     layer_norm_epsilon: f64,
+    #[serde(default = "super::silu")]
+    hidden_act: Activation,
     #[serde(default)]
     use_bias: bool,
     #[serde(default = "super::yes")]
@@ -37,6 +39,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         dt_rank: config.time_step_rank,
         conv_bias: config.use_conv_bias,
         proj_bias: config.use_bias,
+        activation: config.hidden_act,
     };
     let backbone = weights.scope("backbone");
     let blocks = (0..config.num_hidden_layers).map(|layer| {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Mamba2, Mamba2Shape, RmsNorm, dt_limit};
+use crate::layers::{Activation, Mamba2, Mamba2Shape, RmsNorm, dt_limit};
 use crate::weights::Weights;
 
 /// The keys of a Mamba-2 `config.json` that its decoder reads.
@@ -21,6 +21,8 @@ pub(super) struct Config {
     n_groups: usize,
     conv_kernel: usize,
     layer_norm_epsilon: f64,
+    #[serde(default = "super::silu")]
+    hidden_act: Activation,
     #[serde(default)]
     use_bias: bool,
     #[serde(default = "super::yes")]
@@ -41,7 +43,9 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         n_groups: config.n_groups,
         d_conv: config.conv_kernel,
         conv_bias: config.use_conv_bias,
-        proj_bias: config.use_bias,
+        activation: config.hidden_act,
+        in_bias: config.use_bias,
+        out_bias: config.use_bias,
         norm_eps: eps as f32,
         gate: GateOrder::GateThenNorm,
         dt_limit: dt_limit(config.time_step_limit.as_ref()),

@@ -1,5 +1,6 @@
 //! MiniMax: lightning attention and full attention, then experts; residuals start from the normalised input.
 
+use cacheplan_kernels::Window;
 use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
@@ -20,7 +21,9 @@ pub(super) struct Config {
     layer_types: Vec<String>,
     num_attention_heads: usize,
     num_key_value_heads: usize,
-    head_dim: usize,
+    head_dim: Option<usize>,
+    /// Of the layers with full attention.
+    sliding_window: Option<usize>,
     num_local_experts: usize,
     num_experts_per_tok: usize,
     full_attn_alpha_factor: f64,
@@ -42,10 +45,11 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         hidden,
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
+        head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
         bias: false,
     };
-    let rope = config.rope.rope(config.head_dim)?;
+    let rope = config.rope.with_default_theta(1_000_000.0).rope(attention.head_dim)?;
+    let window = config.sliding_window.map_or(Window::Full, Window::Sliding);
     let layers = config.layer_types.len() as u32;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
@@ -55,7 +59,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         let (before, mixer) = (norm("input_layernorm")?, scope.enter("self_attn"));
         blocks.push(match kind.as_str() {
             "linear_attention" => {
-                let heads = (config.num_attention_heads, config.head_dim);
+                let heads = (attention.heads, attention.head_dim);
                 let lightning = Lightning::load(&mixer, layer, layers, hidden, heads, config.hidden_act)?;
                 Block {
                     residual_scale: config.linear_attn_alpha_factor,
@@ -68,7 +72,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
                 residual_scale: config.full_attn_alpha_factor,
                 output_scale: config.full_attn_beta_factor,
                 residual_is_normed: true,
-                ..Block::new(before, Attention::load(&mixer, layer, attention, Some(rope.clone()))?)
+                ..Block::new(before, Attention::load(&mixer, layer, attention, Some(rope.clone()))?.with_window(window))
             },
             other => {
                 let (found, known) = (other.to_owned(), "linear_attention and full_attention");

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
+use crate::layers::Activation;
 use crate::weights::Weights;
 
 /// The `model_type`s that there is a decoder for.
@@ -64,4 +65,14 @@ fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, ConfigError> {
 /// What is true where a config does not say.
 fn yes() -> bool {
     true
+}
+
+/// The least time step where a config does not say.
+fn time_step_min() -> f32 {
+    0.001
+}
+
+/// The non-linearity where a config does not say.
+fn silu() -> Activation {
+    Activation::Silu
 }

@@ -2,12 +2,11 @@
 
 use cacheplan_kernels::GateOrder;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, AttentionShape, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring, dt_limit,
+    Activation, Attention, AttentionShape, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring,
 };
 use crate::weights::{Scope, Weights};
 
@@ -31,7 +30,11 @@ pub(super) struct Config {
     use_conv_bias: bool,
     #[serde(default)]
     use_bias: bool,
-    time_step_limit: Option<(Value, Value)>,
+    /// The time step is never below this, not only at initialisation; Hugging Face reads no other bound.
+    #[serde(default = "super::time_step_min")]
+    time_step_min: f32,
+    #[serde(default = "super::silu")]
+    mamba_hidden_act: Activation,
 
     num_attention_heads: usize,
     num_key_value_heads: usize,
@@ -49,7 +52,6 @@ pub(super) struct Config {
     num_experts_per_tok: Option<usize>,
     moe_intermediate_size: Option<usize>,
     moe_shared_expert_intermediate_size: Option<usize>,
-    n_shared_experts: Option<usize>,
     moe_latent_size: Option<usize>,
     n_group: Option<usize>,
     topk_group: Option<usize>,
@@ -112,10 +114,12 @@ impl Config {
             n_groups: self.n_groups,
             d_conv: self.conv_kernel,
             conv_bias: self.use_conv_bias,
-            proj_bias: self.use_bias,
+            activation: self.mamba_hidden_act,
+            in_bias: self.use_bias,
+            out_bias: self.use_bias,
             norm_eps: norm_eps as f32,
             gate: GateOrder::GateThenNorm,
-            dt_limit: dt_limit(self.time_step_limit.as_ref()),
+            dt_limit: (self.time_step_min, f32::INFINITY),
         }
     }
 
@@ -147,17 +151,14 @@ impl Config {
             normalise: need(self.norm_topk_prob, "norm_topk_prob")?,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
         };
+        // The shared expert has the biases of an MLP, the routed ones have none.
         let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
-        let shared = match self.n_shared_experts.unwrap_or(0) {
-            0 => None,
-            _ => {
-                let key = "moe_shared_expert_intermediate_size";
-                let shape = self.mlp(need(self.moe_shared_expert_intermediate_size, key)?);
-                Some(Mlp::load_plain(&weights.enter("shared_experts"), shape)?)
-            }
-        };
+        let expert = MlpShape { bias: false, ..expert };
+        let key = "moe_shared_expert_intermediate_size";
+        let shared = self.mlp(need(self.moe_shared_expert_intermediate_size, key)?);
+        let shared = Mlp::load_plain(&weights.enter("shared_experts"), shared)?;
         let expert = |weights: &Scope<'_>| Ok(Mlp::load_plain(weights, expert)?);
-        Moe::load_corrected(weights, self.hidden_size, routing, expert, shared)
+        Moe::load_corrected(weights, self.hidden_size, routing, expert, Some(shared))
     }
 }
 

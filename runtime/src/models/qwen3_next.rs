@@ -75,9 +75,10 @@ fn build(config: &Config, weights: &Weights, projections: LoadProjections) -> Re
         key_dim: config.linear_key_head_dim,
         value_dim: config.linear_value_head_dim,
         d_conv: config.linear_conv_kernel_dim,
+        activation: config.hidden_act,
         norm_eps: eps as f32,
     };
-    let rope = config.rope.rotating(0.25).rope(config.head_dim)?;
+    let rope = config.rope.partial_rope(config.head_dim, 0.25)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(config.layer_types()?) {

@@ -43,6 +43,9 @@ pub(super) struct Config {
     mamba_d_state: usize,
     mamba_d_conv: usize,
     mamba_ngroups: usize,
+    /// The time step is never below this, not only at initialisation.
+    #[serde(default = "super::time_step_min")]
+    time_step_min: f32,
     #[serde(default = "super::yes")]
     use_conv_bias: bool,
     #[serde(default = "super::yes")]
@@ -100,11 +103,14 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
                 Block::new(RmsNorm::load(&scope.enter("input_layernorm"), hidden, eps)?, mamba)
             }
             "hybrid" => {
-                // The first layers with a block own its weights; the later ones take turns with them.
+                // The first layers with a block own its weights; the later ones take turns with them, unless the
+                // checkpoint gives them their own.
+                let own = scope.enter("shared_transformer");
                 if shared.len() < config.num_mem_blocks {
-                    shared.push(scope.enter("shared_transformer"));
+                    shared.push(own.clone());
                 }
-                let transformer = &shared[hybrids % shared.len()];
+                let is_own = own.enter("input_layernorm").stores("weight");
+                let transformer = if is_own { &own } else { &shared[hybrids % shared.len()] };
                 let hybrid = config.hybrid(&scope, transformer, (layer, hybrids), rope.clone())?;
                 hybrids += 1;
                 Block::without_norm(hybrid)
@@ -130,10 +136,12 @@ impl Config {
             n_groups: self.mamba_ngroups,
             d_conv: self.mamba_d_conv,
             conv_bias: self.use_conv_bias,
-            proj_bias: self.add_bias_linear,
+            activation: Activation::Silu,
+            in_bias: self.add_bias_linear,
+            out_bias: self.add_bias_linear,
             norm_eps: GATED_NORM_EPS,
             gate: GateOrder::GateThenNorm,
-            dt_limit: (0.0, f32::INFINITY),
+            dt_limit: (self.time_step_min, f32::INFINITY),
         }
     }
 
@@ -178,11 +186,12 @@ impl Config {
     /// The shared gated MLP with the layer's own adapter, a matrix of low rank, added to its inward weight.
     fn feed_forward(&self, weights: &Scope<'_>, hybrid: usize) -> Result<Mlp, RuntimeError> {
         let (hidden, size, rank) = (self.hidden_size, self.intermediate_size, self.adapter_rank);
-        let gate_up = weights.enter("gate_up_proj").get("weight", (2 * size, hidden))?;
+        let bias = self.add_bias_linear;
+        let gate_up = Linear::load(&weights.enter("gate_up_proj"), hidden, 2 * size, bias)?;
         let adapter = weights.enter("gate_up_proj_adapter_list").enter(hybrid);
         let down = adapter.enter(0).get("weight", (rank, hidden))?;
         let up = adapter.enter(1).get("weight", (2 * size, rank))?;
-        let gate_up = (gate_up + up.matmul(&down)?)?;
-        Ok(Mlp::fused(gate_up, weights.enter("down_proj").get("weight", (hidden, size))?, self.hidden_act))
+        let gate_up = gate_up.plus(&up.matmul(&down)?)?;
+        Ok(Mlp::fused(gate_up, Linear::load(&weights.enter("down_proj"), size, hidden, bias)?, self.hidden_act))
     }
 }
