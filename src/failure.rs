@@ -39,7 +39,10 @@ pub(crate) fn in_file(path: &Path, error: impl std::fmt::Display) -> Failure {
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let text =
         if path == Path::new("-") { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
-    text.map_err(|error| in_file(path, error))
+    text.map_err(|error| match error.kind() {
+        ErrorKind::InvalidData => in_file(path, "this is no text"),
+        _ => in_file(path, error),
+    })
 }
 
 /// Writes a file anew.

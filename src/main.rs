@@ -45,7 +45,7 @@ enum Command {
     Export(commands::export::Args),
     /// Plan, allocate, profile, resize and generate with a real model
     Run(commands::run::Args),
-    /// Do all of that on a small hybrid model that is built in
+    /// Plan, allocate, profile, resize and generate with a small hybrid model that is built in
     Demo(commands::demo::Args),
     /// Simulate prefix reuse on a workload, without a model
     Simulate(commands::simulate::Args),

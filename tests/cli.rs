@@ -191,7 +191,16 @@ fn bad_input_is_a_clear_error_with_its_exit_code(
 #[case(&["bench", "flying"])]
 #[case(&["simulate", "--workload", "chat", "--checkpoints", "-1"])]
 fn wrong_usage_exits_with_2(#[case] args: &[&str]) {
-    assert_eq!(cacheplan(args).status.code(), Some(2));
+    let output = cacheplan(args);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{}", stderr(&output));
+}
+
+#[test]
+fn a_model_that_is_not_there_is_not_looked_for_elsewhere() {
+    for command in [&["plan", "org/Model"][..], &["inspect", "org/Model"], &["run", "org/Model", "--prompt-ids", "1"]] {
+        let message = stderr(&cacheplan(command));
+        assert!(message.contains("org/Model: there is no such file or folder; models are read from disk"), "{message}");
+    }
 }
 
 #[test]
@@ -327,6 +336,7 @@ fn numbers<const N: usize, T>(file: &safetensors::SafeTensors<'_>, name: &str, r
 #[case::too_long(&["--prompt-ids", "1", "--max-new-tokens", "1000000000"], 1, "max_seq_len")]
 #[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "`cpu` or `cuda:N`")]
 #[case::an_assumption_that_nothing_reads(&["--prompt-ids", "1", "--assume", "no_such_key=1"], 1, "no_such_key")]
+#[case::an_engines_flag(&["--prompt-ids", "1", "--cache-bytes", "5GiB"], 2, "--cache-bytes tells an engine something")]
 #[case::logits_of_two(&["--prompt-ids", "1", "--prompt-ids", "2", "--logits", "x"], 2, "single")]
 fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[case] says: &str) {
     let model = fixture_model("llama");

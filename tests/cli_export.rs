@@ -26,3 +26,18 @@ fn a_model_that_is_not_stated_is_noted(#[case] target: &str, #[case] flags: &[&s
     assert_eq!(notes.contains("note: the file names the model <MODEL>"), noted, "{notes}");
     assert_eq!(text.contains("<MODEL>"), flags.is_empty(), "{text}");
 }
+
+#[rstest]
+#[case(&["--engine-version", "9.9"], "the keys are known for 0.11.0")]
+#[case(&["--host-memory", "-1"], "`-1` is not a byte size")]
+#[case(&["--tp", "0"], "0 is not in 1..=4096")]
+fn a_wrong_flag_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let file = file.to_str().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs/Qwen__Qwen3-8B.json");
+    assert!(cacheplan(&["plan", model.to_str().unwrap(), "--out", file]).status.success());
+    let output = cacheplan(&[&["export", file, "--to", "vllm"][..], flags].concat());
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && message.contains(says), "{message}");
+}

@@ -180,6 +180,8 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--pp", "2", "--ranks", "--format", "svg"], "--stage N")]
 #[case(&["--tp", "many"], "invalid value")]
 #[case(&["--memory-bytes", "-1"], "-1")]
+#[case(&["--mtp-layers", "4294967295", "--draft-tokens", "1"], "4294967295 is not in 0..=1024")]
+#[case(&["--prompt", "{}"], "flag --prompt: expected one of `fixed`, `uniform`")]
 #[case(&["--device-memory", "h1000"], "nor a device whose memory is known: a10, a100-40gb")]
 #[case(&["--max-seq-len", "18446744073709551615"], "is not in 1..=4294967296")]
 #[case(&["--max-seq-len", "-1"], "invalid value '-1' for '--max-seq-len")]
@@ -205,8 +207,12 @@ fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] s
 #[case(&["--description", "FILE:none.toml"], "none.toml")]
 #[case(&["--host-bytes", "1KiB"], "host.bytes")]
 #[case(&["--measurement", "FILE:none.json"], "none.json")]
+#[case(&["--measurement", "FILE:empty.json"], "no measurement: EOF while parsing a value at line 1 column 0; JSON with resident_bytes")]
+#[case(&["--budget", "FILE:bytes"], "bytes: this is no text")]
 fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("empty.json"), "").unwrap();
+    std::fs::write(folder.path().join("bytes"), b"\xff\xfe").unwrap();
     let output = cacheplan(&["plan"], Some(NANO), flags, folder.path());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
@@ -294,11 +300,14 @@ fn a_comparison_beside_weights_that_leave_nothing_does_not_fit() {
 }
 
 #[test]
-fn sequences_longer_than_the_model_was_made_for_are_noted() {
+fn sequences_longer_than_the_model_or_the_limit_are_noted() {
     let folder = tempfile::tempdir().unwrap();
     let planned = cacheplan(&["plan"], Some(NANO), &["--max-seq-len", "4294967296"], folder.path());
     let notes = String::from_utf8_lossy(&planned.stderr).into_owned();
     assert!(planned.status.success() && notes.contains("is longer than the 262144 tokens"), "{notes}");
+    let planned = cacheplan(&["plan"], Some(NANO), &["--prompt", "8000"], folder.path());
+    let notes = String::from_utf8_lossy(&planned.stderr).into_owned();
+    assert!(notes.contains("note: 100 % of the workload's sequences are longer than max_seq_len 4096"), "{notes}");
 }
 
 /// The ranks of the poorest stage decide for all, so that a stage by itself would be explained with other numbers.

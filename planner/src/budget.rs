@@ -236,8 +236,13 @@ impl Budget {
             }
         }
         self.parallel.validate()?;
-        if self.speculation.as_ref().is_some_and(|speculation| !(1..=1024).contains(&speculation.draft_tokens)) {
-            return Err("`speculation.draft_tokens` must be between 1 and 1024".into());
+        if let Some(speculation) = &self.speculation {
+            if !(1..=1024).contains(&speculation.draft_tokens) {
+                return Err("`speculation.draft_tokens` must be between 1 and 1024".into());
+            }
+            if speculation.mtp_layers > 1024 {
+                return Err("`speculation.mtp_layers` must be at most 1024".into());
+            }
         }
         if let Some(workload) = &self.workload
             && workload.checkpoint_dtype.is_some()
@@ -279,6 +284,8 @@ pub(crate) fn in_words(message: &str) -> String {
         (", expected u32", ", expected a whole number"),
         (", expected f64", ", expected a number"),
         (", expected struct ", ", expected the section "),
+        // Only lengths are one of several things with a value.
+        ("wanted exactly 1 element", "expected one of `fixed`, `uniform`, `lognormal`, `histogram`, `file`"),
     ];
     words.iter().fold(message.to_owned(), |message, (rust, words)| message.replace(rust, words))
 }
@@ -352,6 +359,9 @@ mod tests {
     #[case("max_seq_len = 0\n", "must be between")]
     #[case("max_seq_len = -4\n", "invalid value")]
     #[case("max_seq_len =\n", "b.toml:1")]
+    #[case("[speculation]\ndraft_tokens = 1025\n", "between 1 and 1024")]
+    #[case("[speculation]\ndraft_tokens = 1\nmtp_layers = 1025\n", "at most 1024")]
+    #[case("workload.prompt = {}\n", "expected one of `fixed`, `uniform`")]
     #[case("max_seq_len = 99999999999999999999\n", "expected one below 2^64")]
     fn a_bad_value_says_what_would_do(#[case] text: &str, #[case] expected: &str) {
         let error = Budget::from_toml(text, "b.toml").unwrap_err().to_string();

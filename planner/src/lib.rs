@@ -52,6 +52,7 @@ mod group;
 mod host;
 mod ledger;
 mod make;
+mod notes;
 mod plan;
 mod plan_file;
 mod ranks;

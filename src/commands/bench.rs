@@ -13,13 +13,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    print(&(Measurement::headings() + "\n"))?;
     let (mut printed, mut found) = (Ok(()), false);
     let op = args.op.as_deref().unwrap_or_default();
     measure(op, |row| {
+        let heading = if found { String::new() } else { Measurement::headings() + "\n" };
         found = true;
         if printed.is_ok() {
-            printed = print(&format!("{row}\n"));
+            printed = print(&format!("{heading}{row}\n"));
         }
     })
     .map_err(Failure::error)?;

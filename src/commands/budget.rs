@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use cacheplan::planner::{ByteSize, Origin, Override, Policy};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+use miette::miette;
+
+use crate::failure::Failure;
 
 /// The budget file and what stands above it.
 #[derive(clap::Args)]
@@ -82,7 +85,7 @@ pub(crate) struct BudgetArgs {
     draft_scheme: Option<String>,
 
     /// Layers of the model's own prediction head
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1024))]
     mtp_layers: Option<u32>,
 
     /// Bytes of the draft model's weights over all ranks, where its files do not tell
@@ -183,12 +186,11 @@ impl From<Grouping> for Policy {
 }
 
 impl BudgetArgs {
-    /// The first flag that only tells an engine something.
-    pub(crate) fn for_an_engine(&self) -> Option<String> {
-        self.overrides().into_iter().find(|set| set.key.starts_with("engine.")).map(|set| match set.origin {
-            Origin::Flag(flag) => flag,
-            other => other.to_string(),
-        })
+    /// Flags that only tell an engine something are wrong where there is none.
+    pub(crate) fn refuse_engine_flags(&self, instead: &str) -> Result<(), Failure> {
+        let told = self.overrides().into_iter().find(|set| set.key.starts_with("engine."));
+        let Some(Override { origin: Origin::Flag(flag), .. }) = told else { return Ok(()) };
+        Err(Failure::new(2, miette!("{flag} tells an engine something; {instead}")))
     }
 
     /// The keys that flags set.

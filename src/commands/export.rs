@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, Parallel, Serving, Target, export};
+use cacheplan::planner::{ByteSize, ExportError, Parallel, Serving, Target, export};
 use clap::ValueEnum;
+use miette::miette;
 
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, note, print, write};
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// Plan (JSON), as `cacheplan plan --out` writes it
     plan: PathBuf,
@@ -65,7 +67,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }),
         host_bytes: args.host_memory.map(|size| size.0),
     };
-    let export = export(&plan, args.to, args.engine_version.as_deref(), &serving).map_err(Failure::error)?;
+    let export = export(&plan, args.to, args.engine_version.as_deref(), &serving).map_err(|error| match error {
+        ExportError::Version { .. } => Failure::new(2, miette!("{error}")),
+        error => Failure::error(error),
+    })?;
     let text = match args.format {
         Format::File => export.text,
         Format::Json => serde_json::to_string_pretty(&export).map_err(Failure::error)? + "\n",

@@ -48,7 +48,7 @@ pub(crate) struct Target {
     #[command(flatten)]
     device: OnDevice,
 
-    /// Draft model, whose caches the same plan holds; needs --draft-tokens or [speculation]
+    /// Draft model, whose caches and weights the same plan holds; needs --draft-tokens or [speculation]
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
 
@@ -129,10 +129,15 @@ impl Reading {
 
     fn open(&self, model: &Path) -> Result<Model, Failure> {
         let options = self.options()?;
-        open(model, &options).map_err(|error| match (error, self.description.as_slice()) {
+        open(model, &options).map_err(|error| self.unread(model, error))
+    }
+
+    /// Why a model could not be read, with what would do.
+    pub(crate) fn unread(&self, model: &Path, error: FrontendError) -> Failure {
+        match (error, self.description.as_slice()) {
             (error @ FrontendError::Description { .. }, [described, ..]) => in_file(described, error),
             (error, _) => unread(model, error),
-        })
+        }
     }
 
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
@@ -140,11 +145,7 @@ impl Reading {
         let budget = target.device.resolve(&self.budget)?.budget;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let mut model = self.open(model)?;
-        if let (Some(stated), Some(longest)) = (budget.max_seq_len, model.info.max_position_embeddings)
-            && stated > longest
-        {
-            note(&format!("max_seq_len {stated} is longer than the {longest} tokens that the model was made for"));
-        }
+        budget.notes(&model.info).iter().for_each(|said| note(said));
         let unwalked = model.graph.clone();
         let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
         // What is assumed of the model does not hold for its draft.
@@ -260,5 +261,6 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
 }
 
 fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
-    serde_json::from_str(&read(path)?).map_err(|error| in_file(path, error))
+    let keys = "JSON with resident_bytes, forward_bytes and free_bytes was expected";
+    serde_json::from_str(&read(path)?).map_err(|error| in_file(path, format!("no measurement: {error}; {keys}")))
 }

@@ -92,8 +92,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn make(args: &Make) -> Result<(), Failure> {
     let reading = &args.source.reading;
-    if let (Some(flag), None) = (reading.budget.for_an_engine(), args.engine) {
-        return Err(Failure::new(2, miette!("{flag} tells an engine something; name the engine with --as")));
+    if args.engine.is_none() {
+        reading.budget.refuse_engine_flags("name the engine with --as")?;
     }
     let loaded = reading.load(&args.source.model, &args.target, args.engine)?;
     if args.format == Format::Dot {

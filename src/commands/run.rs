@@ -63,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             miette!("--logits needs a single --prompt-ids; {} are given", args.prompt_ids.len()),
         ));
     }
+    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     let options = SessionOptions {
         budget: args.source.budget()?,
         device: args.output.device.clone(),
@@ -76,7 +77,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .iter()
         .map(|prompt| Request { prompt: prompt.0.clone(), max_new_tokens: args.max_new_tokens })
         .collect();
-    let mut session = session.map_err(failure)?;
+    let mut session = session.map_err(|error| match error {
+        RuntimeError::Frontend(error) => args.source.reading.unread(&args.source.model, error),
+        error => failure(error),
+    })?;
     let served = serve(&mut session, &requests, args.output.format, args.logits.as_deref());
     if let Some(path) = &args.stats {
         let manager = session.caches().manager().map_err(Failure::error)?;

@@ -177,7 +177,7 @@ pub(super) const KEYS: [Key; 42] = [
     ),
     key(
         "speculation.mtp_layers",
-        Kind::Count(0, u32::MAX as u64),
+        Kind::Count(0, 1024),
         "0",
         "0",
         "Layers of the model's own prediction head, each with a KV cache.",

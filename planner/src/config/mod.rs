@@ -16,7 +16,7 @@ pub use schema::budget_schema;
 use crate::budget::{in_words, nearest, nearest_key};
 use crate::render::align;
 use crate::{Budget, BudgetError};
-use keys::KEYS;
+use keys::{KEYS, Key};
 
 /// What environment variables start with: `CACHEPLAN__MEMORY__BYTES` is `memory.bytes`.
 const PREFIX: &str = "CACHEPLAN__";
@@ -89,11 +89,17 @@ pub struct Config {
 /// The variables that set keys, among all of the environment.
 ///
 /// # Errors
-/// A variable with our prefix that names no key.
+/// A variable with our prefix that names no key, or one that would be a key's but for an underscore.
 pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Result<Vec<Override>, BudgetError> {
     let mut overrides = Vec::new();
     for (name, value) in variables {
-        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let Some(rest) = name.strip_prefix(PREFIX) else {
+            // One underscore where two are meant would set nothing and say nothing.
+            let single = |key: &&Key| variable(key).replace("__", "_") == name.replace("__", "_");
+            let Some(key) = KEYS.iter().find(single) else { continue };
+            let message = format!("sets nothing; the variable of `{}` is {}", key.path, variable(key));
+            return Err(BudgetError::new(Some(Origin::Environment(name)), message));
+        };
         let key = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>().join(".");
         if !KEYS.iter().any(|known| known.path == key) {
             let nearest = nearest(&key, KEYS.iter().map(|known| known.path));
@@ -105,6 +111,11 @@ pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Res
     // The environment has no order of its own.
     overrides.sort_by(|left, right| left.key.cmp(&right.key));
     Ok(overrides)
+}
+
+/// The variable that sets a key.
+fn variable(key: &Key) -> String {
+    PREFIX.to_owned() + &key.path.to_uppercase().replace('.', "__")
 }
 
 /// What a process takes of a device unless it is told otherwise: vLLM's default.

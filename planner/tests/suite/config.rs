@@ -119,6 +119,15 @@ fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
 }
 
 #[rstest]
+#[case("CACHEPLAN_MAX_SEQ_LEN", "the variable of `max_seq_len` is CACHEPLAN__MAX_SEQ_LEN")]
+#[case("CACHEPLAN_MEMORY_BYTES", "the variable of `memory.bytes` is CACHEPLAN__MEMORY__BYTES")]
+#[case("CACHEPLAN_MEMORY__BYTES", "the variable of `memory.bytes` is CACHEPLAN__MEMORY__BYTES")]
+fn a_variable_with_too_few_underscores_is_an_error(#[case] name: &str, #[case] said: &str) {
+    let error = environment([(name.to_owned(), "1".to_owned())]).unwrap_err().to_string();
+    assert_eq!(error, format!("environment {name}: sets nothing; {said}"));
+}
+
+#[rstest]
 #[case("", &[("memory.fraction", "0.9"), ("memory.of", "\"total\"")])]
 #[case("[memory]\nreserve = '1GiB'", &[("memory.fraction", "0.9"), ("memory.of", "\"total\"")])]
 #[case("[memory]\nof = 'free'", &[("memory.fraction", "0.9")])]
