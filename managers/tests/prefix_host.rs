@@ -102,6 +102,17 @@ fn a_span_that_the_host_cannot_hold_is_dropped_with_what_hangs_below_it() {
 }
 
 #[test]
+fn what_the_host_cannot_hold_drives_nothing_out_of_it() {
+    let mut h = Harness::new(tiered(3, 2), 32, 4);
+    h.insert(&[50, 51]);
+    h.evict_kv(1);
+    h.insert(&tokens(1..=8));
+    h.evict_kv(1);
+    assert_eq!((h.find(&[50, 51]).hit, h.find(&tokens(1..=8)).kv_hit), (2, 0));
+    h.audit();
+}
+
+#[test]
 fn a_host_tier_beside_the_leaf_rule_state_is_refused() {
     let legacy = TreeConfig { leaves: LeafRule::State, ..tiered(4, 1) };
     assert!(matches!(Tree::new(legacy), Err(PrefixError::Config { .. })));

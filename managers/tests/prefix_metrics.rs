@@ -49,6 +49,21 @@ fn a_miss_has_a_reason() {
 }
 
 #[test]
+fn a_prompt_of_one_page_that_is_all_there_is_no_cold_miss() {
+    let config = TreeConfig { page: 4, ..TreeConfig::default() };
+    let mut cache = PrefixCache::new(config, Strategy::NO_BUFFER).unwrap();
+    let namespace = Namespace::default();
+    let key = Key { namespace: &namespace, tokens: &[1, 2, 3, 4] };
+    for request in 0..2 {
+        let found = cache.lookup(key);
+        let lease = cache.admit(key, &found, SlotId(request), TenantId::default()).unwrap();
+        let at = Progress { key, blocks: &[BlockId(request)], window: None };
+        cache.finish(lease, at, Final::Move, &mut Released::default()).unwrap();
+    }
+    assert_eq!(cache.metrics().misses, Misses { cold: 1, only_at_end: 1, ..Misses::default() });
+}
+
+#[test]
 fn recompute_for_want_of_a_state_is_counted_apart() {
     let mut cache = PrefixCache::new(TreeConfig::default(), Strategy::NO_BUFFER).unwrap();
     serve(&mut cache, &[1, 2, 3], Final::Move, 0);

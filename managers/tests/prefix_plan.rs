@@ -64,6 +64,21 @@ fn checkpoints_in_8_bits_and_a_host_come_from_the_plan() {
 }
 
 #[test]
+fn plans_whose_snapshots_differ_have_other_fingerprints() {
+    let fingerprint = |plan: &CachePlan| Provision::of_plan(plan, 128).unwrap().shape.fingerprint;
+    let plan = plan_of(HYBRID, CHECKPOINTS);
+    let int8 = plan_of(HYBRID, &format!("{CHECKPOINTS}checkpoint_dtype = 'int8'\n"));
+    let mut parallel = plan.clone();
+    parallel.parallel.cp = 2;
+    let other_model = plan_of("google__gemma-3-1b-it.json", "");
+    let fingerprints = [&plan, &int8, &parallel, &other_model].map(fingerprint);
+    let distinct: std::collections::HashSet<&String> = fingerprints.iter().collect();
+    assert_eq!(distinct.len(), fingerprints.len(), "{fingerprints:?}");
+    // Another budget is the same model.
+    assert_eq!(fingerprint(&plan_of(HYBRID, CHECKPOINTS)), fingerprints[0]);
+}
+
+#[test]
 fn windows_come_from_the_plan() {
     let plan = plan_of("google__gemma-3-1b-it.json", "");
     let provision = Provision::of_plan(&plan, 1).unwrap();

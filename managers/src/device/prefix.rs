@@ -46,15 +46,16 @@ impl CheckpointPool {
         Ok(Tensor::from_vec(bytes, (1, self.tensor.unit_elems), &Device::Cpu)?)
     }
 
-    /// A checkpoint's contents as those of a slot of `pool`.
-    fn decode(&self, contents: Tensor, pool: &PoolTensor) -> Result<Tensor, ManagerError> {
+    /// A checkpoint's contents as those of a slot of `pool`; `slot` stands for the checkpoint in errors.
+    fn decode(&self, slot: SlotId, contents: Tensor, pool: &PoolTensor) -> Result<Tensor, ManagerError> {
         if self.states.is_empty() {
             return Ok(contents);
         }
         let bytes = contents.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<u8>()?;
         let mut values = vec![0.0; pool.unit_elems];
         for state in &self.states {
-            let stored = Int8State::read(state.shape, &bytes[state.checkpoint_offset..][..state.shape.int8_bytes()]);
+            let stored = Int8State::read(state.shape, &bytes[state.checkpoint_offset..][..state.shape.int8_bytes()])
+                .map_err(|source| ManagerError::NotQuantisable { slot, source })?;
             values[state.slot_offset..][..state.shape.elements()].copy_from_slice(&stored.dequantise());
         }
         let values = Tensor::from_vec(values, (1, pool.unit_elems), &Device::Cpu)?;
@@ -95,7 +96,7 @@ impl MambaHybridCacheManager {
         }
         for (stored, pool) in self.mamba.checkpoints.iter().zip(self.mamba.slot_pools()) {
             let contents = stored.tensor.read_units(&[from.0])?;
-            pool.write_units(&[to.0], &stored.decode(contents, pool)?)?;
+            pool.write_units(&[to.0], &stored.decode(from, contents, pool)?)?;
         }
         Ok(())
     }
@@ -213,7 +214,7 @@ impl PrefixHost {
         for (i, (host, pool)) in self.states.iter().zip(manager.mamba.slot_pools()).enumerate() {
             let contents = host.read_units(&[from.0])?;
             let contents = match manager.mamba.checkpoints.get(i) {
-                Some(stored) => stored.decode(contents, pool)?,
+                Some(stored) => stored.decode(to, contents, pool)?,
                 None => contents,
             };
             pool.write_units(&[to.0], &contents)?;

@@ -64,7 +64,8 @@ impl Tree {
     /// # Errors
     /// The first rule that is broken.
     pub fn check(&self) -> Result<(), Violation> {
-        let live = self.live();
+        let live = self.reachable()?;
+        live.iter().try_for_each(|&node| self.check_span(node))?;
         let mut usage = Usage::default();
         let mut tenants = vec![[0; COMPONENTS.len()]; self.tenants.len()];
         for &node in &live {
@@ -104,13 +105,15 @@ impl Tree {
         let blocks = [census.host_blocks, self.host.blocks.clone()].concat();
         let slots = [census.host_slots, self.host.slots.clone()].concat();
         let windows = [census.host_windows, self.host.windows.clone()].concat();
+        let last =
+            [blocks.iter().max().map(|b| b.0), slots.iter().max().map(|s| s.0), windows.iter().max().map(|w| w.0)];
+        let sizes = [tier.blocks, tier.slots, tier.windows];
+        let within = last.iter().zip(sizes).all(|(last, size)| last.is_none_or(|last| last < size));
+        ensure(within, "no host unit lies beyond the tier", None, || format!("{last:?} of {tier:?}"))?;
         let found = [blocks.len(), slots.len(), windows.len()];
-        ensure(
-            found == [tier.blocks, tier.slots, tier.windows].map(|units| units as usize),
-            "the host is all there",
-            None,
-            || format!("{found:?} blocks, slots and window blocks of {tier:?}"),
-        )?;
+        ensure(found == sizes.map(|units| units as usize), "the host is all there", None, || {
+            format!("{found:?} blocks, slots and window blocks of {tier:?}")
+        })?;
         unique("a host window block has one place", windows)?;
         unique("a host block has one place", blocks)?;
         unique("a host slot has one place", slots)
@@ -131,6 +134,35 @@ impl Tree {
         live
     }
 
+    /// As [`Tree::live`], but believes no pointer.
+    fn reachable(&self) -> Result<Vec<u32>, Violation> {
+        let mut live = Vec::with_capacity(self.nodes.len());
+        for (namespace, &root) in &self.roots {
+            let is_root = self.nodes.get(root).is_some_and(|node| node.parent == NIL);
+            let named = is_root && self.namespaces.get(&root) == Some(namespace);
+            ensure(named, "a namespace and its root name each other", None, || format!("{namespace:?}, node {root}"))?;
+            live.push(root);
+        }
+        ensure(self.namespaces.len() == live.len(), "a namespace and its root name each other", None, || {
+            format!("{} namespaces, {} roots", self.namespaces.len(), live.len())
+        })?;
+        let mut next = 0;
+        while let Some(&node) = live.get(next) {
+            let (mut prev, mut child) = (NIL, self.nodes[node].first_child);
+            while child != NIL {
+                let found = self.nodes.get(child).filter(|c| c.parent == node && c.prev_sibling == prev);
+                let Some(found) = found else {
+                    let node = Some(self.nodes.id(node));
+                    return Err(Violation { rule: "parent and child agree", node, detail: format!("child {child}") });
+                };
+                live.push(child);
+                (prev, child) = (child, found.next_sibling);
+            }
+            next += 1;
+        }
+        Ok(live)
+    }
+
     fn units(&self, node: u32, component: Component) -> (usize, bool) {
         let n = &self.nodes[node];
         match component {
@@ -140,6 +172,24 @@ impl Tree {
             Component::HostKv => (n.host_kv.len() * self.config.page, n.locked()),
             Component::HostState => (usize::from(n.host_state.is_some()), n.state_pins > 0),
         }
+    }
+
+    /// What the other checks take for granted of a node.
+    fn check_span(&self, node: u32) -> Result<(), Violation> {
+        let n = &self.nodes[node];
+        let id = Some(self.nodes.id(node));
+        let is_root = n.parent == NIL;
+        ensure(is_root == n.key.is_empty(), "only roots have no key", id, || format!("{} tokens", n.key.len()))?;
+        ensure(n.len().is_multiple_of(self.config.page), "keys are whole pages", id, || n.len().to_string())?;
+        let start = self.nodes.get(n.parent).map_or(0, |parent| parent.end as usize);
+        ensure(n.end as usize == start + n.len(), "a child starts where its parent ends", id, || {
+            format!("{start} + {} tokens, found {}", n.len(), n.end)
+        })?;
+        ensure(usize::from(n.tenant.0) < self.tenants.len(), "a tenant is configured", id, || {
+            format!("{:?} of {}", n.tenant, self.tenants.len())
+        })?;
+        let used = n.state.map_or(0, |state| state.used).max(n.stamp);
+        ensure(used <= self.clock, "nothing was used in the future", id, || format!("{used}, now {}", self.clock))
     }
 
     fn check_structure(&self, node: u32) -> Result<(), Violation> {
@@ -152,10 +202,6 @@ impl Tree {
             let c = &self.nodes[child];
             children += 1;
             on_device += u32::from(!c.kv.is_empty());
-            ensure(c.parent == node, "parent and child agree", id, || format!("child {child}"))?;
-            ensure(c.start() == n.end as usize, "a child starts where its parent ends", id, || {
-                format!("{} and {}", c.start(), n.end)
-            })?;
             ensure(firsts.insert(&c.key[..self.config.page]), "siblings differ in their first page", id, || {
                 format!("child {child}")
             })?;
@@ -172,7 +218,6 @@ impl Tree {
         })?;
         let is_root = n.parent == NIL;
         ensure(is_root || on_device == 0 || !n.kv.is_empty(), "device spans hang below device spans", id, String::new)?;
-        ensure(is_root == n.key.is_empty(), "only roots have no key", id, || format!("{} tokens", n.key.len()))?;
         ensure(!is_root || !n.is_leaf(), "no root without children", id, String::new)?;
         // A locked parent is brought up to date when it is unlocked.
         ensure(
@@ -190,7 +235,14 @@ impl Tree {
         let n = &self.nodes[node];
         let id = Some(self.nodes.id(node));
         let page = self.config.page;
-        ensure(n.len().is_multiple_of(page), "keys are whole pages", id, || n.len().to_string())?;
+        let (windowed, stated) = (self.config.window.is_some(), self.config.states);
+        ensure(
+            (windowed || n.window.is_empty() && n.host_window.is_empty())
+                && (stated || n.state.is_none() && n.host_state.is_none()),
+            "a node has no more than the tree is configured for",
+            id,
+            String::new,
+        )?;
         ensure(
             (n.kv.len() + n.host_kv.len()) * page == n.len() && (n.kv.is_empty() || n.host_kv.is_empty()),
             "KV covers the key, on the device or on the host",
@@ -226,10 +278,11 @@ impl Tree {
     fn check_locks(&self, node: u32) -> Result<(), Violation> {
         let n = &self.nodes[node];
         let id = Some(self.nodes.id(node));
-        let mut locked = 0;
+        let (mut locked, mut window_pins) = (0, u64::from(n.pins));
         let mut child = n.first_child;
         while child != NIL {
             locked += u32::from(self.nodes[child].locked());
+            window_pins += u64::from(self.nodes[child].window_pins);
             child = self.nodes[child].next_sibling;
         }
         ensure(locked == n.locked_children, "locked children are counted", id, || {
@@ -240,6 +293,12 @@ impl Tree {
             "whatever holds a window or a state holds the path",
             id,
             || format!("{} window pins, {} state pins", n.window_pins, n.state_pins),
+        )?;
+        ensure(
+            n.parent == NIL || u64::from(n.window_pins) <= window_pins,
+            "a window is held by a receipt of its node or of a child's window",
+            id,
+            || format!("{} window pins, {window_pins} receipts", n.window_pins),
         )?;
         ensure(n.state_pins <= n.pins, "a state is held by a receipt of its node", id, || {
             format!("{} state pins, {} pins", n.state_pins, n.pins)

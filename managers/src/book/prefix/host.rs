@@ -1,9 +1,9 @@
 //! The host tier: what the device has no room for moves there instead of being lost.
 //!
-//! A span lies on the device or on the host, never on both, and so does a state. A window goes where its span goes. Spans move out from the leaves and
-//! come back from the root, so whatever lies on the device hangs below device spans only. The tree owns the host's
-//! units, numbered from 0; it says what to copy and the caller copies, in order, before it uses anything that was
-//! released.
+//! A span lies on the device or on the host, never on both, and so does a state. A window goes where its span goes.
+//! Spans move out from the leaves and come back from the root, so whatever lies on the device hangs below device spans
+//! only. The tree owns the host's units, numbered from 0; it says what to copy and the caller copies, in order, before
+//! it uses anything that was released.
 
 use serde::{Deserialize, Serialize};
 
@@ -203,6 +203,10 @@ impl Tree {
     /// without room for the span.
     pub(super) fn demote(&mut self, leaf: u32, out: &mut Released) -> bool {
         let pages = self.nodes[leaf].kv.len();
+        if self.host.blocks.len() + self.usage.host_kv.evictable / self.config.page < pages {
+            // Nothing is dropped for what would not fit all the same.
+            return false;
+        }
         while self.host.blocks.len() < pages {
             let Some(oldest) = self.oldest(Component::HostKv) else {
                 return false;

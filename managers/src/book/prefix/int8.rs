@@ -21,13 +21,13 @@ impl StateShape {
     /// Elements of the state.
     #[must_use]
     pub const fn elements(self) -> usize {
-        self.heads * self.head_dim * self.d_state
+        self.heads.saturating_mul(self.head_dim).saturating_mul(self.d_state)
     }
 
     /// Bytes of the state in 8 bits: one per element and a float32 scale per head and channel.
     #[must_use]
     pub const fn int8_bytes(self) -> usize {
-        self.elements() + 4 * self.heads * self.d_state
+        self.elements().saturating_add(self.heads.saturating_mul(self.d_state).saturating_mul(4))
     }
 }
 
@@ -39,10 +39,10 @@ pub struct Int8State {
     scales: Vec<f32>,
 }
 
-/// A state that cannot be quantised.
+/// A state that cannot be quantised, or bytes that hold none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Int8Error {
-    /// The number of elements is not that of the shape.
+    /// The number of elements, or of bytes, is not that of the shape.
     #[error("a state of {expected} elements, found {found}")]
     Elements {
         /// Of the shape.
@@ -53,6 +53,12 @@ pub enum Int8Error {
     /// An element is infinite or not a number: no scale fits it.
     #[error("element {index} of the state is not finite")]
     NotFinite {
+        /// Its place.
+        index: usize,
+    },
+    /// What was read is no state that was written: its scale is negative, infinite or not a number.
+    #[error("scale {index} of the state is none; what was read is no state in 8 bits")]
+    NoScale {
         /// Its place.
         index: usize,
     },
@@ -72,9 +78,10 @@ impl Int8State {
         }
         let mut scales = vec![0.0_f32; shape.heads * shape.d_state];
         for (i, x) in state.iter().enumerate() {
-            let scale = &mut scales[shape.channel(i)];
-            *scale = scale.max(x.abs() / 127.0);
+            let largest = &mut scales[shape.channel(i)];
+            *largest = largest.max(x.abs());
         }
+        scales.iter_mut().for_each(|largest| *largest = scale_for(*largest));
         let quantised = |(i, x): (usize, &f32)| match scales[shape.channel(i)] {
             0.0 => 0,
             scale => (x / scale).round() as i8,
@@ -86,12 +93,17 @@ impl Int8State {
     /// The state again, for a live slot.
     #[must_use]
     pub fn dequantise(&self) -> Vec<f32> {
-        let restored = |(i, &q): (usize, &i8)| f32::from(q) * self.scales[self.shape.channel(i)];
+        // 127 times a scale that was rounded up may exceed the largest number.
+        let restored =
+            |(i, &q): (usize, &i8)| (f32::from(q) * self.scales[self.shape.channel(i)]).clamp(f32::MIN, f32::MAX);
         self.values.iter().enumerate().map(restored).collect()
     }
 
     /// Writes it as plans lay it out: the values, then the scales, little-endian. `bytes` are
     /// [`StateShape::int8_bytes`].
+    ///
+    /// # Panics
+    /// If there are fewer.
     pub fn write(&self, bytes: &mut [u8]) {
         let (values, scales) = bytes.split_at_mut(self.values.len());
         values.iter_mut().zip(&self.values).for_each(|(byte, value)| *byte = value.cast_unsigned());
@@ -101,12 +113,21 @@ impl Int8State {
     }
 
     /// Reads what [`Int8State::write`] wrote.
-    #[must_use]
-    pub fn read(shape: StateShape, bytes: &[u8]) -> Self {
+    ///
+    /// # Errors
+    /// Another number of bytes, or scales that are none: memory that nothing was written to, or something else.
+    pub fn read(shape: StateShape, bytes: &[u8]) -> Result<Self, Int8Error> {
+        if bytes.len() != shape.int8_bytes() {
+            return Err(Int8Error::Elements { expected: shape.int8_bytes(), found: bytes.len() });
+        }
         let (values, scales) = bytes.split_at(shape.elements());
         let values = values.iter().map(|byte| byte.cast_signed()).collect();
-        let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Self { shape, values, scales }
+        let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let scales: Vec<f32> = scales.collect();
+        if let Some(index) = scales.iter().position(|scale| !(scale.is_finite() && scale.is_sign_positive())) {
+            return Err(Int8Error::NoScale { index });
+        }
+        Ok(Self { shape, values, scales })
     }
 
     /// The scale of each head and channel.
@@ -114,6 +135,13 @@ impl Int8State {
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
+}
+
+/// The least scale with which 127 steps reach as far as the largest value of a channel. Where numbers are as small as
+/// they get, a scale that was rounded down would cut that value off.
+fn scale_for(largest: f32) -> f32 {
+    let scale = largest / 127.0;
+    if (largest / scale).round() > 127.0 { scale.next_up() } else { scale }
 }
 
 impl StateShape {

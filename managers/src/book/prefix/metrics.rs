@@ -74,12 +74,13 @@ impl Metrics {
             return;
         }
         let misses = &mut self.misses;
-        let reason = if found.kv_hit == 0 {
+        // Of a prompt of one page, nothing but the whole could be hit.
+        let reason = if !prompt.tokens.is_empty() && tree.match_prefix(prompt).hit == prompt.tokens.len() {
+            &mut misses.only_at_end
+        } else if found.kv_hit == 0 {
             &mut misses.cold
         } else if found.window_hit == 0 {
             &mut misses.no_window
-        } else if tree.match_prefix(prompt).hit == prompt.tokens.len() {
-            &mut misses.only_at_end
         } else {
             &mut misses.no_state
         };

@@ -11,6 +11,8 @@ mod align;
 mod arena;
 mod cache;
 mod check;
+#[cfg(test)]
+mod check_tests;
 mod config;
 mod cost;
 mod edges;

@@ -1,7 +1,7 @@
 //! What a plan gives to the prefix cache.
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{CachePlan, Pool, Unit};
+use cacheplan_planner::{CachePlan, Parallel, Pool, Unit};
 
 use super::config::{CheckpointFormat, TreeConfig};
 use super::error::PrefixError;
@@ -22,7 +22,8 @@ pub struct Provision {
     pub window_blocks: u32,
     /// States that the tree may hold.
     pub checkpoints: u32,
-    /// The bytes of each, and the identity of the plan.
+    /// The bytes of each, and the identity of the plan. A plan knows no weights: whoever keeps snapshots of several
+    /// models of one architecture, or of several ranks, adds to the fingerprint what tells them apart.
     pub shape: Shape,
 }
 
@@ -65,13 +66,20 @@ impl Provision {
             host,
             ..TreeConfig::default()
         };
+        let Parallel { tp, pp, cp, .. } = plan.parallel;
+        let identity = [
+            plan.fingerprint.model.clone(),
+            plan.policy.to_string(),
+            format!("tp {tp} pp {pp} cp {cp}"),
+            format!("{checkpoints:?}"),
+        ];
         Ok(Self {
             tree,
             blocks: full.units,
             window_blocks: windows.units,
             checkpoints: u32::try_from(plan.checkpoints()).unwrap_or(u32::MAX),
             shape: Shape {
-                fingerprint: format!("{} {}", plan.fingerprint.model, plan.policy),
+                fingerprint: identity.join(", "),
                 block_bytes: full.unit_bytes,
                 window_bytes: windows.unit_bytes,
                 state_bytes: states.unit_bytes,
@@ -95,7 +103,7 @@ impl<'a> Group<'a> {
             let share = plan.host.iter().flat_map(|host| &host.pools).find(|share| share.pool == pool.id);
             share.map_or(0, |share| share.units)
         };
-        let unit_bytes: u64 = pools.iter().map(|pool| pool.unit_bytes).sum();
+        let unit_bytes = pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.unit_bytes));
         Ok(Self {
             units: least(pools.iter().map(|pool| pool.units.saturating_sub(pool.reserved)).min().unwrap_or(0)),
             host_units: least(pools.iter().map(host).min().unwrap_or(0)),
