@@ -180,6 +180,7 @@ pub(super) struct Run {
     out: Released,
     free_blocks: Vec<BlockId>,
     blocks_used: usize,
+    next_block: u32,
     next_slot: u32,
     peak: Peak,
 }
@@ -206,6 +207,7 @@ impl Run {
             out: Released::default(),
             free_blocks: Vec::new(),
             blocks_used: 0,
+            next_block: 0,
             next_slot: 0,
             peak: Peak::default(),
         })
@@ -397,9 +399,10 @@ impl Run {
             }
         }
         self.blocks_used += missing;
-        let ids = self.blocks_used as u32 + self.free_blocks.len() as u32;
-        for i in 0..missing as u32 {
-            blocks.push(self.free_blocks.pop().unwrap_or(BlockId(ids + i)));
+        for _ in 0..missing {
+            let free = self.free_blocks.pop();
+            blocks.push(free.unwrap_or(BlockId(self.next_block)));
+            self.next_block += u32::from(free.is_none());
         }
     }
 
@@ -408,5 +411,29 @@ impl Run {
         self.free_blocks.append(&mut self.out.blocks);
         self.out.slots.clear();
         self.out.offloads.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// The tree takes a block of a number that it has for its own.
+    #[test]
+    fn no_two_blocks_in_use_have_one_number() {
+        let mut run = Run::new(Scenario::default()).unwrap();
+        let (mut kept, mut returned) = (Vec::new(), Vec::new());
+        run.extend_blocks(&mut kept, 10);
+        run.extend_blocks(&mut returned, 3);
+        run.out.blocks = returned;
+        run.take_back();
+        run.extend_blocks(&mut kept, 20);
+        let mut others = Vec::new();
+        run.extend_blocks(&mut others, 5);
+        kept.extend(others);
+        assert_eq!((kept.len(), kept.iter().collect::<HashSet<_>>().len()), (25, 25));
+        assert_eq!(run.blocks_used, 25);
     }
 }
