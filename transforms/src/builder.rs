@@ -13,8 +13,10 @@ pub struct Attention {
     pub num_heads: u64,
     /// Key and value heads.
     pub num_kv_heads: u64,
-    /// Channels of one head.
+    /// Channels of a query or key head.
     pub head_dim: u64,
+    /// Channels of a value head; `None` for as many as a key head has.
+    pub value_dim: Option<u64>,
     /// Tokens back that it sees; `None` for all.
     pub window: Option<u64>,
     /// The element type that the model states for its keys and values.
@@ -34,10 +36,12 @@ pub struct Mla {
     pub kv_lora_rank: u64,
     /// Channels of a key head outside rope.
     pub qk_nope_head_dim: u64,
-    /// Channels of the rope key that all heads share.
+    /// Channels of the rope key that all heads share; 0 where the layer has no rope.
     pub qk_rope_head_dim: u64,
     /// Channels of a value head.
     pub v_head_dim: u64,
+    /// Tokens back that it sees; `None` for all.
+    pub window: Option<u64>,
     /// The element type that the model states for its latents.
     pub cache_dtype: Option<DType>,
 }
@@ -165,7 +169,7 @@ pub struct GraphBuilder {
 impl Attention {
     /// Full attention with `num_kv_heads` key and value heads.
     pub const fn grouped(num_heads: u64, num_kv_heads: u64, head_dim: u64) -> Self {
-        Self { num_heads, num_kv_heads, head_dim, window: None, cache_dtype: None, shares_layer: None }
+        Self { num_heads, num_kv_heads, head_dim, value_dim: None, window: None, cache_dtype: None, shares_layer: None }
     }
 }
 
@@ -225,19 +229,16 @@ impl GraphBuilder {
     /// Adds attention.
     pub fn attention(&mut self, dims: &Attention) -> &mut Self {
         let Attention { num_heads, num_kv_heads, head_dim, .. } = *dims;
+        let value_dim = dims.value_dim.unwrap_or(head_dim);
         let query_channels = num_heads.saturating_mul(head_dim);
-        let kv_channels = num_kv_heads.saturating_mul(head_dim);
+        let kv_channels = num_kv_heads.saturating_mul(head_dim.saturating_add(value_dim));
         let shared = dims.shares_layer.and_then(|layer| self.keys_and_values.get(layer as usize).copied().flatten());
-        let width = if shared.is_some() {
-            query_channels
-        } else {
-            query_channels.saturating_add(kv_channels.saturating_mul(2))
-        };
+        let width = if shared.is_some() { query_channels } else { query_channels.saturating_add(kv_channels) };
         let qkv = self.linear("attention.qkv", "attention.qkv.weight", self.residual, self.hidden_size, width);
         let query = self.heads(qkv, "attention.query", num_heads, head_dim);
         let (key, value) = shared.unwrap_or_else(|| {
             let key = self.heads(qkv, "attention.key", num_kv_heads, head_dim);
-            (key, self.heads(qkv, "attention.value", num_kv_heads, head_dim))
+            (key, self.heads(qkv, "attention.value", num_kv_heads, value_dim))
         });
         if let Some(own) = self.keys_and_values.last_mut() {
             *own = Some((key, value));
@@ -254,8 +255,9 @@ impl GraphBuilder {
         }
         op = with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype);
         let id = self.graph.add_op(op);
-        let output = self.channels(id, "attention.context", query_channels);
-        self.project("attention.out", "attention.out.weight", output, query_channels)
+        let context_channels = num_heads.saturating_mul(value_dim);
+        let output = self.channels(id, "attention.context", context_channels);
+        self.project("attention.out", "attention.out.weight", output, context_channels)
     }
 
     /// Adds multi-head latent attention.
@@ -279,7 +281,10 @@ impl GraphBuilder {
         let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
         let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
         let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);
-        let op = self.op("mla", ops::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
+        let mut op = self.op("mla", ops::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
+        if let Some(window) = dims.window {
+            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+        }
         let id = self.graph.add_op(with_dtype(op.input("up", up), ops::CACHE_DTYPE, dims.cache_dtype));
         let output = self.channels(id, "mla.context", value_channels);
         self.project("mla.out", "mla.out.weight", output, value_channels)

@@ -33,25 +33,35 @@ fn attention(op: &mut OpView<'_>) -> Caches {
     let num_kv_heads = op.dim("num_kv_heads", "key", 2)?;
     let head_dim = op.dim("head_dim", "key", 3)?;
     let (value_heads, value_dim) = (op.dim("value heads", "value", 2)?, op.dim("value head_dim", "value", 3)?);
-    op.provenance.truncate(2);
-    if (value_heads, value_dim) != (num_kv_heads, head_dim) {
+    if value_heads != num_kv_heads {
         return Err(DescribeError::Inconsistent(format!(
             "keys are {num_kv_heads} heads of {head_dim}, values {value_heads} heads of {value_dim}; \
-             one paged cache holds both only if they agree"
+             one paged cache holds both only if there are as many heads"
         )));
     }
-    let mut handler = ResourceHandler::kv_paged(num_kv_heads, head_dim, op.kv_dtype("key")?)?;
-    if let Some(window) = op.op().number(ops::WINDOW) {
-        handler = handler.with_window(tokens("window", window)?)?;
-        op.provenance.push(format!("window = {window} (attribute)"));
-    }
-    one("kv_cache", handler)
+    let dtype = op.kv_dtype("key")?;
+    let handler = if value_dim == head_dim {
+        op.provenance.retain(|line| !line.starts_with("value "));
+        ResourceHandler::kv_paged(num_kv_heads, head_dim, dtype)?
+    } else {
+        // A row of a head holds its key and then its value.
+        ResourceHandler::kv_paged(num_kv_heads, head_dim.saturating_add(value_dim), dtype)?.with_kv_factor(1)?
+    };
+    one("kv_cache", windowed(op, handler)?)
 }
 
 fn mla(op: &mut OpView<'_>) -> Caches {
     let rank = op.dim("kv_lora_rank", "latent", 2)?;
     let rope = op.dim("qk_rope_head_dim", "rope_key", 2)?;
-    one("ckv_cache", ResourceHandler::mla_paged(rank, rope, op.kv_dtype("latent")?)?)
+    let handler = ResourceHandler::mla_paged(rank, rope, op.kv_dtype("latent")?)?;
+    one("ckv_cache", windowed(op, handler)?)
+}
+
+/// The same cache, for the tokens of the op's window only if it has one.
+fn windowed(op: &mut OpView<'_>, handler: ResourceHandler) -> Result<ResourceHandler, DescribeError> {
+    let Some(window) = op.op().number(ops::WINDOW) else { return Ok(handler) };
+    op.provenance.push(format!("window = {window} (attribute)"));
+    Ok(handler.with_window(tokens("window", window)?)?)
 }
 
 /// A number of tokens that a cache's growth can hold.
@@ -85,13 +95,8 @@ const OVERLAPPING_RATIO: u64 = 4;
 fn compressed_attention(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("head_dim", "latent", 2)?;
     let dtype = op.kv_dtype("latent")?;
-    let window = op.op().number(ops::WINDOW);
     let ratio = op.op().number(ops::RATIO).unwrap_or(0);
-    let latent = ResourceHandler::mla_paged(width, 0, dtype)?;
-    let latent = match window {
-        Some(window) => latent.with_window(tokens("window", window)?)?,
-        None => latent,
-    };
+    let latent = windowed(op, ResourceHandler::mla_paged(width, 0, dtype)?)?;
     let mut caches = vec![Cache { suffix: "ckv_cache".into(), handler: latent }];
     if ratio == 0 {
         return Ok(caches);

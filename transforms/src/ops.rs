@@ -3,7 +3,8 @@
 //! A framework's own ops carry its own namespace, `acme.retention`, and need a descriptor of its own.
 //! Shapes are written with B for the batch and S for the new tokens of a sequence.
 
-/// Attention over keys and values: `query` [B, S, heads, head_dim], `key` and `value` [B, S, kv_heads, head_dim].
+/// Attention over keys and values: `query` [B, S, heads, head_dim], `key` [B, S, kv_heads, head_dim],
+/// `value` [B, S, kv_heads, value_dim].
 ///
 /// Attributes: [`WINDOW`], [`CACHE_DTYPE`]. An op that reads the key tensor of an earlier one shares its cache; one that
 /// reads a `mask` [B, S, tokens] sees other tokens than causality and the window let it.
@@ -11,7 +12,7 @@ pub const ATTENTION: &str = "core.attention";
 
 /// Multi-head latent attention: `latent` [B, S, kv_lora_rank], `rope_key` [B, S, qk_rope_head_dim].
 ///
-/// Attributes: [`CACHE_DTYPE`].
+/// Attributes: [`WINDOW`], [`CACHE_DTYPE`].
 pub const MLA: &str = "core.mla";
 
 /// The keys by which sparse attention chooses its tokens: `index_key` [B, S, index_head_dim].

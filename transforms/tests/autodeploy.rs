@@ -27,6 +27,7 @@ fn latent(kv_lora_rank: u64, qk_rope_head_dim: u64) -> Model {
         qk_nope_head_dim: 128,
         qk_rope_head_dim,
         v_head_dim: 128,
+        window: None,
         cache_dtype: None,
     });
     builder.build()

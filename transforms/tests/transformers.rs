@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Growth, Kind};
-use cacheplan_transforms::{Model, PassContext, ReadOptions, Resource, collect, read_config_str};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, Resource, collect, read_config_str};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -27,6 +27,19 @@ struct Known {
 const OTHER_CACHES: [&str; 1] = ["deepseek-ai__DeepSeek-V4-Flash.json"];
 /// Only counts of its layers are there; transformers takes its default pattern, this crate the counts.
 const ONLY_COUNTS: [&str; 1] = ["nvidia__NVIDIA-Nemotron-3-Nano-4B.json"];
+
+/// Their sizes of heads are not those that their config classes default to.
+const NO_DEFAULTS: [&str; 9] = [
+    "glm4_moe",
+    "glm4v_moe",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hunyuan_vl",
+    "ministral",
+    "mistral3",
+    "nemotron",
+    "dots1",
+];
 
 fn known() -> BTreeMap<String, Known> {
     let file = std::fs::File::open(fixture("transformers/caches.json")).unwrap();
@@ -79,6 +92,8 @@ fn words(resource: &Resource) -> String {
         _ => String::new(),
     };
     match handler.kind() {
+        // A row with a key and a value of other sizes.
+        Kind::KvPaged if sizes[0] == 1 => format!("joint {}x{}{window}", sizes[1], sizes[2]),
         Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
         Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
         Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
@@ -90,7 +105,7 @@ fn words(resource: &Resource) -> String {
 #[test]
 fn each_layer_caches_what_it_caches_in_transformers() {
     let known = known();
-    assert!(known.len() > 130, "{}", known.len());
+    assert!(known.len() > 185, "{}", known.len());
     for (name, known) in known {
         assert_eq!(caches(read(&name, &text(&name, &known))), known.caches, "{name}");
     }
@@ -100,58 +115,63 @@ fn each_layer_caches_what_it_caches_in_transformers() {
 #[test]
 fn layers_are_of_the_same_kinds_without_a_list_of_them() {
     // Only the list tells.
-    const LISTED: [&str; 6] = ["cwm", "granite_swa", "granitemoe_swa", "laguna", "mellum", "nemotron_h"];
+    const LISTED: &str = "beam cwm dots3_note flint granite_swa granitemoe_swa granitemoehybrid kolibri1 laguna \
+        lfm2_moe mellum mimo_v2_flash nemotron_h step3p7";
     for (name, known) in known() {
-        let Some(config) = known.config.as_ref().filter(|_| !LISTED.contains(&name.as_str())) else { continue };
+        let Some(config) = known.config.as_ref().filter(|_| LISTED.split_whitespace().all(|listed| listed != name))
+        else {
+            continue;
+        };
         let text = without(config, &["layer_types", "layers_block_type"]);
         assert_eq!(caches(read(&name, &text)), known.caches, "{name}");
     }
 }
 
-/// Where a key is absent, the architecture's default stands for it.
+/// Where a key is absent, the architecture's default stands for it, or it must be stated.
 #[test]
 fn heads_are_as_many_without_keys_that_state_them() {
-    // What they default to differs between architectures that share a description: such a key must be stated.
-    const STATED: &str = "bitnet cwm ernie4_5 glm glm4 granite_swa granitemoe_swa internlm3 iquestcoder laguna mellum \
-                          minimax_m2 seed_oss solar_open";
-    let mut compared = 0;
+    const KEYS: [&[&str]; 3] = [&["num_key_value_heads"], &["head_dim"], &["num_key_value_heads", "head_dim"]];
+    let (mut compared, mut wrong) = (0, Vec::new());
     for (name, known) in known() {
-        // A wrapper's defaults are those of the decoder that it happens to wrap.
-        let Some(config) = known.config.as_ref().filter(|_| name != "mistral3") else { continue };
-        let text = without(config, &["num_key_value_heads", "head_dim"]);
-        match read_config_str(&name, &text, &ReadOptions::default()) {
-            Ok(model) => assert_eq!(caches(model), known.caches, "{name}"),
-            Err(error) => {
-                assert!(STATED.split_whitespace().any(|stated| stated == name), "{name}: {error}");
-                continue;
+        // A wrapper's defaults are those of the decoder that it happens to wrap; `CHANGES` of make.py are no defaults.
+        let Some(config) = known.config.as_ref().filter(|_| !NO_DEFAULTS.contains(&name.as_str())) else { continue };
+        for keys in KEYS {
+            match read_config_str(&name, &without(config, keys), &ReadOptions::default()).map(caches) {
+                Ok(found) if found == known.caches => compared += 1,
+                Err(FrontendError::Missing { .. } | FrontendError::BadValue { .. }) => {}
+                Ok(_) => wrong.push(format!("{name} without {keys:?} is read as something else")),
+                Err(error) => wrong.push(error.to_string()),
             }
         }
-        compared += 1;
     }
-    assert!(compared > 65, "{compared}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(compared > 280, "{compared}");
 }
 
 /// The bound of the estimate: exact to the parameter, or within 15 in a thousand for those listed.
 #[test]
 fn weights_are_as_many_as_in_transformers() {
     // Their norms, biases, adapters or parallel branches are not described.
-    const NEAR: &str = "afmoe apertus axk1 axk2 bitnet cohere cohere2 cohere2_moe diffllama exaone4 exaone_moe \
-        flex_olmo glm glm4 gpt_neox granite_swa granitemoe_swa hy_v4 hyperclovax jais2 laguna \
-        mellum minimax_m2 minimax_m3_vl nanochat olmo olmo2 olmo3 olmo_hybrid olmoe persimmon \
-        phi phimoe seed_oss stablelm starcoder2 vaultgemma";
-    let mut exact = 0;
+    const NEAR: &str = "afmoe apertus axk1 axk2 bailing_hybrid beam bitnet cohere cohere2 cohere2_moe diffllama dots1 \
+        dots3_note ernie4_5_moe exaone4 exaone_moe flex_olmo glm glm4 glm4v glm4v_moe glm_ocr gpt_neox granite_swa \
+        granitemoe_swa hunyuan_v1_moe hy_v3 hy_v4 hyperclovax jais2 kolibri1 laguna mellum mimo_v2_flash minimax_m2 \
+        minimax_m3_vl mistral4 nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phimoe \
+        seed_oss stablelm starcoder2 vaultgemma";
+    let (mut exact, mut wrong) = (0, Vec::new());
     for (name, known) in known() {
         let model = read(&name, &text(&name, &known));
         let quantised = model.config.contains_key("quantization_config");
         let Some(weights) = model.info.weights.filter(|_| !quantised) else { continue };
         let expected = known.parameters * model.info.dtype.row_bytes(1).unwrap();
+        let ratio = weights.bytes as f64 / expected as f64;
         if NEAR.split_whitespace().any(|near| near == name) {
-            let ratio = weights.bytes as f64 / expected as f64;
             assert!((0.985..1.015).contains(&ratio), "{name}: {ratio}");
-        } else {
-            assert_eq!(weights.bytes, expected, "{name}: {:.4}", weights.bytes as f64 / expected as f64);
+        } else if weights.bytes == expected {
             exact += 1;
+        } else {
+            wrong.push(format!("{name}: {ratio:.4}"));
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(exact > 80, "{exact}");
 }

@@ -54,6 +54,23 @@ pub enum FrontendError {
         /// What was expected instead.
         expected: String,
     },
+    /// A key whose value makes the model one that its description does not cover.
+    #[error(
+        "{file}: `{key}` of model_type `{model_type}` is {found}; {reason}; describe the model with --description or \
+         GraphBuilder, or pass --assume {key}=VALUE"
+    )]
+    NotCovered {
+        /// The file.
+        file: String,
+        /// The model_type.
+        model_type: String,
+        /// The key.
+        key: String,
+        /// Its value, shortened.
+        found: String,
+        /// What is not covered.
+        reason: String,
+    },
     /// A config that does not say of which architecture it is.
     #[error(
         "{file}: there is no `model_type`, which says what the other keys mean; is this a model's config.json? \
@@ -196,6 +213,7 @@ impl FrontendError {
         matches!(
             self,
             Self::UnknownModelType { .. }
+                | Self::NotCovered { .. }
                 | Self::UnknownLayerKind { .. }
                 | Self::UnknownOp { .. }
                 | Self::UnknownDType { .. }

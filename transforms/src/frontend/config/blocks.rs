@@ -28,6 +28,7 @@ const SCHEMAS: &[Schema] = &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
             ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
+            ("value_dim", ""),
             ("shares_layer", ""),
         ],
         emit: |builder, dims| attention(builder, dims, None),
@@ -39,6 +40,7 @@ const SCHEMAS: &[Schema] = &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
             ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
+            ("value_dim", ""),
             ("window", "sliding_window"),
             ("shares_layer", ""),
         ],
@@ -54,6 +56,7 @@ const SCHEMAS: &[Schema] = &[
             ("qk_nope_head_dim", "qk_nope_head_dim"),
             ("qk_rope_head_dim", "qk_rope_head_dim"),
             ("v_head_dim", "v_head_dim ?? qk_nope_head_dim"),
+            ("window", ""),
         ],
         emit: |builder, dims| {
             builder.mla(&Mla {
@@ -61,8 +64,9 @@ const SCHEMAS: &[Schema] = &[
                 q_lora_rank: dims.find("q_lora_rank")?,
                 kv_lora_rank: dims.get("kv_lora_rank")?,
                 qk_nope_head_dim: dims.get("qk_nope_head_dim")?,
-                qk_rope_head_dim: dims.get("qk_rope_head_dim")?,
+                qk_rope_head_dim: dims.count("qk_rope_head_dim")?,
                 v_head_dim: dims.get("v_head_dim")?,
+                window: dims.find("window")?,
                 cache_dtype: dims.context.dtypes[1],
             });
             Ok(())
@@ -228,6 +232,7 @@ fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -
         num_heads,
         num_kv_heads: dims.get("num_kv_heads")?,
         head_dim: dims.get("head_dim")?,
+        value_dim: dims.find("value_dim")?,
         window,
         cache_dtype: dims.context.dtypes[1],
         shares_layer,
@@ -307,6 +312,11 @@ impl Block {
         let more = Expr::parse(overrides.and_then(|table| table.get("more")).map_or(schema.more, String::as_str))?;
         let more = more.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr));
         Ok(Self { name: name.to_owned(), schema, dims, more })
+    }
+
+    /// What tells its dimensions.
+    pub(super) fn dims(&self) -> impl Iterator<Item = &Expr> {
+        self.dims.iter().map(|(_, expr)| expr)
     }
 
     /// Adds the block to the builder's current layer.

@@ -29,6 +29,12 @@ pub(super) struct Description {
     /// Where the kind of each layer is found; the first source whose keys are there counts.
     #[serde(default)]
     pub(super) pattern: Vec<Pattern>,
+    /// What must hold for every layer, or the model is not covered.
+    #[serde(default)]
+    pub(super) requires: Vec<Requirement>,
+    /// Keys that mean nothing here, although elsewhere they change what is cached; `KEY=WORD` for one word of a list.
+    #[serde(default)]
+    pub(super) ignores: Vec<String>,
     /// Spellings of layer kinds.
     #[serde(default)]
     pub(super) names: BTreeMap<String, String>,
@@ -56,6 +62,16 @@ fn yes() -> bool {
 
 fn default_hidden_size() -> String {
     "hidden_size ?? d_model ?? n_embd".to_owned()
+}
+
+/// A condition on the model, such as that no layer reads another's keys.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Requirement {
+    /// An expression that must not be 0; one whose keys are absent holds.
+    pub(super) that: String,
+    /// What is not covered where it is 0.
+    pub(super) because: String,
 }
 
 /// One way to tell the kind of each layer.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::DRAFT_LAYERS;
 use super::assume::Assumption;
 use super::description::{Description, Pattern};
 use super::expr::Expr;
@@ -24,6 +25,19 @@ const USUAL: [(&str, &[&str]); 3] = [
 /// The blocks of a kind that descriptions need not spell out.
 pub(super) fn usual_blocks(kind: &str) -> Option<&'static [&'static str]> {
     USUAL.iter().find(|(name, _)| *name == kind).map(|&(_, blocks)| blocks)
+}
+
+/// The blocks that layers of a model can have: all of its kinds and, as far as it can spell them, the usual ones.
+pub(super) fn possible_blocks(description: &Description) -> impl Iterator<Item = &str> {
+    let patterns = description.pattern.as_slice();
+    let listed = patterns.iter().any(|pattern| pattern.key.is_some() || pattern.counts.is_some());
+    let spelled = move |kind: &str| match patterns {
+        [] => kind == "attention",
+        patterns => listed || patterns.iter().any(|pattern| pattern.kinds.iter().any(|name| name == kind)),
+    };
+    let usual = USUAL.iter().filter(move |(kind, _)| spelled(kind) && !description.kinds.contains_key(*kind));
+    let usual = usual.flat_map(|(_, blocks)| blocks.iter().copied());
+    description.kinds.values().flatten().map(String::as_str).chain(usual)
 }
 
 /// The kind that a spelling of a model's file stands for.
@@ -186,6 +200,8 @@ impl Pattern {
         let (found, wanted) = (spellings.of.len(), layers as usize);
         if self.repeat && found > 0 {
             spellings.of = spellings.of.iter().copied().cycle().take(wanted).collect();
+        } else if found > wanted && found - wanted == draft_layers(values)? {
+            spellings.of.truncate(wanted);
         } else if found != wanted {
             let expected = format!("it has {found} entries, the model has {wanted} layers");
             return Err(values.bad(key, value, &expected));
@@ -193,6 +209,14 @@ impl Pattern {
         values.note("layer kinds", &format!("{} kinds", spellings.distinct.len()), key, false);
         Ok(Some(spellings))
     }
+}
+
+/// How many draft layers a list of layers may go on with.
+fn draft_layers(values: &Values<'_>) -> Result<usize, FrontendError> {
+    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    let expr = Expr::parse(DRAFT_LAYERS).map_err(invalid)?;
+    let number = values.eval(&expr, 0)?;
+    Ok(number.map_or(0, |number| usize::try_from(number.value).unwrap_or(usize::MAX)))
 }
 
 /// Only the number of layers of each kind is known: their order is assumed.

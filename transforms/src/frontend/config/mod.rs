@@ -3,6 +3,7 @@
 mod architectures;
 mod assume;
 mod blocks;
+mod coverage;
 mod description;
 mod expr;
 mod json;
@@ -78,6 +79,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let hidden_size = number(&values, "hidden_size", &hidden_size)?.value;
     let layers = layer_count(&values, description, invalid)?;
     values.find_overrides(layers)?;
+    coverage::check(description, &values, layers)?;
     let dtype = activation_dtype(&values)?;
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 

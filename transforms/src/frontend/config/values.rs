@@ -49,6 +49,15 @@ impl<'e> Number<'e> {
     }
 }
 
+fn shortened(value: &Value) -> String {
+    let mut text = value.to_string();
+    if let Some((cut, _)) = text.char_indices().nth(60) {
+        text.truncate(cut);
+        text.push('…');
+    }
+    text
+}
+
 fn is_stated(value: &Value) -> bool {
     !value.is_null() && value != "auto"
 }
@@ -282,16 +291,24 @@ impl<'a> Values<'a> {
     }
 
     pub(super) fn bad(&self, key: &str, found: &Value, expected: &str) -> FrontendError {
-        let mut found = found.to_string();
-        if let Some((cut, _)) = found.char_indices().nth(60) {
-            found.truncate(cut);
-            found.push('…');
-        }
         FrontendError::BadValue {
             file: self.file.to_owned(),
             key: key.to_owned(),
-            found,
+            found: shortened(found),
             expected: expected.to_owned(),
+        }
+    }
+
+    /// Keys whose values the architecture's description does not cover; the first that is there is named.
+    pub(super) fn not_covered(&self, keys: &[&str], reason: &str) -> FrontendError {
+        let stated = keys.iter().find_map(|key| Some((*key, self.get(key)?)));
+        let (key, found) = stated.unwrap_or((keys.first().copied().unwrap_or_default(), &Value::Null));
+        FrontendError::NotCovered {
+            file: self.file.to_owned(),
+            model_type: self.model_type.clone(),
+            key: key.to_owned(),
+            found: shortened(found),
+            reason: reason.to_owned(),
         }
     }
 

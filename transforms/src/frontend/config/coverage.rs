@@ -1,0 +1,114 @@
+//! Whether a description covers the model: what it requires holds, and it says what each key means that can change what
+//! is cached.
+
+use serde_json::Value;
+
+use super::blocks::Block;
+use super::description::Description;
+use super::expr::Expr;
+use super::layers;
+use super::values::Values;
+use crate::frontend::FrontendError;
+
+/// Keys that change what is cached in at least one architecture.
+///
+/// A model that has one of them while nothing says what it means there is refused: its caches would be wrong unnoticed.
+const CHANGE_CACHES: &[&str] = &[
+    "_sliding_window_pattern",
+    "attention_chunk_size",
+    "attention_types",
+    "attention_window_size",
+    "attn_layer_indices",
+    "attn_layer_period",
+    "attn_type_list",
+    "block_configs",
+    "block_types",
+    "compress_rates",
+    "compress_ratios",
+    "fa_interval",
+    "full_attention_interval",
+    "full_attn_idxs",
+    "global_attn_every_n_layers",
+    "global_head_dim",
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "index_head_dim",
+    "indexer_head_dim",
+    "kv_lora_rank",
+    "kv_source_layers",
+    "layer_group_size",
+    "layer_types",
+    "layers_block_type",
+    "linear_attn_config",
+    "linear_num_value_heads",
+    "local_attention",
+    "local_layer_ids",
+    "num_global_key_value_heads",
+    "prefix_dense_sliding_window_pattern",
+    "sliding_window",
+    "sliding_window_pattern",
+    "sliding_window_size",
+    "sparse_attention_config",
+    "swa_head_dim",
+    "swa_num_key_value_heads",
+    "swa_v_head_dim",
+    "use_cla",
+    "use_mla",
+    "v_head_dim",
+    "window_size",
+    "yoco_cross_layers",
+];
+
+pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
+    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    for requirement in &description.requires {
+        let that = Expr::parse(&requirement.that).map_err(invalid)?;
+        for layer in 0..layers {
+            if values.eval(&that, layer)?.is_some_and(|number| number.value == 0) {
+                return Err(values.not_covered(&that.keys(), &requirement.because));
+            }
+        }
+    }
+    for &key in CHANGE_CACHES {
+        let Some(found) = values.get(key) else { continue };
+        let ignored = |word: &str| description.ignores.iter().any(|entry| entry.split_once('=') == Some((key, word)));
+        if !changes_nothing(found, &ignored) && !mentions(description, key).map_err(invalid)? {
+            return Err(values.not_covered(&[key], "nothing says which caches that means"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether it stands for no window, no pattern or full attention everywhere, whatever the key.
+fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> bool {
+    match value {
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
+        Value::String(word) => matches!(word.as_str(), "" | "attention" | "full_attention") || ignored(word),
+        Value::Array(list) => list.iter().all(|entry| changes_nothing(entry, ignored)),
+        Value::Object(object) => object.is_empty(),
+        Value::Null => true,
+    }
+}
+
+/// Whether an expression of the description reads the key, or a usual one of a block that its layers can have.
+fn mentions(description: &Description, key: &str) -> Result<bool, String> {
+    let reads = |expr: &Expr| expr.keys().iter().any(|path| path.split('.').next() == Some(key));
+    let named = description.pattern.iter().flat_map(|pattern| [&pattern.key, &pattern.counts]).flatten();
+    if named.chain(&description.ignores).any(|named| named == key) {
+        return Ok(true);
+    }
+    let conditions = description.pattern.iter().flat_map(|pattern| [&pattern.when, &pattern.choose]).flatten();
+    let required = description.requires.iter().map(|requirement| &requirement.that);
+    for text in conditions.chain(required) {
+        if reads(&Expr::parse(text)?) {
+            return Ok(true);
+        }
+    }
+    for name in layers::possible_blocks(description) {
+        if Block::new(name, description.blocks.get(name))?.dims().any(reads) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

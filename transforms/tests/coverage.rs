@@ -1,0 +1,117 @@
+//! A key that changes what is cached is never passed over.
+
+mod support;
+
+use cacheplan_transforms::{Assumption, FrontendError, Model, PassContext, ReadOptions, collect, read_config_str};
+use rstest::rstest;
+
+use support::ranges;
+
+fn read(text: &str, assume: &[&str]) -> Result<Model, FrontendError> {
+    let assume: Vec<Assumption> = assume.iter().map(|text| text.parse().unwrap()).collect();
+    read_config_str("config.json", text, &ReadOptions { assume, ..ReadOptions::default() })
+}
+
+/// A decoder of 8 layers with 8 heads of 16, and some keys more.
+fn decoder(model_type: &str, keys: &str) -> String {
+    let comma = if keys.is_empty() { "" } else { ", " };
+    format!(
+        r#"{{"model_type": "{model_type}", "hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 16{comma}{keys}}}"#
+    )
+}
+
+fn layers_of(model: &Model, kind: &str) -> String {
+    let layers = (0u32..).zip(&model.layer_kinds).filter(|(_, found)| *found == kind).map(|(layer, _)| layer);
+    ranges(&layers.collect::<Vec<_>>())
+}
+
+#[rstest]
+#[case::window("llama", r#""sliding_window": 64"#, "sliding_window")]
+#[case::layers("olmo2", r#""layer_types": ["full_attention", "linear_attention"]"#, "layer_types")]
+#[case::chunks("granite", r#""attention_chunk_size": 64"#, "attention_chunk_size")]
+#[case::values("glm4_moe", r#""v_head_dim": 8"#, "v_head_dim")]
+#[case::latent("llama", r#""kv_lora_rank": 8"#, "kv_lora_rank")]
+#[case::indexer(
+    "deepseek_v3",
+    r#""kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "index_head_dim": 8"#,
+    "index_head_dim"
+)]
+#[case::key_heads("gemma3", r#""swa_num_key_value_heads": 2"#, "swa_num_key_value_heads")]
+#[case::states("mistral", r#""linear_attn_config": {"num_heads": 2}"#, "linear_attn_config")]
+#[case::sharing("qwen3", r#""kv_source_layers": [0, 0, 2, 2, 4, 4, 6, 6]"#, "kv_source_layers")]
+fn a_key_that_nothing_explains_is_refused_by_name(#[case] model_type: &str, #[case] keys: &str, #[case] key: &str) {
+    let error = read(&decoder(model_type, keys), &[]).unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    assert!(error.to_string().contains(&format!("`{key}` of model_type `{model_type}` is")), "{error}");
+    assert!(read(&decoder(model_type, keys), &[&format!("{key}=null")]).is_ok(), "{key}");
+}
+
+#[rstest]
+#[case("llama", r#""sliding_window": null"#)]
+#[case("llama", r#""use_mla": false, "kv_lora_rank": 0, "hybrid_layer_pattern": [], "sliding_window": -1"#)]
+#[case("granite", r#""layer_types": ["full_attention", "full_attention"]"#)]
+#[case("qwen2", r#""sliding_window": 64, "use_sliding_window": false"#)]
+#[case("mimo_v2_flash", r#""hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 0], "attention_chunk_size": 128"#)]
+fn a_key_that_says_nothing_special_is_not(#[case] model_type: &str, #[case] keys: &str) {
+    read(&decoder(model_type, keys), &[]).unwrap();
+}
+
+#[rstest]
+#[case::longcat("longcat_flash", r#""num_layers": 3"#, "`num_hidden_layers` of model_type `longcat_flash` is 8")]
+#[case::mistral("mistral_large4", r#""kv_source_layers": [0, 0, 2, 3, 4, 5, 6, 7]"#, "`kv_source_layers`")]
+#[case::samba("phi4flash", r#""mb_per_layer": 3"#, "`mb_per_layer` of model_type `phi4flash` is 3")]
+#[case::ling("bailing_hybrid", r#""layer_group_size": 3, "short_conv_kernel_size": 4"#, "`num_hidden_layers`")]
+#[case::dots("dots3_note", r#""use_dsa": false"#, "`use_dsa` of model_type `dots3_note` is false")]
+#[case::dots_layers("dots3_note", r#""layer_types": ["full_attention"]"#, "`layer_types`")]
+fn what_a_description_requires_is_checked(#[case] model_type: &str, #[case] keys: &str, #[case] expected: &str) {
+    let error = read(&decoder(model_type, keys), &[]).unwrap_err();
+    assert!(matches!(error, FrontendError::NotCovered { .. }), "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// As modeling code states it: `sliding_window` may be one number, or a list with nulls.
+#[rstest]
+#[case(r#""mb_per_layer": 2, "sliding_window": 64"#)]
+#[case(r#""mb_per_layer": 2, "sliding_window": [null, 64, null, 64, null, null, null, null]"#)]
+fn the_second_half_of_phi4flash_shares_one_cache(#[case] keys: &str) {
+    let mut model = read(&decoder("phi4flash", keys), &[]).unwrap();
+    assert_eq!(
+        model.layer_kinds.join(" "),
+        "mamba sliding_attention mamba sliding_attention mamba attention memory shared_attention"
+    );
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let names: Vec<&str> = resources.iter().map(|resource| resource.name.as_str()).collect();
+    let expected =
+        "kv_cache_1 kv_cache_3 kv_cache_5 ssm_state_0 ssm_state_2 ssm_state_4 conv_state_0 conv_state_2 conv_state_4";
+    assert_eq!(names.join(" "), expected);
+    assert_eq!(resources.get("kv_cache_5").unwrap().shared_by, [7]);
+}
+
+#[test]
+fn a_row_of_mimo_v2_holds_a_key_and_a_narrower_value() {
+    let keys = r#""hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 0], "v_head_dim": 12, "swa_head_dim": 24, "swa_v_head_dim": 8,
+        "swa_num_key_value_heads": 2, "swa_num_attention_heads": 4, "sliding_window_size": 64, "sliding_window": 64"#;
+    let mut model = read(&decoder("mimo_v2", keys), &[]).unwrap();
+    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let bytes = |name: &str| resources.get(name).unwrap().handler.bytes_per_token().unwrap().0;
+    assert_eq!((bytes("kv_cache_0"), bytes("kv_cache_1")), (4 * (16 + 12) * 2, 2 * (24 + 8) * 2));
+}
+
+#[test]
+fn a_latent_of_longcat_flash_is_kept_twice_per_layer() {
+    let keys =
+        r#""num_layers": 8, "kv_lora_rank": 32, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8"#;
+    assert_eq!(read(&decoder("longcat_flash", keys), &[]).unwrap().info.layers, 16);
+}
+
+/// The list of layers of Step-3.5 goes on with its draft layers.
+#[test]
+fn a_list_of_layers_may_go_on_with_draft_layers() {
+    let kinds = r#""layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention",
+        "full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"], "sliding_window": 4"#;
+    let model = read(&decoder("step3p5", &format!(r#"{kinds}, "num_nextn_predict_layers": 1"#)), &[]).unwrap();
+    assert_eq!(layers_of(&model, "sliding_attention"), "1, 3, 5, 7");
+    let error = read(&decoder("step3p5", kinds), &[]).unwrap_err();
+    assert!(error.to_string().contains("it has 9 entries, the model has 8 layers"), "{error}");
+}
