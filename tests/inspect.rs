@@ -33,11 +33,11 @@ fn the_graph_prints_as_dot_with_its_caches_standing_out() {
 
 #[test]
 fn an_unsupported_model_exits_with_4_until_it_is_assumed_to_be_a_known_one() {
-    let model = "configs/microsoft__Phi-4-mini-flash-reasoning.json";
-    let refused = inspect(model, &[]);
+    let model = "configs/meta-llama__Llama-3.1-8B-Instruct.json";
+    let refused = inspect(model, &["--assume", "model_type=heron"]);
     assert_eq!(refused.status.code(), Some(4));
-    assert!(String::from_utf8(refused.stderr).unwrap().contains("phi4flash"));
-    let assumed = inspect(model, &["--assume", "model_type=llama"]);
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("heron"));
+    let assumed = inspect(model, &["--assume", "model_type=granite"]);
     assert!(assumed.status.success());
     assert!(String::from_utf8(assumed.stdout).unwrap().contains("stated by the caller"));
 }
