@@ -73,15 +73,15 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// The embedding of the first `rotary_dim` elements of each head.
+    /// The embedding of the first `rotary_dim` elements of each head; an odd number is rounded up after the frequencies
+    /// were made for it.
     pub fn new(theta: f32, rotary_dim: usize, layout: RopeLayout, scaling: &RopeScaling) -> Result<Self> {
-        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
-            return Err(KernelError::Argument {
-                op: OP,
-                reason: format!("rotary_dim {rotary_dim} is not a positive even number"),
-            });
+        let is_odd = !rotary_dim.is_multiple_of(2);
+        if rotary_dim == 0 || (is_odd && matches!(scaling, RopeScaling::Yarn { .. })) {
+            let reason = format!("rotary_dim {rotary_dim} is not positive, or odd where YaRN blends frequencies");
+            return Err(KernelError::Argument { op: OP, reason });
         }
-        let half = rotary_dim / 2;
+        let half = rotary_dim.div_ceil(2);
         let base: Vec<f32> = (0..half).map(|i| 1.0 / theta.powf((2 * i) as f32 / rotary_dim as f32)).collect();
         let (inverse_frequencies, attention_factor) = match scaling {
             RopeScaling::None => (base, 1.0),

@@ -156,6 +156,7 @@ fn mixer(kind: Layer, layer: u32, weights: &Scope<'_>) -> Result<Box<dyn Mixer>,
             router: Linear::load(&weights.enter("gate"), HIDDEN, EXPERTS, false)?,
             correction: None,
             experts: (0..EXPERTS).map(|i| Mlp::load_plain(&weights.enter(i), MLP)).collect::<Result<_, _>>()?,
+            latent: None,
             shared: None,
         }),
         Layer::TokenShift => Box::new(TokenShift {

@@ -37,6 +37,8 @@ pub(crate) struct Moe {
     /// `[experts]`, added to the scores for the choice alone.
     pub(crate) correction: Option<Tensor>,
     pub(crate) experts: Vec<Mlp>,
+    /// To the narrower rows that the experts of some models compute on, and back.
+    pub(crate) latent: Option<[Linear; 2]>,
     pub(crate) shared: Option<SharedExpert>,
 }
 
@@ -55,6 +57,7 @@ impl Moe {
             router: Linear::load(&gate, hidden, routing.experts, false)?,
             correction: Some(gate.get("e_score_correction_bias", routing.experts)?),
             experts: (0..routing.experts).map(|i| expert(&experts.enter(i))).collect::<Result<_, _>>()?,
+            latent: None,
             shared: shared.map(|mlp| SharedExpert { mlp, gate: None }),
             routing,
         })
@@ -66,13 +69,20 @@ impl Moe {
             Some(shared) => shared.forward(x)?,
             None => x.zeros_like()?,
         };
+        let Some([inward, outward]) = &self.latent else { return self.add_routed(y, x, x) };
+        let narrow = inward.forward(x)?;
+        y + outward.forward(&self.add_routed(narrow.zeros_like()?, x, &narrow)?)?
+    }
+
+    /// `y`, and for each row of `x` what its experts make of the same row of `seen`.
+    fn add_routed(&self, y: Tensor, x: &Tensor, seen: &Tensor) -> candle_core::Result<Tensor> {
         let (mut rows, mut outs) = (Vec::new(), Vec::new());
         // The choice is made on the host: which rows an expert sees decides the shapes of everything after it.
         for (expert, chosen) in self.experts.iter().zip(self.route(x)?) {
             if chosen.rows.is_empty() {
                 continue;
             }
-            let seen = x.index_select(&Tensor::new(&*chosen.rows, x.device())?, 0)?;
+            let seen = seen.index_select(&Tensor::new(&*chosen.rows, x.device())?, 0)?;
             let weights = Tensor::new(chosen.weights, x.device())?.to_dtype(x.dtype())?.unsqueeze(1)?;
             outs.push(expert.forward(&seen)?.broadcast_mul(&weights)?);
             rows.extend(chosen.rows);

@@ -102,6 +102,7 @@ impl Config {
             router: Linear::load(&weights.enter("router"), hidden, count, true)?,
             correction: None,
             experts: (0..count).map(expert).collect::<Result<_, _>>()?,
+            latent: None,
             shared: None,
         })
     }

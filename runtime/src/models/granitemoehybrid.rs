@@ -112,6 +112,7 @@ impl Config {
                     Ok(Mlp::fused(gate_up, down, activation))
                 })
                 .collect::<candle_core::Result<_>>()?,
+            latent: None,
             shared: Some(SharedExpert { mlp: shared, gate: None }),
         };
         Ok(Block::new(norm, moe))

@@ -86,6 +86,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
                 experts: (0..config.num_experts)
                     .map(|i| Mlp::load_gated(&experts.enter(i), mlp))
                     .collect::<Result<_, _>>()?,
+                latent: None,
                 shared: None,
             };
             Block::new(before, moe)

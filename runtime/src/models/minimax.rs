@@ -104,6 +104,7 @@ impl Config {
             experts: (0..count)
                 .map(|i| Mlp::load_named(&experts.enter(i), ["w1", "w3", "w2"], expert))
                 .collect::<Result<_, _>>()?,
+            latent: None,
             shared: None,
         })
     }

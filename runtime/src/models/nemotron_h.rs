@@ -6,9 +6,9 @@ use serde::Deserialize;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, AttentionShape, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring,
+    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Shape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring,
 };
-use crate::weights::{Scope, Weights};
+use crate::weights::{Scope, WeightError, Weights};
 
 /// The keys of a Nemotron-H `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
@@ -138,10 +138,6 @@ impl Config {
     }
 
     fn moe(&self, weights: &Scope<'_>) -> Result<Moe, RuntimeError> {
-        if let Some(latent) = self.moe_latent_size {
-            let found = latent.to_string();
-            return Err(ConfigError::Unsupported { key: "moe_latent_size", found, known: "null only" }.into());
-        }
         let routing = Routing {
             experts: need(self.n_routed_experts, "n_routed_experts")?,
             experts_per_token: need(self.num_experts_per_tok, "num_experts_per_tok")?,
@@ -153,12 +149,20 @@ impl Config {
         };
         // The shared expert has the biases of an MLP, the routed ones have none.
         let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
-        let expert = MlpShape { bias: false, ..expert };
+        let hidden = self.moe_latent_size.unwrap_or(self.hidden_size);
+        let expert = MlpShape { hidden, bias: false, ..expert };
         let key = "moe_shared_expert_intermediate_size";
         let shared = self.mlp(need(self.moe_shared_expert_intermediate_size, key)?);
         let shared = Mlp::load_plain(&weights.enter("shared_experts"), shared)?;
         let expert = |weights: &Scope<'_>| Ok(Mlp::load_plain(weights, expert)?);
-        Moe::load_corrected(weights, self.hidden_size, routing, expert, Some(shared))
+        let moe = Moe::load_corrected(weights, self.hidden_size, routing, expert, Some(shared))?;
+        let narrowing =
+            |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, self.mlp_bias);
+        let latent = self.moe_latent_size.map(|latent| {
+            let inward = narrowing("fc1_latent_proj", self.hidden_size, latent)?;
+            Ok::<_, WeightError>([inward, narrowing("fc2_latent_proj", latent, self.hidden_size)?])
+        });
+        Ok(Moe { latent: latent.transpose()?, ..moe })
     }
 }
 

@@ -179,6 +179,7 @@ impl Config {
             experts: (0..self.num_experts)
                 .map(|i| Mlp::load_gated(&experts.enter(i), expert))
                 .collect::<Result<_, _>>()?,
+            latent: None,
             shared: Some(SharedExpert {
                 mlp: Mlp::load_gated(&weights.enter("shared_expert"), shared)?,
                 gate: Some(Linear::load(&weights.enter("shared_expert_gate"), self.hidden_size, 1, false)?),

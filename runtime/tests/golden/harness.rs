@@ -33,7 +33,11 @@ pub(crate) struct Golden(HashMap<String, Tensor>);
 
 impl Golden {
     pub(crate) fn load(model: &str) -> Self {
-        Self(candle_core::safetensors::load(folder(model).join("golden.safetensors"), &Device::Cpu).unwrap())
+        Self::load_from(&folder(model))
+    }
+
+    pub(crate) fn load_from(folder: &Path) -> Self {
+        Self(candle_core::safetensors::load(folder.join("golden.safetensors"), &Device::Cpu).unwrap())
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {

@@ -5,3 +5,4 @@ mod greedy;
 mod harness;
 mod prefixes;
 mod steps;
+mod variants;
