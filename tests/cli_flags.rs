@@ -290,6 +290,20 @@ fn the_weights_of_a_draft_model_that_does_not_tell_are_asked_for() {
     assert!(ledger.iter().any(|line| line["name"] == "draft weights" && line["bytes"] == 2_000_000_000));
 }
 
+/// vLLM stores states in the model's dtype where the model states none, those of a draft model likewise.
+#[test]
+fn a_comparison_stores_the_states_of_a_draft_model_as_the_engine_does() {
+    let model = "Qwen__Qwen3-Next-80B-A3B-Thinking.json";
+    let draft = config(model);
+    let flags = ["--cache-bytes", "40GiB", "--draft-tokens", "2", "--draft", draft.to_str().unwrap()];
+    let predicted = plan(model, &[&flags[..], &["--as", "vllm"]].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let with = ["--with", "vllm", "--format", "json"];
+    let compared = stdout(&cacheplan(&["compare"], Some(model), &[&flags[..], &with].concat(), folder.path()));
+    let compared: Value = serde_json::from_str(&compared).unwrap();
+    assert_eq!(compared[0]["engine_sequences"], predicted["engine"]["sequences"]);
+}
+
 #[test]
 fn a_comparison_beside_weights_that_leave_nothing_does_not_fit() {
     let folder = tempfile::tempdir().unwrap();

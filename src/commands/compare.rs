@@ -31,8 +31,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for &engine in engines {
         // Each engine stores states in a dtype of its own choice, and so does our plan beside it.
-        let resources = loaded.for_engine(engine)?;
-        match compare(&loaded.request_of(&resources), engine) {
+        let collected = loaded.for_engine(engine)?;
+        match compare(&loaded.request_of(&collected), engine) {
             // Others may still be known.
             Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread),
             row => rows.push(row.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?),

@@ -86,8 +86,22 @@ pub(crate) struct Loaded {
     pub(crate) budget: Budget,
     pub(crate) collected: Collected,
     device: Option<DeviceInfo>,
-    draft: Option<(ModelInfo, Resources)>,
+    draft: Option<Drafting>,
     measurement: Option<Measurement>,
+}
+
+/// A draft model.
+struct Drafting {
+    info: ModelInfo,
+    /// The graph as it was read.
+    unwalked: Graph,
+    resources: Resources,
+}
+
+/// A model's caches, and its draft model's, with the dtypes that an engine would choose.
+pub(crate) struct OfEngine {
+    own: Resources,
+    draft: Option<Resources>,
 }
 
 impl Source {
@@ -151,8 +165,9 @@ impl Reading {
         // What is assumed of the model does not hold for its draft.
         let draft = target.draft.as_deref().map(|path| {
             let mut draft = open(path, &ReadOptions::default()).map_err(|error| unread(path, error))?;
+            let unwalked = draft.graph.clone();
             let resources = walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources;
-            Ok((draft.info, resources))
+            Ok(Drafting { info: draft.info, unwalked, resources })
         });
         let draft = draft.transpose()?;
         let device = target.device.device_memory.clone();
@@ -163,7 +178,7 @@ impl Reading {
 impl Loaded {
     /// The request for one device, or for the first of several.
     pub(crate) fn request(&self) -> PlanRequest<'_> {
-        self.request_of(&self.collected.resources)
+        self.request_with(&self.collected.resources, self.draft.as_ref().map(|draft| &draft.resources))
     }
 
     /// The requests of all pipeline stages, with what their ranks agree on.
@@ -181,19 +196,28 @@ impl Loaded {
     }
 
     /// The same with resources that were collected for an engine.
-    pub(crate) fn request_of<'a>(&'a self, resources: &'a Resources) -> PlanRequest<'a> {
+    pub(crate) fn request_of<'a>(&'a self, collected: &'a OfEngine) -> PlanRequest<'a> {
+        self.request_with(&collected.own, collected.draft.as_ref())
+    }
+
+    fn request_with<'a>(&'a self, resources: &'a Resources, drafting: Option<&'a Resources>) -> PlanRequest<'a> {
         PlanRequest {
             device: self.device.as_ref(),
-            draft: self.draft.as_ref().map(|(model, resources)| Draft { model, resources }),
+            draft: self.draft.as_ref().zip(drafting).map(|(draft, resources)| Draft { model: &draft.info, resources }),
             measurement: self.measurement.as_ref(),
             ..PlanRequest::new(&self.model.info, resources, &self.budget)
         }
     }
 
-    /// The resources with the dtypes that an engine would choose.
-    pub(crate) fn for_engine(&self, engine: EngineSpec) -> Result<Resources, Failure> {
-        let context = context(&self.model.info, &self.budget, Some(engine));
-        Ok(walk(&mut self.unwalked.clone(), &context)?.resources)
+    /// Collects anew for an engine.
+    pub(crate) fn for_engine(&self, engine: EngineSpec) -> Result<OfEngine, Failure> {
+        let resources = |graph: &Graph, info: &ModelInfo| {
+            Ok(walk(&mut graph.clone(), &context(info, &self.budget, Some(engine)))?.resources)
+        };
+        Ok(OfEngine {
+            own: resources(&self.unwalked, &self.model.info)?,
+            draft: self.draft.as_ref().map(|draft| resources(&draft.unwalked, &draft.info)).transpose()?,
+        })
     }
 }
 

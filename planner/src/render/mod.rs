@@ -58,7 +58,7 @@ pub(crate) fn ranges(layers: &[u32]) -> String {
     let mut text = String::new();
     let mut rest = layers;
     while let [start, ..] = rest {
-        let length = rest.iter().zip(*start..).take_while(|(layer, expected)| *layer == expected).count();
+        let length = rest.iter().zip(*start..=u32::MAX).take_while(|(layer, expected)| *layer == expected).count();
         if !text.is_empty() {
             text.push(',');
         }
@@ -90,6 +90,7 @@ mod tests {
     #[case(&[], "")]
     #[case(&[4], "4")]
     #[case(&[0, 1, 2, 5, 7, 8], "0-2,5,7-8")]
+    #[case(&[u32::MAX - 1, u32::MAX, 0], "4294967294-4294967295,0")]
     fn layers_collapse_into_ranges(#[case] layers: &[u32], #[case] text: &str) {
         assert_eq!(ranges(layers), text);
     }
