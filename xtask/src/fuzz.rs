@@ -1,6 +1,6 @@
 //! Runs every fuzz target, from seeds that are the real files of the fixtures.
 //!
-//! Needs a nightly toolchain and `cargo install cargo-fuzz`; nothing else in the project does.
+//! Needs a nightly toolchain and `cargo install cargo-fuzz`; nothing else in the project does, `check` included.
 
 use std::fs;
 use std::io::Read;
@@ -18,17 +18,27 @@ struct Target {
 const ARCHITECTURES: &str = "transforms/src/frontend/config/architectures";
 
 /// Folders of seeds, each with the end of the names that count.
-const TARGETS: [Target; 6] = [
+const TARGETS: [Target; 8] = [
     Target { name: "config", seeds: &[("tests/fixtures", ".json")] },
     Target { name: "description", seeds: &[(ARCHITECTURES, ".toml")] },
     Target { name: "safetensors", seeds: &[("tests/fixtures/models", "model.safetensors")] },
     Target { name: "gguf", seeds: &[("tests/fixtures/gguf", ".gguf")] },
     Target { name: "onnx", seeds: &[("tests/fixtures", ".onnx")] },
     Target { name: "builder", seeds: &[] },
+    Target { name: "snapshot", seeds: &[] },
+    Target { name: "trace", seeds: &[("managers/tests/prefix_files/seeds", ".jsonl")] },
 ];
 
 /// Headers are at the beginning; weights teach the fuzzer nothing.
 const MAX_SEED: u64 = 64 << 10;
+
+/// Type-checks and lints the targets, which no other build looks at.
+pub(crate) fn check() -> Result<(), String> {
+    sh(Command::new("cargo")
+        .args(["clippy", "--manifest-path", "fuzz/Cargo.toml", "--", "-D", "warnings"])
+        // Nothing is linked, so libFuzzer need not be built.
+        .env("CUSTOM_LIBFUZZER_PATH", "not-linked/libfuzzer.a"))
+}
 
 pub(crate) fn run(seconds_per_target: u32) -> Result<(), String> {
     for target in &TARGETS {

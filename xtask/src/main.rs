@@ -12,6 +12,7 @@ Usage: cargo xtask <command>
 
 Commands:
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
+  check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   soak [SECONDS]    Run the randomised tests long, SECONDS for each front-end (default 600)
   fuzz [SECONDS]    Run each fuzz target for SECONDS (default 600); needs nightly and cargo-fuzz
 ";
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     };
     let result = match command {
         "check-cuda" => check_cuda::run(),
+        "check-fuzz" => fuzz::check(),
         "soak" => soak::run(seconds),
         "fuzz" => fuzz::run(seconds),
         _ => return usage("unknown command"),

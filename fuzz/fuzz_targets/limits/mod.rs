@@ -1,4 +1,4 @@
-//! What reading a model may take. More is a crash, so that the fuzzer keeps the input.
+//! What reading a file may take. More is a crash, so that the fuzzer keeps the input.
 
 #![allow(dead_code, reason = "each target uses a part of it")]
 
@@ -17,13 +17,20 @@ static MEMORY: Cap<System> = Cap::new(System, 64 << 20);
 /// Processor time, so that a machine that is busy, or asleep, accuses nobody.
 const MAX_TIME: Duration = Duration::from_secs(2);
 
+/// Runs what must not take longer.
+pub fn within<R>(read: impl FnOnce() -> R) {
+    let start = ThreadTime::now();
+    read();
+    assert!(start.elapsed() < MAX_TIME, "took {:?}", start.elapsed());
+}
+
 /// Reads a model and walks its graph, if there is one.
 pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
-    let start = ThreadTime::now();
-    if let Ok(mut model) = read() {
-        let _ = collect(&mut model.graph, &PassContext { speculation: true, ..PassContext::default() });
-    }
-    assert!(start.elapsed() < MAX_TIME, "took {:?}", start.elapsed());
+    within(|| {
+        if let Ok(mut model) = read() {
+            let _ = collect(&mut model.graph, &PassContext { speculation: true, ..PassContext::default() });
+        }
+    });
 }
 
 /// Walks what a file of this name holds.
