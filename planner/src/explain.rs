@@ -133,9 +133,10 @@ impl Explainer<'_> {
         if layer >= layers {
             return Err(ExplainError::NoSuchLayer { layer, last: layers.saturating_sub(1) });
         }
-        let own = self.plan.resources.iter().filter(|resource| resource.layer == Some(layer));
+        let own = self.plan.resources.iter().filter(|resource| resource.layer == Some(layer) && !resource.drafts());
         let mut from: Vec<_> = own.map(|resource| self.resource(resource)).collect();
-        let shared = self.plan.resources.iter().filter(|resource| resource.shared_by.contains(&layer));
+        let shared = self.plan.resources.iter().filter(|resource| !resource.drafts());
+        let shared = shared.filter(|resource| resource.shared_by.contains(&layer));
         from.extend(
             shared.map(|resource| Derivation::given(format!("reads {}, which another layer owns", resource.name))),
         );

@@ -251,6 +251,13 @@ pub struct PlannedResource {
     pub shared_by: Vec<u32>,
 }
 
+impl PlannedResource {
+    /// Whether it belongs to the draft model or the prediction head, whose layers have numbers of their own.
+    pub fn drafts(&self) -> bool {
+        self.name.starts_with("draft.")
+    }
+}
+
 /// The one count of sequence slots that every consumer takes its rows from.
 ///
 /// Padding comes first: slot 0 reads as zero and is never written. The other counts are quotas over the slots behind

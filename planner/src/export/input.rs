@@ -47,7 +47,7 @@ impl<'a> Input<'a> {
 
     /// The model's own caches, without those of a draft model.
     pub(super) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
-        self.plan.resources.iter().filter(|resource| !resource.name.starts_with("draft."))
+        self.plan.resources.iter().filter(|resource| !resource.drafts())
     }
 
     /// Pools that somebody allocates.

@@ -43,7 +43,7 @@ fn resources(plan: &CachePlan) -> String {
         let own = first.pool == first.name;
         vec![
             count.to_string(),
-            ranges(&layers),
+            if first.drafts() { format!("draft {}", ranges(&layers)) } else { ranges(&layers) },
             first.kind.clone(),
             first.dtype.to_string(),
             owner_name(first.owner).into(),

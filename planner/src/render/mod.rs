@@ -25,14 +25,24 @@ pub(crate) struct Line<'a> {
     pub(crate) count: u64,
 }
 
+impl Line<'_> {
+    /// `layers 0-3`, and whether they are those that draft.
+    pub(crate) fn place(&self) -> String {
+        let layers =
+            if self.layers.is_empty() { "whole model".into() } else { format!("layers {}", ranges(&self.layers)) };
+        if self.first.drafts() { format!("drafting, {layers}") } else { layers }
+    }
+}
+
 /// All resources, those alike collapsed into one line, in order of first appearance.
 pub(crate) fn lines(plan: &CachePlan) -> Vec<Line<'_>> {
-    type Key<'a> = (&'a str, Owner, &'a str, DType, u64, u64, u64, &'a str);
+    type Key<'a> = (bool, &'a str, Owner, &'a str, DType, u64, u64, u64, &'a str);
     let mut lines: Vec<(Key<'_>, Line<'_>)> = Vec::new();
     for resource in &plan.resources {
         // Local allocations are pools of their own, and alike all the same.
         let pool = if resource.owner == Owner::Local { "" } else { &resource.pool };
         let key = (
+            resource.drafts(),
             resource.kind.as_str(),
             resource.owner,
             pool,

@@ -1,6 +1,6 @@
 //! The plan as a table of at most 100 columns.
 
-use super::{Line, align, lines, owner_name, ranges, wrap};
+use super::{Line, align, lines, owner_name, wrap};
 use crate::size::ByteSize;
 use crate::{CachePlan, HostPlan, ManagerKind, Source, Unit};
 
@@ -67,9 +67,7 @@ fn resources(plan: &CachePlan) -> String {
     for (row, line) in rows.zip(&lines) {
         text.push_str(&row);
         text.push('\n');
-        let layers =
-            if line.layers.is_empty() { "whole model".into() } else { format!("layers {}", ranges(&line.layers)) };
-        text.push_str(&wrap(&layers, 6));
+        text.push_str(&wrap(&line.place(), 6));
         text.push_str(&wrap(&format!("{} ({})", line.first.reason, source_name(line.first.source)), 6));
     }
     text

@@ -168,3 +168,17 @@ fn smaller_keys_and_values_are_the_drafts_too() {
     let knob = suggested.iter().find(|knob| knob.change.starts_with("dtypes.kv")).unwrap();
     assert_eq!(knob.sequences, narrow.capacity.sequences);
 }
+
+/// Layer 0 of the draft model is not layer 0 of the model.
+#[test]
+fn its_layers_are_told_from_the_models() {
+    let (model, draft) = (layers("m", 3, 8), layers("draft", 2, 8));
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1");
+    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let plan = plan(&request).unwrap();
+    let table = plan.table();
+    assert!(table.contains("      layers 0-2\n") && table.contains("      drafting, layers 2,0-1\n"), "{table}");
+    assert!(plan.markdown().contains("| draft 2,0-1 |"), "{}", plan.markdown());
+    let explained = explain(&request, &plan, "0").unwrap();
+    assert_eq!(explained.claim, "layer 0 has 1 cache");
+}
