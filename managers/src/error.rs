@@ -3,7 +3,7 @@
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
-use crate::book::prefix::Int8Error;
+use crate::book::prefix::{Int8Error, PrefixError};
 use crate::book::{BlockId, SequenceId, SlotId, SlotRole};
 
 /// Why a manager did not do what it was asked. Nothing has changed when one of these is returned by the bookkeeping.
@@ -113,6 +113,9 @@ pub enum ManagerError {
         /// Why.
         reason: String,
     },
+    /// What the prefix cache refuses.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
     /// A prefix that does not fit the pools.
     #[error("the prefix cannot be taken over: {0}")]
     BadPrefix(String),

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use cacheplan_managers::ManagerError;
-use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
+use cacheplan_managers::book::prefix::{Key, Namespace, TenantId};
+use cacheplan_managers::book::{PrefixReuse, ReuseLease, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_planner::Limits;
 use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
 use crate::error::{RequestError, RuntimeError};
-use crate::prefix::{Lease, Prefixes};
 
 /// A prompt and how far to go on from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct Output {
 pub(crate) struct Generator<'a> {
     decoder: &'a Decoder,
     caches: &'a mut MambaHybridCacheManager,
-    prefixes: Option<&'a mut Prefixes>,
+    prefixes: Option<&'a mut PrefixReuse>,
     limits: &'a Limits,
     /// Tokens that end a sequence.
     eos: &'a [u32],
@@ -47,6 +47,8 @@ pub(crate) struct Generator<'a> {
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     metadata: StepMetadata,
+    /// One for all requests: the session serves one model without adapters.
+    namespace: Namespace,
 }
 
 /// A request on its way.
@@ -68,7 +70,7 @@ struct Job {
 struct Running {
     job: Job,
     sequence: SequenceId,
-    lease: Option<Lease>,
+    lease: Option<ReuseLease>,
     /// Tokens whose caches are there.
     computed: usize,
 }
@@ -77,13 +79,13 @@ impl<'a> Generator<'a> {
     pub(crate) fn new(
         decoder: &'a Decoder,
         caches: &'a mut MambaHybridCacheManager,
-        prefixes: Option<&'a mut Prefixes>,
+        prefixes: Option<&'a mut PrefixReuse>,
         limits: &'a Limits,
         eos: &'a [u32],
         keep_logits: bool,
     ) -> Self {
-        let (waiting, running, metadata) = Default::default();
-        Self { decoder, caches, prefixes, limits, eos, keep_logits, waiting, running, metadata }
+        let (waiting, running, metadata, namespace) = Default::default();
+        Self { decoder, caches, prefixes, limits, eos, keep_logits, waiting, running, metadata, namespace }
     }
 
     /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens; prefixes
@@ -140,23 +142,22 @@ impl<'a> Generator<'a> {
             if busy && (self.running.len() as u64 >= self.limits.max_batch_size || self.schedule().1 == 0) {
                 break;
             }
+            let mut lease = None;
             let admitted = match &mut self.prefixes {
-                Some(prefixes) => {
-                    prefixes.admit(self.caches, &job.tokens).map(|(sequence, lease)| (sequence, Some(lease)))
-                }
-                None => self.caches.admit(job.tokens.len() as u32).map(|sequence| (sequence, None)).map_err(Into::into),
+                Some(prefixes) => self.caches.admit_with(|book| {
+                    let (sequence, held) = prefixes.admit(book, key(&self.namespace, &job.tokens), TenantId(0))?;
+                    lease = Some(held);
+                    Ok(sequence)
+                }),
+                None => self.caches.admit(job.tokens.len() as u32),
             };
-            let (sequence, lease) = match admitted {
-                Ok(admitted) => admitted,
-                Err(RuntimeError::Manager(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }))
-                    if busy =>
-                {
-                    break;
-                }
-                Err(error) => return Err(error),
+            let sequence = match admitted {
+                Ok(sequence) => sequence,
+                Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) if busy => break,
+                Err(error) => return Err(error.into()),
             };
             if let Some(mut job) = self.waiting.pop_front() {
-                let computed = lease.as_ref().map_or(0, |lease| lease.cached);
+                let computed = lease.as_ref().map_or(0, ReuseLease::cached);
                 job.cached_tokens.get_or_insert(computed);
                 self.running.push(Running { job, sequence, lease, computed });
             }
@@ -182,12 +183,21 @@ impl<'a> Generator<'a> {
         for decoding in [true, false] {
             for (chunk, running) in chunks.iter_mut().zip(&self.running) {
                 if (running.pending() == 1) == decoding {
-                    *chunk = running.until_cut().min(left);
+                    *chunk = self.chunk(running, left);
                     left -= *chunk;
                 }
             }
         }
         (chunks, left)
+    }
+
+    /// How many of `left` tokens a job computes next: no more than up to where a state is kept.
+    fn chunk(&self, running: &Running, left: usize) -> usize {
+        let budget = running.pending().min(left);
+        match (&self.prefixes, &running.lease) {
+            (Some(prefixes), Some(lease)) => prefixes.next_tokens(lease, budget),
+            _ => budget,
+        }
     }
 
     /// Plans a step and reserves its blocks; where they do not suffice, the youngest job gives up its caches.
@@ -201,18 +211,20 @@ impl<'a> Generator<'a> {
                 .filter(|&(_, &chunk)| chunk > 0)
                 .map(|(running, &chunk)| Work { sequence: running.sequence, tokens: chunk as u32 })
                 .collect();
-            let metadata = &mut self.metadata;
-            let stepped = match &mut self.prefixes {
-                Some(prefixes) => prefixes.retry(self.caches, |caches| caches.step(&work, metadata)),
-                None => self.caches.step(&work, metadata).map_err(Into::into),
-            };
-            match stepped {
+            let lack = match self.caches.step(&work, &mut self.metadata) {
                 Ok(()) => return Ok(chunks),
-                Err(RuntimeError::Manager(ManagerError::OutOfBlocks { .. })) if self.running.len() > 1 => {
-                    self.preempt_youngest()?;
-                }
-                Err(error) => return Err(error),
+                Err(lack @ ManagerError::OutOfBlocks { .. }) => lack,
+                Err(error) => return Err(error.into()),
+            };
+            let prefixes = self.prefixes.as_mut();
+            let made_room = prefixes.map(|prefixes| self.caches.with_book(|book| prefixes.make_room(book, &lack)));
+            if made_room.transpose()?.unwrap_or(false) {
+                continue;
             }
+            if self.running.len() == 1 {
+                return Err(lack.into());
+            }
+            self.preempt_youngest()?;
         }
     }
 
@@ -243,7 +255,8 @@ impl<'a> Generator<'a> {
                 self.running.iter_mut().zip(chunks).filter(|(_, chunk)| **chunk > 0)
             {
                 if let Some(lease) = lease {
-                    prefixes.computed(self.caches, *sequence, lease, &job.tokens[..*computed])?;
+                    let computed = key(&self.namespace, &job.tokens[..*computed]);
+                    self.caches.with_book(|book| prefixes.computed(book, *sequence, lease, computed))?;
                 }
             }
         }
@@ -267,7 +280,8 @@ impl<'a> Generator<'a> {
         for Running { job, sequence, lease, computed } in finished {
             match (&mut self.prefixes, lease) {
                 (Some(prefixes), Some(lease)) => {
-                    prefixes.finish(self.caches, sequence, lease, &job.tokens[..computed])?;
+                    let computed = key(&self.namespace, &job.tokens[..computed]);
+                    self.caches.with_book(|book| prefixes.finish(book, sequence, lease, computed))?;
                 }
                 _ => self.caches.finish(sequence)?,
             }
@@ -278,16 +292,14 @@ impl<'a> Generator<'a> {
     }
 }
 
+fn key<'a>(namespace: &'a Namespace, tokens: &'a [u32]) -> Key<'a> {
+    Key { namespace, tokens }
+}
+
 impl Running {
     /// Tokens whose caches are not there yet.
     fn pending(&self) -> usize {
         self.job.tokens.len() - self.computed
-    }
-
-    /// Those of them that one step may compute: no more than up to where a state is kept.
-    fn until_cut(&self) -> usize {
-        let cut = self.lease.as_ref().and_then(|lease| lease.next_cut(self.computed));
-        self.pending().min(cut.map_or(usize::MAX, |cut| cut - self.computed))
     }
 }
 

@@ -12,7 +12,6 @@ mod error;
 mod generate;
 mod layers;
 mod models;
-mod prefix;
 mod profile;
 mod report;
 mod session;

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use cacheplan_handlers::DType;
+use cacheplan_managers::book::prefix::{Metrics, Strategy};
+use cacheplan_managers::book::{NoReuse, PrefixReuse};
 use cacheplan_managers::device::{CacheSet, measure_peak};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measurement, Parallel, PlanRequest, plan, resize};
 use cacheplan_transforms::{Model, PassContext, ReadOptions, Registry, Resources, collect, read_model};
@@ -16,7 +18,6 @@ use crate::eos;
 use crate::error::RuntimeError;
 use crate::generate::{Generator, Output, Request};
 use crate::models;
-use crate::prefix::Prefixes;
 use crate::profile::{MemoryProfile, profile};
 use crate::report::{PoolReport, RunReport};
 use crate::weights::Weights;
@@ -35,7 +36,7 @@ pub struct SessionOptions {
     /// How ops become cache resources.
     pub registry: Registry,
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
-    /// allows it: keys and values in one pool without a window, and checkpoints of states if there are states.
+    /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
     /// Whether sequences go on behind a token that ends texts.
     pub ignore_eos: bool,
@@ -61,7 +62,8 @@ pub struct Session {
     device_is_stated: bool,
     decoder: Decoder,
     caches: CacheSet,
-    prefixes: Option<Prefixes>,
+    /// `None` where reuse is switched off.
+    prefixes: Option<Result<PrefixReuse, NoReuse>>,
     reuse_prefixes: bool,
     /// Tokens that end a sequence.
     eos: Vec<u32>,
@@ -151,8 +153,12 @@ impl Session {
 
     /// An empty prefix cache over the pools, if they allow one.
     fn start_reuse(&mut self) -> Result<(), RuntimeError> {
+        /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
+        const DECODED: usize = 256;
         let layout = self.caches.manager()?.book().layout();
-        self.prefixes = if self.reuse_prefixes { Prefixes::new(layout)? } else { None };
+        let page = layout.paged.first().map_or(1, |spec| spec.entries_per_block as usize);
+        let strategy = Strategy::complete(Some(DECODED.next_multiple_of(page)));
+        self.prefixes = self.reuse_prefixes.then(|| PrefixReuse::new(self.caches.plan(), layout, strategy));
         Ok(())
     }
 
@@ -161,10 +167,15 @@ impl Session {
     /// # Errors
     /// Caches that were shut down.
     pub fn forget_prefixes(&mut self) -> Result<(), RuntimeError> {
-        match &mut self.prefixes {
-            Some(prefixes) => prefixes.clear(self.caches.manager_mut()?),
-            None => Ok(()),
+        if let Some(Ok(prefixes)) = &mut self.prefixes {
+            self.caches.manager_mut()?.with_book(|book| prefixes.clear(book))?;
         }
+        Ok(())
+    }
+
+    /// What reuse of prefixes has achieved, or why the plan allows none. `None` where it is switched off.
+    pub fn reuse(&self) -> Option<Result<&Metrics, &NoReuse>> {
+        self.prefixes.as_ref().map(|prefixes| prefixes.as_ref().map(PrefixReuse::metrics))
     }
 
     /// The plan that is allocated.
@@ -230,7 +241,7 @@ impl Session {
     pub fn generate(&mut self, requests: &[Request], keep_logits: bool) -> Result<Generation, RuntimeError> {
         let limits = self.caches.plan().limits.clone();
         let caches = self.caches.manager_mut()?;
-        let prefixes = self.prefixes.as_mut();
+        let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
         let mut generator = Generator::new(&self.decoder, caches, prefixes, &limits, &self.eos, keep_logits);
         let (outputs, peak) = measure_peak(self.decoder.device(), || generator.run(requests));
         let peak_bytes = peak.map(|peak| peak.resident_bytes + peak.beyond_bytes);

@@ -10,7 +10,7 @@ impl MambaHybridCacheManager {
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
     pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, ManagerError> {
-        self.add(|book| book.admit(prompt_tokens))
+        self.admit_with(|book| book.admit(prompt_tokens))
     }
 
     /// Admits a sequence that starts from a cached prefix; see [`CacheBook::admit_prefix`].
@@ -18,7 +18,7 @@ impl MambaHybridCacheManager {
     /// # Errors
     /// What lacks, a prefix that does not fit, or a failing device; nothing has changed then.
     pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
-        self.add(|book| book.admit_prefix(prompt_tokens, prefix))
+        self.admit_with(|book| book.admit_prefix(prompt_tokens, prefix))
     }
 
     /// A second sequence with the same past; see [`CacheBook::fork`].
@@ -26,10 +26,14 @@ impl MambaHybridCacheManager {
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
     pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId, ManagerError> {
-        self.add(|book| book.fork(sequence))
+        self.admit_with(|book| book.fork(sequence))
     }
 
-    fn add(
+    /// Admits a sequence as `operation` does in the books, such as one that reuses a prefix.
+    ///
+    /// # Errors
+    /// What `operation` refuses, or a failing device; the books have not the sequence then.
+    pub fn admit_with(
         &mut self,
         operation: impl FnOnce(&mut CacheBook) -> Result<SequenceId, ManagerError>,
     ) -> Result<SequenceId, ManagerError> {

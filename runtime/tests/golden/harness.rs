@@ -24,8 +24,16 @@ pub(crate) fn session(model: &str, budget: &str) -> Session {
 }
 
 fn session_in(folder: &Path, budget: &str) -> Session {
+    Session::open(folder, options(budget)).unwrap()
+}
+
+pub(crate) fn session_without_reuse(model: &str, budget: &str) -> Session {
+    Session::open(&folder(model), SessionOptions { reuse_prefixes: false, ..options(budget) }).unwrap()
+}
+
+fn options(budget: &str) -> SessionOptions {
     let budget = Budget::from_toml(budget, "test").unwrap();
-    Session::open(folder, SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }).unwrap()
+    SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }
 }
 
 /// What Hugging Face computed, by name.

@@ -1,10 +1,11 @@
 //! A prompt that starts like an earlier one of the session takes over its caches, and nothing else changes.
 
+use cacheplan_managers::book::NoReuse;
 use cacheplan_planner::Unit;
 use cacheplan_runtime::{Output, Request, Session};
 use rstest::rstest;
 
-use crate::harness::{BUDGET, assert_close, session};
+use crate::harness::{BUDGET, assert_close, session, session_without_reuse};
 
 /// A session with blocks of 8 tokens, and two checkpoints for each of three sequences if the model has states.
 fn reusing(model: &str) -> Session {
@@ -44,7 +45,10 @@ fn prompts() -> [Vec<u32>; 3] {
 
 #[rstest]
 fn a_prompt_goes_on_from_the_caches_of_an_earlier_one(
-    #[values("bamba", "falcon_h1", "jamba", "llama", "nemotron_h", "qwen3_next", "zamba2")] model: &str,
+    #[values(
+        "bamba", "falcon_h1", "gemma3", "gpt_oss", "jamba", "llama", "nemotron_h", "qwen3_next", "zamba2"
+    )]
+    model: &str,
 ) {
     let mut cached = reusing(model);
     let has_states = has_states(&cached);
@@ -75,18 +79,89 @@ fn the_same_prompt_gives_the_same_bits_where_it_was_cut(#[values("bamba", "nemot
     assert_eq!(bits[0], bits[1]);
 }
 
-#[rstest]
-fn pools_that_allow_no_reuse_serve_each_prompt_anew(#[values("gemma3", "gpt_oss", "mamba")] model: &str) {
-    let mut one = reusing(model);
+#[test]
+fn a_plan_that_allows_no_reuse_says_why_and_serves_each_prompt_anew() {
+    let mut plain = session("nemotron_h", BUDGET);
+    assert_eq!(plain.reuse(), Some(Err(&NoReuse::NoCheckpoints)));
     for prompt in prompts() {
-        let output = generate(&mut one, &prompt);
-        assert_eq!(output.cached_tokens, 0);
-        assert_same(&output, &generate(&mut session(model, BUDGET), &prompt));
+        assert_eq!(generate(&mut plain, &prompt).cached_tokens, 0);
     }
+    let int8 = format!("{BUDGET}[workload]\ncheckpoints_per_sequence = 2\ncheckpoint_dtype = \"int8\"\n");
+    assert_eq!(session("nemotron_h", &int8).reuse(), Some(Err(&NoReuse::Int8Checkpoints)));
+}
+
+/// Conversations of three users that start alike, two or three requests at a time: each goes on behind an answer, or
+/// anew from a shared start.
+fn conversations() -> Vec<Vec<Request>> {
+    let shared = tokens(0, 19);
+    let mut histories = [shared.clone(), [&shared[..], &tokens(40, 7)].concat(), tokens(5, 3)];
+    let batch = |turn: u32| {
+        let users = histories.iter_mut().enumerate().filter(|(user, _)| (turn as usize + user) % 4 != 0);
+        let requests = users.map(|(user, history)| {
+            if history.len() > 60 {
+                *history = [&shared[..], &tokens(turn + user as u32, 5)].concat();
+            }
+            history.extend(tokens(turn * 3 + user as u32, 1 + (turn + user as u32) % 5));
+            let request = Request { prompt: history.clone(), max_new_tokens: 2 + (turn as usize * 5 + user) % 16 };
+            // What a chat template makes of the answer: not the tokens that were generated.
+            history.extend(tokens(60 + turn, request.max_new_tokens as u32 / 2));
+            request
+        });
+        requests.collect()
+    };
+    (0..9).map(batch).collect()
 }
 
 #[rstest]
-fn cached_prefixes_make_way_for_sequences(#[values("llama", "nemotron_h")] model: &str) {
+fn conversations_give_the_same_with_and_without_reuse(
+    #[values(
+        "bamba",
+        "deepseek_v3",
+        "falcon_h1",
+        "gemma3",
+        "gpt_oss",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "llama",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "qwen3",
+        "qwen3_5_text",
+        "qwen3_next",
+        "zamba2"
+    )]
+    model: &str,
+) {
+    // Prompts take several steps, and the pools hold two long sequences.
+    let chunked = BUDGET.replace("max_num_tokens = 64", "max_num_tokens = 24");
+    let mut plain = session_without_reuse(model, &chunked);
+    let checkpoints = "[workload]\ncheckpoints_per_sequence = 2\n";
+    let mut cached = session(model, &format!("{chunked}{}", if has_states(&plain) { checkpoints } else { "" }));
+    let mut plan = cached.plan().clone();
+    for pool in plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()) {
+        pool.units = pool.units.min(25);
+        pool.bytes = pool.units * pool.unit_bytes;
+    }
+    cached.parts().1.resize(&plan).unwrap();
+    for requests in conversations() {
+        let ours = cached.generate(&requests, true).unwrap().outputs;
+        let theirs = plain.generate(&requests, true).unwrap().outputs;
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            assert_same(ours, theirs);
+        }
+    }
+    let metrics = cached.reuse().unwrap().unwrap();
+    assert!(metrics.hit_rate() > 0.3, "{metrics:?}");
+    cached.forget_prefixes().unwrap();
+    cached.parts().1.shutdown().unwrap();
+}
+
+#[rstest]
+fn cached_prefixes_make_way_for_sequences(#[values("gemma3", "llama", "nemotron_h")] model: &str) {
     let mut crowded = reusing(model);
     let mut plan = crowded.plan().clone();
     for pool in plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()) {

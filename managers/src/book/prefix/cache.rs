@@ -187,8 +187,14 @@ impl PrefixCache {
         live: SlotId,
         tenant: TenantId,
     ) -> Result<Lease, PrefixError> {
+        let lease = self.hold(found, live, tenant)?;
+        self.admitted(prompt, found);
+        Ok(lease)
+    }
+
+    /// Holds what was found for a request that is not admitted yet.
+    pub(crate) fn hold(&mut self, found: &Match, live: SlotId, tenant: TenantId) -> Result<Lease, PrefixError> {
         let receipt = self.tree.lock(found, Hold::PathAndState)?;
-        self.metrics.admitted(&self.tree, prompt, found);
         Ok(Lease {
             grip: Some(Grip { receipt, live }),
             source: found.state,
@@ -198,6 +204,19 @@ impl PrefixCache {
             tenant,
             dropped: Arc::clone(&self.dropped),
         })
+    }
+
+    /// Counts a request that was admitted.
+    pub(crate) fn admitted(&mut self, prompt: Key<'_>, found: &Match) {
+        self.metrics.admitted(&self.tree, prompt, found);
+    }
+
+    /// Gives up the hold on window blocks, for a request that has references of its own to them.
+    pub(crate) fn release_window(&mut self, lease: &mut Lease) -> Result<(), PrefixError> {
+        match &mut lease.grip {
+            Some(grip) => self.tree.unlock_window(&mut grip.receipt),
+            None => Err(PrefixError::ForeignReceipt),
+        }
     }
 
     /// Says that the source has been copied: from now on it may be evicted.

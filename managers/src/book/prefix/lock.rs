@@ -115,11 +115,7 @@ impl Tree {
         if receipt.hold == Hold::PathAndState {
             self.repin_state(anchor, |pins| *pins -= 1);
         }
-        let mut node = anchor;
-        while self.nodes[node].parent != NIL && self.nodes[node].start() >= receipt.window_from as usize {
-            self.repin(node, &[Component::Window], |node| node.window_pins -= 1);
-            node = self.nodes[node].parent;
-        }
+        self.unpin_window(anchor, receipt.window_from);
         let mut node = anchor;
         self.repin_span(node, |node| node.pins -= 1);
         while !self.nodes[node].locked() && self.nodes[node].parent != NIL {
@@ -146,6 +142,20 @@ impl Tree {
             let anchor = self.nodes.resolve(id).ok_or(PrefixError::ForeignReceipt)?;
             self.tick();
             self.repin_state(anchor, |pins| *pins -= 1);
+        }
+        Ok(())
+    }
+
+    /// Gives up the window of a lock and keeps the rest.
+    pub(super) fn unlock_window(&mut self, receipt: &mut Receipt) -> Result<(), PrefixError> {
+        if receipt.tree != self.id {
+            return Err(PrefixError::ForeignReceipt);
+        }
+        let from = std::mem::replace(&mut receipt.window_from, u32::MAX);
+        if let Some(id) = receipt.anchor {
+            let anchor = self.nodes.resolve(id).ok_or(PrefixError::ForeignReceipt)?;
+            self.tick();
+            self.unpin_window(anchor, from);
         }
         Ok(())
     }
@@ -245,6 +255,14 @@ impl Tree {
             node = self.nodes[node].parent;
             was_locked = self.nodes[node].locked();
             self.repin_span(node, |node| node.locked_children += 1);
+        }
+    }
+
+    fn unpin_window(&mut self, anchor: u32, window_from: u32) {
+        let mut node = anchor;
+        while self.nodes[node].parent != NIL && self.nodes[node].start() >= window_from as usize {
+            self.repin(node, &[Component::Window], |node| node.window_pins -= 1);
+            node = self.nodes[node].parent;
         }
     }
 
