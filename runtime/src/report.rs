@@ -16,6 +16,8 @@ pub struct RunReport {
     pub tokens: Vec<Vec<u32>>,
     /// One entry per request.
     pub requests: Vec<RequestReport>,
+    /// Why no prompt takes over what is cached of another; absent where they may.
+    pub no_reuse: Option<String>,
     /// Planned beside actual.
     pub report: MemoryReport,
 }
@@ -66,6 +68,7 @@ impl RunReport {
         pools: Vec<PoolReport>,
         profile: Option<MemoryProfile>,
         generation_number: u32,
+        no_reuse: Option<String>,
     ) -> Self {
         let of_request = requests.iter().zip(&generation.outputs).map(|(request, output)| RequestReport {
             prompt_tokens: request.prompt.len(),
@@ -76,6 +79,7 @@ impl RunReport {
         Self {
             tokens: generation.outputs.iter().map(|output| output.tokens.clone()).collect(),
             requests: of_request.collect(),
+            no_reuse,
             report: MemoryReport { pools, peak_bytes: generation.peak_bytes, profile, generation: generation_number },
         }
     }

@@ -259,7 +259,12 @@ impl Session {
             PoolReport { id: pool.id, owner, planned_bytes: pool.planned_bytes, actual_bytes: pool.actual_bytes }
         });
         let generation_number = self.caches.manager()?.generation();
-        Ok(RunReport::new(requests, generation, pools.collect(), self.profile.clone(), generation_number))
+        let no_reuse = match self.reuse() {
+            Some(Ok(_)) => None,
+            Some(Err(reason)) => Some(reason.to_string()),
+            None => Some("it is switched off".to_owned()),
+        };
+        Ok(RunReport::new(requests, generation, pools.collect(), self.profile.clone(), generation_number, no_reuse))
     }
 }
 

@@ -129,8 +129,15 @@ pub(crate) fn serve(
             print(&format!("{json}\n"))?;
         }
         Format::Table => {
-            for (request, tokens) in requests.iter().zip(&run.tokens) {
-                print(&format!("{} prompt tokens -> {tokens:?}\n", request.prompt.len()))?;
+            for (request, tokens) in run.requests.iter().zip(&run.tokens) {
+                let cached = match request.cached_tokens {
+                    0 => String::new(),
+                    cached => format!(" ({cached} of them cached)"),
+                };
+                print(&format!("{} prompt tokens{cached} -> {tokens:?}\n", request.prompt_tokens))?;
+            }
+            if let Some(reason) = &run.no_reuse {
+                print(&format!("REUSE     off: {reason}\n"))?;
             }
             print(&format!("\nPLANNED BESIDE ACTUAL\n{}", run.report))?;
         }

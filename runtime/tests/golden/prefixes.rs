@@ -96,7 +96,7 @@ fn conversations() -> Vec<Vec<Request>> {
     let shared = tokens(0, 19);
     let mut histories = [shared.clone(), [&shared[..], &tokens(40, 7)].concat(), tokens(5, 3)];
     let batch = |turn: u32| {
-        let users = histories.iter_mut().enumerate().filter(|(user, _)| (turn as usize + user) % 4 != 0);
+        let users = histories.iter_mut().enumerate().filter(|(user, _)| !(turn as usize + user).is_multiple_of(4));
         let requests = users.map(|(user, history)| {
             if history.len() > 60 {
                 *history = [&shared[..], &tokens(turn + user as u32, 5)].concat();
