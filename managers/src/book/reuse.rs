@@ -23,7 +23,7 @@ use crate::ManagerError;
 #[non_exhaustive]
 pub enum NoReuse {
     /// States, and no slots to keep any.
-    #[error("no state outlives its sequence; state `workload.checkpoints_per_sequence` in the budget")]
+    #[error("no state outlives its sequence; set `workload.checkpoints_per_sequence` in the budget")]
     NoCheckpoints,
     /// Checkpoints that no copy of a slot can fill.
     #[error("checkpoints in 8 bits are not slots; leave `workload.checkpoint_dtype` out of the budget")]
