@@ -69,7 +69,7 @@ pub enum FrontendError {
         /// Its value, shortened.
         found: String,
         /// What is not covered.
-        reason: String,
+        reason: Box<str>,
     },
     /// A config that does not say of which architecture it is.
     #[error(

@@ -308,7 +308,7 @@ impl<'a> Values<'a> {
             model_type: self.model_type.clone(),
             key: key.to_owned(),
             found: shortened(found),
-            reason: reason.to_owned(),
+            reason: reason.into(),
         }
     }
 
