@@ -10,8 +10,11 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::reshape_and_cache;
 use cacheplan_managers::ManagerError;
-use cacheplan_managers::book::{Accepted, Residency, SequenceId, StepMetadata, Windows, Work};
-use cacheplan_managers::device::{CacheSet, CapturedState, MambaHybridCacheManager};
+use cacheplan_managers::book::prefix::HostTier;
+use cacheplan_managers::book::{
+    Accepted, BlockId, CacheBook, Prefix, Residency, SequenceId, SlotId, StepMetadata, Windows, Work,
+};
+use cacheplan_managers::device::{CacheSet, CapturedState, MambaHybridCacheManager, PrefixHost};
 use cacheplan_planner::SlotDomain;
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
@@ -27,7 +30,7 @@ fn setup(blocks: u64, live: u64) -> Setup {
     };
     let windowed = hybrid().with(3, kv(2, 8).with_window(WINDOW as u32).unwrap());
     let mut setup = twins(twins(windowed, 0), 2).blocks(blocks).host(8000);
-    setup.slots = SlotDomain { padding: 1, live, checkpoints: 0 };
+    setup.slots = SlotDomain { padding: 1, live, checkpoints: 2 };
     setup
 }
 
@@ -43,9 +46,18 @@ fn state(tokens: &[u32]) -> f32 {
     (tokens.iter().zip(1..).map(|(token, place)| token * place).sum::<u32>() % 251) as f32
 }
 
+/// A prefix held from outside, as a prefix cache would.
+struct Held {
+    tokens: Vec<u32>,
+    prefix: Prefix,
+    slot: SlotId,
+}
+
 struct Machine {
     set: CacheSet,
     models: BTreeMap<SequenceId, Model>,
+    held: Vec<Held>,
+    host: Option<PrefixHost>,
     captured: Vec<(CapturedState, Vec<u32>)>,
     next: u32,
 }
@@ -53,7 +65,7 @@ struct Machine {
 impl Machine {
     fn new(windows: Windows) -> Self {
         let set = CacheSet::with_windows(&setup(20, 4).plan(), windows, &Device::Cpu).unwrap();
-        Self { set, models: BTreeMap::new(), captured: Vec::new(), next: 1 }
+        Self { set, models: BTreeMap::new(), held: Vec::new(), host: None, captured: Vec::new(), next: 1 }
     }
 
     fn manager(&mut self) -> &mut MambaHybridCacheManager {
@@ -63,7 +75,7 @@ impl Machine {
     fn apply(&mut self, (operation, pick, amount): (u8, u8, u8)) {
         let count = u32::from(amount);
         let resident = self.pick(Residency::Resident, pick);
-        match (operation % 18, resident) {
+        match (operation % 24, resident) {
             (0 | 1, _) => {
                 if let Some(id) = self.allowed(|manager| manager.admit(count % 24)) {
                     self.models.insert(id, Model::default());
@@ -115,8 +127,87 @@ impl Machine {
                     self.models.remove(&id);
                 }
             }
+            (18, Some(id)) if amount % 2 == 0 => self.hold(id, |manager| manager.checkpoint(id)),
+            (18, Some(id)) => {
+                self.hold(id, |manager| manager.finish_into_checkpoint(id));
+                if self.manager().book().tokens(id).is_err() {
+                    self.models.remove(&id);
+                }
+            }
+            (19, Some(id)) => self.rewind(id, amount),
+            (20 | 21, _) => self.admit_prefix(pick, count % 12),
+            (22, _) if !self.held.is_empty() => self.let_go(usize::from(pick) % self.held.len()),
+            (23, _) => {
+                let tier = HostTier { blocks: count % 4, slots: count % 2, windows: count % 3 };
+                self.host = match self.host.take() {
+                    Some(_) => None,
+                    None => self.allowed(|manager| PrefixHost::allocate(manager, tier)),
+                };
+            }
             _ => {}
         }
+    }
+
+    /// Holds a sequence's visible blocks and the checkpoint that `keep` makes of it.
+    fn hold(
+        &mut self,
+        id: SequenceId,
+        keep: impl FnOnce(&mut MambaHybridCacheManager) -> Result<SlotId, ManagerError>,
+    ) {
+        let tokens = self.models[&id].tokens.clone();
+        let book = self.manager().book();
+        let len = tokens.len() as u32;
+        let visible = book.layout().paged.iter().enumerate().map(|(paged, spec)| {
+            let range = spec.first_visible_block(len)..spec.blocks_for(len);
+            let table = book.block_table(id, paged).unwrap();
+            range.map(|logical| BlockId(table[logical as usize] as u32)).collect::<Vec<_>>()
+        });
+        let blocks: Vec<Vec<BlockId>> = visible.collect();
+        let retain = |book: &mut CacheBook, keep: bool| {
+            for (paged, blocks) in blocks.iter().enumerate() {
+                let pool = book.blocks_mut(paged)?;
+                blocks
+                    .iter()
+                    .try_for_each(|&block| if keep { pool.retain(block) } else { pool.release(block).map(|_| ()) })?;
+            }
+            Ok(())
+        };
+        self.manager().with_book(|book| retain(book, true)).unwrap();
+        if let Some(slot) = self.allowed(keep) {
+            self.held.push(Held { prefix: Prefix { tokens: len, blocks, state: Some(slot) }, tokens, slot });
+        } else {
+            self.manager().with_book(|book| retain(book, false)).unwrap();
+        }
+    }
+
+    fn rewind(&mut self, id: SequenceId, pick: u8) {
+        let Some(held) = self.held.get(usize::from(pick) % self.held.len().max(1)) else { return };
+        let (slot, tokens) = (held.slot, held.tokens.clone());
+        if self.models[&id].tokens.starts_with(&tokens)
+            && self.allowed(|manager| manager.rewind(id, slot, tokens.len() as u32)).is_some()
+        {
+            self.models.get_mut(&id).unwrap().tokens = tokens;
+        }
+    }
+
+    fn admit_prefix(&mut self, pick: u8, more: u32) {
+        let Some(held) = self.held.get(usize::from(pick) % self.held.len().max(1)) else { return };
+        let (prefix, tokens) = (held.prefix.clone(), held.tokens.clone());
+        if let Some(id) = self.allowed(|manager| manager.admit_prefix(prefix.tokens + more, &prefix)) {
+            self.models.insert(id, Model { tokens, candidates: None });
+        }
+    }
+
+    fn let_go(&mut self, index: usize) {
+        let Held { prefix, slot, .. } = self.held.swap_remove(index);
+        let release = |book: &mut CacheBook| {
+            for (paged, blocks) in prefix.blocks.iter().enumerate() {
+                let pool = book.blocks_mut(paged)?;
+                blocks.iter().try_for_each(|&block| pool.release(block).map(|_| ()))?;
+            }
+            book.slots_mut().release(slot)
+        };
+        self.manager().with_book(release).unwrap();
     }
 
     fn step(&mut self, id: SequenceId, tokens: u32) {
@@ -190,7 +281,7 @@ impl Machine {
             ) => {}
             Err(error) => panic!("{error}"),
         }
-        if self.models.is_empty() {
+        if self.models.is_empty() && self.held.is_empty() {
             self.set.shutdown().unwrap();
             assert_eq!(self.set.manager().unwrap_err(), ManagerError::ShutDown);
             self.set.resize(&plan).unwrap();
@@ -272,6 +363,10 @@ impl Machine {
     }
 
     fn finish(&mut self) {
+        self.host = None;
+        while !self.held.is_empty() {
+            self.let_go(0);
+        }
         for id in std::mem::take(&mut self.models).into_keys() {
             self.manager().finish(id).unwrap();
         }

@@ -31,7 +31,7 @@ fn tree_config() -> impl Generator<Value = TreeConfig> {
         any::<bool>(),
         any::<bool>(),
         cap,
-        1..4usize,
+        prop::collection::vec(1..5u32, 1..4),
         eviction,
         host,
     )
@@ -45,7 +45,7 @@ fn tree_config() -> impl Generator<Value = TreeConfig> {
                 states: legacy || !stateless,
                 leaves: if legacy { LeafRule::State } else { LeafRule::Kv },
                 states_per_path,
-                tenants: vec![1; tenants],
+                tenants,
                 eviction,
                 host: host.filter(|_| !legacy),
                 ..TreeConfig::default()

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{
-    Accepted, BlockId, CacheBook, Indexing, PassedPages, PoolOp, Prefix, Residency, SequenceId, SlotId, SlotRole,
-    StepMetadata, Windows, Work,
+    Accepted, BlockId, CacheBook, Indexing, PassedPages, PoolOp, Prefix, Residency, SequenceId, SetAside, SlotId,
+    SlotRole, StepMetadata, Windows, Work,
 };
 use cacheplan_planner::CachePlan;
 use proptest::prelude::*;
@@ -34,6 +34,7 @@ pub(crate) enum Op {
     Rebalance { blocks: i8, live: i8 },
     Migrate { blocks: i8, live: i8 },
     Finish(u8),
+    SetAside(u16),
     Stale(u8),
 }
 
@@ -63,6 +64,7 @@ impl Arbitrary for Op {
             1 => (-4i8..5, -1i8..2).prop_map(|(blocks, live)| Self::Rebalance { blocks, live }),
             1 => (-4i8..5, -1i8..2).prop_map(|(blocks, live)| Self::Migrate { blocks, live }),
             2 => any::<u8>().prop_map(Self::Finish),
+            1 => any::<u16>().prop_map(|bytes| Self::SetAside(bytes % 2048)),
             1 => any::<u8>().prop_map(Self::Stale),
         ]
         .boxed()
@@ -99,6 +101,8 @@ pub(crate) struct World {
     models: HashMap<SequenceId, Model>,
     held: Vec<Held>,
     parked: HashMap<SequenceId, Parked>,
+    /// What a prefix cache has of the host tier, in bytes.
+    set_aside: Option<(SetAside, u64)>,
     stale: Vec<SequenceId>,
     next_token: u64,
 }
@@ -121,6 +125,7 @@ impl World {
             models: HashMap::new(),
             held: Vec::new(),
             parked: HashMap::new(),
+            set_aside: None,
             stale: Vec::new(),
             next_token: 1,
         }
@@ -147,6 +152,7 @@ impl World {
             Op::Rebalance { blocks, live } => self.rebalance(blocks, live),
             Op::Migrate { blocks, live } => self.migrate(blocks, live),
             Op::Finish(pick) => self.finish_one(pick),
+            Op::SetAside(bytes) => self.set_aside(u64::from(bytes)),
             Op::Stale(pick) => self.use_stale(pick),
         }
         self.execute();
@@ -496,6 +502,17 @@ impl World {
         self.stale.push(id);
     }
 
+    /// Sets bytes of the host tier aside where there are none, and gives them back where there are.
+    fn set_aside(&mut self, bytes: u64) {
+        let Some((_held, bytes)) = self.set_aside.take() else {
+            let set_aside = self.expect_room(|book| book.set_host_aside(bytes));
+            return self.set_aside = set_aside.map(|set_aside| (set_aside, bytes));
+        };
+        let before = self.book.host_stats();
+        assert_eq!(self.book.set_host_aside(0).unwrap_err(), ManagerError::HostSetAside { bytes });
+        assert_eq!(self.book.host_stats(), before);
+    }
+
     fn use_stale(&mut self, pick: u8) {
         if self.stale.is_empty() {
             return;
@@ -670,7 +687,8 @@ impl World {
         let used = self.book.slots().used(SlotRole::Live) + self.book.slots().used(SlotRole::Checkpoint);
         assert_eq!(used as usize, slots.len(), "slots leaked");
         let stats = self.book.stats();
-        assert_eq!(stats.host.map(|host| host.used_bytes), self.plan.host.as_ref().map(|_| self.parked_bytes()));
+        let in_host = self.parked_bytes() + self.set_aside.as_ref().map_or(0, |(_, bytes)| *bytes);
+        assert_eq!(stats.host.map(|host| host.used_bytes), self.plan.host.as_ref().map(|_| in_host));
         for (pool, expected) in stats.pools.iter().zip(&holders) {
             assert_eq!((pool.used as usize, pool.used + pool.free), (expected.len(), pool.capacity));
         }
