@@ -15,8 +15,11 @@ pub(super) struct Config {
     intermediate_size: usize,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    layer_types: Vec<String>,
-    mlp_layer_types: Vec<String>,
+    num_hidden_layers: usize,
+    layer_types: Option<Vec<String>>,
+    mlp_layer_types: Option<Vec<String>>,
+    /// How many layers are dense, in configs that do not list them.
+    first_k_dense_replace: Option<usize>,
     num_attention_heads: usize,
     q_lora_rank: Option<usize>,
     kv_lora_rank: usize,
@@ -25,9 +28,13 @@ pub(super) struct Config {
     v_head_dim: usize,
     #[serde(default)]
     attention_bias: bool,
-    linear_num_heads: usize,
-    linear_head_dim: usize,
-    linear_conv_kernel_dim: usize,
+    /// Whether latent attention goes without rotation.
+    #[serde(default = "super::yes")]
+    mla_use_nope: bool,
+    linear_num_heads: Option<usize>,
+    linear_head_dim: Option<usize>,
+    linear_conv_kernel_dim: Option<usize>,
+    linear_attn_config: Option<LinearAttention>,
     num_experts: usize,
     num_experts_per_token: usize,
     num_shared_experts: usize,
@@ -38,6 +45,16 @@ pub(super) struct Config {
     routed_scaling_factor: f64,
     #[serde(default)]
     tie_word_embeddings: bool,
+}
+
+/// The layers with delta attention as the published configs state them; these keys go before the later ones.
+#[derive(Debug, Deserialize)]
+struct LinearAttention {
+    /// Counted from 1.
+    full_attn_layers: Vec<usize>,
+    head_dim: usize,
+    num_heads: usize,
+    short_conv_kernel_size: usize,
 }
 
 /// Builds a Kimi Linear decoder.
@@ -55,20 +72,20 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         scale: 1.0 / ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).sqrt(),
         interleaved: false,
     };
-    let kda = KdaShape {
-        hidden,
-        heads: config.linear_num_heads,
-        head_dim: config.linear_head_dim,
-        d_conv: config.linear_conv_kernel_dim,
-        activation: config.hidden_act,
-        norm_eps: eps,
-    };
+    let kda = config.kda()?;
     let unsupported = |key: &'static str, found: &str, known: &'static str| {
         RuntimeError::from(ConfigError::Unsupported { key, found: found.to_owned(), known })
     };
+    if !config.mla_use_nope {
+        return Err(unsupported("mla_use_nope", "false", "true only"));
+    }
+    let (mixers, feed_forwards) = (config.layer_types()?, config.mlp_layer_types()?);
+    if mixers.len() != feed_forwards.len() {
+        return Err(unsupported("mlp_layer_types", &format!("{} long", feed_forwards.len()), "one for each layer"));
+    }
     let model = weights.scope("model");
     let mut blocks = Vec::new();
-    for (layer, (mixer, feed_forward)) in (0..).zip(config.layer_types.iter().zip(&config.mlp_layer_types)) {
+    for (layer, (mixer, feed_forward)) in (0..).zip(mixers.iter().zip(&feed_forwards)) {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let (before, self_attn) = (norm("input_layernorm")?, scope.enter("self_attn"));
@@ -90,6 +107,43 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
+    fn layer_types(&self) -> Result<Vec<String>, ConfigError> {
+        if let Some(types) = &self.layer_types {
+            return Ok(types.clone());
+        }
+        let linear = self.linear_attn_config.as_ref().ok_or(ConfigError::Missing { key: "layer_types" })?;
+        let is_full = |layer| linear.full_attn_layers.contains(&(layer + 1));
+        let name = |layer| if is_full(layer) { "full_attention" } else { "linear_attention" };
+        Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
+    }
+
+    fn mlp_layer_types(&self) -> Result<Vec<String>, ConfigError> {
+        if let Some(types) = &self.mlp_layer_types {
+            return Ok(types.clone());
+        }
+        let dense = self.first_k_dense_replace.ok_or(ConfigError::Missing { key: "mlp_layer_types" })?;
+        let name = |layer| if layer < dense { "dense" } else { "sparse" };
+        Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
+    }
+
+    fn kda(&self) -> Result<KdaShape, ConfigError> {
+        let need = |stated: fn(&LinearAttention) -> usize, later: Option<usize>, key: &'static str| {
+            self.linear_attn_config.as_ref().map(stated).or(later).ok_or(ConfigError::Missing { key })
+        };
+        Ok(KdaShape {
+            hidden: self.hidden_size,
+            heads: need(|linear| linear.num_heads, self.linear_num_heads, "linear_num_heads")?,
+            head_dim: need(|linear| linear.head_dim, self.linear_head_dim, "linear_head_dim")?,
+            d_conv: need(
+                |linear| linear.short_conv_kernel_size,
+                self.linear_conv_kernel_dim,
+                "linear_conv_kernel_dim",
+            )?,
+            activation: self.hidden_act,
+            norm_eps: self.rms_norm_eps,
+        })
+    }
+
     fn mlp(&self, intermediate: usize) -> MlpShape {
         MlpShape { hidden: self.hidden_size, intermediate, bias: false, activation: self.hidden_act }
     }

@@ -77,10 +77,6 @@ impl Mixer for Hybrid {
 
 /// Builds a Zamba2 decoder.
 pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    if config.use_shared_attention_adapter {
-        let (found, known) = ("true".to_owned(), "false only");
-        return Err(ConfigError::Unsupported { key: "use_shared_attention_adapter", found, known }.into());
-    }
     if config.use_mem_rope && config.use_long_context {
         let (found, known) = ("true".to_owned(), "false only");
         return Err(ConfigError::Unsupported { key: "use_long_context", found, known }.into());
@@ -162,14 +158,18 @@ impl Config {
             bias: false,
         };
         let self_attn = transformer.enter("self_attn");
-        let linear = |name: &str, from: usize, to: usize| Linear::load(&self_attn.enter(name), from, to, false);
-        let (queries, keys) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let projections = [
-            linear("q_proj", both, queries)?,
-            linear("k_proj", both, keys)?,
-            linear("v_proj", both, keys)?,
-            linear("o_proj", queries, hidden)?,
-        ];
+        let inward = |name: &str, heads: usize| -> Result<Linear, RuntimeError> {
+            let outputs = heads * shape.head_dim;
+            let linear = Linear::load(&self_attn.enter(format!("{name}_proj")), both, outputs, false)?;
+            if !self.use_shared_attention_adapter {
+                return Ok(linear);
+            }
+            let adapter = self_attn.enter(format!("linear_{name}_adapter_list")).enter(place.1);
+            Ok(linear.plus(&self.adapter(&adapter, both, outputs)?)?)
+        };
+        let outward = Linear::load(&self_attn.enter("o_proj"), shape.heads * shape.head_dim, hidden, false)?;
+        let projections =
+            [inward("q", shape.heads)?, inward("k", shape.kv_heads)?, inward("v", shape.kv_heads)?, outward];
         let decoder = scope.enter("mamba_decoder");
         Ok(Hybrid {
             input_norm: RmsNorm::load(&transformer.enter("input_layernorm"), both, eps)?,
@@ -183,15 +183,20 @@ impl Config {
         })
     }
 
-    /// The shared gated MLP with the layer's own adapter, a matrix of low rank, added to its inward weight.
+    /// A layer's own change of a shared weight `[outputs, inputs]`, a matrix of low rank.
+    fn adapter(&self, weights: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Tensor, RuntimeError> {
+        let down = weights.enter(0).get("weight", (self.adapter_rank, inputs))?;
+        let up = weights.enter(1).get("weight", (outputs, self.adapter_rank))?;
+        Ok(up.matmul(&down)?)
+    }
+
+    /// The shared gated MLP with the layer's own adapter added to its inward weight.
     fn feed_forward(&self, weights: &Scope<'_>, hybrid: usize) -> Result<Mlp, RuntimeError> {
-        let (hidden, size, rank) = (self.hidden_size, self.intermediate_size, self.adapter_rank);
+        let (hidden, size) = (self.hidden_size, self.intermediate_size);
         let bias = self.add_bias_linear;
         let gate_up = Linear::load(&weights.enter("gate_up_proj"), hidden, 2 * size, bias)?;
         let adapter = weights.enter("gate_up_proj_adapter_list").enter(hybrid);
-        let down = adapter.enter(0).get("weight", (rank, hidden))?;
-        let up = adapter.enter(1).get("weight", (2 * size, rank))?;
-        let gate_up = gate_up.plus(&up.matmul(&down)?)?;
+        let gate_up = gate_up.plus(&self.adapter(&adapter, hidden, 2 * size)?)?;
         Ok(Mlp::fused(gate_up, Linear::load(&weights.enter("down_proj"), size, hidden, bias)?, self.hidden_act))
     }
 }

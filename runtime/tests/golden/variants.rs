@@ -27,6 +27,7 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "nemotron_h_latent_experts",
         "qwen3_next_gelu",
         "qwen3_window",
+        "zamba2_attention_adapters",
         "zamba2_untied"
     )]
     variant: &str,
