@@ -115,3 +115,19 @@ fn a_list_of_layers_may_go_on_with_draft_layers() {
     let error = read(&decoder("step3p5", kinds), &[]).unwrap_err();
     assert!(error.to_string().contains("it has 9 entries, the model has 8 layers"), "{error}");
 }
+
+/// MusicFlamingo states the sizes of its rotary time embedding beside its decoder.
+#[test]
+fn sizes_beside_a_decoder_are_not_those_of_the_decoder() {
+    let inner = decoder("qwen2", "");
+    let outer =
+        format!(r#"{{"model_type": "musicflamingo", "head_dim": 1280, "sliding_window": 9, "text_config": {inner}}}"#);
+    let inner = inner.replace(r#""head_dim": 16"#, r#""head_dim": null"#);
+    let outer = outer.replace(r#""head_dim": 16"#, r#""head_dim": null"#);
+    let dims = |text: &str| {
+        let mut model = read(text, &[]).unwrap();
+        let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+        resources.iter().map(|resource| resource.handler.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(dims(&outer), dims(&inner));
+}

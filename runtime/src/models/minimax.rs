@@ -22,6 +22,8 @@ pub(super) struct Config {
     num_attention_heads: usize,
     num_key_value_heads: usize,
     head_dim: Option<usize>,
+    /// Elements of a head that are rotated; all of them where it is absent.
+    rotary_dim: Option<usize>,
     /// Of the layers with full attention.
     sliding_window: Option<usize>,
     num_local_experts: usize,
@@ -48,7 +50,11 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
         bias: false,
     };
-    let rope = config.rope.with_default_theta(1_000_000.0).rope(attention.head_dim)?;
+    let rope = config.rope.with_default_theta(1_000_000.0);
+    let rope = match config.rotary_dim {
+        Some(rotated) => rope.partial_rope(attention.head_dim, rotated as f64 / attention.head_dim as f64)?,
+        None => rope.rope(attention.head_dim)?,
+    };
     let window = config.sliding_window.map_or(Window::Full, Window::Sliding);
     let layers = config.layer_types.len() as u32;
     let model = weights.scope("model");

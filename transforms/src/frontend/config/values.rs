@@ -17,6 +17,25 @@ const MAX_NUMBER: u64 = 1 << 40;
 /// Keys under which multimodal models keep the config of their decoder.
 const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "language_config"];
 
+/// Keys that a multimodal model states of its decoder outside of that decoder's config, where it lacks them; all others
+/// are of its other parts.
+const OF_THE_WHOLE: [&str; 14] = [
+    "architectures",
+    "bos_token_id",
+    "compression_config",
+    "dtype",
+    "eos_token_id",
+    "max_position_embeddings",
+    "model_type",
+    "pad_token_id",
+    "quantization_config",
+    "tie_embedding",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "vocab_size",
+];
+
 /// An object of layer numbers, each with the keys that differ there.
 const PER_LAYER: &str = "per_layer_config";
 
@@ -63,13 +82,14 @@ fn is_stated(value: &Value) -> bool {
 }
 
 impl<'a> Values<'a> {
-    /// The config with its nested text config merged over the rest.
+    /// The config, or its nested text config with what the rest says of the whole model.
     pub(super) fn new(file: &'a str, mut map: Map<String, Value>) -> Self {
         let mut decoder_type = None;
         for key in NESTED {
             if let Some(Value::Object(mut inner)) = map.remove(key) {
                 decoder_type =
                     inner.remove("model_type").and_then(|word| word.as_str().map(str::to_owned)).or(decoder_type);
+                map.retain(|key, _| OF_THE_WHOLE.contains(&key.as_str()) || NESTED.contains(&key.as_str()));
                 // An absent or null inner value leaves the outer one in force.
                 for (key, value) in inner {
                     if value.is_null() {
