@@ -36,6 +36,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("glm4_moe.toml"),
     include_str!("gpt2.toml"),
     include_str!("gpt_bigcode.toml"),
+    include_str!("gpt_neo.toml"),
     include_str!("gpt_oss.toml"),
     include_str!("granitemoehybrid.toml"),
     include_str!("grouped.toml"),
@@ -61,6 +62,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("mistral.toml"),
     include_str!("mistral_large4.toml"),
     include_str!("mixtral.toml"),
+    include_str!("modernbert_decoder.toml"),
     include_str!("mpt.toml"),
     include_str!("muse.toml"),
     include_str!("nemotron_h.toml"),
@@ -88,5 +90,6 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("stated_windows.toml"),
     include_str!("step3p5.toml"),
     include_str!("two_matrices.toml"),
+    include_str!("zamba.toml"),
     include_str!("zamba2.toml"),
 ];
