@@ -86,3 +86,15 @@ fn a_bias_that_the_config_does_not_state_is_refused(#[case] model: &str, #[case]
         other => panic!("{other:?}"),
     }
 }
+
+/// MiniMax states how many elements of a head are rotated; Hugging Face's class rotates all of them whatever it says.
+#[rstest]
+#[case(16, true)]
+#[case(7, false)]
+fn minimax_rotates_as_much_of_a_head_as_its_config_states(#[case] rotated: usize, #[case] same: bool) {
+    let folder = fixture("minimax");
+    let weights = Weights::open(&folder, DType::F32, &Device::Cpu).unwrap();
+    let [all, some] = [json!({}), json!({ "rotary_dim": rotated })]
+        .map(|changes| format!("{:?}", load(&config("minimax", &changes), &weights).unwrap()));
+    assert_eq!(all == some, same);
+}
