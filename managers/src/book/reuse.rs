@@ -288,14 +288,14 @@ impl PrefixReuse {
         let (mut full, mut window) = (Vec::new(), Vec::new());
         self.cache.held_blocks(lease, &mut full);
         let window_from = self.cache.held_window(lease, &mut window) / page;
-        let blocks = book.layout().paged.iter().enumerate().map(|(paged, spec)| match spec.window {
-            None => full.iter().map(|&unit| self.full.block(unit, paged)).collect(),
-            Some(_) => {
-                let visible = (spec.first_visible_block(hit as u32) as usize).saturating_sub(window_from);
-                window.iter().skip(visible).map(|&unit| self.windows.block(unit, paged)).collect()
-            }
-        });
-        Prefix { tokens: hit as u32, blocks: blocks.collect(), state }
+        let paged = &book.layout().paged;
+        let windowed = paged.iter().find(|spec| spec.window.is_some());
+        let visible = windowed.map_or(0, |spec| spec.first_visible_block(hit as u32) as usize);
+        let passed = visible.saturating_sub(window_from).min(window.len());
+        let mut blocks = vec![Vec::new(); paged.len()];
+        self.full.spread(&full, &mut blocks);
+        self.windows.spread(&window[passed..], &mut blocks);
+        Prefix { tokens: hit as u32, blocks, state }
     }
 
     /// As [`store`](Self::store) with a copy of the state, in the place of the least valuable one if no slot is free;
@@ -382,10 +382,11 @@ impl Units {
         start..start + self.pools.len()
     }
 
-    /// A unit's block in a paged pool of these.
-    fn block(&self, unit: BlockId, paged: usize) -> BlockId {
-        let place = self.pools.iter().position(|&pool| pool == paged).unwrap_or_default();
-        self.blocks[self.of(unit)][place]
+    /// The blocks of some units, by paged pool.
+    fn spread(&self, units: &[BlockId], blocks: &mut [Vec<BlockId>]) {
+        for (place, &paged) in self.pools.iter().enumerate() {
+            blocks[paged] = units.iter().map(|&unit| self.blocks[self.of(unit)][place]).collect();
+        }
     }
 
     /// The first page of which a sequence has a block in each of the pools.
