@@ -6,7 +6,8 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use cacheplan_managers::book::{BlockAllocator, CacheBook, SlotAllocator, SlotRole, StepMetadata, Work};
+use cacheplan_managers::book::prefix::{Key, Namespace, Strategy, TenantId};
+use cacheplan_managers::book::{BlockAllocator, CacheBook, PrefixReuse, SlotAllocator, SlotRole, StepMetadata, Work};
 use cacheplan_planner::{Limits, SlotDomain};
 use divan::{Bencher, black_box};
 use support::{Setup, conv, kv, ssm};
@@ -64,5 +65,41 @@ fn decode_metadata_of_256_sequences(bencher: Bencher<'_, '_>, pool_factor: u64) 
     bencher.bench_local(|| {
         book.step(black_box(&work), &mut metadata).unwrap();
         metadata.total_tokens()
+    });
+}
+
+/// A request of a hybrid, 4,096 tokens of prompt in blocks of 16: admitted, computed, finished, without and with reuse of
+/// all of it but the last block.
+#[divan::bench(args = [false, true])]
+fn request_of_4096_tokens(bencher: Bencher<'_, '_>, reused: bool) {
+    let tokens: Vec<u32> = (0..4_096).collect();
+    let mut setup = Setup::new().with(0, ssm()).with(0, conv()).with(1, kv(2, 8));
+    setup.tokens_per_block = 16;
+    setup.blocks = 4_096;
+    setup.slots = SlotDomain { padding: 1, live: 8, checkpoints: 64 };
+    setup.limits = Limits { max_seq_len: 1 << 14, max_batch_size: 8, max_num_tokens: 1 << 13, draft_positions: 1 };
+    let plan = setup.plan();
+    let mut book = CacheBook::new(&plan).unwrap();
+    let mut reuse = PrefixReuse::new(&plan, book.layout(), Strategy::complete(Some(256))).unwrap();
+    let mut metadata = StepMetadata::default();
+    let namespace = Namespace::default();
+    bencher.bench_local(|| {
+        if !reused {
+            let sequence = book.admit(4_096).unwrap();
+            book.step(&[Work { sequence, tokens: 4_096 }], &mut metadata).unwrap();
+            book.take_ops();
+            return book.finish(sequence).unwrap();
+        }
+        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
+        let (sequence, mut lease) = reuse.admit(&mut book, key(4_096), TenantId(0)).unwrap();
+        let mut computed = lease.cached();
+        while computed < 4_096 {
+            let step = reuse.next_tokens(&lease, 4_096 - computed);
+            book.step(&[Work { sequence, tokens: step as u32 }], &mut metadata).unwrap();
+            computed += step;
+            reuse.computed(&mut book, sequence, &mut lease, key(computed)).unwrap();
+        }
+        book.take_ops();
+        reuse.finish(&mut book, sequence, lease, key(computed)).unwrap();
     });
 }
