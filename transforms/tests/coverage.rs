@@ -39,6 +39,8 @@ fn layers_of(model: &Model, kind: &str) -> String {
 )]
 #[case::key_heads("gemma3", r#""swa_num_key_value_heads": 2"#, "swa_num_key_value_heads")]
 #[case::states("mistral", r#""linear_attn_config": {"num_heads": 2}"#, "linear_attn_config")]
+#[case::another_window("llama", r#""interleaved_sliding_window": 64"#, "interleaved_sliding_window")]
+#[case::images("llama", r#""cross_attention_layers": [3, 7]"#, "cross_attention_layers")]
 #[case::sharing("qwen3", r#""kv_source_layers": [0, 0, 2, 2, 4, 4, 6, 6]"#, "kv_source_layers")]
 fn a_key_that_nothing_explains_is_refused_by_name(#[case] model_type: &str, #[case] keys: &str, #[case] key: &str) {
     let error = read(&decoder(model_type, keys), &[]).unwrap_err();
@@ -68,6 +70,21 @@ fn what_a_description_requires_is_checked(#[case] model_type: &str, #[case] keys
     let error = read(&decoder(model_type, keys), &[]).unwrap_err();
     assert!(matches!(error, FrontendError::NotCovered { .. }), "{error}");
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Gemma 4's assistants draft with the caches of the model that they assist.
+#[rstest]
+#[case("somebody_vl", true)]
+#[case("gemma4_assistant", false)]
+fn a_wrapper_is_read_as_its_decoder_unless_it_reads_the_caches_of_another(
+    #[case] wrapper: &str,
+    #[case] read_as: bool,
+) {
+    let text = format!(r#"{{"model_type": "{wrapper}", "text_config": {}}}"#, decoder("qwen3", ""));
+    match read(&text, &[]) {
+        Ok(model) => assert!(read_as && model.info.model_type == "qwen3"),
+        Err(error) => assert!(!read_as && error.is_unsupported(), "{error}"),
+    }
 }
 
 /// As modeling code states it: `sliding_window` may be one number, or a list with nulls.

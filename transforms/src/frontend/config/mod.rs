@@ -191,6 +191,10 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     let (Err(FrontendError::UnknownModelType { .. }), Some(decoder)) = (&found, &values.decoder_type) else {
         return found;
     };
+    // It drafts with the caches of another model, whose decoder it wraps.
+    if values.model_type.ends_with("_assistant") {
+        return found;
+    }
     // A wrapper that nobody knows around a decoder that is known.
     let Ok(description) = description::find(values.file, decoder, &options.descriptions) else { return found };
     values.note("decoder", decoder, "the nested model_type", false);
