@@ -48,11 +48,19 @@ impl RopeConfig {
         parameters.rope(head_dim, self.max_position_embeddings)
     }
 
-    /// The same for a model that rotates a share of each head, `share` where its config does not say.
-    pub(crate) fn partial_rope(&self, head_dim: usize, share: f64) -> Result<Rope, RuntimeError> {
-        let mut parameters = self.parameters();
-        parameters.partial_rotary_factor.get_or_insert(share);
-        parameters.rope(head_dim, self.max_position_embeddings)
+    /// The same for a model that rotates a share of each head.
+    pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
+        self.parameters().rope(head_dim, self.max_position_embeddings)
+    }
+
+    /// For a model that rotates `share` of each head where its config does not say.
+    pub(crate) fn with_default_share(&self, share: f64) -> Self {
+        self.with_share(self.partial_rotary_factor.unwrap_or(share))
+    }
+
+    /// For a model that rotates `share` of each head unless its rope parameters say otherwise.
+    pub(crate) fn with_share(&self, share: f64) -> Self {
+        Self { partial_rotary_factor: Some(share), ..self.clone() }
     }
 
     /// For a model whose base is `theta` where its config does not say.

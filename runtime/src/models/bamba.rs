@@ -49,7 +49,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
         bias: config.mlp_bias,
         activation: config.hidden_act,
     };
-    let rope = config.rope.partial_rope(attention.head_dim, 0.5)?;
+    let rope = config.rope.with_share(0.5).partial_rope(attention.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {

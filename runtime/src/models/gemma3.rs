@@ -18,7 +18,11 @@ pub(super) struct Config {
     intermediate_size: usize,
     hidden_activation: Activation,
     rms_norm_eps: f64,
-    layer_types: Vec<String>,
+    num_hidden_layers: u32,
+    layer_types: Option<Vec<String>>,
+    /// Every so many layers one has full attention, in configs that do not list them.
+    #[serde(default = "six")]
+    sliding_window_pattern: u32,
     sliding_window: usize,
     num_attention_heads: usize,
     num_key_value_heads: usize,
@@ -37,6 +41,10 @@ pub(super) struct Config {
     max_position_embeddings: Option<usize>,
     #[serde(default = "super::yes")]
     tie_word_embeddings: bool,
+}
+
+fn six() -> u32 {
+    6
 }
 
 /// Builds a Gemma 3 decoder.
@@ -63,7 +71,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     let sliding = config.rope("sliding_attention", &None, config.rope_local_base_freq.unwrap_or(10_000.0))?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(&config.layer_types) {
+    for (layer, kind) in (0..).zip(config.layer_types()) {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load_from_one(&scope.enter(name), hidden, eps);
         let self_attn = scope.enter("self_attn");
@@ -99,6 +107,13 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
+    fn layer_types(&self) -> Vec<String> {
+        let is_full = |layer: u32| (layer + 1).checked_rem(self.sliding_window_pattern) == Some(0);
+        let name = |layer| if is_full(layer) { "full_attention" } else { "sliding_attention" };
+        let derived = || (0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect();
+        self.layer_types.clone().unwrap_or_else(derived)
+    }
+
     /// The rotation of one layer type; `scaling` and `theta` are what configs of the older spelling say of it.
     fn rope(&self, layer_type: &str, scaling: &Option<RopeParameters>, theta: f32) -> Result<Rope, RuntimeError> {
         let stated = self.rope_parameters.as_ref().and_then(|by_type| by_type.get(layer_type));

@@ -19,7 +19,10 @@ pub(super) struct Config {
     block_ffn_dim_multiplier: Option<f64>,
     block_multiple_of: usize,
     norm_eps: f64,
-    layer_types: Vec<String>,
+    num_hidden_layers: usize,
+    layer_types: Option<Vec<String>>,
+    /// The layers with attention, in configs that do not list the kinds; all of them if there is no such list either.
+    full_attn_idxs: Option<Vec<usize>>,
     num_attention_heads: usize,
     num_key_value_heads: usize,
     #[serde(rename = "conv_L_cache")]
@@ -47,7 +50,7 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     let rope = config.rope.with_default_theta(1_000_000.0).rope(shape.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(&config.layer_types) {
+    for (layer, kind) in (0..).zip(config.layer_types()) {
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let before = norm("operator_norm")?;
@@ -78,6 +81,13 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
 }
 
 impl Config {
+    fn layer_types(&self) -> Vec<String> {
+        let is_full = |layer| self.full_attn_idxs.as_ref().is_none_or(|layers| layers.contains(&layer));
+        let name = |layer| if is_full(layer) { "full_attention" } else { "conv" };
+        let derived = || (0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect();
+        self.layer_types.clone().unwrap_or_else(derived)
+    }
+
     fn mlp(&self) -> Result<MlpShape, ConfigError> {
         Ok(MlpShape {
             hidden: self.hidden_size,

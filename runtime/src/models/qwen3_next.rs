@@ -78,7 +78,7 @@ fn build(config: &Config, weights: &Weights, projections: LoadProjections) -> Re
         activation: config.hidden_act,
         norm_eps: eps as f32,
     };
-    let rope = config.rope.partial_rope(config.head_dim, 0.25)?;
+    let rope = config.rope.with_default_share(0.25).partial_rope(config.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for (layer, kind) in (0..).zip(config.layer_types()?) {
