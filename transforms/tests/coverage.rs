@@ -39,6 +39,7 @@ fn layers_of(model: &Model, kind: &str) -> String {
 )]
 #[case::key_heads("gemma3", r#""swa_num_key_value_heads": 2"#, "swa_num_key_value_heads")]
 #[case::states("mistral", r#""linear_attn_config": {"num_heads": 2}"#, "linear_attn_config")]
+#[case::both_directions("gemma3", r#""use_bidirectional_attention": true"#, "use_bidirectional_attention")]
 #[case::another_window("llama", r#""interleaved_sliding_window": 64"#, "interleaved_sliding_window")]
 #[case::images("llama", r#""cross_attention_layers": [3, 7]"#, "cross_attention_layers")]
 #[case::sharing("qwen3", r#""kv_source_layers": [0, 0, 2, 2, 4, 4, 6, 6]"#, "kv_source_layers")]
@@ -54,6 +55,7 @@ fn a_key_that_nothing_explains_is_refused_by_name(#[case] model_type: &str, #[ca
 #[case("llama", r#""use_mla": false, "kv_lora_rank": 0, "hybrid_layer_pattern": [], "sliding_window": -1"#)]
 #[case("granite", r#""layer_types": ["full_attention", "full_attention"]"#)]
 #[case("qwen2", r#""sliding_window": 64, "use_sliding_window": false"#)]
+#[case("gemma4", r#""use_bidirectional_attention": "vision", "sliding_window": 4"#)]
 #[case("mimo_v2_flash", r#""hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 0], "attention_chunk_size": 128"#)]
 fn a_key_that_says_nothing_special_is_not(#[case] model_type: &str, #[case] keys: &str) {
     read(&decoder(model_type, keys), &[]).unwrap();

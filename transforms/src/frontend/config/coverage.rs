@@ -54,6 +54,7 @@ const CHANGE_CACHES: &[&str] = &[
     "swa_head_dim",
     "swa_num_key_value_heads",
     "swa_v_head_dim",
+    "use_bidirectional_attention",
     "use_cla",
     "use_hybrid_layers",
     "use_mla",
