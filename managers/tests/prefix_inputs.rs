@@ -57,6 +57,13 @@ fn positions_of_degenerate_forwards_are_none() {
 }
 
 #[test]
+fn a_grid_of_numbers_that_make_no_tree_is_a_number() {
+    let grid = |chunk, page| TreeConfig { chunk, page, ..TreeConfig::default() }.grid();
+    assert_eq!([grid(0, 0), grid(0, 16), grid(64, 0), grid(usize::MAX, 2)], [0, 0, 0, usize::MAX]);
+    assert_eq!(grid(64, 48), 192);
+}
+
+#[test]
 fn what_a_caller_claims_to_own_beyond_the_key_is_passed_over() {
     let mut h = Harness::new(config(), 64, 4);
     h.insert(&tokens(1..=8));

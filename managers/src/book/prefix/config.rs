@@ -96,7 +96,7 @@ impl TreeConfig {
     /// The positions at which a checkpoint can be both computed and keyed: the least common multiple of chunk and page.
     #[must_use]
     pub fn grid(&self) -> usize {
-        self.chunk / gcd(self.chunk, self.page) * self.page
+        (self.chunk / gcd(self.chunk, self.page).max(1)).saturating_mul(self.page)
     }
 
     pub(super) fn validate(&self) -> Result<(), PrefixError> {
