@@ -53,7 +53,10 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
     let rope = config.rope.with_default_theta(1_000_000.0);
     let rope = match config.rotary_dim {
         // Half an element more, so that rounding down loses none.
-        Some(rotated) => rope.partial_rope(attention.head_dim, (rotated as f64 + 0.5) / attention.head_dim as f64)?,
+        Some(rotated) => {
+            let share = (rotated as f64 + 0.5) / attention.head_dim as f64;
+            rope.with_default_share(share).partial_rope(attention.head_dim)?
+        }
         None => rope.rope(attention.head_dim)?,
     };
     let window = config.sliding_window.map_or(Window::Full, Window::Sliding);
