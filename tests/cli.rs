@@ -370,6 +370,16 @@ fn simulate_compares_the_policies_on_a_workload_and_draws_them() {
     assert!(std::fs::read_to_string(chart).unwrap().starts_with("<svg"));
 }
 
+#[rstest]
+#[case(&["--checkpoints", "0"], "no state outlives its sequence; set `workload.checkpoints_per_sequence`")]
+#[case(&["--chunk", "100000"], "tokens end before token 100000")]
+fn a_simulation_in_which_nothing_can_be_reused_says_why(#[case] flags: &[&str], #[case] reason: &str) {
+    let output = cacheplan(&[&["simulate", "--workload", "rag", "--policy", "coverage"], flags].concat());
+    assert!(output.status.success() && stderr(&output).contains(reason), "{}", stderr(&output));
+    let reused = cacheplan(&["simulate", "--workload", "rag", "--policy", "coverage"]);
+    assert_eq!(stderr(&reused), "");
+}
+
 /// The example in the README is what the command prints; `UPDATE_README=1 cargo test --test cli` rewrites it.
 #[test]
 fn the_readme_shows_a_real_plan() {

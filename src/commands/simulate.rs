@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use cacheplan::managers::book::prefix::Reuse;
 use cacheplan::managers::book::simulate::{
     Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
 };
@@ -11,7 +12,7 @@ use clap::ValueEnum;
 
 use crate::commands::Format;
 use crate::commands::load::read_plan;
-use crate::failure::{Failure, in_file, print, write};
+use crate::failure::{Failure, in_file, note, print, write};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -102,6 +103,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let reports = reports.map_err(Failure::error)?;
     if let Some(path) = &args.svg {
         write(path, &chart(&args.requests.title(), &reports))?;
+    }
+    if let Some(report) = reports.first().filter(|report| report.reuse != Reuse::On) {
+        note(&report.reuse.to_string());
     }
     match args.format {
         Format::Table => {

@@ -1,5 +1,7 @@
 //! What the cache achieved, and why it did not achieve more.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::config::TreeConfig;
@@ -123,6 +125,23 @@ pub enum Reuse {
         /// The typical prompt, in tokens.
         prompt: usize,
     },
+}
+
+impl fmt::Display for Reuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::On => write!(f, "prefixes can be reused"),
+            Self::NoCheckpointSlots => {
+                write!(f, "no state outlives its sequence; set `workload.checkpoints_per_sequence` in the budget")
+            }
+            Self::PromptsBelowGrid { grid, prompt } => {
+                write!(
+                    f,
+                    "prompts of {prompt} tokens end before token {grid}, the first that a state can be kept after"
+                )
+            }
+        }
+    }
 }
 
 impl Reuse {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::run::{Policy, Scenario};
-use crate::book::prefix::Metrics;
+use crate::book::prefix::{Metrics, Reuse};
 
 /// The state of a simulation after some requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -46,6 +46,8 @@ pub struct Report {
     pub peak: Peak,
     /// All counters of the cache.
     pub metrics: Metrics,
+    /// Whether reuse could work for prompts of their mean length.
+    pub reuse: Reuse,
     /// The course of it.
     pub course: Vec<Point>,
 }

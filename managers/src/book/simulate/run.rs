@@ -150,6 +150,7 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
         run.finish_oldest()?;
     }
     let metrics = *run.cache.metrics();
+    let mean = metrics.prompt_tokens / metrics.requests.max(1);
     Ok(Report {
         scenario,
         hit_rate: metrics.hit_rate(),
@@ -158,6 +159,7 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
         peak_checkpoints: run.peak.checkpoints,
         peak: run.peak,
         metrics,
+        reuse: run.cache.reuse(scenario.checkpoints.unwrap_or(usize::MAX), mean as usize),
         course,
     })
 }
