@@ -28,9 +28,6 @@ pub enum RuntimeError {
     /// The caches cannot be allocated or used.
     #[error(transparent)]
     Manager(#[from] cacheplan_managers::ManagerError),
-    /// The prefix cache refused an operation.
-    #[error(transparent)]
-    Prefix(#[from] cacheplan_managers::book::prefix::PrefixError),
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -80,8 +77,13 @@ impl RuntimeError {
 #[non_exhaustive]
 pub enum ConfigError {
     /// A key that is missing or not of its kind.
-    #[error("config.json: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error("config.json: {at}{source}", at = key.as_ref().map_or_else(String::new, |key| format!("`{key}`: ")))]
+    Json {
+        /// The key, where one is there.
+        key: Option<String>,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
     /// A file beside the config that cannot be used.
     #[error("{file}: {reason}")]
     File {

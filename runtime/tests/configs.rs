@@ -62,6 +62,10 @@ fn published_configs_give_their_decoders_all_they_need() {
 #[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
 #[case::unknown_weights_too("nemotron_h", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
 #[case::no_group("deepseek_v3", json!({ "topk_group": 0 }), "`num_experts_per_tok` is")]
+#[case::unknown_activation("llama", json!({ "hidden_act": "mish" }), "`hidden_act`: unknown variant `mish`")]
+#[case::no_number("llama", json!({ "vocab_size": "many" }), "`vocab_size`: invalid type")]
+#[case::nested_word("gemma3", json!({ "rope_parameters": { "full_attention": 3 } }), "`rope_parameters")]
+#[case::no_layers("llama", json!({ "num_hidden_layers": null }), "`num_hidden_layers`")]
 #[case::more_than_the_groups_have("deepseek_v3", json!({ "topk_group": 1, "num_experts_per_tok": 3 }), "`num_experts_per_tok` is")]
 fn what_would_give_other_numbers_is_refused(#[case] model: &str, #[case] changes: Value, #[case] said: &str) {
     let weights = Weights::invented(DType::F32, &Device::Cpu);

@@ -59,7 +59,10 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
 }
 
 fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, ConfigError> {
-    Ok(T::deserialize(config)?)
+    serde_path_to_error::deserialize(config).map_err(|error| {
+        let path = error.path().to_string();
+        ConfigError::Json { key: (path != ".").then_some(path), source: error.into_inner() }
+    })
 }
 
 /// What is true where a config does not say.
