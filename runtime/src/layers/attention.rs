@@ -46,20 +46,21 @@ impl Attention {
         shape: AttentionShape,
         rope: Option<Rope>,
     ) -> Result<Self, RuntimeError> {
-        Self::load_with_output(weights, "o_proj", layer, shape, rope)
+        Self::load_with_output(weights, ("o_proj", shape.bias), layer, shape, rope)
     }
 
-    /// The same for models that call the outward projection `output`.
+    /// The same for models whose outward projection has another name, or a bias where the others have none or none
+    /// where they have one.
     pub(crate) fn load_with_output(
         weights: &Scope<'_>,
-        output: &str,
+        (output, output_bias): (&str, bool),
         layer: u32,
         shape: AttentionShape,
         rope: Option<Rope>,
     ) -> Result<Self, RuntimeError> {
         let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
         let inward = |name: &str, heads: usize| Linear::load(&weights.enter(name), hidden, heads * head_dim, bias);
-        let o = Linear::load(&weights.enter(output), heads * head_dim, hidden, bias)?;
+        let o = Linear::load(&weights.enter(output), heads * head_dim, hidden, output_bias)?;
         let qkv = (inward("q_proj", heads)?, inward("k_proj", kv_heads)?, inward("v_proj", kv_heads)?);
         Ok(Self::new(layer, [qkv.0, qkv.1, qkv.2, o], shape, rope)?)
     }

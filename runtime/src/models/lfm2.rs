@@ -62,7 +62,8 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
             "full_attention" => {
                 let self_attn = scope.enter("self_attn");
                 let head_norm = |name: &str| RmsNorm::load(&self_attn.enter(name), shape.head_dim, eps);
-                let attention = Attention::load_with_output(&self_attn, "out_proj", layer, shape, Some(rope.clone()))?;
+                let output = ("out_proj", shape.bias);
+                let attention = Attention::load_with_output(&self_attn, output, layer, shape, Some(rope.clone()))?;
                 Block::new(before, attention.with_head_norms(head_norm("q_layernorm")?, head_norm("k_layernorm")?))
             }
             other => {

@@ -8,7 +8,22 @@ use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeConfig};
 use crate::weights::Weights;
 
-/// The keys of a Llama `config.json` that its decoder reads.
+/// What sets one of the family apart.
+pub(super) struct Relative {
+    /// Whether there are biases on the way to queries, keys and values, and on the way back.
+    biases: fn(&Config) -> [bool; 2],
+    /// Whether each head of queries and keys is normalised.
+    head_norms: bool,
+    /// What a layer sees.
+    window: fn(&Config, u32) -> Result<Window, ConfigError>,
+}
+
+pub(super) const LLAMA: Relative =
+    Relative { biases: |config| [config.attention_bias; 2], head_norms: false, window: Config::window_if_used };
+pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], ..LLAMA };
+pub(super) const QWEN3: Relative = Relative { head_norms: true, ..LLAMA };
+
+/// The keys of a `config.json` of this family that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
     vocab_size: usize,
@@ -36,24 +51,16 @@ pub(super) struct Config {
     rope: RopeConfig,
 }
 
-/// Builds a Llama decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    build(config, weights, false)
-}
-
-/// Builds a Qwen3 decoder: a Llama with norms over the heads of queries and keys.
-pub(super) fn load_qwen3(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    build(config, weights, true)
-}
-
-fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder, RuntimeError> {
+/// Builds a decoder of this family.
+pub(super) fn load(relative: &Relative, config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+    let [bias, output_bias] = (relative.biases)(config);
     let attention_shape = AttentionShape {
         hidden,
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads.unwrap_or(config.num_attention_heads),
         head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
-        bias: config.attention_bias,
+        bias,
     };
     let mlp_shape = MlpShape {
         hidden,
@@ -68,9 +75,11 @@ fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder
         let scope = model.enter("layers").enter(layer);
         let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
         let self_attn = scope.enter("self_attn");
+        let output = ("o_proj", output_bias);
         let mut attention =
-            Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?.with_window(config.window(layer)?);
-        if head_norms {
+            Attention::load_with_output(&self_attn, output, layer, attention_shape, Some(rope.clone()))?
+                .with_window((relative.window)(config, layer)?);
+        if relative.head_norms {
             let norm = |name: &str| RmsNorm::load(&self_attn.enter(name), attention_shape.head_dim, eps);
             attention = attention.with_head_norms(norm("q_norm")?, norm("k_norm")?);
         }
@@ -84,17 +93,11 @@ fn build(config: &Config, weights: &Weights, head_norms: bool) -> Result<Decoder
 }
 
 impl Config {
-    /// What a layer sees: as it is listed, or else by its place.
-    fn window(&self, layer: u32) -> Result<Window, ConfigError> {
-        let sliding = match self.layer_types.as_ref().map(|types| types.get(layer as usize).map(String::as_str)) {
-            Some(Some("full_attention")) => false,
-            Some(Some("sliding_attention")) => true,
-            Some(other) => {
-                let found = other.unwrap_or("too short").to_owned();
-                let known = "full_attention and sliding_attention for each layer";
-                return Err(ConfigError::Unsupported { key: "layer_types", found, known });
-            }
-            None if self.use_sliding_window && self.sliding_window.is_some() => {
+    /// As listed, or else a window from a certain layer on, where windows are used.
+    fn window_if_used(&self, layer: u32) -> Result<Window, ConfigError> {
+        let sliding = match self.listed(layer)? {
+            Some(sliding) => sliding,
+            None if self.use_sliding_window => {
                 layer >= self.max_window_layers.ok_or(ConfigError::Missing { key: "max_window_layers" })?
             }
             None => false,
@@ -103,6 +106,20 @@ impl Config {
             _ if !sliding => Ok(Window::Full),
             Some(window) => Ok(Window::Sliding(window)),
             None => Err(ConfigError::Missing { key: "sliding_window" }),
+        }
+    }
+
+    /// Whether a layer is listed as one with a window, if layers are listed.
+    fn listed(&self, layer: u32) -> Result<Option<bool>, ConfigError> {
+        match self.layer_types.as_ref().map(|types| types.get(layer as usize).map(String::as_str)) {
+            None => Ok(None),
+            Some(Some("full_attention")) => Ok(Some(false)),
+            Some(Some("sliding_attention")) => Ok(Some(true)),
+            Some(other) => {
+                let found = other.unwrap_or("too short").to_owned();
+                let known = "full_attention and sliding_attention for each layer";
+                Err(ConfigError::Unsupported { key: "layer_types", found, known })
+            }
         }
     }
 }

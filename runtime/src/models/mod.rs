@@ -27,7 +27,7 @@ use crate::weights::Weights;
 
 /// The `model_type`s that there is a decoder for.
 const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granitemoehybrid, jamba, kimi_linear, lfm2, \
-                     llama, mamba, mamba2, minimax, nemotron_h, qwen3, qwen3_5_text, \
+                     llama, mamba, mamba2, minimax, nemotron_h, qwen2, qwen3, qwen3_5_text, \
                      qwen3_next and zamba2";
 
 /// Builds the decoder that `config` (the contents of a `config.json`) describes.
@@ -45,12 +45,13 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
         "jamba" => jamba::load(&parse(config)?, weights),
         "kimi_linear" => kimi_linear::load(&parse(config)?, weights),
         "lfm2" => lfm2::load(&parse(config)?, weights),
-        "llama" => llama::load(&parse(config)?, weights),
+        "llama" => llama::load(&llama::LLAMA, &parse(config)?, weights),
         "mamba" => mamba::load(&parse(config)?, weights),
         "mamba2" => mamba2::load(&parse(config)?, weights),
         "minimax" => minimax::load(&parse(config)?, weights),
         "nemotron_h" => nemotron_h::load(&parse(config)?, weights),
-        "qwen3" => llama::load_qwen3(&parse(config)?, weights),
+        "qwen2" => llama::load(&llama::QWEN2, &parse(config)?, weights),
+        "qwen3" => llama::load(&llama::QWEN3, &parse(config)?, weights),
         "qwen3_5_text" => qwen3_next::load_qwen3_5(&parse(config)?, weights),
         "qwen3_next" => qwen3_next::load(&parse(config)?, weights),
         "zamba2" => zamba2::load(&parse(config)?, weights),

@@ -25,6 +25,7 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "mamba_relu",
         "minimax_window",
         "nemotron_h_latent_experts",
+        "qwen2_window",
         "qwen3_next_gelu",
         "qwen3_window",
         "zamba2_attention_adapters",
