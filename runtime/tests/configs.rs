@@ -59,6 +59,7 @@ fn published_configs_give_their_decoders_all_they_need() {
 #[case::too_few_layers("qwen3", json!({ "layer_types": [] }), "`layer_types` is `too short`")]
 #[case::both_directions("gemma3", json!({ "use_bidirectional_attention": true }), "`use_bidirectional_attention` is `true`")]
 #[case::capped_scores("gemma3", json!({ "attn_logit_softcapping": 50.0 }), "`attn_logit_softcapping` is `50`")]
+#[case::nothing_seen("llama", json!({ "model_type": "mistral", "sliding_window": 0 }), "`sliding_window` is `0`")]
 #[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
 #[case::unknown_weights_too("nemotron_h", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
 #[case::no_group("deepseek_v3", json!({ "topk_group": 0 }), "`num_experts_per_tok` is")]

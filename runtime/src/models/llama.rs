@@ -1,7 +1,7 @@
 //! Llama and its relatives: attention with rope and a gated MLP in every layer.
 
 use cacheplan_kernels::Window;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
@@ -20,6 +20,7 @@ pub(super) struct Relative {
 
 pub(super) const LLAMA: Relative =
     Relative { biases: |config| [config.attention_bias; 2], head_norms: false, window: Config::window_if_used };
+pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], window: Config::window_if_stated, ..LLAMA };
 pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], ..LLAMA };
 pub(super) const QWEN3: Relative = Relative { head_norms: true, ..LLAMA };
 
@@ -39,7 +40,9 @@ pub(super) struct Config {
     /// Whether the layers from `max_window_layers` on see `sliding_window` tokens.
     #[serde(default)]
     use_sliding_window: bool,
-    sliding_window: Option<usize>,
+    /// `null` says something else than nothing.
+    #[serde(default, deserialize_with = "stated")]
+    sliding_window: Option<Option<usize>>,
     max_window_layers: Option<u32>,
     #[serde(default)]
     attention_bias: bool,
@@ -49,6 +52,11 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
+}
+
+/// A key that is there, `null` or not.
+fn stated<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(value).map(Some)
 }
 
 /// Builds a decoder of this family.
@@ -102,9 +110,23 @@ impl Config {
             }
             None => false,
         };
-        match self.sliding_window.filter(|_| self.use_sliding_window) {
+        Self::window(sliding, self.sliding_window.flatten().filter(|_| self.use_sliding_window))
+    }
+
+    /// As listed, or else a window in every layer unless its size is `null`; 4096 where nothing is said.
+    fn window_if_stated(&self, layer: u32) -> Result<Window, ConfigError> {
+        let size = self.sliding_window.unwrap_or(Some(4096));
+        Self::window(self.listed(layer)?.unwrap_or(size.is_some()), size)
+    }
+
+    fn window(sliding: bool, size: Option<usize>) -> Result<Window, ConfigError> {
+        match size {
             _ if !sliding => Ok(Window::Full),
-            Some(window) => Ok(Window::Sliding(window)),
+            Some(0) => {
+                let (found, known) = ("0".to_owned(), "windows of at least one token, and null for none");
+                Err(ConfigError::Unsupported { key: "sliding_window", found, known })
+            }
+            Some(size) => Ok(Window::Sliding(size)),
             None => Err(ConfigError::Missing { key: "sliding_window" }),
         }
     }
@@ -121,5 +143,30 @@ impl Config {
                 Err(ConfigError::Unsupported { key: "layer_types", found, known })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(key: &str, value: Value) -> Config {
+        let mut config = json!({
+            "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        });
+        config[key] = value;
+        Config::deserialize(config).unwrap()
+    }
+
+    #[rstest]
+    #[case::not_said("head_dim", json!(8), Window::Sliding(4096))]
+    #[case::none("sliding_window", json!(null), Window::Full)]
+    #[case::stated("sliding_window", json!(7), Window::Sliding(7))]
+    fn mistral_has_a_window_unless_it_is_null(#[case] key: &str, #[case] value: Value, #[case] expected: Window) {
+        assert_eq!((MISTRAL.window)(&config(key, value), 0).unwrap(), expected);
     }
 }

@@ -27,7 +27,7 @@ use crate::weights::Weights;
 
 /// The `model_type`s that there is a decoder for.
 const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granitemoehybrid, jamba, kimi_linear, lfm2, \
-                     llama, mamba, mamba2, minimax, nemotron_h, qwen2, qwen3, qwen3_5_text, \
+                     llama, mamba, mamba2, minimax, mistral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
                      qwen3_next and zamba2";
 
 /// Builds the decoder that `config` (the contents of a `config.json`) describes.
@@ -49,6 +49,7 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
         "mamba" => mamba::load(&parse(config)?, weights),
         "mamba2" => mamba2::load(&parse(config)?, weights),
         "minimax" => minimax::load(&parse(config)?, weights),
+        "mistral" => llama::load(&llama::MISTRAL, &parse(config)?, weights),
         "nemotron_h" => nemotron_h::load(&parse(config)?, weights),
         "qwen2" => llama::load(&llama::QWEN2, &parse(config)?, weights),
         "qwen3" => llama::load(&llama::QWEN3, &parse(config)?, weights),

@@ -24,6 +24,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "mamba2_tanh",
         "mamba_relu",
         "minimax_window",
+        "mistral_listed_window",
+        "mistral_window",
         "nemotron_h_latent_experts",
         "qwen2_window",
         "qwen3_next_gelu",
