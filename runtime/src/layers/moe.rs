@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Tensor};
 
-use super::{Linear, Mlp, SharedExpert};
+use super::{Linear, Mlp, MlpShape, SharedExpert};
 use crate::error::{ConfigError, RuntimeError};
 use crate::weights::Scope;
 
@@ -43,6 +43,36 @@ pub(crate) struct Moe {
 }
 
 impl Moe {
+    /// Reads `gate` and `experts`: each by itself with its projections under `names`, or all of them stacked.
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        routing: Routing,
+        names: [&str; 3],
+        expert: MlpShape,
+    ) -> Result<Self, RuntimeError> {
+        let routing = routing.checked()?;
+        let MlpShape { hidden, intermediate, activation, .. } = expert;
+        let (count, experts) = (routing.experts, weights.enter("experts"));
+        let experts = if experts.stores("gate_up_proj") {
+            let gate_up = experts.get("gate_up_proj", (count, 2 * intermediate, hidden))?;
+            let down = experts.get("down_proj", (count, hidden, intermediate))?;
+            let linear = |stacked: &Tensor, i| stacked.get(i).map(|weight| Linear::new(weight, None));
+            (0..count)
+                .map(|i| Ok(Mlp::fused(linear(&gate_up, i)?, linear(&down, i)?, activation)))
+                .collect::<candle_core::Result<_>>()?
+        } else {
+            (0..count).map(|i| Mlp::load_named(&experts.enter(i), names, expert)).collect::<Result<_, _>>()?
+        };
+        Ok(Self {
+            router: Linear::load(&weights.enter("gate"), hidden, count, false)?,
+            correction: None,
+            experts,
+            latent: None,
+            shared: None,
+            routing,
+        })
+    }
+
     /// Reads a `gate` whose choice is corrected, and with `expert` each of `experts`.
     pub(crate) fn load_corrected(
         weights: &Scope<'_>,

@@ -1,12 +1,13 @@
-//! Llama and its relatives: attention with rope and a gated MLP in every layer.
+//! Llama and its relatives: attention with rope, then a gated MLP or experts, in every layer.
 
 use cacheplan_kernels::Window;
 use serde::{Deserialize, Deserializer};
 
+use super::qwen_experts::QwenExperts;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeConfig};
-use crate::weights::Weights;
+use crate::layers::{Activation, Attention, AttentionShape, Mixer, Mlp, MlpShape, RmsNorm, RopeConfig};
+use crate::weights::{Scope, Weights};
 
 /// What sets one of the family apart.
 pub(super) struct Relative {
@@ -16,13 +17,23 @@ pub(super) struct Relative {
     head_norms: bool,
     /// What a layer sees.
     window: fn(&Config, u32) -> Result<Window, ConfigError>,
+    /// What follows the attention of a layer.
+    feed_forward: FeedForward,
 }
 
-pub(super) const LLAMA: Relative =
-    Relative { biases: |config| [config.attention_bias; 2], head_norms: false, window: Config::window_if_used };
+type FeedForward = fn(&Config, u32, &Scope<'_>) -> Result<Box<dyn Mixer>, RuntimeError>;
+
+pub(super) const LLAMA: Relative = Relative {
+    biases: |config| [config.attention_bias; 2],
+    head_norms: false,
+    window: Config::window_if_used,
+    feed_forward: |config, _, layer| config.mlp(layer),
+};
 pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], window: Config::window_if_stated, ..LLAMA };
 pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], ..LLAMA };
 pub(super) const QWEN3: Relative = Relative { head_norms: true, ..LLAMA };
+pub(super) const QWEN3_MOE: Relative =
+    Relative { window: Config::one_window_if_used, feed_forward: Config::mlp_or_experts, ..QWEN3 };
 
 /// The keys of a `config.json` of this family that its decoder reads.
 #[derive(Debug, Deserialize)]
@@ -51,6 +62,8 @@ pub(super) struct Config {
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(flatten)]
+    experts: QwenExperts,
+    #[serde(flatten)]
     rope: RopeConfig,
 }
 
@@ -70,12 +83,6 @@ pub(super) fn load(relative: &Relative, config: &Config, weights: &Weights) -> R
         head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
         bias,
     };
-    let mlp_shape = MlpShape {
-        hidden,
-        intermediate: config.intermediate_size,
-        bias: config.mlp_bias,
-        activation: config.hidden_act,
-    };
     let rope = config.rope.rope(attention_shape.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
@@ -92,8 +99,8 @@ pub(super) fn load(relative: &Relative, config: &Config, weights: &Weights) -> R
             attention = attention.with_head_norms(norm("q_norm")?, norm("k_norm")?);
         }
         blocks.push(Block::new(norm("input_layernorm")?, attention));
-        let mlp = Mlp::load_gated(&scope.enter("mlp"), mlp_shape)?;
-        blocks.push(Block::new(norm("post_attention_layernorm")?, mlp));
+        let feed_forward = (relative.feed_forward)(config, layer, &scope)?;
+        blocks.push(Block::boxed(norm("post_attention_layernorm")?, feed_forward));
     }
     let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
     let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
@@ -117,6 +124,20 @@ impl Config {
     fn window_if_stated(&self, layer: u32) -> Result<Window, ConfigError> {
         let size = self.sliding_window.unwrap_or(Some(4096));
         Self::window(self.listed(layer)?.unwrap_or(size.is_some()), size)
+    }
+
+    /// The same window in every layer, where windows are used.
+    fn one_window_if_used(&self, layer: u32) -> Result<Window, ConfigError> {
+        self.same_in_all(layer, self.use_sliding_window, self.sliding_window.flatten())
+    }
+
+    fn same_in_all(&self, layer: u32, sliding: bool, size: Option<usize>) -> Result<Window, ConfigError> {
+        if self.listed(layer)?.is_some_and(|listed| listed != sliding) {
+            let found = if sliding { "full_attention" } else { "sliding_attention" }.to_owned();
+            let known = "one window for all layers of this architecture, as `sliding_window` says";
+            return Err(ConfigError::Unsupported { key: "layer_types", found, known });
+        }
+        Self::window(sliding, size)
     }
 
     fn window(sliding: bool, size: Option<usize>) -> Result<Window, ConfigError> {
@@ -143,6 +164,19 @@ impl Config {
                 Err(ConfigError::Unsupported { key: "layer_types", found, known })
             }
         }
+    }
+
+    fn mlp(&self, layer: &Scope<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
+        let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+        let shape = MlpShape { hidden, intermediate, bias: self.mlp_bias, activation: self.hidden_act };
+        Ok(Box::new(Mlp::load_gated(&layer.enter("mlp"), shape)?))
+    }
+
+    fn mlp_or_experts(&self, index: u32, layer: &Scope<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
+        if !self.experts.are_in(index) {
+            return self.mlp(layer);
+        }
+        Ok(Box::new(self.experts.load(&layer.enter("mlp"), self.hidden_size, self.hidden_act)?))
     }
 }
 

@@ -5,9 +5,7 @@ use serde::Deserialize;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{
-    Activation, Attention, AttentionShape, Lightning, Linear, Mlp, MlpShape, Moe, RmsNorm, RopeConfig, Routing,
-};
+use crate::layers::{Activation, Attention, AttentionShape, Lightning, MlpShape, Moe, RmsNorm, RopeConfig, Routing};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a MiniMax `config.json` that its decoder reads.
@@ -106,16 +104,7 @@ impl Config {
         let (hidden, count) = (self.hidden_size, self.num_local_experts);
         let expert =
             MlpShape { hidden, intermediate: self.intermediate_size, bias: false, activation: self.hidden_act };
-        let experts = weights.enter("experts");
-        Ok(Moe {
-            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
-            router: Linear::load(&weights.enter("gate"), hidden, count, false)?,
-            correction: None,
-            experts: (0..count)
-                .map(|i| Mlp::load_named(&experts.enter(i), ["w1", "w3", "w2"], expert))
-                .collect::<Result<_, _>>()?,
-            latent: None,
-            shared: None,
-        })
+        let routing = Routing::softmax(count, self.num_experts_per_tok, true);
+        Moe::load(weights, routing, ["w1", "w3", "w2"], expert)
     }
 }

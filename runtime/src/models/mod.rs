@@ -15,6 +15,7 @@ mod mamba2;
 mod minimax;
 mod nemotron_h;
 mod qwen3_next;
+mod qwen_experts;
 mod zamba2;
 
 use serde::de::DeserializeOwned;
@@ -28,7 +29,7 @@ use crate::weights::Weights;
 /// The `model_type`s that there is a decoder for.
 const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granitemoehybrid, jamba, kimi_linear, lfm2, \
                      llama, mamba, mamba2, minimax, mistral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
-                     qwen3_next and zamba2";
+                     qwen3_moe, qwen3_next and zamba2";
 
 /// Builds the decoder that `config` (the contents of a `config.json`) describes.
 ///
@@ -54,6 +55,7 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
         "qwen2" => llama::load(&llama::QWEN2, &parse(config)?, weights),
         "qwen3" => llama::load(&llama::QWEN3, &parse(config)?, weights),
         "qwen3_5_text" => qwen3_next::load_qwen3_5(&parse(config)?, weights),
+        "qwen3_moe" => llama::load(&llama::QWEN3_MOE, &parse(config)?, weights),
         "qwen3_next" => qwen3_next::load(&parse(config)?, weights),
         "zamba2" => zamba2::load(&parse(config)?, weights),
         other => Err(ConfigError::Unsupported { key: "model_type", found: other.to_owned(), known: KNOWN }.into()),

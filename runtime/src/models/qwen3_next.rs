@@ -2,11 +2,12 @@
 
 use serde::Deserialize;
 
+use super::qwen_experts::QwenExperts;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
     Activation, Attention, AttentionShape, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mlp, MlpShape,
-    Moe, RmsNorm, RopeConfig, Routing, SharedExpert,
+    Moe, RmsNorm, RopeConfig, SharedExpert,
 };
 use crate::weights::{Scope, Weights};
 
@@ -32,15 +33,9 @@ pub(super) struct Config {
     linear_num_value_heads: usize,
     linear_value_head_dim: usize,
     intermediate_size: Option<usize>,
-    #[serde(default)]
-    num_experts: usize,
-    num_experts_per_tok: Option<usize>,
-    moe_intermediate_size: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
-    norm_topk_prob: Option<bool>,
-    decoder_sparse_step: Option<u32>,
-    #[serde(default)]
-    mlp_only_layers: Vec<u32>,
+    #[serde(flatten)]
+    experts: QwenExperts,
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(flatten)]
@@ -103,7 +98,7 @@ fn build(config: &Config, weights: &Weights, projections: LoadProjections) -> Re
             }
         });
         let (before, mlp) = (norm("post_attention_layernorm")?, scope.enter("mlp"));
-        blocks.push(if config.is_sparse(layer) {
+        blocks.push(if config.experts.are_in(layer) {
             Block::new(before, config.moe(&mlp)?)
         } else {
             let size = config.intermediate_size.ok_or(ConfigError::Missing { key: "intermediate_size" })?;
@@ -156,34 +151,19 @@ impl Config {
         Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
     }
 
-    fn is_sparse(&self, layer: u32) -> bool {
-        let step = self.decoder_sparse_step.unwrap_or(1);
-        self.num_experts > 0 && !self.mlp_only_layers.contains(&layer) && (layer + 1).checked_rem(step) == Some(0)
-    }
-
     fn mlp(&self, intermediate: usize) -> MlpShape {
         MlpShape { hidden: self.hidden_size, intermediate, bias: false, activation: self.hidden_act }
     }
 
     fn moe(&self, weights: &Scope<'_>) -> Result<Moe, RuntimeError> {
-        let need = |value: Option<usize>, key: &'static str| value.ok_or(ConfigError::Missing { key });
-        let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
-        let expert = self.mlp(need(self.moe_intermediate_size, "moe_intermediate_size")?);
-        let shared = self.mlp(need(self.shared_expert_intermediate_size, "shared_expert_intermediate_size")?);
-        let normalise = self.norm_topk_prob.ok_or(ConfigError::Missing { key: "norm_topk_prob" })?;
-        let experts = weights.enter("experts");
+        let size = self.shared_expert_intermediate_size;
+        let shared = self.mlp(size.ok_or(ConfigError::Missing { key: "shared_expert_intermediate_size" })?);
         Ok(Moe {
-            routing: Routing::softmax(self.num_experts, per_token, normalise).checked()?,
-            router: Linear::load(&weights.enter("gate"), self.hidden_size, self.num_experts, false)?,
-            correction: None,
-            experts: (0..self.num_experts)
-                .map(|i| Mlp::load_gated(&experts.enter(i), expert))
-                .collect::<Result<_, _>>()?,
-            latent: None,
             shared: Some(SharedExpert {
                 mlp: Mlp::load_gated(&weights.enter("shared_expert"), shared)?,
                 gate: Some(Linear::load(&weights.enter("shared_expert_gate"), self.hidden_size, 1, false)?),
             }),
+            ..self.experts.load(weights, self.hidden_size, self.hidden_act)?
         })
     }
 }

@@ -28,6 +28,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "mistral_window",
         "nemotron_h_latent_experts",
         "qwen2_window",
+        "qwen3_moe_sparse_step",
+        "qwen3_moe_stacked",
         "qwen3_next_gelu",
         "qwen3_window",
         "zamba2_attention_adapters",
