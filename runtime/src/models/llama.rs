@@ -3,10 +3,10 @@
 use cacheplan_kernels::Window;
 use serde::{Deserialize, Deserializer};
 
-use super::qwen_experts::QwenExperts;
+use super::experts::Experts;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, AttentionShape, Mixer, Mlp, MlpShape, RmsNorm, RopeConfig};
+use crate::layers::{Activation, Attention, AttentionShape, Mixer, Mlp, MlpShape, Moe, RmsNorm, RopeConfig};
 use crate::weights::{Scope, Weights};
 
 /// What sets one of the family apart.
@@ -15,6 +15,8 @@ pub(super) struct Relative {
     biases: fn(&Config) -> [bool; 2],
     /// Whether each head of queries and keys is normalised.
     head_norms: bool,
+    /// The base of the rotation where the config does not say.
+    rope_theta: f32,
     /// What a layer sees.
     window: fn(&Config, u32) -> Result<Window, ConfigError>,
     /// What follows the attention of a layer.
@@ -26,10 +28,17 @@ type FeedForward = fn(&Config, u32, &Scope<'_>) -> Result<Box<dyn Mixer>, Runtim
 pub(super) const LLAMA: Relative = Relative {
     biases: |config| [config.attention_bias; 2],
     head_norms: false,
+    rope_theta: 10_000.0,
     window: Config::window_if_used,
     feed_forward: |config, _, layer| config.mlp(layer),
 };
 pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], window: Config::window_if_stated, ..LLAMA };
+pub(super) const MIXTRAL: Relative = Relative {
+    rope_theta: 1_000_000.0,
+    window: Config::one_window_if_stated,
+    feed_forward: Config::mixtral_experts,
+    ..MISTRAL
+};
 pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], ..LLAMA };
 pub(super) const QWEN3: Relative = Relative { head_norms: true, ..LLAMA };
 pub(super) const QWEN3_MOE: Relative =
@@ -62,7 +71,7 @@ pub(super) struct Config {
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(flatten)]
-    experts: QwenExperts,
+    experts: Experts,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -83,7 +92,7 @@ pub(super) fn load(relative: &Relative, config: &Config, weights: &Weights) -> R
         head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
         bias,
     };
-    let rope = config.rope.rope(attention_shape.head_dim)?;
+    let rope = config.rope.with_default_theta(relative.rope_theta).rope(attention_shape.head_dim)?;
     let model = weights.scope("model");
     let mut blocks = Vec::new();
     for layer in 0..config.num_hidden_layers {
@@ -129,6 +138,12 @@ impl Config {
     /// The same window in every layer, where windows are used.
     fn one_window_if_used(&self, layer: u32) -> Result<Window, ConfigError> {
         self.same_in_all(layer, self.use_sliding_window, self.sliding_window.flatten())
+    }
+
+    /// The same window in every layer, if it has a size.
+    fn one_window_if_stated(&self, layer: u32) -> Result<Window, ConfigError> {
+        let size = self.sliding_window.flatten();
+        self.same_in_all(layer, size.is_some(), size)
     }
 
     fn same_in_all(&self, layer: u32, sliding: bool, size: Option<usize>) -> Result<Window, ConfigError> {
@@ -177,6 +192,16 @@ impl Config {
             return self.mlp(layer);
         }
         Ok(Box::new(self.experts.load(&layer.enter("mlp"), self.hidden_size, self.hidden_act)?))
+    }
+
+    /// Published checkpoints have the experts under a name that later ones gave up.
+    fn mixtral_experts(&self, _: u32, layer: &Scope<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
+        let published = layer.enter("block_sparse_moe");
+        let weights = if published.enter("gate").stores("weight") { published } else { layer.enter("mlp") };
+        let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+        let expert = MlpShape { hidden, intermediate, bias: false, activation: self.hidden_act };
+        let routing = self.experts.routing(true)?;
+        Ok(Box::new(Moe::load(&weights, routing, ["w1", "w3", "w2"], expert)?))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bamba;
 mod deepseek_v3;
+mod experts;
 mod falcon_h1;
 mod gemma3;
 mod gpt_oss;
@@ -15,7 +16,6 @@ mod mamba2;
 mod minimax;
 mod nemotron_h;
 mod qwen3_next;
-mod qwen_experts;
 mod zamba2;
 
 use serde::de::DeserializeOwned;
@@ -28,7 +28,7 @@ use crate::weights::Weights;
 
 /// The `model_type`s that there is a decoder for.
 const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granitemoehybrid, jamba, kimi_linear, lfm2, \
-                     llama, mamba, mamba2, minimax, mistral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
+                     llama, mamba, mamba2, minimax, mistral, mixtral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
                      qwen3_moe, qwen3_next and zamba2";
 
 /// Builds the decoder that `config` (the contents of a `config.json`) describes.
@@ -51,6 +51,7 @@ pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> 
         "mamba2" => mamba2::load(&parse(config)?, weights),
         "minimax" => minimax::load(&parse(config)?, weights),
         "mistral" => llama::load(&llama::MISTRAL, &parse(config)?, weights),
+        "mixtral" => llama::load(&llama::MIXTRAL, &parse(config)?, weights),
         "nemotron_h" => nemotron_h::load(&parse(config)?, weights),
         "qwen2" => llama::load(&llama::QWEN2, &parse(config)?, weights),
         "qwen3" => llama::load(&llama::QWEN3, &parse(config)?, weights),

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::qwen_experts::QwenExperts;
+use super::experts::Experts;
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
@@ -35,7 +35,7 @@ pub(super) struct Config {
     intermediate_size: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
     #[serde(flatten)]
-    experts: QwenExperts,
+    experts: Experts,
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(flatten)]

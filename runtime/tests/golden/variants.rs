@@ -26,6 +26,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "minimax_window",
         "mistral_listed_window",
         "mistral_window",
+        "mixtral_stacked",
+        "mixtral_window",
         "nemotron_h_latent_experts",
         "qwen2_window",
         "qwen3_moe_sparse_step",

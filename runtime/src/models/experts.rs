@@ -1,4 +1,4 @@
-//! Which layers of a sparse Qwen model have experts, and of what size.
+//! What Qwen and Mixtral configs say of experts: how many, in which layers, of what size.
 
 use serde::Deserialize;
 
@@ -8,7 +8,7 @@ use crate::weights::Scope;
 
 /// The keys of a `config.json` that say it.
 #[derive(Debug, Deserialize)]
-pub(super) struct QwenExperts {
+pub(super) struct Experts {
     num_experts: Option<usize>,
     /// The same by the name that later configs have.
     num_local_experts: Option<usize>,
@@ -19,7 +19,7 @@ pub(super) struct QwenExperts {
     mlp_only_layers: Option<Vec<u32>>,
 }
 
-impl QwenExperts {
+impl Experts {
     fn count(&self) -> usize {
         self.num_experts.or(self.num_local_experts).unwrap_or(0)
     }
@@ -31,14 +31,17 @@ impl QwenExperts {
         self.count() > 0 && !dense && (layer + 1).checked_rem(step) == Some(0)
     }
 
+    /// How their router chooses.
+    pub(super) fn routing(&self, normalise: bool) -> Result<Routing, ConfigError> {
+        let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
+        Ok(Routing::softmax(self.count(), per_token, normalise))
+    }
+
     /// Reads the experts of a layer that has them.
     pub(super) fn load(&self, weights: &Scope<'_>, hidden: usize, activation: Activation) -> Result<Moe, RuntimeError> {
-        let need = |value: Option<usize>, key: &'static str| value.ok_or(ConfigError::Missing { key });
-        let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
-        let intermediate = need(self.moe_intermediate_size, "moe_intermediate_size")?;
+        let intermediate = self.moe_intermediate_size.ok_or(ConfigError::Missing { key: "moe_intermediate_size" })?;
         let normalise = self.norm_topk_prob.ok_or(ConfigError::Missing { key: "norm_topk_prob" })?;
         let expert = MlpShape { hidden, intermediate, bias: false, activation };
-        let routing = Routing::softmax(self.count(), per_token, normalise);
-        Moe::load(weights, routing, ["gate_proj", "up_proj", "down_proj"], expert)
+        Moe::load(weights, self.routing(normalise)?, ["gate_proj", "up_proj", "down_proj"], expert)
     }
 }
