@@ -47,7 +47,7 @@ fn published_configs_give_their_decoders_all_they_need() {
             other => panic!("{}: {other:?}", path.display()),
         }
     }
-    assert!(decoders >= 12, "{decoders} configs have a decoder");
+    assert!(decoders >= 23, "{decoders} configs have a decoder");
 }
 
 #[rstest]
@@ -62,6 +62,7 @@ fn published_configs_give_their_decoders_all_they_need() {
 #[case::nothing_seen("llama", json!({ "model_type": "mistral", "sliding_window": 0 }), "`sliding_window` is `0`")]
 #[case::listed_for_some("qwen3", json!({ "model_type": "qwen3_moe", "layer_types": ["full_attention", "sliding_attention"] }), "`layer_types` is")]
 #[case::no_size_but_listed("minimax", json!({ "model_type": "mixtral", "layer_types": ["sliding_attention", "full_attention"] }), "`layer_types` is")]
+#[case::no_experts("minimax", json!({ "model_type": "mixtral", "layer_types": null, "num_local_experts": null }), "`num_local_experts` is missing")]
 #[case::unknown_windows("qwen3", json!({ "model_type": "qwen3_moe", "use_sliding_window": true, "layer_types": null, "sliding_window": null }), "`sliding_window` is missing")]
 #[case::unknown_experts("qwen3", json!({ "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8 }), "`norm_topk_prob` is missing")]
 #[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]

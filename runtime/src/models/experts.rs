@@ -34,7 +34,10 @@ impl Experts {
     /// How their router chooses.
     pub(super) fn routing(&self, normalise: bool) -> Result<Routing, ConfigError> {
         let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
-        Ok(Routing::softmax(self.count(), per_token, normalise))
+        match self.count() {
+            0 => Err(ConfigError::Missing { key: "num_local_experts" }),
+            count => Ok(Routing::softmax(count, per_token, normalise)),
+        }
     }
 
     /// Reads the experts of a layer that has them.
