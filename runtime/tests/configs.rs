@@ -50,6 +50,19 @@ fn published_configs_give_their_decoders_all_they_need() {
     assert!(decoders >= 23, "{decoders} configs have a decoder");
 }
 
+#[test]
+fn the_readme_names_every_model_type_that_has_a_decoder() {
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let no_weights = Weights::open(folder.path(), DType::F32, &Device::Cpu).unwrap();
+    let refused = load(&json!({ "model_type": "none" }), &no_weights);
+    let Err(RuntimeError::Config(ConfigError::Unsupported { known, .. })) = refused else { panic!("{refused:?}") };
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
+    let names = known.split([',', ' ']).filter(|name| !matches!(*name, "" | "and"));
+    let unnamed: Vec<&str> = names.filter(|name| !readme.contains(&format!("`{name}`"))).collect();
+    assert!(unnamed.is_empty(), "{unnamed:?}");
+}
+
 #[rstest]
 #[case::rescaled_rope("zamba2", json!({ "use_mem_rope": true, "use_long_context": true }), "`use_long_context` is `true`")]
 #[case::no_shared_block("zamba2", json!({ "num_mem_blocks": 0 }), "`num_mem_blocks` is `0`")]
