@@ -57,12 +57,12 @@ fn hybrid(layers: u32) -> Model {
     builder.build()
 }
 
-#[divan::bench(args = [100, 1_000, 2_000])]
+#[divan::bench(args = [100, 1_000, 10_000])]
 fn build_layers(bencher: Bencher<'_, '_>, layers: u32) {
     bencher.bench(|| hybrid(layers));
 }
 
-#[divan::bench(args = [100, 1_000, 2_000])]
+#[divan::bench(args = [100, 1_000, 10_000])]
 fn walk_layers(bencher: Bencher<'_, '_>, layers: u32) {
     bencher
         .with_inputs(|| hybrid(layers))

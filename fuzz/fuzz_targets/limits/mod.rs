@@ -10,9 +10,14 @@ use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, colle
 use cap::Cap;
 use cpu_time::ThreadTime;
 
+/// What reading may take.
+const READING: usize = 64 << 20;
+/// What reading and walking may take together.
+const WALKING: usize = READING + (128 << 20);
+
 /// An allocation beyond the limit fails, and that aborts.
 #[global_allocator]
-static MEMORY: Cap<System> = Cap::new(System, 64 << 20);
+static MEMORY: Cap<System> = Cap::new(System, READING);
 
 /// Processor time, so that a machine that is busy, or asleep, accuses nobody.
 const MAX_TIME: Duration = Duration::from_secs(2);
@@ -28,7 +33,10 @@ pub fn within<R>(read: impl FnOnce() -> R) {
 pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
     within(|| {
         if let Ok(mut model) = read() {
+            MEMORY.set_limit(WALKING).expect("more than is in use");
             let _ = collect(&mut model.graph, &PassContext { speculation: true, ..PassContext::default() });
+            drop(model);
+            MEMORY.set_limit(READING).expect("the model is gone");
         }
     });
 }

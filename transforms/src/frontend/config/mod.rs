@@ -26,7 +26,7 @@ use crate::model::Model;
 pub use assume::Assumption;
 
 /// The most decoder layers that are read, far above any real model.
-const MAX_LAYERS: u64 = 2_000;
+const MAX_LAYERS: u64 = 10_000;
 
 /// Reads the text of a config, and that of a calibration beside it; `file` stands for it in errors.
 pub(super) fn read(
