@@ -64,7 +64,6 @@ pub struct Session {
     caches: CacheSet,
     /// `None` where reuse is switched off.
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
-    reuse_prefixes: bool,
     /// Tokens that end a sequence.
     eos: Vec<u32>,
     profile: Option<MemoryProfile>,
@@ -143,11 +142,12 @@ impl Session {
             decoder,
             caches,
             prefixes: None,
-            reuse_prefixes,
             eos: Vec::new(),
             profile: None,
         };
-        session.start_reuse()?;
+        if reuse_prefixes {
+            session.start_reuse()?;
+        }
         Ok(session)
     }
 
@@ -158,7 +158,7 @@ impl Session {
         let layout = self.caches.manager()?.book().layout();
         let page = layout.paged.first().map_or(1, |spec| spec.entries_per_block as usize);
         let strategy = Strategy::complete(Some(DECODED.next_multiple_of(page)));
-        self.prefixes = self.reuse_prefixes.then(|| PrefixReuse::new(self.caches.plan(), layout, strategy));
+        self.prefixes = Some(PrefixReuse::new(self.caches.plan(), layout, strategy));
         Ok(())
     }
 
@@ -227,7 +227,9 @@ impl Session {
         let resized = resize(&request, &measurement);
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
-        self.start_reuse()?;
+        if self.prefixes.is_some() {
+            self.start_reuse()?;
+        }
         resized?;
         Ok(())
     }

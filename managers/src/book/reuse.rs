@@ -12,8 +12,8 @@ use thiserror::Error;
 
 use super::layout::Windows;
 use super::prefix::{
-    CheckpointFormat, Extend, Key, Lease, Metrics, PrefixCache, PrefixError, Progress, Provision, Released, Strategy,
-    TenantId, TreeConfig, WindowSpan,
+    CheckpointFormat, Extend, Key, Lease, Metrics, PrefixCache, PrefixError, Progress, Provision, Released, Reuse,
+    Strategy, TenantId, TreeConfig, WindowSpan,
 };
 use super::{BlockId, CacheBook, Layout, Prefix, SequenceId, SlotId, SlotRole};
 use crate::ManagerError;
@@ -23,7 +23,7 @@ use crate::ManagerError;
 #[non_exhaustive]
 pub enum NoReuse {
     /// States, and no slots to keep any.
-    #[error("no state outlives its sequence; set `workload.checkpoints_per_sequence` in the budget")]
+    #[error("{}", Reuse::NoCheckpointSlots)]
     NoCheckpoints,
     /// Checkpoints that no copy of a slot can fill.
     #[error("checkpoints in 8 bits are not slots; leave `workload.checkpoint_dtype` out of the budget")]

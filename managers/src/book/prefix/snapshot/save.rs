@@ -29,8 +29,7 @@ impl Tree {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         remove_partial(folder, name);
         let (beside, file) = create_partial(folder, name).map_err(failed)?;
-        // Held until the file is in its place: whoever can lock it knows that it was left behind.
-        let written = file.lock().and_then(|()| self.write_file(&file, shape, read));
+        let written = self.write_file(&file, shape, read);
         written.and_then(|()| fs::rename(&beside, path)).map_err(|source| {
             let _ = fs::remove_file(&beside);
             failed(source)
@@ -106,13 +105,20 @@ impl Tree {
     }
 }
 
-/// A file beside the place of `name` that no other save writes.
+/// A file beside the place of `name` that no other save writes. It stays locked until it is closed: whoever can lock it
+/// knows that it was left behind.
 fn create_partial(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
-    let mut partial = name.to_owned();
-    partial.push(format!(".{:016x}.partial", RandomState::new().build_hasher().finish()));
-    let path = folder.join(partial);
-    let file = File::create_new(&path)?;
-    Ok((path, file))
+    loop {
+        let mut partial = name.to_owned();
+        partial.push(format!(".{:016x}.partial", RandomState::new().build_hasher().finish()));
+        let path = folder.join(partial);
+        let file = File::create_new(&path)?;
+        file.lock()?;
+        // Before it was locked another save may have taken it for one that was left.
+        if path.try_exists()? {
+            return Ok((path, file));
+        }
+    }
 }
 
 /// Removes what saves of `name` that were cut off have left. Failing to is no reason not to save.
