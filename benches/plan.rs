@@ -4,7 +4,11 @@
 
 use cacheplan::handlers::DType;
 use cacheplan::planner::{Budget, CachePlan, PlanRequest, plan};
-use cacheplan::transforms::{Attention, GraphBuilder, Mamba2, Model, ReadOptions, Resources, collect, read_config_str};
+use cacheplan::transforms::{
+    GraphBuilder, Model, ReadOptions, Resources, collect,
+    layers::{Attention, Mamba2},
+    read_config_str,
+};
 use divan::Bencher;
 
 const MODELS: [&str; 5] = [

@@ -8,7 +8,11 @@
 
 use cacheplan::handlers::{DType, ResourceHandler};
 use cacheplan::planner::{Budget, PlanRequest, plan};
-use cacheplan::transforms::{Attention, Cache, Descriptor, GraphBuilder, Registry, Stage, collect};
+use cacheplan::transforms::{
+    GraphBuilder, Stage, collect,
+    layers::Attention,
+    registry::{Cache, Descriptor, Registry},
+};
 
 const RING: &str = "acme.embedding_ring";
 

@@ -4,8 +4,9 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use cacheplan::managers::ManagerError;
-use cacheplan::managers::book::prefix::{Key, Namespace, Strategy, TenantId, Token};
-use cacheplan::managers::book::{CacheBook, PrefixReuse, StepMetadata, Work};
+use cacheplan::managers::book::{
+    CacheBook, Key, Namespace, PrefixReuse, StepMetadata, Strategy, TenantId, Token, Work,
+};
 use cacheplan::planner::{Budget, PlanRequest, plan};
 use cacheplan::transforms::{ReadOptions, collect, read_model};
 
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
 
     let mut book = CacheBook::new(&plan)?;
-    let mut reuse = PrefixReuse::new(&plan, book.layout(), Strategy::complete(Some(256)))?;
+    let mut reuse = PrefixReuse::new(&plan, &mut book, Strategy::complete(Some(256)))?;
 
     // Three users of one system prompt of 200 tokens, then the first of them again.
     let system: Vec<Token> = (0..200).collect();
@@ -44,27 +45,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn serve(book: &mut CacheBook, reuse: &mut PrefixReuse, prompt: &[Token]) -> Result<(), ManagerError> {
     const TOKENS_PER_STEP: usize = 128;
     let namespace = Namespace::default();
-    let key = |len: usize| Key { namespace: &namespace, tokens: &prompt[..len] };
-
-    let (sequence, mut lease) = reuse.admit(book, key(prompt.len()), TenantId(0))?;
+    let mut lease = reuse.admit(book, Key { namespace: &namespace, tokens: prompt }, TenantId(0))?;
     println!("  {} of {} tokens are cached", lease.cached(), prompt.len());
     let mut computed = lease.cached();
     let mut metadata = StepMetadata::default();
     while computed < prompt.len() {
         let tokens = reuse.next_tokens(&lease, TOKENS_PER_STEP.min(prompt.len() - computed));
-        let work = [Work { sequence, tokens: tokens as u32 }];
-        while let Err(lack) = book.step(&work, &mut metadata) {
-            if !reuse.make_room(book, &lack)? {
+        let work = [Work { sequence: lease.sequence(), tokens: tokens as u32 }];
+        while let Err(error) = book.step(&work, &mut metadata) {
+            let ManagerError::Lack(lack) = &error else { return Err(error) };
+            if !reuse.make_room(book, lack)? {
                 // Here an engine preempts another sequence.
-                return Err(lack);
+                return Err(error);
             }
         }
         // An engine with pools executes these copies before its kernels run.
         let copies = book.take_ops();
         println!("  forward of tokens {computed}..{}, after {} copies", computed + tokens, copies.len());
         computed += tokens;
-        reuse.computed(book, sequence, &mut lease, key(computed))?;
+        // A step that decodes says here which tokens of its own it computed.
+        reuse.computed(book, &mut lease, &[])?;
     }
-    reuse.finish(book, sequence, lease, key(computed))?;
-    Ok(())
+    reuse.finish(book, lease)
 }

@@ -4,11 +4,13 @@
 //! `docs/architecture.md` tells what each may and may not do.
 #![forbid(unsafe_code)]
 
+pub use cacheplan_files as files;
 pub use cacheplan_handlers as handlers;
 pub use cacheplan_kernels as kernels;
 pub use cacheplan_managers as managers;
 pub use cacheplan_planner as planner;
 pub use cacheplan_runtime as runtime;
+pub use cacheplan_text as text;
 pub use cacheplan_transforms as transforms;
 /// The tensor library that everything runs on, in the version that this crate was built with.
 pub use candle_core as candle;

@@ -8,7 +8,10 @@ mod progress;
 use std::process::ExitCode;
 
 use cacheplan::managers::CountingAllocator;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{note, say};
 
 /// Counts what the process really allocates, so that `run` can set it beside the plan.
 #[global_allocator]
@@ -41,10 +44,20 @@ enum Command {
     Inspect(commands::inspect::Args),
     /// Set our plan beside what other engines would allocate for the same bytes
     Compare(commands::compare::Args),
+    /// Say which devices, how many and divided how hold so many sequences of so many tokens
+    Fit(commands::fit::Args),
     /// Write a plan in the words of an engine that people run
     Export(commands::export::Args),
+    /// Write a model as ONNX graphs over caches of fixed shapes, for `run --static` and other runtimes
+    ExportGraph(commands::export_graph::Args),
+    /// Set a plan beside what an engine logged when it started
+    Check(commands::check_log::Args),
+    /// Turn what an engine logged into measured lines for the next plan
+    Calibrate(commands::calibrate::Args),
     /// Plan, allocate, profile, resize and generate with a real model
-    Run(commands::run::Args),
+    Run(Box<commands::run::Args>),
+    /// Measure what a model's weights and one step take, for the next plan
+    Profile(commands::profile::Args),
     /// Plan, allocate, profile, resize and generate with a small hybrid model that is built in
     Demo(commands::demo::Args),
     /// Simulate prefix reuse on a workload, without a model
@@ -53,32 +66,61 @@ enum Command {
     Stats(commands::stats::Args),
     /// Show the budget as it is stated, or what could be
     Config(commands::config::Args),
+    /// Write what a shell needs to complete commands and flags
+    Completions(commands::completions::Args),
+    /// Write the manual page of the command, or of one of its subcommands, for `man -l -`
+    Man(commands::man::Args),
     /// Measure what part of this machine's own rates each kernel reaches
     Bench(commands::bench::Args),
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_env("CACHEPLAN_LOG"))
-        .with_writer(std::io::stderr)
-        .init();
-    // A long path or name must stay in one piece, so that it can be searched for and copied.
-    let wrapping = miette::set_hook(Box::new(|_| Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).build())));
+    let filter = std::env::var("CACHEPLAN_LOG").unwrap_or_default();
+    let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
+        note(&format!("CACHEPLAN_LOG says nothing that can be logged: {error}"));
+        EnvFilter::default()
+    });
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // A long path or name must stay in one piece, so that it can be searched for and copied. Without colours, all
+    // control characters of an error are somebody else's.
+    let wrapping = miette::set_hook(Box::new(|_| {
+        Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).color(false).build())
+    }));
     debug_assert!(wrapping.is_ok(), "the hook is set once, here");
-    let result = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(wrong) => return usage(&wrong),
+    };
+    let result = match command {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
+        Command::Fit(args) => commands::fit::run(&args),
         Command::Export(args) => commands::export::run(&args),
+        Command::ExportGraph(args) => commands::export_graph::run(&args),
+        Command::Check(args) => commands::check_log::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Run(args) => commands::run::run(&args),
+        Command::Profile(args) => commands::profile::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
         Command::Config(args) => commands::config::run(&args),
+        Command::Completions(args) => commands::completions::run(&args, Cli::command()),
+        Command::Man(args) => commands::man::run(&args, Cli::command()),
         Command::Bench(args) => commands::bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// Help and versions are our own words; what is wrong repeats the arguments.
+fn usage(wrong: &clap::Error) -> ExitCode {
+    match wrong.use_stderr() {
+        true => say(&wrong.render().to_string()),
+        false => drop(wrong.print()),
+    }
+    ExitCode::from(u8::try_from(wrong.exit_code()).unwrap_or(2))
 }

@@ -281,10 +281,12 @@ fn the_demo_shows_both_owners_generates_and_ends_with_planned_beside_actual() {
 
 /// The first six greedy tokens are those that follow from Hugging Face's golden logits.
 #[rstest]
-#[case("nemotron_h")]
-#[case("llama")]
-#[case("mamba2")]
-fn run_generates_what_hugging_face_does_and_writes_its_logits(#[case] name: &str) {
+#[case("nemotron_h", "HND")]
+#[case("nemotron_h", "NHD")]
+#[case("llama", "HND")]
+#[case("llama", "NHD")]
+#[case("mamba2", "HND")]
+fn run_generates_what_hugging_face_does_and_writes_its_logits(#[case] name: &str, #[case] layout: &str) {
     let golden = std::fs::read(fixture_model(name).join("golden.safetensors")).unwrap();
     let golden = safetensors::SafeTensors::deserialize(&golden).unwrap();
     let ids: Vec<i64> = numbers(&golden, "ids", i64::from_le_bytes);
@@ -301,6 +303,8 @@ fn run_generates_what_hugging_face_does_and_writes_its_logits(#[case] name: &str
         "--max-new-tokens".as_ref(),
         "3".as_ref(),
         "--ignore-eos".as_ref(),
+        "--layout".as_ref(),
+        layout.as_ref(),
         "--format".as_ref(),
         "json".as_ref(),
         "--logits".as_ref(),
@@ -345,6 +349,74 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
     let output = cacheplan(&all);
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
     assert!(stderr(&output).contains(says), "{}", stderr(&output));
+}
+
+/// Each case: the flags, or what the budget file says; the key that asked; why a run does not use it.
+#[rstest]
+#[case::a_draft(&["--draft-tokens", "3", "--draft-scheme", "replay"], "", 2, "flag --draft-tokens: `speculation.draft_tokens = 3`", "replays none")]
+#[case::a_draft_and_a_host(&["--draft-tokens", "3", "--mtp-layers", "1", "--host-bytes", "16MiB"], "", 2, "--draft-tokens", "no prediction layers")]
+#[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
+#[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
+#[case::ranks_of_a_file(&[], "parallel = { dp = 2 }", 1, "`parallel.dp = 2`", "the whole model on one device")]
+fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
+    #[values("llama", "nemotron_h")] model: &str,
+    #[case] flags: &[&str],
+    #[case] budget: &str,
+    #[case] code: i32,
+    #[case] asked: &str,
+    #[case] reason: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("budget.toml");
+    std::fs::write(&file, budget).unwrap();
+    let model = fixture_model(model);
+    let mut all = vec!["run".as_ref(), model.as_os_str(), "--prompt-ids".as_ref(), "1".as_ref()];
+    all.extend(["--budget".as_ref(), file.as_os_str()]);
+    all.extend(flags.iter().map(std::ffi::OsStr::new));
+    let refused = cacheplan(&all);
+    let said = stderr(&refused).split_whitespace().collect::<Vec<_>>().join(" ").replace(" │ ", " ");
+    assert_eq!(refused.status.code(), Some(code), "{said}");
+    assert!(said.contains(asked) && said.contains(reason), "{said}");
+    assert!(refused.stdout.is_empty(), "it ran");
+}
+
+#[test]
+fn a_host_tier_is_refused_where_no_prefix_can_be_kept_that_would_go_there() {
+    let model = fixture_model("nemotron_h");
+    let refused = cacheplan(&[
+        "run".as_ref(),
+        model.as_os_str(),
+        "--prompt-ids".as_ref(),
+        "1".as_ref(),
+        "--host-bytes".as_ref(),
+        "16MiB".as_ref(),
+    ]);
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--host-bytes") && said.contains("no prefix can be kept"), "{said}");
+}
+
+#[rstest]
+#[case("llama", &["--host-bytes", "16MiB"])]
+#[case("nemotron_h", &["--checkpoints", "2", "--checkpoint-dtype", "int8"])]
+#[case("nemotron_h", &["--checkpoints", "2", "--host-bytes", "16MiB"])]
+#[case("nemotron_h", &["--checkpoints", "2", "--checkpoint-dtype", "int8", "--host-bytes", "16MiB"])]
+fn checkpoints_in_8_bits_and_a_host_tier_are_used(#[case] model: &str, #[case] flags: &[&str]) {
+    let model = fixture_model(model);
+    let prompt = (1..40).map(|id: u32| id.to_string()).collect::<Vec<_>>().join(",");
+    let mut all = vec!["run".as_ref(), model.as_os_str(), "--format".as_ref(), "json".as_ref()];
+    // One after the other, so that the second finds what the first left.
+    all.extend(
+        ["--max-batch-size", "1", "--max-seq-len", "64", "--prompt-ids", &prompt, "--prompt-ids", &prompt]
+            .map(std::ffi::OsStr::new),
+    );
+    all.extend(flags.iter().map(std::ffi::OsStr::new));
+    let output = cacheplan(&all);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    planned_equals_actual(&run);
+    assert!(run["no_reuse"].is_null(), "{run}");
+    assert!(run["requests"][1]["cached_tokens"].as_u64().unwrap() >= 32, "{run}");
 }
 
 #[test]
@@ -394,4 +466,40 @@ fn the_readme_shows_a_real_plan() {
     } else {
         assert_eq!(shown, table);
     }
+}
+
+#[rstest]
+#[case(&["plan", "check", "nowhere.json"])]
+#[case(&["export", "nowhere.json", "--to", "vllm"])]
+fn a_missing_file_is_told_once(#[case] args: &[&str]) {
+    let output = cacheplan(args);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output).matches("No such file").count(), 1, "{}", stderr(&output));
+}
+
+#[rstest]
+#[case("80", "80GiB")]
+#[case("4090", "rtx-4090")]
+#[case("a100", "a100-80gb")]
+fn a_device_that_may_be_two_things_is_refused_with_what_would_do(#[case] stated: &str, #[case] instead: &str) {
+    let output = cacheplan(&["plan", config(NANO).to_str().unwrap(), "--device-memory", stated]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains(instead), "{}", stderr(&output));
+}
+
+#[test]
+fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
+    let fit = |more: &[&str]| {
+        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--context", "32k"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(more.iter().map(|&arg| arg.to_owned()));
+        cacheplan(&args.collect::<Vec<_>>())
+    };
+    let output = fit(&["--sequences", "100", "--gpus", "h200", "--max-gpus", "8"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", stderr(&output));
+    // 14 on each of eight replicas, as the planner's own test derives by hand.
+    assert!(text.contains("dp 8 ep 8") && text.contains("112") && text.contains("--data-parallel-size 8"), "{text}");
+    assert_eq!(fit(&["--sequences", "100", "--gpus", "l4", "--max-gpus", "1"]).status.code(), Some(3));
 }

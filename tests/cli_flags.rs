@@ -109,6 +109,22 @@ fn a_flag_stands_above_the_environment_that_above_the_file_and_origins_say_so() 
 }
 
 #[test]
+fn keys_without_a_short_story_have_flags_too() {
+    let flags = ["--layout", "NHD", "--conv-dtype", "f32", "--memory-fraction", "0.5", "--memory-of", "total"];
+    let planned = plan(GEMMA, &[&flags[..], &["--device-memory", "24GiB", "--weights", "2GB"]].concat());
+    let resources = planned["resources"].as_array().unwrap();
+    let paged = resources.iter().find(|resource| resource["kind"] == "kv_paged").unwrap();
+    assert_eq!(paged["handler"]["layout"], "NHD");
+    let sum: u64 = planned["ledger"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, (24u64 << 30) / 2);
+    let folder = tempfile::tempdir().unwrap();
+    for (flag, value) in [("--prefix-caching", "true"), ("--prefix-caching=false", "false")] {
+        let shown = stdout(&cacheplan(&["config", "show"], None, &[flag], folder.path()));
+        assert_eq!(shown, format!("engine.prefix_caching = {value}\n"));
+    }
+}
+
+#[test]
 fn ranks_print_what_they_agreed_on_and_each_stage() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["--pp", "2", "--tp", "2", "--memory-bytes", "4GiB"];
@@ -207,7 +223,7 @@ fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] s
 #[case(&["--description", "FILE:none.toml"], "none.toml")]
 #[case(&["--host-bytes", "1KiB"], "host.bytes")]
 #[case(&["--measurement", "FILE:none.json"], "none.json")]
-#[case(&["--measurement", "FILE:empty.json"], "no measurement: EOF while parsing a value at line 1 column 0; JSON with resident_bytes")]
+#[case(&["--measurement", "FILE:empty.json"], "no measurement: not valid JSON: EOF while parsing a value at line 1 column 0; JSON with resident_bytes")]
 #[case(&["--budget", "FILE:bytes"], "bytes: this is no text")]
 fn a_bad_value_names_its_flag(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -241,16 +257,163 @@ fn the_plan_of_a_full_device_says_which_change_admits_more() {
     let half = sequences(&[&flags[..4], &["--max-seq-len", "4096"]].concat());
     let narrow = sequences(&[&flags[..], &["--kv-dtype", "fp8"]].concat());
     for line in [
-        format!("max_seq_len = 4096 would admit {half} sequences"),
-        format!("dtypes.kv = \"f8_e4m3\" would admit {narrow} sequences"),
+        format!("--max-seq-len 4096 would admit {half} sequences"),
+        format!("--kv-dtype f8_e4m3 would admit {narrow} sequences"),
     ] {
         assert!(table.contains(&line), "{line}\n{table}");
     }
     let capped = cacheplan(&["plan"], Some(GEMMA), &[&flags[..], &["--max-batch-size", "2"]].concat(), folder.path());
-    let most = format!("KNOBS     max_batch_size = {} would admit", sequences(&flags));
+    let most = format!("KNOBS     --max-batch-size {} would admit", sequences(&flags));
     assert!(stdout(&capped).contains(&most), "{most}");
     let unlimited = stdout(&cacheplan(&["plan"], Some(GEMMA), &[], folder.path()));
     assert!(!unlimited.contains("KNOBS"), "{unlimited}");
+}
+
+/// Who wrote a file is told what to write in it.
+#[test]
+fn changes_are_worded_as_the_budget_is_stated() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("b.toml"), "max_seq_len = 8192\nmemory.bytes = '128MiB'\n").unwrap();
+    let table = stdout(&cacheplan(&["plan"], Some(GEMMA), &["--budget", "FILE:b.toml"], folder.path()));
+    assert!(table.contains("dtypes.kv = \"f8_e4m3\" would admit"), "{table}");
+    let refused = |flags: &[&str]| {
+        let output = cacheplan(&["plan"], Some(GEMMA), flags, folder.path());
+        assert_eq!(output.status.code(), Some(3));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let message = refused(&["--budget", "FILE:b.toml", "--memory-bytes", "8MiB"]);
+    assert!(message.contains("try max_seq_len = "), "{message}");
+    let message = refused(&["--memory-bytes", "8MiB"]);
+    assert!(message.contains("try --max-seq-len ") && !message.contains("max_seq_len ="), "{message}");
+}
+
+/// Weights that tensor parallel ranks hold again and again are what experts over replicas hold once.
+#[test]
+fn more_devices_are_tried_in_the_layouts_that_engines_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "deepseek-ai__DeepSeek-V3.json";
+    let flags = ["--device-memory", "h200", "--max-seq-len", "32768"];
+    let refused = cacheplan(&["plan"], Some(model), &flags, folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let spread = plan(model, &[&flags[..], &["--dp", "8", "--ep", "8"]].concat());
+    let sequences = spread["deployment"]["sequences"].as_u64().unwrap();
+    assert!(message.contains(&format!("try --dp 8 --ep 8: {sequences} sequence(s)")), "{message}");
+}
+
+#[rstest]
+#[case(&["--memory-bytes", "80"], "`memory.bytes` is 80 without a unit; write \"80GiB\", or \"80B\" for bytes", 2)]
+#[case(&["--memory-bytes", "80B"], "does not fit", 3)]
+#[case(&["--device-memory", "24GiB", "--weights", "20"], "`memory.weights` is 20 without a unit", 2)]
+fn a_size_without_a_unit_is_asked_again(#[case] flags: &[&str], #[case] expected: &str, #[case] code: i32) {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["plan"], Some(GEMMA), flags, folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(code) && message.contains(expected), "{message}");
+}
+
+#[test]
+fn a_note_about_the_device_stands_before_no_error_of_something_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = cacheplan(&["plan"], Some("none.json"), &["--device-memory", "h100"], folder.path());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!message.contains("nvidia-smi") && message.contains("no such file"), "{message}");
+}
+
+/// An engine that divides its bytes may hold nothing where the caches alone would fit.
+#[test]
+fn what_an_engine_is_short_of_is_what_it_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = |bytes: &str| ["--as", "sglang", "--max-seq-len", "262144", "--cache-bytes", bytes].map(str::to_owned);
+    let at = |bytes: &str| {
+        let flags = flags(bytes);
+        let output = cacheplan(&["plan"], Some(NANO), &flags.each_ref().map(String::as_str), folder.path());
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, message) = at("1GiB");
+    assert_eq!(code, Some(3), "{message}");
+    let short = message.split_once("short of ").and_then(|(_, rest)| rest.split_once('(')?.1.split_once(" bytes"));
+    let short: u64 = short.unwrap().0.parse().unwrap();
+    assert!(short > 0, "{message}");
+    assert_eq!(at(&((1u64 << 30) + short).to_string()).0, Some(0));
+    assert_eq!(at(&((1u64 << 30) + short - 1).to_string()).0, Some(3));
+}
+
+#[test]
+fn a_prediction_for_other_bytes_than_the_plans_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--memory-bytes", "64GiB", "--as", "vllm", "--cache-bytes", "20GiB"];
+    let table = stdout(&cacheplan(&["plan"], Some(NANO), &flags, folder.path()));
+    assert!(table.contains("for the 20.00 GiB that it is said to have, not the 64.00 GiB of the plan"), "{table}");
+}
+
+#[test]
+fn inspect_lists_the_flags_that_tell_how_a_model_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = stdout(&cacheplan(&["inspect", "--help"], None, &[], folder.path()));
+    assert!(help.contains("--kv-dtype") && help.contains("--assume"), "{help}");
+    assert!(!help.contains("--max-batch-size") && !help.contains("--state-ratio"), "{help}");
+}
+
+#[test]
+fn a_name_that_tells_of_a_quantisation_which_the_config_does_not_state_is_doubted() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read(config("Qwen__Qwen3-8B.json")).unwrap();
+    std::fs::create_dir(folder.path().join("Qwen3-8B-FP8")).unwrap();
+    for (file, doubted) in [("Qwen3-8B-FP8/config.json", true), ("Qwen3-8B_nvfp4.json", true), ("Qwen3-8B.json", false)]
+    {
+        std::fs::write(folder.path().join(file), &config).unwrap();
+        let planned = cacheplan(&["plan"], None, &[&format!("FILE:{file}")], folder.path());
+        let notes = String::from_utf8_lossy(&planned.stderr).into_owned();
+        assert_eq!(notes.contains("states no quantization_config"), doubted, "{file}: {notes}");
+    }
+}
+
+/// The config states float32; whoever states another dtype means it.
+#[test]
+fn a_stated_dtype_of_states_holds_whatever_the_config_says() {
+    let state = |flags: &[&str]| {
+        let plan = plan(NANO, flags);
+        let resources = plan["resources"].as_array().unwrap().clone();
+        resources.into_iter().find(|resource| resource["kind"] == "ssm").unwrap()["dtype"].clone()
+    };
+    assert_eq!(state(&[]), "f32");
+    assert_eq!(state(&["--ssm-dtype", "bf16"]), "bf16");
+}
+
+/// Both come from the definition of the flags, those made from the budget's keys included.
+#[rstest]
+#[case(&["completions", "bash"], &["--max-seq-len", "calibrate"])]
+#[case(&["completions", "zsh"], &["--max-seq-len", "calibrate"])]
+#[case(&["completions", "fish"], &["max-seq-len", "calibrate"])]
+#[case(&["man"], &[".TH cacheplan 1", "cacheplan\\-calibrate(1)"])]
+#[case(&["man", "plan"], &[".TH cacheplan-plan 1", "\\-\\-max\\-seq\\-len"])]
+#[case(&["man", "plan", "explain"], &["cacheplan\\-plan\\-explain"])]
+fn shells_and_manuals_know_every_flag(#[case] command: &[&str], #[case] expected: &[&str]) {
+    let text = stdout(&cacheplan(command, None, &[], Path::new("")));
+    for text_of_it in expected {
+        assert!(text.contains(text_of_it), "{text_of_it}");
+    }
+}
+
+/// The layers of a real model tell what a step takes, and a plan that keeps more free admits less and proves right.
+#[test]
+fn a_plan_can_be_safe_of_what_is_assumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "Qwen__Qwen3-8B.json";
+    let flags = ["--device-memory", "h100", "--max-seq-len", "8192"];
+    let (plain, safe) = (plan(model, &flags), plan(model, &[&flags[..], &["--safe"]].concat()));
+    let sequences = |plan: &Value| plan["capacity"]["sequences"].as_u64().unwrap();
+    assert!(sequences(&safe) < sequences(&plain));
+    let names = |plan: &Value| -> Vec<String> {
+        plan["ledger"].as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(names(&plain).contains(&"graphs".to_owned()) && names(&safe).contains(&"margin".to_owned()));
+    let out = [&flags[..], &["--safe", "--out", "FILE:plan.json"]].concat();
+    stdout(&cacheplan(&["plan"], Some(model), &out, folder.path()));
+    let model = config(model);
+    let proof = ["FILE:plan.json", "--model", model.to_str().unwrap(), "--safe"];
+    let checked = stdout(&cacheplan(&["plan", "check"], None, &[&proof[..], &flags].concat(), folder.path()));
+    assert!(checked.contains("are proved"), "{checked}");
 }
 
 #[test]
@@ -259,22 +422,33 @@ fn weights_of_unknown_size_are_asked_for() {
     let refused = cacheplan(&["plan"], Some(GEMMA), &["--device-memory", "24GiB"], folder.path());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(message.contains("`vocab_size` is missing"), "{message}");
     assert!(message.contains("state `memory.weights` (--weights)"), "{message}");
 }
 
 #[test]
 fn the_weights_of_a_draft_model_are_counted_and_divided_over_ranks() {
     let draft = config(NANO);
-    let lines = |ranks: &[&str]| {
+    let planned = |ranks: &[&str]| {
         let flags = ["--memory-bytes", "4GiB", "--draft-tokens", "2", "--draft", draft.to_str().unwrap()];
-        let planned = plan(NANO, &[&flags[..], ranks].concat());
-        let ledger = planned["ledger"].as_array().unwrap().clone();
+        plan(NANO, &[&flags[..], ranks].concat())
+    };
+    let lines = |plan: &Value| {
+        let ledger = plan["ledger"].as_array().unwrap().clone();
         let bytes = |name: &str| ledger.iter().find(|line| line["name"] == name).unwrap()["bytes"].as_u64().unwrap();
         (bytes("weights"), bytes("draft weights"))
     };
-    let (whole, share) = (lines(&[]), lines(&["--tp", "2", "--pp", "2"]));
+    let (alone, ranks) = (planned(&[]), planned(&["--tp", "2", "--pp", "2"]));
+    let (whole, share) = (lines(&alone), lines(&ranks));
     assert_eq!((whole.0, share.0), (whole.1, share.1));
-    assert_eq!(share.1, whole.1.div_ceil(4));
+    // Norms and routers are whole on both ranks of a stage, everything else is divided over all four.
+    let classes = ranks["deployment"]["weights"].as_array().unwrap();
+    let of_rank = classes.iter().map(|class| {
+        let ranks = if class["class"] == "replicated" { 2 } else { 4 };
+        class["bytes"].as_u64().unwrap().div_ceil(ranks)
+    });
+    assert_eq!(share.1, of_rank.sum::<u64>());
+    assert_eq!(whole.1, classes.iter().map(|class| class["bytes"].as_u64().unwrap()).sum::<u64>());
 }
 
 #[test]

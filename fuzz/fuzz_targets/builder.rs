@@ -3,10 +3,8 @@
 
 mod limits;
 
-use cacheplan_handlers::{DType, Decay};
-use cacheplan_transforms::{
-    Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla,
-};
+use cacheplan_handlers::{DType, DecayKind};
+use cacheplan_transforms::{GraphBuilder, layers::{Attention, CompressedAttention, FeedForward, LinearAttention, Mamba1, Mamba2, Mla}};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 
@@ -80,7 +78,7 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
         }
         Block::Linear { dims: [num_k_heads, num_v_heads, head_k_dim, head_v_dim], d_conv, delta_rule, decay } => {
             let state_dtype = None;
-            let decay = [Decay::Fixed, Decay::PerHead, Decay::PerChannel][usize::from(decay % 3)];
+            let decay = [DecayKind::Fixed, DecayKind::PerHead, DecayKind::PerChannel][usize::from(decay % 3)];
             builder.linear_attention(&LinearAttention {
                 num_k_heads,
                 num_v_heads,
@@ -102,7 +100,7 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
             builder.rwkv4(width);
         }
         Block::FeedForward([intermediate_size, matrices, experts, shared_size]) => {
-            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size });
+            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size, latent_size: None });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Any content of a snapshot of the prefix cache whose header and checksum are right.
 #![no_main]
 
-#[path = "../../managers/tests/prefix_files/files.rs"]
+#[path = "../../tests/readers/prefix_files.rs"]
 mod files;
 mod limits;
 

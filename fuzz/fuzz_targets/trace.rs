@@ -1,7 +1,7 @@
 //! Any bytes as a trace of requests.
 #![no_main]
 
-#[path = "../../managers/tests/prefix_files/files.rs"]
+#[path = "../../tests/readers/prefix_files.rs"]
 mod files;
 mod limits;
 

@@ -1,29 +1,55 @@
 //! When two resources may share a pool, and if not, why.
 
+use std::hash::{Hash, Hasher};
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Growth, Kind, KvLayout, ResourceHandler, Split};
+use crate::{DType, Dim, Growth, Kind, KvLayout, ResourceHandler, Split};
 
 /// What resources must have in common to share a pool.
 ///
 /// Kind (hence attention type), growth (hence window), every dimension but `num_kv_heads`, dtype and layout.
 /// The number of KV heads may differ: a pool's blocks hold each layer's own heads.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct CompatKey {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CompatKey<'a> {
     /// What the resource is for.
-    pub kind: Kind,
-    /// How it grows, window included.
+    pub kind: &'a Kind,
+    /// How it grows; a window that no sequence outgrows is none.
     pub growth: Growth,
-    /// Sizes of the dimensions that must agree.
-    pub dims: Vec<u64>,
+    dims: Alike<'a>,
     /// Element type.
     pub dtype: DType,
     /// Memory order, for KV resources.
     pub layout: Option<KvLayout>,
 }
 
-/// Why two resources cannot share a pool: the first difference, in the order the fields are compared.
+/// Dimensions, compared by the sizes that must agree; borrowed, because there is a key for each resource.
+#[derive(Clone, Copy, Debug)]
+struct Alike<'a>(&'a [Dim]);
+
+impl Alike<'_> {
+    /// The size of each dimension; `None` for one that may differ.
+    fn sizes(&self) -> impl Iterator<Item = Option<u64>> {
+        self.0.iter().map(|dim| (dim.split != Split::KvHeads).then_some(dim.size))
+    }
+}
+
+impl PartialEq for Alike<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.sizes().eq(other.sizes())
+    }
+}
+
+impl Eq for Alike<'_> {}
+
+impl Hash for Alike<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.sizes().flatten().for_each(|size| size.hash(state));
+    }
+}
+
+/// One thing in which two keys differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Mismatch {
@@ -61,6 +87,12 @@ pub enum Mismatch {
         /// This resource's number of dimensions.
         found: usize,
     },
+    /// A dimension that must agree in one of them only.
+    #[error("{dim} is divided over ranks in another way")]
+    Split {
+        /// The dimension's name.
+        dim: String,
+    },
     /// Different dtypes.
     #[error("dtype {found} differs from {reference}")]
     DType {
@@ -80,43 +112,50 @@ pub enum Mismatch {
 }
 
 impl ResourceHandler {
-    /// The key of the pool that this resource belongs in.
-    pub fn compat_key(&self) -> CompatKey {
+    /// The key of the pool that this resource belongs in, where no sequence is longer than `max_seq_len` tokens.
+    pub fn compat_key(&self, max_seq_len: u64) -> CompatKey<'_> {
         CompatKey {
-            kind: self.kind.clone(),
-            growth: self.growth,
-            dims: self.shape.iter().filter(|dim| dim.split != Split::KvHeads).map(|dim| dim.size).collect(),
+            kind: &self.kind,
+            growth: self.growth.within(max_seq_len),
+            dims: Alike(&self.shape),
             dtype: self.dtype,
             layout: self.layout,
         }
     }
+}
 
-    /// Why this resource cannot share a pool with `reference`; `None` if it can.
-    pub fn mismatch(&self, reference: &Self) -> Option<Mismatch> {
-        if self.kind != reference.kind {
-            return Some(Mismatch::Kind { reference: reference.kind.clone(), found: self.kind.clone() });
-        }
-        if self.growth != reference.growth {
-            return Some(Mismatch::Growth { reference: reference.growth, found: self.growth });
-        }
-        if self.shape.len() != reference.shape.len() {
-            return Some(Mismatch::Rank { reference: reference.shape.len(), found: self.shape.len() });
-        }
-        let differing = self
-            .shape
-            .iter()
-            .zip(&reference.shape)
-            .find(|(mine, theirs)| mine.split != Split::KvHeads && mine.size != theirs.size);
-        if let Some((mine, theirs)) = differing {
-            return Some(Mismatch::Dim { dim: mine.name.to_string(), reference: theirs.size, found: mine.size });
-        }
-        if self.dtype != reference.dtype {
-            return Some(Mismatch::DType { reference: reference.dtype, found: self.dtype });
-        }
-        if self.layout != reference.layout {
-            return Some(Mismatch::Layout { reference: reference.layout, found: self.layout });
-        }
-        None
+impl<'a> CompatKey<'a> {
+    /// The dimensions that must agree.
+    pub fn dims(&self) -> impl Iterator<Item = &'a Dim> {
+        self.dims.0.iter().filter(|dim| dim.split != Split::KvHeads)
+    }
+
+    /// Everything in which this key differs from `reference`; nothing exactly where they are equal.
+    ///
+    /// A policy whose rule is looser than the key looks at some of it only.
+    pub fn mismatches(&self, reference: &Self) -> impl Iterator<Item = Mismatch> {
+        let (mine, theirs) = (*self, *reference);
+        let kind = (mine.kind != theirs.kind)
+            .then(|| Mismatch::Kind { reference: theirs.kind.clone(), found: mine.kind.clone() });
+        let growth =
+            (mine.growth != theirs.growth).then_some(Mismatch::Growth { reference: theirs.growth, found: mine.growth });
+        let ranks = (theirs.dims.0.len(), mine.dims.0.len());
+        let rank = (ranks.0 != ranks.1).then_some(Mismatch::Rank { reference: ranks.0, found: ranks.1 });
+        let dims = mine.dims.0.iter().zip(theirs.dims.0).filter_map(|(mine, theirs)| {
+            let dim = || mine.name.to_string();
+            match [mine, theirs].map(|dim| dim.split == Split::KvHeads) {
+                [false, false] if mine.size != theirs.size => {
+                    Some(Mismatch::Dim { dim: dim(), reference: theirs.size, found: mine.size })
+                }
+                [true, false] | [false, true] => Some(Mismatch::Split { dim: dim() }),
+                _ => None,
+            }
+        });
+        let dtype =
+            (mine.dtype != theirs.dtype).then_some(Mismatch::DType { reference: theirs.dtype, found: mine.dtype });
+        let layout =
+            (mine.layout != theirs.layout).then_some(Mismatch::Layout { reference: theirs.layout, found: mine.layout });
+        kind.into_iter().chain(growth).chain(rank).chain(dims).chain(dtype).chain(layout)
     }
 }
 

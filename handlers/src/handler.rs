@@ -11,48 +11,81 @@ use crate::{DType, Recurrence};
 /// The most bytes that one unit (token, sequence or fixed tensor) of a resource may take: 1 TiB.
 ///
 /// It keeps every later product of units and bytes inside 128 bits, and turns an absurd dimension into an error here.
-pub const MAX_UNIT_BYTES: u64 = 1 << 40;
+const MAX_UNIT_BYTES: u64 = 1 << 40;
 
-/// What a resource is for. Only resources of one kind can share a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum Kind {
-    /// Keys and values of attention, in pages.
-    KvPaged,
-    /// The compressed latent and rope key of multi-head latent attention, in pages.
-    MlaPaged,
-    /// The recurrent state of a Mamba, delta-net or linear-attention layer.
-    Ssm,
-    /// The last columns of a causal convolution's input.
-    CausalConv,
-    /// Any other state with one fixed size per sequence.
-    State,
-    /// Per-token data that is not paged: every sequence slot holds `max_seq_len` of it.
-    Unpaged,
-    /// Recurrent states at each candidate position of a speculative step.
-    IntermediateSsm,
-    /// Convolution states at each candidate position of a speculative step.
-    IntermediateCausalConv,
-    /// Other states at each candidate position of a speculative step.
-    IntermediateState,
-    /// A kind of a framework's own, named `namespace.name`.
-    Custom(String),
+/// Declares the kinds with their names in plans: each is stated once, here.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// What a resource is for. Only resources of one kind can share a pool.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(into = "String", try_from = "String")]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+            /// A kind of a framework's own, named `namespace.name`.
+            Custom(String),
+        }
+
+        impl Kind {
+            /// The name used in plans: `kv_paged`, `ssm`, …, or the framework's own.
+            pub fn name(&self) -> &str {
+                match self {
+                    $(Self::$kind => $name,)*
+                    Self::Custom(name) => name,
+                }
+            }
+
+            fn known(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Self::$kind),)*
+                    _ => None,
+                }
+            }
+        }
+    };
 }
 
+kinds! {
+    /// Keys and values of attention, in pages.
+    KvPaged = "kv_paged",
+    /// The compressed latent and rope key of multi-head latent attention, in pages.
+    MlaPaged = "mla_paged",
+    /// The recurrent state of a Mamba, delta-net or linear-attention layer.
+    Ssm = "ssm",
+    /// The last columns of a causal convolution's input.
+    CausalConv = "causal_conv",
+    /// Any other state with one fixed size per sequence.
+    State = "state",
+    /// Per-token data that is not paged: every sequence slot holds `max_seq_len` of it.
+    Unpaged = "unpaged",
+    /// The keys that an indexer of sparse attention chooses tokens by, in pages.
+    IndexKey = "core.index_key",
+    /// The latents of compressed attention, one for several tokens, in pages.
+    CompressedLatent = "core.compressed_latent",
+    /// Recurrent states at each candidate position of a speculative step.
+    IntermediateSsm = "intermediate_ssm",
+    /// Convolution states at each candidate position of a speculative step.
+    IntermediateCausalConv = "intermediate_causal_conv",
+    /// Other states at each candidate position of a speculative step.
+    IntermediateState = "intermediate_state",
+}
+
+/// The names of kinds that hold what one candidate feeds into a recurrence begin so.
+pub(crate) const REPLAY: &str = "replay.";
+
 impl Kind {
-    /// The name used in plans: `kv_paged`, `ssm`, …, or the framework's own.
-    pub fn name(&self) -> &str {
+    /// Whether it holds what candidates of a speculative step feed into a recurrence, to be stepped over again.
+    pub fn is_replay(&self) -> bool {
+        matches!(self, Self::Custom(name) if name.starts_with(REPLAY))
+    }
+
+    /// The names of its dimensions, outermost first; `None` for a kind whose shape is the resource's own.
+    const fn dims(&self) -> Option<&'static [&'static str]> {
         match self {
-            Self::KvPaged => "kv_paged",
-            Self::MlaPaged => "mla_paged",
-            Self::Ssm => "ssm",
-            Self::CausalConv => "causal_conv",
-            Self::State => "state",
-            Self::Unpaged => "unpaged",
-            Self::IntermediateSsm => "intermediate_ssm",
-            Self::IntermediateCausalConv => "intermediate_causal_conv",
-            Self::IntermediateState => "intermediate_state",
-            Self::Custom(name) => name,
+            Self::KvPaged | Self::MlaPaged => Some(&["kv_factor", "num_kv_heads", "head_dim"]),
+            Self::Ssm | Self::IntermediateSsm => Some(&["num_heads", "head_dim", "d_state"]),
+            Self::CausalConv | Self::IntermediateCausalConv => Some(&["conv_dim", OWN_COLUMNS]),
+            Self::IndexKey | Self::CompressedLatent => Some(&["head_dim"]),
+            Self::State | Self::Unpaged | Self::IntermediateState | Self::Custom(_) => None,
         }
     }
 }
@@ -73,18 +106,7 @@ impl TryFrom<String> for Kind {
     type Error = HandlerError;
 
     fn try_from(name: String) -> Result<Self, HandlerError> {
-        let builtin = [
-            Self::KvPaged,
-            Self::MlaPaged,
-            Self::Ssm,
-            Self::CausalConv,
-            Self::State,
-            Self::Unpaged,
-            Self::IntermediateSsm,
-            Self::IntermediateCausalConv,
-            Self::IntermediateState,
-        ];
-        if let Some(kind) = builtin.into_iter().find(|kind| kind.name() == name) {
+        if let Some(kind) = Self::known(&name) {
             return Ok(kind);
         }
         match name.split_once('.') {
@@ -93,6 +115,45 @@ impl TryFrom<String> for Kind {
         }
     }
 }
+
+/// The dimensions of a kind whose shape is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Keys and values, or the latent of MLA, of one token.
+    Kv {
+        /// 2 for keys and values apart, 1 for one tensor.
+        kv_factor: u64,
+        /// Heads of keys and values.
+        num_kv_heads: u64,
+        /// Elements of a head.
+        head_dim: u64,
+    },
+    /// A recurrent state.
+    Ssm {
+        /// Heads.
+        num_heads: u64,
+        /// Rows of a head's state.
+        head_dim: u64,
+        /// Columns of a head's state.
+        d_state: u64,
+    },
+    /// A convolution's state.
+    CausalConv {
+        /// Channels.
+        conv_dim: u64,
+        /// Columns: `d_conv - 1`, and those of candidates.
+        columns: u64,
+    },
+    /// One vector: an index key or a compressed latent.
+    Vector {
+        /// Its elements.
+        head_dim: u64,
+    },
+}
+
+/// The columns of a convolution's state, alone or with those of candidates behind them.
+pub(crate) const OWN_COLUMNS: &str = "d_conv - 1";
+pub(crate) const WITH_CANDIDATES: &str = "d_conv - 1 + candidates";
 
 /// How a resource grows, hence what its unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -113,6 +174,24 @@ pub enum Growth {
     PerDraftPosition,
     /// One entry in all.
     Fixed,
+}
+
+impl Growth {
+    /// Whether sequences of at most `max_seq_len` tokens outgrow a window; one that never binds is full attention.
+    pub const fn window_binds(window: u64, max_seq_len: u64) -> bool {
+        window < max_seq_len
+    }
+
+    /// The growth as sequences of at most `max_seq_len` tokens see it, without a window that never binds.
+    #[must_use]
+    pub const fn within(self, max_seq_len: u64) -> Self {
+        match self {
+            Self::Paged { stride, window: Some(window) } if !Self::window_binds(window as u64, max_seq_len) => {
+                Self::Paged { stride, window: None }
+            }
+            other => other,
+        }
+    }
 }
 
 /// How ranks of a tensor-parallel group divide a dimension.
@@ -230,7 +309,7 @@ pub enum HandlerError {
         /// The dimension's name.
         dim: String,
     },
-    /// One unit is larger than [`MAX_UNIT_BYTES`].
+    /// One unit is larger than 1 TiB.
     #[error(
         "{kind} resource: shape {shape} at {dtype} takes more than {MAX_UNIT_BYTES} bytes per unit; check the model's dimensions"
     )]
@@ -267,9 +346,24 @@ pub enum HandlerError {
         /// `stride` or `window`.
         what: &'static str,
     },
+    /// Dimensions that a kind does not have.
+    #[error("{kind} resource: its dimensions are [{found}]; they must be [{expected}]")]
+    Dims {
+        /// The resource's kind.
+        kind: Kind,
+        /// `name=size` of every dimension.
+        found: String,
+        /// The names that they must have.
+        expected: String,
+    },
     /// A custom kind's name without a namespace.
     #[error("unknown kind `{0}`; a kind of a framework's own is named `namespace.name`")]
     KindName(String),
+    /// A dtype name that is none of ours nor a known spelling of one.
+    #[error(
+        "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, q8_0, q4_0"
+    )]
+    UnknownDType(String),
 }
 
 /// What an allocation outside a manager's pool depends on.
@@ -291,7 +385,8 @@ impl ResourceHandler {
     /// A handler of any kind; the constructors of the known kinds call this.
     ///
     /// # Errors
-    /// A zero dimension, a unit above [`MAX_UNIT_BYTES`], sections that do not add up, a zero window or stride.
+    /// Dimensions that the kind does not have, a zero dimension, a unit above 1 TiB, sections that do not add up, a zero
+    /// window or stride.
     pub fn new(
         kind: Kind,
         growth: Growth,
@@ -304,6 +399,9 @@ impl ResourceHandler {
             if let Some(what) = zero {
                 return Err(HandlerError::ZeroGrowth { kind, what });
             }
+        }
+        if let Some(expected) = kind.dims().filter(|expected| !named(&shape, expected)) {
+            return Err(HandlerError::Dims { kind, found: describe(&shape), expected: expected.join(", ") });
         }
         for dim in &shape {
             if dim.size == 0 {
@@ -348,7 +446,25 @@ impl ResourceHandler {
         self.layout
     }
 
-    /// The size of the dimension called `name`.
+    /// The same shape by what each dimension is; `None` for a kind whose shape is the resource's own.
+    pub fn known_shape(&self) -> Option<Shape> {
+        let size = |axis: usize| self.shape.get(axis).map(|dim| dim.size);
+        Some(match self.kind {
+            Kind::KvPaged | Kind::MlaPaged => {
+                Shape::Kv { kv_factor: size(0)?, num_kv_heads: size(1)?, head_dim: size(2)? }
+            }
+            Kind::Ssm | Kind::IntermediateSsm => {
+                Shape::Ssm { num_heads: size(0)?, head_dim: size(1)?, d_state: size(2)? }
+            }
+            Kind::CausalConv | Kind::IntermediateCausalConv => {
+                Shape::CausalConv { conv_dim: size(0)?, columns: size(1)? }
+            }
+            Kind::IndexKey | Kind::CompressedLatent => Shape::Vector { head_dim: size(0)? },
+            Kind::State | Kind::Unpaged | Kind::IntermediateState | Kind::Custom(_) => return None,
+        })
+    }
+
+    /// The size of the dimension called `name`; `None` if it has none of that name.
     pub fn dim(&self, name: &str) -> Option<u64> {
         self.shape.iter().find(|dim| dim.name == name).map(|dim| dim.size)
     }
@@ -409,6 +525,12 @@ impl ResourceHandler {
             Growth::Fixed => unit.collect(),
         }
     }
+}
+
+/// Whether the dimensions have these names; a convolution's last may have columns of candidates behind its own.
+fn named(shape: &[Dim], expected: &[&str]) -> bool {
+    let is = |dim: &Dim, name: &&str| dim.name == *name || (*name == OWN_COLUMNS && dim.name == WITH_CANDIDATES);
+    shape.len() == expected.len() && shape.iter().zip(expected).all(|(dim, name)| is(dim, name))
 }
 
 fn shape_bytes(shape: &[Dim], dtype: DType) -> Option<u64> {

@@ -1,12 +1,9 @@
 //! Constructors of the known kinds.
 
+use crate::handler::{OWN_COLUMNS, WITH_CANDIDATES};
 use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Split};
 
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
-
-/// The columns of a convolution's state, alone or with those of candidates behind them.
-const OWN_COLUMNS: &str = "d_conv - 1";
-const WITH_CANDIDATES: &str = "d_conv - 1 + candidates";
 
 impl ResourceHandler {
     /// Keys and values of attention: shape `[kv_factor = 2, num_kv_heads, head_dim]` per token, in pages, HND.
@@ -63,6 +60,26 @@ impl ResourceHandler {
             Dim::whole(OWN_COLUMNS, d_conv.saturating_sub(1)),
         ];
         Self::new(Kind::CausalConv, Growth::PerSequence, shape, dtype, None)
+    }
+
+    /// The keys of a sparse attention's indexer: a vector for each `stride` tokens, in pages.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension, a stride of 0.
+    pub fn index_key(head_dim: u64, stride: u32, dtype: DType) -> Result<Self, HandlerError> {
+        Self::vectors(Kind::IndexKey, head_dim, stride, dtype)
+    }
+
+    /// The latents of compressed attention: a vector for each `stride` tokens, in pages.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension, a stride of 0.
+    pub fn compressed_latent(head_dim: u64, stride: u32, dtype: DType) -> Result<Self, HandlerError> {
+        Self::vectors(Kind::CompressedLatent, head_dim, stride, dtype)
+    }
+
+    fn vectors(kind: Kind, head_dim: u64, stride: u32, dtype: DType) -> Result<Self, HandlerError> {
+        Self::new(kind, Growth::Paged { stride, window: None }, vec![Dim::whole("head_dim", head_dim)], dtype, None)
     }
 
     /// Any other state of a fixed shape per sequence.

@@ -21,6 +21,6 @@ mod kinds;
 mod recurrence;
 
 pub use compat::{CompatKey, Mismatch};
-pub use dtype::{DType, UnknownDType};
-pub use handler::{AllocationDims, Dim, Growth, HandlerError, Kind, KvLayout, MAX_UNIT_BYTES, ResourceHandler, Split};
-pub use recurrence::{Decay, Recurrence};
+pub use dtype::DType;
+pub use handler::{AllocationDims, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Shape, Split};
+pub use recurrence::{DecayKind, Recurrence};

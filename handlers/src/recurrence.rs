@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Dim, Growth, HandlerError, Kind, ResourceHandler, Split};
+use crate::handler::REPLAY;
+use crate::{DType, Dim, Growth, HandlerError, Kind, ResourceHandler, Shape, Split};
 
 /// The recurrence of a state, as far as its inputs are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -27,7 +28,7 @@ pub enum Recurrence {
         /// Whether `v` is first replaced by `beta * (v - k . S)`.
         delta_rule: bool,
         /// What the decay depends on.
-        decay: Decay,
+        decay: DecayKind,
     },
     /// The real-gated linear recurrent unit: `h = a * h + sqrt(1 - a^2) * sigmoid(input_gate) * x`, where `a` follows
     /// from the recurrence gate.
@@ -37,7 +38,7 @@ pub enum Recurrence {
 /// What the decay of linear attention depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Decay {
+pub enum DecayKind {
     /// The head alone; the layer knows it.
     Fixed,
     /// Token and head.
@@ -51,10 +52,10 @@ impl fmt::Display for Recurrence {
         f.write_str(match self {
             Self::SelectiveScan => "selective scan",
             Self::Ssd { .. } => "state space duality",
-            Self::LinearAttention { delta_rule: true, decay: Decay::PerHead, .. } => "gated delta rule",
-            Self::LinearAttention { delta_rule: true, decay: Decay::PerChannel, .. } => "Kimi delta attention",
-            Self::LinearAttention { delta_rule: true, decay: Decay::Fixed, .. } => "delta rule",
-            Self::LinearAttention { decay: Decay::Fixed, .. } => "lightning attention",
+            Self::LinearAttention { delta_rule: true, decay: DecayKind::PerHead, .. } => "gated delta rule",
+            Self::LinearAttention { delta_rule: true, decay: DecayKind::PerChannel, .. } => "Kimi delta attention",
+            Self::LinearAttention { delta_rule: true, decay: DecayKind::Fixed, .. } => "delta rule",
+            Self::LinearAttention { decay: DecayKind::Fixed, .. } => "lightning attention",
             Self::LinearAttention { .. } => "gated linear attention",
             Self::RgLru => "RG-LRU",
         })
@@ -93,8 +94,9 @@ impl ResourceHandler {
     /// # Errors
     /// A zero or absurd dimension.
     pub fn replay_inputs(&self, activations: DType) -> Result<Option<Vec<Self>>, HandlerError> {
-        let dims = ["num_heads", "head_dim", "d_state"].map(|name| self.dim(name));
-        let (Some(recurrence), [Some(heads), Some(rows), Some(columns)]) = (self.recurrence, dims) else {
+        let (Some(recurrence), Some(Shape::Ssm { num_heads: heads, head_dim: rows, d_state: columns })) =
+            (self.recurrence, self.known_shape())
+        else {
             return Ok(None);
         };
         let heads = Dim::split("num_heads", heads, Split::Heads);
@@ -103,41 +105,41 @@ impl ResourceHandler {
         let inputs = match recurrence {
             // One head is one channel, and `B` is the same for all of them.
             Recurrence::SelectiveScan => vec![
-                ("replay.x", of_heads("head_dim", rows), activations),
-                ("replay.b", vec![Dim::whole("d_state", columns)], activations),
-                ("replay.dt", of_heads("head_dim", rows), DType::F32),
+                ("x", of_heads("head_dim", rows), activations),
+                ("b", vec![Dim::whole("d_state", columns)], activations),
+                ("dt", of_heads("head_dim", rows), DType::F32),
             ],
             Recurrence::Ssd { n_groups } => {
                 let groups = Dim::split("n_groups", n_groups, Split::Heads);
                 vec![
-                    ("replay.x", of_heads("head_dim", rows), activations),
-                    ("replay.b", vec![groups, Dim::whole("d_state", columns)], activations),
-                    ("replay.dt", each_head(), DType::F32),
-                    ("replay.decay", each_head(), DType::F32),
+                    ("x", of_heads("head_dim", rows), activations),
+                    ("b", vec![groups, Dim::whole("d_state", columns)], activations),
+                    ("dt", each_head(), DType::F32),
+                    ("decay", each_head(), DType::F32),
                 ]
             }
             Recurrence::LinearAttention { num_k_heads, delta_rule, decay } => {
                 let key_heads = Dim::split("num_k_heads", num_k_heads, Split::Heads);
                 let mut inputs = vec![
-                    ("replay.k", vec![key_heads, Dim::whole("head_k_dim", rows)], activations),
-                    ("replay.v", of_heads("head_v_dim", columns), activations),
+                    ("k", vec![key_heads, Dim::whole("head_k_dim", rows)], activations),
+                    ("v", of_heads("head_v_dim", columns), activations),
                 ];
                 if delta_rule {
-                    inputs.push(("replay.beta", each_head(), DType::F32));
+                    inputs.push(("beta", each_head(), DType::F32));
                 }
                 match decay {
-                    Decay::Fixed => {}
-                    Decay::PerHead => inputs.push(("replay.g", each_head(), DType::F32)),
-                    Decay::PerChannel => inputs.push(("replay.g", of_heads("head_k_dim", rows), DType::F32)),
+                    DecayKind::Fixed => {}
+                    DecayKind::PerHead => inputs.push(("g", each_head(), DType::F32)),
+                    DecayKind::PerChannel => inputs.push(("g", of_heads("head_k_dim", rows), DType::F32)),
                 }
                 inputs
             }
-            Recurrence::RgLru => ["replay.x", "replay.input_gate", "replay.recurrence_gate"]
-                .map(|kind| (kind, each_head(), activations))
-                .into(),
+            Recurrence::RgLru => {
+                ["x", "input_gate", "recurrence_gate"].map(|input| (input, each_head(), activations)).into()
+            }
         };
-        let made = inputs.into_iter().map(|(kind, shape, dtype)| {
-            Self::new(Kind::Custom(kind.to_owned()), Growth::PerDraftPosition, shape, dtype, None)
+        let made = inputs.into_iter().map(|(input, shape, dtype)| {
+            Self::new(Kind::Custom(format!("{REPLAY}{input}")), Growth::PerDraftPosition, shape, dtype, None)
         });
         made.collect::<Result<_, _>>().map(Some)
     }

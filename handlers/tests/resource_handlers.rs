@@ -4,9 +4,12 @@
 //! here what they are for: the growth, since one struct describes every kind.
 
 use cacheplan_handlers::{
-    AllocationDims, DType, Decay, Growth, HandlerError, Kind, KvLayout, Mismatch, Recurrence, ResourceHandler,
+    AllocationDims, DType, DecayKind, Dim, Growth, HandlerError, Kind, KvLayout, Mismatch, Recurrence, ResourceHandler,
+    Shape,
 };
 use rstest::rstest;
+
+const MAX_SEQ_LEN: u64 = 4096;
 
 const DIMS: AllocationDims =
     AllocationDims { num_blocks: 10, tokens_per_block: 32, num_slots: 5, max_seq_len: 128, draft_positions: 3 };
@@ -155,9 +158,10 @@ fn resources_share_a_pool_exactly_when_their_keys_agree(
     #[case] other: ResourceHandler,
     #[case] compatible: bool,
 ) {
-    assert_eq!(one.compat_key() == other.compat_key(), compatible);
-    assert_eq!(one.mismatch(&other).is_none(), compatible);
-    assert_eq!(other.mismatch(&one).is_none(), compatible);
+    let (one, other) = (one.compat_key(MAX_SEQ_LEN), other.compat_key(MAX_SEQ_LEN));
+    assert_eq!(one == other, compatible);
+    assert_eq!(one.mismatches(&other).next().is_none(), compatible);
+    assert_eq!(other.mismatches(&one).next().is_none(), compatible);
 }
 
 #[rstest]
@@ -173,7 +177,8 @@ fn a_speculative_twin_has_its_bases_shape_and_is_no_base(
     assert_eq!(twin.kind(), &kind);
     assert_eq!(shape(&twin), expected);
     assert_eq!(twin.dtype(), base.dtype());
-    assert!(matches!(twin.mismatch(&base), Some(Mismatch::Kind { .. })));
+    let (key, of_base) = (twin.compat_key(MAX_SEQ_LEN), base.compat_key(MAX_SEQ_LEN));
+    assert!(matches!(key.mismatches(&of_base).next(), Some(Mismatch::Kind { .. })));
     assert_eq!(Some(twin), base.intermediate());
 }
 
@@ -196,7 +201,7 @@ fn only_twins_are_speculative(#[case] handler: ResourceHandler, #[case] speculat
 
 #[test]
 fn a_recurrence_is_read_back_and_says_what_a_step_takes() {
-    let decay = Decay::PerChannel;
+    let decay = DecayKind::PerChannel;
     let recurrence = Recurrence::LinearAttention { num_k_heads: 2, delta_rule: true, decay };
     let state = ssm(4, 64, 128, DType::F32).with_recurrence(recurrence);
     let text = serde_json::to_string(&state).unwrap();
@@ -246,13 +251,39 @@ fn bytes_per_token_follow_from_shape_and_dtype(#[case] handler: ResourceHandler,
 
 #[test]
 fn a_mismatch_says_what_differs() {
-    let text = |one: &ResourceHandler, other: &ResourceHandler| one.mismatch(other).unwrap().to_string();
+    let text = |one: &ResourceHandler, other: &ResourceHandler| {
+        one.compat_key(MAX_SEQ_LEN).mismatches(&other.compat_key(MAX_SEQ_LEN)).next().unwrap().to_string()
+    };
     let base = kv(8, 64, DType::F16);
     assert_eq!(text(&kv(8, 80, DType::F16), &base), "head_dim 80 differs from 64");
     assert_eq!(text(&kv(8, 64, DType::Bf16), &base), "dtype bf16 differs from f16");
     assert_eq!(text(&base.clone().with_layout(KvLayout::Nhd), &base), "layout NHD differs from HND");
     assert_eq!(text(&base.clone().with_window(1024).unwrap(), &base), "window 1024 differs from full attention");
     assert_eq!(text(&conv(256, 4, DType::F16), &base), "kind causal_conv differs from kv_paged");
+}
+
+/// A window that no sequence outgrows is full attention.
+#[rstest]
+#[case(1024, "")]
+#[case(1025, "window 1024 differs from full attention")]
+#[case(512, "")]
+fn a_window_tells_pools_apart_only_where_it_binds(#[case] max_seq_len: u64, #[case] expected: &str) {
+    let (full, windowed) = (kv(8, 64, DType::F16), kv(8, 64, DType::F16).with_window(1024).unwrap());
+    let (full, windowed) = (full.compat_key(max_seq_len), windowed.compat_key(max_seq_len));
+    let text = windowed.mismatches(&full).map(|why| why.to_string()).collect::<String>();
+    assert_eq!((text.as_str(), windowed == full), (expected, expected.is_empty()));
+}
+
+#[test]
+fn a_known_kind_has_its_own_dimensions() {
+    let shape = ssm(8, 64, 16, DType::F32).known_shape();
+    assert_eq!(shape, Some(Shape::Ssm { num_heads: 8, head_dim: 64, d_state: 16 }));
+    assert_eq!(ResourceHandler::state(&[8, 64, 16], DType::F32).unwrap().known_shape(), None);
+    let typo = vec![Dim::whole("num_heads", 8), Dim::whole("haed_dim", 64), Dim::whole("d_state", 16)];
+    let error = ResourceHandler::new(Kind::Ssm, Growth::PerSequence, typo, DType::F32, None).unwrap_err().to_string();
+    let expected = "ssm resource: its dimensions are [num_heads=8, haed_dim=64, d_state=16]; \
+                    they must be [num_heads, head_dim, d_state]";
+    assert_eq!(error, expected);
 }
 
 #[rstest]

@@ -4,7 +4,6 @@
 //! rows `cu_seqlens[i]..cu_seqlens[i + 1]`.
 
 use crate::error::{KernelError, Result};
-use crate::storage::Output;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -37,11 +36,9 @@ impl PagedBatch<'_> {
         rows(self.cu_seqlens, sequence)
     }
 
-    /// Writes zeros where sequences without a context do not: rows of `width` elements.
-    pub(crate) fn clear_padding(&self, width: usize, out: &Output) {
-        for sequence in (0..self.len()).filter(|&sequence| self.kv_lens[sequence] == 0) {
-            clear_rows(self.rows(sequence), width, out);
-        }
+    /// The rows of sequences without a context.
+    pub(crate) fn padding(&self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.len()).filter(|&sequence| self.kv_lens[sequence] == 0).map(|sequence| self.rows(sequence))
     }
 
     pub(crate) fn blocks(&self, sequence: usize) -> &[i32] {
@@ -92,7 +89,7 @@ pub struct StateBatch<'a> {
 /// Which states a step writes.
 ///
 /// To verify drafted tokens, run them as a [`Tree`](Self::Tree) and move the accepted node's state with
-/// [`crate::commit_accepted`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
+/// [`crate::PoolRows::commit_accepted`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
 /// tokens once more as a [`Replay`](Self::Replay).
 #[derive(Clone, Copy, Debug, Default)]
 pub enum StateWrites<'a> {
@@ -150,11 +147,9 @@ impl<'a> StateBatch<'a> {
         (!rows.is_empty()).then_some((rows, slot))
     }
 
-    /// Writes zeros where no sequence with a slot writes: rows of `width` elements.
-    pub(crate) fn clear_padding(&self, width: usize, out: &Output) {
-        for sequence in (0..self.len()).filter(|&sequence| self.slots[sequence] < 0) {
-            clear_rows(self.rows(sequence), width, out);
-        }
+    /// The rows of sequences without a slot.
+    pub(crate) fn padding(&self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.len()).filter(|&sequence| self.slots[sequence] < 0).map(|sequence| self.rows(sequence))
     }
 
     /// The stretches of a sequence's rows between which states are read or written.
@@ -191,6 +186,15 @@ impl<'a> StateBatch<'a> {
             StateWrites::Tree { parents, .. } => usize::try_from(parents[row]).ok(),
             _ => (row > first).then(|| row - 1),
         }
+    }
+
+    /// The row `back` tokens before `row`, or how many tokens before the sequence's first that is.
+    pub(crate) fn behind(&self, first: usize, row: usize, back: usize) -> Result<usize, usize> {
+        let mut row = row;
+        for left in (1..=back).rev() {
+            row = self.parent(first, row).ok_or(left)?;
+        }
+        Ok(row)
     }
 
     /// Whether the slot of a sequence receives the state after its last token.
@@ -241,11 +245,6 @@ impl<'a> StateBatch<'a> {
         }
         Ok(())
     }
-}
-
-fn clear_rows(rows: Range<usize>, width: usize, out: &Output) {
-    // SAFETY: sequences have distinct rows, and those of padding are nobody else's.
-    unsafe { out.piece(rows.start * width..rows.end * width) };
 }
 
 fn rows(cu_seqlens: &[u32], sequence: usize) -> Range<usize> {

@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 /// The result of a kernel.
-pub type Result<T> = std::result::Result<T, KernelError>;
+pub(crate) type Result<T, E = KernelError> = std::result::Result<T, E>;
 
 /// Why a kernel did not run. Nothing has been written when one of these is returned by a check.
 #[derive(Debug, thiserror::Error)]

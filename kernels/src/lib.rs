@@ -2,66 +2,49 @@
 //!
 //! Every op works in place on the pools that a plan lays out, finds its data through block tables or slots, and
 //! never gathers a cache. Layouts are described by [`KvLayerView`] and [`StateLayerView`]; a step's sequences by
-//! [`PagedBatch`] and [`StateBatch`]. Arithmetic is in f32 whatever the pool stores.
+//! [`PagedBatch`] and [`StateBatch`]. Arithmetic is in f32 whatever the pool stores. An op with parameters is a struct
+//! with a `run`.
 //!
-//! Each op has a fast path on the CPU and, in `portable`, one made of candle's own ops that serves every other
-//! device; the device of the operands decides. `reference` holds slow f64 versions that share no code with either.
+//! Read `ops` first: each op's parameters and checks in a file of their own, and in `ops/mod.rs` who runs it. Behind it
+//! `cpu` holds the fast paths, and `portable` the same made of candle's own ops, which serves every other device; the
+//! device of the operands decides. `reference` holds slow f64 versions for the tests that share no code with either.
 //!
 //! Padding is the same everywhere: a token with slot -1 writes nothing, a sequence with slot -1 or context 0 gives
 //! zeros and touches no state.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod attention;
 mod batch;
-mod check;
-mod conv1d;
-mod elementwise;
+mod cpu;
+#[cfg(test)]
+mod cuda;
 mod error;
-mod groups;
-mod int8;
-mod kv_cache;
-mod linear;
-mod linear_attention;
-mod mamba1;
-mod mamba2;
-mod matmul;
-mod mla;
-mod norm;
-mod pool;
+mod mapped;
+mod ops;
 mod portable;
-mod quant;
-pub mod reference;
-mod rg_lru;
+#[cfg(test)]
+mod reference;
 pub mod roofline;
-mod rope;
-mod simd;
-mod speculative;
-mod state;
-mod storage;
-mod view;
-
+mod stored;
 #[cfg(test)]
 mod tests;
+mod view;
 
-pub use attention::{Attention, Window, paged_attention};
 pub use batch::{PagedBatch, StateBatch, StateWrites};
-pub use conv1d::{Activation, causal_conv1d};
-pub use elementwise::{silu_product, weighted_sum};
-pub use error::{KernelError, Result};
-pub use groups::{GroupFormat, dequantize_rows, quantize_rows};
-pub use kv_cache::{quantize_and_cache, reshape_and_cache, rope_and_cache};
-pub use linear::linear;
-pub use linear_attention::{Decay, LinearAttention, linear_attention};
-pub use mamba1::{Mamba1, mamba1_scan};
-pub use mamba2::{Mamba2, ScanInput, TimeStep, mamba2_scan};
-pub use mla::{
-    MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaQueries, MlaShape, MlaStep, nz_decode,
-    nz_encode,
-};
-pub use norm::{GateOrder, gated_rms_norm, rms_norm};
-pub use pool::{copy_rows, gather_rows, scatter_rows, zero_rows};
-pub use quant::{KvQuant, KvScales};
-pub use rg_lru::{RgLru, rg_lru};
-pub use rope::{Rope, RopeLayout, RopeScaling};
-pub use speculative::commit_accepted;
+pub use cpu::product::Matrix;
+pub use error::KernelError;
+pub use ops::attention::{PagedAttention, Window};
+pub use ops::conv1d::CausalConv1d;
+pub use ops::groups::GroupFormat;
+pub use ops::kv_cache::KvWrite;
+pub use ops::linear_attention::{LinearAttentionScan, StateDecay};
+pub use ops::mamba1::Mamba1Scan;
+pub use ops::mamba2::{Mamba2Scan, ScanInput, TimeStep};
+pub use ops::mla::{MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
+pub use ops::norm::GateOrder;
+pub use ops::pool::PoolRows;
+pub use ops::quant::{KvQuant, KvScales};
+pub use ops::rg_lru::RgLruScan;
+pub use ops::rope::{Rope, RopeLayout, RopeScaling};
+pub use ops::{gated_rms_norm, linear, rms_norm, silu_product, weighted_sum};
+pub use stored::StoredMatrix;
 pub use view::{KvLayerView, KvOrder, StateLayerView};

@@ -77,7 +77,8 @@ fn steps() {
         let pool = |elems: usize| Tensor::zeros((BATCH + 1, elems), dtype, &Device::Cpu).unwrap();
         let (x, weight) = (tensor(&[BATCH, 96]), tensor(&[4, 96]));
         let (conv_pool, view) = (pool(3 * 96), StateLayerView::conv(3 * 96, 0, 4, 96));
-        let conv = || causal_conv1d(&x, &weight, None, Activation::Silu, &conv_pool, &view, &batch).unwrap();
+        let conv =
+            || CausalConv1d { weight: &weight, bias: None, silu: true }.run(&x, &conv_pool, &view, &batch).unwrap();
         assert_of_a_state("conv", allocations(conv));
 
         let view = StateLayerView::matrix(4 * 16 * 32, 0, [4, 16, 32]);
@@ -85,38 +86,40 @@ fn steps() {
         let [x, z, dt, b, c] = [64, 64, 4, 32, 32].map(|width| tensor(&[BATCH, width]));
         let (a, d) = (tensor(&[4]), tensor(&[4]));
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-        let layer = Mamba2 { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
-        assert_of_a_state("mamba2", allocations(|| mamba2_scan(&input, &layer, &state, &view, &batch).unwrap()));
+        let layer = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
+        assert_of_a_state("mamba2", allocations(|| layer.run(&input, &state, &view, &batch).unwrap()));
 
         let mamba1_view = StateLayerView::matrix(64 * 32, 0, [64, 1, 32]);
         let (dt, a, d) = (tensor(&[BATCH, 64]), tensor(&[64, 32]), tensor(&[64]));
         let input = ScanInput { dt: &dt, ..input };
-        let layer = Mamba1 { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
-        let call = || mamba1_scan(&input, &layer, &state, &mamba1_view, &batch).unwrap();
+        let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
+        let call = || layer.run(&input, &state, &mamba1_view, &batch).unwrap();
         assert_of_a_state("mamba1", allocations(call));
 
         let [q, k, v, by_channel] = [64, 64, 128, 64].map(|width| tensor(&[BATCH, width]));
         let beta = tensor(&[BATCH, 4]);
         let view = StateLayerView::matrix(4 * 16 * 32, 0, [4, 16, 32]);
-        for decay in [Decay::PerHead(&beta), Decay::PerChannel(&by_channel), Decay::Fixed(&[-0.1; 4])] {
-            let input = LinearAttention { q: &q, k: &k, v: &v, decay, beta: Some(&beta), scale: 0.3, l2_norm: true };
-            let call = || linear_attention(&input, &state, &view, &batch).unwrap();
+        for decay in [StateDecay::PerHead(&beta), StateDecay::PerChannel(&by_channel), StateDecay::Fixed(&[-0.1; 4])] {
+            let input =
+                LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: Some(&beta), scale: 0.3, l2_norm: true };
+            let call = || input.run(&state, &view, &batch).unwrap();
             assert_of_a_state("linear attention", allocations(call));
         }
 
         let view = StateLayerView::matrix(64, 0, [64, 1, 1]);
         let (unit, positions) = (pool(64), vec![5; BATCH]);
-        let input = RgLru { x: &x, input_gate: &z, recurrence_gate: &dt, a_param: &d, positions: &positions };
-        assert_of_a_state("rg_lru", allocations(|| rg_lru(&input, &unit, &view, &batch).unwrap()));
+        let input = RgLruScan { x: &x, input_gate: &z, recurrence_gate: &dt, a_param: &d, positions: &positions };
+        assert_of_a_state("rg_lru", allocations(|| input.run(&unit, &view, &batch).unwrap()));
 
         let norm = || gated_rms_norm(&x, &z, &d, 1e-5, 32, GateOrder::GateThenNorm).unwrap();
         assert_eq!(allocations(norm), of_a_tensor, "norm");
 
         let accepted = [1; BATCH / 2];
-        let commit = || commit_accepted(&unit, &slots[..BATCH / 2], &slots[BATCH / 2..], 1, &accepted).unwrap();
+        let commit =
+            || PoolRows(&unit).commit_accepted(&slots[..BATCH / 2], &slots[BATCH / 2..], 1, &accepted).unwrap();
         assert_eq!(allocations(commit), of_a_pool, "commit");
-        assert_eq!(allocations(|| copy_rows(&unit, &[(1, 2), (3, 4)]).unwrap()), of_a_pool, "copy");
-        assert_eq!(allocations(|| zero_rows(&unit, &[5]).unwrap()), of_a_pool, "zero");
+        assert_eq!(allocations(|| PoolRows(&unit).copy(&[(1, 2), (3, 4)]).unwrap()), of_a_pool, "copy");
+        assert_eq!(allocations(|| PoolRows(&unit).zero(&[5]).unwrap()), of_a_pool, "zero");
     }
 
     let (x, weight) = (tensor(&[BATCH, 96]), tensor(&[300, 96]));
@@ -153,10 +156,14 @@ fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
         // From 12 query rows for each KV head on, scores are products of the gemm crate, which allocates what it packs.
         for heads in [2, 16] {
             let q = tensor(&[BATCH, heads, 32]);
-            let attention = Attention { quant, ..Attention::new(0.2, 32) };
-            let attend = || paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+            let attention = PagedAttention { quant, ..PagedAttention::new(0.2, 32) };
+            let attend = || attention.run(&q, &pool, &view, &batch).unwrap();
             assert_eq!(allocations(attend), of_a_tensor, "attention, {heads} heads, {dtype:?}");
-            let write = || rope_and_cache(&q, &pool, &view, &k, Some(&v), &slots, &rope, &positions, quant).unwrap();
+            let write = || {
+                KvWrite { k: &k, v: Some(&v), slot_mapping: &slots, quant }
+                    .run_rotated(&q, &rope, &positions, &pool, &view)
+                    .unwrap()
+            };
             assert_eq!(allocations(write), of_a_tensor + of_a_pool, "rope and cache, {dtype:?}");
         }
     }

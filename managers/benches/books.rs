@@ -3,7 +3,7 @@
 //! Targets: a block, and a slot, is taken and given back in under 50 ns; the metadata of a decode step of 256 sequences
 //! with 4,096 tokens in blocks of 16 takes under 200 µs; neither grows with the pool.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/suite/support.rs"]
 mod support;
 
 use cacheplan_managers::book::prefix::{Key, Namespace, Strategy, TenantId};
@@ -80,7 +80,7 @@ fn request_of_4096_tokens(bencher: Bencher<'_, '_>, reused: bool) {
     setup.limits = Limits { max_seq_len: 1 << 14, max_batch_size: 8, max_num_tokens: 1 << 13, draft_positions: 1 };
     let plan = setup.plan();
     let mut book = CacheBook::new(&plan).unwrap();
-    let mut reuse = PrefixReuse::new(&plan, book.layout(), Strategy::complete(Some(256))).unwrap();
+    let mut reuse = PrefixReuse::new(&plan, &mut book, Strategy::complete(Some(256))).unwrap();
     let mut metadata = StepMetadata::default();
     let namespace = Namespace::default();
     bencher.bench_local(|| {
@@ -90,16 +90,15 @@ fn request_of_4096_tokens(bencher: Bencher<'_, '_>, reused: bool) {
             book.take_ops();
             return book.finish(sequence).unwrap();
         }
-        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
-        let (sequence, mut lease) = reuse.admit(&mut book, key(4_096), TenantId(0)).unwrap();
+        let mut lease = reuse.admit(&mut book, Key { namespace: &namespace, tokens: &tokens }, TenantId(0)).unwrap();
         let mut computed = lease.cached();
         while computed < 4_096 {
             let step = reuse.next_tokens(&lease, 4_096 - computed);
-            book.step(&[Work { sequence, tokens: step as u32 }], &mut metadata).unwrap();
+            book.step(&[Work { sequence: lease.sequence(), tokens: step as u32 }], &mut metadata).unwrap();
             computed += step;
-            reuse.computed(&mut book, sequence, &mut lease, key(computed)).unwrap();
+            reuse.computed(&mut book, &mut lease, &[]).unwrap();
         }
         book.take_ops();
-        reuse.finish(&mut book, sequence, lease, key(computed)).unwrap();
+        reuse.finish(&mut book, lease).unwrap();
     });
 }

@@ -2,13 +2,13 @@
 //! of the trace files that are named behind `--`.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
-#[path = "../tests/traces/mod.rs"]
+#[path = "../tests/suite/traces.rs"]
 mod traces;
 
 use std::fs::File;
 use std::io::BufReader;
 
-use cacheplan_managers::book::simulate::{
+use cacheplan_managers::book::{
     Ceiling, Policy, Report, Request, Scenario, SimulateError, Workload, read_trace, simulate,
 };
 use traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, conversations};

@@ -46,6 +46,20 @@ impl CountingAllocator {
         (result, Self::current().map(|_| bytes))
     }
 
+    /// Gives memory that was freed back to the system, where its allocator keeps it: after a load, whose temporaries
+    /// are as large as what stays.
+    pub fn trim() {
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        {
+            unsafe extern "C" {
+                /// Of glibc.
+                fn malloc_trim(pad: usize) -> i32;
+            }
+            // SAFETY: touches only memory that nobody has allocated, under the allocator's own locks.
+            unsafe { malloc_trim(0) };
+        }
+    }
+
     fn add(bytes: usize) {
         let current = CURRENT.fetch_add(bytes, Ordering::Relaxed) + bytes;
         PEAK.fetch_max(current, Ordering::Relaxed);

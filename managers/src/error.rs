@@ -1,54 +1,75 @@
 //! What a manager refuses, and why.
 
+use std::fmt;
+
+use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
 use crate::book::prefix::{Int8Error, PrefixError};
-use crate::book::{BlockId, SequenceId, SlotId, SlotRole};
+use crate::book::{BlockId, NoReuse, SequenceId, SlotId, SlotRole};
+
+/// What an operation has no room for. Something that makes way, or a sequence that ends, helps.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{of}: {needed} needed, {free} of {capacity} free; {}", of.remedy())]
+pub struct Lack {
+    /// What is scarce.
+    pub of: Scarce,
+    /// How much the operation needs.
+    pub needed: u64,
+    /// What is free, or would become free by it.
+    pub free: u64,
+    /// All there is.
+    pub capacity: u64,
+}
+
+/// Units that an operation may lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scarce {
+    /// Blocks of a paged pool.
+    Blocks {
+        /// Its number among the paged pools.
+        paged: usize,
+        /// Its id.
+        pool: String,
+    },
+    /// Slots of a role.
+    Slots(SlotRole),
+    /// Bytes of the host tier.
+    HostBytes,
+}
+
+impl fmt::Display for Scarce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blocks { pool, .. } => write!(f, "pool `{pool}` lacks blocks"),
+            Self::Slots(role) => write!(f, "no {role} slot is left"),
+            Self::HostBytes => f.write_str("the host tier lacks bytes"),
+        }
+    }
+}
+
+impl Scarce {
+    const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Blocks { .. } => "finish or preempt a sequence, or plan a larger pool",
+            Self::Slots(SlotRole::Live) => "finish or preempt a sequence, or plan a larger max_batch_size",
+            Self::Slots(SlotRole::Checkpoint) => "release one, or plan more checkpoints",
+            Self::HostBytes => "finish a sequence, or plan a larger host tier",
+        }
+    }
+}
 
 /// Why a manager did not do what it was asked. Nothing has changed when one of these is returned by the bookkeeping.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ManagerError {
-    /// A paged pool lacks blocks.
-    #[error(
-        "pool `{pool}` lacks blocks: {needed} needed, {free} of {capacity} free; finish or preempt a sequence, or plan a larger pool"
-    )]
-    OutOfBlocks {
-        /// The pool's id.
-        pool: String,
-        /// Blocks that the request needs.
-        needed: u64,
-        /// Blocks that are free or would become free by it.
-        free: u64,
-        /// All blocks of the pool.
-        capacity: u64,
-    },
-    /// No slot is left for a role.
-    #[error(
-        "no {role} slot is left: {free} of {capacity} free; finish or preempt a sequence, or plan a larger max_batch_size"
-    )]
-    OutOfSlots {
-        /// The role.
-        role: SlotRole,
-        /// Slots that are free.
-        free: u32,
-        /// All slots of the role.
-        capacity: u32,
-    },
+    /// There is no room.
+    #[error(transparent)]
+    Lack(#[from] Lack),
     /// Offloading in a plan without a host tier.
     #[error("the plan has no host tier; state `[host] bytes` in the budget")]
     NoHostTier,
-    /// The host tier lacks bytes.
-    #[error("the host tier lacks bytes: {needed} needed, {free} of {capacity} free")]
-    OutOfHostMemory {
-        /// Bytes that the sequence needs.
-        needed: u64,
-        /// Bytes that are free.
-        free: u64,
-        /// All bytes of the tier.
-        capacity: u64,
-    },
     /// A second prefix cache beside one whose host memory is still there.
     #[error("{bytes} bytes of the host tier are set aside for a prefix cache already; drop its host memory first")]
     HostSetAside {
@@ -96,7 +117,7 @@ pub enum ManagerError {
         limit: u64,
     },
     /// An accept length or path that does not fit the candidates.
-    #[error("{sequence}: {reason}")]
+    #[error("{sequence}: {reason}", reason = Shown(.reason))]
     BadAcceptance {
         /// The sequence.
         sequence: SequenceId,
@@ -104,7 +125,7 @@ pub enum ManagerError {
         reason: String,
     },
     /// A truncation that the caches cannot express.
-    #[error("{sequence} cannot be cut to {tokens} tokens: {reason}")]
+    #[error("{sequence} cannot be cut to {tokens} tokens: {reason}", reason = Shown(.reason))]
     CannotTruncate {
         /// The sequence.
         sequence: SequenceId,
@@ -116,8 +137,25 @@ pub enum ManagerError {
     /// What the prefix cache refuses.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+    /// A plan whose prefixes cannot be kept.
+    #[error(transparent)]
+    NoReuse(#[from] NoReuse),
+    /// Tokens that were told of a sequence and are not those that the books have.
+    #[error(
+        "{sequence}: {known} tokens are known and {computed} were computed, but the books have {found}; tell every token as it is computed"
+    )]
+    OtherTokens {
+        /// The sequence.
+        sequence: SequenceId,
+        /// Those of its prompt, and those told since.
+        known: usize,
+        /// Those that were computed when it was spoken of last.
+        computed: usize,
+        /// Those that the books have.
+        found: usize,
+    },
     /// A prefix that does not fit the pools.
-    #[error("the prefix cannot be taken over: {0}")]
+    #[error("the prefix cannot be taken over: {shown}", shown = Shown(.0))]
     BadPrefix(String),
     /// A block that is used although nobody holds it.
     #[error("block {} is not held by anyone", block.0)]
@@ -126,7 +164,7 @@ pub enum ManagerError {
         block: BlockId,
     },
     /// A block that is to be overwritten although others read it.
-    #[error("block {} of pool `{pool}` has other holders; overwrite it before it is forked or cached", block.0)]
+    #[error("block {} of pool `{pool}` has other holders; overwrite it before it is forked or cached", block.0, pool = Shown(.pool))]
     BlockShared {
         /// The pool.
         pool: String,
@@ -140,16 +178,16 @@ pub enum ManagerError {
         slot: SlotId,
     },
     /// A ring of a pool whose windows slide.
-    #[error("the windows of pool `{pool}` slide; allocate it with cyclic windows to have rings")]
+    #[error("the windows of pool `{pool}` slide; allocate it with cyclic windows to have rings", pool = Shown(.pool))]
     NoRing {
         /// The pool.
         pool: String,
     },
     /// A pool index or id that the plan does not have.
-    #[error("the plan has no pool `{0}`")]
+    #[error("the plan has no pool `{shown}`", shown = Shown(.0))]
     UnknownPool(String),
     /// A resource that the plan does not have.
-    #[error("layer {layer} has no {kind} cache in this plan")]
+    #[error("layer {layer} has no {kind} cache in this plan", kind = Shown(.kind))]
     UnknownLayer {
         /// The absolute layer.
         layer: u32,
@@ -157,7 +195,7 @@ pub enum ManagerError {
         kind: Kind,
     },
     /// A resource that the plan does not have, by name.
-    #[error("the plan has no resource `{0}`")]
+    #[error("the plan has no resource `{shown}`", shown = Shown(.0))]
     UnknownResource(String),
     /// A route that was made before the pools were re-created.
     #[error(
@@ -183,7 +221,7 @@ pub enum ManagerError {
     #[error("the plan has other pools than those in use; resize with sequences finished or migrated")]
     OtherPools,
     /// A unit that a shrunken pool would no longer have.
-    #[error("pool `{pool}`: unit {unit} is in use and would be cut off at {units} units")]
+    #[error("pool `{pool}`: unit {unit} is in use and would be cut off at {units} units", pool = Shown(.pool))]
     UnitInUse {
         /// The pool.
         pool: String,
@@ -196,10 +234,10 @@ pub enum ManagerError {
     #[error("the caches were shut down")]
     ShutDown,
     /// A captured state that does not fit this manager's pools.
-    #[error("the captured state does not fit: {0}")]
+    #[error("the captured state does not fit: {shown}", shown = Shown(.0))]
     ForeignState(String),
     /// A state that cannot be stored in 8 bits.
-    #[error("the state in slot {}: {source}", slot.0)]
+    #[error("the state in slot {}: {source}", slot.0, source = Shown(.source))]
     NotQuantisable {
         /// Where it is.
         slot: SlotId,
@@ -207,7 +245,7 @@ pub enum ManagerError {
         source: Int8Error,
     },
     /// A pool with more units than can be numbered.
-    #[error("pool `{pool}` has {units} units, more than 31 bits can number")]
+    #[error("pool `{pool}` has {units} units, more than books are kept of", pool = Shown(.pool))]
     TooManyUnits {
         /// The pool.
         pool: String,
@@ -215,7 +253,7 @@ pub enum ManagerError {
         units: u64,
     },
     /// A plan that contradicts itself; the checker says more.
-    #[error("pool `{pool}`: {reason}; check the plan with `cacheplan plan check`")]
+    #[error("pool `{pool}`: {reason}; check the plan with `cacheplan plan check`", pool = Shown(.pool), reason = Shown(.reason))]
     BadPlan {
         /// The pool.
         pool: String,
@@ -223,7 +261,7 @@ pub enum ManagerError {
         reason: String,
     },
     /// A pool that the device cannot hold.
-    #[error("pool `{pool}` needs {bytes} bytes, which the device does not have; plan with a smaller budget")]
+    #[error("pool `{pool}` needs {bytes} bytes, which the device does not have; plan with a smaller budget", pool = Shown(.pool))]
     OutOfDeviceMemory {
         /// The pool.
         pool: String,
@@ -233,8 +271,7 @@ pub enum ManagerError {
     /// The device failed while it changed live contents in place.
     #[error(
         "the device failed while it changed {} in place, so they were preempted and must be computed again: {source}",
-        listed(sequences)
-    )]
+        listed(sequences), source = Shown(.source))]
     ContentsLost {
         /// The sequences whose contents are lost.
         sequences: Vec<SequenceId>,

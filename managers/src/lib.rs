@@ -8,7 +8,7 @@
 //! use cacheplan_handlers::DType;
 //! use cacheplan_managers::book::{CacheBook, StepMetadata, Work};
 //! use cacheplan_planner::{Budget, PlanRequest, plan};
-//! use cacheplan_transforms::{Attention, GraphBuilder, collect};
+//! use cacheplan_transforms::{GraphBuilder, collect, layers::Attention};
 //!
 //! // A decoder of one layer: 8 heads, 2 of them for keys and values, of 64 elements each.
 //! let mut builder = GraphBuilder::new("my_decoder", 512, DType::Bf16);
@@ -41,4 +41,4 @@ pub mod device;
 mod error;
 
 pub use counting::CountingAllocator;
-pub use error::ManagerError;
+pub use error::{Lack, ManagerError, Scarce};

@@ -1,6 +1,7 @@
 //! What is allocated is what was planned, counted by an allocator and not by shapes.
 #![cfg(feature = "device")]
 
+#[path = "suite/support.rs"]
 mod support;
 
 use std::sync::Mutex;

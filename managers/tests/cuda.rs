@@ -3,6 +3,7 @@
 //! `cargo test -p cacheplan-managers --features cuda --test cuda -- --nocapture` prints planned beside actual bytes.
 #![cfg(feature = "cuda")]
 
+#[path = "suite/support.rs"]
 mod support;
 
 use cacheplan_handlers::{DType, ResourceHandler};

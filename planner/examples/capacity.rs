@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for path in paths {
         let Ok(model) = read_model(&path, &ReadOptions::default()) else { continue };
         let name = path.file_stem().unwrap_or_default().to_string_lossy().replace("__", "/");
-        for engine in Engine::ALL.map(EngineSpec::from) {
+        for engine in Engine::all().iter().copied().map(EngineSpec::from) {
             for (workload, (_, _, text)) in WORKLOADS.iter().enumerate() {
                 let mut budget = Budget::from_toml(text, "workload")?;
                 let context = budget.engine_context(&model.info, engine);
@@ -130,7 +130,7 @@ fn means(text: &mut String, rows: &[Row], hybrid: bool) -> std::fmt::Result {
         write!(text, " {name} |")?;
     }
     writeln!(text, "\n|---|{}", "---:|".repeat(WORKLOADS.len()))?;
-    for engine in Engine::ALL {
+    for &engine in Engine::all() {
         write!(text, "| {engine} {} |", EngineSpec::from(engine).version_name())?;
         for workload in 0..WORKLOADS.len() {
             let chosen = rows.iter().filter(|row| {
@@ -150,7 +150,7 @@ fn worst(text: &mut String, rows: &[Row]) -> std::fmt::Result {
         text,
         "| engine | workload | model | GB | ours | engine's | ratio | what costs the engine |\n|---|---|---|---:|---:|---:|---:|---|"
     )?;
-    for engine in Engine::ALL {
+    for &engine in Engine::all() {
         for (workload, (name, _, _)) in WORKLOADS.iter().enumerate() {
             let mut chosen: Vec<(f64, &Row)> = rows
                 .iter()

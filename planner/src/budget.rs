@@ -4,20 +4,22 @@
 
 use std::ops::Range;
 
-use cacheplan_handlers::DType;
+use cacheplan_files::Shown;
+use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::edit_distance;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+use crate::config::MAX_COUNT;
 use crate::size::ByteSize;
-use crate::{EngineOptions, Origin, Parallel, Policy, Speculation, Workload};
+use crate::{EngineOptions, Grouping, Origin, Parallel, Speculation, Workload};
 
 /// A budget as written; [`crate::plan`] fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
     /// How resources are grouped into pools; `by-key` where absent.
-    pub grouping: Option<Policy>,
+    pub grouping: Option<Grouping>,
     /// Whether it is an error that something which grows with sequences has no manager; false where absent.
     pub reject_unmanaged: bool,
     /// Whether it is an error that paged caches need more than one pool, as moving them between machines may ask.
@@ -29,6 +31,9 @@ pub struct Budget {
     pub max_batch_size: Option<u64>,
     /// The most tokens in one step; 2,048 where absent, and never below one token per sequence.
     pub max_num_tokens: Option<u64>,
+    /// The order of heads and tokens inside a block of keys and values; HND where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<KvLayout>,
     /// Tokens in a block of a paged pool; 16 where absent.
     pub tokens_per_block: Option<u64>,
     /// What to find the most of; `sequences` where absent.
@@ -85,8 +90,20 @@ pub struct Memory {
     pub weights: Option<ByteSize>,
     /// Peak bytes of one step besides weights and caches; assumed from `max_num_tokens` where absent and not measured.
     pub activations: Option<ByteSize>,
-    /// Bytes of captured CUDA graphs; 0 where absent.
+    /// Bytes of captured CUDA graphs; assumed on a GPU where absent and not measured.
     pub graphs: Option<ByteSize>,
+    /// Whether what assumed bytes may be more is kept free too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub safe: bool,
+}
+
+impl Memory {
+    /// A share of what is free once weights, reserve, activations and states are served; `None` outside (0, 1] or with
+    /// more than six decimals.
+    pub fn of_free(share: f64) -> Option<Self> {
+        let fraction = Some(Fraction::new(share)?);
+        Some(Self { fraction, of: Some(Base::Free), ..Self::default() })
+    }
 }
 
 /// What a memory fraction is a share of.
@@ -158,14 +175,14 @@ impl<'de> Deserialize<'de> for Fraction {
     }
 }
 
-fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
+pub(crate) fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
     let name = Option::<String>::deserialize(deserializer)?;
     name.map(|name| name.parse()).transpose().map_err(serde::de::Error::custom)
 }
 
 /// A budget that cannot be read or contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{}: {message}{}", place(origin.as_ref()), hint(nearest.as_deref()))]
+#[error("{}: {}{}", Shown(place(origin.as_ref())), Shown(message), hint(nearest.as_deref()))]
 pub struct BudgetError {
     /// Where the value at fault came from; `None` where values of several places contradict each other.
     pub origin: Option<Origin>,
@@ -203,13 +220,29 @@ impl Budget {
     /// Text that is no TOML, an unknown key, a value of the wrong kind, or keys that contradict each other.
     pub fn from_toml(text: &str, origin: &str) -> Result<Self, BudgetError> {
         let at = |line| Some(Origin::File { name: origin.to_owned(), line });
-        let budget: Self = toml::from_str(text).map_err(|error| {
-            let span = error.span();
-            let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            let message = in_words(error.message());
-            BudgetError { origin: at(line), span, nearest: nearest_key(&message), message }
+        let budget: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| {
+            let message = in_words(&error.message);
+            BudgetError { origin: at(error.line), span: error.span, nearest: nearest_key(&message), message }
         })?;
         budget.validated().map_err(|error| BudgetError { origin: at(None), ..error })
+    }
+
+    /// The budget for so many devices: they are tensor parallel ranks where nobody says how the model is divided. Says
+    /// whether that was so.
+    ///
+    /// # Errors
+    /// In words, another number of ranks.
+    pub fn divide_over(&mut self, devices: u32) -> Result<bool, String> {
+        let assumed = devices > 1 && self.parallel == Parallel::default();
+        if assumed {
+            self.parallel.tp = devices;
+        }
+        match self.parallel.world_size() {
+            ranks if devices > 1 && ranks != u64::from(devices) => {
+                Err(format!("{devices} devices are named, but [parallel] has {ranks} ranks"))
+            }
+            _ => Ok(assumed),
+        }
     }
 
     /// The budget, unless its keys contradict each other.
@@ -234,6 +267,12 @@ impl Budget {
             {
                 return Err(format!("`{key}` is {value}; it must be between 1 and {MAX_COUNT}"));
             }
+        }
+        let checkpoints = self.workload.as_ref().map_or(0, |workload| workload.checkpoints_per_sequence);
+        if checkpoints > MAX_COUNT {
+            return Err(format!(
+                "`workload.checkpoints_per_sequence` is {checkpoints}; it must be at most {MAX_COUNT}"
+            ));
         }
         self.parallel.validate()?;
         if let Some(speculation) = &self.speculation {
@@ -271,9 +310,6 @@ impl Budget {
         }
     }
 }
-
-/// The largest count of tokens or sequences that a budget may state.
-const MAX_COUNT: u64 = 1 << 32;
 
 /// Serde's message without the names of Rust's types.
 pub(crate) fn in_words(message: &str) -> String {
@@ -326,7 +362,7 @@ mod tests {
             kv = "fp8"
         "#;
         let budget = Budget::from_toml(text, "b.toml").unwrap();
-        assert_eq!(budget.grouping, Some(Policy::FirstReference));
+        assert_eq!(budget.grouping, Some(Grouping::FirstReference));
         assert_eq!(budget.dtypes.kv, Some(DType::F8E4m3));
         let memory = budget.memory.unwrap();
         assert_eq!(memory.fraction.unwrap().of(1_000_000), 900_000);

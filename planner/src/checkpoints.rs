@@ -1,6 +1,6 @@
 //! Checkpoints in pools of their own, where they are stored otherwise than the states of running sequences.
 
-use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler, Shape};
 
 use crate::group::Group;
 use crate::{Member, Pool};
@@ -42,11 +42,9 @@ fn stored(group: &Group<'_>, pool: &Pool) -> Pool {
 /// A recurrent state `[num_heads, head_dim, d_state]` as one byte per element, then a float32 scale per head and
 /// channel; `None` for what would not be smaller so, or is no such state.
 fn int8_bytes(handler: &ResourceHandler) -> Option<u64> {
-    let (&Kind::Ssm, Some(heads), Some(head_dim), Some(d_state)) =
-        (handler.kind(), handler.dim("num_heads"), handler.dim("head_dim"), handler.dim("d_state"))
-    else {
+    let (Kind::Ssm, Some(Shape::Ssm { num_heads, head_dim, d_state })) = (handler.kind(), handler.known_shape()) else {
         return None;
     };
-    let bytes = heads.checked_mul(d_state)?.checked_mul(head_dim.checked_add(4)?)?;
+    let bytes = num_heads.checked_mul(d_state)?.checked_mul(head_dim.checked_add(4)?)?;
     (bytes < handler.unit_bytes()).then_some(bytes)
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Memory;
 use crate::engines::{EngineSpec, predict};
 use crate::make::{available_bytes, load, make};
-use crate::{ByteSize, PlanError, PlanRequest, Policy, plan};
+use crate::{ByteSize, Grouping, PlanError, PlanRequest, plan};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;
@@ -59,7 +59,7 @@ pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparis
     }
     let mut budget = request.budget.clone();
     budget.engine.cache_bytes = Some(ByteSize(bytes));
-    budget.grouping = Some(Policy::ByKey);
+    budget.grouping = Some(Grouping::ByKey);
     budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
     let theirs = match predict(&PlanRequest { budget: &budget, ..*request }, engine) {
         Ok(prediction) => Some(prediction),

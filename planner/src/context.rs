@@ -1,5 +1,7 @@
 //! What of a budget the passes need before there are resources to plan.
 
+use std::borrow::Cow;
+
 use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
 
 use crate::{Budget, EngineSpec};
@@ -13,20 +15,42 @@ impl Budget {
         self.max_seq_len.unwrap_or(longest)
     }
 
+    /// The budget for a model: where it says nothing of a step, one of an exported graph is what that takes.
+    pub(crate) fn or_fixed(&self, model: &ModelInfo) -> Cow<'_, Self> {
+        let Some(tokens) = model.step_tokens else { return Cow::Borrowed(self) };
+        Cow::Owned(Self {
+            max_batch_size: self.max_batch_size.or(Some(1)),
+            max_num_tokens: self.max_num_tokens.or(Some(tokens)),
+            ..self.clone()
+        })
+    }
+
     /// What [`collect`](cacheplan_transforms::collect) needs of this budget, with the built-in descriptors.
     pub fn pass_context(&self, model: &ModelInfo) -> PassContext {
         PassContext {
-            dtypes: CacheDTypes { kv: self.dtypes.kv, state: self.dtypes.ssm, conv: self.dtypes.conv },
+            dtypes: CacheDTypes {
+                kv: self.dtypes.kv,
+                state: None,
+                conv: self.dtypes.conv,
+                state_override: self.dtypes.ssm,
+            },
+            layout: self.layout.unwrap_or_default(),
             max_seq_len: Some(self.max_seq_len_for(model)),
             ..PassContext::default()
         }
     }
 
-    /// The same with the dtypes that `engine` would choose where neither the model nor this budget states them.
+    /// The same as `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
+    /// them, and windows that no sequence outgrows where it keeps those.
     pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
-        let mut context = self.pass_context(model);
-        context.dtypes.state = context.dtypes.state.or(Some(engine.state_dtype(model)));
-        context.dtypes.conv = context.dtypes.conv.or(engine.conv_dtype());
+        let (chosen, mut context) = (engine.dtypes(model), self.pass_context(model));
+        context.dtypes = CacheDTypes {
+            kv: self.dtypes.kv.or(chosen.kv),
+            state: chosen.state,
+            conv: self.dtypes.conv.or(chosen.conv),
+            ..context.dtypes
+        };
+        context.max_seq_len = context.max_seq_len.filter(|_| !engine.keeps_long_windows());
         context
     }
 }

@@ -32,61 +32,169 @@ pub enum DeviceKind {
     Integrated,
 }
 
-/// Names of NVIDIA's devices and the total MiB that `nvidia-smi` reports for them, error correction as delivered.
-const KNOWN: [(&str, u64); 18] = [
-    ("A10", 23_028),
-    ("A100-40GB", 40_960),
-    ("A100-80GB", 81_920),
-    ("B200", 183_359),
-    ("B300", 275_040),
-    ("GB200", 189_471),
-    ("H100", 81_559),
-    ("H100-NVL", 95_830),
-    ("H200", 143_771),
-    ("L4", 23_034),
-    ("L40S", 46_068),
-    ("RTX-3090", 24_576),
-    ("RTX-4090", 24_564),
-    ("RTX-5090", 32_607),
-    ("RTX-6000-Ada", 49_140),
-    ("RTX-A6000", 49_140),
-    ("RTX-PRO-6000", 97_887),
-    ("T4", 15_360),
-];
-
-/// A text that is neither a size nor a known device.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = names())]
-pub struct UnknownDevice(String);
-
-fn names() -> String {
-    KNOWN.map(|(name, _)| name.to_lowercase()).join(", ")
+/// A device whose memory is known: its name, its maker, and the total MiB that the maker's tool reports for it.
+struct Known {
+    maker: &'static str,
+    name: &'static str,
+    mib: u64,
 }
 
-impl DeviceInfo {
-    /// Whether only its name was stated, so that its memory is what devices of that name have.
-    pub fn is_nominal(&self) -> bool {
-        self.name.ends_with(NOMINAL)
-    }
+const fn nvidia(name: &'static str, mib: u64) -> Known {
+    Known { maker: "NVIDIA", name, mib }
+}
+
+const fn amd(name: &'static str, mib: u64) -> Known {
+    Known { maker: "AMD", name, mib }
+}
+
+/// Those of NVIDIA as `nvidia-smi` reports them, error correction as delivered; those of AMD as `rocm-smi` does, but for the
+/// MI325X, of which only the data sheet is known.
+const KNOWN: [Known; 21] = [
+    nvidia("A10", 23_028),
+    nvidia("A100-40GB", 40_960),
+    nvidia("A100-80GB", 81_920),
+    nvidia("B200", 183_359),
+    nvidia("B300", 275_040),
+    nvidia("GB200", 189_471),
+    nvidia("H100", 81_559),
+    nvidia("H100-NVL", 95_830),
+    nvidia("H20", 97_871),
+    nvidia("H200", 143_771),
+    nvidia("L4", 23_034),
+    nvidia("L40S", 46_068),
+    amd("MI300X", 196_592),
+    amd("MI325X", 262_144),
+    nvidia("RTX-3090", 24_576),
+    nvidia("RTX-4090", 24_564),
+    nvidia("RTX-5090", 32_607),
+    nvidia("RTX-6000-Ada", 49_140),
+    nvidia("RTX-A6000", 49_140),
+    nvidia("RTX-PRO-6000", 97_887),
+    nvidia("T4", 15_360),
+];
+
+/// Why a text is no device.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum BadDevice {
+    /// Neither a size nor a known name.
+    #[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = names())]
+    Unknown(String),
+    /// A name that several devices have.
+    #[error("`{text}` is several devices; write {}", choices.join(" or "))]
+    Ambiguous {
+        /// What was written.
+        text: String,
+        /// What would do.
+        choices: Vec<String>,
+    },
+    /// A number without a unit, or a device with another memory.
+    #[error("`{text}` does not say what it is; write {}", choices.join(" or "))]
+    Bare {
+        /// What was written.
+        text: String,
+        /// What would do.
+        choices: Vec<String>,
+    },
+    /// A count of devices that there cannot be.
+    #[error("`{text}`: between 1 and {most} devices were expected", most = DeviceInfo::MOST)]
+    Count {
+        /// What was written.
+        text: String,
+    },
+}
+
+fn names() -> String {
+    KNOWN.map(|known| known.name.to_lowercase()).join(", ")
 }
 
 /// What tells a device of which only the name is known from one that was read.
 const NOMINAL: &str = " (nominal)";
 
+/// However it is capitalised and its parts are joined.
+fn plain(name: &str) -> String {
+    name.replace(['-', '_', ' '], "").to_lowercase()
+}
+
+impl DeviceInfo {
+    /// The most devices that `8xh100` may name.
+    const MOST: u32 = 4096;
+
+    /// Whether only its name was stated, so that its memory is what devices of that name have.
+    pub fn is_nominal(&self) -> bool {
+        self.name.ends_with(NOMINAL)
+    }
+
+    /// How many devices, and what each of them is: `8xh100`, or one where no count is written.
+    ///
+    /// # Errors
+    /// As reading a device, and a count that is none.
+    pub fn several(text: &str) -> Result<(u32, Self), BadDevice> {
+        let counted = text.split_once(['x', 'X', '*']).map(|(count, device)| (count.trim(), device.trim()));
+        match counted.filter(|(count, device)| is_number(count) && !device.is_empty()) {
+            None => Ok((1, text.parse()?)),
+            Some((count, device)) => {
+                let count = count.parse().ok().filter(|count| (1..=Self::MOST).contains(count));
+                Ok((count.ok_or_else(|| BadDevice::Count { text: text.to_owned() })?, device.parse()?))
+            }
+        }
+    }
+
+    fn of(known: &Known) -> Self {
+        let name = format!("{} {}{NOMINAL}", known.maker, known.name.replace('-', " "));
+        Self::with(name, known.mib << 20)
+    }
+
+    fn with(name: String, bytes: u64) -> Self {
+        Self { name, total_bytes: bytes, free_bytes: bytes, kind: DeviceKind::Cuda }
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// The known devices that `text` may mean: the one of that name, else those that only add a maker's series or a size
+/// to it (`4090`, `a100`, `h100-80gb`).
+fn candidates(text: &str) -> Vec<&'static Known> {
+    let text = plain(text);
+    if let Some(known) = KNOWN.iter().find(|known| plain(known.name) == text) {
+        return vec![known];
+    }
+    let alike = |known: &&Known| {
+        let name = plain(known.name);
+        let sized = format!("{name}{}gb", (known.mib + 512) / 1024);
+        let series = name.strip_prefix("rtx").is_some_and(|rest| rest == text);
+        let without_size = known.name.strip_suffix("GB").and_then(|name| name.split_once('-'));
+        series || sized == text || without_size.is_some_and(|(name, _)| plain(name) == text)
+    };
+    KNOWN.iter().filter(alike).collect()
+}
+
 impl FromStr for DeviceInfo {
-    type Err = UnknownDevice;
+    type Err = BadDevice;
 
     /// A GPU, all of whose memory is free: a size such as `24GiB`, or a name such as `h100`, however it is capitalised and
     /// its parts are joined.
-    fn from_str(text: &str) -> Result<Self, UnknownDevice> {
-        let plain = |name: &str| name.replace(['-', '_', ' '], "").to_lowercase();
-        let known = || KNOWN.into_iter().find(|(name, _)| plain(name) == plain(text));
-        let (name, bytes) = match (text.parse::<ByteSize>(), known()) {
-            (Ok(size), _) => ("stated".to_owned(), size.0),
-            (Err(_), Some((name, mib))) => (format!("NVIDIA {}{NOMINAL}", name.replace('-', " ")), mib << 20),
-            (Err(_), None) => return Err(UnknownDevice(text.to_owned())),
-        };
-        Ok(Self { name, total_bytes: bytes, free_bytes: bytes, kind: DeviceKind::Cuda })
+    fn from_str(text: &str) -> Result<Self, BadDevice> {
+        let text = text.trim();
+        let meant = candidates(text);
+        if is_number(text) {
+            // 4090 bytes and 80 bytes are nobody's device.
+            let mut choices: Vec<String> = meant.iter().map(|known| known.name.to_lowercase()).collect();
+            choices.push(if text.len() > 6 { format!("{text}B") } else { format!("{text}GiB") });
+            return Err(BadDevice::Bare { text: text.to_owned(), choices });
+        }
+        match &*meant {
+            [known] => Ok(Self::of(known)),
+            [] => match text.parse::<ByteSize>() {
+                Ok(size) => Ok(Self::with("stated".to_owned(), size.0)),
+                Err(_) => Err(BadDevice::Unknown(text.to_owned())),
+            },
+            several => {
+                let choices = several.iter().map(|known| known.name.to_lowercase()).collect();
+                Err(BadDevice::Ambiguous { text: text.to_owned(), choices })
+            }
+        }
     }
 }
 
@@ -101,6 +209,10 @@ mod tests {
     #[case("A100-80GB", "NVIDIA A100 80GB (nominal)", 80 << 30)]
     #[case("rtx 4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
     #[case("RTX4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
+    #[case("h100-80gb", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("mi300x", "AMD MI300X (nominal)", 196_592 << 20)]
+    #[case("h20", "NVIDIA H20 (nominal)", 97_871 << 20)]
+    #[case("85899345920B", "stated", 80 << 30)]
     fn a_size_or_a_name_is_a_device(#[case] text: &str, #[case] name: &str, #[case] bytes: u64) {
         let device: DeviceInfo = text.parse().unwrap();
         assert_eq!((device.name.as_str(), device.total_bytes, device.free_bytes), (name, bytes, bytes));
@@ -108,7 +220,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case("a100")]
+    #[case("a1000")]
     #[case("")]
     #[case("-5GiB")]
     fn what_is_neither_lists_the_names(#[case] text: &str) {
@@ -119,9 +231,35 @@ mod tests {
 
     #[test]
     fn each_name_is_known_once_and_in_order() {
-        assert!(KNOWN.is_sorted_by(|(left, _), (right, _)| left < right));
-        for (name, mib) in KNOWN {
+        assert!(KNOWN.is_sorted_by(|left, right| left.name < right.name));
+        for Known { name, mib, .. } in KNOWN {
             assert_eq!(name.parse::<DeviceInfo>().unwrap().total_bytes, mib << 20);
         }
+    }
+
+    #[rstest]
+    #[case("a100", "`a100` is several devices; write a100-40gb or a100-80gb")]
+    #[case("80", "`80` does not say what it is; write 80GiB")]
+    #[case("4090", "`4090` does not say what it is; write rtx-4090 or 4090GiB")]
+    #[case("85899345920", "`85899345920` does not say what it is; write 85899345920B")]
+    fn what_may_be_several_things_is_refused_with_what_would_do(#[case] text: &str, #[case] expected: &str) {
+        assert_eq!(text.parse::<DeviceInfo>().unwrap_err().to_string(), expected);
+    }
+
+    #[rstest]
+    #[case("8xh100", 8, "NVIDIA H100 (nominal)")]
+    #[case("h100", 1, "NVIDIA H100 (nominal)")]
+    #[case("2 x 24GiB", 2, "stated")]
+    #[case("l40s", 1, "NVIDIA L40S (nominal)")]
+    fn several_devices_have_a_count(#[case] text: &str, #[case] count: u32, #[case] name: &str) {
+        let (found, device) = DeviceInfo::several(text).unwrap();
+        assert_eq!((found, device.name.as_str()), (count, name));
+    }
+
+    #[rstest]
+    #[case("0xh100")]
+    #[case("5000xh100")]
+    fn a_count_that_is_none_is_refused(#[case] text: &str) {
+        assert_eq!(DeviceInfo::several(text), Err(BadDevice::Count { text: text.to_owned() }));
     }
 }

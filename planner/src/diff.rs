@@ -57,13 +57,15 @@ impl Display for Side {
     }
 }
 
-/// Compares two plans, `before` and `after`.
-pub fn diff(before: &CachePlan, after: &CachePlan) -> PlanDiff {
-    let mut changes = Vec::new();
-    for (section, facts) in SECTIONS {
-        changes.extend(compare(section, &facts(before), &facts(after)));
+impl CachePlan {
+    /// What changed from this plan to `after`.
+    pub fn diff(&self, after: &Self) -> PlanDiff {
+        let mut changes = Vec::new();
+        for (section, facts) in SECTIONS {
+            changes.extend(compare(section, &facts(self), &facts(after)));
+        }
+        PlanDiff { changes }
     }
-    PlanDiff { changes }
 }
 
 impl PlanDiff {
@@ -107,7 +109,9 @@ const SECTIONS: [(&str, Facts); 8] = [
     ("pools", |plan| plan.pools.iter().filter(|pool| pool.owner.is_managed()).flat_map(pool_facts).collect()),
     ("capacity", capacity_facts),
     ("totals", total_facts),
-    ("ledger", |plan| plan.ledger.iter().map(|line| named(&line.name, "bytes", Side::Bytes(line.bytes))).collect()),
+    ("ledger", |plan| {
+        plan.ledger.iter().map(|line| named(line.name.name(), "bytes", Side::Bytes(line.bytes))).collect()
+    }),
     ("host", host_facts),
 ];
 
@@ -183,7 +187,7 @@ fn capacity_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
         fact("sequences", Side::Count(capacity.sequences)),
         fact("tokens_per_sequence", Side::Count(capacity.tokens_per_sequence)),
         fact("spare_tokens", Side::Count(capacity.spare_tokens)),
-        fact("capped_by", Side::Name(capacity.capped_by.clone())),
+        fact("capped_by", Side::Name(capacity.capped_by.to_string())),
     ]);
     facts
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
@@ -16,15 +17,14 @@ pub enum PlanError {
     #[error(transparent)]
     DoesNotFit(Box<Shortfall>),
     /// The grouping policy refuses the resources.
-    #[error("{0}")]
+    #[error("{shown}", shown = Shown(.0))]
     Grouping(String),
     /// The budget contradicts itself or the request.
-    #[error("{0}")]
+    #[error("{shown}", shown = Shown(.0))]
     Budget(String),
     /// A state that the scheme `replay` cannot move on, since nobody says what its steps take.
     #[error(
-        "`{resource}` of `{node}` is a {kind} whose recurrence is not known, so that its inputs cannot be kept and replayed; set `speculation.scheme = \"snapshots\"`"
-    )]
+        "`{resource}` of `{node}` is a {kind} whose recurrence is not known, so that its inputs cannot be kept and replayed; set `speculation.scheme = \"snapshots\"`", resource = Shown(.resource), node = Shown(.node), kind = Shown(.kind))]
     NoReplay {
         /// The state's name.
         resource: String,
@@ -34,10 +34,10 @@ pub enum PlanError {
         kind: Kind,
     },
     /// An engine's rules for this model were not read.
-    #[error("{0}")]
+    #[error("{shown}", shown = Shown(.0))]
     Engine(String),
     /// A product of counts and bytes above 64 bits.
-    #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX)]
+    #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX, pool = Shown(.pool))]
     TooLarge {
         /// The pool's name.
         pool: String,
@@ -81,7 +81,7 @@ pub struct Overdrawn {
 impl Overdrawn {
     /// The line that takes the most.
     pub(crate) fn largest(&self) -> String {
-        self.lines.iter().max_by_key(|line| line.bytes).map_or_else(String::new, |line| line.name.clone())
+        self.lines.iter().max_by_key(|line| line.bytes).map_or_else(String::new, |line| line.name.to_string())
     }
 
     /// Bytes of all lines.
@@ -93,11 +93,11 @@ impl Overdrawn {
 /// One change to the budget and what it would give.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suggestion {
-    /// The change, as it would be written: `max_seq_len = 2048`.
+    /// The change, as it would be stated: `max_seq_len = 2048`, or `--max-seq-len 2048` where flags state the budget.
     pub change: String,
-    /// Sequences that run at once with it.
+    /// Sequences that run at once with it, over all replicas.
     pub sequences: u64,
-    /// Bytes that its caches take.
+    /// Bytes that its caches take on each device.
     pub bytes: u64,
 }
 

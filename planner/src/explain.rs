@@ -2,15 +2,18 @@
 
 use std::fmt;
 
-use cacheplan_handlers::Growth;
+use cacheplan_files::Shown;
+use cacheplan_handlers::{Growth, Shape};
 use cacheplan_transforms::{Resource, Resources};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::budget::{Base, nearest};
+use crate::budget::{Base, Memory, nearest};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{Budget, CachePlan, HostPlan, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit, plan};
+use crate::{
+    Budget, CachePlan, Cap, HostPlan, LedgerItem, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit, plan,
+};
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,8 +32,7 @@ pub enum ExplainError {
     /// Nothing in the plan is called that.
     #[error(
         "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; {}",
-        nearest.as_ref().map_or_else(|| format!("there are {}", names.join(", ")), |name| format!("did you mean `{name}`?"))
-    )]
+        nearest.as_ref().map_or_else(|| format!("there are {}", names.join(", ")), |name| format!("did you mean `{name}`?")), subject = Shown(.subject))]
     Unknown {
         /// What was asked for.
         subject: String,
@@ -64,7 +66,7 @@ pub enum ExplainError {
 /// A name that is not in the plan, or a request that cannot be planned.
 pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
     let held = request.held()?;
-    let explainer = Explainer { request, plan, held: &held };
+    let explainer = Explainer { request, plan, held: &held.resources };
     if subject == "capacity" {
         return Ok(explainer.capacity());
     }
@@ -77,7 +79,7 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     if let Some(pool) = plan.pool(subject) {
         return Ok(explainer.pool(pool));
     }
-    if let Some(line) = plan.ledger.iter().find(|line| line.name == subject) {
+    if let Some(line) = plan.ledger.iter().find(|line| line.name.name() == subject) {
         return Ok(explainer.ledger_line(line));
     }
     if let Ok(layer) = subject.trim_start_matches("layers.").parse() {
@@ -86,11 +88,11 @@ pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Re
     if subject == "host" {
         return Err(ExplainError::NoHost);
     }
-    let names = plan.resources.iter().map(|resource| resource.name.as_str());
-    let names = names.chain(plan.pools.iter().map(|pool| pool.id.as_str()));
-    let names = names.chain(plan.ledger.iter().map(|line| line.name.as_str())).chain(["capacity", "host"]);
-    let nearest = nearest(subject, names);
-    let names = plan.ledger.iter().map(|line| format!("`{}`", line.name)).collect();
+    let resources = plan.resources.iter().map(|resource| resource.name.as_str());
+    let pools = plan.pools.iter().map(|pool| pool.id.as_str());
+    let lines = || plan.ledger.iter().map(|line| line.name.name());
+    let nearest = nearest(subject, resources.chain(pools).chain(lines()).chain(["capacity", "host"]));
+    let names = lines().map(|line| format!("`{line}`")).collect();
     Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
 }
 
@@ -133,9 +135,9 @@ impl Explainer<'_> {
         if layer >= layers {
             return Err(ExplainError::NoSuchLayer { layer, last: layers.saturating_sub(1) });
         }
-        let own = self.plan.resources.iter().filter(|resource| resource.layer == Some(layer) && !resource.drafts());
+        let own = self.plan.resources.iter().filter(|resource| resource.layer == Some(layer) && !resource.drafts);
         let mut from: Vec<_> = own.map(|resource| self.resource(resource)).collect();
-        let shared = self.plan.resources.iter().filter(|resource| !resource.drafts());
+        let shared = self.plan.resources.iter().filter(|resource| !resource.drafts);
         let shared = shared.filter(|resource| resource.shared_by.contains(&layer));
         from.extend(
             shared.map(|resource| Derivation::given(format!("reads {}, which another layer owns", resource.name))),
@@ -201,7 +203,10 @@ impl Explainer<'_> {
         }
         let parallel = self.budget().parallel;
         if parallel != Parallel::default() {
-            let sizes = format!("tp {}, pp {}, cp {}", parallel.tp, parallel.pp, parallel.cp);
+            let mut sizes = format!("tp {}, pp {}, cp {}", parallel.tp, parallel.pp, parallel.cp);
+            if parallel.dcp > 1 {
+                sizes.push_str(&format!(", dcp {}", parallel.dcp));
+            }
             from.push(Derivation::given(format!("this rank's share of the model's dimensions: {sizes} (`parallel`)")));
         }
         Derivation::new(claim, from)
@@ -255,8 +260,10 @@ impl Explainer<'_> {
             Some(if member.bytes == resource.bytes_per_sequence {
                 Derivation::given(format!("{} as in a live slot: {} bytes", member.resource, member.bytes))
             } else {
-                let dim = |name: &str| handler.dim(name).unwrap_or_default();
-                let (heads, rows, channels) = (dim("num_heads"), dim("head_dim"), dim("d_state"));
+                let Some(Shape::Ssm { num_heads: heads, head_dim: rows, d_state: channels }) = handler.known_shape()
+                else {
+                    return None;
+                };
                 Derivation::given(format!(
                     "{} in int8: {heads} x {rows} x {channels} bytes and a float32 scale for each of {heads} x \
                      {channels} channels, {} bytes instead of {}",
@@ -365,30 +372,29 @@ impl Explainer<'_> {
     }
 
     fn ledger_line(&self, line: &crate::LedgerLine) -> Derivation {
-        let key = match line.name.as_str() {
-            "activations" if self.request.measurement.is_none() => "`memory.activations` or `max_num_tokens`",
-            "weights" if self.budget().memory.as_ref().is_some_and(|memory| memory.weights.is_some()) => {
-                "`memory.weights`"
+        let budget = self.budget();
+        let memory = |stated: fn(&Memory) -> bool| budget.memory.as_ref().is_some_and(stated);
+        let drafting = budget.speculation.as_ref();
+        let key = match line.name {
+            LedgerItem::Activations if self.request.measurement.is_none() => {
+                Some("`memory.activations` or `max_num_tokens`")
             }
-            "graphs" => "`memory.graphs`",
-            "draft weights"
-                if self.budget().speculation.as_ref().is_some_and(|drafting| drafting.draft_weights.is_some()) =>
-            {
-                "`speculation.draft_weights`"
+            LedgerItem::Weights if memory(|memory| memory.weights.is_some()) => Some("`memory.weights`"),
+            LedgerItem::Graphs => Some("`memory.graphs`"),
+            LedgerItem::DraftWeights if drafting.is_some_and(|drafting| drafting.draft_weights.is_some()) => {
+                Some("`speculation.draft_weights`")
             }
-            "host tier" => "`host.bytes`",
-            "reserve" => "`memory.reserve`",
-            _ => "",
+            LedgerItem::HostTier => Some("`host.bytes`"),
+            LedgerItem::Reserve => Some("`memory.reserve`"),
+            _ => None,
         };
         let mut from = vec![Derivation::given(line.note.clone())];
-        if !key.is_empty() {
-            from.push(Derivation::given(format!("set by {key}")));
-        }
-        if line.name == "local" {
+        from.extend(key.map(|key| Derivation::given(format!("set by {key}"))));
+        if line.name == LedgerItem::Local {
             let local = self.plan.pools.iter().filter(|pool| !pool.owner.is_managed());
             from.extend(local.map(|pool| Derivation::given(format!("{} {}", pool.id, bytes(pool.bytes)))));
         }
-        if line.name == "unused" {
+        if line.name == LedgerItem::Unused {
             from.extend(self.memory());
         }
         let source = crate::render::source_name(line.source);
@@ -422,8 +428,8 @@ impl Explainer<'_> {
     /// Why there is not one sequence more.
     fn cap(&self) -> Derivation {
         let more = self.plan.capacity.sequences + 1;
-        match self.plan.capacity.capped_by.as_str() {
-            "memory" => {
+        match self.plan.capacity.capped_by {
+            Cap::Memory => {
                 let mut budget = self.budget().clone();
                 (budget.memory, budget.max_batch_size, budget.maximize) = (None, Some(more), None);
                 let grown = plan(&PlanRequest { budget: &budget, agreement: None, ..*self.request });
@@ -435,7 +441,7 @@ impl Explainer<'_> {
                     Err(error) => format!("{more} sequences cannot be planned: {error}"),
                 })
             }
-            "max_batch_size" => Derivation::given(match self.budget().max_batch_size {
+            Cap::MaxBatchSize => Derivation::given(match self.budget().max_batch_size {
                 Some(stated) => format!("`max_batch_size` = {stated} (the budget)"),
                 None => {
                     format!(
@@ -444,7 +450,11 @@ impl Explainer<'_> {
                     )
                 }
             }),
-            other => Derivation::given(format!("{other} serves no more")),
+            Cap::MaxNumTokens => Derivation::given(format!(
+                "a step of `max_num_tokens` = {} (the budget) has tokens for no more",
+                self.plan.limits.max_num_tokens
+            )),
+            Cap::AnotherRank => Derivation::given(format!("{} serves no more", Cap::AnotherRank)),
         }
     }
 
@@ -455,11 +465,7 @@ impl Explainer<'_> {
             return Some(Derivation::given(format!("`memory.bytes` = {} (the budget) for caches", bytes(stated.0))));
         }
         let (fraction, of) = (memory.fraction?, memory.of?);
-        let pools: Vec<&str> = self.plan.pools.iter().map(|pool| pool.id.as_str()).collect();
-        let outside =
-            self.plan.ledger.iter().filter(|line| {
-                !pools.contains(&line.name.as_str()) && !["local", "unused"].contains(&line.name.as_str())
-            });
+        let outside = self.plan.ledger.iter().filter(|line| !line.name.is_for_caches());
         let outside = outside.map(|line| Derivation::given(format!("less {} {}", line.name, bytes(line.bytes))));
         let named = self.request.device.filter(|device| device.is_nominal());
         let named = named.map(|device| Derivation::given(format!("{}: what nvidia-smi reports for one", device.name)));

@@ -19,7 +19,13 @@ impl Fingerprint {
         Self {
             model: hex(&model),
             budget: hash(request.budget),
-            device: hash(&(request.device, request.measurement, request.stage, request.agreement)),
+            device: match request.measured {
+                // Plans without measured lines keep the fingerprint that they had before there were any.
+                None => hash(&(request.device, request.measurement, request.stage, request.agreement)),
+                Some(measured) => {
+                    hash(&(request.device, request.measurement, measured, request.stage, request.agreement))
+                }
+            },
         }
     }
 }

@@ -4,7 +4,7 @@ use cacheplan_transforms::WeightBytes;
 
 use crate::size::ByteSize;
 use crate::solve::CacheBytes;
-use crate::{DeviceKind, LedgerLine, Owner, PlanError, PlanRequest, Pool, Source};
+use crate::{Certainty, DeviceKind, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights};
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
 ///
@@ -14,6 +14,16 @@ pub(crate) const ASSUMED_BYTES_PER_STEP_TOKEN: u64 = 256 << 10;
 /// What a CUDA context with its libraries is assumed to take.
 pub(crate) const ASSUMED_CONTEXT_BYTES: u64 = 512 << 20;
 
+/// Captured graphs of one layer: vLLM 0.3x logged 0.23 GiB for 32 layers, 0.10 and 0.19 up to 0.67 GiB.
+const ASSUMED_GRAPH_BYTES_PER_LAYER: u64 = 15 << 19;
+const MOST_GRAPH_BYTES_PER_LAYER: u64 = 43 << 19;
+
+/// Buffers of a group of ranks: 32 channels of NCCL's `NCCL_BUFFSIZE`, 4 MiB each.
+const ASSUMED_NCCL_BYTES_PER_GROUP: u64 = 128 << 20;
+
+/// vLLM's `max_num_seqs` where nobody states the largest batch.
+const USUAL_SEQUENCES: u64 = 256;
+
 /// The lines so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
@@ -21,14 +31,68 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// What one of `shards` ranks holds of a model's weights.
-    fn weights(&mut self, name: &str, (bytes, source, note): Weights, shards: u64) {
-        let note = if shards > 1 { format!("{note}, over {shards} shards") } else { note.into() };
-        self.line(name, bytes.div_ceil(shards), source, note);
+    /// What one rank holds of weights on so many pipeline stages.
+    fn weights(&mut self, name: LedgerItem, told: Weights, parallel: Parallel, stages: u64) {
+        let shares = weights::shares(&told.size, parallel, stages);
+        let bytes = shares.iter().fold(0u64, |sum, share| sum.saturating_add(share.bytes_per_rank));
+        let (source, note) = match &*shares {
+            _ if shares.iter().all(|share| share.ranks == 1) => (told.source, told.note.to_owned()),
+            [share] => (told.source, format!("{}, over {} shards", told.note, share.ranks)),
+            _ => (Certainty::Assumed, format!("{}, divided by class", told.note)),
+        };
+        match source {
+            // What dimensions do not tell: biases, scales of blocks, padding.
+            Certainty::Assumed if told.of_dimensions => self.assumed(name, bytes, bytes / 50, note),
+            _ => self.line(name, bytes, source, note),
+        }
     }
 
-    fn line(&mut self, name: &str, bytes: u64, source: Source, note: String) {
-        self.lines.push(LedgerLine { name: name.into(), bytes, source, note });
+    /// Whether somebody measured `item`, whose line is then added.
+    fn measured(&mut self, request: &PlanRequest<'_>, item: LedgerItem, max_num_tokens: u64) -> bool {
+        let measured = request.measured.and_then(|measured| measured.line(&item, max_num_tokens));
+        let Some((bytes, source, note)) = measured else { return false };
+        self.line(item, bytes, source, note);
+        true
+    }
+
+    fn line(&mut self, name: LedgerItem, bytes: u64, source: Certainty, note: String) {
+        self.lines.push(LedgerLine { name, bytes, source, note, uncertain_bytes: 0 });
+    }
+
+    /// A line of which nobody stated or measured the bytes, and which may take as many more.
+    fn assumed(&mut self, name: LedgerItem, bytes: u64, uncertain_bytes: u64, note: String) {
+        self.lines.push(LedgerLine { name, bytes, source: Certainty::Assumed, note, uncertain_bytes });
+    }
+
+    /// What a step takes besides weights and caches.
+    fn activations(&mut self, request: &PlanRequest<'_>, max_num_tokens: u64) {
+        let (bytes, note) = match request.step {
+            None => {
+                let each = ByteSize(ASSUMED_BYTES_PER_STEP_TOKEN);
+                let bytes = max_num_tokens.saturating_mul(ASSUMED_BYTES_PER_STEP_TOKEN);
+                (bytes, format!("{max_num_tokens} tokens a step at {each}"))
+            }
+            Some(step) => {
+                let tp = request.budget.parallel.tp.into();
+                let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(max_num_tokens);
+                let (inside, logits) = (step.peak(max_num_tokens, 0, tp), step.peak(0, sequences, tp));
+                let note = match inside >= logits {
+                    true => format!(
+                        "{max_num_tokens} tokens a step in the widest layer, {} each",
+                        ByteSize(step.peak(1, 0, tp))
+                    ),
+                    false => format!("logits of {sequences} sequences, {} each", ByteSize(step.logits)),
+                };
+                (inside.max(logits), note)
+            }
+        };
+        self.assumed(LedgerItem::Activations, bytes, bytes / 2, note);
+    }
+
+    /// What assumed lines may take more, kept free where the budget wants that.
+    fn margin(&mut self) {
+        let bytes = self.lines.iter().fold(0u64, |sum, line| sum.saturating_add(line.uncertain_bytes));
+        self.line(LedgerItem::Margin, bytes, Certainty::Assumed, "what assumed lines may take more".into());
     }
 
     /// Bytes of all lines so far.
@@ -43,23 +107,35 @@ impl Ledger {
             taken = taken.saturating_add(pool.bytes);
             if pool.owner.is_managed() {
                 let note = format!("{} units of {}", pool.units, ByteSize(pool.unit_bytes));
-                self.line(&pool.id, pool.bytes, Source::Exact, note);
+                self.line(LedgerItem::Pool(pool.id.clone()), pool.bytes, Certainty::Exact, note);
             }
         }
         let local = pools.iter().filter(|pool| pool.owner == Owner::Local);
         let (count, bytes) = local.fold((0u64, 0u64), |(count, sum), pool| (count + 1, sum.saturating_add(pool.bytes)));
         if count > 0 {
-            self.line("local", bytes, Source::Exact, format!("{count} allocations outside the managers"));
+            self.line(LedgerItem::Local, bytes, Certainty::Exact, format!("{count} allocations outside the managers"));
         }
         if let Some(memory) = memory {
             let unused = memory.bytes.saturating_sub(taken);
-            self.line("unused", unused, Source::Exact, "caches' budget left by rounding, limits or share".into());
+            self.line(
+                LedgerItem::Unused,
+                unused,
+                Certainty::Exact,
+                "caches' budget left by rounding, limits or share".into(),
+            );
         }
     }
 }
 
-/// Bytes of a model's weights over all ranks, and how they are known.
-pub(crate) type Weights = (u64, Source, &'static str);
+/// A model's weights over all ranks, and how they are known.
+#[derive(Clone, Copy)]
+pub(crate) struct Weights {
+    pub(crate) size: WeightBytes,
+    source: Certainty,
+    note: &'static str,
+    /// Whether only dimensions tell it.
+    of_dimensions: bool,
+}
 
 /// The model's weights, if they are known.
 pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<Weights> {
@@ -73,54 +149,99 @@ pub(crate) fn draft_weights(request: &PlanRequest<'_>) -> Option<Weights> {
 }
 
 fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> {
-    match (stated, read) {
-        (Some(stated), _) => Some((stated.0, Source::Assumed, "stated in the budget")),
-        (None, Some(read)) if read.exact => Some((read.bytes, Source::Exact, "sum of the tensors' headers")),
-        (None, Some(read)) => Some((read.bytes, Source::Assumed, "computed from the model's dimensions")),
-        (None, None) => None,
-    }
+    let (size, source, note) = match (stated, read) {
+        (Some(stated), _) => {
+            let size = WeightBytes::new(stated.0, false).in_proportion_to(read);
+            (size, Certainty::Assumed, "stated in the budget")
+        }
+        (None, Some(read)) if read.exact => (read, Certainty::Exact, "sum of the tensors' headers"),
+        (None, Some(read)) => (read, Certainty::Assumed, "computed from the model's dimensions"),
+        (None, None) => return None,
+    };
+    let of_dimensions = stated.is_none() && !size.exact;
+    Some(Weights { size, source, note, of_dimensions })
 }
 
 /// What is there besides caches: weights, activations, context, reserve.
 pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Result<Ledger, PlanError> {
     let mut ledger = Ledger::default();
     let memory = request.budget.memory.clone().unwrap_or_default();
-    let shards = |layers: u32| request.budget.parallel.shards(request.stage, layers);
+    let parallel = request.budget.parallel;
+    let stages = |layers: u32| parallel.stages_of(request.stage, layers);
+    let is_device = request.device.is_some_and(|device| device.kind != DeviceKind::Cpu);
+    // Of a model whose layers nobody read only the least is assumed.
+    let runs_layers = is_device && request.step.is_some();
+    if let Some(measured) = request.measured {
+        measured.refuse_other_ranks(parallel)?;
+    }
     if let Some(measured) = request.measurement {
-        ledger.line("resident", measured.resident_bytes, Source::Measured, "weights and what the process holds".into());
-        ledger.line("activations", measured.forward_bytes, Source::Measured, "peak of one profiled forward".into());
+        ledger.line(
+            LedgerItem::Resident,
+            measured.resident_bytes,
+            Certainty::Measured,
+            "weights and what the process holds".into(),
+        );
+        ledger.line(
+            LedgerItem::Activations,
+            measured.forward_bytes,
+            Certainty::Measured,
+            "peak of one profiled forward".into(),
+        );
     } else {
-        if let (Some(weights), Some(shards)) = (weights(request), shards(request.model.layers)) {
-            ledger.weights("weights", weights, shards);
+        let is_measured = memory.weights.is_none() && ledger.measured(request, LedgerItem::Weights, max_num_tokens);
+        if let (false, Some(weights), Some(stages)) = (is_measured, weights(request), stages(request.model.layers)) {
+            ledger.weights(LedgerItem::Weights, weights, parallel, stages);
         }
-        if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
-            ledger.line("context", ASSUMED_CONTEXT_BYTES, Source::Assumed, "CUDA context and libraries".into());
+        if !ledger.measured(request, LedgerItem::Context, max_num_tokens) && is_device {
+            let note = "CUDA context and libraries";
+            ledger.assumed(LedgerItem::Context, ASSUMED_CONTEXT_BYTES, ASSUMED_CONTEXT_BYTES, note.into());
+        }
+        let groups = u64::from(parallel.groups());
+        if !ledger.measured(request, LedgerItem::Nccl, max_num_tokens) && runs_layers && groups > 0 {
+            let bytes = groups * ASSUMED_NCCL_BYTES_PER_GROUP;
+            let note = format!("{groups} group(s) of ranks, 32 channels of 4 MiB each");
+            ledger.assumed(LedgerItem::Nccl, bytes, bytes, note);
         }
         match memory.activations {
-            Some(bytes) => ledger.line("activations", bytes.0, Source::Assumed, "stated in the budget".into()),
-            None => {
-                let bytes = max_num_tokens.saturating_mul(ASSUMED_BYTES_PER_STEP_TOKEN);
-                let each = ByteSize(ASSUMED_BYTES_PER_STEP_TOKEN);
-                let note = format!("{max_num_tokens} tokens a step at {each}");
-                ledger.line("activations", bytes, Source::Assumed, note);
+            Some(bytes) => {
+                ledger.line(LedgerItem::Activations, bytes.0, Certainty::Assumed, "stated in the budget".into());
+            }
+            None if ledger.measured(request, LedgerItem::Activations, max_num_tokens) => {}
+            None => ledger.activations(request, max_num_tokens),
+        }
+    }
+    match memory.graphs {
+        Some(bytes) => {
+            let note = "captured CUDA graphs, stated in the budget";
+            ledger.line(LedgerItem::Graphs, bytes.0, Certainty::Assumed, note.into());
+        }
+        None if ledger.measured(request, LedgerItem::Graphs, max_num_tokens) => {}
+        None => {
+            let layers =
+                stages(request.model.layers).map_or(0, |stages| u64::from(request.model.layers).div_ceil(stages));
+            if runs_layers && request.measurement.is_none() && layers > 0 {
+                let bytes = layers * ASSUMED_GRAPH_BYTES_PER_LAYER;
+                let more = layers * (MOST_GRAPH_BYTES_PER_LAYER - ASSUMED_GRAPH_BYTES_PER_LAYER);
+                let note = format!("{layers} layers at {}, as vLLM logged", ByteSize(ASSUMED_GRAPH_BYTES_PER_LAYER));
+                ledger.assumed(LedgerItem::Graphs, bytes, more, note);
             }
         }
     }
-    if let Some(bytes) = memory.graphs {
-        ledger.line("graphs", bytes.0, Source::Assumed, "captured CUDA graphs, stated in the budget".into());
-    }
     // Weights that are stated without a model are divided over all ranks.
-    let layers = request.draft.map_or(request.budget.parallel.pp, |draft| draft.model.layers);
-    if let (Some(weights), Some(shards)) = (draft_weights(request), shards(layers)) {
-        ledger.weights("draft weights", weights, shards);
+    let layers = request.draft.map_or(parallel.pp, |draft| draft.model.layers);
+    if let (Some(weights), Some(stages)) = (draft_weights(request), stages(layers)) {
+        ledger.weights(LedgerItem::DraftWeights, weights, parallel, stages);
     }
     let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
     if let Some(host) = host {
         let note = "offloaded caches, in the same memory as the device's";
-        ledger.line("host tier", host.bytes.0, Source::Assumed, note.into());
+        ledger.line(LedgerItem::HostTier, host.bytes.0, Certainty::Assumed, note.into());
     }
     if let Some(reserve) = memory.reserve {
-        ledger.line("reserve", reserve.0, Source::Exact, "stated in the budget".into());
+        ledger.line(LedgerItem::Reserve, reserve.0, Certainty::Exact, "stated in the budget".into());
+    }
+    if memory.safe {
+        ledger.margin();
     }
     Ok(ledger)
 }

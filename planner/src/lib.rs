@@ -24,6 +24,7 @@
 //!     max_position_embeddings: Some(8192),
 //!     weights: None,
 //!     fingerprint: String::new(),
+//!     step_tokens: None,
 //! };
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
 //! let plan = plan(&PlanRequest::new(&model, &resources, &budget))?;
@@ -33,7 +34,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-pub mod autodeploy;
 mod budget;
 mod check;
 mod checkpoints;
@@ -48,10 +48,13 @@ mod error;
 mod explain;
 mod export;
 mod fingerprint;
+pub mod fit;
 mod group;
 mod host;
 mod ledger;
+pub mod logs;
 mod make;
+mod measured;
 mod notes;
 mod plan;
 mod plan_file;
@@ -61,32 +64,53 @@ mod request;
 mod size;
 mod solve;
 mod speculation;
+mod step;
 mod suggest;
+mod weights;
 mod workload;
 
-pub use budget::{Base, Budget, BudgetError, Dtypes, Fraction, Host, Memory, Objective};
-pub use check::{Rule, Violation, check, check_alone};
+pub use budget::{Budget, BudgetError, Memory};
+pub use check::check;
 pub use compare::{Comparison, compare};
-pub use config::{Config, ConfigValue, Origin, Override, budget_schema, commented_budget, environment};
-pub use device::{DeviceInfo, DeviceKind, UnknownDevice};
-pub use diff::{Change, PlanDiff, Side, diff};
-pub use engines::{
-    Engine, EngineOptions, EnginePlan, EnginePrediction, EngineSpec, MlaCache, UnknownEngine, Version, predict,
-};
-pub use error::{Overdrawn, PlanError, Shortfall, Suggestion};
-pub use explain::{Derivation, ExplainError, explain};
-pub use export::{Export, ExportError, Serving, Setting, Target, export};
-pub use group::{MambaParams, mamba_params, n_groups};
+pub use config::{Config, Key, Origin, Override, Values};
+pub use device::{DeviceInfo, DeviceKind};
+pub use engines::{Engine, EnginePlan, EngineSpec, predict};
+pub use error::{PlanError, Suggestion};
+pub use explain::explain;
+pub use export::{ExportError, Serving, Target, export};
 pub use make::plan;
+pub use measured::Measured;
 pub use plan::{
-    CachePlan, Capacity, Fingerprint, HostPlan, HostPool, LedgerLine, Limits, ManagerKind, Member, Owner,
-    PlannedResource, Policy, Pool, SCHEMA_VERSION, SlotDomain, Source, Totals, Unit,
+    CachePlan, Cap, Capacity, Certainty, Fingerprint, Grouping, HostPlan, LedgerItem, Limits, ManagerKind, Member,
+    Owner, PlannedResource, Pool, SlotDomain, Totals, Unit,
 };
-pub use plan_file::PlanFileError;
-pub use ranks::{Agreement, Parallel, RankPlans, plan_ranks};
-pub use render::comparison_table;
-pub use request::{Draft, Measurement, PlanRequest, resize};
-pub use size::{BadByteSize, ByteSize};
-pub use speculation::{Scheme, Speculation};
-pub use suggest::knobs;
-pub use workload::{CheckpointDType, Lengths, Workload};
+pub use ranks::{Parallel, RankPlans};
+pub use request::{Draft, Measurement, PlanRequest};
+pub use size::ByteSize;
+
+// What only this crate names.
+use budget::{Base, Fraction};
+use engines::EngineOptions;
+use error::Shortfall;
+use plan::{HostPool, LedgerLine, SCHEMA_VERSION};
+use ranks::Agreement;
+use speculation::{Scheme, Speculation};
+use workload::{CheckpointDType, Lengths, Workload};
+
+#[cfg(test)]
+extern crate self as cacheplan_planner;
+
+#[cfg(test)]
+use {
+    budget::Objective,
+    check::Rule,
+    diff::Side,
+    engines::EnginePrediction,
+    explain::{Derivation, ExplainError},
+    export::Export,
+    plan_file::PlanFileError,
+};
+
+#[cfg(test)]
+#[path = "../tests/suite/mod.rs"]
+mod suite;

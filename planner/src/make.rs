@@ -2,19 +2,20 @@
 
 use std::collections::HashMap;
 
-use cacheplan_handlers::{DType, Growth, ResourceHandler};
-use cacheplan_transforms::Resources;
-
 use crate::budget::{Base, Budget, Fraction, Memory, Objective};
 use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
-use crate::solve::{self, Bound, CacheBytes, Cost, Solution};
+use crate::plan::Deployment;
+use crate::request::Held;
+use crate::solve::{self, CacheBytes, Cost, Solution};
 use crate::{
-    CachePlan, Capacity, Fingerprint, Limits, ManagerKind, Member, Owner, PlanError, PlanRequest, PlannedResource,
-    Pool, SCHEMA_VERSION, SlotDomain, Source, Speculation, Totals, Unit, checkpoints, host, suggest,
+    CachePlan, Cap, Capacity, Certainty, Fingerprint, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner,
+    Parallel, PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals, Unit,
+    checkpoints, host, suggest, weights,
 };
+use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
@@ -46,13 +47,15 @@ pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<
 
 /// [`plan`] without suggestions where it does not fit.
 pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
-    let budget = request.budget;
+    let stated = request;
+    let budget = request.budget.or_fixed(request.model);
+    let (request, budget) = (&PlanRequest { budget: &budget, ..*request }, budget.as_ref());
     budget.validate().map_err(PlanError::Budget)?;
     let max_seq_len = budget.max_seq_len_for(request.model);
     let load = load(budget, max_seq_len)?;
     let policy = budget.grouping.unwrap_or_default();
     let held = request.held()?;
-    let groups = group(policy, &held, max_seq_len)?;
+    let groups = group(policy, &held.resources, max_seq_len)?;
     refuse_unconsumed(budget, &groups)?;
     refuse_unmanaged(budget, &groups)?;
     refuse_mixed(budget, &groups)?;
@@ -71,7 +74,9 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
 
     let mut ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
     let memory = cache_bytes(request, &ledger)?;
-    let wanted = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
+    let batch = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
+    let in_step = sequences_in_step(budget, load.draft_positions)?;
+    let wanted = batch.into_iter().chain(in_step).min();
     let fill = budget.maximize == Some(Objective::Tokens);
     let solution = solve::solve(&demands, &load, memory, wanted, fill, request.agreement)
         .ok_or_else(|| shortfall(&demands, &pools, &load, memory, &ledger))?;
@@ -91,7 +96,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     Ok(CachePlan {
         schema_version: SCHEMA_VERSION,
         tool_version: env!("CARGO_PKG_VERSION").into(),
-        fingerprint: Fingerprint::of(request),
+        fingerprint: Fingerprint::of(stated),
         model: request.model.clone(),
         policy,
         manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
@@ -105,12 +110,45 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         rollback: budget.speculation.as_ref().and_then(|speculation| speculation.rollback_of(request.resources)),
         slots,
         resources,
-        capacity: capacity(&pools, &load, &solution),
+        capacity: capacity(
+            &pools,
+            &load,
+            &solution,
+            in_step.is_some_and(|most| batch.is_none_or(|batch| most < batch)),
+        ),
         pools,
         totals,
+        deployment: deployment(request, &ledger, solution.sequences),
         ledger: ledger.lines,
         host,
     })
+}
+
+/// What all ranks are together.
+fn deployment(request: &PlanRequest<'_>, ledger: &Ledger, sequences_per_replica: u64) -> Option<Deployment> {
+    let parallel = request.budget.parallel;
+    let stages = parallel.stages_of(request.stage, request.model.layers);
+    // Of weights that were measured on one rank nobody knows the classes.
+    let divided = |line: &&LedgerLine| line.name == LedgerItem::Weights && line.source != Certainty::Measured;
+    let weights = ledger.lines.iter().find(divided).and_then(|_| ledger::weights(request)).zip(stages);
+    (parallel != Parallel::default()).then(|| Deployment {
+        devices: parallel.world_size(),
+        replicas: parallel.dp.into(),
+        devices_per_replica: parallel.replica_size(),
+        sequences_per_replica,
+        sequences: sequences_per_replica.saturating_mul(parallel.dp.into()),
+        weights: weights.map(|(told, stages)| weights::shares(&told.size, parallel, stages)).unwrap_or_default(),
+    })
+}
+
+/// The sequences that a stated step has tokens for: each takes one, or all its candidates.
+fn sequences_in_step(budget: &Budget, draft_positions: u64) -> Result<Option<u64>, PlanError> {
+    match budget.max_num_tokens {
+        Some(tokens) if tokens < draft_positions => Err(PlanError::Budget(format!(
+            "`max_num_tokens` (--max-num-tokens) is {tokens}, but a step verifies {draft_positions} tokens of each sequence"
+        ))),
+        tokens => Ok(tokens.map(|tokens| tokens / draft_positions)),
+    }
 }
 
 /// What the budget says of sequences and steps.
@@ -121,7 +159,7 @@ pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError>
         max_seq_len,
         max_num_tokens: budget.max_num_tokens.unwrap_or(DEFAULT_NUM_TOKENS),
         draft_positions: budget.speculation.as_ref().map_or(1, Speculation::positions),
-        context_ranks: budget.parallel.cp.into(),
+        context_ranks: budget.parallel.context_ranks(),
         padding_slots: PADDING_SLOTS,
         checkpoints_per_sequence: workload.checkpoints_per_sequence,
         checkpoints_apart: workload.checkpoint_dtype.is_some(),
@@ -191,7 +229,9 @@ fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<Cach
     let no_device = || {
         PlanError::Budget("`memory.fraction` is a share of a device, and no device was given (--device-memory)".into())
     };
-    if device.is_some() && request.measurement.is_none() && ledger::weights(request).is_none() {
+    let has_weights =
+        ledger::weights(request).is_some() || request.measured.is_some_and(|measured| measured.lines.weights.is_some());
+    if device.is_some() && request.measurement.is_none() && !has_weights {
         let unknown = "the model's files do not tell the size of its weights, so what `memory.fraction` leaves for caches is \
                        unknown; state `memory.weights` (--weights), or the caches' own `memory.bytes` (--memory-bytes)";
         return Err(PlanError::Budget(unknown.into()));
@@ -320,14 +360,14 @@ fn shortfall(
     }))
 }
 
-fn planned_resources(held: &Resources, groups: &[Group<'_>], pools: &[Pool], load: &Load) -> Vec<PlannedResource> {
+fn planned_resources(held: &Held<'_>, groups: &[Group<'_>], pools: &[Pool], load: &Load) -> Vec<PlannedResource> {
     let place: HashMap<&str, usize> = groups
         .iter()
         .enumerate()
         .flat_map(|(index, group)| group.members.iter().map(move |resource| (resource.name.as_str(), index)))
         .collect();
     held.iter()
-        .filter_map(|resource| {
+        .filter_map(|(resource, drafts)| {
             let index = *place.get(resource.name.as_str())?;
             let handler = &resource.handler;
             Some(PlannedResource {
@@ -341,9 +381,10 @@ fn planned_resources(held: &Resources, groups: &[Group<'_>], pools: &[Pool], loa
                 bytes_per_sequence: bytes_per_sequence(handler, load),
                 bytes_fixed: if handler.growth() == Growth::Fixed { handler.unit_bytes() } else { 0 },
                 reason: groups[index].reason.clone(),
-                source: Source::Exact,
+                source: Certainty::Exact,
                 handler: handler.clone(),
                 shared_by: resource.shared_by.clone(),
+                drafts,
             })
         })
         .collect()
@@ -385,7 +426,7 @@ fn totals(resources: &[PlannedResource], pools: &[Pool]) -> Result<Totals, PlanE
     })
 }
 
-fn capacity(pools: &[Pool], load: &Load, solution: &Solution) -> Capacity {
+fn capacity(pools: &[Pool], load: &Load, solution: &Solution, step_caps: bool) -> Capacity {
     let tokens_of = |windowed: bool| {
         pools
             .iter()
@@ -398,11 +439,9 @@ fn capacity(pools: &[Pool], load: &Load, solution: &Solution) -> Capacity {
         sequences: solution.sequences,
         tokens_per_sequence: load.tokens_per_sequence(),
         spare_tokens: solution.spare_tokens,
-        capped_by: match solution.bound {
-            Bound::Memory => "memory",
-            Bound::Batch => "max_batch_size",
-            Bound::Agreement => "another rank",
-        }
-        .into(),
+        capped_by: match solution.cap {
+            Cap::MaxBatchSize if step_caps => Cap::MaxNumTokens,
+            cap => cap,
+        },
     }
 }

@@ -6,17 +6,20 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::ModelInfo;
 use serde::{Deserialize, Serialize};
 
+use crate::weights::WeightShare;
 use crate::{Parallel, Scheme};
 
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
-pub const SCHEMA_VERSION: u32 = 1;
+pub(crate) const SCHEMA_VERSION: u32 = 1;
 
 /// Where every byte of one model's caches lives on one device.
 ///
 /// Every allocation is a [`Pool`], those that no manager owns included, so that the pools' bytes add up to all of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A planner makes it, or it is read, which proves it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CachePlan {
-    /// [`SCHEMA_VERSION`] of the writer.
+    /// The version of the JSON that was written.
     pub schema_version: u32,
     /// Version of the library that made the plan.
     pub tool_version: String,
@@ -25,17 +28,16 @@ pub struct CachePlan {
     /// The model.
     pub model: ModelInfo,
     /// The grouping policy.
-    pub policy: Policy,
-    /// The manager that the runtime creates (phase 4).
+    pub policy: Grouping,
+    /// The manager that serves its caches.
     pub manager: ManagerKind,
     /// The groups of ranks of which this is one rank's plan.
-    #[serde(default)]
     pub parallel: Parallel,
     /// Limits that the plan was made for.
     pub limits: Limits,
     /// How states are put back to the accepted tokens; absent without speculation, and where the model's own resources
     /// say how.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Scheme>,
     /// Sequence slots.
     pub slots: SlotDomain,
@@ -50,8 +52,28 @@ pub struct CachePlan {
     /// Where the device's bytes go, caches included.
     pub ledger: Vec<LedgerLine>,
     /// What the host tier holds; absent where the budget states none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPlan>,
+    /// What all ranks are together; absent on one device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<Deployment>,
+}
+
+/// All ranks of which a plan is one rank's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deployment {
+    /// Devices in all.
+    pub devices: u64,
+    /// Groups of devices that each serve sequences of their own.
+    pub replicas: u64,
+    /// Devices of one replica.
+    pub devices_per_replica: u64,
+    /// Sequences that one replica runs at once: those of `capacity`.
+    pub sequences_per_replica: u64,
+    /// Sequences that all replicas run at once.
+    pub sequences: u64,
+    /// What a rank holds of the weights; empty where they are unknown or on a stage without any.
+    pub weights: Vec<WeightShare>,
 }
 
 /// Host memory, divided over the pools whose contents can move there.
@@ -109,7 +131,7 @@ pub struct Limits {
 /// How resources are grouped into pools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Policy {
+pub enum Grouping {
     /// AutoDeploy's rule: the first handler of a kind is the reference, what does not match it is local.
     FirstReference,
     /// AutoDeploy's later rule: one pool per window, a mix inside one is an error.
@@ -165,7 +187,7 @@ pub enum Unit {
 /// How a number is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum Certainty {
     /// Follows from shapes and dtypes.
     Exact,
     /// Was measured on the device.
@@ -243,19 +265,15 @@ pub struct PlannedResource {
     /// Why this owner, in one sentence.
     pub reason: String,
     /// How the bytes are known.
-    pub source: Source,
+    pub source: Certainty,
     /// What it is.
     pub handler: ResourceHandler,
     /// Layers that read it without owning one (shared KV).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared_by: Vec<u32>,
-}
-
-impl PlannedResource {
     /// Whether it belongs to the draft model or the prediction head, whose layers have numbers of their own.
-    pub fn drafts(&self) -> bool {
-        self.name.starts_with("draft.")
-    }
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drafts: bool,
 }
 
 /// The one count of sequence slots that every consumer takes its rows from.
@@ -290,8 +308,34 @@ pub struct Capacity {
     pub tokens_per_sequence: u64,
     /// Tokens that full-attention pools hold beyond those of the sequences.
     pub spare_tokens: u64,
-    /// The pool or limit that runs out first, by name.
-    pub capped_by: String,
+    /// What runs out first.
+    pub capped_by: Cap,
+}
+
+/// What keeps one more sequence from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cap {
+    /// The bytes for caches.
+    Memory,
+    /// The limit that was asked for.
+    MaxBatchSize,
+    /// The tokens of a step, of which each sequence takes one, or all its candidates.
+    MaxNumTokens,
+    /// What all ranks agreed on.
+    #[serde(rename = "another rank")]
+    AnotherRank,
+}
+
+impl fmt::Display for Cap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Memory => "memory",
+            Self::MaxBatchSize => "max_batch_size",
+            Self::MaxNumTokens => "max_num_tokens",
+            Self::AnotherRank => "another rank",
+        })
+    }
 }
 
 /// Sums over resources and pools, in bytes.
@@ -307,20 +351,118 @@ pub struct Totals {
     pub unmanaged_bytes: u64,
 }
 
+/// What takes bytes of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub enum LedgerItem {
+    /// The model's weights.
+    Weights,
+    /// What stays without caches, as it was measured: weights and what the process holds.
+    Resident,
+    /// The peak of one step besides weights and caches.
+    Activations,
+    /// What the device's own libraries take.
+    Context,
+    /// NCCL's buffers.
+    Nccl,
+    /// Captured CUDA graphs.
+    Graphs,
+    /// The draft model's weights.
+    DraftWeights,
+    /// Offloaded caches, where host and device share their memory.
+    HostTier,
+    /// What nobody may use.
+    Reserve,
+    /// What the assumed lines may take beyond what they say, where the budget wants to be safe of that.
+    Margin,
+    /// A managed pool, by its id.
+    Pool(String),
+    /// All pools that no manager owns.
+    Local,
+    /// What caches could take and do not.
+    Unused,
+}
+
+impl LedgerItem {
+    const NAMED: [Self; 12] = [
+        Self::Weights,
+        Self::Resident,
+        Self::Activations,
+        Self::Context,
+        Self::Nccl,
+        Self::Graphs,
+        Self::DraftWeights,
+        Self::HostTier,
+        Self::Reserve,
+        Self::Margin,
+        Self::Local,
+        Self::Unused,
+    ];
+
+    /// The name in plans; a pool's is its id.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Weights => "weights",
+            Self::Resident => "resident",
+            Self::Activations => "activations",
+            Self::Context => "context",
+            Self::Nccl => "nccl",
+            Self::Graphs => "graphs",
+            Self::DraftWeights => "draft weights",
+            Self::HostTier => "host tier",
+            Self::Reserve => "reserve",
+            Self::Margin => "margin",
+            Self::Pool(id) => id,
+            Self::Local => "local",
+            Self::Unused => "unused",
+        }
+    }
+
+    /// Whether it is a cache, or what is left for them.
+    pub(crate) const fn is_for_caches(&self) -> bool {
+        matches!(self, Self::Pool(_) | Self::Local | Self::Unused)
+    }
+}
+
+impl fmt::Display for LedgerItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<LedgerItem> for String {
+    fn from(item: LedgerItem) -> Self {
+        item.name().to_owned()
+    }
+}
+
+impl From<String> for LedgerItem {
+    fn from(name: String) -> Self {
+        Self::NAMED.into_iter().find(|item| item.name() == name).unwrap_or(Self::Pool(name))
+    }
+}
+
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 /// One line of the device's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerLine {
-    /// `weights`, `activations`, a pool's id, `reserve`, ….
-    pub name: String,
+    /// What takes them.
+    pub name: LedgerItem,
     /// Bytes.
     pub bytes: u64,
     /// How they are known.
-    pub source: Source,
+    pub source: Certainty,
     /// What the number rests on, in one sentence.
     pub note: String,
+    /// How many bytes more it may take, as far as that is known; honoured where the budget says `memory.safe`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub uncertain_bytes: u64,
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for Grouping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::FirstReference => "first-reference",

@@ -6,7 +6,7 @@ use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
 
-use crate::{CachePlan, PlanError, PlanRequest, plan};
+use crate::{CachePlan, Key, PlanError, PlanRequest, make, plan};
 
 /// Sizes of the groups that ranks form; 1 each where absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,18 +16,25 @@ pub struct Parallel {
     pub tp: u32,
     /// Pipeline parallel: divides layers.
     pub pp: u32,
-    /// Data parallel: every group of ranks serves other sequences.
+    /// Data parallel: every replica of `tp * pp * cp` ranks serves other sequences.
     pub dp: u32,
-    /// Expert parallel: divides experts, hence no caches.
+    /// Expert parallel: divides routed experts, over the replicas too where it is larger than `tp`; no caches.
     pub ep: u32,
-    /// Context parallel: divides a sequence's paged tokens.
+    /// Context parallel with ranks of its own (prefill): divides a sequence's paged tokens.
     pub cp: u32,
+    /// Context parallel among the `tp` ranks that hold the same heads (decode): divides a sequence's paged tokens.
+    #[serde(skip_serializing_if = "is_one")]
+    pub dcp: u32,
 }
 
 impl Default for Parallel {
     fn default() -> Self {
-        Self { tp: 1, pp: 1, dp: 1, ep: 1, cp: 1 }
+        Self { tp: 1, pp: 1, dp: 1, ep: 1, cp: 1, dcp: 1 }
     }
+}
+
+fn is_one(size: &u32) -> bool {
+    *size == 1
 }
 
 /// What every rank of a group can serve, hence the size of every pool on every rank.
@@ -61,8 +68,42 @@ impl Parallel {
         self.tp as u64 * self.pp as u64 * self.dp as u64 * self.cp as u64
     }
 
+    /// Ranks that serve the same sequences.
+    pub(crate) const fn replica_size(&self) -> u64 {
+        self.tp as u64 * self.pp as u64 * self.cp as u64
+    }
+
+    /// Groups of several ranks that a rank exchanges with: those of its layers, stages, replicas with shared experts, and
+    /// of the tokens of a sequence.
+    pub(crate) fn groups(&self) -> u32 {
+        let shares_experts = self.ep > self.tp;
+        [self.tp > 1, self.pp > 1, shares_experts, self.cp > 1, self.dcp > 1].into_iter().map(u32::from).sum()
+    }
+
+    /// Over how many ranks the tokens of a sequence are divided.
+    pub(crate) const fn context_ranks(&self) -> u64 {
+        self.cp as u64 * self.dcp as u64
+    }
+
+    /// Every size with its key.
+    pub(crate) const fn sizes(&self) -> [(&'static str, u32); 6] {
+        [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep), ("cp", self.cp), ("dcp", self.dcp)]
+    }
+
+    /// The keys whose sizes are not those of `before`.
+    pub(crate) fn changes(&self, before: Self) -> Vec<(&'static str, String)> {
+        let sizes = Key::all().iter().filter_map(|key| {
+            let of = |parallel: Self| {
+                parallel.sizes().into_iter().find(|(name, _)| key.path.strip_prefix("parallel.") == Some(*name))
+            };
+            let (_, size) = of(*self).filter(|size| Some(*size) != of(before))?;
+            Some((key.path, size.to_string()))
+        });
+        sizes.collect()
+    }
+
     pub(crate) fn validate(&self) -> Result<(), String> {
-        for (key, size) in [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep), ("cp", self.cp)] {
+        for (key, size) in self.sizes() {
             if !(1..=4096).contains(&size) {
                 return Err(format!("`parallel.{key}` is {size}; it must be between 1 and 4096"));
             }
@@ -70,6 +111,9 @@ impl Parallel {
         let holders = u64::from(self.tp) * u64::from(self.dp);
         if !holders.is_multiple_of(self.ep.into()) {
             return Err(format!("`parallel.ep` {} does not divide tp * dp = {holders}", self.ep));
+        }
+        if !self.tp.is_multiple_of(self.dcp) {
+            return Err(format!("`parallel.dcp` {} does not divide tp {}, whose ranks it takes", self.dcp, self.tp));
         }
         Ok(())
     }
@@ -92,43 +136,55 @@ impl Parallel {
         first..first + each + u32::from(stage < more)
     }
 
-    /// Over how many ranks a model of so many layers is divided, hence its weights; `None` on a stage without a layer.
-    pub(crate) fn shards(&self, stage: u32, layers: u32) -> Option<u64> {
+    /// Over how many stages a model of so many layers is divided, hence its weights; `None` on a stage without a layer.
+    pub(crate) fn stages_of(&self, stage: u32, layers: u32) -> Option<u64> {
         let stages = self.pp.min(layers.max(1));
-        (stage < stages).then(|| u64::from(self.tp) * u64::from(stages))
+        (stage < stages).then_some(stages.into())
     }
-}
-
-/// Plans every pipeline stage and sizes all of them for what the poorest can serve.
-///
-/// The minimum is taken of sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone
-/// would leave ranks with other pools out of step.
-///
-/// # Errors
-/// As [`plan`], or sizes that do not divide the model.
-pub fn plan_ranks(request: &PlanRequest<'_>) -> Result<RankPlans, PlanError> {
-    let parallel = request.budget.parallel;
-    parallel.validate().map_err(PlanError::Budget)?;
-    let plan_all = |agreement: Option<Agreement>| -> Result<Vec<CachePlan>, PlanError> {
-        (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
-    };
-    let alone = plan_all(request.agreement)?;
-    // A single stage has nobody to agree with.
-    if parallel.pp == 1 {
-        let plan = &alone[0];
-        let host_sequences = plan.host.as_ref().map(|host| host.sequences);
-        let (sequences, spare_tokens) = (plan.capacity.sequences, plan.capacity.spare_tokens);
-        return Ok(RankPlans::new(parallel, Agreement { sequences, spare_tokens, host_sequences }, alone));
-    }
-    let sequences = least(&alone, |plan| plan.capacity.sequences);
-    let host_sequences = alone.iter().filter_map(|plan| Some(plan.host.as_ref()?.sequences)).min();
-    let unlimited = Agreement { sequences, spare_tokens: u64::MAX, host_sequences };
-    let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
-    let agreement = Agreement { sequences, spare_tokens, host_sequences };
-    Ok(RankPlans::new(parallel, agreement, plan_all(Some(agreement))?))
 }
 
 impl RankPlans {
+    /// Plans every pipeline stage and sizes all of them for what the poorest can serve.
+    ///
+    /// The minimum is taken of sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone
+    /// would leave ranks with other pools out of step.
+    ///
+    /// # Errors
+    /// As [`plan`], or sizes that do not divide the model.
+    pub fn of(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
+        Self::each(request, plan)
+    }
+
+    /// The same without suggestions where it does not fit.
+    pub(crate) fn made(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
+        Self::each(request, make::make)
+    }
+
+    fn each(
+        request: &PlanRequest<'_>,
+        plan: impl Fn(&PlanRequest<'_>) -> Result<CachePlan, PlanError>,
+    ) -> Result<Self, PlanError> {
+        let parallel = request.budget.parallel;
+        parallel.validate().map_err(PlanError::Budget)?;
+        let plan_all = |agreement: Option<Agreement>| -> Result<Vec<CachePlan>, PlanError> {
+            (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
+        };
+        let alone = plan_all(request.agreement)?;
+        // A single stage has nobody to agree with.
+        if parallel.pp == 1 {
+            let plan = &alone[0];
+            let host_sequences = plan.host.as_ref().map(|host| host.sequences);
+            let (sequences, spare_tokens) = (plan.capacity.sequences, plan.capacity.spare_tokens);
+            return Ok(Self::new(parallel, Agreement { sequences, spare_tokens, host_sequences }, alone));
+        }
+        let sequences = least(&alone, |plan| plan.capacity.sequences);
+        let host_sequences = alone.iter().filter_map(|plan| Some(plan.host.as_ref()?.sequences)).min();
+        let unlimited = Agreement { sequences, spare_tokens: u64::MAX, host_sequences };
+        let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
+        let agreement = Agreement { sequences, spare_tokens, host_sequences };
+        Ok(Self::new(parallel, agreement, plan_all(Some(agreement))?))
+    }
+
     fn new(parallel: Parallel, agreement: Agreement, stages: Vec<CachePlan>) -> Self {
         let pools: Vec<_> = stages
             .iter()
@@ -156,10 +212,27 @@ pub(crate) fn split(
         if resource.layer.is_some_and(|layer| !own.contains(&layer)) {
             continue;
         }
+        refuse_context_of_heads(resource, parallel)?;
         let handler = divide(resource, resources, parallel.tp.into())?;
         held.push(Resource { handler, ..resource.clone() }).map_err(|error| PlanError::Budget(error.to_string()))?;
     }
     Ok(held)
+}
+
+/// Ranks can divide the tokens of a head only where each of them would hold that head.
+fn refuse_context_of_heads(resource: &Resource, parallel: Parallel) -> Result<(), PlanError> {
+    let kv_heads = resource.handler.shape().iter().find(|dim| dim.split == Split::KvHeads).map_or(1, |dim| dim.size);
+    let copies = u64::from(parallel.tp) / kv_heads.max(1);
+    if parallel.dcp == 1 || !resource.handler.is_paged() || copies >= parallel.dcp.into() {
+        return Ok(());
+    }
+    Err(PlanError::Budget(format!(
+        "`{}`: `parallel.dcp` {} is more than the {} ranks of tp {} that hold each of its {kv_heads} heads",
+        resource.name,
+        parallel.dcp,
+        copies.max(1),
+        parallel.tp
+    )))
 }
 
 fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<ResourceHandler, PlanError> {
@@ -179,9 +252,17 @@ fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<Resourc
             Split::KvHeads | Split::Heads if dim.size.is_multiple_of(tp) => (dim.size / tp, dim.split.clone()),
             Split::KvHeads | Split::Heads => return Err(uneven(dim, "size", dim.size)),
             Split::Sections(sections) => {
-                if let Some(groups) = groups_per_section(resource, resources, sections)
-                    && !groups.is_multiple_of(tp)
+                let groups = groups_per_section(resource, resources, sections);
+                // The one group of all heads is on every rank, as vLLM and SGLang have it.
+                if let ([inner, group, same], Some(1)) = (&**sections, groups)
+                    && group == same
+                    && inner.is_multiple_of(tp)
                 {
+                    let sections = vec![inner / tp, *group, *group];
+                    (dim.size, dim.split) = (sections.iter().sum(), Split::Sections(sections));
+                    continue;
+                }
+                if let Some(groups) = groups.filter(|groups| !groups.is_multiple_of(tp)) {
                     return Err(uneven(dim, "n_groups", groups));
                 }
                 if let Some(section) = sections.iter().find(|section| !section.is_multiple_of(tp)) {

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 
-use cacheplan_transforms::{ModelInfo, Resources};
+use cacheplan_transforms::{Model, ModelInfo, Resource, Resources};
 use serde::{Deserialize, Serialize};
 
+use crate::measured::Measured;
 use crate::speculation;
+use crate::step::StepBytes;
 use crate::{Agreement, Budget, CachePlan, DeviceInfo, Parallel, PlanError, Speculation, plan, ranks};
 
 /// Everything that a plan depends on.
@@ -21,12 +23,28 @@ pub struct PlanRequest<'a> {
     pub device: Option<&'a DeviceInfo>,
     /// What a profiled forward showed; replaces the assumptions.
     pub measurement: Option<&'a Measurement>,
+    /// What an engine logged of the same model; replaces assumptions line by line.
+    pub measured: Option<&'a Measured>,
     /// The draft model, where speculation has one.
     pub draft: Option<Draft<'a>>,
     /// The pipeline stage to plan for; 0 without pipeline parallelism.
     pub stage: u32,
-    /// What all ranks can serve; [`crate::plan_ranks`] finds it.
+    /// What all ranks can serve; [`RankPlans::of`](crate::RankPlans::of) finds it.
     pub agreement: Option<Agreement>,
+    /// The largest live set of a step, where the model's layers tell it.
+    pub step: Option<StepBytes>,
+    /// How the budget was stated, in whose words changes to it are suggested.
+    pub stated: Stated,
+}
+
+/// How a budget is stated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stated {
+    /// As keys of a file: `max_seq_len = 4096`.
+    #[default]
+    Keys,
+    /// As flags of the command: `--max-seq-len 4096`.
+    Flags,
 }
 
 /// A model that drafts what another verifies, on the same ranks.
@@ -35,7 +53,7 @@ pub struct PlanRequest<'a> {
 /// the other's are; with fewer layers than pipeline stages the last stages hold nothing of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Draft<'a> {
-    /// What is known of it besides its caches.
+    /// What is known of it besides its caches; its weights are counted in the ledger.
     pub model: &'a ModelInfo,
     /// Its caches.
     pub resources: &'a Resources,
@@ -44,43 +62,96 @@ pub struct Draft<'a> {
 impl<'a> PlanRequest<'a> {
     /// A request for one device that nobody described.
     pub const fn new(model: &'a ModelInfo, resources: &'a Resources, budget: &'a Budget) -> Self {
-        Self { model, resources, budget, device: None, measurement: None, draft: None, stage: 0, agreement: None }
+        Self {
+            model,
+            resources,
+            budget,
+            device: None,
+            measurement: None,
+            measured: None,
+            draft: None,
+            stage: 0,
+            agreement: None,
+            step: None,
+            stated: Stated::Keys,
+        }
+    }
+
+    /// The same with what a step takes of `model`, whose layers tell it.
+    #[must_use]
+    pub fn with_step_of(self, model: &Model) -> Self {
+        Self { step: StepBytes::of(model), ..self }
+    }
+
+    /// The same of a budget that flags of the command state.
+    #[must_use]
+    pub const fn stated_in_flags(self) -> Self {
+        Self { stated: Stated::Flags, ..self }
     }
 
     /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
-    pub(crate) fn held(&self) -> Result<Cow<'a, Resources>, PlanError> {
+    pub(crate) fn held(&self) -> Result<Held<'a>, PlanError> {
         self.divided(|speculation| speculation::extend(self.resources, speculation, self.model.dtype))
     }
 
     /// The same without what speculation adds to states, for which every engine has its own buffers.
-    pub(crate) fn held_by_engine(&self) -> Result<Cow<'a, Resources>, PlanError> {
-        self.divided(|speculation| speculation::with_head(self.resources.clone().into(), speculation))
+    pub(crate) fn held_by_engine(&self) -> Result<Held<'a>, PlanError> {
+        self.divided(|_| Ok(self.resources.clone()))
     }
 
     fn divided(
         &self,
-        speculate: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
-    ) -> Result<Cow<'a, Resources>, PlanError> {
-        let all = match &self.budget.speculation {
-            Some(speculation) => Cow::Owned(speculate(speculation)?),
-            None if self.draft.is_some() => {
-                let reason = "a draft model is given, but `[speculation]` (--draft-tokens) is not";
-                return Err(PlanError::Budget(reason.into()));
-            }
-            None => Cow::Borrowed(self.resources),
-        };
+        extend: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
+    ) -> Result<Held<'a>, PlanError> {
         let parallel = self.budget.parallel;
         if parallel != Parallel::default() {
             parallel.refuse_stage(self.stage, self.model.layers)?;
         }
         let of_rank = |resources: Cow<'a, Resources>, layers: u32| match parallel == Parallel::default() {
-            true => Ok(resources),
+            true => Ok::<_, PlanError>(resources),
             false => ranks::split(&resources, layers, parallel, self.stage).map(Cow::Owned),
         };
-        let held = of_rank(all, self.model.layers)?;
-        let Some(draft) = self.draft else { return Ok(held) };
-        let drafting = of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?;
-        speculation::with_draft(held.into_owned(), &drafting).map(Cow::Owned)
+        let Some(speculation) = &self.budget.speculation else {
+            if self.draft.is_some() {
+                let reason = "a draft model is given, but `[speculation]` (--draft-tokens) is not";
+                return Err(PlanError::Budget(reason.into()));
+            }
+            return Ok(Held::without_draft(of_rank(Cow::Borrowed(self.resources), self.model.layers)?));
+        };
+        let mut held = Held::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
+        let head = speculation::head(self.resources, speculation, self.budget.max_seq_len_for(self.model))?;
+        held.add_drafting(&*of_rank(Cow::Owned(head), self.model.layers)?)?;
+        if let Some(draft) = self.draft {
+            held.add_drafting(&*of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?)?;
+        }
+        Ok(held)
+    }
+}
+
+/// What one rank holds: the model's caches, then those of its prediction head and its draft model, named `draft.…`.
+pub(crate) struct Held<'a> {
+    pub(crate) resources: Cow<'a, Resources>,
+    /// How many of them are the model's own.
+    own: usize,
+}
+
+impl<'a> Held<'a> {
+    fn without_draft(resources: Cow<'a, Resources>) -> Self {
+        Self { own: resources.len(), resources }
+    }
+
+    fn add_drafting(&mut self, drafting: &Resources) -> Result<(), PlanError> {
+        for resource in drafting {
+            let resource = Resource { name: format!("draft.{}", resource.name), ..resource.clone() };
+            let added = self.resources.to_mut().push(resource);
+            added.map_err(|error| PlanError::Budget(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Each resource, and whether it drafts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Resource, bool)> {
+        self.resources.iter().enumerate().map(|(at, resource)| (resource, at >= self.own))
     }
 }
 
@@ -96,10 +167,12 @@ pub struct Measurement {
     pub free_bytes: u64,
 }
 
-/// The plan for what was measured: `paged = (free - states - forward) * fraction`, the rest as before.
-///
-/// # Errors
-/// As [`plan`].
-pub fn resize(request: &PlanRequest<'_>, measurement: &Measurement) -> Result<CachePlan, PlanError> {
-    plan(&PlanRequest { measurement: Some(measurement), ..*request })
+impl PlanRequest<'_> {
+    /// The plan for what was measured: `paged = (free - states - forward) * fraction`, the rest as before.
+    ///
+    /// # Errors
+    /// As [`plan`].
+    pub fn resized(&self, measurement: &Measurement) -> Result<CachePlan, PlanError> {
+        plan(&PlanRequest { measurement: Some(measurement), ..*self })
+    }
 }

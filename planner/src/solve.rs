@@ -1,8 +1,8 @@
 //! The most sequences that the bytes admit, in exact integers.
 
-use crate::Agreement;
 use crate::budget::Fraction;
 use crate::demand::{Demand, Load};
+use crate::{Agreement, Cap};
 
 /// The bytes for all pools; paged pools may take a fraction of what the others leave.
 #[derive(Clone, Copy, Debug)]
@@ -24,15 +24,8 @@ pub(crate) struct Solution {
     pub(crate) spare_tokens: u64,
     /// Units of each pool, in the order of the demands.
     pub(crate) units: Vec<u64>,
-    pub(crate) bound: Bound,
-}
-
-/// What one more sequence would break.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bound {
-    Memory,
-    Batch,
-    Agreement,
+    /// What one more sequence would break.
+    pub(crate) cap: Cap,
 }
 
 /// Sums of bytes, paged and not.
@@ -78,9 +71,9 @@ impl Cost {
 
 /// Sizes the pools for the most sequences; `None` if not even one fits.
 ///
-/// `wanted` caps the sequences. Where the bytes do, full-attention pools share what one more sequence would need but does
-/// not find, so that they still run out at the same number of tokens.
-/// With `fill` they do so even where `wanted` caps. `agreed` is what all ranks can serve; it caps both.
+/// There are at most `wanted` sequences. What is too little for one more of them goes to the full-attention pools, in
+/// such shares that all of them still run out at the same number of tokens; where `wanted` is reached it stays unused,
+/// unless `fill` is set. `agreed` is what every rank can serve, sequences and spare tokens.
 pub(crate) fn solve(
     demands: &[Demand],
     load: &Load,
@@ -89,19 +82,19 @@ pub(crate) fn solve(
     fill: bool,
     agreed: Option<Agreement>,
 ) -> Option<Solution> {
-    let cap = wanted.unwrap_or(MAX_SEQUENCES).min(agreed.map_or(u64::MAX, |agreed| agreed.sequences));
+    let most = wanted.unwrap_or(MAX_SEQUENCES).min(agreed.map_or(u64::MAX, |agreed| agreed.sequences));
     let fits = |sequences: u64, memory| Cost::of(demands, load, sequences).excess(memory) == 0;
-    let sequences = memory.map_or(cap, |memory| last(cap, |sequences| fits(sequences, memory)));
+    let sequences = memory.map_or(most, |memory| last(most, |sequences| fits(sequences, memory)));
     if sequences == 0 {
         return None;
     }
-    let bound = match wanted {
-        Some(wanted) if sequences == wanted => Bound::Batch,
-        _ if sequences == cap && agreed.is_some() => Bound::Agreement,
-        _ => Bound::Memory,
+    let cap = match wanted {
+        Some(wanted) if sequences == wanted => Cap::MaxBatchSize,
+        _ if sequences == most && agreed.is_some() => Cap::AnotherRank,
+        _ => Cap::Memory,
     };
     let spare_tokens = match memory {
-        Some(memory) if bound != Bound::Batch || fill => spare_tokens(demands, load, memory, sequences),
+        Some(memory) if cap != Cap::MaxBatchSize || fill => spare_tokens(demands, load, memory, sequences),
         _ => 0,
     };
     let spare_tokens = spare_tokens.min(agreed.map_or(u64::MAX, |agreed| agreed.spare_tokens));
@@ -109,7 +102,7 @@ pub(crate) fn solve(
         .iter()
         .map(|demand| demand.units(load, sequences).saturating_add(demand.spare_units(spare_tokens)))
         .collect();
-    Some(Solution { sequences, spare_tokens, units, bound })
+    Some(Solution { sequences, spare_tokens, units, cap })
 }
 
 /// Tokens that full-attention pools can hold beyond those of `sequences` sequences.

@@ -58,7 +58,9 @@ impl Speculation {
     }
 }
 
-/// The model's resources with what its speculation needs, then those of its prediction head.
+/// The model's resources with what its speculation needs to put states back.
+///
+/// This is the one place where the twins of states are derived.
 pub(crate) fn extend(
     resources: &Resources,
     speculation: &Speculation,
@@ -82,41 +84,35 @@ pub(crate) fn extend(
         extended.push(Resource { handler: own, ..resource.clone() });
         extended.extend(kept);
     }
-    with_head(extended, speculation)
+    Resources::try_from(extended).map_err(unusable)
 }
 
-/// The resources, then those of the prediction head, named `draft.mtp_…`.
-pub(crate) fn with_head(mut resources: Vec<Resource>, speculation: &Speculation) -> Result<Resources, PlanError> {
-    let full = Growth::Paged { stride: 1, window: None };
-    let last = resources.iter().rfind(|resource| resource.handler.growth() == full).and_then(|last| last.layer);
+/// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer.
+pub(crate) fn head(resources: &Resources, speculation: &Speculation, max_seq_len: u64) -> Result<Resources, PlanError> {
+    let is_full = |resource: &&Resource| {
+        resource.handler.growth().within(max_seq_len) == Growth::Paged { stride: 1, window: None }
+    };
+    let last = resources.iter().rfind(is_full).and_then(|last| last.layer);
     // Sparse attention keeps the keys of its indexer beside its latents.
-    let like = |resource: &&Resource| resource.handler.growth() == full && resource.layer == last;
-    let like: Vec<Resource> = resources.iter().filter(like).cloned().collect();
-    if like.is_empty() && speculation.mtp_layers > 0 {
+    let like = || resources.iter().filter(is_full).filter(|resource| resource.layer == last);
+    if like().next().is_none() && speculation.mtp_layers > 0 {
         let reason = "`speculation.mtp_layers` is stated, but the model has no full attention to be like";
         return Err(PlanError::Budget(reason.into()));
     }
+    let mut head = Resources::default();
     for layer in 0..speculation.mtp_layers {
-        for (position, like) in like.iter().enumerate() {
+        for (position, like) in like().enumerate() {
             let provenance = vec![format!("as `{}`, for layer {layer} of the prediction head", like.name)];
             let name = match position {
-                0 => format!("draft.mtp_{layer}"),
-                _ => format!("draft.mtp_{layer}.{position}"),
+                0 => format!("mtp_{layer}"),
+                _ => format!("mtp_{layer}.{position}"),
             };
             let node = format!("mtp.layers.{layer}");
-            resources.push(Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() });
+            let own = Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() };
+            head.push(own).map_err(unusable)?;
         }
     }
-    Resources::try_from(resources).map_err(unusable)
-}
-
-/// The resources, then those of the draft model, named `draft.…`.
-pub(crate) fn with_draft(mut resources: Resources, draft: &Resources) -> Result<Resources, PlanError> {
-    for own in draft {
-        let name = format!("draft.{}", own.name);
-        resources.push(Resource { name, ..own.clone() }).map_err(unusable)?;
-    }
-    Ok(resources)
+    Ok(head)
 }
 
 fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resource {
@@ -128,11 +124,6 @@ fn derived(resource: &Resource, what: &str, handler: ResourceHandler) -> Resourc
         shared_by: Vec::new(),
         ..resource.clone()
     }
-}
-
-/// Whether a resource holds inputs of a recurrence that are replayed.
-pub(crate) fn is_replay(kind: &Kind) -> bool {
-    matches!(kind, Kind::Custom(name) if name.starts_with("replay."))
 }
 
 /// What is kept of each candidate to move a state on later; nothing for what is no state of a sequence.

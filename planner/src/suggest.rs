@@ -4,42 +4,42 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use crate::make::make;
+use crate::request::Stated;
 use crate::solve::last;
-use crate::{Budget, CachePlan, CheckpointDType, Draft, PlanRequest, Suggestion, Workload};
+use crate::{
+    Budget, CachePlan, Cap, CheckpointDType, Draft, Key, Parallel, PlanRequest, RankPlans, Suggestion, Workload, ledger,
+};
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
 
 /// The changes that make one sequence fit, those that admit the most first.
 pub(crate) fn suggestions(request: &PlanRequest<'_>) -> Vec<Suggestion> {
-    let tries = [
-        fewer_checkpoints(request),
-        smaller_checkpoints(request),
-        shorter(request),
-        smaller_kv(request),
-        more_ranks(request),
-    ];
-    best(tries.into_iter().flatten())
+    let tries = [fewer_checkpoints(request), smaller_checkpoints(request), shorter(request), smaller_kv(request)];
+    best(tries.into_iter().flatten().chain(more_devices(request)))
 }
 
-/// What would let more sequences run at once than `plan`, the plan of `request`, does: one change each, those that admit
-/// the most first. None where no memory is stated, and none for pipeline stages, which must agree.
-pub fn knobs(request: &PlanRequest<'_>, plan: &CachePlan) -> Vec<Suggestion> {
-    let budget = request.budget;
-    if budget.memory.is_none() || budget.parallel.pp > 1 {
-        return Vec::new();
+impl PlanRequest<'_> {
+    /// What would let more sequences run at once than `plan`, the plan of this request, does: one change each, those that admit
+    /// the most first. None where no memory is stated.
+    pub fn knobs(&self, plan: &CachePlan) -> Vec<Suggestion> {
+        let request = self;
+        if request.budget.memory.is_none() {
+            return Vec::new();
+        }
+        let tries = match plan.capacity.capped_by {
+            Cap::MaxBatchSize => vec![larger_batch(request)],
+            Cap::MaxNumTokens => vec![larger_step(request)],
+            Cap::Memory | Cap::AnotherRank => vec![
+                no_checkpoints(request),
+                smaller_checkpoints(request),
+                half_as_long(request),
+                smaller_kv(request),
+                more_devices(request).into_iter().next(),
+            ],
+        };
+        best(tries.into_iter().flatten().filter(|suggestion| suggestion.sequences > served(plan)))
     }
-    let tries = match plan.capacity.capped_by.as_str() {
-        "max_batch_size" => vec![larger_batch(request)],
-        _ => vec![
-            no_checkpoints(request),
-            smaller_checkpoints(request),
-            half_as_long(request),
-            smaller_kv(request),
-            more_ranks(request),
-        ],
-    };
-    best(tries.into_iter().flatten().filter(|suggestion| suggestion.sequences > plan.capacity.sequences))
 }
 
 fn best(found: impl Iterator<Item = Suggestion>) -> Vec<Suggestion> {
@@ -49,26 +49,54 @@ fn best(found: impl Iterator<Item = Suggestion>) -> Vec<Suggestion> {
     found
 }
 
-fn suggestion(change: String, plan: &CachePlan) -> Suggestion {
+/// What `plan` comes to with these keys, in the words that the request was stated in.
+fn suggestion(request: &PlanRequest<'_>, keys: &[(&str, String)], plan: &CachePlan) -> Suggestion {
+    let words = |(path, value): &(&str, String)| match request.stated {
+        Stated::Keys => format!("{path} = {value}"),
+        Stated::Flags => {
+            let flag = Key::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
+            format!("{flag} {}", value.trim_matches('"'))
+        }
+    };
+    let between = if request.stated == Stated::Flags { " " } else { ", " };
+    let change = keys.iter().map(words).collect::<Vec<_>>().join(between);
     let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
-    Suggestion { change, sequences: plan.capacity.sequences, bytes }
+    Suggestion { change, sequences: served(plan), bytes }
+}
+
+/// Sequences over all replicas.
+fn served(plan: &CachePlan) -> u64 {
+    plan.deployment.as_ref().map_or(plan.capacity.sequences, |all| all.sequences)
 }
 
 fn with_budget(request: &PlanRequest<'_>, change: impl FnOnce(&mut Budget)) -> Option<CachePlan> {
     let mut budget = request.budget.clone();
     change(&mut budget);
-    make(&PlanRequest { budget: &budget, ..*request }).ok()
+    solved(&PlanRequest { budget: &budget, ..*request })
+}
+
+/// The plan of a request; of several stages that of the one that is asked about, at what all agree on.
+fn solved(request: &PlanRequest<'_>) -> Option<CachePlan> {
+    if request.budget.parallel.pp == 1 {
+        return make(request).ok();
+    }
+    RankPlans::made(&PlanRequest { agreement: None, ..*request }).ok()?.stages.into_iter().nth(request.stage as usize)
 }
 
 fn shorter(request: &PlanRequest<'_>) -> Option<Suggestion> {
     let at = |length: u64| with_budget(request, |budget| budget.max_seq_len = Some(length));
     let longest = last(request.budget.max_seq_len_for(request.model) - 1, |length| length == 0 || at(length).is_some());
-    Some(suggestion(format!("max_seq_len = {longest}"), &at(longest)?))
+    Some(suggestion(request, &[("max_seq_len", longest.to_string())], &at(longest)?))
+}
+
+fn larger_step(request: &PlanRequest<'_>) -> Option<Suggestion> {
+    let plan = with_budget(request, |budget| (budget.max_num_tokens, budget.maximize) = (None, None))?;
+    Some(suggestion(request, &[("max_num_tokens", plan.limits.max_num_tokens.to_string())], &plan))
 }
 
 fn larger_batch(request: &PlanRequest<'_>) -> Option<Suggestion> {
     let plan = with_budget(request, |budget| (budget.max_batch_size, budget.maximize) = (None, None))?;
-    Some(suggestion(format!("max_batch_size = {}", plan.capacity.sequences), &plan))
+    Some(suggestion(request, &[("max_batch_size", plan.capacity.sequences.to_string())], &plan))
 }
 
 fn half_as_long(request: &PlanRequest<'_>) -> Option<Suggestion> {
@@ -77,19 +105,19 @@ fn half_as_long(request: &PlanRequest<'_>) -> Option<Suggestion> {
     }
     let half = request.budget.max_seq_len_for(request.model) / 2;
     let plan = with_budget(request, |budget| budget.max_seq_len = Some(half))?;
-    Some(suggestion(format!("max_seq_len = {half}"), &plan))
+    Some(suggestion(request, &[("max_seq_len", half.to_string())], &plan))
 }
 
 fn fewer_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
     let checkpoints = request.budget.workload.as_ref()?.checkpoints_per_sequence;
     let fits = |fewer: u64| with_checkpoints(request, fewer).is_some();
     let most = last(checkpoints.checked_sub(1)?, |fewer| fewer == 0 || fits(fewer));
-    Some(checkpoints_of(most, &with_checkpoints(request, most)?))
+    Some(checkpoints_of(request, most, &with_checkpoints(request, most)?))
 }
 
 fn no_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
     request.budget.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence > 0)?;
-    Some(checkpoints_of(0, &with_checkpoints(request, 0)?))
+    Some(checkpoints_of(request, 0, &with_checkpoints(request, 0)?))
 }
 
 fn with_checkpoints(request: &PlanRequest<'_>, each: u64) -> Option<CachePlan> {
@@ -101,8 +129,8 @@ fn with_checkpoints(request: &PlanRequest<'_>, each: u64) -> Option<CachePlan> {
     })
 }
 
-fn checkpoints_of(each: u64, plan: &CachePlan) -> Suggestion {
-    suggestion(format!("workload.checkpoints_per_sequence = {each}"), plan)
+fn checkpoints_of(request: &PlanRequest<'_>, each: u64, plan: &CachePlan) -> Suggestion {
+    suggestion(request, &[("workload.checkpoints_per_sequence", each.to_string())], plan)
 }
 
 fn smaller_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
@@ -112,7 +140,7 @@ fn smaller_checkpoints(request: &PlanRequest<'_>) -> Option<Suggestion> {
             workload.checkpoint_dtype = Some(CheckpointDType::Int8);
         }
     })?;
-    Some(suggestion("workload.checkpoint_dtype = \"int8\"".into(), &plan))
+    Some(suggestion(request, &[("workload.checkpoint_dtype", "\"int8\"".into())], &plan))
 }
 
 fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
@@ -122,12 +150,12 @@ fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
     if smaller == *request.resources {
         return None;
     }
-    let plan = make(&PlanRequest { resources: &smaller, draft, ..*request }).ok()?;
-    Some(suggestion("dtypes.kv = \"f8_e4m3\"".into(), &plan))
+    let plan = solved(&PlanRequest { resources: &smaller, draft, ..*request })?;
+    Some(suggestion(request, &[("dtypes.kv", "\"f8_e4m3\"".into())], &plan))
 }
 
 /// The resources with wide keys and values in 8 bits.
-fn in_eight_bits(resources: &Resources) -> Option<Resources> {
+pub(crate) fn in_eight_bits(resources: &Resources) -> Option<Resources> {
     let mut smaller = Resources::default();
     for resource in resources {
         let handler = &resource.handler;
@@ -142,10 +170,26 @@ fn in_eight_bits(resources: &Resources) -> Option<Resources> {
     Some(smaller)
 }
 
-fn more_ranks(request: &PlanRequest<'_>) -> Option<Suggestion> {
-    (1..=3).find_map(|doublings| {
-        let tp = request.budget.parallel.tp << doublings;
-        let plan = with_budget(request, |budget| budget.parallel.tp = tp)?;
-        Some(suggestion(format!("parallel.tp = {tp}"), &plan))
-    })
+/// The fewest devices more that admit a sequence, divided in the ways that engines run, that which admits the most first.
+fn more_devices(request: &PlanRequest<'_>) -> Vec<Suggestion> {
+    let now = request.budget.parallel;
+    let experts = ledger::weights(request).and_then(|weights| weights.size.classes).is_some_and(|of| of.routed > 0);
+    let tried = (1..=3).map(|doublings| {
+        let layouts = [
+            Some(Parallel { tp: now.tp << doublings, ..now }),
+            Some(Parallel { pp: now.pp << doublings, ..now }),
+            // The ranks of a latent or of few heads hold the same tokens unless they divide them.
+            Some(Parallel { tp: now.tp << doublings, dcp: now.dcp << doublings, ..now }),
+            // Each replica runs the attention of its own sequences, and the experts of all.
+            experts.then(|| Parallel { dp: now.dp << doublings, ep: (now.tp * now.dp) << doublings, ..now }),
+        ];
+        let plans = layouts.into_iter().flatten().filter_map(|parallel| {
+            let plan = with_budget(request, |budget| budget.parallel = parallel)?;
+            Some(suggestion(request, &parallel.changes(now), &plan))
+        });
+        let mut found: Vec<Suggestion> = plans.collect();
+        found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));
+        found
+    });
+    tried.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
 }

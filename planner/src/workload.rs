@@ -67,7 +67,10 @@ fn one() -> f64 {
 }
 
 /// The most pairs of a prompt and an output length; histograms of a thousand lengths each stay below.
-const MAX_SAMPLES: usize = 1 << 22;
+const MAX_SAMPLES: usize = 1 << 20;
+
+/// The most lines of a histogram; more of them round to no better plan.
+const MAX_LINES: usize = 10_000;
 
 /// Points that stand for a continuous distribution, each in the middle of an equal share of it.
 const QUANTILES: u32 = 64;
@@ -166,7 +169,12 @@ fn histogram(path: &str, text: &str) -> Result<Vec<(u64, u64)>, String> {
         let pair = line
             .split_once(',')
             .and_then(|(tokens, weight)| Some((tokens.trim().parse().ok()?, weight.trim().parse().ok()?)));
-        pair.ok_or_else(|| format!("{path}:{}: `{line}` is not `tokens,weight`", index + 1))
+        // What the line says is not repeated: the budget may name any file.
+        match (pair, index < MAX_LINES) {
+            (Some(pair), true) => Ok(pair),
+            (None, true) => Err(format!("{path}:{}: this line is not `tokens,weight`", index + 1)),
+            (_, false) => Err(format!("{path}: more than {MAX_LINES} lines; state each length once, or round them")),
+        }
     })
     .collect()
 }
@@ -237,7 +245,7 @@ mod tests {
         workload.load(|_| Ok("# tokens,weight\n10, 2\n20,1\n".into())).unwrap();
         assert_eq!(workload.prompt, Lengths::Histogram(vec![(10, 2), (20, 1)]));
         let mut workload = Workload { prompt: Lengths::File("p.csv".into()), ..Workload::default() };
-        assert_eq!(workload.load(|_| Ok("10;2".into())), Err("p.csv:1: `10;2` is not `tokens,weight`".into()));
+        assert_eq!(workload.load(|_| Ok("10;2".into())), Err("p.csv:1: this line is not `tokens,weight`".into()));
     }
 
     #[rstest]

@@ -1,8 +1,8 @@
 //! Prints what part of the machine's own rate of reading a whole model reaches, and how fast it takes in a prompt.
 //!
-//! `cargo bench -p cacheplan-runtime --bench end_to_end -- [FOLDER..]`: each folder has a `config.json`, and weights
-//! where they matter; without a `model.safetensors` they are invented. The default are two made-up models of 128 and
-//! 137 million parameters.
+//! `cargo bench -p cacheplan-runtime --bench end_to_end -- [MODEL..]`: a GGUF file, or a folder with a `config.json` and
+//! weights where they matter; without a `model.safetensors` they are invented, in f32 and in bf16, which take turns. The
+//! default are two made-up models of 128 and 137 million parameters.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,6 @@ use cacheplan_planner::{Budget, CachePlan};
 use cacheplan_runtime::{RuntimeError, Session, SessionOptions, Weights, load};
 use cacheplan_transforms::{Model, ReadOptions, read_model};
 use candle_core::{DType, Device};
-use serde_json::Value;
 
 /// Tokens of the prompt.
 const PROMPT: u32 = 512;
@@ -25,70 +24,71 @@ const TURN: usize = 8;
 const TURNS: usize = 8;
 const BUDGET: &str = "max_seq_len = 1024\nmax_batch_size = 1\nmax_num_tokens = 512\ntokens_per_block = 16\n";
 
-/// Medians of one run.
-struct Measured {
-    prefill_seconds: f64,
-    decode_seconds: f64,
-    bytes_per_second: f64,
+/// A model, and what was measured of it.
+struct Bench {
+    name: String,
+    session: Session,
+    weights: f64,
+    cache: f64,
+    memory: ReadBuffer,
+    prefill: Vec<f64>,
+    decode: Vec<f64>,
+    rates: Vec<f64>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut folders: Vec<PathBuf> =
+    let mut models: Vec<PathBuf> =
         std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).map(PathBuf::from).collect();
-    if folders.is_empty() {
-        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers/models");
-        folders = ["hybrid_128m", "llama_137m"].map(|name| models.join(name)).into();
+    if models.is_empty() {
+        let made_up = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers/models");
+        models = ["hybrid_128m", "llama_137m"].map(|name| made_up.join(name)).into();
     }
     println!(
         "| model | weights MB | cache MB | read GB/s | bound tokens/s | decode tokens/s | part | prefill tokens/s |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    for folder in folders {
-        let weights = read_model(&folder, &ReadOptions::default())?.info.weights.ok_or("weights of unknown size")?;
-        let weights = weights.bytes as f64;
-        let mut session = open(&folder)?;
-        let cache = cache_bytes(session.plan(), u64::from(PROMPT) + (TURN * TURNS / 2) as u64) as f64;
-        let measured = measure(&mut session, (weights + cache) as usize)?;
-        let bound = measured.bytes_per_second / (weights + cache);
-        println!(
-            "| {} | {:.1} | {:.1} | {:.1} | {bound:.2} | {:.2} | {:.3} | {:.1} |",
-            folder.file_name().unwrap_or_default().to_string_lossy(),
-            weights / 1e6,
-            cache / 1e6,
-            measured.bytes_per_second / 1e9,
-            1.0 / measured.decode_seconds,
-            1.0 / measured.decode_seconds / bound,
-            f64::from(PROMPT) / measured.prefill_seconds,
-        );
+    for model in models {
+        let stored = model.is_file() || model.join("model.safetensors").exists();
+        let dtypes: &[Option<DType>] = if stored { &[None] } else { &[Some(DType::F32), Some(DType::BF16)] };
+        let mut benches = dtypes.iter().map(|&dtype| Bench::open(&model, dtype)).collect::<Result<Vec<_>, _>>()?;
+        for _ in 0..ROUNDS {
+            benches.iter_mut().try_for_each(Bench::round)?;
+        }
+        benches.into_iter().for_each(Bench::print);
     }
     Ok(())
 }
 
-fn open(folder: &Path) -> Result<Session, Box<dyn std::error::Error>> {
-    let options = SessionOptions { budget: Budget::from_toml(BUDGET, "bench")?, ..SessionOptions::default() };
-    if folder.join("model.safetensors").exists() {
-        return Ok(Session::open(folder, options)?);
+impl Bench {
+    /// Opens a model, with invented weights where a dtype is given.
+    fn open(path: &Path, invented: Option<DType>) -> Result<Self, Box<dyn std::error::Error>> {
+        let options = SessionOptions { budget: Budget::from_toml(BUDGET, "bench")?, ..SessionOptions::default() };
+        let model = read_model(path, &ReadOptions::default())?;
+        let mut weights = model.info.weights.ok_or("weights of unknown size")?.bytes as f64;
+        let mut name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let session = match invented {
+            None => Session::open(path, options)?,
+            Some(dtype) => {
+                // The configs state f32.
+                weights *= dtype.size_in_bytes() as f64 / DType::F32.size_in_bytes() as f64;
+                name += &format!(" {}", dtype.as_str());
+                let load =
+                    |model: &Model, device: &Device| load(model, &Weights::invented_as(dtype, DType::F32, device));
+                Session::new(model, options, load)?
+            }
+        };
+        let cache = cache_bytes(session.plan(), u64::from(PROMPT) + (TURN * TURNS / 2) as u64) as f64;
+        let memory = ReadBuffer::new((weights + cache) as usize);
+        let (prefill, decode, rates) = Default::default();
+        Ok(Self { name, session, weights, cache, memory, prefill, decode, rates })
     }
-    let model = read_model(folder, &ReadOptions::default())?;
-    let invented = |model: &Model, device: &Device| {
-        load(&Value::Object(model.config.clone()), &Weights::invented(DType::F32, device))
-    };
-    Ok(Session::new(model, options, invented)?)
-}
 
-/// Bytes of cache that a decode step over a context of `tokens` reads. A state is written back too; that is not counted.
-fn cache_bytes(plan: &CachePlan, tokens: u64) -> u64 {
-    plan.resources.iter().map(|resource| resource.bytes_per_token * tokens + resource.bytes_per_sequence).sum()
-}
-
-fn measure(session: &mut Session, bytes: usize) -> Result<Measured, Box<dyn std::error::Error>> {
-    let memory = ReadBuffer::new(bytes);
-    let (mut prefill, mut decode, mut rates) = (Vec::new(), Vec::new(), Vec::new());
-    let (decoder, caches) = session.parts();
-    let caches = caches.manager_mut()?;
-    let prompt: Vec<u32> = (0..PROMPT).map(|token| token * 37 % decoder.vocab_size() as u32).collect();
-    let mut metadata = StepMetadata::default();
-    for _ in 0..ROUNDS {
+    /// Takes in a prompt, then decodes and reads memory in turns.
+    fn round(&mut self) -> Result<(), RuntimeError> {
+        let (decoder, caches) = self.session.parts();
+        let caches = caches.manager_mut()?;
+        let prompt: Vec<u32> = (0..PROMPT).map(|token| token * 37 % decoder.vocab_size() as u32).collect();
+        let mut metadata = StepMetadata::default();
         let sequence = caches.admit(PROMPT)?;
         let mut step = |tokens: &[u32], seconds: &mut Vec<f64>| -> Result<u32, RuntimeError> {
             let start = Instant::now();
@@ -98,16 +98,35 @@ fn measure(session: &mut Session, bytes: usize) -> Result<Measured, Box<dyn std:
             seconds.push(start.elapsed().as_secs_f64());
             Ok(token)
         };
-        let mut token = step(&prompt, &mut prefill)?;
+        let mut token = step(&prompt, &mut self.prefill)?;
         for _ in 0..TURNS {
             for _ in 0..TURN {
-                token = step(&[token], &mut decode)?;
+                token = step(&[token], &mut self.decode)?;
             }
-            rates.extend((0..TURN).map(|_| memory.rate()));
+            self.rates.extend((0..TURN).map(|_| self.memory.rate()));
         }
-        caches.finish(sequence)?;
+        Ok(caches.finish(sequence)?)
     }
-    Ok(Measured { prefill_seconds: median(prefill), decode_seconds: median(decode), bytes_per_second: median(rates) })
+
+    fn print(self) {
+        let [prefill, decode, rate] = [self.prefill, self.decode, self.rates].map(median);
+        let bound = rate / (self.weights + self.cache);
+        println!(
+            "| {} | {:.1} | {:.1} | {:.1} | {bound:.2} | {:.2} | {:.3} | {:.1} |",
+            self.name,
+            self.weights / 1e6,
+            self.cache / 1e6,
+            rate / 1e9,
+            1.0 / decode,
+            1.0 / decode / bound,
+            f64::from(PROMPT) / prefill,
+        );
+    }
+}
+
+/// Bytes of cache that a decode step over a context of `tokens` reads. A state is written back too; that is not counted.
+fn cache_bytes(plan: &CachePlan, tokens: u64) -> u64 {
+    plan.resources.iter().map(|resource| resource.bytes_per_token * tokens + resource.bytes_per_sequence).sum()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,28 +1,114 @@
-//! A decoder: embedding, blocks, final norm, vocabulary projection.
+//! A decoder: a model of text and its vocabulary projection; and the model that is made of blocks.
 
+use std::fmt::Debug;
+
+use cacheplan_graphs::proto::ModelProto;
 use cacheplan_kernels::weighted_sum;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use candle_core::{DType, Device, Tensor};
 
+use crate::drafts::Drafts;
 use crate::error::RuntimeError;
+use crate::exported::{Writer, int, refuse};
 use crate::layers::{Linear, Mixer, RmsNorm};
-use crate::step::Step;
-use crate::weights::Weights;
+use crate::step::{CacheUse, Step};
+use crate::weights::{Matrix, Weights};
 
-/// A model that turns the tokens of a step into logits. All that lasts beyond the step is in the pools.
+/// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
+///
+/// All that lasts beyond the step is in the pools.
+pub trait TextModel: Debug + Send + Sync {
+    /// How many tokens the model knows.
+    fn vocab_size(&self) -> usize;
+
+    /// The device of the weights.
+    fn device(&self) -> &Device;
+
+    /// The caches that it keeps, in the order of its layers.
+    fn caches(&self) -> Vec<CacheUse>;
+
+    /// The most tokens that a sequence may have, where its shapes are fixed.
+    fn max_seq_len(&self) -> Option<u64> {
+        None
+    }
+
+    /// The model as an ONNX graph over caches of `max_cache_len` tokens, for calls of `tokens` tokens or of any number.
+    ///
+    /// # Errors
+    /// A model that is no sequence of blocks, a layer that has no nodes.
+    fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
+        let _ = (tokens, max_cache_len);
+        Err(refuse("the model", "it is a graph already"))
+    }
+
+    /// Runs a step's tokens through the model, over the pools of `caches`.
+    ///
+    /// `tokens` lie ragged, sequence after sequence, as `metadata` says, which the same manager filled in. Returns the
+    /// chosen rows of the step behind the last norm, `[rows.len(), hidden]`, or `[rows.len(), vocab_size]` of a model
+    /// that has its vocabulary projection inside.
+    ///
+    /// # Errors
+    /// A layer that the plan has no cache for, operands that a kernel refuses, a failing device.
+    fn forward(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<Tensor, RuntimeError>;
+}
+
+/// A model of text and its vocabulary projection, which turn the tokens of a step into logits.
 #[derive(Debug)]
 pub struct Decoder {
-    pub(crate) embedding: Tensor,
+    text: Box<dyn TextModel>,
+    /// Absent for a model that has it inside.
+    head: Option<Head>,
+    /// Bytes of weights that are mapped from files, which no allocator counts.
+    mapped_bytes: u64,
+}
+
+/// From hidden channels to logits.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) projection: Linear,
+    /// Factor on the logits.
+    pub(crate) scale: f64,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub(crate) softcap: Option<f64>,
+}
+
+impl Head {
+    /// The stored projection, or the embedding where it is tied and the checkpoint has no other: some architectures are
+    /// never tied, whatever their configs say.
+    pub(crate) fn load(embedding: &Matrix, weights: &Weights, hidden: usize, tied: bool) -> Result<Self, RuntimeError> {
+        let stored = weights.scope("lm_head");
+        let projection = if tied && !stored.stores("weight") {
+            Linear::of(embedding.clone())
+        } else {
+            Linear::load(&stored, hidden, embedding.rows(), false)?
+        };
+        Ok(Self { projection, scale: 1.0, softcap: None })
+    }
+
+    fn forward(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        let logits = scaled(self.projection.forward(hidden)?.to_dtype(DType::F32)?, self.scale)?;
+        match self.softcap {
+            Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
+            None => Ok(logits),
+        }
+    }
+}
+
+/// Embedding, blocks and final norm, computed layer by layer.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) embedding: Matrix,
     pub(crate) blocks: Vec<Block>,
     pub(crate) norm: RmsNorm,
-    pub(crate) lm_head: Linear,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
-    /// Factor on the logits.
-    pub(crate) logit_scale: f64,
-    /// Logits become `cap * tanh(logit / cap)`.
-    pub(crate) logit_softcap: Option<f64>,
 }
 
 /// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`.
@@ -73,33 +159,52 @@ impl Block {
 }
 
 impl Decoder {
-    /// A decoder over `embedding` `[vocab_size, hidden]`, which is the vocabulary projection too if it is tied and the
-    /// checkpoint has no other: some architectures are never tied, whatever their configs say.
-    pub(crate) fn new(
-        embedding: Tensor,
-        blocks: Vec<Block>,
-        norm: RmsNorm,
-        weights: &Weights,
-        tied: bool,
-    ) -> Result<Self, RuntimeError> {
-        let stored = weights.scope("lm_head");
-        let lm_head = if tied && !stored.stores("weight") {
-            Linear::new(embedding.clone(), None)
-        } else {
-            let (vocab_size, hidden) = embedding.dims2()?;
-            Linear::load(&stored, hidden, vocab_size, false)?
-        };
-        Ok(Self { embedding, blocks, norm, lm_head, embedding_scale: 1.0, logit_scale: 1.0, logit_softcap: None })
+    /// A model and what projects its hidden rows, unless it does so itself.
+    pub(crate) fn new(text: impl TextModel + 'static, head: Option<Head>) -> Self {
+        Self { text: Box::new(text), head, mapped_bytes: 0 }
+    }
+
+    /// The same, with so many bytes of weights in mapped files.
+    pub(crate) fn with_mapped(self, mapped_bytes: u64) -> Self {
+        Self { mapped_bytes, ..self }
+    }
+
+    /// Bytes of weights that are mapped from files, which no allocator counts.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.mapped_bytes
+    }
+
+    /// The same projection behind another model.
+    pub(crate) fn with_text(self, text: impl TextModel + 'static) -> Self {
+        Self { text: Box::new(text), ..self }
+    }
+
+    /// The model without its vocabulary projection as an ONNX graph, see [`TextModel::to_graph`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
+        self.text.to_graph(tokens, max_cache_len)
+    }
+
+    /// The caches that its layers keep, in their order.
+    pub fn caches(&self) -> Vec<CacheUse> {
+        self.text.caches()
     }
 
     /// How many tokens the model knows.
     pub fn vocab_size(&self) -> usize {
-        self.embedding.dims()[0]
+        self.text.vocab_size()
     }
 
     /// The device of the weights.
     pub fn device(&self) -> &Device {
-        self.embedding.device()
+        self.text.device()
+    }
+
+    /// The most tokens that a sequence may have, where the model's shapes are fixed.
+    pub fn max_seq_len(&self) -> Option<u64> {
+        self.text.max_seq_len()
     }
 
     /// Runs a step's tokens through the model, over the pools of `caches`.
@@ -117,10 +222,57 @@ impl Decoder {
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
-        rayon::scope(|_| self.forward_in_pool(tokens, rows, caches, metadata))
+        rayon::scope(|_| {
+            let hidden = self.text.forward(tokens, rows, caches, metadata)?;
+            self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(&hidden))
+        })
+    }
+}
+
+impl Block {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let normed = match &self.norm {
+            Some(norm) => norm.trace(writer, x)?,
+            None => x.to_owned(),
+        };
+        let mut y = self.mixer.trace(writer, &normed)?;
+        if let Some(norm) = &self.post_norm {
+            y = norm.trace(writer, &y)?;
+        }
+        let residual = if self.residual_is_normed { normed.as_str() } else { x };
+        let (residual, y) = (writer.scaled(residual, self.residual_scale), writer.scaled(&y, self.output_scale));
+        Ok(writer.node("Add", &[&residual, &y]))
+    }
+}
+
+impl TextModel for Blocks {
+    fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
+        let mut writer = Writer::new(tokens, max_cache_len);
+        let embedding = self.embedding.computed()?;
+        let hidden = embedding.dim(1)?;
+        let embedding = writer.weight(&embedding)?;
+        let embedded = writer.node_with("Gather", &[&embedding, "input_ids"], vec![int("axis", 0)]);
+        let mut x = writer.scaled(&embedded, self.embedding_scale);
+        for block in &self.blocks {
+            x = block.trace(&mut writer, &x)?;
+        }
+        let x = self.norm.trace(&mut writer, &x)?;
+        Ok(writer.finish(&x, hidden))
     }
 
-    fn forward_in_pool(
+    fn vocab_size(&self) -> usize {
+        self.embedding.rows()
+    }
+
+    fn device(&self) -> &Device {
+        self.embedding.device()
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        self.blocks.iter().flat_map(|block| block.mixer.caches()).collect()
+    }
+
+    fn forward(
         &self,
         tokens: &[u32],
         rows: &[u32],
@@ -128,20 +280,18 @@ impl Decoder {
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let device = self.device();
-        let tokens = Tensor::new(tokens, device)?;
-        let embedded = scaled(self.embedding.index_select(&tokens, 0)?, self.embedding_scale)?;
-        let step = Step::new(caches, metadata, &embedded);
+        let tokens: Vec<usize> = tokens.iter().map(|&token| token as usize).collect();
+        let embedded = self.embedding.select(&tokens)?.computed()?;
+        let embedded = scaled(embedded, self.embedding_scale)?;
+        let drafts = Drafts::of(caches, metadata);
+        let step = Step::new(caches, metadata, &embedded, drafts.as_ref());
         let mut x = embedded.clone();
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
+        drafts.as_ref().map_or(Ok(()), Drafts::keep)?;
         let chosen = x.index_select(&Tensor::new(rows, device)?, 0)?;
-        let logits =
-            scaled(self.lm_head.forward(&self.norm.forward(&chosen)?)?.to_dtype(DType::F32)?, self.logit_scale)?;
-        match self.logit_softcap {
-            Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
-            None => Ok(logits),
-        }
+        Ok(self.norm.forward(&chosen)?)
     }
 }
 

@@ -2,38 +2,40 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_kernels::GateOrder;
-use cacheplan_planner::{Base, Budget, DeviceInfo, DeviceKind, Fraction, Memory, Policy};
+use cacheplan_planner::{Budget, DeviceInfo, DeviceKind, Grouping, Memory};
 use cacheplan_transforms::{
-    Attention as AttentionOp, Cache, Descriptor, FeedForward, GraphBuilder, Mamba2 as Mamba2Op, Model, Registry, Stage,
+    GraphBuilder, Model, Stage,
+    layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec},
+    registry::{Cache, Descriptor, Registry},
 };
 use candle_core::Device;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::generate::Request;
 use crate::layers::{
-    Activation, Attention, AttentionShape, CausalConv, Linear, Mamba2, Mamba2Shape, Mixer, Mlp, MlpShape, Moe, RmsNorm,
-    Routing, TokenShift,
+    Activation, Attention, CausalConv, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe, Routing, TokenShift,
+    size,
 };
+use crate::models::{self, Frame, Layer};
+use crate::request::Request;
 use crate::session::{Session, SessionOptions};
-use crate::weights::{Scope, Weights};
+use crate::weights::Weights;
 
-const HIDDEN: usize = 64;
-const VOCAB_SIZE: usize = 256;
-const INTERMEDIATE: usize = 128;
-const EXPERTS: usize = 4;
+const HIDDEN: u64 = 64;
+const VOCAB_SIZE: u64 = 256;
+const EXPERTS: u64 = 4;
 const NORM_EPS: f64 = 1e-5;
 const TOKEN_SHIFT: &str = "demo.token_shift";
 
-const ATTENTION: AttentionShape = AttentionShape { hidden: HIDDEN, heads: 4, kv_heads: 2, head_dim: 16, bias: false };
+const ATTENTION: AttentionSpec = AttentionSpec::grouped(4, 2, 16);
 
-const MAMBA2: Mamba2Shape = Mamba2Shape {
-    hidden: HIDDEN,
-    heads: 8,
-    head_dim: 16,
-    d_state: 16,
-    n_groups: 2,
-    d_conv: 4,
+const MAMBA2: Mamba2Spec =
+    Mamba2Spec { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: None };
+
+const MLP: FeedForward =
+    FeedForward { intermediate_size: 128, matrices: 2, experts: 0, shared_size: 0, latent_size: None };
+
+const MAMBA2_RULES: Mamba2Rules = Mamba2Rules {
     activation: Activation::Silu,
     conv_bias: true,
     in_bias: false,
@@ -42,25 +44,6 @@ const MAMBA2: Mamba2Shape = Mamba2Shape {
     gate: GateOrder::GateThenNorm,
     dt_limit: (0.0, f32::INFINITY),
 };
-
-const MLP: MlpShape =
-    MlpShape { hidden: HIDDEN, intermediate: INTERMEDIATE, bias: false, activation: Activation::Relu2 };
-
-const ROUTING: Routing = Routing::softmax(EXPERTS, 2, true);
-
-/// What each layer does.
-#[derive(Clone, Copy)]
-enum Layer {
-    Mamba,
-    Attention,
-    Mlp,
-    Moe,
-    /// Keeps the previous token's input, in a state that the library knows nothing of.
-    TokenShift,
-}
-
-const LAYERS: [Layer; 7] =
-    [Layer::Mamba, Layer::Mlp, Layer::Attention, Layer::Mamba, Layer::Moe, Layer::TokenShift, Layer::Attention];
 
 /// Plans and allocates the demo's caches and invents its weights.
 ///
@@ -72,11 +55,11 @@ const LAYERS: [Layer; 7] =
 pub fn session(device: Device) -> Result<Session, RuntimeError> {
     let budget = Budget {
         // The original's rule: it leaves generic states to local allocation, so that the demo shows both owners.
-        grouping: Some(Policy::FirstReference),
+        grouping: Some(Grouping::FirstReference),
         max_seq_len: Some(512),
         max_num_tokens: Some(128),
         tokens_per_block: Some(16),
-        memory: Some(Memory { fraction: Fraction::new(0.9), of: Some(Base::Free), ..Memory::default() }),
+        memory: Memory::of_free(0.9),
         ..Budget::default()
     };
     let device_info =
@@ -88,86 +71,70 @@ pub fn session(device: Device) -> Result<Session, RuntimeError> {
     }));
     let options =
         SessionOptions { budget, device, device_info: Some(device_info), registry, ..SessionOptions::default() };
-    Session::new(model(), options, |_, device| decoder(&Weights::invented(candle_core::DType::F32, device)))
+    Session::new(model(), options, |model, device| decoder(model, &Weights::invented(candle_core::DType::F32, device)))
 }
 
 /// Three prompts of different lengths.
 pub fn requests() -> Vec<Request> {
     let prompt = |start: u32, len: u32| (start..start + len).map(|token| token * 7 % VOCAB_SIZE as u32).collect();
-    [(1, 40), (50, 9), (120, 150)]
-        .into_iter()
-        .map(|(start, len)| Request { prompt: prompt(start, len), max_new_tokens: 16 })
-        .collect()
+    [(1, 40), (50, 9), (120, 150)].into_iter().map(|(start, len)| Request::new(prompt(start, len), 16)).collect()
 }
 
-/// The model as a graph.
 fn model() -> Model {
-    let size = |size: usize| size as u64;
-    let feed_forward = |experts: usize| FeedForward {
-        intermediate_size: size(INTERMEDIATE),
-        matrices: 2,
-        experts: size(experts),
-        shared_size: 0,
-    };
-    let mut builder = GraphBuilder::new("demo_hybrid", size(HIDDEN), DType::F32);
-    builder.vocabulary(size(VOCAB_SIZE), false);
-    for layer in LAYERS {
-        builder.layer();
-        match layer {
-            Layer::Mamba => builder.mamba2(&Mamba2Op {
-                num_heads: size(MAMBA2.heads),
-                head_dim: size(MAMBA2.head_dim),
-                d_state: size(MAMBA2.d_state),
-                n_groups: size(MAMBA2.n_groups),
-                d_conv: size(MAMBA2.d_conv),
-                state_dtype: None,
-            }),
-            Layer::Attention => builder.attention(&AttentionOp::grouped(
-                size(ATTENTION.heads),
-                size(ATTENTION.kv_heads),
-                size(ATTENTION.head_dim),
-            )),
-            Layer::Mlp => builder.feed_forward(&feed_forward(0)),
-            Layer::Moe => builder.feed_forward(&feed_forward(EXPERTS)),
-            Layer::TokenShift => builder.custom("token_shift", TOKEN_SHIFT, &[]).feed_forward(&feed_forward(0)),
-        };
-    }
+    let mut builder = GraphBuilder::new("demo_hybrid", HIDDEN, DType::F32);
+    builder.vocabulary(VOCAB_SIZE, false);
+    builder.layer();
+    builder.mamba2(&MAMBA2);
+    builder.layer();
+    builder.feed_forward(&MLP);
+    builder.layer();
+    builder.attention(&ATTENTION);
+    builder.layer();
+    builder.mamba2(&MAMBA2);
+    builder.layer();
+    builder.feed_forward(&FeedForward { experts: EXPERTS, ..MLP });
+    builder.layer();
+    // Keeps the previous token's input, in a state that the library knows nothing of.
+    builder.custom("token_shift", TOKEN_SHIFT, &[]).feed_forward(&MLP);
+    builder.layer();
+    builder.attention(&ATTENTION);
     builder.build()
 }
 
-/// The model as a decoder.
-fn decoder(weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let blocks = (0..).zip(LAYERS).map(|(layer, kind)| {
-        let scope = weights.scope("layers").enter(layer);
-        Ok(Block::boxed(norm(&scope.enter("norm"))?, mixer(kind, layer, &scope)?))
-    });
-    let blocks = blocks.collect::<Result<_, RuntimeError>>()?;
-    let embedding = weights.get("embed_tokens.weight", (VOCAB_SIZE, HIDDEN))?;
-    Decoder::new(embedding, blocks, norm(&weights.scope("norm"))?, weights, false)
+fn decoder(model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let frame = Frame { root: "", ..Frame::new(NORM_EPS, false) };
+    models::decoder(model, weights, frame, |layer| Ok(vec![Block::boxed(layer.norm("norm")?, mixer(layer)?)]))
 }
 
-fn mixer(kind: Layer, layer: u32, weights: &Scope<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
-    let mixer: Box<dyn Mixer> = match kind {
-        Layer::Mamba => Box::new(Mamba2::load(weights, layer, MAMBA2)?),
-        Layer::Attention => Box::new(Attention::load(weights, layer, ATTENTION, None)?),
-        Layer::Mlp => Box::new(Mlp::load_plain(weights, MLP)?),
-        Layer::Moe => Box::new(Moe {
-            routing: ROUTING,
-            router: Linear::load(&weights.enter("gate"), HIDDEN, EXPERTS, false)?,
+fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
+    let plain = |sizes: &FeedForward| layer.mlp(sizes.intermediate_size, Activation::Relu2);
+    let weights = &layer.weights;
+    let mixer: Box<dyn Mixer> = match layer.blocks {
+        [BlockSpec::Mamba2(dims)] => {
+            Box::new(Mamba2::load(weights, layer.index, Mamba2Shape::new(layer.hidden, dims), MAMBA2_RULES)?)
+        }
+        [BlockSpec::Attention(dims)] => {
+            Box::new(Attention::load(weights, layer.index, layer.attention(dims, false)?, None)?)
+        }
+        [BlockSpec::FeedForward(sizes @ FeedForward { experts: 0, .. })] => {
+            Box::new(Mlp::load_plain(weights, plain(sizes))?)
+        }
+        [BlockSpec::FeedForward(sizes)] => Box::new(Moe {
+            routing: Routing::softmax(size(sizes.experts), 2, true),
+            router: Linear::load(&weights.enter("gate"), layer.hidden, size(sizes.experts), false)?,
             correction: None,
-            experts: (0..EXPERTS).map(|i| Mlp::load_plain(&weights.enter(i), MLP)).collect::<Result<_, _>>()?,
+            experts: (0..sizes.experts)
+                .map(|expert| Mlp::load_plain(&weights.enter(expert), plain(sizes)))
+                .collect::<Result<_, _>>()?,
             latent: None,
             shared: None,
         }),
-        Layer::TokenShift => Box::new(TokenShift {
-            layer,
-            mix: CausalConv::new(weights.get("mix", (2, HIDDEN))?),
-            mlp: Mlp::load_plain(weights, MLP)?,
+        [BlockSpec::Op(_), BlockSpec::FeedForward(sizes)] => Box::new(TokenShift {
+            layer: layer.index,
+            mix: CausalConv::new(weights.get("mix", (2, layer.hidden))?),
+            mlp: Mlp::load_plain(weights, plain(sizes))?,
         }),
+        _ => return Err(layer.refuse("the layers that it was made with")),
     };
     Ok(mixer)
-}
-
-fn norm(weights: &Scope<'_>) -> Result<RmsNorm, RuntimeError> {
-    Ok(RmsNorm::load(weights, HIDDEN, NORM_EPS)?)
 }

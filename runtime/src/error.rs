@@ -1,9 +1,11 @@
 //! What can go wrong between a model folder and its tokens.
 
-use std::path::PathBuf;
-
+use cacheplan_files::Shown;
 use thiserror::Error;
 
+use crate::features::UnusedFeature;
+use crate::sampling::SamplingError;
+use crate::step::CacheUse;
 use crate::weights::WeightError;
 
 /// A model that cannot be loaded or run.
@@ -13,6 +15,26 @@ pub enum RuntimeError {
     /// The config cannot be turned into a decoder.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A layer that the model's decoder cannot run.
+    #[error("layer {layer} is {found}; the decoder of `{decoder}` runs {known}", found = Shown(.found), decoder = Shown(.decoder))]
+    Layer {
+        /// The absolute layer.
+        layer: u32,
+        /// The model type whose decoder it is.
+        decoder: String,
+        /// The layer's kind, its blocks, and how their dimensions are known.
+        found: String,
+        /// What would do.
+        known: &'static str,
+    },
+    /// A decoder that keeps other caches than are planned.
+    #[error("layer {} keeps {needs}, and planned is {}", needs.layer, found(planned.as_deref()))]
+    Unplanned {
+        /// What the decoder keeps.
+        needs: Box<CacheUse>,
+        /// What the plan has of that kind in that layer.
+        planned: Option<Box<CacheUse>>,
+    },
     /// The weights cannot be used.
     #[error(transparent)]
     Weights(#[from] WeightError),
@@ -31,23 +53,60 @@ pub enum RuntimeError {
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A tokenizer or a chat template that cannot be used.
+    #[error(transparent)]
+    Text(#[from] cacheplan_text::TextError),
     /// A file that cannot be written.
-    #[error("cannot write {file}: {source}")]
-    Write {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: Box<candle_core::Error>,
-    },
+    #[error(transparent)]
+    Replace(#[from] cacheplan_files::ReplaceError),
+    /// Logits that do not make a safetensors file.
+    #[error("the logits cannot be written: {shown}", shown = Shown(.0))]
+    Logits(Box<safetensors::SafeTensorError>),
     /// A device of another name.
-    #[error("unknown device `{0}`; name `cpu` or `cuda:N`")]
+    #[error("unknown device `{shown}`; name `cpu` or `cuda:N`", shown = Shown(.0))]
     UnknownDevice(String),
     /// A CUDA device in a build without CUDA.
     #[error("this build has no CUDA; rebuild with `--features cuda`")]
     WithoutCuda,
-    /// A budget that divides the model.
-    #[error("the budget divides the model over ranks; a session runs it whole, so remove `[parallel]`")]
-    ManyRanks,
+    /// A graph that cannot be run.
+    #[error(transparent)]
+    Graph(#[from] cacheplan_graphs::GraphError),
+    /// An exported graph that is no model of text whose states can be carried.
+    #[error("{file}: {what}: {reason}", file = Shown(.file), what = Shown(.what), reason = Shown(.reason))]
+    Exported {
+        /// The graph's file.
+        file: String,
+        /// What of it.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+    /// A sequence that the fixed caches of an exported graph have no room for.
+    #[error("a sequence of {tokens} tokens is longer than the {limit} that the exported graph's caches hold")]
+    BeyondGraph {
+        /// Tokens of the sequence.
+        tokens: usize,
+        /// Tokens that there is room for.
+        limit: usize,
+    },
+    /// Tokens that no exported graph takes.
+    #[error(
+        "no exported graph takes {tokens} tokens behind {past}; there are graphs of {sizes:?} tokens (None takes any number); export one of 1"
+    )]
+    NoBucket {
+        /// Tokens that are to be computed.
+        tokens: usize,
+        /// Tokens that are there already.
+        past: usize,
+        /// The graphs' sizes.
+        sizes: Vec<Option<usize>>,
+    },
+    /// A pool that an exported graph cannot read.
+    #[error("an exported graph reads caches of f32 only; leave other dtypes out of the budget")]
+    NotF32,
+    /// A budget that asks for what a run does not use.
+    #[error(transparent)]
+    Unused(#[from] Box<UnusedFeature>),
     /// Nothing counts the device's bytes.
     #[error("nobody counts allocations; install `CountingAllocator` as the global allocator")]
     Unmeasured,
@@ -59,14 +118,21 @@ pub enum RuntimeError {
     Candle(#[from] candle_core::Error),
 }
 
+fn found(planned: Option<&CacheUse>) -> String {
+    planned.map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
 impl RuntimeError {
     /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where the model is of
     /// a kind that is not known, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(error) => error.exit_code(),
+            Self::Unused(error) => error.exit_code(),
             Self::Frontend(error) if error.is_unsupported() => 4,
-            Self::Passes(_) | Self::Config(ConfigError::Unsupported { .. }) => 4,
+            Self::Graph(cacheplan_graphs::GraphError::Source(_)) => 1,
+            Self::Graph(_) | Self::Exported { .. } => 4,
+            Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,
         }
     }
@@ -77,29 +143,31 @@ impl RuntimeError {
 #[non_exhaustive]
 pub enum ConfigError {
     /// A key that is missing or not of its kind.
-    #[error("config.json: {at}{source}", at = key.as_ref().map_or_else(String::new, |key| format!("`{key}`: ")))]
+    #[error("config.json: {at}{source}", at = key.as_ref().map_or_else(String::new, |key| format!("`{key}`: ")), source = Shown(.source))]
     Json {
         /// The key, where one is there.
         key: Option<String>,
         /// What is wrong with it.
         source: serde_json::Error,
     },
-    /// A file beside the config that cannot be used.
-    #[error("{file}: {reason}")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// A file beside the config that cannot be read.
+    #[error(transparent)]
+    Source(#[from] cacheplan_files::SourceError),
     /// A key that the decoder needs.
     #[error("config.json: `{key}` is missing")]
     Missing {
         /// The key.
         key: &'static str,
     },
+    /// A value of `generation_config.json` that nothing can be sampled with.
+    #[error("generation_config.json: {source}")]
+    Generation {
+        /// Which, and what is wrong with it.
+        #[from]
+        source: SamplingError,
+    },
     /// A value that the decoder does not know.
-    #[error("config.json: `{key}` is `{found}`; the runtime knows {known}")]
+    #[error("config.json: `{key}` is `{found}`; the runtime knows {known}", found = Shown(.found))]
     Unsupported {
         /// The key.
         key: &'static str,
@@ -111,7 +179,7 @@ pub enum ConfigError {
 }
 
 /// A prompt that cannot be served.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// Nothing to start from.
@@ -150,6 +218,24 @@ pub enum RequestError {
         new: usize,
         /// The most that one sequence may have.
         limit: u64,
+    },
+    /// A value that nothing can be sampled with.
+    #[error("request {request}: {source}")]
+    Sampling {
+        /// The request's place in the batch.
+        request: usize,
+        /// Which.
+        source: SamplingError,
+    },
+    /// A beam search that is too wide, or has no width.
+    #[error(
+        "a beam search of width {width}: it must be from 1 to {most}, the sequences of a step and half of the vocabulary"
+    )]
+    Beams {
+        /// What was asked for.
+        width: usize,
+        /// The most that would do.
+        most: u64,
     },
     /// Logits that no token can be chosen from.
     #[error("request {request}: the model's logits are not numbers; check its weights")]

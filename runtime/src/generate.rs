@@ -1,68 +1,76 @@
-//! Greedy generation: admits prompts, computes them in chunks, decodes, and makes room when the pools run out.
+//! Generation: admits prompts, computes them in chunks, decodes, and makes room when the pools run out.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use cacheplan_managers::ManagerError;
-use cacheplan_managers::book::prefix::{Key, Namespace, TenantId};
-use cacheplan_managers::book::{PrefixReuse, ReuseLease, SequenceId, StepMetadata, Work};
+use cacheplan_managers::book::{
+    Accepted, Key, Namespace, PrefixReuse, ReuseLease, SequenceId, StepMetadata, TenantId, Work,
+};
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_planner::Limits;
 use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
 use crate::error::{RequestError, RuntimeError};
+use crate::follow::{Admission, Follow};
+use crate::request::{Finish, Output, Request, Times};
+use crate::speculate::look_up;
+use crate::speed::Recorder;
 
-/// A prompt and how far to go on from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Token ids.
-    pub prompt: Vec<u32>,
-    /// The most tokens to generate; a token that ends texts ends them too, and is the last of them.
-    pub max_new_tokens: usize,
-}
+/// The longest that nobody looks whether requests are still wanted.
+const NAP: Duration = Duration::from_millis(20);
 
-/// What became of a request.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// The generated tokens.
-    pub tokens: Vec<u32>,
-    /// `[tokens.len(), vocab_size]` on the CPU: the logits that each token was chosen from, if they were asked for.
-    pub logits: Option<Tensor>,
-    /// Tokens of the prompt whose caches were already there.
-    pub cached_tokens: usize,
-    /// Times that it lost its caches to make room and was computed again.
-    pub preemptions: u32,
-}
-
-/// Serves requests with one decoder over one manager.
-#[derive(Debug)]
-pub(crate) struct Generator<'a> {
-    decoder: &'a Decoder,
-    caches: &'a mut MambaHybridCacheManager,
-    prefixes: Option<&'a mut PrefixReuse>,
-    limits: &'a Limits,
-    /// Tokens that end a sequence.
-    eos: &'a [u32],
-    keep_logits: bool,
+/// Serves requests with one model over one manager.
+pub(crate) struct Generator<'a, 'b> {
+    serving: Serving<'a, 'b>,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     metadata: StepMetadata,
     /// One for all requests: the session serves one model without adapters.
     namespace: Namespace,
+    begun: Instant,
+}
+
+/// What requests are served with.
+pub(crate) struct Serving<'a, 'b> {
+    pub(crate) model: &'a Decoder,
+    pub(crate) caches: &'a mut MambaHybridCacheManager,
+    pub(crate) prefixes: Option<&'a mut PrefixReuse>,
+    pub(crate) limits: &'a Limits,
+    /// Tokens that end a sequence.
+    pub(crate) eos: &'a [u32],
+    pub(crate) keep_logits: bool,
+    pub(crate) follower: &'a mut dyn Follow,
+    pub(crate) recorder: &'a mut Recorder<'b>,
 }
 
 /// A request on its way.
 #[derive(Debug)]
 struct Job {
-    request: usize,
+    /// Its place among the requests.
+    place: usize,
+    request: Request,
     /// The prompt and what was generated so far.
     tokens: Vec<u32>,
-    prompt_tokens: usize,
-    max_new_tokens: usize,
     logits: Vec<Tensor>,
     /// What was cached when it was admitted first.
     cached_tokens: Option<usize>,
     preemptions: u32,
+    admitted: Option<Duration>,
+    first_token: Option<Duration>,
+    last_token: Duration,
+    /// Why it has ended.
+    finish: Option<Finish>,
+}
+
+/// What a step computes of a running job.
+#[derive(Clone, Debug, Default)]
+struct Part {
+    /// Tokens that are known.
+    tokens: usize,
+    /// Tokens that are guessed to follow.
+    drafts: Vec<u32>,
 }
 
 /// A job with caches.
@@ -75,90 +83,88 @@ struct Running {
     computed: usize,
 }
 
-impl<'a> Generator<'a> {
-    pub(crate) fn new(
-        decoder: &'a Decoder,
-        caches: &'a mut MambaHybridCacheManager,
-        prefixes: Option<&'a mut PrefixReuse>,
-        limits: &'a Limits,
-        eos: &'a [u32],
-        keep_logits: bool,
-    ) -> Self {
+impl<'a, 'b> Generator<'a, 'b> {
+    pub(crate) fn new(serving: Serving<'a, 'b>) -> Self {
         let (waiting, running, metadata, namespace) = Default::default();
-        Self { decoder, caches, prefixes, limits, eos, keep_logits, waiting, running, metadata, namespace }
+        Self { serving, waiting, running, metadata, namespace, begun: Instant::now() }
     }
 
     /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens; prefixes
     /// may be.
     pub(crate) fn run(&mut self, requests: &[Request]) -> Result<Vec<Output>, RuntimeError> {
-        for (index, request) in requests.iter().enumerate() {
-            self.check(index, request)?;
-            self.waiting.push_back(Job::new(index, request));
+        for (place, request) in requests.iter().enumerate() {
+            request.check(place, self.serving.model.vocab_size(), self.serving.limits.max_seq_len)?;
         }
+        let mut jobs: Vec<Job> = requests.iter().enumerate().map(|(place, request)| Job::new(place, request)).collect();
+        jobs.sort_by_key(|job| job.request.arrival);
+        self.waiting.extend(jobs);
         let mut outputs: Vec<Option<Output>> = requests.iter().map(|_| None).collect();
         let served = self.serve(&mut outputs);
         while let Some(running) = self.running.pop() {
-            self.vacate(running)?;
+            let job = self.vacate(running)?;
+            if served.is_ok() {
+                self.deliver(job, &mut outputs)?;
+            }
         }
         self.waiting.clear();
         served?;
-        Ok(outputs.into_iter().flatten().collect())
-    }
-
-    fn check(&self, index: usize, request: &Request) -> Result<(), RequestError> {
-        if request.prompt.is_empty() {
-            return Err(RequestError::EmptyPrompt { request: index });
-        }
-        let vocab_size = self.decoder.vocab_size();
-        if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(RequestError::Token { request: index, token, vocab_size });
-        }
-        if request.max_new_tokens == 0 {
-            return Err(RequestError::NoNewTokens { request: index });
-        }
-        let (prompt, new) = (request.prompt.len(), request.max_new_tokens);
-        if (prompt as u64).saturating_add(new as u64) > self.limits.max_seq_len {
-            return Err(RequestError::TooLong { request: index, prompt, new, limit: self.limits.max_seq_len });
-        }
-        Ok(())
+        Ok(outputs.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     fn serve(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
         loop {
+            match self.serving.follower.admission() {
+                Admission::Open => {}
+                Admission::Closed => self.waiting.retain(|job| job.admitted.is_some()),
+                Admission::Abandoned => return Ok(()),
+            }
             self.admit()?;
             if self.running.is_empty() {
-                return Ok(());
+                let Some(next) = self.waiting.front() else { return Ok(()) };
+                std::thread::sleep(next.request.arrival.saturating_sub(self.now()).min(NAP));
+                continue;
             }
-            let work = self.make_room()?;
-            self.step(&work)?;
+            let parts = self.make_room()?;
+            self.step(&parts)?;
             self.retire(outputs)?;
+            let (now, running) = (self.now(), self.running.len());
+            let waiting = self.waiting.iter().filter(|job| job.request.arrival <= now).count();
+            self.serving.recorder.step(now, running, waiting, self.serving.caches.book());
         }
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// Takes in waiting jobs while sequences, tokens of a step, blocks and slots last.
     fn admit(&mut self) -> Result<(), RuntimeError> {
-        while let Some(job) = self.waiting.front() {
+        let now = self.now();
+        while let Some(job) = self.waiting.front().filter(|job| job.request.arrival <= now) {
             let busy = !self.running.is_empty();
-            if busy && (self.running.len() as u64 >= self.limits.max_batch_size || self.schedule().1 == 0) {
+            if busy && (self.running.len() as u64 >= self.serving.limits.max_batch_size || self.schedule().1 == 0) {
                 break;
             }
             let mut lease = None;
-            let admitted = match &mut self.prefixes {
-                Some(prefixes) => self.caches.admit_with(|book| {
-                    let (sequence, held) = prefixes.admit(book, key(&self.namespace, &job.tokens), TenantId(0))?;
-                    lease = Some(held);
-                    Ok(sequence)
+            let Serving { caches, prefixes, .. } = &mut self.serving;
+            let admitted = match prefixes {
+                Some(prefixes) => caches.admit_with(|book| {
+                    let prompt = Key { namespace: &self.namespace, tokens: &job.tokens };
+                    let tenant = TenantId(job.request.tenant);
+                    Ok(lease.insert(prefixes.admit(book, prompt, tenant)?).sequence())
                 }),
-                None => self.caches.admit(job.tokens.len() as u32),
+                None => caches.admit(job.tokens.len() as u32),
             };
             let sequence = match admitted {
                 Ok(sequence) => sequence,
-                Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) if busy => break,
+                Err(ManagerError::Lack(_)) if busy => break,
                 Err(error) => return Err(error.into()),
             };
             if let Some(mut job) = self.waiting.pop_front() {
                 let computed = lease.as_ref().map_or(0, ReuseLease::cached);
                 job.cached_tokens.get_or_insert(computed);
+                job.admitted.get_or_insert(now);
+                self.serving.recorder.computes(job.tokens.len() - computed);
                 self.running.push(Running { job, sequence, lease, computed });
             }
         }
@@ -167,10 +173,10 @@ impl<'a> Generator<'a> {
 
     /// Takes everything from a sequence.
     fn vacate(&mut self, Running { job, sequence, lease, .. }: Running) -> Result<Job, RuntimeError> {
-        if let (Some(prefixes), Some(lease)) = (&mut self.prefixes, lease) {
+        if let (Some(prefixes), Some(lease)) = (&mut self.serving.prefixes, lease) {
             prefixes.abandon(lease)?;
         }
-        self.caches.finish(sequence)?;
+        self.serving.caches.finish(sequence)?;
         Ok(job)
     }
 
@@ -178,7 +184,7 @@ impl<'a> Generator<'a> {
     ///
     /// Decoding goes before prompts, so that a long prompt does not hold up those that are under way.
     fn schedule(&self) -> (Vec<usize>, usize) {
-        let mut left = usize::try_from(self.limits.max_num_tokens).unwrap_or(usize::MAX);
+        let mut left = usize::try_from(self.serving.limits.max_num_tokens).unwrap_or(usize::MAX);
         let mut chunks = vec![0; self.running.len()];
         for decoding in [true, false] {
             for (chunk, running) in chunks.iter_mut().zip(&self.running) {
@@ -194,35 +200,76 @@ impl<'a> Generator<'a> {
     /// How many of `left` tokens a job computes next: no more than up to where a state is kept.
     fn chunk(&self, running: &Running, left: usize) -> usize {
         let budget = running.pending().min(left);
-        match (&self.prefixes, &running.lease) {
+        match (&self.serving.prefixes, &running.lease) {
             (Some(prefixes), Some(lease)) => prefixes.next_tokens(lease, budget),
             _ => budget,
         }
     }
 
-    /// Plans a step and reserves its blocks; where they do not suffice, the youngest job gives up its caches.
-    fn make_room(&mut self) -> Result<Vec<usize>, RuntimeError> {
+    /// What the next step computes of each running job, with guesses if `drafting`.
+    ///
+    /// Guesses are made where every job decodes: a step either computes what is known or verifies.
+    fn parts(&self, drafting: bool) -> Vec<Part> {
+        let (chunks, mut left) = self.schedule();
+        let verifies =
+            drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
+        let parts = self.running.iter().zip(chunks).map(|(running, tokens)| {
+            let most = if verifies { self.most_drafts(running).min(left) } else { 0 };
+            let drafts = look_up(&running.job.tokens, most).to_vec();
+            left -= drafts.len();
+            Part { tokens, drafts }
+        });
+        parts.collect()
+    }
+
+    /// How many tokens behind the known ones a step may verify: no more than are wanted, nor beyond where a state is kept.
+    fn most_drafts(&self, Running { job, lease, .. }: &Running) -> usize {
+        let planned = self.serving.limits.draft_positions.saturating_sub(1) as usize;
+        let wanted = job.request.max_new_tokens - job.generated().len();
+        let most = planned.min(wanted.saturating_sub(1));
+        match (&self.serving.prefixes, lease) {
+            (Some(prefixes), Some(lease)) => prefixes.next_tokens(lease, most + 1).saturating_sub(1),
+            _ => most,
+        }
+    }
+
+    /// Plans a step and reserves its blocks; where they do not suffice, it guesses nothing, and then the youngest job
+    /// gives up its caches.
+    fn make_room(&mut self) -> Result<Vec<Part>, RuntimeError> {
+        let mut drafting = self.serving.limits.draft_positions > 1;
         loop {
-            let (chunks, _) = self.schedule();
+            let parts = self.parts(drafting);
             let work: Vec<Work> = self
                 .running
                 .iter()
-                .zip(&chunks)
-                .filter(|&(_, &chunk)| chunk > 0)
-                .map(|(running, &chunk)| Work { sequence: running.sequence, tokens: chunk as u32 })
+                .zip(&parts)
+                .filter(|(_, part)| part.tokens > 0)
+                .map(|(running, part)| Work {
+                    sequence: running.sequence,
+                    tokens: (part.tokens + part.drafts.len()) as u32,
+                })
                 .collect();
-            let lack = match self.caches.step(&work, &mut self.metadata) {
-                Ok(()) => return Ok(chunks),
-                Err(lack @ ManagerError::OutOfBlocks { .. }) => lack,
+            let drafts = parts.iter().any(|part| !part.drafts.is_empty());
+            let planned = match drafts {
+                true => self.serving.caches.speculate(&work, &mut self.metadata),
+                false => self.serving.caches.step(&work, &mut self.metadata),
+            };
+            let lack = match planned {
+                Ok(()) => return Ok(parts),
+                Err(ManagerError::Lack(_)) if drafts => {
+                    drafting = false;
+                    continue;
+                }
+                Err(ManagerError::Lack(lack)) => lack,
                 Err(error) => return Err(error.into()),
             };
-            let prefixes = self.prefixes.as_mut();
-            let made_room = prefixes.map(|prefixes| self.caches.with_book(|book| prefixes.make_room(book, &lack)));
+            let Serving { caches, prefixes, .. } = &mut self.serving;
+            let made_room = prefixes.as_mut().map(|prefixes| caches.with_book(|book| prefixes.make_room(book, &lack)));
             if made_room.transpose()?.unwrap_or(false) {
                 continue;
             }
             if self.running.len() == 1 {
-                return Err(lack.into());
+                return Err(ManagerError::Lack(lack).into());
             }
             self.preempt_youngest()?;
         }
@@ -232,68 +279,127 @@ impl<'a> Generator<'a> {
         if let Some(running) = self.running.pop() {
             let mut job = self.vacate(running)?;
             job.preemptions += 1;
-            tracing::debug!(request = job.request, tokens = job.tokens.len(), "preempted");
+            tracing::debug!(request = job.place, tokens = job.tokens.len(), "preempted");
             self.waiting.push_front(job);
         }
         Ok(())
     }
 
-    /// Runs the step and appends a token to each job whose tokens are all computed.
-    fn step(&mut self, chunks: &[usize]) -> Result<(), RuntimeError> {
+    /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
+    fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
+        let verifies = parts.iter().any(|part| !part.drafts.is_empty());
         let (mut tokens, mut rows, mut complete) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (running, &chunk)) in self.running.iter_mut().zip(chunks).enumerate() {
-            tokens.extend_from_slice(&running.job.tokens[running.computed..][..chunk]);
-            running.computed += chunk;
-            if chunk > 0 && running.pending() == 0 {
-                rows.push(tokens.len() as u32 - 1);
+        for (index, (running, part)) in self.running.iter_mut().zip(parts).enumerate() {
+            tokens.extend_from_slice(&running.job.tokens[running.computed..][..part.tokens]);
+            let known = tokens.len() as u32;
+            tokens.extend_from_slice(&part.drafts);
+            if !verifies {
+                running.computed += part.tokens;
+            }
+            if part.tokens > 0 && (verifies || running.pending() == 0) {
+                rows.extend(known - 1..tokens.len() as u32);
                 complete.push(index);
             }
         }
-        let logits = self.decoder.forward(&tokens, &rows, self.caches, &self.metadata)?.to_device(&Device::Cpu)?;
-        if let Some(prefixes) = &mut self.prefixes {
-            for (Running { job, sequence, lease, computed }, _) in
-                self.running.iter_mut().zip(chunks).filter(|(_, chunk)| **chunk > 0)
-            {
-                if let Some(lease) = lease {
-                    let computed = key(&self.namespace, &job.tokens[..*computed]);
-                    self.caches.with_book(|book| prefixes.computed(book, *sequence, lease, computed))?;
-                }
+        let Serving { model, caches, .. } = &mut self.serving;
+        let logits = model.forward(&tokens, &rows, caches, &self.metadata)?.to_device(&Device::Cpu)?;
+        if !verifies {
+            self.remember(parts)?;
+        }
+        let (mut row, mut accepted) = (0, Vec::new());
+        for index in complete {
+            let drafts = &parts[index].drafts;
+            let right = self.verify(index, drafts, &logits, row)?;
+            row += 1 + drafts.len();
+            accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
+            if verifies {
+                self.running[index].computed += right;
+                self.serving.recorder.drafted(drafts.len(), right - 1);
             }
         }
-        for (row, index) in complete.into_iter().enumerate() {
-            let job = &mut self.running[index].job;
-            let logits = logits.get(row)?;
-            job.tokens.push(greedy(&logits.to_vec1()?).ok_or(RequestError::NotANumber { request: job.request })?);
-            if self.keep_logits {
-                job.logits.push(logits);
+        if verifies {
+            self.serving.caches.commit(&accepted)?;
+            self.remember(parts)?;
+        }
+        Ok(())
+    }
+
+    /// Appends what the model says behind the known tokens: a token, and another for each guess that was right before it.
+    /// How many there are.
+    ///
+    /// Each is drawn as it would be without the guess, so that what is generated is the same.
+    fn verify(&mut self, index: usize, drafts: &[u32], logits: &Tensor, row: usize) -> Result<usize, RuntimeError> {
+        for place in 0..=drafts.len() {
+            let logits = logits.get(row + place)?;
+            let Job { place: request_place, request, tokens, .. } = &self.running[index].job;
+            let token = request.sampling.choose(&logits.to_vec1()?, tokens, request.prompt.len());
+            let token = token.ok_or(RequestError::NotANumber { request: *request_place })?;
+            self.append(index, token, logits);
+            if self.running[index].job.finish.is_some() || drafts.get(place) != Some(&token) {
+                return Ok(place + 1);
+            }
+        }
+        Ok(drafts.len() + 1)
+    }
+
+    /// Tells the prefixes what was computed.
+    fn remember(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
+        let Serving { caches, prefixes: Some(prefixes), .. } = &mut self.serving else { return Ok(()) };
+        let stepped = self.running.iter_mut().zip(parts).filter(|(_, part)| part.tokens > 0);
+        for (Running { job, lease, computed, .. }, _) in stepped {
+            if let Some(lease) = lease {
+                let decoded = &job.tokens[lease.tokens().len().min(*computed)..*computed];
+                caches.with_book(|book| prefixes.computed(book, lease, decoded))?;
             }
         }
         Ok(())
+    }
+
+    /// Takes a token that was generated, and says why it is the last, if it is.
+    fn append(&mut self, index: usize, token: u32, logits: Tensor) {
+        let now = self.now();
+        let Serving { eos, keep_logits, follower, recorder, .. } = &mut self.serving;
+        let job = &mut self.running[index].job;
+        job.tokens.push(token);
+        if *keep_logits {
+            job.logits.push(logits);
+        }
+        match job.first_token {
+            None => job.first_token = Some(now),
+            Some(_) => recorder.gap(now.saturating_sub(job.last_token)),
+        }
+        job.last_token = now;
+        let goes_on = follower.token(job.place, token);
+        job.finish = match () {
+            () if eos.contains(&token) || !goes_on => Some(Finish::Stop),
+            () if job.generated().len() >= job.request.max_new_tokens => Some(Finish::Length),
+            () => None,
+        };
     }
 
     /// Moves finished jobs to their outputs and frees their caches.
     fn retire(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
-        let eos = self.eos;
         let (finished, running): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|running| running.job.is_finished(eos));
+            self.running.drain(..).partition(|running| running.job.finish.is_some());
         self.running = running;
-        for Running { job, sequence, lease, computed } in finished {
-            match (&mut self.prefixes, lease) {
-                (Some(prefixes), Some(lease)) => {
-                    let computed = key(&self.namespace, &job.tokens[..computed]);
-                    self.caches.with_book(|book| prefixes.finish(book, sequence, lease, computed))?;
-                }
-                _ => self.caches.finish(sequence)?,
+        for Running { job, sequence, lease, .. } in finished {
+            let Serving { caches, prefixes, .. } = &mut self.serving;
+            match (prefixes, lease) {
+                (Some(prefixes), Some(lease)) => caches.with_book(|book| prefixes.finish(book, lease))?,
+                _ => caches.finish(sequence)?,
             }
-            let request = job.request;
-            outputs[request] = Some(job.into_output()?);
+            self.deliver(job, outputs)?;
         }
         Ok(())
     }
-}
 
-fn key<'a>(namespace: &'a Namespace, tokens: &'a [u32]) -> Key<'a> {
-    Key { namespace, tokens }
+    fn deliver(&mut self, job: Job, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+        let (place, output) = (job.place, job.into_output(self.now())?);
+        self.serving.recorder.finished(&output);
+        self.serving.follower.finished(place, &output);
+        outputs[place] = Some(output);
+        Ok(())
+    }
 }
 
 impl Running {
@@ -304,63 +410,40 @@ impl Running {
 }
 
 impl Job {
-    fn new(request: usize, Request { prompt, max_new_tokens }: &Request) -> Self {
+    fn new(place: usize, request: &Request) -> Self {
+        let (logits, last_token) = Default::default();
         Self {
-            request,
-            tokens: prompt.clone(),
-            prompt_tokens: prompt.len(),
-            max_new_tokens: *max_new_tokens,
-            logits: Vec::new(),
+            place,
+            request: request.clone(),
+            tokens: request.prompt.clone(),
+            logits,
             cached_tokens: None,
             preemptions: 0,
+            admitted: None,
+            first_token: None,
+            last_token,
+            finish: None,
         }
     }
 
-    fn is_finished(&self, eos: &[u32]) -> bool {
-        let generated = self.generated();
-        generated.len() >= self.max_new_tokens || generated.last().is_some_and(|token| eos.contains(token))
-    }
-
     fn generated(&self) -> &[u32] {
-        &self.tokens[self.prompt_tokens..]
+        &self.tokens[self.request.prompt.len()..]
     }
 
-    fn into_output(self) -> Result<Output, RuntimeError> {
+    fn into_output(self, now: Duration) -> Result<Output, RuntimeError> {
         let logits = if self.logits.is_empty() { None } else { Some(Tensor::stack(&self.logits, 0)?) };
+        let since_arrival = |at: Duration| at.saturating_sub(self.request.arrival);
         Ok(Output {
             tokens: self.generated().to_vec(),
             logits,
             cached_tokens: self.cached_tokens.unwrap_or(0),
             preemptions: self.preemptions,
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+            times: Times {
+                queued: self.admitted.map(since_arrival),
+                first_token: self.first_token.map(since_arrival),
+                total: Some(since_arrival(now)),
+            },
         })
-    }
-}
-
-/// The place of the largest logit, the first of several; `None` if one of them is not a number.
-fn greedy(logits: &[f32]) -> Option<u32> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit.is_nan() {
-            return None;
-        }
-        if logit > best.1 {
-            best = (token, logit);
-        }
-    }
-    Some(best.0 as u32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::greedy;
-
-    #[test]
-    fn the_first_of_equal_logits_wins() {
-        assert_eq!(greedy(&[0.5, 2.0, 2.0]), Some(1));
-    }
-
-    #[test]
-    fn logits_that_are_no_numbers_choose_nothing() {
-        assert_eq!(greedy(&[0.5, f32::NAN, 2.0]), None);
     }
 }

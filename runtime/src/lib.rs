@@ -1,29 +1,53 @@
 //! Decoders over managed pools: load, plan, allocate, profile, resize, generate, report.
 //!
-//! [`Session`] is the whole way in one object; [`Decoder`] is for those who schedule themselves.
+//! [`Session`] is the whole way in one object; [`Decoder`] is for those who schedule themselves. Generation knows of a
+//! model what [`TextModel`] says.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod beam;
 mod decoder;
 pub mod demo;
 mod device;
-mod eos;
+mod drafts;
 mod error;
+mod exported;
+mod features;
+mod follow;
 mod generate;
+mod generation_config;
 mod layers;
+mod markdown;
 mod models;
 mod profile;
+mod prompts;
+mod replies;
 mod report;
+mod request;
+mod requests;
+mod sampling;
 mod session;
+mod speculate;
+mod speed;
 mod step;
+mod timeline;
+mod totals;
 mod weights;
 
-pub use decoder::Decoder;
+pub use beam::Beams;
+pub use decoder::{Decoder, TextModel};
 pub use device::{device_info, open_device};
 pub use error::{ConfigError, RequestError, RuntimeError};
-pub use generate::{Output, Request};
+pub use exported::GraphExport;
+pub use follow::{Admission, Follow};
 pub use models::load;
 pub use profile::MemoryProfile;
-pub use report::{MemoryReport, PoolReport, RequestReport, RunReport};
+pub use prompts::{Prompt, Prompts};
+pub use replies::{Replies, Reply};
+pub use report::RunReport;
+pub use request::{Finish, Output, Request};
+pub use requests::{OutputLine, RequestLine, RequestsError};
+pub use sampling::{Sampling, SamplingOptions};
 pub use session::{Generation, Session, SessionOptions};
-pub use weights::{Scope, WeightError, Weights};
+pub use step::CacheUse;
+pub use weights::{WeightError, Weights};

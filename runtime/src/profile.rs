@@ -41,7 +41,7 @@ pub(crate) fn profile(
         Ok(MemoryProfile {
             sequences: last_rows.len() as u64,
             tokens: tokens.len() as u64,
-            resident_bytes: peak.resident_bytes,
+            resident_bytes: decoder.mapped_bytes() + peak.resident_bytes,
             forward_bytes: peak.beyond_bytes,
             method: peak.method,
         })
@@ -69,7 +69,7 @@ fn admit_step(
                 sequences.push(sequence);
                 work.push(Work { sequence, tokens });
             }
-            Err(ManagerError::OutOfBlocks { .. } | ManagerError::OutOfSlots { .. }) if !work.is_empty() => break,
+            Err(ManagerError::Lack(_)) if !work.is_empty() => break,
             Err(error) => return Err(error.into()),
         }
         left -= u64::from(tokens);

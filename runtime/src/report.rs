@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use cacheplan_managers::book::Stats;
 use cacheplan_planner::{ByteSize, Owner};
 use serde::Serialize;
 
-use crate::generate::Request;
 use crate::profile::MemoryProfile;
+use crate::request::{Finish, Request};
 use crate::session::Generation;
+use crate::speed::Speed;
 
 /// The result of a run; its JSON is a contract.
 #[derive(Clone, Debug, Serialize)]
@@ -16,10 +18,28 @@ pub struct RunReport {
     pub tokens: Vec<Vec<u32>>,
     /// One entry per request.
     pub requests: Vec<RequestReport>,
+    /// The generated texts, in the order of the requests, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub texts: Option<Vec<Option<String>>>,
+    /// How fast it went.
+    pub speed: Speed,
+    /// What prompts took over of what was cached; absent where they may not.
+    pub reuse: Option<Reuse>,
+    /// How full the pools were.
+    pub stats: Stats,
     /// Why no prompt takes over what is cached of another; absent where they may.
     pub no_reuse: Option<String>,
     /// Planned beside actual.
     pub report: MemoryReport,
+}
+
+/// What prompts took over of what was cached, since the session began.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reuse {
+    /// Tokens that did not have to be computed.
+    pub hit_tokens: u64,
+    /// Their share of the tokens of all prompts.
+    pub hit_rate: f64,
 }
 
 /// What one request took.
@@ -33,6 +53,8 @@ pub struct RequestReport {
     pub generated_tokens: usize,
     /// Times that it was computed again because the pools ran out.
     pub preemptions: u32,
+    /// Why it ended.
+    pub finish_reason: Finish,
 }
 
 /// What was planned beside what was allocated and measured.
@@ -68,17 +90,27 @@ impl RunReport {
         pools: Vec<PoolReport>,
         profile: Option<MemoryProfile>,
         generation_number: u32,
-        no_reuse: Option<String>,
+        stats: Stats,
+        reuse: Result<Reuse, String>,
     ) -> Self {
+        let (reuse, no_reuse) = match reuse {
+            Ok(reuse) => (Some(reuse), None),
+            Err(reason) => (None, Some(reason)),
+        };
         let of_request = requests.iter().zip(&generation.outputs).map(|(request, output)| RequestReport {
             prompt_tokens: request.prompt.len(),
             cached_tokens: output.cached_tokens,
             generated_tokens: output.tokens.len(),
             preemptions: output.preemptions,
+            finish_reason: output.finish,
         });
         Self {
             tokens: generation.outputs.iter().map(|output| output.tokens.clone()).collect(),
             requests: of_request.collect(),
+            texts: None,
+            speed: generation.speed.clone(),
+            reuse,
+            stats,
             no_reuse,
             report: MemoryReport { pools, peak_bytes: generation.peak_bytes, profile, generation: generation_number },
         }

@@ -1,32 +1,42 @@
 //! The whole way: read, plan, load, allocate; then profile, resize, generate, report.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cacheplan_handlers::DType;
-use cacheplan_managers::book::prefix::{Metrics, Strategy};
-use cacheplan_managers::book::{NoReuse, PrefixReuse};
+use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::{CacheSet, measure_peak};
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measurement, Parallel, PlanRequest, plan, resize};
-use cacheplan_transforms::{Model, PassContext, ReadOptions, Registry, Resources, collect, read_model};
+use cacheplan_managers::{CountingAllocator, ManagerError};
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest, plan};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, collect, read_model, registry::Registry};
 use candle_core::{Device, Tensor};
-use serde_json::Value;
 
+use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::device_info;
-use crate::eos;
-use crate::error::RuntimeError;
-use crate::generate::{Generator, Output, Request};
+use crate::error::{RequestError, RuntimeError};
+use crate::exported::{self, Exported};
+use crate::features::{Feature, refuse_unused};
+use crate::follow::{Follow, Nobody};
+use crate::generate::{Generator, Serving};
+use crate::generation_config::GenerationConfig;
 use crate::models;
 use crate::profile::{MemoryProfile, profile};
-use crate::report::{PoolReport, RunReport};
-use crate::weights::Weights;
+use crate::report::{PoolReport, Reuse, RunReport};
+use crate::request::{Output, Request};
+use crate::speed::{Recorder, Speed};
+use crate::timeline::Timeline;
+use crate::totals::Totals;
+use crate::weights::{Loading, Weights};
 
 /// What a session is opened with besides the model.
 #[derive(Clone)]
 pub struct SessionOptions {
     /// Memory, limits, dtypes.
     pub budget: Budget,
+    /// The budget's values with where each was stated, for errors; empty where nobody knows.
+    pub settings: Vec<Override>,
     /// Where the model runs and its caches live.
     pub device: Device,
     /// What the device has; read from the device if absent.
@@ -40,14 +50,29 @@ pub struct SessionOptions {
     pub reuse_prefixes: bool,
     /// Whether sequences go on behind a token that ends texts.
     pub ignore_eos: bool,
+    /// A folder of graphs with caches of fixed shapes that compute in place of the model's own layers.
+    pub static_graphs: Option<PathBuf>,
+    /// Where [`Session::open`] shows how far the weights are read.
+    pub loading: Arc<Loading>,
 }
 
 impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
-        let (budget, device_info, read, registry) = Default::default();
-        let device = Device::Cpu;
-        Self { budget, device, device_info, read, registry, reuse_prefixes: true, ignore_eos: false }
+        let (budget, settings, device_info, read, registry, static_graphs, loading) = Default::default();
+        let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
+        Self {
+            budget,
+            settings,
+            device,
+            device_info,
+            read,
+            registry,
+            reuse_prefixes,
+            ignore_eos,
+            static_graphs,
+            loading,
+        }
     }
 }
 
@@ -64,8 +89,11 @@ pub struct Session {
     caches: CacheSet,
     /// `None` where reuse is switched off.
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
-    /// Tokens that end a sequence.
-    eos: Vec<u32>,
+    /// What the model's makers say about generation.
+    generation: GenerationConfig,
+    /// How many tenants share the prefixes.
+    tenants: u16,
+    totals: Totals,
     profile: Option<MemoryProfile>,
 }
 
@@ -76,6 +104,10 @@ pub struct Generation {
     pub outputs: Vec<Output>,
     /// The most bytes on the device while generating, weights and caches included; `None` if nobody counts.
     pub peak_bytes: Option<u64>,
+    /// How fast.
+    pub speed: Speed,
+    /// How full the pools were meanwhile.
+    pub timeline: Timeline,
 }
 
 impl Generation {
@@ -89,25 +121,44 @@ impl Generation {
         let kept = self.outputs.iter().enumerate();
         let tensors: HashMap<String, Tensor> =
             kept.filter_map(|(request, output)| Some((name(request), output.logits.clone()?))).collect();
-        candle_core::safetensors::save(&tensors, file)
-            .map_err(|source| RuntimeError::Write { file: file.to_owned(), source: Box::new(source) })
+        let bytes = safetensors::serialize(tensors, None).map_err(|error| RuntimeError::Logits(Box::new(error)))?;
+        Ok(cacheplan_files::replace_with(file, &bytes)?)
     }
 }
 
 impl Session {
-    /// Reads the model in `path` (a folder, or its `config.json`), plans and allocates its caches, loads its weights.
+    /// Reads the model in `path` (a folder, its `config.json`, or an exported graph), plans and allocates its caches,
+    /// loads its weights.
     ///
     /// # Errors
     /// Whatever is wrong with the config, the weights, the budget or the device.
     pub fn open(path: &Path, options: SessionOptions) -> Result<Self, RuntimeError> {
         let model = read_model(path, &options.read)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
-        let eos = if options.ignore_eos { Vec::new() } else { eos::read(folder, &model.config)? };
-        let session = Self::new(model, options, |model, device| {
-            let weights = Weights::open(folder, compute_dtype(model.info.dtype, device), device)?;
-            models::load(&Value::Object(model.config.clone()), &weights)
-        })?;
-        Ok(Self { eos, ..session })
+        let mut generation = GenerationConfig::read(folder, &model.config)?;
+        if options.ignore_eos {
+            generation.eos = Vec::new();
+        }
+        let loading = options.loading.clone();
+        let own = |model: &Model, device: &Device| {
+            models::refuse_unknown(model)?;
+            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
+            models::load(model, &weights.shown_in(loading))
+        };
+        let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
+        let session = match options.static_graphs.clone() {
+            Some(folder) => {
+                let (graphs, files) = exported::read(&folder, &model)?;
+                Self::new(graphs, options, |graphs, device| {
+                    Ok(own(&model, device)?.with_text(Exported::open(&files, graphs, device)?))
+                })?
+            }
+            None if is_graph => Self::new(model, options, |model, device| {
+                Ok(Decoder::new(Exported::open(&[path.to_owned()], model, device)?, None))
+            })?,
+            None => Self::new(model, options, own)?,
+        };
+        Ok(Self { generation, ..session })
     }
 
     /// Plans and allocates the caches of a model that was read or built, and loads its decoder with `load`.
@@ -121,17 +172,30 @@ impl Session {
         options: SessionOptions,
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
-        let SessionOptions { budget, device, device_info: stated, registry, reuse_prefixes, .. } = options;
-        if budget.parallel != Parallel::default() {
-            return Err(RuntimeError::ManyRanks);
-        }
+        let SessionOptions { budget, settings, device, device_info: stated, registry, reuse_prefixes, .. } = options;
         let context = PassContext { registry, ..budget.pass_context(&model.info) };
         let resources = collect(&mut model.graph, &context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
         let first =
             plan(&PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) })?;
+        // The books alone tell whether prefixes can be kept, before the weights are read.
+        let prefixes = match reuse_prefixes {
+            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first)))?),
+            false => None,
+        };
+        refuse_unused(&first, &settings, |feature| unused(feature, prefixes.as_ref(), &first, &budget))?;
         let decoder = load(&model, &device)?;
+        CountingAllocator::trim();
+        decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
+        refuse_unused(&first, &settings, |feature| {
+            let is_graph = decoder.max_seq_len().is_some();
+            (is_graph && feature == Feature::Speculation).then(|| "an exported graph verifies no drafts".into())
+        })?;
+        if let Some(limit) = decoder.max_seq_len().filter(|&limit| first.limits.max_seq_len > limit) {
+            let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
+            return Err(RuntimeError::BeyondGraph { tokens, limit });
+        }
         let caches = CacheSet::allocate(&first, &device)?;
         let mut session = Self {
             model,
@@ -141,24 +205,24 @@ impl Session {
             device_is_stated,
             decoder,
             caches,
-            prefixes: None,
-            eos: Vec::new(),
+            prefixes,
+            generation: GenerationConfig::default(),
+            tenants: 1,
+            totals: Totals::default(),
             profile: None,
         };
-        if reuse_prefixes {
-            session.start_reuse()?;
-        }
+        session.start_reuse()?;
         Ok(session)
     }
 
     /// An empty prefix cache over the pools, if they allow one.
     fn start_reuse(&mut self) -> Result<(), RuntimeError> {
-        /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
-        const DECODED: usize = 256;
-        let layout = self.caches.manager()?.book().layout();
-        let page = layout.paged.first().map_or(1, |spec| spec.entries_per_block as usize);
-        let strategy = Strategy::complete(Some(DECODED.next_multiple_of(page)));
-        self.prefixes = Some(PrefixReuse::new(self.caches.plan(), layout, strategy));
+        // The old one holds the host tier until it is gone.
+        if self.prefixes.take().is_some() {
+            let strategy = strategy(self.caches.plan());
+            let shares = vec![1; self.tenants.into()];
+            self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares))?);
+        }
         Ok(())
     }
 
@@ -188,6 +252,19 @@ impl Session {
         &self.caches
     }
 
+    /// How many tokens the model knows.
+    pub fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size()
+    }
+
+    /// That a request can be served; `place` stands for it in errors.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check(&self, place: usize, request: &Request) -> Result<(), RequestError> {
+        request.check(place, self.vocab_size(), self.plan().limits.max_seq_len)
+    }
+
     /// The decoder and the caches, for callers that step by themselves. What they do to the pools is theirs to keep apart
     /// from prefixes: see [`Session::forget_prefixes`].
     pub fn parts(&mut self) -> (&Decoder, &mut CacheSet) {
@@ -206,48 +283,142 @@ impl Session {
         Ok(measured)
     }
 
+    /// What was resident when `measured` was, but for the caches.
+    fn resident_without_caches(&self, measured: &MemoryProfile) -> Result<u64, RuntimeError> {
+        let mut cache_bytes: u64 = self.caches.plan().pools.iter().map(|pool| pool.bytes).sum();
+        if self.decoder.device().is_cpu() {
+            // There the host tier is memory of the same kind, and was measured too.
+            cache_bytes += self.caches.prefix_host_bytes()?;
+        }
+        Ok(measured.resident_bytes.saturating_sub(cache_bytes))
+    }
+
+    /// What was measured, as lines for a plan: the weights with what the process needs beside them, and a forward.
+    ///
+    /// # Errors
+    /// Caches that were shut down.
+    pub fn measured(&self, profile: &MemoryProfile) -> Result<Measured, RuntimeError> {
+        let weights = self.resident_without_caches(profile)?;
+        Ok(Measured::of_forward(weights, profile.forward_bytes, profile.tokens, profile.sequences))
+    }
+
     /// Gives up the pools and allocates those that suit a measurement.
     ///
     /// # Errors
     /// No plan for what was measured; then the pools are as before. A device that does not give the memory.
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
-        let cache_bytes: u64 = self.caches.plan().pools.iter().map(|pool| pool.bytes).sum();
+        let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;
         self.caches.shutdown()?;
-        let resident_bytes = measured.resident_bytes.saturating_sub(cache_bytes);
         let free_bytes = match &self.device_info {
             Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
-            _ => device_info(self.decoder.device()).map_or(0, |info| info.free_bytes),
+            // What is mapped counts as free, since it could be read again.
+            _ => device_info(self.decoder.device())
+                .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
         };
         let measurement = Measurement { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
         let request = PlanRequest {
             device: self.device_info.as_ref(),
             ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)
         };
-        let resized = resize(&request, &measurement);
+        let resized = request.resized(&measurement);
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
-        if self.prefixes.is_some() {
-            self.start_reuse()?;
-        }
+        self.start_reuse()?;
         resized?;
         Ok(())
     }
 
-    /// Generates greedily from each prompt, as many at once as the plan admits.
+    /// What the model's makers say about generation: the tokens that end texts, and how to sample.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// Lets prefixes be those of so many tenants with equal shares; what is cached is given up.
+    ///
+    /// # Errors
+    /// Caches that were shut down.
+    pub fn share_among(&mut self, tenants: u16) -> Result<(), RuntimeError> {
+        self.tenants = tenants.max(1);
+        self.forget_prefixes()?;
+        self.start_reuse()
+    }
+
+    /// Generates from each prompt, as many at once as the plan admits.
     ///
     /// What can serve later prompts stays in the caches and makes way when there is no other room.
     ///
     /// # Errors
     /// A request that cannot be served, caches that run out, a failing forward. No sequence is left in the caches.
     pub fn generate(&mut self, requests: &[Request], keep_logits: bool) -> Result<Generation, RuntimeError> {
+        self.serve(requests, keep_logits, &mut Nobody)
+    }
+
+    /// As [`Session::generate`], while `follower` watches.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn serve(
+        &mut self,
+        requests: &[Request],
+        keep_logits: bool,
+        follower: &mut dyn Follow,
+    ) -> Result<Generation, RuntimeError> {
+        let tenants = requests.iter().map(|request| request.tenant.saturating_add(1)).max().unwrap_or(1);
+        if tenants > self.tenants {
+            self.share_among(tenants)?;
+        }
         let limits = self.caches.plan().limits.clone();
         let caches = self.caches.manager_mut()?;
         let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
-        let mut generator = Generator::new(&self.decoder, caches, prefixes, &limits, &self.eos, keep_logits);
+        let mut recorder = Recorder::new(caches.book(), &mut self.totals);
+        let mut generator = Generator::new(Serving {
+            model: &self.decoder,
+            caches,
+            prefixes,
+            limits: &limits,
+            eos: &self.generation.eos,
+            keep_logits,
+            follower,
+            recorder: &mut recorder,
+        });
         let (outputs, peak) = measure_peak(self.decoder.device(), || generator.run(requests));
-        let peak_bytes = peak.map(|peak| peak.resident_bytes + peak.beyond_bytes);
-        Ok(Generation { outputs: outputs?, peak_bytes })
+        let peak_bytes = peak.map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);
+        let (speed, timeline) = recorder.done();
+        Ok(Generation { outputs: outputs?, peak_bytes, speed, timeline })
+    }
+
+    /// The best continuations of a prompt, the best first, with the request's penalties and without its temperature.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; more beams than a step has sequences.
+    pub fn beam_search(&mut self, request: &Request, beams: Beams) -> Result<Vec<Hypothesis>, RuntimeError> {
+        let limits = self.caches.plan().limits.clone();
+        let caches = self.caches.manager_mut()?;
+        let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
+        let search = Search { model: &self.decoder, caches, prefixes, limits: &limits, eos: &self.generation.eos };
+        search.run(request, beams)
+    }
+
+    /// How full the pools are, and what prompts took over of one another.
+    ///
+    /// # Errors
+    /// Caches that were shut down.
+    pub fn stats(&self) -> Result<Stats, RuntimeError> {
+        let prefixes = self.reuse().and_then(Result::ok).copied();
+        Ok(Stats { prefixes, ..self.caches.manager()?.book().stats() })
+    }
+
+    /// All that is known of pools, prefixes and what was served, in the text format that Prometheus reads: what a server
+    /// answers at `/metrics`.
+    ///
+    /// # Errors
+    /// Caches that were shut down.
+    pub fn metrics(&self) -> Result<String, RuntimeError> {
+        let mut out = Exposition::default();
+        self.stats()?.expose(&mut out);
+        self.totals.expose(&mut out);
+        Ok(out.into_text())
     }
 
     /// What a run of `requests` gave, beside what was planned and what was measured.
@@ -261,12 +432,56 @@ impl Session {
             PoolReport { id: pool.id, owner, planned_bytes: pool.planned_bytes, actual_bytes: pool.actual_bytes }
         });
         let generation_number = self.caches.manager()?.generation();
-        let no_reuse = match self.reuse() {
-            Some(Ok(_)) => None,
-            Some(Err(reason)) => Some(reason.to_string()),
-            None => Some("it is switched off".to_owned()),
+        let reuse = match self.reuse() {
+            Some(Ok(metrics)) => Ok(Reuse { hit_tokens: metrics.hit_tokens, hit_rate: metrics.hit_rate() }),
+            Some(Err(reason)) => Err(reason.to_string()),
+            None => Err("it is switched off".to_owned()),
         };
-        Ok(RunReport::new(requests, generation, pools.collect(), self.profile.clone(), generation_number, no_reuse))
+        let (pools, profile) = (pools.collect(), self.profile.clone());
+        let stats = self.stats()?;
+        Ok(RunReport::new(requests, generation, pools, profile, generation_number, stats, reuse))
+    }
+}
+
+/// What came of a prefix cache, or why the plan allows none.
+fn allowed(reuse: Result<PrefixReuse, ManagerError>) -> Result<Result<PrefixReuse, NoReuse>, ManagerError> {
+    match reuse {
+        Ok(reuse) => Ok(Ok(reuse)),
+        Err(ManagerError::NoReuse(reason)) => Ok(Err(reason)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where requests leave states in the caches of a plan.
+fn strategy(plan: &CachePlan) -> Strategy {
+    /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
+    const DECODED: usize = 256;
+    let page = plan.pools.iter().find_map(|pool| pool.tokens_per_block).unwrap_or(1);
+    Strategy::complete(Some(DECODED.next_multiple_of(page as usize)))
+}
+
+/// Why a session does not use a feature of a plan; `None` where it does.
+fn unused(
+    feature: Feature,
+    prefixes: Option<&Result<PrefixReuse, NoReuse>>,
+    plan: &CachePlan,
+    budget: &Budget,
+) -> Option<String> {
+    match feature {
+        Feature::Ranks => Some("a run has the whole model on one device".into()),
+        Feature::Speculation if budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0) => {
+            Some("a run drafts by looking up the prompt, and has no prediction layers".into())
+        }
+        // Snapshots are the default.
+        Feature::Speculation if plan.rollback.is_some_and(|scheme| scheme != Default::default()) => Some(
+            "a run keeps a state after each candidate (`speculation.scheme = \"snapshots\"`) and replays none".into(),
+        ),
+        Feature::Speculation => None,
+        Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {
+            Some(Ok(_)) => None,
+            Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),
+            None => Some("reuse of prefixes is switched off".into()),
+        },
     }
 }
 

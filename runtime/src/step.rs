@@ -1,15 +1,16 @@
 //! One step as a layer sees it: where each token stands, and where the layer's cache is.
 
-use cacheplan_handlers::Kind;
-use cacheplan_kernels::{
-    KvLayerView, KvQuant, PagedBatch, Rope, StateBatch, StateLayerView, quantize_and_cache, reshape_and_cache,
-    rope_and_cache,
-};
+use std::fmt::{self, Display, Formatter};
+
+use cacheplan_handlers::{Growth, Kind};
+use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_transforms::{Resource, Resources};
 use candle_core::Tensor;
 
+use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 
 /// The step's sequences, the pools they live in, and the embeddings of its tokens.
@@ -18,6 +19,8 @@ pub(crate) struct Step<'a> {
     caches: &'a MambaHybridCacheManager,
     metadata: &'a StepMetadata,
     embedded: &'a Tensor,
+    /// Where states go instead, in a step that verifies drafts.
+    drafts: Option<&'a Drafts<'a>>,
 }
 
 /// A layer's paged cache and the step's way into it.
@@ -32,21 +35,67 @@ pub(crate) struct PagedCache<'a> {
 }
 
 /// A layer's state and the step's way into it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StateCache<'a> {
-    pub(crate) pool: &'a Tensor,
+    pub(crate) pool: Tensor,
     pub(crate) view: StateLayerView,
     pub(crate) batch: StateBatch<'a>,
+}
+
+/// A cache that a decoder keeps: what the plan must hold for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheUse {
+    /// The absolute layer.
+    pub layer: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// Its dimensions, as the handler of that kind has them.
+    pub shape: Vec<u64>,
+    /// Tokens back that are read; `None` for all, or where nothing is kept per token.
+    pub window: Option<u64>,
+}
+
+impl CacheUse {
+    pub(crate) fn new<const N: usize>(layer: u32, kind: Kind, shape: [usize; N]) -> Self {
+        Self { layer, kind, shape: shape.map(|size| size as u64).to_vec(), window: None }
+    }
+
+    /// That of a planned resource.
+    fn of(resource: &Resource) -> Option<Self> {
+        let handler = &resource.handler;
+        let window = match handler.growth() {
+            Growth::Paged { window, .. } => window.map(u64::from),
+            _ => None,
+        };
+        let shape = handler.shape().iter().map(|dim| dim.size).collect();
+        Some(Self { layer: resource.layer?, kind: handler.kind().clone(), shape, window })
+    }
+
+    /// Whether what is planned holds it: the same, or more tokens than are read.
+    pub(crate) fn is_held(&self, resources: &Resources) -> Result<(), RuntimeError> {
+        let planned = resources.of_kind(&self.kind).filter_map(Self::of).find(|planned| planned.layer == self.layer);
+        let holds = planned.as_ref().is_some_and(|planned| {
+            planned.shape == self.shape
+                && planned.window.is_none_or(|kept| self.window.is_some_and(|read| read <= kept))
+        });
+        let unplanned =
+            || RuntimeError::Unplanned { needs: Box::new(self.clone()), planned: planned.clone().map(Box::new) };
+        if holds { Ok(()) } else { Err(unplanned()) }
+    }
+}
+
+impl Display for CacheUse {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.kind, self.shape)?;
+        self.window.map_or(Ok(()), |window| write!(f, " of the last {window} tokens"))
+    }
 }
 
 impl PagedCache<'_> {
     /// Writes the step's keys and values `[tokens, num_kv_heads, head_dim]`; a latent cache takes no values.
     pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<(), RuntimeError> {
-        match self.quant {
-            Some(quant) => quantize_and_cache(self.pool, &self.view, k, v, self.slot_mapping, quant)?,
-            None => reshape_and_cache(self.pool, &self.view, k, v, self.slot_mapping)?,
-        }
-        Ok(())
+        let write = KvWrite { k, v, slot_mapping: self.slot_mapping, quant: self.quant };
+        Ok(write.run(self.pool, &self.view)?)
     }
 
     /// As [`write`](Self::write), with queries and keys rotated on the way; returns the rotated queries.
@@ -58,15 +107,20 @@ impl PagedCache<'_> {
         rope: &Rope,
         positions: &[u32],
     ) -> Result<Tensor, RuntimeError> {
-        let (pool, view, slots) = (self.pool, &self.view, self.slot_mapping);
-        Ok(rope_and_cache(q, pool, view, k, Some(v), slots, rope, positions, self.quant)?)
+        let write = KvWrite { k, v: Some(v), slot_mapping: self.slot_mapping, quant: self.quant };
+        Ok(write.run_rotated(q, rope, positions, self.pool, &self.view)?)
     }
 }
 
 impl<'a> Step<'a> {
     /// The step that `metadata` describes, as the manager of its pools filled it in.
-    pub(crate) fn new(caches: &'a MambaHybridCacheManager, metadata: &'a StepMetadata, embedded: &'a Tensor) -> Self {
-        Self { caches, metadata, embedded }
+    pub(crate) fn new(
+        caches: &'a MambaHybridCacheManager,
+        metadata: &'a StepMetadata,
+        embedded: &'a Tensor,
+        drafts: Option<&'a Drafts<'a>>,
+    ) -> Self {
+        Self { caches, metadata, embedded, drafts }
     }
 
     /// The embeddings of the step's tokens, `[tokens, hidden]`, for layers that look back at them.
@@ -102,7 +156,10 @@ impl<'a> Step<'a> {
     /// The state of `kind` in `layer`.
     pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>, RuntimeError> {
         let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
+        if let Some(drafts) = self.drafts {
+            return drafts.state(layer, kind, &state);
+        }
         let batch = StateBatch::new(&self.metadata.cu_seqlens, &self.metadata.slots);
-        Ok(StateCache { pool: state.pool, view: state.view, batch })
+        Ok(StateCache { pool: state.pool.clone(), view: state.view, batch })
     }
 }

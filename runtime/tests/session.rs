@@ -66,7 +66,7 @@ fn a_session_plans_allocates_profiles_resizes_and_generates() {
 fn requests_that_cannot_be_served_are_refused_and_leave_the_caches_free() {
     let mut session = open("max_seq_len = 32\nmax_batch_size = 2\ntokens_per_block = 8\n");
     let mut refused = |prompt: &[u32], max_new_tokens| {
-        let request = Request { prompt: prompt.to_vec(), max_new_tokens };
+        let request = Request::new(prompt.to_vec(), max_new_tokens);
         match session.generate(&[request], false) {
             Err(RuntimeError::Request(error)) => error,
             other => panic!("expected a refusal, got {other:?}"),

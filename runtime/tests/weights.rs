@@ -75,7 +75,8 @@ fn a_missing_tensor_is_named_with_what_is_near() {
 fn a_tensor_of_another_shape_is_named_with_both_shapes() {
     let folder = single();
     match open(&folder).unwrap().get("model.layers.0.norm.weight", 3) {
-        Err(WeightError::Shape { name, found, expected }) => {
+        Err(WeightError::Shape { file, name, found, expected }) => {
+            assert!(file.ends_with("model.safetensors"), "{file}");
             assert_eq!((name.as_str(), found, expected), ("model.layers.0.norm.weight", vec![2], vec![3]));
         }
         other => panic!("expected a shape error, got {other:?}"),
@@ -110,4 +111,40 @@ fn numbers_that_need_a_scale_are_refused() {
     save(folder.path(), "model.safetensors", &[("q_proj.weight", scaled), ("q_proj.weight_scale_inv", tensor(&[0.5]))]);
     let error = open(&folder).unwrap().get("q_proj.weight", 2).unwrap_err();
     assert!(matches!(&error, WeightError::DType { name, .. } if name == "q_proj.weight"), "{error}");
+}
+
+/// What products read stays in its 16 bits, what else is computed with does not.
+#[test]
+fn a_narrow_matrix_stays_as_it_is_stored() {
+    let folder = TempDir::new().unwrap();
+    let wide = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu).unwrap();
+    let stored = [("half", DType::F16), ("brain", DType::BF16), ("single", DType::F32), ("double", DType::F64)];
+    let tensors = stored.map(|(name, dtype)| (name, wide.to_dtype(dtype).unwrap()));
+    save(folder.path(), "model.safetensors", &tensors);
+    let weights = open(&folder).unwrap();
+    let kept = stored.map(|(name, _)| weights.matrix(name, (2, 2)).unwrap().dtype());
+    assert_eq!(kept, [DType::F16, DType::BF16, DType::F32, DType::F32]);
+    assert!(stored.iter().all(|(name, _)| weights.get(name, (2, 2)).unwrap().dtype() == DType::F32));
+}
+
+#[test]
+fn numbers_that_are_none_name_file_and_tensor() {
+    let folder = TempDir::new().unwrap();
+    for (at, dtype) in [DType::F32, DType::F16, DType::BF16, DType::F64].into_iter().enumerate() {
+        let broken = tensor(&[1.0, if at % 2 == 0 { f32::NAN } else { f32::INFINITY }]).to_dtype(dtype).unwrap();
+        save(folder.path(), "model.safetensors", &[("norm.weight", broken)]);
+        let error = open(&folder).unwrap().get("norm.weight", 2).unwrap_err();
+        assert!(matches!(&error, WeightError::NotFinite { name, .. } if name == "norm.weight"), "{dtype:?}: {error}");
+        assert!(error.to_string().contains("model.safetensors: tensor `norm.weight`"), "{error}");
+    }
+}
+
+#[test]
+fn a_missing_shard_is_named() {
+    let folder = TempDir::new().unwrap();
+    save(folder.path(), "a.safetensors", &[("x", tensor(&[1.0]))]);
+    let index = r#"{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}"#;
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let error = open(&folder).unwrap_err().to_string();
+    assert!(error.contains("b.safetensors: No such file"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! `cacheplan bench`: what part of this machine's own rates each kernel reaches.
 
-use cacheplan::kernels::roofline::{Measurement, run as measure};
+use cacheplan::kernels::roofline::run as measure;
 
 use miette::miette;
 
@@ -15,11 +15,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (mut printed, mut found) = (Ok(()), false);
     let op = args.op.as_deref().unwrap_or_default();
-    measure(op, |row| {
-        let heading = if found { String::new() } else { Measurement::headings() + "\n" };
+    measure(op, |line| {
         found = true;
         if printed.is_ok() {
-            printed = print(&format!("{heading}{row}\n"));
+            printed = print(&format!("{line}\n"));
         }
     })
     .map_err(Failure::error)?;

@@ -1,12 +1,14 @@
 //! `cacheplan plan check`: whether a plan is right, and still that of its model, budget and device.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
-use cacheplan::planner::{Fingerprint, Violation, check, check_alone};
+use cacheplan::files::Shown;
+use cacheplan::planner::{self, Fingerprint, check};
 use miette::miette;
 
 use crate::commands::load::{Reading, Target, read_plan};
-use crate::failure::{Failure, print};
+use crate::failure::{DRIFT, Failure, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -24,17 +26,16 @@ pub(crate) struct Args {
     target: Target,
 }
 
-/// The exit code of a plan that is not, or no longer, right.
-const DRIFT: u8 = 5;
+/// The most lines of what differs from a plan that was made anew.
+const MOST_LINES: usize = 40;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let plan = read_plan(&args.file)?;
-    let file = args.file.display();
+    let file = Shown(args.file.display());
     let Some(model) = &args.model else {
         if args.reading.is_stated() || args.target.is_stated() {
             return Err(Failure::new(2, miette!("flags about the model, its budget and its device need --model")));
         }
-        check_alone(&plan).map_err(|violations| drift(&format!("{file} contradicts itself"), &violations))?;
         return print(&format!(
             "{file}: {} resources in {} pools are consistent; limits, capacity, ledger and fingerprint need --model\n",
             plan.resources.len(),
@@ -47,14 +48,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let request = own.unwrap_or(&stages[0]);
     let stale = plan.fingerprint.differences(&Fingerprint::of(request));
     if !stale.is_empty() {
-        return Err(drift(&format!("{file} was made for another {}; plan anew", stale.join(" and another ")), &[]));
+        let anew = planner::plan(request).map(|anew| plan.diff(&anew).table()).unwrap_or_default();
+        let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
+        let others = stale.join(" and another ");
+        return Err(Failure::new(DRIFT, miette!("{file} was made for another {others}; plan anew{lines}")));
     }
     check(request, &plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
     let (resources, pools) = (plan.resources.len(), plan.pools.len());
     print(&format!("{file}: {resources} resources in {pools} pools are proved for this model, budget and device\n"))
 }
 
-fn drift(what: &str, violations: &[Violation]) -> Failure {
+fn drift(what: &str, violations: &[impl Display]) -> Failure {
     let lines: String = violations.iter().map(|violation| format!("\n  {violation}")).collect();
     Failure::new(DRIFT, miette!("{what}{lines}"))
 }

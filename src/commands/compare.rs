@@ -1,16 +1,16 @@
 //! `cacheplan compare`: our plan beside each engine's allocation, for the same bytes and workload.
 
-use cacheplan::planner::{Engine, EngineSpec, PlanError, compare, comparison_table};
+use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError, compare};
 use miette::miette;
 
 use crate::commands::Format;
-use crate::commands::load::{Source, Target};
+use crate::commands::load::{ModelArgs, Target};
 use crate::failure::{Failure, note, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    source: Source,
+    source: ModelArgs,
 
     #[command(flatten)]
     target: Target,
@@ -26,8 +26,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let loaded = args.source.load(&args.target)?;
-    let all = Engine::ALL.map(EngineSpec::from);
-    let engines = if args.engines.is_empty() { all.as_slice() } else { &args.engines };
+    let all: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
+    let engines = if args.engines.is_empty() { &all } else { &args.engines };
     let mut rows = Vec::new();
     for &engine in engines {
         // Each engine stores states in a dtype of its own choice, and so does our plan beside it.
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match args.format {
-        Format::Table => print(&comparison_table(&rows)),
+        Format::Table => print(&Comparison::table(&rows)),
         Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n")),
     }
 }

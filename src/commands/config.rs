@@ -1,10 +1,10 @@
 //! `cacheplan config`: the budget as it is stated, and what could be.
 
-use cacheplan::planner::{budget_schema, commented_budget};
+use cacheplan::planner::Config;
 
 use crate::commands::budget::BudgetArgs;
 use crate::commands::load::OnDevice;
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, note, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -35,10 +35,11 @@ enum Command {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Show { budget, device, origin } => {
-            let config = device.resolve(budget)?;
+            let (config, notes) = device.resolve(budget)?;
+            notes.iter().for_each(|said| note(said));
             print(&if *origin { config.table() } else { config.stated() })
         }
-        Command::Init => print(&commented_budget()),
-        Command::Schema => print(&budget_schema()),
+        Command::Init => print(&Config::commented_file()),
+        Command::Schema => print(&Config::schema()),
     }
 }

@@ -2,6 +2,7 @@
 
 use cacheplan::runtime::demo;
 
+use crate::commands::run::results::ResultArgs;
 use crate::commands::run::{OutputArgs, failure, serve};
 use crate::failure::Failure;
 
@@ -13,5 +14,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut session = demo::session(args.output.device.clone()).map_err(failure)?;
-    serve(&mut session, &demo::requests(), args.output.format, None)
+    serve(&mut session, &demo::requests(), args.output.format, None, &ResultArgs::default())
 }

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::diff;
-
 use crate::commands::Format;
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, print};
@@ -22,7 +20,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let diff = diff(&read_plan(&args.before)?, &read_plan(&args.after)?);
+    let diff = read_plan(&args.before)?.diff(&read_plan(&args.after)?);
     match args.format {
         Format::Table => print(&diff.table()),
         Format::Json => print(&(serde_json::to_string_pretty(&diff).map_err(Failure::error)? + "\n")),

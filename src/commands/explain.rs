@@ -4,13 +4,13 @@ use cacheplan::planner::{explain, plan};
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Source, Target};
+use crate::commands::load::{ModelArgs, Target};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    source: Source,
+    source: ModelArgs,
 
     /// A resource, a pool, a ledger line, a layer's number, `capacity` or `host`
     #[arg(value_name = "RESOURCE|LAYER|POOL", default_value = "capacity")]

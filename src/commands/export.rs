@@ -71,12 +71,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ExportError::Version { .. } => Failure::new(2, miette!("{error}")),
         error => Failure::error(error),
     })?;
+    let has_comments = export.has_comments();
     let text = match args.format {
         Format::File => export.text,
         Format::Json => serde_json::to_string_pretty(&export).map_err(Failure::error)? + "\n",
     };
     // JSON has no comments, so that what Edge-LLM's file cannot say is said beside it.
-    if args.to == Target::EdgeLlm && args.format == Format::File {
+    if args.format == Format::File && !has_comments {
         for gap in &export.not_expressed {
             note(&format!("not expressed: {gap}"));
         }

@@ -1,15 +1,17 @@
 //! `cacheplan inspect`: what was read of a model, from where, and what had to be assumed.
 
-use cacheplan::transforms::{Dot, Inspection};
-use clap::ValueEnum;
+use cacheplan::planner::Key;
+use cacheplan::transforms::{Inspection, graph::Dot};
+use clap::{Arg, ValueEnum};
 
-use crate::commands::load::{Source, Target};
+use crate::commands::load::{ModelArgs, Target};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
+#[command(mut_args(of_the_model))]
 pub(crate) struct Args {
     #[command(flatten)]
-    source: Source,
+    source: ModelArgs,
 
     /// Print the graph instead; nodes with caches stand out
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -20,6 +22,14 @@ pub(crate) struct Args {
 enum GraphFormat {
     /// For Graphviz
     Dot,
+}
+
+/// Of the budget only dtypes tell how a model is read; the other keys are taken, so that one file or line serves every
+/// command, but not listed.
+fn of_the_model(arg: Arg) -> Arg {
+    let key = Key::all().iter().find(|key| arg.get_id() == key.path);
+    let hidden = key.is_some_and(|key| key.section() != Some("dtypes"));
+    arg.hide(hidden)
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

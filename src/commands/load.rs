@@ -4,13 +4,16 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use cacheplan::files::{Limit, Source, SourceError, json};
+use cacheplan::planner::Measured;
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Draft, EngineSpec, Measurement, PlanRequest,
-    environment, plan_ranks,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Draft, EngineSpec, Measurement, Memory, Override,
+    PlanRequest, RankPlans,
 };
+use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{
-    Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources, collect,
-    read_model,
+    Assumption, Collected, FrontendError, Model, ModelInfo, PassContext, ReadOptions, Resources, collect, graph::Graph,
+    read_model, read_source,
 };
 use miette::{LabeledSpan, NamedSource, miette};
 
@@ -19,7 +22,7 @@ use crate::failure::{Failure, in_file, note, read};
 
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
-pub(crate) struct Source {
+pub(crate) struct ModelArgs {
     /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json piped in
     pub(crate) model: PathBuf,
 
@@ -55,26 +58,46 @@ pub(crate) struct Target {
     /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
     #[arg(long, value_name = "FILE")]
     measurement: Option<PathBuf>,
+
+    /// What an engine logged (TOML, as `cacheplan calibrate` writes it); replaces assumptions line by line
+    #[arg(long, value_name = "FILE", conflicts_with = "measurement")]
+    measured: Option<PathBuf>,
 }
 
 /// The device, of which only the memory is known.
 #[derive(clap::Args, Default)]
 pub(crate) struct OnDevice {
-    /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100; 0.9 of it is divided where the
+    /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100 (8xh100 for eight);
+    /// 0.9 of it is divided where the
     /// budget states no [memory]
-    #[arg(long, value_name = "SIZE|DEVICE")]
-    device_memory: Option<DeviceInfo>,
+    #[arg(long, value_name = "SIZE|DEVICE", value_parser = DeviceInfo::several)]
+    device_memory: Option<(u32, DeviceInfo)>,
 }
 
 impl OnDevice {
-    /// The budget for it; says which memory a name stands for.
-    pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<Config, Failure> {
-        if let Some(device) = self.device_memory.as_ref().filter(|device| device.is_nominal()) {
+    /// The budget for it, and what was taken for granted, to be said once nothing is wrong: before an error it would seem to
+    /// have to do with that.
+    pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<(Config, Vec<String>), Failure> {
+        let stated = self.device_memory.as_ref();
+        let mut config = resolve(budget, stated.is_some())?;
+        let mut notes = Vec::new();
+        if let Some((_, device)) = stated.filter(|(_, device)| device.is_nominal()) {
             let size = ByteSize(device.total_bytes);
-            note(&format!("{} has {size}, as nvidia-smi reports it; state the size where yours differs", device.name));
+            let tool = if device.name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
+            notes.push(format!("{} has {size}, as {tool} reports it; state the size where yours differs", device.name));
         }
-        resolve(budget, self.device_memory.is_some())
+        if let Some((count, _)) = stated {
+            notes.extend(divide_over(*count, &mut config.budget)?);
+        }
+        Ok((config, notes))
     }
+}
+
+/// Several devices are tensor parallel ranks where nobody says how the model is divided over them, which is then said.
+fn divide_over(devices: u32, budget: &mut Budget) -> Result<Option<String>, Failure> {
+    let divided =
+        budget.divide_over(devices).map_err(|message| Failure::new(2, miette!("--device-memory: {message}")))?;
+    Ok(divided.then(|| format!("{devices} devices: tp {devices}; --tp, --pp, --dp and --ep divide otherwise")))
 }
 
 /// A model, its budget and its resources, and what they are planned for.
@@ -88,6 +111,9 @@ pub(crate) struct Loaded {
     device: Option<DeviceInfo>,
     draft: Option<Drafting>,
     measurement: Option<Measurement>,
+    measured: Option<Measured>,
+    /// Whether flags alone state the budget.
+    in_flags: bool,
 }
 
 /// A draft model.
@@ -104,15 +130,25 @@ pub(crate) struct OfEngine {
     draft: Option<Resources>,
 }
 
-impl Source {
-    /// The budget file under the environment's values and the flags'.
-    pub(crate) fn budget(&self) -> Result<Budget, Failure> {
-        Ok(resolve(&self.reading.budget, false)?.budget)
+impl ModelArgs {
+    /// The budget file under the environment's values and the flags', with where each value came from.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        resolve(&self.reading.budget, false)
     }
 
     /// What the flags say about how to read the model.
     pub(crate) fn read_options(&self) -> Result<ReadOptions, Failure> {
         self.reading.options()
+    }
+
+    /// What a session is opened with: the budget with where each value came from, and how to read the model.
+    pub(crate) fn session_options(&self) -> Result<SessionOptions, Failure> {
+        let Config { budget, settings } = self.config()?;
+        let settings = settings
+            .into_iter()
+            .map(|setting| Override { key: setting.key.to_owned(), value: setting.value, origin: setting.origin })
+            .collect();
+        Ok(SessionOptions { budget, settings, read: self.read_options()?, ..SessionOptions::default() })
     }
 
     /// Reads everything and walks the graph.
@@ -121,9 +157,26 @@ impl Source {
     }
 }
 
+/// Says which key the size of the weights would follow from.
+pub(crate) fn say_why_weights_are_unknown(model: &Model) {
+    if let (None, Some(why)) = (model.info.weights, &model.weights_unknown) {
+        note(&format!("the size of the weights is not known: {why}"));
+    }
+}
+
 impl Target {
+    /// Whether what is left for caches depends on the weights, and nobody says their size.
+    fn needs_weights(&self, budget: &Budget) -> bool {
+        let said = |memory: &Memory| memory.bytes.is_some() || memory.weights.is_some();
+        let measured = self.measurement.is_some() || self.measured.is_some();
+        self.device.device_memory.is_some() && !measured && !budget.memory.as_ref().is_some_and(said)
+    }
+
     pub(crate) fn is_stated(&self) -> bool {
-        self.device.device_memory.is_some() || self.draft.is_some() || self.measurement.is_some()
+        self.device.device_memory.is_some()
+            || self.draft.is_some()
+            || self.measurement.is_some()
+            || self.measured.is_some()
     }
 }
 
@@ -137,7 +190,8 @@ impl Reading {
     }
 
     fn options(&self) -> Result<ReadOptions, Failure> {
-        let descriptions = self.description.iter().map(|path| read(path)).collect::<Result<Vec<String>, Failure>>()?;
+        let descriptions =
+            self.description.iter().map(|path| read(path, Limit::TOML)).collect::<Result<Vec<String>, Failure>>()?;
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
     }
 
@@ -156,9 +210,11 @@ impl Reading {
 
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
     pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
-        let budget = target.device.resolve(&self.budget)?.budget;
+        let (Config { budget, .. }, notes) = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
+        let measured = target.measured.as_deref().map(read_measured).transpose()?;
         let mut model = self.open(model)?;
+        let in_flags = self.budget.budget.is_none();
         budget.notes(&model.info).iter().for_each(|said| note(said));
         let unwalked = model.graph.clone();
         let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
@@ -170,8 +226,12 @@ impl Reading {
             Ok(Drafting { info: draft.info, unwalked, resources })
         });
         let draft = draft.transpose()?;
-        let device = target.device.device_memory.clone();
-        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement })
+        notes.iter().chain(&model.doubts).for_each(|said| note(said));
+        if target.needs_weights(&budget) {
+            say_why_weights_are_unknown(&model);
+        }
+        let device = target.device.device_memory.clone().map(|(_, device)| device);
+        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, in_flags })
     }
 }
 
@@ -188,7 +248,7 @@ impl Loaded {
         let agreement = match stages {
             1 => None,
             _ => {
-                let ranks = plan_ranks(&request);
+                let ranks = RankPlans::of(&request);
                 Some(ranks.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?.agreement)
             }
         };
@@ -201,12 +261,15 @@ impl Loaded {
     }
 
     fn request_with<'a>(&'a self, resources: &'a Resources, drafting: Option<&'a Resources>) -> PlanRequest<'a> {
-        PlanRequest {
+        let request = PlanRequest {
             device: self.device.as_ref(),
             draft: self.draft.as_ref().zip(drafting).map(|(draft, resources)| Draft { model: &draft.info, resources }),
             measurement: self.measurement.as_ref(),
+            measured: self.measured.as_ref(),
             ..PlanRequest::new(&self.model.info, resources, &self.budget)
-        }
+        };
+        let request = request.with_step_of(&self.model);
+        if self.in_flags { request.stated_in_flags() } else { request }
     }
 
     /// Collects anew for an engine.
@@ -221,20 +284,19 @@ impl Loaded {
     }
 }
 
-fn open(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
+pub(crate) fn open(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
+    if path == Path::new("-") {
+        return read_source(&Source::stdin(Limit::CONFIG)?, &[], options);
+    }
     read_model(path, options)
 }
 
-fn unread(path: &Path, error: FrontendError) -> Failure {
+pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
     match error {
-        FrontendError::Io { source, .. } if source.kind() == ErrorKind::NotFound && !path.exists() => Failure::new(
-            1,
-            miette!(
-                "{}: there is no such file or folder; models are read from disk, nothing is downloaded",
-                path.display()
-            ),
-        ),
+        FrontendError::Source(SourceError::Io { name, source }) if source.kind() == ErrorKind::NotFound => {
+            let nothing = "there is no such file or folder; models are read from disk, nothing is downloaded";
+            if path.exists() { in_file(name.as_ref(), source) } else { in_file(path, nothing) }
+        }
         error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),
     }
 }
@@ -246,14 +308,14 @@ fn context(info: &ModelInfo, budget: &Budget, engine: Option<EngineSpec>) -> Pas
     }
 }
 
-fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> {
+pub(crate) fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> {
     collect(graph, context).map_err(|error| Failure::new(4, miette!("{error}")))
 }
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
 fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     let path = args.budget.as_deref();
-    let text = path.map(read).transpose()?.unwrap_or_default();
+    let text = path.map(|path| read(path, Limit::TOML)).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
     let failed = |error: BudgetError| {
         let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
@@ -263,16 +325,16 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     // A name that is no text cannot be ours; a value that is none is no value of any key.
     let text_of = |value: OsString| value.to_string_lossy().into_owned();
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
-    let environment = environment(variables).map_err(failed)?;
+    let environment = Config::environment(variables).map_err(failed)?;
     let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
     let file = path.map(|_| (text.as_str(), origin.as_str()));
-    let mut config = resolve(file, &environment, &args.overrides()).map_err(failed)?;
+    let mut config = resolve(file, &environment, args.overrides()).map_err(failed)?;
     if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let beside = path.and_then(Path::parent).unwrap_or(Path::new(""));
         let read = |file: &str| {
-            let path = beside.join(file);
-            std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+            let source = Source::open(&beside.join(file));
+            source.and_then(|source| source.text(Limit::HISTOGRAM)).map_err(|error| error.to_string())
         };
         workload.load(read).map_err(|error| Failure::new(1, miette!("{error}")))?;
     }
@@ -281,10 +343,16 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
 
 /// A plan as `plan --out` writes it.
 pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
-    CachePlan::from_json(&read(path)?, &path.display().to_string()).map_err(Failure::error)
+    CachePlan::from_json(&read(path, Limit::PLAN)?, &path.display().to_string())
+        .map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))
 }
 
 fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
     let keys = "JSON with resident_bytes, forward_bytes and free_bytes was expected";
-    serde_json::from_str(&read(path)?).map_err(|error| in_file(path, format!("no measurement: {error}; {keys}")))
+    json::parse(read(path, Limit::MEASURED)?.as_bytes(), Limit::MEASURED)
+        .map_err(|error| in_file(path, format!("no measurement: {error}; {keys}")))
+}
+
+fn read_measured(path: &Path) -> Result<Measured, Failure> {
+    Measured::from_toml(&read(path, Limit::TOML)?, &path.display().to_string()).map_err(Failure::error)
 }

@@ -2,16 +2,23 @@
 
 pub(crate) mod bench;
 pub(crate) mod budget;
+pub(crate) mod calibrate;
 pub(crate) mod check;
+pub(crate) mod check_log;
 pub(crate) mod compare;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diff;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod export_graph;
+pub(crate) mod fit;
 pub(crate) mod inspect;
 pub(crate) mod load;
+pub(crate) mod man;
 pub(crate) mod plan;
+pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod simulate;
 pub(crate) mod stats;

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use cacheplan::planner::{
-    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, Suggestion, knobs, plan, plan_ranks, predict,
+    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, Suggestion, plan, predict,
 };
-use cacheplan::transforms::Dot;
+use cacheplan::transforms::graph::Dot;
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Source, Target};
+use crate::commands::load::{ModelArgs, Target};
 use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, print, write};
 
@@ -38,7 +38,7 @@ enum Command {
 #[group(args = ["model"])]
 struct Make {
     #[command(flatten)]
-    source: Source,
+    source: ModelArgs,
 
     #[command(flatten)]
     target: Target,
@@ -106,7 +106,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     if !several && (args.ranks || args.stage > 0) {
         return Err(Failure::new(2, miette!("there is one rank; --ranks and --stage need --tp, --pp or [parallel]")));
     }
-    let ranks = several.then(|| plan_ranks(&request)).transpose().map_err(failed)?;
+    let ranks = several.then(|| RankPlans::of(&request)).transpose().map_err(failed)?;
     if let (true, Some(ranks)) = (args.ranks, &ranks) {
         return show_ranks(args, ranks);
     }
@@ -127,7 +127,7 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg()),
-            Format::Table | Format::Dot => print(&(heading + &plan.table() + &turned(&knobs(&request, &plan)))),
+            Format::Table | Format::Dot => print(&(heading + &plan.table() + &turned(&request.knobs(&plan)))),
         };
     };
     let both = EnginePlan { plan: &plan, engine: predict(&request, engine).map_err(failed)? };

@@ -1,33 +1,43 @@
 //! `cacheplan run`: plan, allocate, profile, resize and generate with a real model.
 
+mod ask;
+mod beams;
+mod chat;
+mod interrupt;
+mod requests;
+pub(crate) mod results;
+
 use std::path::{Path, PathBuf};
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{Request, RuntimeError, Session, SessionOptions, open_device};
+use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, open_device};
 use miette::{Report, miette};
 
 use crate::commands::Format;
-use crate::commands::load::Source;
+use crate::commands::load::ModelArgs;
 use crate::failure::{Failure, print, write};
 use crate::progress;
 
+use self::ask::{AskArgs, Asked};
+use self::results::ResultArgs;
+
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)]
+// A prompt is what is asked here; how long prompts are in the budget has another name.
+#[command(allow_negative_numbers = true, mut_arg("workload.prompt", |arg| arg.long("workload-prompt")))]
 pub(crate) struct Args {
     #[command(flatten)]
-    source: Source,
+    source: ModelArgs,
 
-    /// Token ids of a prompt, separated by commas; give it again for another sequence of the batch
-    #[arg(long, value_name = "IDS", required = true, value_parser = parse_ids)]
-    prompt_ids: Vec<Prompt>,
-
-    /// The most tokens to generate for each prompt
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    max_new_tokens: usize,
+    #[command(flatten)]
+    ask: AskArgs,
 
     /// Go on behind a token that ends texts (`eos_token_id` of the model's configs)
     #[arg(long)]
     ignore_eos: bool,
+
+    /// A folder of graphs with fixed caches (.onnx) that compute in place of the model's layers
+    #[arg(long = "static", value_name = "DIR")]
+    static_graphs: Option<PathBuf>,
 
     /// Write the logits that each token was chosen from, [steps, vocab], as safetensors; needs a single prompt
     #[arg(long, value_name = "FILE")]
@@ -36,6 +46,9 @@ pub(crate) struct Args {
     /// Write how full the pools were, for `cacheplan stats`
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
+
+    #[command(flatten)]
+    results: ResultArgs,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -53,41 +66,51 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
-#[derive(Clone)]
-struct Prompt(Vec<u32>);
-
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if args.logits.is_some() && args.prompt_ids.len() != 1 {
-        return Err(Failure::new(
-            2,
-            miette!("--logits needs a single --prompt-ids; {} are given", args.prompt_ids.len()),
-        ));
+    if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
+        return Err(Failure::new(2, miette!("--logits needs a single --prompt-ids; {prompts} are given")));
     }
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
+    args.results.check()?;
+    // What was asked is read before the weights are.
+    let asked = args.ask.read()?;
     let options = SessionOptions {
-        budget: args.source.budget()?,
         device: args.output.device.clone(),
-        read: args.source.read_options()?,
         ignore_eos: args.ignore_eos,
-        ..SessionOptions::default()
+        static_graphs: args.static_graphs.clone(),
+        ..args.source.session_options()?
     };
-    let session = progress::during("reading the model and its weights", || Session::open(&args.source.model, options));
-    let requests: Vec<Request> = args
-        .prompt_ids
-        .iter()
-        .map(|prompt| Request { prompt: prompt.0.clone(), max_new_tokens: args.max_new_tokens })
-        .collect();
+    let session = open(&args.source.model, options);
     let mut session = session.map_err(|error| match error {
         RuntimeError::Frontend(error) => args.source.reading.unread(&args.source.model, error),
         error => failure(error),
     })?;
-    let served = serve(&mut session, &requests, args.output.format, args.logits.as_deref());
+    let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
+    let served = match asked {
+        Asked::Prompts(asked) if args.ask.beams.is_some() => beams::serve(&mut session, args, &prompts, &asked),
+        Asked::Prompts(asked) => {
+            let requests = args.ask.requests(&session, &prompts, &asked)?;
+            match args.ask.streams(&prompts, &requests, &asked)? {
+                Some(streams) => results::serve_text(&mut session, args, &requests, streams),
+                None => serve(&mut session, &requests, args.output.format, args.logits.as_deref(), &args.results),
+            }
+        }
+        Asked::Turns => chat::serve(&mut session, args, &prompts),
+        Asked::Lines(lines) => requests::serve(&mut session, args, &prompts, &lines),
+    };
     if let Some(path) = &args.stats {
-        let manager = session.caches().manager().map_err(Failure::error)?;
-        let json = serde_json::to_string_pretty(&manager.book().stats()).map_err(Failure::error)?;
+        let stats = session.stats().map_err(failure)?;
+        let json = serde_json::to_string_pretty(&stats).map_err(Failure::error)?;
         write(path, &(json + "\n"))?;
     }
     served
+}
+
+/// Reads a model, which takes as long as it is large.
+pub(crate) fn open(model: &Path, options: SessionOptions) -> Result<Session, RuntimeError> {
+    let loading = options.loading.clone();
+    let read = move || loading.bytes();
+    progress::during_bytes("reading the model and its weights", read, || Session::open(model, options))
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.
@@ -96,27 +119,12 @@ pub(crate) fn serve(
     requests: &[Request],
     format: Format,
     logits: Option<&Path>,
+    results: &ResultArgs,
 ) -> Result<(), Failure> {
     let say = |text: &str| if format == Format::Table { print(text) } else { Ok(()) };
     say(&format!("{}\n", session.plan().table()))?;
 
-    let before = session.plan().capacity.clone();
-    let measured = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
-    session.resize(&measured).map_err(failure)?;
-    let after = &session.plan().capacity;
-    say(&format!(
-        "PROFILE   one forward of {} tokens needs {} bytes beyond the resident ones ({})\n\
-         RESIZE    {} -> {} sequences, {} -> {} tokens in pages, capped by {}\n\n",
-        measured.tokens,
-        measured.forward_bytes,
-        measured.method,
-        before.sequences,
-        after.sequences,
-        tokens(before.tokens),
-        tokens(after.tokens),
-        after.capped_by,
-    ))?;
-
+    say(&fit(session)?)?;
     let generation =
         progress::during("generating", || session.generate(requests, logits.is_some())).map_err(failure)?;
     if let Some(path) = logits {
@@ -124,10 +132,7 @@ pub(crate) fn serve(
     }
     let run = session.report(requests, &generation).map_err(failure)?;
     match format {
-        Format::Json => {
-            let json = serde_json::to_string_pretty(&run).map_err(Failure::error)?;
-            print(&format!("{json}\n"))?;
-        }
+        Format::Json => results::print_json(&run)?,
         Format::Table => {
             for (request, tokens) in run.requests.iter().zip(&run.tokens) {
                 let cached = match request.cached_tokens {
@@ -142,10 +147,28 @@ pub(crate) fn serve(
             print(&format!("\nPLANNED BESIDE ACTUAL\n{}", run.report))?;
         }
     }
-    match run.report.pools.iter().find(|pool| pool.actual_bytes.is_some_and(|actual| actual != pool.planned_bytes)) {
-        None => Ok(()),
-        Some(pool) => Err(Failure::new(5, miette!("pool `{}` did not take the bytes that were planned", pool.id))),
-    }
+    results.write(&run, &generation)?;
+    results::planned(&run)
+}
+
+/// Measures one forward and resizes the pools to suit; says what came of it.
+fn fit(session: &mut Session) -> Result<String, Failure> {
+    let before = session.plan().capacity.clone();
+    let measured = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
+    session.resize(&measured).map_err(failure)?;
+    let after = &session.plan().capacity;
+    Ok(format!(
+        "PROFILE   one forward of {} tokens needs {} bytes more than is resident ({})\n\
+         RESIZE    {} -> {} sequences, {} -> {} tokens in pages, capped by {}\n\n",
+        measured.tokens,
+        measured.forward_bytes,
+        measured.method,
+        before.sequences,
+        after.sequences,
+        tokens(before.tokens),
+        tokens(after.tokens),
+        after.capped_by,
+    ))
 }
 
 fn tokens(tokens: Option<u64>) -> String {
@@ -155,9 +178,4 @@ fn tokens(tokens: Option<u64>) -> String {
 /// A runtime error with the exit code that its cause has elsewhere.
 pub(crate) fn failure(error: RuntimeError) -> Failure {
     Failure::new(error.exit_code(), Report::msg(error))
-}
-
-fn parse_ids(text: &str) -> Result<Prompt, String> {
-    let ids = text.split(',').map(|id| id.trim().parse().map_err(|_| format!("`{id}` is not a token id")));
-    ids.collect::<Result<_, _>>().map(Prompt)
 }

@@ -1,11 +1,11 @@
 //! `cacheplan simulate`: what a prefix cache of a plan's sizes would do to a workload.
 
-use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cacheplan::managers::book::prefix::Reuse;
-use cacheplan::managers::book::simulate::{
+use cacheplan::files::{Limit, Source};
+use cacheplan::managers::book::Reuse;
+use cacheplan::managers::book::{
     Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
 };
 use clap::ValueEnum;
@@ -26,11 +26,11 @@ pub(crate) struct Args {
 
     /// Slots for checkpoints, instead of the plan's; `unlimited` for as many as it takes
     #[arg(long, value_name = "N", value_parser = limit)]
-    checkpoints: Option<Limit>,
+    checkpoints: Option<Most>,
 
     /// Tokens in the KV pool, instead of the plan's; `unlimited` for as many as it takes
     #[arg(long, value_name = "N", value_parser = limit)]
-    kv_tokens: Option<Limit>,
+    kv_tokens: Option<Most>,
 
     /// Tokens per chunk of the model's scan
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
@@ -85,12 +85,12 @@ enum PolicyName {
 
 /// A size, or none.
 #[derive(Clone, Copy)]
-struct Limit(Option<usize>);
+struct Most(Option<usize>);
 
-fn limit(text: &str) -> Result<Limit, String> {
+fn limit(text: &str) -> Result<Most, String> {
     match text {
-        "unlimited" => Ok(Limit(None)),
-        _ => text.parse().map(|n| Limit(Some(n))).map_err(|_| "a number or `unlimited`".to_owned()),
+        "unlimited" => Ok(Most(None)),
+        _ => text.parse().map(|n| Most(Some(n))).map_err(|_| "a number or `unlimited`".to_owned()),
     }
 }
 
@@ -122,9 +122,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 impl Requests {
     fn load(&self) -> Result<Vec<Request>, Failure> {
         if let Some(path) = &self.trace {
-            let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
-            let file = File::open(path).map_err(|error| in_file(path, error))?;
-            let requests = read_trace(BufReader::new(file)).map_err(|error| in_file(path, error))?;
+            let source = Source::named(path, Limit::TRACE).map_err(Failure::error)?;
+            source.within(Limit::TRACE).map_err(Failure::error)?;
+            let requests = read_trace(BufReader::new(source.reader())).map_err(|error| in_file(path, error))?;
             if requests.is_empty() {
                 return Err(in_file(path, "the trace holds no request"));
             }
@@ -149,10 +149,10 @@ impl Args {
             Some(path) => Scenario::of_plan(&read_plan(path)?, chunk).map_err(|error| in_file(path, error))?,
             None => Scenario { chunk, ..Scenario::default() },
         };
-        if let Some(Limit(checkpoints)) = self.checkpoints {
+        if let Some(Most(checkpoints)) = self.checkpoints {
             scenario.checkpoints = checkpoints;
         }
-        if let Some(Limit(tokens)) = self.kv_tokens {
+        if let Some(Most(tokens)) = self.kv_tokens {
             scenario.kv_tokens = tokens;
         }
         Ok(scenario)

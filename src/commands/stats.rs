@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cacheplan::files::{Limit, json};
 use cacheplan::managers::book::Stats;
 use clap::ValueEnum;
 
@@ -28,7 +29,8 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let stats: Stats = serde_json::from_str(&read(&args.snapshot)?).map_err(|error| {
+    let text = read(&args.snapshot, Limit::MEASURED)?;
+    let stats: Stats = json::parse(text.as_bytes(), Limit::MEASURED).map_err(|error| {
         in_file(&args.snapshot, format!("no snapshot: {error}; `cacheplan run MODEL --stats FILE` writes one"))
     })?;
     match args.format {

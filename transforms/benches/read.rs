@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{
-    Attention, GraphBuilder, Mamba2, Model, PassContext, ReadOptions, collect, read_config_str, read_model,
+    GraphBuilder, Model, PassContext, ReadOptions, collect,
+    layers::{Attention, Mamba2},
+    read_config_str, read_model,
 };
 use divan::Bencher;
 

@@ -1,133 +1,15 @@
 //! The library way to describe a model without any file; the config front-end uses it too.
 
-use cacheplan_handlers::{DType, Decay};
+use std::sync::Arc;
+
+use cacheplan_handlers::{DType, DecayKind};
 
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
-use crate::model::{Model, ModelInfo, WeightBytes};
-use crate::ops;
-
-/// Attention over keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
-    /// Query heads.
-    pub num_heads: u64,
-    /// Key and value heads.
-    pub num_kv_heads: u64,
-    /// Channels of a query or key head.
-    pub head_dim: u64,
-    /// Channels of a value head; `None` for as many as a key head has.
-    pub value_dim: Option<u64>,
-    /// Tokens back that it sees; `None` for all.
-    pub window: Option<u64>,
-    /// The element type that the model states for its keys and values.
-    pub cache_dtype: Option<DType>,
-    /// An earlier layer whose keys and values it reads instead of making its own.
-    pub shares_layer: Option<u32>,
-}
-
-/// Multi-head latent attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mla {
-    /// Query heads.
-    pub num_heads: u64,
-    /// Channels of the compressed query; `None` where queries are not compressed.
-    pub q_lora_rank: Option<u64>,
-    /// Channels of the latent.
-    pub kv_lora_rank: u64,
-    /// Channels of a key head outside rope.
-    pub qk_nope_head_dim: u64,
-    /// Channels of the rope key that all heads share; 0 where the layer has no rope.
-    pub qk_rope_head_dim: u64,
-    /// Channels of a value head.
-    pub v_head_dim: u64,
-    /// Tokens back that it sees; `None` for all.
-    pub window: Option<u64>,
-    /// The element type that the model states for its latents.
-    pub cache_dtype: Option<DType>,
-}
-
-/// Attention over a short window and over entries that each stand for several tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompressedAttention {
-    /// Query heads.
-    pub num_heads: u64,
-    /// Channels of the one key, which is the value too.
-    pub head_dim: u64,
-    /// Tokens back that are seen uncompressed.
-    pub window: u64,
-    /// Tokens per compressed entry; 0 for a layer that has only the window.
-    pub ratio: u64,
-    /// Channels of the key that chooses among entries; used where the ratio leaves so many that some must be chosen.
-    pub index_head_dim: Option<u64>,
-    /// The element type that the model states for its keys.
-    pub cache_dtype: Option<DType>,
-}
-
-/// A Mamba-1 mixer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mamba1 {
-    /// Channels of the recurrence.
-    pub d_inner: u64,
-    /// Numbers kept per channel.
-    pub d_state: u64,
-    /// Width of the convolution.
-    pub d_conv: u64,
-    /// Rank of the time step's projection.
-    pub dt_rank: u64,
-    /// The element type that the model states for its state.
-    pub state_dtype: Option<DType>,
-}
-
-/// A Mamba-2 mixer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mamba2 {
-    /// State heads.
-    pub num_heads: u64,
-    /// Channels of a head.
-    pub head_dim: u64,
-    /// Numbers kept per channel.
-    pub d_state: u64,
-    /// Groups of heads that share B and C; 0 where B and C do not pass the convolution.
-    pub n_groups: u64,
-    /// Width of the convolution.
-    pub d_conv: u64,
-    /// The element type that the model states for its state.
-    pub state_dtype: Option<DType>,
-}
-
-/// A recurrence with one matrix per value head: gated delta net, KDA, lightning attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinearAttention {
-    /// Key heads.
-    pub num_k_heads: u64,
-    /// Value heads, each with its own state.
-    pub num_v_heads: u64,
-    /// Channels of a key head.
-    pub head_k_dim: u64,
-    /// Channels of a value head.
-    pub head_v_dim: u64,
-    /// Whether values are replaced by what their keys do not hold yet: gated delta net, KDA.
-    pub delta_rule: bool,
-    /// What the decay depends on.
-    pub decay: Decay,
-    /// Width of the convolution over queries, keys and values; `None` without one.
-    pub d_conv: Option<u64>,
-    /// The element type that the model states for its state.
-    pub state_dtype: Option<DType>,
-}
-
-/// A feed-forward block, dense or with experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeedForward {
-    /// Channels inside; of one expert where there are experts.
-    pub intermediate_size: u64,
-    /// Weight matrices: 3 with a gate, 2 without.
-    pub matrices: u64,
-    /// Routed experts; 0 for a dense block.
-    pub experts: u64,
-    /// Channels of the expert that every token passes; 0 without.
-    pub shared_size: u64,
-}
+use crate::layers::{
+    Attention, BlockSpec, CompressedAttention, FeedForward, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla,
+};
+use crate::model::{Fact, Model, ModelInfo};
+use crate::weights::WeightBytes;
 
 /// Describes a model layer by layer.
 ///
@@ -135,7 +17,7 @@ pub struct FeedForward {
 ///
 /// ```
 /// use cacheplan_handlers::DType;
-/// use cacheplan_transforms::{Attention, GraphBuilder, Mamba2, PassContext, collect};
+/// use cacheplan_transforms::{GraphBuilder, PassContext, collect, layers::{Attention, Mamba2}};
 ///
 /// let mut builder = GraphBuilder::new("made_up", 64, DType::Bf16);
 /// builder.layer();
@@ -156,9 +38,13 @@ pub struct GraphBuilder {
     hidden_size: u64,
     dtype: DType,
     weight_dtype: DType,
+    /// The same of routed experts, where they are stored otherwise.
+    expert_dtype: Option<DType>,
     /// Whether the parameters described are all there are.
-    weights_known: bool,
-    layers: u32,
+    /// Why the sum of the parameters means nothing: some are not described.
+    weights_unknown: Option<String>,
+    layers: Vec<LayerSpec>,
+    vocab_size: Option<u64>,
     residual: TensorId,
     /// The mask that attention reads beside causality.
     mask: Option<TensorId>,
@@ -166,19 +52,12 @@ pub struct GraphBuilder {
     keys_and_values: Vec<Option<(TensorId, TensorId)>>,
 }
 
-impl Attention {
-    /// Full attention with `num_kv_heads` key and value heads.
-    pub const fn grouped(num_heads: u64, num_kv_heads: u64, head_dim: u64) -> Self {
-        Self { num_heads, num_kv_heads, head_dim, value_dim: None, window: None, cache_dtype: None, shares_layer: None }
-    }
-}
-
 impl GraphBuilder {
     /// A model without layers: token embeddings of `hidden_size` channels, activations of `dtype`.
     pub fn new(model_type: impl Into<String>, hidden_size: u64, dtype: DType) -> Self {
         let mut graph = Graph::new();
         let ids = graph.add_input(Name::new(None, "input_ids"), vec![Extent::BATCH, Extent::SEQUENCE], DType::Int32);
-        let embedding = graph.add_op(Op::new(Name::new(None, "embed_tokens"), ops::EMBEDDING).input("ids", ids));
+        let embedding = graph.add_op(Op::new(Name::new(None, "embed_tokens"), Op::EMBEDDING).input("ids", ids));
         let shape = vec![Extent::BATCH, Extent::SEQUENCE, hidden_size.into()];
         let residual = graph.add_output(embedding, Name::new(None, "embeddings"), shape, dtype);
         Self {
@@ -187,8 +66,10 @@ impl GraphBuilder {
             hidden_size,
             dtype,
             weight_dtype: dtype,
-            weights_known: true,
-            layers: 0,
+            expert_dtype: None,
+            weights_unknown: None,
+            layers: Vec::new(),
+            vocab_size: None,
             residual,
             mask: None,
             keys_and_values: Vec::new(),
@@ -201,15 +82,34 @@ impl GraphBuilder {
         self
     }
 
+    /// The element type of routed experts added from now on, where it is not that of the other matrices.
+    pub(crate) fn expert_dtype(&mut self, dtype: DType) {
+        self.expert_dtype = Some(dtype);
+    }
+
     /// Starts the next layer and gives its absolute index.
     pub fn layer(&mut self) -> u32 {
-        self.layers += 1;
+        self.layers.push(LayerSpec::default());
         self.keys_and_values.push(None);
-        self.layers - 1
+        self.layers.len() as u32 - 1
+    }
+
+    /// Says what the current layer is called, and how its dimensions are known.
+    pub(crate) fn explain(&mut self, kind: &str, known: &Arc<[Fact]>) {
+        if let Some(layer) = self.layers.last_mut() {
+            (layer.kind, layer.known) = (kind.to_owned(), known.clone());
+        }
+    }
+
+    fn block(&mut self, block: BlockSpec) {
+        if let Some(layer) = self.layers.last_mut() {
+            layer.blocks.push(block);
+        }
     }
 
     /// Adds the weight of the token embeddings, and of the head where it is not the same.
     pub fn vocabulary(&mut self, vocab_size: u64, tied: bool) -> &mut Self {
+        self.vocab_size = Some(vocab_size);
         for part in ["embed_tokens.weight", "lm_head.weight"].into_iter().take(if tied { 1 } else { 2 }) {
             self.graph.add_parameter(Name::new(None, part), &[vocab_size, self.hidden_size], self.dtype);
         }
@@ -219,7 +119,7 @@ impl GraphBuilder {
     /// Lets attention that is added from now on read a mask beside causality; one op makes it for all layers.
     pub fn mask(&mut self) -> &mut Self {
         if self.mask.is_none() {
-            let id = self.graph.add_op(Op::new(Name::new(None, "mask"), ops::MASK).input("x", self.residual));
+            let id = self.graph.add_op(Op::new(Name::new(None, "mask"), Op::MASK).input("x", self.residual));
             let shape = vec![Extent::BATCH, Extent::SEQUENCE, Extent::Symbol("tokens".into())];
             self.mask = Some(self.graph.add_output(id, Name::new(None, "mask"), shape, self.dtype));
         }
@@ -228,6 +128,7 @@ impl GraphBuilder {
 
     /// Adds attention.
     pub fn attention(&mut self, dims: &Attention) -> &mut Self {
+        self.block(BlockSpec::Attention(*dims));
         let Attention { num_heads, num_kv_heads, head_dim, .. } = *dims;
         let value_dim = dims.value_dim.unwrap_or(head_dim);
         let query_channels = num_heads.saturating_mul(head_dim);
@@ -243,17 +144,17 @@ impl GraphBuilder {
         if let Some(own) = self.keys_and_values.last_mut() {
             *own = Some((key, value));
         }
-        let mut op = self.op("attention", ops::ATTENTION).input("query", query).input("key", key).input("value", value);
+        let mut op = self.op("attention", Op::ATTENTION).input("query", query).input("key", key).input("value", value);
         if let Some(mask) = self.mask {
             op = op.input("mask", mask);
         }
         if let Some(window) = dims.window {
-            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+            op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
         }
         if let Some(layer) = dims.shares_layer {
-            op = op.attribute(ops::SHARES_LAYER, Attribute::Number(u64::from(layer)));
+            op = op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer)));
         }
-        op = with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype);
+        op = with_dtype(op, Attribute::CACHE_DTYPE, dims.cache_dtype);
         let id = self.graph.add_op(op);
         let context_channels = num_heads.saturating_mul(value_dim);
         let output = self.channels(id, "attention.context", context_channels);
@@ -262,6 +163,7 @@ impl GraphBuilder {
 
     /// Adds multi-head latent attention.
     pub fn mla(&mut self, dims: &Mla) -> &mut Self {
+        self.block(BlockSpec::Mla(*dims));
         let head = dims.qk_nope_head_dim.saturating_add(dims.qk_rope_head_dim);
         let query_channels = dims.num_heads.saturating_mul(head);
         let compressed = match dims.q_lora_rank {
@@ -281,57 +183,63 @@ impl GraphBuilder {
         let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
         let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
         let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);
-        let mut op = self.op("mla", ops::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
+        let mut op = self.op("mla", Op::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
         if let Some(window) = dims.window {
-            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+            op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
         }
-        let id = self.graph.add_op(with_dtype(op.input("up", up), ops::CACHE_DTYPE, dims.cache_dtype));
+        let id = self.graph.add_op(with_dtype(op.input("up", up), Attribute::CACHE_DTYPE, dims.cache_dtype));
         let output = self.channels(id, "mla.context", value_channels);
         self.project("mla.out", "mla.out.weight", output, value_channels)
     }
 
     /// Adds the indexer that chooses the tokens which the layer's sparse attention looks at.
     pub fn indexer(&mut self, index_head_dim: u64) -> &mut Self {
+        self.block(BlockSpec::Indexer { index_head_dim });
         let weight = "indexer.key_proj.weight";
         let projection = self.linear("indexer.key_proj", weight, self.residual, self.hidden_size, index_head_dim);
         let key = self.channels(projection, "indexer.key", index_head_dim);
-        let op = self.op("indexer", ops::INDEXER).input("x", self.residual).input("index_key", key);
+        let op = self.op("indexer", Op::INDEXER).input("x", self.residual).input("index_key", key);
         self.graph.add_op(op);
         self
     }
 
     /// Adds attention over a window and compressed entries.
     pub fn compressed_attention(&mut self, dims: &CompressedAttention) -> &mut Self {
+        self.block(BlockSpec::CompressedAttention(*dims));
         let CompressedAttention { num_heads, head_dim, window, ratio, .. } = *dims;
         let channels = num_heads.saturating_mul(head_dim);
         let width = channels.saturating_add(head_dim);
         let qk = self.linear("attention.qk", "attention.qk.weight", self.residual, self.hidden_size, width);
         let query = self.heads(qk, "attention.query", num_heads, head_dim);
         let key = self.channels(qk, "attention.key", head_dim);
-        let mut op = self.op("attention", ops::COMPRESSED_ATTENTION).input("query", query).input("latent", key);
-        op = op.attribute(ops::WINDOW, Attribute::Number(window)).attribute(ops::RATIO, Attribute::Number(ratio));
+        let mut op = self.op("attention", Op::COMPRESSED_ATTENTION).input("query", query).input("latent", key);
+        op = op
+            .attribute(Attribute::WINDOW, Attribute::Number(window))
+            .attribute(Attribute::RATIO, Attribute::Number(ratio));
         if let Some(index_head_dim) = dims.index_head_dim {
             let weight = "attention.index_proj.weight";
             let from = self.hidden_size;
             let index = self.linear("attention.index_proj", weight, self.residual, from, index_head_dim);
             op = op.input("index_key", self.channels(index, "attention.index_key", index_head_dim));
         }
-        let id = self.graph.add_op(with_dtype(op, ops::CACHE_DTYPE, dims.cache_dtype));
+        let id = self.graph.add_op(with_dtype(op, Attribute::CACHE_DTYPE, dims.cache_dtype));
         let output = self.channels(id, "attention.context", channels);
         self.project("attention.out", "attention.out.weight", output, channels)
     }
 
     /// Adds RWKV-4's time mixing of `width` channels and its channel mixing.
     pub fn rwkv4(&mut self, width: u64) -> &mut Self {
+        self.block(BlockSpec::Rwkv4 { width });
         let projection = self.linear("rwkv.kvr", "rwkv.kvr.weight", self.residual, self.hidden_size, width);
         let key = self.channels(projection, "rwkv.key", width);
-        let id = self.graph.add_op(self.op("rwkv", ops::RWKV4).input("x", self.residual).input("key", key));
+        let id = self.graph.add_op(self.op("rwkv", Op::RWKV4).input("x", self.residual).input("key", key));
         let output = self.channels(id, "rwkv.out", width);
         self.project("rwkv.out_proj", "rwkv.out_proj.weight", output, width)
     }
 
     /// Adds a Mamba-1 mixer.
     pub fn mamba1(&mut self, dims: &Mamba1) -> &mut Self {
+        self.block(BlockSpec::Mamba1(*dims));
         let Mamba1 { d_inner, d_state, d_conv, dt_rank, state_dtype } = *dims;
         let width = d_inner.saturating_mul(2);
         let projection = self.linear("mamba.in_proj", "mamba.in_proj.weight", self.residual, self.hidden_size, width);
@@ -343,15 +251,16 @@ impl GraphBuilder {
         let c = self.channels(selection, "mamba.c", d_state);
         let dt = self.parameter("mamba.dt_proj.weight", &[dt_rank, d_inner]);
         let a = self.parameter("mamba.a_log", &[d_inner, d_state]);
-        let op = self.op("mamba", ops::SELECTIVE_SCAN).input("x", convolved).input("b", b).input("c", c);
+        let op = self.op("mamba", Op::SELECTIVE_SCAN).input("x", convolved).input("b", b).input("c", c);
         let op = op.input("dt", dt).input("a", a);
-        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "mamba.y", d_inner);
         self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
     }
 
     /// Adds a Mamba-2 mixer.
     pub fn mamba2(&mut self, dims: &Mamba2) -> &mut Self {
+        self.block(BlockSpec::Mamba2(*dims));
         let Mamba2 { num_heads, head_dim, d_state, n_groups, d_conv, state_dtype } = *dims;
         let d_inner = num_heads.saturating_mul(head_dim);
         let shared = n_groups.saturating_mul(d_state);
@@ -361,18 +270,19 @@ impl GraphBuilder {
         let xbc = self.channels(projection, "mamba.xbc", conv_dim);
         let sections = if shared == 0 { vec![d_inner] } else { vec![d_inner, shared, shared] };
         let convolved = self.causal_conv("mamba.conv1d", "mamba.conv1d.weight", xbc, sections, d_conv);
-        let split = self.graph.add_op(self.op("mamba.split", ops::SPLIT).input("x", convolved));
+        let split = self.graph.add_op(self.op("mamba.split", Op::SPLIT).input("x", convolved));
         let x = self.heads(split, "mamba.x", num_heads, head_dim);
         let b = self.heads(split, "mamba.b", n_groups.max(1), d_state);
         let c = self.heads(split, "mamba.c", n_groups.max(1), d_state);
-        let op = self.op("mamba", ops::SSD).input("x", x).input("b", b).input("c", c);
-        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let op = self.op("mamba", Op::SSD).input("x", x).input("b", b).input("c", c);
+        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "mamba.y", d_inner);
         self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
     }
 
     /// Adds a recurrence with one matrix per value head.
     pub fn linear_attention(&mut self, dims: &LinearAttention) -> &mut Self {
+        self.block(BlockSpec::LinearAttention(*dims));
         let LinearAttention { num_k_heads, num_v_heads, head_k_dim, head_v_dim, d_conv, state_dtype, .. } = *dims;
         let key_channels = num_k_heads.saturating_mul(head_k_dim);
         let value_channels = num_v_heads.saturating_mul(head_v_dim);
@@ -384,27 +294,28 @@ impl GraphBuilder {
             let sections = vec![key_channels, key_channels, value_channels];
             qkv = self.causal_conv("linear_attn.conv1d", "linear_attn.conv1d.weight", qkv, sections, d_conv);
         }
-        let split = self.graph.add_op(self.op("linear_attn.split", ops::SPLIT).input("x", qkv));
+        let split = self.graph.add_op(self.op("linear_attn.split", Op::SPLIT).input("x", qkv));
         let query = self.heads(split, "linear_attn.query", num_k_heads, head_k_dim);
         let key = self.heads(split, "linear_attn.key", num_k_heads, head_k_dim);
         let value = self.heads(split, "linear_attn.value", num_v_heads, head_v_dim);
-        let op = self.op("linear_attn", ops::LINEAR_ATTENTION);
+        let op = self.op("linear_attn", Op::LINEAR_ATTENTION);
         let mut op = op.input("query", query).input("key", key).input("value", value);
         if dims.delta_rule {
             op = op.input("beta", self.gate("linear_attn.beta", &[num_v_heads]));
         }
         match dims.decay {
-            Decay::Fixed => {}
-            Decay::PerHead => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads])),
-            Decay::PerChannel => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads, head_k_dim])),
+            DecayKind::Fixed => {}
+            DecayKind::PerHead => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads])),
+            DecayKind::PerChannel => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads, head_k_dim])),
         }
-        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "linear_attn.context", value_channels);
         self.project("linear_attn.out", "linear_attn.out.weight", output, value_channels)
     }
 
     /// Adds a gated short convolution over `channels`.
     pub fn short_conv(&mut self, channels: u64, d_conv: u64) -> &mut Self {
+        self.block(BlockSpec::ShortConv { channels, d_conv });
         let width = channels.saturating_mul(3);
         let projection = self.linear("conv.in_proj", "conv.in_proj.weight", self.residual, self.hidden_size, width);
         let x = self.channels(projection, "conv.x", channels);
@@ -414,26 +325,33 @@ impl GraphBuilder {
 
     /// Adds an RG-LRU recurrence of `width` channels behind a convolution.
     pub fn rg_lru(&mut self, width: u64, d_conv: u64, state_dtype: Option<DType>) -> &mut Self {
+        self.block(BlockSpec::RgLru { width, d_conv, state_dtype });
         let both = width.saturating_mul(2);
         let projection = self.linear("recurrent.in", "recurrent.in.weight", self.residual, self.hidden_size, both);
         let x = self.channels(projection, "recurrent.x", width);
         let convolved = self.causal_conv("recurrent.conv1d", "recurrent.conv1d.weight", x, vec![width], d_conv);
-        let op = self.op("recurrent", ops::RG_LRU).input("x", convolved);
-        let id = self.graph.add_op(with_dtype(op, ops::STATE_DTYPE, state_dtype));
+        let op = self.op("recurrent", Op::RG_LRU).input("x", convolved);
+        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
         let output = self.channels(id, "recurrent.y", width);
         self.project("recurrent.out", "recurrent.out.weight", output, width)
     }
 
     /// Adds a feed-forward block.
     pub fn feed_forward(&mut self, dims: &FeedForward) -> &mut Self {
-        let matrix = [dims.matrices, self.hidden_size, dims.intermediate_size];
-        let mut op = self.op("mlp", if dims.experts == 0 { ops::MLP } else { ops::MOE }).input("x", self.residual);
+        self.block(BlockSpec::FeedForward(*dims));
+        let seen = dims.latent_size.filter(|_| dims.experts > 0).unwrap_or(self.hidden_size);
+        let matrix = [dims.matrices, seen, dims.intermediate_size];
+        let mut op = self.op("mlp", if dims.experts == 0 { Op::MLP } else { Op::MOE }).input("x", self.residual);
         if dims.experts == 0 {
             op = op.input("weight", self.parameter("mlp.weight", &matrix));
         } else {
             let experts = [dims.experts, matrix[0], matrix[1], matrix[2]];
-            op = op.input("experts", self.parameter("mlp.experts.weight", &experts));
+            let dtype = self.expert_dtype.unwrap_or(self.weight_dtype);
+            op = op.input("experts", self.graph.add_parameter(self.name("mlp.experts.weight"), &experts, dtype));
             op = op.input("router", self.parameter("mlp.router.weight", &[self.hidden_size, dims.experts]));
+            if dims.latent_size.is_some() {
+                op = op.input("latent", self.parameter("mlp.latent.weight", &[2, self.hidden_size, seen]));
+            }
         }
         if dims.shared_size > 0 {
             let shared = [dims.matrices, self.hidden_size, dims.shared_size];
@@ -450,9 +368,10 @@ impl GraphBuilder {
     /// `inputs` are further tensors that only this op reads, each with its port and its shape behind batch and
     /// sequence; a descriptor reads the dimensions of the op's caches from them.
     pub fn custom(&mut self, part: &'static str, kind: &'static str, inputs: &[(&'static str, &[u64])]) -> &mut Self {
-        let mut op = self.op(part, kind).input("x", self.residual).attribute(ops::STATEFUL, Attribute::Flag);
+        self.block(BlockSpec::Op(kind.to_owned()));
+        let mut op = self.op(part, kind).input("x", self.residual).attribute(Attribute::STATEFUL, Attribute::Flag);
         if !inputs.is_empty() {
-            let projection = self.graph.add_op(self.op("custom.in", ops::LINEAR).input("x", self.residual));
+            let projection = self.graph.add_op(self.op("custom.in", Op::LINEAR).input("x", self.residual));
             for &(port, shape) in inputs {
                 let tensor = self.tensor(projection, port, shape);
                 op = op.input(port, tensor);
@@ -464,34 +383,42 @@ impl GraphBuilder {
     }
 
     /// The finished model. Its weights are the sum of the parameters described, which is an assumption.
-    pub fn build(self) -> Model {
+    pub fn build(mut self) -> Model {
+        for layer in self.layers.iter_mut().filter(|layer| layer.kind.is_empty()) {
+            layer.kind = layer.blocks.first().map_or("none", BlockSpec::name).to_owned();
+        }
         let weights = self.weight_bytes();
         let info = ModelInfo {
             model_type: self.model_type,
-            layers: self.layers,
+            layers: self.layers.len() as u32,
             dtype: self.dtype,
             max_position_embeddings: None,
             weights,
             fingerprint: String::new(),
+            step_tokens: None,
         };
-        Model::new(info, self.graph)
-    }
-
-    /// Adds weights of the current layer, or of none, that no dimension tells.
-    pub(crate) fn more_weights(&mut self, count: u64) {
-        if count > 0 {
-            self.graph.add_parameter(self.name("more"), &[count], self.dtype);
+        Model {
+            hidden_size: Some(self.hidden_size),
+            vocab_size: self.vocab_size,
+            weights_unknown: self.weights_unknown,
+            ..Model::new(info, self.graph, self.layers)
         }
     }
 
-    /// Some weights are not described, so that their sum means nothing.
-    pub(crate) fn forget_weights(&mut self) {
-        self.weights_known = false;
+    /// Adds weights of the current layer, or of none, that no dimension tells; `part` says of what.
+    pub(crate) fn more_weights(&mut self, part: &'static str, count: u64) {
+        if count > 0 {
+            self.graph.add_parameter(self.name(part), &[count], self.dtype);
+        }
+    }
+
+    /// Some weights are not described, so that their sum means nothing; the first reason is kept.
+    pub(crate) fn forget_weights(&mut self, why: impl FnOnce() -> String) {
+        self.weights_unknown.get_or_insert_with(why);
     }
 
     fn weight_bytes(&self) -> Option<WeightBytes> {
-        let bytes = self.graph.parameter_bytes().filter(|_| self.weights_known)?;
-        Some(WeightBytes { bytes, exact: false })
+        self.graph.parameter_bytes().filter(|_| self.weights_unknown.is_none()).and_then(WeightBytes::of_dimensions)
     }
 
     fn op(&self, part: &'static str, kind: &'static str) -> Op {
@@ -499,7 +426,7 @@ impl GraphBuilder {
     }
 
     fn name(&self, part: &'static str) -> Name {
-        Name::new(self.layers.checked_sub(1), part)
+        Name::new((self.layers.len() as u32).checked_sub(1), part)
     }
 
     fn parameter(&mut self, part: &'static str, shape: &[u64]) -> TensorId {
@@ -508,7 +435,7 @@ impl GraphBuilder {
 
     fn linear(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64, to: u64) -> OpId {
         let weight = self.parameter(weight, &[from, to]);
-        self.graph.add_op(self.op(part, ops::LINEAR).input("x", x).input("weight", weight))
+        self.graph.add_op(self.op(part, Op::LINEAR).input("x", x).input("weight", weight))
     }
 
     /// Multiplies back to the residual stream.
@@ -528,14 +455,14 @@ impl GraphBuilder {
     ) -> TensorId {
         let channels = sections.iter().fold(0u64, |sum, &section| sum.saturating_add(section));
         let weight = self.graph.add_parameter(self.name(weight), &[channels, d_conv], self.dtype);
-        let op = self.op(part, ops::CAUSAL_CONV).input("x", x).input("weight", weight);
-        let id = self.graph.add_op(op.attribute(ops::SECTIONS, Attribute::Numbers(sections)));
+        let op = self.op(part, Op::CAUSAL_CONV).input("x", x).input("weight", weight);
+        let id = self.graph.add_op(op.attribute(Attribute::SECTIONS, Attribute::Numbers(sections)));
         self.channels(id, "convolved", channels)
     }
 
     /// What a projection of the residual stream, whose weight is counted elsewhere, gives each head.
     fn gate(&mut self, part: &'static str, rest: &[u64]) -> TensorId {
-        let id = self.graph.add_op(self.op(part, ops::LINEAR).input("x", self.residual));
+        let id = self.graph.add_op(self.op(part, Op::LINEAR).input("x", self.residual));
         self.tensor(id, part, rest)
     }
 

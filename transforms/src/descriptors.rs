@@ -1,9 +1,8 @@
 //! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
 
-use cacheplan_handlers::{DType, Decay, Dim, Growth, Kind, Recurrence, ResourceHandler};
+use cacheplan_handlers::{DType, DecayKind, Recurrence, ResourceHandler};
 
-use crate::graph::Attribute;
-use crate::ops;
+use crate::graph::{Attribute, Op};
 use crate::passes::Stage;
 use crate::registry::{Cache, DescribeError, Descriptor, OpView};
 
@@ -11,17 +10,17 @@ type Caches = Result<Vec<Cache>, DescribeError>;
 
 pub(crate) fn built_in() -> [Descriptor; 11] {
     [
-        Descriptor::new(ops::ATTENTION, Stage::InsertCachedAttention, attention),
-        Descriptor::new(ops::MLA, Stage::InsertCachedMla, mla),
-        Descriptor::new(ops::INDEXER, Stage::InsertCachedMla, indexer),
-        Descriptor::new(ops::COMPRESSED_ATTENTION, Stage::InsertCachedMla, compressed_attention),
-        Descriptor::new(ops::RWKV4, Stage::InsertCachedSsm, rwkv4),
-        Descriptor::new(ops::SSD, Stage::InsertCachedSsm, ssd),
-        Descriptor::new(ops::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
-        Descriptor::new(ops::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
-        Descriptor::new(ops::RG_LRU, Stage::InsertCachedSsm, rg_lru),
-        Descriptor::new(ops::STATE, Stage::InsertCustomCaches, state),
-        Descriptor::new(ops::CAUSAL_CONV, Stage::InsertCachedCausalConv, causal_conv),
+        Descriptor::new(Op::ATTENTION, Stage::InsertCachedAttention, attention),
+        Descriptor::new(Op::MLA, Stage::InsertCachedMla, mla),
+        Descriptor::new(Op::INDEXER, Stage::InsertCachedMla, indexer),
+        Descriptor::new(Op::COMPRESSED_ATTENTION, Stage::InsertCachedMla, compressed_attention),
+        Descriptor::new(Op::RWKV4, Stage::InsertCachedSsm, rwkv4),
+        Descriptor::new(Op::SSD, Stage::InsertCachedSsm, ssd),
+        Descriptor::new(Op::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
+        Descriptor::new(Op::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
+        Descriptor::new(Op::RG_LRU, Stage::InsertCachedSsm, rg_lru),
+        Descriptor::new(Op::STATE, Stage::InsertCustomCaches, state),
+        Descriptor::new(Op::CAUSAL_CONV, Stage::InsertCachedCausalConv, causal_conv),
     ]
 }
 
@@ -59,7 +58,7 @@ fn mla(op: &mut OpView<'_>) -> Caches {
 
 /// The same cache, for the tokens of the op's window only if it has one.
 fn windowed(op: &mut OpView<'_>, handler: ResourceHandler) -> Result<ResourceHandler, DescribeError> {
-    let Some(window) = op.op().number(ops::WINDOW) else { return Ok(handler) };
+    let Some(window) = op.op().number(Attribute::WINDOW) else { return Ok(handler) };
     op.provenance.push(format!("window = {window} (attribute)"));
     Ok(handler.with_window(tokens("window", window)?)?)
 }
@@ -69,23 +68,9 @@ fn tokens(what: &str, number: u64) -> Result<u32, DescribeError> {
     u32::try_from(number).map_err(|_| DescribeError::Inconsistent(format!("{what} {number} is too large")))
 }
 
-/// One vector per `stride` tokens, for the last `window` tokens.
-fn vectors(
-    kind: &str,
-    width: u64,
-    dtype: DType,
-    stride: u64,
-    window: Option<u64>,
-) -> Result<ResourceHandler, DescribeError> {
-    let window = window.map(|window| tokens("window", window)).transpose()?;
-    let growth = Growth::Paged { stride: tokens("ratio", stride)?, window };
-    let shape = vec![Dim::whole("head_dim", width)];
-    Ok(ResourceHandler::new(Kind::Custom(kind.to_owned()), growth, shape, dtype, None)?)
-}
-
 fn indexer(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("index_head_dim", "index_key", 2)?;
-    one("index_cache", vectors("core.index_key", width, op.kv_dtype("index_key")?, 1, None)?)
+    one("index_cache", ResourceHandler::index_key(width, 1, op.kv_dtype("index_key")?)?)
 }
 
 /// Where entries stand for few tokens, neighbouring entries overlap and an indexer chooses among them; where they
@@ -95,22 +80,23 @@ const OVERLAPPING_RATIO: u64 = 4;
 fn compressed_attention(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("head_dim", "latent", 2)?;
     let dtype = op.kv_dtype("latent")?;
-    let ratio = op.op().number(ops::RATIO).unwrap_or(0);
+    let ratio = op.op().number(Attribute::RATIO).unwrap_or(0);
     let latent = windowed(op, ResourceHandler::mla_paged(width, 0, dtype)?)?;
     let mut caches = vec![Cache { suffix: "ckv_cache".into(), handler: latent }];
     if ratio == 0 {
         return Ok(caches);
     }
     op.provenance.push(format!("ratio = {ratio} (attribute)"));
+    let stride = tokens("ratio", ratio)?;
     let overlap = if ratio <= OVERLAPPING_RATIO { 2 } else { 1 };
     // The tokens of the entry being formed, with their scores; twice as many where entries overlap.
     let pending = |width: u64| ResourceHandler::state(&[2, overlap * ratio, overlap * width], DType::F32);
     let mut add = |suffix: &'static str, handler| caches.push(Cache { suffix: suffix.into(), handler });
-    add("compressed_cache", vectors("core.compressed_latent", width, dtype, ratio, None)?);
+    add("compressed_cache", ResourceHandler::compressed_latent(width, stride, dtype)?);
     add("compressor_state", pending(width)?);
     if overlap == 2 && op.op().port("index_key").is_some() {
         let width = op.dim("index_head_dim", "index_key", 2)?;
-        add("index_cache", vectors("core.index_key", width, dtype, ratio, None)?);
+        add("index_cache", ResourceHandler::index_key(width, stride, dtype)?);
         add("index_compressor_state", pending(width)?);
     }
     Ok(caches)
@@ -157,9 +143,9 @@ fn linear_attention(op: &mut OpView<'_>) -> Caches {
     let num_k_heads = op.dim("num_k_heads", "key", 2)?;
     let delta_rule = op.op().port("beta").is_some();
     let decay = match op.op().port("decay") {
-        None => Decay::Fixed,
-        Some(_) if op.rank("decay")? == 3 => Decay::PerHead,
-        Some(_) => Decay::PerChannel,
+        None => DecayKind::Fixed,
+        Some(_) if op.rank("decay")? == 3 => DecayKind::PerHead,
+        Some(_) => DecayKind::PerChannel,
     };
     let recurrence = Recurrence::LinearAttention { num_k_heads, delta_rule, decay };
     recurrent(op, [num_v_heads, head_k_dim, head_v_dim], recurrence)
@@ -182,7 +168,7 @@ fn causal_conv(op: &mut OpView<'_>) -> Caches {
     if d_conv < 2 {
         return Ok(Vec::new());
     }
-    let sections = match op.op().get(ops::SECTIONS) {
+    let sections = match op.op().get(Attribute::SECTIONS) {
         Some(Attribute::Numbers(sections)) => sections.clone(),
         _ => Vec::new(),
     };

@@ -2,10 +2,10 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use cacheplan_files::Shown;
 use petgraph::visit::EdgeRef;
 
-use crate::graph::{Graph, Tensor};
-use crate::ops;
+use crate::graph::{Graph, Op, Tensor};
 
 /// Prints a graph in DOT: `println!("{}", Dot(&graph))`.
 #[derive(Clone, Copy, Debug)]
@@ -17,23 +17,28 @@ impl Display for Dot<'_> {
         writeln!(f, "digraph model {{\n  rankdir=TB;\n  node [shape=box, fontname=\"sans-serif\"];")?;
         for id in graph.op_ids() {
             let op = graph.op(id);
-            let style = if op.kind == ops::CACHE {
+            let style = if op.kind == Op::CACHE {
                 ", shape=cylinder, style=filled, fillcolor=lightblue"
             } else if op.caches.is_empty() {
                 ""
             } else {
                 ", style=\"filled,bold\", fillcolor=gold"
             };
-            let label = format!("{}\n{}", op.name, op.kind);
-            writeln!(f, "  n{} [label={label:?}{style}];", id.index())?;
+            let label = quoted(&format!("{}\n{}", Shown(&op.name), Shown(&op.kind)));
+            writeln!(f, "  n{} [label={label}{style}];", id.index())?;
         }
         for edge in graph.petgraph().edge_references() {
             let (from, to) = (edge.source().index(), edge.target().index());
-            let label = tensor_text(graph.tensor(edge.weight().tensor));
-            writeln!(f, "  n{from} -> n{to} [label={label:?}];")?;
+            let label = quoted(&Shown(tensor_text(graph.tensor(edge.weight().tensor))).to_string());
+            writeln!(f, "  n{from} -> n{to} [label={label}];")?;
         }
         f.write_str("}\n")
     }
+}
+
+/// A string of Graphviz, in which only quotes, backslashes and line ends are escaped.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
 fn tensor_text(tensor: &Tensor) -> String {

@@ -8,6 +8,10 @@ use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
+use crate::weights::{WeightClass, WeightClasses};
+
+pub use crate::dot::Dot;
+
 /// A node of the graph.
 pub type OpId = NodeIndex<u32>;
 
@@ -83,12 +87,12 @@ pub struct Tensor {
     /// Its element type.
     pub dtype: DType,
     /// Where it comes from.
-    pub origin: Origin,
+    pub origin: TensorOrigin,
 }
 
 /// Where a tensor comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum TensorOrigin {
     /// Given with each step.
     Input,
     /// A weight.
@@ -203,13 +207,13 @@ impl Graph {
 
     /// Adds a tensor that is given with each step.
     pub fn add_input(&mut self, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
-        self.add_tensor(Tensor { name, shape, dtype, origin: Origin::Input })
+        self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Input })
     }
 
     /// Adds a weight.
     pub fn add_parameter(&mut self, name: Name, shape: &[u64], dtype: DType) -> TensorId {
         let shape = shape.iter().map(|&size| Extent::Known(size)).collect();
-        self.add_tensor(Tensor { name, shape, dtype, origin: Origin::Parameter })
+        self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Parameter })
     }
 
     /// Adds an op, with an edge from the producer of each of its inputs.
@@ -225,7 +229,7 @@ impl Graph {
 
     /// Adds an output to an op.
     pub fn add_output(&mut self, op: OpId, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
-        let tensor = self.add_tensor(Tensor { name, shape, dtype, origin: Origin::Op(op) });
+        let tensor = self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Op(op) });
         if let Some(op) = self.ops.node_weight_mut(op) {
             op.outputs.push(tensor);
         }
@@ -261,7 +265,7 @@ impl Graph {
     }
 
     fn connect(&mut self, tensor: TensorId, consumer: OpId, input: usize) {
-        if let Origin::Op(producer) = self.tensor(tensor).origin {
+        if let TensorOrigin::Op(producer) = self.tensor(tensor).origin {
             self.ops.add_edge(producer, consumer, Edge { tensor, input });
         }
     }
@@ -309,11 +313,13 @@ impl Graph {
 }
 
 impl Graph {
-    /// Bytes of all weights; `None` if they do not fit 63 bits.
-    pub(crate) fn parameter_bytes(&self) -> Option<u64> {
-        let parameters = self.tensors.iter().filter(|tensor| tensor.origin == Origin::Parameter);
-        let total = parameters.map(Tensor::bytes).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))?;
-        (total <= i64::MAX as u64).then_some(total)
+    /// Bytes of all weights by class; `None` if they do not fit.
+    pub(crate) fn parameter_bytes(&self) -> Option<WeightClasses> {
+        let mut classes = WeightClasses::default();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.origin == TensorOrigin::Parameter) {
+            classes.add(WeightClass::of_part(&tensor.name.part), tensor.bytes()?)?;
+        }
+        Some(classes)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::{Growth, ResourceHandler};
 
 use crate::model::{Fact, Model};
@@ -24,10 +25,13 @@ impl Display for Inspection<'_> {
         let info = &self.model.info;
         let longest =
             info.max_position_embeddings.map_or_else(String::new, |tokens| format!(", up to {tokens} tokens"));
-        writeln!(f, "{}: {} layers, {}{longest}", info.model_type, info.layers, info.dtype)?;
-        writeln!(f, "read from {}", self.model.source)?;
+        writeln!(f, "{}: {} layers, {}{longest}", Shown(&info.model_type), info.layers, info.dtype)?;
+        writeln!(f, "read from {}", Shown(&self.model.source))?;
         if let Some(weights) = info.weights {
             writeln!(f, "weights: {} bytes ({})", weights.bytes, if weights.exact { "exact" } else { "assumed" })?;
+        }
+        if let (None, Some(why)) = (info.weights, &self.model.weights_unknown) {
+            line(f, &format!("weights: not known; {why}"))?;
         }
         layers(f, self.model)?;
         caches(f, &self.collected.resources)?;
@@ -39,11 +43,11 @@ impl Display for Inspection<'_> {
 }
 
 fn layers(f: &mut Formatter<'_>, model: &Model) -> fmt::Result {
-    if model.layer_kinds.is_empty() {
+    if model.layers.is_empty() {
         return Ok(());
     }
     writeln!(f, "\nLayers")?;
-    for (kind, members) in grouped((0u32..).zip(&model.layer_kinds).map(|(layer, kind)| (kind.as_str(), Some(layer)))) {
+    for (kind, members) in grouped((0u32..).zip(&model.layers).map(|(layer, spec)| (spec.kind.as_str(), Some(layer)))) {
         line(f, &format!("  {:<20} {:>4}  {}", kind, members.len(), ranges(&members)))?;
     }
     Ok(())
@@ -157,7 +161,7 @@ fn ranges(layers: &[Option<u32>]) -> String {
 
 /// Writes one line, cut at [`WIDTH`] columns.
 fn line(f: &mut Formatter<'_>, text: &str) -> fmt::Result {
-    writeln!(f, "{}", cut(text.trim_end(), WIDTH))
+    writeln!(f, "{}", cut(&Shown(text.trim_end()).to_string(), WIDTH))
 }
 
 /// The text, or its beginning and an ellipsis in `width` columns.

@@ -4,6 +4,8 @@ use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::Graph;
+use crate::layers::LayerSpec;
+use crate::weights::WeightBytes;
 
 /// A model as a front-end read it: facts, graph, and how each fact is known.
 #[derive(Clone, Debug)]
@@ -17,10 +19,24 @@ pub struct Model {
     pub source: String,
     /// What was read, from which key, and what had to be assumed.
     pub facts: Vec<Fact>,
-    /// The kind of each layer as its description calls it, `mamba`.
-    pub layer_kinds: Vec<String>,
-    /// The model's own config where there was one: `text_config` merged over the rest, bare `Infinity` as a string.
+    /// What each layer is made of.
+    pub layers: Vec<LayerSpec>,
+    /// Channels of the residual stream, where they could be told.
+    pub hidden_size: Option<u64>,
+    /// Tokens that the model knows, where they could be told.
+    pub vocab_size: Option<u64>,
+    /// Why the config does not tell the size of its weights, where it does not; headers may.
+    pub weights_unknown: Option<String>,
+    /// What its files state and yet may not be meant, one sentence each.
+    pub doubts: Vec<String>,
+    /// Whose decoder runs the model: what its description says, else its own type.
+    pub decoder: String,
+    /// The model's own config where there was one: `text_config` merged over the rest, bare `Infinity` as a string, and
+    /// the keys of its decoder in that decoder's spelling. A decoder reads from it what no cache depends on.
     pub config: serde_json::Map<String, serde_json::Value>,
+    /// How the states of an exported graph are bound to its caches; empty for models that are no graph, and where some
+    /// state's use is not known.
+    pub states: Vec<StateBinding>,
 }
 
 /// One thing that a front-end found out.
@@ -37,9 +53,23 @@ pub struct Fact {
 }
 
 impl Model {
-    pub(crate) fn new(info: ModelInfo, graph: Graph) -> Self {
-        let (facts, layer_kinds, config) = Default::default();
-        Self { info, graph, source: "GraphBuilder".to_owned(), facts, layer_kinds, config }
+    pub(crate) fn new(info: ModelInfo, graph: Graph, layers: Vec<LayerSpec>) -> Self {
+        let (source, decoder) = ("GraphBuilder".to_owned(), info.model_type.clone());
+        let (facts, hidden_size, vocab_size, weights_unknown, doubts, config, states) = Default::default();
+        Self {
+            info,
+            graph,
+            source,
+            facts,
+            layers,
+            hidden_size,
+            vocab_size,
+            weights_unknown,
+            doubts,
+            decoder,
+            config,
+            states,
+        }
     }
 }
 
@@ -59,13 +89,40 @@ pub struct ModelInfo {
     pub weights: Option<WeightBytes>,
     /// Hash of the description that was read, as lower-case hex; empty if there is no file.
     pub fingerprint: String,
+    /// The most tokens that one call of an exported graph takes, all of one sequence, where its caches have fixed
+    /// shapes; absent for models that take any step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_tokens: Option<u64>,
 }
 
-/// The size of a model's weights and how it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WeightBytes {
-    /// Bytes over all ranks.
-    pub bytes: u64,
-    /// Read from tensor headers (exact) or computed from dimensions (assumed).
-    pub exact: bool,
+/// How a graph keeps a state from one call to the next: an input, and the output that takes its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateBinding {
+    /// The graph's input.
+    pub input: String,
+    /// The graph's output.
+    pub output: String,
+    /// The layer whose cache it is.
+    pub layer: u32,
+    /// What of that cache.
+    pub part: StatePart,
+}
+
+/// What of a layer's cache an exported graph carries, and how the output renews it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatePart {
+    /// Keys of the tokens so far, `[batch, heads, tokens, head_dim]`; the output has the new ones behind them.
+    Keys,
+    /// Values, in the same way.
+    Values,
+    /// The last inputs of a convolution, `[batch, channels, columns]`, replaced.
+    Convolution,
+    /// A recurrent state, replaced.
+    Recurrence,
+    /// Keys of all layers and of as many tokens as there may be, `[layers, 1, heads, tokens, head_dim]`; of the output
+    /// only the new tokens' columns count. They are the first half of the state.
+    FixedKeys,
+    /// Values, in the same way, which are the other half.
+    FixedValues,
 }

@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::{DType, HandlerError, ResourceHandler};
 use thiserror::Error;
 
+use crate::cache_dtypes::CacheDTypes;
 use crate::descriptors;
-use crate::graph::{Extent, Graph, Op};
+use crate::graph::{Attribute, Extent, Graph, Op};
 use crate::passes::Stage;
 
 /// One cache that an op needs.
@@ -18,17 +20,6 @@ pub struct Cache {
     pub suffix: Cow<'static, str>,
     /// What it is.
     pub handler: ResourceHandler,
-}
-
-/// Element types of caches as the budget states them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheDTypes {
-    /// Keys, values and latents; `None` is "auto": what the model states, else the dtype of the keys.
-    pub kv: Option<DType>,
-    /// Recurrent states of models that state none themselves; `None` is float32.
-    pub state: Option<DType>,
-    /// Convolution states; `None` is the activation dtype.
-    pub conv: Option<DType>,
 }
 
 type Derive = dyn Fn(&mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> + Send + Sync;
@@ -163,16 +154,18 @@ impl<'a> OpView<'a> {
         let keys = self.dtype(port)?;
         Ok(self.choose(&[
             (self.dtypes.kv, "the budget"),
-            (self.op.dtype(crate::ops::CACHE_DTYPE), "the model"),
+            (self.op.dtype(Attribute::CACHE_DTYPE), "the model"),
             (Some(keys), "the keys"),
         ]))
     }
 
-    /// The element type of a recurrent state: what the model states, else the budget's, else float32.
+    /// The element type of a recurrent state: the budget's, else what the model states, else what an engine chooses, else
+    /// float32.
     pub fn state_dtype(&mut self) -> DType {
         self.choose(&[
-            (self.op.dtype(crate::ops::STATE_DTYPE), "the model"),
-            (self.dtypes.state, "the budget"),
+            (self.dtypes.state_override, "the budget"),
+            (self.op.dtype(Attribute::STATE_DTYPE), "the model"),
+            (self.dtypes.state, "the engine"),
             (Some(DType::F32), "the default"),
         ])
     }
@@ -215,7 +208,7 @@ pub enum DescribeError {
         axis: usize,
     },
     /// A dimension is not known while planning.
-    #[error("{dim} cannot be told: axis {axis} of input `{port}` is the symbol `{symbol}`")]
+    #[error("{dim} cannot be told: axis {axis} of input `{port}` is the symbol `{symbol}`", dim = Shown(.dim), symbol = Shown(.symbol))]
     Symbolic {
         /// The dimension.
         dim: String,
@@ -227,7 +220,7 @@ pub enum DescribeError {
         symbol: String,
     },
     /// Shapes of one op that cannot go together.
-    #[error("{0}")]
+    #[error("{shown}", shown = Shown(.0))]
     Inconsistent(String),
     /// The dimensions make no valid resource.
     #[error(transparent)]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::{Kind, ResourceHandler};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -68,7 +69,7 @@ impl TryFrom<Vec<Resource>> for Resources {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ResourceError {
     /// Two resources of one name.
-    #[error("resource `{0}` is registered twice")]
+    #[error("resource `{shown}` is registered twice", shown = Shown(.0))]
     Duplicate(String),
 }
 

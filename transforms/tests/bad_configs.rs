@@ -2,6 +2,7 @@
 
 mod support;
 
+use cacheplan_files::SourceError;
 use cacheplan_transforms::{Assumption, FrontendError, ReadOptions, read_config_str, read_model};
 use rstest::rstest;
 
@@ -26,8 +27,9 @@ fn error(text: &str) -> FrontendError {
 #[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
 #[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
 fn a_value_out_of_range_names_its_key(#[case] change: &str, #[case] expected: &str) {
-    let text = LLAMA.replace('}', &format!(", {change}}}"));
-    let message = error(&text).to_string();
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LLAMA).unwrap();
+    config.append(&mut serde_json::from_str(&format!("{{{change}}}")).unwrap());
+    let message = error(&serde_json::to_string(&config).unwrap()).to_string();
     assert!(message.contains("config.json") && message.contains(expected), "{message}");
 }
 
@@ -57,7 +59,7 @@ fn an_unknown_layer_kind_names_the_layer_and_an_assumption_settles_it() {
 
     let assume: Vec<Assumption> = vec!["layer.2=full_attention".parse().unwrap()];
     let model = read_config_str("c", text, &ReadOptions { assume, ..ReadOptions::default() }).unwrap();
-    assert_eq!(model.layer_kinds, ["attention", "attention", "attention"]);
+    assert_eq!(support::layer_kinds(&model), ["attention", "attention", "attention"]);
     assert!(model.facts.iter().any(|fact| fact.what == "layer 2" && fact.assumed));
 }
 
@@ -79,7 +81,7 @@ fn a_layer_list_of_another_length_is_refused() {
 #[test]
 fn truncated_json_says_where() {
     let error = error(&LLAMA[..40]);
-    assert!(matches!(&error, FrontendError::Json { .. }), "{error}");
+    assert!(matches!(&error, FrontendError::Source(SourceError::Json { .. })), "{error}");
     assert!(error.to_string().contains("not valid JSON: EOF"), "{error}");
 }
 
@@ -115,6 +117,6 @@ fn a_folder_without_a_config_says_what_would_do(#[case] files: &[&str], #[case] 
 #[test]
 fn a_missing_file_is_named() {
     let error = read_model(&fixture("configs/no_such_file.json"), &ReadOptions::default()).unwrap_err();
-    assert!(matches!(&error, FrontendError::Io { .. }));
+    assert!(matches!(&error, FrontendError::Source(SourceError::Io { .. })));
     assert!(error.to_string().contains("no_such_file.json"), "{error}");
 }

@@ -258,7 +258,7 @@ fn an_unknown_architecture_can_be_read_as_a_known_one() {
 
 #[test]
 fn a_builder_cannot_share_with_a_layer_that_has_no_keys() {
-    use cacheplan_transforms::{Attention, GraphBuilder};
+    use cacheplan_transforms::{GraphBuilder, layers::Attention};
     let mut builder = GraphBuilder::new("test", 64, DType::F32);
     builder.layer();
     builder.layer();
@@ -267,4 +267,16 @@ fn a_builder_cannot_share_with_a_layer_that_has_no_keys() {
     let error = collect(&mut model.graph, &PassContext::default()).unwrap_err();
     assert!(matches!(&error, PassError::Alias { .. }));
     assert!(error.to_string().contains("`layers.0`: that layer comes later or has no keys"), "{error}");
+}
+
+/// gpt-oss-120b: 36 layers of 128 experts, 3 matrices of 2,880 x 2,880 in blocks of 32 that take 17 bytes; everything else in bf16.
+#[test]
+fn experts_in_mxfp4_are_counted_in_blocks_and_the_rest_as_it_is() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs/openai__gpt-oss-120b.json");
+    let model = cacheplan_transforms::read_model(std::path::Path::new(file), &ReadOptions::default()).unwrap();
+    let classes = model.info.weights.unwrap().classes.unwrap();
+    assert_eq!(classes.routed, 36 * 128 * 3 * 2880 * (2880 / 32 * 17));
+    // 64 query heads, 8 of keys and of values, all 64 wide, and back.
+    assert_eq!(classes.attention, 36 * (2880 * (64 + 2 * 8) * 64 + 64 * 64 * 2880) * 2);
+    assert_eq!(classes.embeddings, 2 * 201_088 * 2880 * 2);
 }

@@ -22,7 +22,7 @@ fn decoder(model_type: &str, keys: &str) -> String {
 }
 
 fn layers_of(model: &Model, kind: &str) -> String {
-    let layers = (0u32..).zip(&model.layer_kinds).filter(|(_, found)| *found == kind).map(|(layer, _)| layer);
+    let layers = (0u32..).zip(&model.layers).filter(|(_, layer)| layer.kind == kind).map(|(layer, _)| layer);
     ranges(&layers.collect::<Vec<_>>())
 }
 
@@ -96,7 +96,7 @@ fn a_wrapper_is_read_as_its_decoder_unless_it_reads_the_caches_of_another(
 fn the_second_half_of_phi4flash_shares_one_cache(#[case] keys: &str) {
     let mut model = read(&decoder("phi4flash", keys), &[]).unwrap();
     assert_eq!(
-        model.layer_kinds.join(" "),
+        support::layer_kinds(&model).join(" "),
         "mamba sliding_attention mamba sliding_attention mamba attention memory shared_attention"
     );
     let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;

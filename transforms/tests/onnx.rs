@@ -5,9 +5,10 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use cacheplan_handlers::{DType, Decay, Growth, Kind, Recurrence};
+use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence};
 use cacheplan_transforms::{
-    Attention, FrontendError, GraphBuilder, Mamba2, Model, PassContext, ReadOptions, Resources, collect,
+    FrontendError, GraphBuilder, Model, PassContext, ReadOptions, Resources, StatePart, collect,
+    layers::{Attention, Mamba2},
     read_config_str, read_model,
 };
 use rstest::rstest;
@@ -53,8 +54,8 @@ fn export_config_and_builder_agree_to_the_last_provenance() {
 #[test]
 fn both_opsets_give_the_same_layers_and_weights() {
     let [old, new] = ["18", "23"].map(|opset| support::read(&format!("onnx/hybrid_opset{opset}.onnx")));
-    assert_eq!(old.layer_kinds, ["mamba", "attention", "mamba"]);
-    assert_eq!((old.layer_kinds, old.info.layers, old.info.dtype), (new.layer_kinds, new.info.layers, new.info.dtype));
+    assert_eq!(support::layer_kinds(&old), ["mamba", "attention", "mamba"]);
+    assert_eq!((old.layers, old.info.layers, old.info.dtype), (new.layers, new.info.layers, new.info.dtype));
 }
 
 #[test]
@@ -64,14 +65,40 @@ fn the_wider_convolution_state_of_the_export_is_reported() {
     assert_eq!(fact.value, "4 columns in the export, 3 in the cache");
 }
 
+/// The export reads and writes whole tensors of a fixed shape, which no page is.
 #[rstest]
-#[case("decode")]
-#[case("prefill")]
-fn a_stacked_static_cache_is_one_cache_per_layer(#[case] half: &str) {
-    let (model, from_export) = collected(&format!("static_cache/{half}.onnx"));
-    let (_, from_config) = collected("static_cache/qwen3");
-    assert_eq!(essence(&from_export.resources), essence(&from_config.resources));
+#[case("decode", 1)]
+#[case("prefill", 128)]
+fn a_stacked_static_cache_is_one_state_of_all_layers(#[case] half: &str, #[case] tokens: u64) {
+    let (model, collected) = collected(&format!("static_cache/{half}.onnx"));
+    let state = &collected.resources.get("static_kv_0").unwrap().handler;
+    assert_eq!(collected.resources.len(), 1);
+    assert_eq!(state.kind(), &Kind::State);
+    assert_eq!(state.shape().iter().map(|dim| dim.size).collect::<Vec<_>>(), [2, 4, 2, 128, 32]);
     assert_eq!(model.info.layers, 4);
+    assert_eq!(model.info.max_position_embeddings, Some(128));
+    assert_eq!(model.info.step_tokens, Some(tokens));
+    let parts: Vec<_> = model.states.iter().map(|state| (state.input.as_str(), state.part)).collect();
+    assert_eq!(parts, [("past_k", StatePart::FixedKeys), ("past_v", StatePart::FixedValues)]);
+}
+
+#[rstest]
+#[case("18")]
+#[case("23")]
+fn every_state_of_a_hybrid_is_bound_to_its_cache(#[case] opset: &str) {
+    let model = support::read(&format!("onnx/hybrid_opset{opset}.onnx"));
+    let mut bound: Vec<_> = model.states.iter().map(|state| (state.layer, state.part, state.output.as_str())).collect();
+    bound.sort_by_key(|(layer, _, output)| (*layer, *output));
+    let expected = [
+        (0, StatePart::Convolution, "conv_state_0_out"),
+        (0, StatePart::Recurrence, "ssm_state_0_out"),
+        (1, StatePart::Keys, "present_key_1"),
+        (1, StatePart::Values, "present_value_1"),
+        (2, StatePart::Convolution, "conv_state_2_out"),
+        (2, StatePart::Recurrence, "ssm_state_2_out"),
+    ];
+    assert_eq!(bound, expected);
+    assert_eq!(model.vocab_size, Some(128));
 }
 
 /// The config of the exported decoder with a sliding window.
@@ -88,7 +115,7 @@ fn a_mask_that_the_graph_computes_tells_the_window(#[case] opset: &str) {
     let (model, from_export) = collected(&format!("onnx/sliding_opset{opset}.onnx"));
     let from_config = resources(read_config_str("config.json", SLIDING, &ReadOptions::default()).unwrap());
     assert_eq!(essence(&from_export.resources), essence(&from_config));
-    assert_eq!(model.layer_kinds, ["sliding_attention", "attention"]);
+    assert_eq!(support::layer_kinds(&model), ["sliding_attention", "attention"]);
     assert!(model.facts.iter().all(|fact| !fact.assumed));
 }
 
@@ -129,7 +156,7 @@ fn linear_attention_and_its_convolution_are_states(#[case] file: &str) {
     let state = &resources.get("ssm_state_3").unwrap().handler;
     assert_eq!((state.unit_bytes(), state.dtype()), (4 * 16 * 32 * 4, DType::F32));
     // The export does not tell the shape of the decay, so that the larger one is assumed.
-    let delta = Recurrence::LinearAttention { num_k_heads: 4, delta_rule: true, decay: Decay::PerChannel };
+    let delta = Recurrence::LinearAttention { num_k_heads: 4, delta_rule: true, decay: DecayKind::PerChannel };
     assert_eq!(state.recurrence(), Some(delta));
     assert!(model.facts.iter().any(|fact| fact.assumed && fact.what == "layer 3: decay of linear attention"));
     let conv = &resources.get("conv_state_3").unwrap().handler;

@@ -2,10 +2,12 @@
 
 mod support;
 
-use cacheplan_handlers::{DType, Decay, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, DecayKind, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    Attention, Cache, Collected, Descriptor, Dot, FeedForward, GraphBuilder, Mamba2, Model, PassContext, PassError,
-    Stage, collect,
+    Collected, GraphBuilder, Model, PassContext, PassError, PassReport, Stage, collect,
+    graph::{Dot, Op},
+    layers::{Attention, FeedForward, Mamba2},
+    registry::{Cache, Descriptor},
 };
 use rstest::rstest;
 
@@ -17,7 +19,13 @@ fn attentions(layers: &[(Option<u64>, Option<u32>)]) -> Model {
     for &(window, shares_layer) in layers {
         builder.layer();
         builder.attention(&Attention { window, shares_layer, ..Attention::grouped(8, 8, 64) });
-        builder.feed_forward(&FeedForward { intermediate_size: 64, matrices: 3, experts: 0, shared_size: 0 });
+        builder.feed_forward(&FeedForward {
+            intermediate_size: 64,
+            matrices: 3,
+            experts: 0,
+            shared_size: 0,
+            latent_size: None,
+        });
     }
     builder.build()
 }
@@ -35,7 +43,7 @@ fn run(mut model: Model, context: &PassContext) -> Result<Collected, PassError> 
     collect(&mut model.graph, context)
 }
 
-fn report<'a>(collected: &'a Collected, pass: &str) -> &'a cacheplan_transforms::PassReport {
+fn report<'a>(collected: &'a Collected, pass: &str) -> &'a PassReport {
     collected.reports.iter().find(|report| report.pass == pass).unwrap()
 }
 
@@ -50,10 +58,8 @@ fn the_passes_run_in_their_order() {
         "insert_cached_causal_conv",
         "insert_custom_caches",
         "alias_shared_kv",
-        "add_speculative_twins",
         "initialize_caches",
         "prepare_masks",
-        "resize_caches",
         "verify_caches",
     ];
     assert_eq!(names, expected);
@@ -69,13 +75,15 @@ fn insertion_registers_paged_resources_named_by_layer() {
 }
 
 #[test]
-fn initialisation_makes_a_node_for_every_resource_and_resizing_touches_pages_only() {
-    let collected = run(hybrid(), &PassContext::default()).unwrap();
+fn initialisation_makes_a_node_for_every_resource_as_long_as_its_blocks_or_slots() {
+    let mut model = hybrid();
+    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
     assert_eq!(report(&collected, "initialize_caches").matched.len(), 3);
-    let resize = report(&collected, "resize_caches");
-    assert_eq!(resize.matched.iter().map(ToString::to_string).collect::<Vec<_>>(), ["kv_cache_1"]);
-    assert_eq!(resize.skipped.len(), 2);
-    assert!(resize.skipped.iter().all(|skipped| skipped.reason == "its extent is the number of slots"));
+    let nodes = model.graph.op_ids().map(|id| model.graph.op(id)).filter(|op| op.kind == Op::CACHE);
+    let units: Vec<_> =
+        nodes.map(|op| (op.name.to_string(), model.graph.tensor(op.outputs[0]).shape[0].to_string())).collect();
+    let expected = [("kv_cache_1", "blocks"), ("ssm_state_0", "slots"), ("conv_state_0", "slots")];
+    assert_eq!(units, expected.map(|(name, unit)| (name.to_owned(), unit.to_owned())));
 }
 
 #[rstest]
@@ -107,18 +115,6 @@ fn a_layer_cannot_share_a_cache_that_forgets_what_it_needs() {
     let text = error.to_string();
     assert!(text.contains("`layers.1.attention` cannot share the cache of `layers.0.attention`"), "{text}");
     assert!(text.contains("every token") && text.contains("32 tokens"), "{text}");
-}
-
-#[test]
-fn twins_exist_only_while_speculation_is_on() {
-    let off = run(hybrid(), &PassContext::default()).unwrap();
-    assert!(off.resources.iter().all(|resource| !resource.handler.is_speculative()));
-    assert_eq!(report(&off, "add_speculative_twins").skipped[0].reason, "speculation is off");
-
-    let on = run(hybrid(), &PassContext { speculation: true, ..PassContext::default() }).unwrap();
-    let twins: Vec<_> = on.resources.iter().filter(|r| r.handler.is_speculative()).map(|r| r.name.as_str()).collect();
-    assert_eq!(twins, ["intermediate_ssm_state_0", "intermediate_conv_state_0"]);
-    assert_eq!(on.resources.len(), off.resources.len() + 2);
 }
 
 /// A framework's op: a decaying average per sequence, and features per token.
@@ -224,7 +220,7 @@ fn front_ends_never_name_a_handler_and_passes_never_see_a_config() {
 mod any_model {
     use std::collections::BTreeSet;
 
-    use cacheplan_transforms::LinearAttention;
+    use cacheplan_transforms::layers::LinearAttention;
     use proptest::prelude::*;
 
     use super::*;
@@ -276,7 +272,7 @@ mod any_model {
                     Block::Delta { d_conv } => {
                         let heads = LinearAttention {
                             num_k_heads: 2, num_v_heads: 4, head_k_dim: 8, head_v_dim: 16,
-                            delta_rule: true, decay: Decay::PerHead, d_conv: *d_conv, state_dtype: None,
+                            delta_rule: true, decay: DecayKind::PerHead, d_conv: *d_conv, state_dtype: None,
                         };
                         builder.linear_attention(&heads);
                         expected += 1 + usize::from(d_conv.is_some());
@@ -287,7 +283,7 @@ mod any_model {
                     }
                     Block::FeedForward => {
                         builder.feed_forward(&FeedForward {
-                            intermediate_size: 64, matrices: 3, experts: 4, shared_size: 32,
+                            intermediate_size: 64, matrices: 3, experts: 4, shared_size: 32, latent_size: None,
                         });
                     }
                 }

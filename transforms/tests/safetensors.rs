@@ -99,16 +99,17 @@ fn packed_weights_are_not_compared() {
     let file = fs::read(&path).unwrap();
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let mut header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
-    let weight = &mut header["backbone.layers.0.mixer.out_proj.weight"];
-    weight["shape"] = serde_json::json!([64, 64]);
-    let packed = |dtype: &str, header: &mut serde_json::Value| {
-        header["backbone.layers.0.mixer.out_proj.weight"]["dtype"] = dtype.into();
-        let text = serde_json::to_vec(header).unwrap();
+    // As many bytes as before, counted and shaped in another way.
+    let mut packed = |dtype: &str, shape: [u64; 2]| {
+        let weight = &mut header["backbone.layers.0.mixer.out_proj.weight"];
+        weight["dtype"] = dtype.into();
+        weight["shape"] = serde_json::json!(shape);
+        let text = serde_json::to_vec(&header).unwrap();
         fs::write(&path, [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat()).unwrap();
         read(folder.path())
     };
-    assert!(packed("U8", &mut header).is_ok());
-    assert!(matches!(packed("BF16", &mut header), Err(FrontendError::Disagreement { .. })));
+    assert!(packed("U8", [512, 64]).is_ok());
+    assert!(matches!(packed("BF16", [256, 64]), Err(FrontendError::Disagreement { .. })));
 }
 
 #[test]
@@ -126,7 +127,10 @@ fn a_file_cut_inside_its_data_still_reads() {
     let file = fs::read(&path).unwrap();
     let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     fs::write(&path, &file[..8 + header + 100]).unwrap();
-    assert_eq!(read(folder.path()).unwrap().info.weights.unwrap().bytes, (file.len() - 8 - header) as u64);
+    let model = read(folder.path()).unwrap();
+    let weights = model.info.weights.unwrap();
+    assert_eq!((weights.bytes, weights.exact), ((file.len() - 8 - header) as u64, false));
+    assert!(model.facts.iter().any(|fact| fact.assumed && fact.value.contains("ends before its data does")));
 }
 
 #[rstest]
@@ -148,10 +152,12 @@ fn shards_are_read_through_their_index_and_absent_ones_are_noted() {
     let here = |name: &str| folder.path().join(name);
     fs::rename(here("model.safetensors"), here("model-00001-of-00002.safetensors")).unwrap();
     let map = r#"{"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}"#;
-    let index = format!(r#"{{"metadata": {{"total_size": 12345}}, "weight_map": {map}}}"#);
+    let index = format!(r#"{{"metadata": {{"total_size": 123456}}, "weight_map": {map}}}"#);
     fs::write(here("model.safetensors.index.json"), index).unwrap();
     let model = read(folder.path()).unwrap();
-    assert_eq!(model.info.weights.unwrap().bytes, 12_345);
+    let weights = model.info.weights.unwrap();
+    // Nothing but the index says so.
+    assert_eq!((weights.bytes, weights.exact), (123_456, false));
     assert!(model.facts.iter().any(|fact| fact.assumed && fact.value.contains("model-00002-of-00002")));
 }
 

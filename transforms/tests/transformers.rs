@@ -97,7 +97,7 @@ fn words(resource: &Resource) -> String {
         Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
         Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
         Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
-        Kind::Custom(kind) if kind == "core.index_key" => format!("index {}", sizes[0]),
+        Kind::IndexKey => format!("index {}", sizes[0]),
         _ => format!("state {}", sizes.iter().product::<u64>()),
     }
 }

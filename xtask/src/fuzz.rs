@@ -18,15 +18,18 @@ struct Target {
 const ARCHITECTURES: &str = "transforms/src/frontend/config/architectures";
 
 /// Folders of seeds, each with the end of the names that count.
-const TARGETS: [Target; 8] = [
+const TARGETS: [Target; 11] = [
     Target { name: "config", seeds: &[("tests/fixtures", ".json")] },
     Target { name: "description", seeds: &[(ARCHITECTURES, ".toml")] },
     Target { name: "safetensors", seeds: &[("tests/fixtures/models", "model.safetensors")] },
     Target { name: "gguf", seeds: &[("tests/fixtures/gguf", ".gguf")] },
     Target { name: "onnx", seeds: &[("tests/fixtures", ".onnx")] },
     Target { name: "builder", seeds: &[] },
+    Target { name: "plan", seeds: &[] },
+    Target { name: "budget", seeds: &[] },
+    Target { name: "stats", seeds: &[] },
     Target { name: "snapshot", seeds: &[] },
-    Target { name: "trace", seeds: &[("managers/tests/prefix_files/seeds", ".jsonl")] },
+    Target { name: "trace", seeds: &[("tests/readers/seeds", ".jsonl")] },
 ];
 
 /// Headers are at the beginning; weights teach the fuzzer nothing.
@@ -41,6 +44,13 @@ pub(crate) fn check() -> Result<(), String> {
 }
 
 pub(crate) fn run(seconds_per_target: u32) -> Result<(), String> {
+    let installed = Command::new("cargo").args(["+nightly", "fuzz", "--version"]).output();
+    if !installed.is_ok_and(|output| output.status.success()) {
+        check()?;
+        return Err("the targets compile; to run them install a nightly toolchain and `cargo install cargo-fuzz`. \
+                    `cargo xtask soak` holds the same readers to the same limits without either"
+            .into());
+    }
     for target in &TARGETS {
         let corpus = corpus(target).map_err(|error| format!("seeds of {}: {error}", target.name))?;
         sh(Command::new("cargo")

@@ -2,7 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod check_cuda;
+mod cuda_build;
+mod cuda_prove;
+mod cuda_toolkit;
+mod dependencies;
 mod fuzz;
+mod oracle;
+mod python;
 mod soak;
 
 use std::process::ExitCode;
@@ -12,30 +18,58 @@ Usage: cargo xtask <command>
 
 Commands:
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
+  cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
+  cuda-prove        Build the CUDA kernels, check their machine code and prove them in the emulator
+  cuda-prove-sample The same over a fixed sample of schedules and shapes, as `.ci/run` does
+  cuda-test-ptx     Compile the sources of the emulator's tests anew
+  check-dependencies Check licences and sources of all dependencies against deny.toml
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
-  soak [SECONDS]    Run the randomised tests long, SECONDS for each front-end (default 600)
-  fuzz [SECONDS]    Run each fuzz target for SECONDS (default 600); needs nightly and cargo-fuzz
+  python            Build, install and test the Python package; needs Python, and the network once
+  oracle vllm [N]   Ask vLLM's own planners about the zoo and N random hybrids (default 1000); needs Python and 18 GB
+  soak [SECONDS [KILLS]]  Give each reader mutated files for SECONDS (default 600) and kill KILLS writers (default 10000)
+  soak-machines     Run the randomised tests of planner and managers long
+  fuzz [SECONDS]    Run each fuzz target for SECONDS (default 600); needs nightly and cargo-fuzz, `soak` does not
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let (command, seconds) = match args.as_slice() {
+    let (command, [seconds, kills]) = match args.as_slice() {
         ["help" | "--help" | "-h"] => return usage(""),
-        [command] => (*command, 600),
-        [command @ ("soak" | "fuzz"), seconds] => match seconds.parse() {
-            Ok(seconds) => (*command, seconds),
+        ["oracle", engine] => return done(oracle::run(engine, 1000)),
+        ["oracle", engine, random] => match random.parse() {
+            Ok(random) => return done(oracle::run(engine, random)),
+            Err(_) => return usage(&format!("`{random}` is not a number of configs")),
+        },
+        [command] => (*command, [600, 10_000]),
+        ["fuzz" | "soak", seconds] => match seconds.parse() {
+            Ok(seconds) => (args[0], [seconds, 10_000]),
             Err(_) => return usage(&format!("`{seconds}` is not a number of seconds")),
+        },
+        ["soak", seconds, kills] => match (seconds.parse(), kills.parse()) {
+            (Ok(seconds), Ok(kills)) => ("soak", [seconds, kills]),
+            _ => return usage(&format!("`{seconds} {kills}` are not a number of seconds and one of kills")),
         },
         _ => return usage("unknown command"),
     };
     let result = match command {
         "check-cuda" => check_cuda::run(),
+        "cuda-toolkit" => cuda_toolkit::run(),
+        "cuda-prove" => cuda_prove::run(true),
+        "cuda-prove-sample" => cuda_prove::run(false),
+        "cuda-test-ptx" => cuda_build::write_test_ptx(),
+        "check-dependencies" => dependencies::run(),
+        "python" => python::run(),
         "check-fuzz" => fuzz::check(),
-        "soak" => soak::run(seconds),
+        "soak" => soak::files(seconds, kills),
+        "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
         _ => return usage("unknown command"),
     };
+    done(result)
+}
+
+fn done(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => fail(&message),

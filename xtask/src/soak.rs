@@ -9,12 +9,20 @@ const PLANNER_CASES: u32 = 100_000;
 /// Random operations on the managers and on the prefix tree.
 const STATE_MACHINE_OPS: u32 = 1_000_000;
 
-pub(crate) fn run(seconds_per_front_end: u32) -> Result<(), String> {
+/// What is read and written: each reader for so many seconds, two at a time; all changes of the tampered plans; writers
+/// that are killed. In a debug build, whose arithmetic is checked, and whose limits of time are the same.
+pub(crate) fn files(seconds_per_reader: u32, kills: u32) -> Result<(), String> {
     sh(Command::new("cargo")
-        .args(["test", "--release"])
-        .args(["-p", "cacheplan-transforms", "-p", "cacheplan-planner", "-p", "cacheplan-managers"])
-        .args(["--", "--nocapture"])
-        .env("CACHEPLAN_SOAK_SECONDS", seconds_per_front_end.to_string())
+        .args(["test", "--workspace", "--test", "readers", "--test", "tampered_plans", "--test", "replace"])
+        .args(["--", "--nocapture", "--test-threads", "2"])
+        .env("CACHEPLAN_SOAK_SECONDS", seconds_per_reader.to_string())
+        .env("CACHEPLAN_SOAK_KILLS", kills.to_string()))
+}
+
+/// The planner against its checker, and the managers against their models.
+pub(crate) fn machines() -> Result<(), String> {
+    sh(Command::new("cargo")
+        .args(["test", "--release", "-p", "cacheplan-planner", "-p", "cacheplan-managers", "--", "--nocapture"])
         .env("CACHEPLAN_SOAK_CASES", PLANNER_CASES.to_string())
         .env("CACHEPLAN_SOAK_OPS", STATE_MACHINE_OPS.to_string()))
 }

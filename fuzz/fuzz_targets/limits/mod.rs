@@ -34,7 +34,7 @@ pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
     within(|| {
         if let Ok(mut model) = read() {
             MEMORY.set_limit(WALKING).expect("more than is in use");
-            let _ = collect(&mut model.graph, &PassContext { speculation: true, ..PassContext::default() });
+            let _ = collect(&mut model.graph, &PassContext::default());
             drop(model);
             MEMORY.set_limit(READING).expect("the model is gone");
         }

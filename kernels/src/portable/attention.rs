@@ -1,11 +1,10 @@
 //! Attention per sequence over gathered keys and values.
 
 use super::{head_factors, row_index, softmax, widen};
-use crate::attention::Attention;
 use crate::batch::PagedBatch;
 use crate::error::Result;
-use crate::groups::dequantize_rows;
-use crate::quant::KvQuant;
+use crate::ops::attention::PagedAttention;
+use crate::ops::quant::KvQuant;
 use crate::view::KvLayerView;
 use candle_core::{D, DType, Tensor};
 
@@ -14,7 +13,7 @@ pub(crate) fn paged_attention(
     pool: &Tensor,
     view: &KvLayerView,
     batch: &PagedBatch<'_>,
-    attention: &Attention<'_>,
+    attention: &PagedAttention<'_>,
 ) -> Result<Tensor> {
     let (total_tokens, num_heads, _) = q.dims3()?;
     let mut outputs = Vec::with_capacity(batch.len());
@@ -43,7 +42,7 @@ fn one_sequence(
     view: &KvLayerView,
     batch: &PagedBatch<'_>,
     sequence: usize,
-    attention: &Attention<'_>,
+    attention: &PagedAttention<'_>,
 ) -> Result<Tensor> {
     let (queries, num_heads, head_dim) = q.dims3()?;
     let group = num_heads / view.num_kv_heads;
@@ -69,7 +68,7 @@ fn one_sequence(
         let shape = (view.num_kv_heads, keys, head_dim);
         let Some(quant) = attention.quant else { return Ok(widen(&rows)?.reshape(shape)?) };
         if let KvQuant::Grouped(format) = quant {
-            return Ok(dequantize_rows(&rows, format, head_dim)?.reshape(shape)?);
+            return Ok(format.dequantize(&rows, head_dim)?.reshape(shape)?);
         }
         let factors = match quant {
             KvQuant::PerToken(scales) => {

@@ -2,23 +2,21 @@
 
 use super::{load_state, silu, store_state};
 use crate::batch::StateBatch;
-use crate::conv1d::{Activation, behind};
 use crate::error::Result;
+use crate::ops::conv1d::CausalConv1d;
 use crate::view::StateLayerView;
 use candle_core::{DType, Tensor};
 
 pub(crate) fn causal_conv1d(
+    conv: &CausalConv1d<'_>,
     x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    activation: Activation,
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,
 ) -> Result<Tensor> {
     let (_, conv_dim) = x.dims2()?;
     let keep = view.shape[0];
-    let weight = weight.to_dtype(DType::F32)?;
+    let weight = conv.weight.to_dtype(DType::F32)?;
     let mut outputs = vec![x.narrow(0, 0, 0)?.to_dtype(DType::F32)?];
     for (sequence, &slot) in batch.slots.iter().enumerate() {
         let rows = batch.rows(sequence);
@@ -33,11 +31,11 @@ pub(crate) fn causal_conv1d(
         let state = load_state(pool, view, slot)?.reshape((keep, conv_dim))?;
         // For each token and tap the row of `[state | new]` that it meets.
         let padded = Tensor::cat(&[&state, &new], 0)?;
-        let met = |row: usize, back: usize| match behind(batch, rows.start, row, back) {
+        let met = |row: usize, back: usize| match batch.behind(rows.start, row, back) {
             Ok(row) => (keep + row - rows.start) as u32,
             Err(back) => (keep - back) as u32,
         };
-        let mut y = match bias {
+        let mut y = match conv.bias {
             Some(bias) => bias.to_dtype(DType::F32)?.broadcast_as((rows.len(), conv_dim))?.contiguous()?,
             None => new.zeros_like()?,
         };
@@ -57,10 +55,7 @@ pub(crate) fn causal_conv1d(
         if batch.writes_final() {
             store_state(pool, view, slot, &after(rows.end - 1)?)?;
         }
-        outputs.push(match activation {
-            Activation::None => y,
-            Activation::Silu => silu(&y)?,
-        });
+        outputs.push(if conv.silu { silu(&y)? } else { y });
     }
     Ok(Tensor::cat(&outputs, 0)?.to_dtype(x.dtype())?)
 }

@@ -1,21 +1,21 @@
 //! Cache writes as row scatters.
 
+use super::{narrow, rope, row_index};
 use crate::error::Result;
-use crate::portable::{self, narrow, row_index};
-use crate::quant::KvQuant;
-use crate::rope::RopeTable;
+use crate::ops::kv_cache::KvWrite;
+use crate::ops::quant::KvQuant;
+use crate::ops::rope::RopeTable;
 use crate::view::KvLayerView;
 use candle_core::Tensor;
 
+/// Writes keys, rotated where there is a table, and values.
 pub(crate) fn write(
+    write: &KvWrite<'_>,
+    rope_table: Option<&RopeTable>,
     pool: &Tensor,
     view: &KvLayerView,
-    k: &Tensor,
-    v: Option<&Tensor>,
-    slot_mapping: &[i64],
-    quant: Option<&KvQuant<'_>>,
-    rope: Option<&RopeTable>,
 ) -> Result<()> {
+    let KvWrite { k, v, slot_mapping, quant } = *write;
     let live: Vec<(u32, usize)> = slot_mapping
         .iter()
         .enumerate()
@@ -26,17 +26,17 @@ pub(crate) fn write(
     }
     let tokens = Tensor::from_iter(live.iter().map(|(token, _)| *token), pool.device())?;
     let pool_rows = pool.reshape(((), view.head_dim))?;
-    let k = match rope {
+    let k = match rope_table {
         Some(table) => {
-            let head_dim = k.elem_count() / (slot_mapping.len() * view.num_kv_heads);
-            &portable::rope::apply(&k.reshape((slot_mapping.len(), view.num_kv_heads, head_dim))?, table)?
+            let heads = (slot_mapping.len(), view.num_kv_heads, write.head_dim(view));
+            &rope::apply(&k.reshape(heads)?, table)?
         }
         None => k,
     };
     for (kv, input) in [Some(k), v].into_iter().enumerate() {
         let Some(input) = input else { continue };
         let rows = input.index_select(&tokens, 0)?.reshape((live.len(), view.num_kv_heads, ()))?;
-        let (rows, own_scales) = narrow(&rows, pool.dtype(), view, kv, quant)?;
+        let (rows, own_scales) = narrow(&rows, pool.dtype(), view, kv, quant.as_ref())?;
         let rows = rows.reshape(((), view.head_dim))?;
         // For each row its block and its place in it.
         let places: Vec<(usize, usize)> = live

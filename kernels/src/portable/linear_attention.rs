@@ -3,12 +3,12 @@
 use super::{StepState, wide_rows};
 use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::linear_attention::{Decay, LinearAttention};
+use crate::ops::linear_attention::{LinearAttentionScan, StateDecay};
 use crate::view::StateLayerView;
 use candle_core::{D, Tensor};
 
 pub(crate) fn linear_attention(
-    input: &LinearAttention<'_>,
+    input: &LinearAttentionScan<'_>,
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,
@@ -31,11 +31,11 @@ pub(crate) fn linear_attention(
     let k = per_head(input.k)?;
     let v = wide_rows(input.v)?.reshape((tokens, heads, value_dim))?;
     let decay = match input.decay {
-        Decay::Fixed(decay) => {
+        StateDecay::Fixed(decay) => {
             Tensor::new(decay, v.device())?.reshape((1, heads, 1))?.broadcast_as((tokens, heads, 1))?.contiguous()?
         }
-        Decay::PerHead(decay) => wide_rows(decay)?.reshape((tokens, heads, 1))?,
-        Decay::PerChannel(decay) => wide_rows(decay)?.reshape((tokens, heads, key_dim))?,
+        StateDecay::PerHead(decay) => wide_rows(decay)?.reshape((tokens, heads, 1))?,
+        StateDecay::PerChannel(decay) => wide_rows(decay)?.reshape((tokens, heads, key_dim))?,
     }
     .exp()?;
     let beta = input.beta.map(wide_rows).transpose()?;

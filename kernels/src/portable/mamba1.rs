@@ -3,14 +3,14 @@
 use super::{StepState, silu, time_step, wide_rows};
 use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::mamba1::Mamba1;
-use crate::mamba2::ScanInput;
+use crate::ops::mamba1::Mamba1Scan;
+use crate::ops::mamba2::ScanInput;
 use crate::view::StateLayerView;
 use candle_core::{D, DType, Tensor};
 
 pub(crate) fn mamba1_scan(
     input: &ScanInput<'_>,
-    layer: &Mamba1<'_>,
+    layer: &Mamba1Scan<'_>,
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,

@@ -3,13 +3,13 @@
 use super::{StepState, silu, time_step, wide_rows};
 use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::mamba2::{Mamba2, ScanInput};
+use crate::ops::mamba2::{Mamba2Scan, ScanInput};
 use crate::view::StateLayerView;
 use candle_core::{D, DType, Tensor};
 
 pub(crate) fn mamba2_scan(
     input: &ScanInput<'_>,
-    layer: &Mamba2<'_>,
+    layer: &Mamba2Scan<'_>,
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,

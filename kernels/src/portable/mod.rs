@@ -1,15 +1,19 @@
 //! The same ops written with candle's own ops only, for devices without a kernel of ours.
 //!
 //! They are slower (they gather what a kernel reads in place) but run wherever candle runs. Operands are checked
-//! by the public ops before they come here.
+//! before they come here.
 
 pub(crate) mod attention;
 pub(crate) mod conv1d;
 pub(crate) mod elementwise;
+mod int8;
 pub(crate) mod kv_cache;
+pub(crate) mod linear;
 pub(crate) mod linear_attention;
 pub(crate) mod mamba1;
 pub(crate) mod mamba2;
+pub(crate) mod mla;
+mod mla_layout;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod rg_lru;
@@ -17,10 +21,8 @@ pub(crate) mod rope;
 
 use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};
-use crate::groups::quantize_rows;
-use crate::int8;
-use crate::mamba2::TimeStep;
-use crate::quant::KvQuant;
+use crate::ops::mamba2::TimeStep;
+use crate::ops::quant::KvQuant;
 use crate::view::{KvLayerView, StateLayerView};
 use candle_core::{D, DType, Device, Tensor};
 
@@ -87,7 +89,7 @@ impl StepState<'_> {
 }
 
 /// Numbers of rows, for candle's ops.
-pub(crate) fn row_index(rows: impl Iterator<Item = usize>, device: &Device) -> Result<Tensor> {
+fn row_index(rows: impl Iterator<Item = usize>, device: &Device) -> Result<Tensor> {
     let index = rows.map(|row| {
         let reason = || format!("row {row} of a pool is beyond the 32 bits that its device counts rows with");
         u32::try_from(row).map_err(|_| KernelError::Argument { op: "row_index", reason: reason() })
@@ -143,7 +145,7 @@ fn narrow(
     let Some(quant) = quant else { return Ok((x.to_dtype(dtype)?, None)) };
     if let KvQuant::Grouped(format) = quant {
         let (tokens, heads, width) = x.dims3()?;
-        return Ok((quantize_rows(&x.reshape((tokens * heads, width))?, *format)?, None));
+        return Ok((format.quantize(&x.reshape((tokens * heads, width))?)?, None));
     }
     let largest = if dtype == DType::U8 { 127.0 } else { 448.0 };
     let wide = x.to_dtype(DType::F32)?;

@@ -2,7 +2,7 @@
 
 use super::silu;
 use crate::error::Result;
-use crate::norm::GateOrder;
+use crate::ops::norm::GateOrder;
 use candle_core::{D, DType, Tensor};
 
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {

@@ -3,12 +3,12 @@
 use super::{StepState, softplus, wide_rows};
 use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::rg_lru::{RgLru, SHARPNESS};
+use crate::ops::rg_lru::{RgLruScan, SHARPNESS};
 use crate::view::StateLayerView;
 use candle_core::{DType, Tensor};
 
 pub(crate) fn rg_lru(
-    input: &RgLru<'_>,
+    input: &RgLruScan<'_>,
     pool: &Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'_>,

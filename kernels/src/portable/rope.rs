@@ -1,7 +1,7 @@
 //! Rotation by sliced products.
 
 use crate::error::Result;
-use crate::rope::{RopeLayout, RopeTable};
+use crate::ops::rope::{RopeLayout, RopeTable};
 use candle_core::{D, DType, Tensor};
 
 pub(crate) fn apply(x: &Tensor, table: &RopeTable) -> Result<Tensor> {

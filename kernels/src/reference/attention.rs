@@ -2,30 +2,30 @@
 
 /// The sizes and options of one attention call.
 #[derive(Clone, Copy)]
-pub struct AttentionCase<'a> {
+pub(crate) struct AttentionCase<'a> {
     /// Query heads.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Key and value heads; consecutive `heads / kv_heads` query heads share one.
-    pub kv_heads: usize,
+    pub(crate) kv_heads: usize,
     /// Elements of a query or key row.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Elements of a value row.
-    pub value_dim: usize,
+    pub(crate) value_dim: usize,
     /// Factor on `q . k`.
-    pub scale: f64,
+    pub(crate) scale: f64,
     /// Bound of the scores, `cap * tanh(score / cap)`.
-    pub softcap: Option<f64>,
+    pub(crate) softcap: Option<f64>,
     /// Whether the query at the first position sees the key at the second.
-    pub sees: &'a dyn Fn(usize, usize) -> bool,
+    pub(crate) sees: &'a dyn Fn(usize, usize) -> bool,
     /// Per head, a logit without a value.
-    pub sinks: Option<&'a [f64]>,
+    pub(crate) sinks: Option<&'a [f64]>,
     /// Per head, what each position of distance takes from a score.
-    pub slopes: Option<&'a [f64]>,
+    pub(crate) slopes: Option<&'a [f64]>,
 }
 
 /// Attends from `q` `[queries, heads, head_dim]`, the last positions of the sequence, to `k`
 /// `[positions, kv_heads, head_dim]` and `v` `[positions, kv_heads, value_dim]`.
-pub fn attention(q: &[f64], k: &[f64], v: &[f64], case: &AttentionCase<'_>) -> Vec<f64> {
+pub(crate) fn attention(q: &[f64], k: &[f64], v: &[f64], case: &AttentionCase<'_>) -> Vec<f64> {
     let queries = q.len() / (case.heads * case.head_dim);
     let positions = k.len() / (case.kv_heads * case.head_dim);
     let mut out = Vec::new();

@@ -5,7 +5,7 @@ use super::silu;
 /// Convolves `x` `[tokens, channels]` with `weight` `[channels, width]`, the layout of a checkpoint.
 ///
 /// `history` `[width - 1, channels]` holds the inputs before the first token, the oldest first, and is moved on.
-pub fn causal_conv1d(
+pub(crate) fn causal_conv1d(
     x: &[f64],
     weight: &[f64],
     bias: Option<&[f64]>,

@@ -2,33 +2,33 @@
 
 /// The sizes and activations of one scan.
 #[derive(Clone, Copy, Debug)]
-pub struct LinearAttentionCase<'a> {
+pub(crate) struct LinearAttentionCase<'a> {
     /// Query and key heads.
-    pub key_heads: usize,
+    pub(crate) key_heads: usize,
     /// Value heads.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Elements of a key.
-    pub key_dim: usize,
+    pub(crate) key_dim: usize,
     /// Elements of a value.
-    pub value_dim: usize,
+    pub(crate) value_dim: usize,
     /// `[tokens, key_heads, key_dim]`.
-    pub q: &'a [f64],
+    pub(crate) q: &'a [f64],
     /// `[tokens, key_heads, key_dim]`.
-    pub k: &'a [f64],
+    pub(crate) k: &'a [f64],
     /// `[tokens, heads, value_dim]`.
-    pub v: &'a [f64],
+    pub(crate) v: &'a [f64],
     /// `[tokens, heads, key_dim]` logarithms.
-    pub decay: &'a [f64],
+    pub(crate) decay: &'a [f64],
     /// `[tokens, heads]`.
-    pub beta: Option<&'a [f64]>,
+    pub(crate) beta: Option<&'a [f64]>,
     /// Factor on `q`.
-    pub scale: f64,
+    pub(crate) scale: f64,
     /// Whether rows of `q` and `k` are divided by their length.
-    pub l2_norm: bool,
+    pub(crate) l2_norm: bool,
 }
 
 /// Steps `state` `[heads, key_dim, value_dim]` and returns `[tokens, heads, value_dim]`.
-pub fn linear_attention(case: &LinearAttentionCase<'_>, state: &mut [f64]) -> Vec<f64> {
+pub(crate) fn linear_attention(case: &LinearAttentionCase<'_>, state: &mut [f64]) -> Vec<f64> {
     let LinearAttentionCase { key_heads, heads, key_dim, value_dim, .. } = *case;
     let tokens = case.v.len() / (heads * value_dim);
     let row = |rows: &[f64], token: usize, head: usize| -> Vec<f64> {

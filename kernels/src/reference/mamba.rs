@@ -6,37 +6,37 @@ use super::{silu, softplus};
 ///
 /// Mamba-1 is the case of one channel per head (`head_dim` 1) and one group.
 #[derive(Clone, Copy, Debug)]
-pub struct MambaCase<'a> {
+pub(crate) struct MambaCase<'a> {
     /// Heads.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Channels of a head.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// State elements of a channel.
-    pub d_state: usize,
+    pub(crate) d_state: usize,
     /// Groups that share `b` and `c`.
-    pub groups: usize,
+    pub(crate) groups: usize,
     /// `[tokens, heads, head_dim]`.
-    pub x: &'a [f64],
+    pub(crate) x: &'a [f64],
     /// `[tokens, heads]`.
-    pub dt: &'a [f64],
+    pub(crate) dt: &'a [f64],
     /// `[heads]` (Mamba-2) or `[heads, d_state]` (Mamba-1).
-    pub a: &'a [f64],
+    pub(crate) a: &'a [f64],
     /// `[tokens, groups, d_state]`.
-    pub b: &'a [f64],
+    pub(crate) b: &'a [f64],
     /// `[tokens, groups, d_state]`.
-    pub c: &'a [f64],
+    pub(crate) c: &'a [f64],
     /// `[heads]`.
-    pub d: Option<&'a [f64]>,
+    pub(crate) d: Option<&'a [f64]>,
     /// `[tokens, heads, head_dim]`.
-    pub z: Option<&'a [f64]>,
+    pub(crate) z: Option<&'a [f64]>,
     /// `[heads]`.
-    pub dt_bias: Option<&'a [f64]>,
+    pub(crate) dt_bias: Option<&'a [f64]>,
     /// Bounds of the time step after softplus.
-    pub dt_limit: (f64, f64),
+    pub(crate) dt_limit: (f64, f64),
 }
 
 /// Steps `state` `[heads, head_dim, d_state]` and returns `[tokens, heads, head_dim]`.
-pub fn mamba(case: &MambaCase<'_>, state: &mut [f64]) -> Vec<f64> {
+pub(crate) fn mamba(case: &MambaCase<'_>, state: &mut [f64]) -> Vec<f64> {
     let MambaCase { heads, head_dim, d_state, groups, .. } = *case;
     let tokens = case.dt.len() / heads;
     let mut out = Vec::new();

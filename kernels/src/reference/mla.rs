@@ -2,36 +2,36 @@
 
 /// The weights as plain matrices, with signed quantised values as whole numbers.
 #[derive(Clone, Debug)]
-pub struct MlaCase {
+pub(crate) struct MlaCase {
     /// Heads.
-    pub heads: usize,
+    pub(crate) heads: usize,
     /// Width of the compressed query; 0 for none.
-    pub q_lora: usize,
+    pub(crate) q_lora: usize,
     /// Width of the latent.
-    pub kv_lora: usize,
+    pub(crate) kv_lora: usize,
     /// Elements without position.
-    pub nope: usize,
+    pub(crate) nope: usize,
     /// Elements with position.
-    pub rope: usize,
+    pub(crate) rope: usize,
     /// `[hidden]` weight and bias of the first norm.
-    pub norm0: (Vec<f64>, Vec<f64>),
+    pub(crate) norm0: (Vec<f64>, Vec<f64>),
     /// `[kv_lora + rope + q_lora or queries, hidden]`.
-    pub down: Vec<f64>,
+    pub(crate) down: Vec<f64>,
     /// `[q_lora]` weight and bias of the second norm.
-    pub norm1: (Vec<f64>, Vec<f64>),
+    pub(crate) norm1: (Vec<f64>, Vec<f64>),
     /// `[heads * (nope + rope), q_lora]`.
-    pub up: Vec<f64>,
+    pub(crate) up: Vec<f64>,
     /// `[kv_lora]`.
-    pub gamma2: Vec<f64>,
+    pub(crate) gamma2: Vec<f64>,
     /// `[heads, nope, kv_lora]`.
-    pub absorb: Vec<f64>,
+    pub(crate) absorb: Vec<f64>,
     /// How the two products are quantised.
-    pub quantised: [MlaQuant; 2],
+    pub(crate) quantised: [MlaQuant; 2],
 }
 
 /// How one product is quantised.
 #[derive(Clone, Debug)]
-pub enum MlaQuant {
+pub(crate) enum MlaQuant {
     /// Not at all.
     None,
     /// Scale, offset, per-row bias and per-row factor.
@@ -42,19 +42,19 @@ pub enum MlaQuant {
 
 /// The latent, the rope key, and per head the absorbed query and the rotated query.
 #[derive(Clone, Debug)]
-pub struct MlaOutput {
+pub(crate) struct MlaOutput {
     /// `[kv_lora]`.
-    pub latent: Vec<f64>,
+    pub(crate) latent: Vec<f64>,
     /// `[rope]`.
-    pub key: Vec<f64>,
+    pub(crate) key: Vec<f64>,
     /// `[heads, kv_lora]`.
-    pub absorbed: Vec<f64>,
+    pub(crate) absorbed: Vec<f64>,
     /// `[heads, rope]`.
-    pub rotated: Vec<f64>,
+    pub(crate) rotated: Vec<f64>,
 }
 
 /// Preprocesses the hidden state `x` with `[rope]` cosines and sines.
-pub fn mla_preprocess(case: &MlaCase, x: &[f64], cos: &[f64], sin: &[f64]) -> MlaOutput {
+pub(crate) fn mla_preprocess(case: &MlaCase, x: &[f64], cos: &[f64], sin: &[f64]) -> MlaOutput {
     let MlaCase { heads, kv_lora, nope, rope, .. } = *case;
     let down = product(&norm(x, &case.norm0.0, &case.norm0.1), &case.down, &case.quantised[0]);
     let none = vec![0.0; kv_lora];

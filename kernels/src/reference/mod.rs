@@ -6,6 +6,7 @@
 
 mod attention;
 mod conv1d;
+mod linear;
 mod linear_attention;
 mod mamba;
 mod mla;
@@ -13,14 +14,15 @@ mod norm;
 mod rg_lru;
 mod rope;
 
-pub use attention::{AttentionCase, attention};
-pub use conv1d::causal_conv1d;
-pub use linear_attention::{LinearAttentionCase, linear_attention};
-pub use mamba::{MambaCase, mamba};
-pub use mla::{MlaCase, MlaOutput, MlaQuant, mla_preprocess};
-pub use norm::gated_rms_norm;
-pub use rg_lru::rg_lru;
-pub use rope::rotate;
+pub(crate) use attention::{AttentionCase, attention};
+pub(crate) use conv1d::causal_conv1d;
+pub(crate) use linear::linear;
+pub(crate) use linear_attention::{LinearAttentionCase, linear_attention};
+pub(crate) use mamba::{MambaCase, mamba};
+pub(crate) use mla::{MlaCase, MlaQuant, mla_preprocess};
+pub(crate) use norm::gated_rms_norm;
+pub(crate) use rg_lru::rg_lru;
+pub(crate) use rope::rotate;
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())

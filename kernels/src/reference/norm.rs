@@ -3,7 +3,7 @@
 use super::silu;
 
 /// Normalises rows of `x` over groups; the gate comes before the norm, or after it.
-pub fn gated_rms_norm(
+pub(crate) fn gated_rms_norm(
     x: &[f64],
     z: &[f64],
     weight: &[f64],

@@ -3,7 +3,7 @@
 use super::{sigmoid, softplus};
 
 /// Steps `state` `[width]` over `x`, its gates' logits (all `[tokens, width]`) and positions; returns `[tokens, width]`.
-pub fn rg_lru(
+pub(crate) fn rg_lru(
     x: &[f64],
     input_gate: &[f64],
     recurrence_gate: &[f64],

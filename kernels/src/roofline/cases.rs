@@ -3,9 +3,8 @@
 use super::Bound;
 use crate::error::Result;
 use crate::{
-    Activation, Attention, Decay, KvLayerView, KvOrder, LinearAttention, Mamba2, PagedBatch, ScanInput, StateBatch,
-    StateLayerView, TimeStep, causal_conv1d, copy_rows, linear, linear_attention, mamba2_scan, paged_attention,
-    reshape_and_cache,
+    CausalConv1d, KvLayerView, KvOrder, KvWrite, LinearAttentionScan, Mamba2Scan, PagedAttention, PagedBatch, PoolRows,
+    ScanInput, StateBatch, StateDecay, StateLayerView, TimeStep, linear,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -41,7 +40,8 @@ pub(super) fn all() -> Vec<Case> {
     cases.push(attention_prefill(4, 2048));
     cases.extend([conv(1, 4096).asked(0.5), conv(64, 1)]);
     cases.extend([delta_rule(16, 1), delta_rule(1, 2048)]);
-    cases.extend([1, 4].map(projection));
+    cases.extend([1, 4].map(|rows| projection(rows, DType::F32)));
+    cases.extend([1, 4, 16].map(|rows| projection(rows, DType::BF16)));
     cases.extend([cache_write(4096), block_copy()]);
     cases
 }
@@ -92,9 +92,9 @@ fn mamba(op: &'static str, shape: String, bound: Bound, work: f64, batch: usize,
             layer = (layer + 1) % LAYERS;
             let view = StateLayerView::matrix(LAYERS * elems, layer * elems, [HEADS, HEAD_DIM, D_STATE]);
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-            let parameters = Mamba2 { a: &a, d: Some(&d), time_step: TimeStep::new(None) };
+            let parameters = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(None) };
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            mamba2_scan(&input, &parameters, &pool, &view, &batch)?;
+            parameters.run(&input, &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -160,7 +160,7 @@ fn attention(
                 block_tables: &block_tables,
                 max_blocks: blocks,
             };
-            paged_attention(&q, &pool, &view, &batch, &Attention::new(0.088, KV_DIM))?;
+            PagedAttention::new(0.088, KV_DIM).run(&q, &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -182,7 +182,7 @@ fn conv(batch: usize, tokens: usize) -> Case {
             layer = (layer + 1) % LAYERS;
             let view = StateLayerView::conv(LAYERS * elems, layer * elems, 4, CHANNELS);
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            causal_conv1d(&x, &weight, Some(&bias), Activation::Silu, &pool, &view, &batch)?;
+            CausalConv1d { weight: &weight, bias: Some(&bias), silu: true }.run(&x, &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -213,17 +213,17 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
         Ok(Box::new(move || {
             layer = (layer + 1) % LAYERS;
             let view = StateLayerView::matrix(LAYERS * elems, layer * elems, [VALUE_HEADS, DIM, DIM]);
-            let input = LinearAttention {
+            let input = LinearAttentionScan {
                 q: &q,
                 k: &k,
                 v: &v,
-                decay: Decay::PerHead(&decay),
+                decay: StateDecay::PerHead(&decay),
                 beta: Some(&beta),
                 scale: 0.088,
                 l2_norm: true,
             };
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            linear_attention(&input, &pool, &view, &batch)?;
+            input.run(&pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -232,19 +232,19 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
 }
 
 /// The down projection of a Llama-8B layer.
-fn projection(rows: usize) -> Case {
+fn projection(rows: usize, dtype: DType) -> Case {
     const IN: usize = 14336;
     const OUT: usize = 4096;
     let prepare = move || -> Result<Call> {
-        let (x, weight) = (random((rows, IN))?, random((OUT, IN))?);
+        let (x, weight) = (random((rows, IN))?, random((OUT, IN))?.to_dtype(dtype)?);
         Ok(Box::new(move || linear(&x, &weight).map(drop)))
     };
-    let shape = format!("{rows} rows, {IN} to {OUT}");
+    let shape = format!("{rows} rows, {IN} to {OUT}, {}", dtype.as_str());
     Case {
         op: "linear",
         shape,
         bound: Bound::Read,
-        work: (IN * OUT * 4) as f64,
+        work: (IN * OUT * dtype.size_in_bytes()) as f64,
         target: None,
         prepare: Box::new(prepare),
     }
@@ -257,7 +257,7 @@ fn cache_write(tokens: usize) -> Case {
         let pool = Tensor::zeros((tokens.div_ceil(BLOCK), view.block_elems), DType::F32, &Device::Cpu)?;
         let (k, v) = (random((tokens, KV_HEADS, KV_DIM))?, random((tokens, KV_HEADS, KV_DIM))?);
         let slot_mapping: Vec<i64> = (0..tokens as i64).collect();
-        Ok(Box::new(move || reshape_and_cache(&pool, &view, &k, Some(&v), &slot_mapping)))
+        Ok(Box::new(move || KvWrite::new(&k, Some(&v), &slot_mapping).run(&pool, &view)))
     };
     let shape = format!("{tokens} tokens, 8 KV heads of 128");
     Case { op: "cache write", shape, bound: Bound::Copy, work, target: None, prepare: Box::new(prepare) }
@@ -269,7 +269,7 @@ fn block_copy() -> Case {
     let prepare = move || -> Result<Call> {
         let pool = Tensor::zeros((2 * PAIRS as usize, elems), DType::F32, &Device::Cpu)?;
         let pairs: Vec<(u32, u32)> = (0..PAIRS).map(|i| (i, PAIRS + i)).collect();
-        Ok(Box::new(move || copy_rows(&pool, &pairs)))
+        Ok(Box::new(move || PoolRows(&pool).copy(&pairs)))
     };
     let work = (2 * PAIRS as usize * elems * 4) as f64;
     let shape = format!("{PAIRS} blocks of {} KiB", elems * 4 / 1024);

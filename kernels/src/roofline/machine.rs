@@ -1,6 +1,7 @@
 //! What this machine can do.
 
 use super::{Bound, Stopwatch, Time};
+use crate::cpu::simd::{multiply_adds, streamed_sum};
 use crate::error::Result;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -57,8 +58,20 @@ impl Machine {
     }
 }
 
+/// Operations per second that the vector units of all threads do on registers: the width of a vector times the clock of
+/// this moment times the multiply-adds of a cycle.
+pub(super) fn peak() -> f64 {
+    const ROUNDS: usize = 1 << 20;
+    let best = (0..5).map(|_| {
+        let watch = Stopwatch::start();
+        let operations: usize = rayon::broadcast(|_| multiply_adds(ROUNDS)).into_iter().sum();
+        operations as f64 / watch.stop().wall
+    });
+    best.fold(0.0, f64::max)
+}
+
 /// Reads all of `source`.
 pub(super) fn read(source: &[f32]) {
-    let sum: f32 = source.par_chunks(PIECE).map(crate::simd::streamed_sum).sum();
+    let sum: f32 = source.par_chunks(PIECE).map(streamed_sum).sum();
     black_box(sum);
 }

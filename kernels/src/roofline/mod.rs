@@ -14,7 +14,7 @@ use machine::Machine;
 
 /// What bounds an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+enum Bound {
     /// Reading and writing memory.
     Copy,
     /// Reading memory.
@@ -25,36 +25,39 @@ pub enum Bound {
 
 /// One measured op.
 #[derive(Clone, Debug)]
-pub struct Measurement {
+struct Measurement {
     /// The op.
-    pub op: &'static str,
+    op: &'static str,
     /// Its sizes.
-    pub shape: String,
+    shape: String,
     /// What bounds it.
-    pub bound: Bound,
+    bound: Bound,
     /// Bytes or floating-point operations of one call.
-    pub work: f64,
+    work: f64,
     /// One call in the best round.
-    pub time: Time,
+    time: Time,
     /// As many bytes or operations in the machine's own best round.
-    pub machine: Time,
+    machine: Time,
+    /// Operations per second that the processor does on registers; of what arithmetic bounds.
+    peak: Option<f64>,
     /// The part of the machine's own rate that is asked of the op, where one is.
-    pub target: Option<f64>,
+    target: Option<f64>,
 }
 
 impl Measurement {
     /// The headings of the columns that a measurement prints as.
-    pub fn headings() -> String {
+    fn headings() -> String {
         format!(
-            "{:<18} {:<64} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6}",
-            "op", "shape", "time", "achieved", "machine", "part", "processor", "target"
+            "{:<18} {:<64} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6} {:>9}",
+            "op", "shape", "time", "achieved", "machine", "part", "processor", "target", "peak GF/s"
         )
     }
 }
 
 impl std::fmt::Display for Measurement {
     /// A line of a table: the op and its shape, the time by the wall, the rate that it reaches and the machine's own
-    /// (of a copy, a read or a product), the part of it by the wall and by processor time, and the part asked for.
+    /// (of a copy, a read or a product), the part of it by the wall and by processor time, the part asked for, and
+    /// beside a product the processor's peak, which no library reaches.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (unit, own) = match self.bound {
             Bound::Copy => ("GB/s", "copy"),
@@ -66,17 +69,21 @@ impl std::fmt::Display for Measurement {
         let machine = format!("{own} {:.1}", rate(self.machine));
         write!(f, "{op:<18} {shape:<64} {:>7.3} ms {:>8.1} {unit}", self.time.wall * 1e3, rate(self.time))?;
         write!(f, " {machine:>13} {:>5.2} {:>9.2}", self.part(), self.processor_part())?;
-        self.target.map_or(Ok(()), |target| write!(f, " {target:>6.2}"))
+        match self.target {
+            Some(target) => write!(f, " {target:>6.2}")?,
+            None => write!(f, " {:>6}", "")?,
+        }
+        self.peak.map_or(Ok(()), |peak| write!(f, " {:>9.1}", peak / 1e9))
     }
 }
 
 /// How long something took.
 #[derive(Clone, Copy, Debug)]
-pub struct Time {
+struct Time {
     /// Seconds by the wall.
-    pub wall: f64,
+    wall: f64,
     /// Seconds of processor time of all threads. Other load on the processors lengthens it little.
-    pub processor: f64,
+    processor: f64,
 }
 
 impl Time {
@@ -121,12 +128,12 @@ fn processor_seconds() -> f64 {
 
 impl Measurement {
     /// Part of the machine's own rate, by the wall.
-    pub fn part(&self) -> f64 {
+    fn part(&self) -> f64 {
         self.machine.wall / self.time.wall
     }
 
     /// Part of the machine's own rate, by processor time.
-    pub fn processor_part(&self) -> f64 {
+    fn processor_part(&self) -> f64 {
         self.machine.processor / self.time.processor
     }
 }
@@ -154,16 +161,21 @@ impl ReadBuffer {
     }
 }
 
-/// Measures the ops whose name contains `filter`, and hands each result to `report` as soon as it is there.
+/// Measures the ops whose name contains `filter`, and hands `report` the lines of a table as soon as they are there:
+/// the headings, and one for each op and shape. No op, no line.
 ///
 /// From then on the process keeps the memory that it frees.
-pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
+pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
+    let mut cases = cases::all();
+    cases.retain(|case| case.op.contains(filter));
+    if cases.is_empty() {
+        // The machine is not measured for nothing.
+        return Ok(());
+    }
     keep_freed_memory();
     let machine = Machine::new()?;
-    for case in cases::all() {
-        if !case.op.contains(filter) {
-            continue;
-        }
+    let mut headings = Some(Measurement::headings());
+    for case in cases {
         let mut call = (case.prepare)()?;
         call()?;
         let never = Time { wall: f64::INFINITY, processor: f64::INFINITY };
@@ -178,15 +190,20 @@ pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
             }
             time = time.best(watch.stop().times(1.0 / f64::from(calls)));
         }
-        report(&Measurement {
+        if let Some(headings) = headings.take() {
+            report(&headings);
+        }
+        let measurement = Measurement {
             op: case.op,
             shape: case.shape,
             bound: case.bound,
             work: case.work,
             time,
             machine: own.times(case.work),
+            peak: (case.bound == Bound::Compute).then(machine::peak),
             target: case.target,
-        });
+        };
+        report(&measurement.to_string());
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
 
 use crate::reference::*;
-use crate::{KvLayerView, KvOrder, Rope, RopeLayout, RopeScaling, rope_and_cache};
+use crate::{KvLayerView, KvOrder, KvWrite, Rope, RopeLayout, RopeScaling};
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 use safetensors::SafeTensors;
@@ -348,7 +348,7 @@ fn written_keys(x: &Tensor, rope: &Rope, positions: &[u32]) -> Tensor {
     };
     let pool = Tensor::zeros((1, view.block_elems), DType::F32, &Device::Cpu).unwrap();
     let slots: Vec<i64> = (0..tokens as i64).collect();
-    rope_and_cache(x, &pool, &view, x, None, &slots, rope, positions, None).unwrap();
+    KvWrite::new(x, None, &slots).run_rotated(x, rope, positions, &pool, &view).unwrap();
     pool
 }
 

@@ -7,30 +7,30 @@ use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
 /// A batch whose keys and values were written into shuffled blocks of a pool full of NaN.
-struct Paged {
-    view: KvLayerView,
-    pool: Tensor,
+pub(super) struct Paged {
+    pub(super) view: KvLayerView,
+    pub(super) pool: Tensor,
     /// Per sequence, `[context, kv_heads, head_dim]` as the pool stores them.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     cu_seqlens: Vec<u32>,
     kv_lens: Vec<u32>,
-    block_tables: Vec<i32>,
-    max_blocks: usize,
+    pub(super) block_tables: Vec<i32>,
+    pub(super) max_blocks: usize,
 }
 
-struct Layout {
-    kv_heads: usize,
-    head_dim: usize,
-    kv_factor: usize,
-    block: usize,
-    order: KvOrder,
-    dtype: DType,
+pub(super) struct Layout {
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) kv_factor: usize,
+    pub(super) block: usize,
+    pub(super) order: KvOrder,
+    pub(super) dtype: DType,
 }
 
 impl Paged {
     /// `sequences` are (query tokens, context).
-    fn new(layout: &Layout, sequences: &[(usize, usize)]) -> Self {
+    pub(super) fn new(layout: &Layout, sequences: &[(usize, usize)]) -> Self {
         let Layout { kv_heads, head_dim, kv_factor, block, order, dtype } = *layout;
         let layer = kv_factor * kv_heads * block * head_dim;
         let view = KvLayerView {
@@ -67,7 +67,7 @@ impl Paged {
             let v = random.tensor(&[context, kv_heads, head_dim]).to_dtype(dtype).unwrap();
             let slots: Vec<i64> =
                 (0..context).map(|i| i64::from(table[i / block]) * block as i64 + (i % block) as i64).collect();
-            reshape_and_cache(&paged.pool, &view, &k, (kv_factor == 2).then_some(&v), &slots).unwrap();
+            KvWrite::new(&k, (kv_factor == 2).then_some(&v), &slots).run(&paged.pool, &view).unwrap();
             paged.keys.push(values(&k));
             paged.values.push(values(&v));
             paged.block_tables.extend(table);
@@ -77,7 +77,7 @@ impl Paged {
         paged
     }
 
-    fn batch(&self) -> PagedBatch<'_> {
+    pub(super) fn batch(&self) -> PagedBatch<'_> {
         PagedBatch {
             cu_seqlens: &self.cu_seqlens,
             kv_lens: &self.kv_lens,
@@ -86,11 +86,24 @@ impl Paged {
         }
     }
 
-    fn check(&self, heads: usize, attention: &Attention<'_>, tolerance: f32) {
+    fn check(&self, heads: usize, attention: &PagedAttention<'_>, tolerance: f32) {
+        let run = |q: &Tensor| attention.run(q, &self.pool, &self.view, &self.batch()).unwrap();
+        self.check_as(run, DType::F32, heads, attention, tolerance);
+    }
+
+    /// As [`check`](Self::check), by another executor and with queries in `dtype`.
+    pub(super) fn check_as(
+        &self,
+        run: impl Fn(&Tensor) -> Tensor,
+        dtype: DType,
+        heads: usize,
+        attention: &PagedAttention<'_>,
+        tolerance: f32,
+    ) {
         let head_dim = self.view.head_dim;
         let total = *self.cu_seqlens.last().unwrap() as usize;
-        let q = Random::new(22).tensor(&[total, heads, head_dim]);
-        let found = values(&paged_attention(&q, &self.pool, &self.view, &self.batch(), attention).unwrap());
+        let q = Random::new(22).tensor(&[total, heads, head_dim]).to_dtype(dtype).unwrap();
+        let found = values(&run(&q));
         let q = values(&q);
         let wide = |data: &[f32]| data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let sinks = attention.sinks.map(wide);
@@ -138,8 +151,8 @@ impl Paged {
 const SEQUENCES: [(usize, usize); 9] =
     [(1, 1), (1, 16), (1, 17), (5, 21), (3, 0), (0, 4), (33, 33), (40, 100), (1, 70)];
 
-fn plain(head_dim: usize) -> Attention<'static> {
-    Attention::new((head_dim as f32).powf(-0.5), head_dim)
+fn plain(head_dim: usize) -> PagedAttention<'static> {
+    PagedAttention::new((head_dim as f32).powf(-0.5), head_dim)
 }
 
 #[rstest]
@@ -179,33 +192,33 @@ fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)]
     let slots: Vec<i64> = (0..20).map(|i| i + 8).collect();
     let batch = PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[20], block_tables: &[1, 2, 3], max_blocks: 3 };
     let exact = Tensor::zeros((4, view.block_elems), DType::F32, &Device::Cpu).unwrap();
-    reshape_and_cache(&exact, &view, &k, Some(&v), &slots).unwrap();
-    let expected = paged_attention(&q, &exact, &view, &batch, &plain(32)).unwrap();
+    KvWrite::new(&k, Some(&v), &slots).run(&exact, &view).unwrap();
+    let expected = plain(32).run(&q, &exact, &view, &batch).unwrap();
     let pool = Tensor::zeros((4, view.block_elems), dtype, &Device::Cpu).unwrap();
     let scales = KvScales { k: 1.0 / 127.0, v: 1.0 / 127.0 };
-    quantize_and_cache(&pool, &view, &k, Some(&v), &slots, scales.into()).unwrap();
-    let attention = Attention { quant: Some(scales.into()), ..plain(32) };
-    let found = paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+    KvWrite { k: &k, v: Some(&v), slot_mapping: &slots, quant: Some(scales.into()) }.run(&pool, &view).unwrap();
+    let attention = PagedAttention { quant: Some(scales.into()), ..plain(32) };
+    let found = attention.run(&q, &pool, &view, &batch).unwrap();
     // Errors of single values average out in a weighted mean.
     assert_close(&values(&found), &values(&expected), 2.0 * tolerance);
-    let error = paged_attention(&q, &pool, &view, &batch, &plain(32)).unwrap_err();
+    let error = plain(32).run(&q, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains("pool needs scales"), "{error}");
 }
 
 #[rstest]
-#[case::sliding(|a: &mut Attention<'_>| a.window = Window::Sliding(9))]
-#[case::sliding_one(|a: &mut Attention<'_>| a.window = Window::Sliding(1))]
-#[case::chunked(|a: &mut Attention<'_>| a.window = Window::Chunked(12))]
-#[case::softcap(|a: &mut Attention<'_>| a.softcap = Some(0.3))]
-#[case::sinks(|a: &mut Attention<'_>| a.sinks = Some(&SINKS))]
-#[case::alibi(|a: &mut Attention<'_>| a.alibi_slopes = Some(&SLOPES))]
-#[case::all(|a: &mut Attention<'_>| {
+#[case::sliding(|a: &mut PagedAttention<'_>| a.window = Window::Sliding(9))]
+#[case::sliding_one(|a: &mut PagedAttention<'_>| a.window = Window::Sliding(1))]
+#[case::chunked(|a: &mut PagedAttention<'_>| a.window = Window::Chunked(12))]
+#[case::softcap(|a: &mut PagedAttention<'_>| a.softcap = Some(0.3))]
+#[case::sinks(|a: &mut PagedAttention<'_>| a.sinks = Some(&SINKS))]
+#[case::alibi(|a: &mut PagedAttention<'_>| a.alibi_slopes = Some(&SLOPES))]
+#[case::all(|a: &mut PagedAttention<'_>| {
     a.window = Window::Sliding(20);
     a.softcap = Some(2.0);
     a.sinks = Some(&SINKS);
     a.alibi_slopes = Some(&SLOPES);
 })]
-fn options(#[case] change: fn(&mut Attention<'_>), #[values(1, 4)] kv_heads: usize) {
+fn options(#[case] change: fn(&mut PagedAttention<'_>), #[values(1, 4)] kv_heads: usize) {
     let layout = Layout { kv_heads, head_dim: 32, kv_factor: 2, block: 8, order: KvOrder::Hnd, dtype: DType::F32 };
     let mut attention = plain(32);
     change(&mut attention);
@@ -219,7 +232,7 @@ const SLOPES: [f32; 16] = [1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.02, 0.01, 0.9, 0
 #[rstest]
 fn latent_pools(#[values(1, 16)] heads: usize) {
     let layout = Layout { kv_heads: 1, head_dim: 96, kv_factor: 1, block: 16, order: KvOrder::Hnd, dtype: DType::F32 };
-    let attention = Attention { value_dim: 64, ..plain(96) };
+    let attention = PagedAttention { value_dim: 64, ..plain(96) };
     Paged::new(&layout, &SEQUENCES).check(heads, &attention, 1e-5);
 }
 
@@ -240,10 +253,10 @@ fn blocks_out_of_the_window_are_not_needed() {
     let mut paged = Paged::new(&layout, &[(1, 15)]);
     paged.block_tables[0] = -1;
     paged.block_tables[1] = -1;
-    let attention = Attention { window: Window::Sliding(7), ..plain(16) };
+    let attention = PagedAttention { window: Window::Sliding(7), ..plain(16) };
     paged.check(2, &attention, 1e-5);
     let q = Random::new(1).tensor(&[1, 2, 16]);
-    let error = paged_attention(&q, &paged.pool, &paged.view, &paged.batch(), &plain(16)).unwrap_err();
+    let error = plain(16).run(&q, &paged.pool, &paged.view, &paged.batch()).unwrap_err();
     assert!(error.to_string().contains("`block_tables`[0] is -1, but sequence 0 sees that block"), "{error}");
 }
 
@@ -253,7 +266,7 @@ fn the_place_in_the_batch_changes_no_bit() {
     let paged = Paged::new(&layout, &SEQUENCES);
     let q = Random::new(22).tensor(&[85, 8, 64]);
     let attention = plain(64);
-    let together = paged_attention(&q, &paged.pool, &paged.view, &paged.batch(), &attention).unwrap();
+    let together = attention.run(&q, &paged.pool, &paged.view, &paged.batch()).unwrap();
     for sequence in 0..SEQUENCES.len() {
         let rows = paged.cu_seqlens[sequence] as usize..paged.cu_seqlens[sequence + 1] as usize;
         let alone = PagedBatch {
@@ -263,7 +276,7 @@ fn the_place_in_the_batch_changes_no_bit() {
             max_blocks: paged.max_blocks,
         };
         let q = q.narrow(0, rows.start, rows.len()).unwrap();
-        let alone = paged_attention(&q, &paged.pool, &paged.view, &alone, &attention).unwrap();
+        let alone = attention.run(&q, &paged.pool, &paged.view, &alone).unwrap();
         assert_eq!(values(&alone), values(&together.narrow(0, rows.start, rows.len()).unwrap()));
     }
 }

@@ -50,7 +50,7 @@ impl Pools {
 
     fn set(&self, slot: u32, from: u32) {
         for pool in self.all() {
-            copy_rows(pool, &[(from, slot)]).unwrap();
+            PoolRows(pool).copy(&[(from, slot)]).unwrap();
         }
     }
 }
@@ -80,27 +80,28 @@ impl Model {
         let pick = |tensor: &Tensor| tensor.index_select(&index, 0).unwrap();
         let [x, dt, b, c] = [0, 1, 2, 3].map(|i| pick(&self.scan[i]));
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let layer = Mamba2 { a: &self.a, d: None, time_step: TimeStep::new(None) };
+        let layer = Mamba2Scan { a: &self.a, d: None, time_step: TimeStep::new(None) };
         let view = StateLayerView::matrix(HEADS * HEAD_DIM * D_STATE, 0, [HEADS, HEAD_DIM, D_STATE]);
-        let scan = mamba2_scan(&input, &layer, &pools.scan, &view, &batch).unwrap();
+        let scan = layer.run(&input, &pools.scan, &view, &batch).unwrap();
         let conv_x = Tensor::cat(&[&x, &b], 1).unwrap().narrow(1, 0, CHANNELS).unwrap();
         let view = StateLayerView::conv(3 * CHANNELS, 0, 4, CHANNELS);
-        let conv =
-            causal_conv1d(&conv_x, &self.conv_weight, None, Activation::Silu, &pools.conv, &view, &batch).unwrap();
+        let conv = CausalConv1d { weight: &self.conv_weight, bias: None, silu: true }
+            .run(&conv_x, &pools.conv, &view, &batch)
+            .unwrap();
         let (beta, decay, channel_decay) = (pick(&self.beta), pick(&self.decay), pick(&self.channel_decay));
-        let input = LinearAttention {
+        let input = LinearAttentionScan {
             q: &b,
             k: &c,
             v: &x,
-            decay: Decay::PerHead(&decay),
+            decay: StateDecay::PerHead(&decay),
             beta: Some(&beta),
             scale: 0.25,
             l2_norm: true,
         };
         let view = StateLayerView::matrix(HEADS * D_STATE * HEAD_DIM, 0, [HEADS, D_STATE, HEAD_DIM]);
-        let linear = linear_attention(&input, &pools.linear, &view, &batch).unwrap();
-        let input = LinearAttention { decay: Decay::PerChannel(&channel_decay), ..input };
-        let by_channel = linear_attention(&input, &pools.by_channel, &view, &batch).unwrap();
+        let linear = input.run(&pools.linear, &view, &batch).unwrap();
+        let input = LinearAttentionScan { decay: StateDecay::PerChannel(&channel_decay), ..input };
+        let by_channel = input.run(&pools.by_channel, &view, &batch).unwrap();
         let outputs = [scan, conv, linear, by_channel].map(|out| out.to_vec2::<f32>().unwrap());
         (0..index.elem_count()).map(|row| outputs.iter().flat_map(|out| out[row].clone()).collect()).collect()
     }
@@ -171,7 +172,7 @@ proptest! {
         model.run(&[((0..prefix).collect(), 0)], &again);
         pools.set(2, 0);
         for (pool, saved) in pools.all().into_iter().zip(again.all()) {
-            scatter_rows(pool, &[2], &gather_rows(saved, &[0]).unwrap()).unwrap();
+            PoolRows(pool).scatter(&[2], &PoolRows(saved).gather(&[0]).unwrap()).unwrap();
         }
         prop_assert_eq!(model.run(&[(rows, 2)], &pools), first);
     }
@@ -207,6 +208,6 @@ fn a_slot_of_two_sequences_is_refused() {
     let weight = Tensor::zeros((4, 1), DType::F32, &Device::Cpu).unwrap();
     let view = StateLayerView::conv(3, 0, 4, 1);
     let batch = StateBatch::new(&[0, 1, 2], &[1, 1]);
-    let error = causal_conv1d(&x, &weight, None, Activation::None, &pool, &view, &batch).unwrap_err();
+    let error = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains("`slots`[1] is 1, which another sequence or token holds already"), "{error}");
 }

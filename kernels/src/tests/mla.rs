@@ -17,6 +17,9 @@ fn signed(tensor: &Tensor) -> Vec<f64> {
     values(tensor).into_iter().map(|x| f64::from(if x < 128.0 { x } else { x - 256.0 })).collect()
 }
 
+/// Those of the latent, and the rotated ones.
+type Queries = (Tensor, Option<Tensor>);
+
 /// An operator of small sizes, its reference, and inputs.
 struct Setup {
     mla: MlaPreprocess,
@@ -68,7 +71,7 @@ impl Setup {
             };
             let weights = if quantised { signed(&plain) } else { wide(&plain) };
             let projection = MlaProjection {
-                weight: if nz { nz_encode(&plain).unwrap().unsqueeze(0).unwrap() } else { plain },
+                weight: if nz { MlaCacheMode::to_nz(&plain).unwrap().unsqueeze(0).unwrap() } else { plain },
                 descale: quantised.then(|| descale.unwrap()),
                 bias: per_tensor.then(|| Tensor::new(biases.as_slice(), &Device::Cpu).unwrap()),
             };
@@ -103,7 +106,7 @@ impl Setup {
             norm1: shape.q_lora.map(|_| norm1),
             up: shape.q_lora.map(|_| up),
             gamma2,
-            absorb: if nz { nz_encode(&absorb).unwrap() } else { absorb },
+            absorb: if nz { MlaCacheMode::to_nz(&absorb).unwrap() } else { absorb },
             latent_scale: int8.then(|| scale(&[0.03125])),
             query_scale: int8.then(|| scale(&vec![4.0; shape.heads])),
         };
@@ -129,7 +132,7 @@ impl Setup {
         }
     }
 
-    fn run(&self, slots: &[i64]) -> Result<(MlaQueries, Tensor, Option<Tensor>)> {
+    fn run(&self, slots: &[i64]) -> Result<(Queries, Tensor, Option<Tensor>), KernelError> {
         let (cache, rope_cache) = self.caches();
         let step = MlaStep {
             input: &self.input,
@@ -150,7 +153,7 @@ const SLOTS: [i64; TOKENS] = [17, 3, -1, 31, 0];
 fn rows(cache: &Tensor) -> Vec<f32> {
     match cache.dims() {
         [_, _, 1, _] => values(cache),
-        _ => values(&nz_decode(cache).unwrap()),
+        _ => values(&MlaCacheMode::from_nz(cache).unwrap()),
     }
 }
 
@@ -193,8 +196,8 @@ fn every_mode(
 
     let (mut found, mut expected) = (Outputs::default(), Outputs::default());
     let (input, cos, sin) = (wide(&setup.input), wide(&setup.cos), wide(&setup.sin));
-    let latents = values(&queries.latent);
-    let rotated = queries.rope.as_ref().map(values);
+    let latents = values(&queries.0);
+    let rotated = queries.1.as_ref().map(values);
     for (token, &slot) in SLOTS.iter().enumerate() {
         let x = &input[token * shape.hidden..][..shape.hidden];
         let span = token * shape.rope..(token + 1) * shape.rope;
@@ -258,7 +261,7 @@ fn unquantised_f32_is_exact() {
         })
         .map(|x| x as f32)
         .collect();
-    assert_close(&values(&queries.latent), &expected, 1e-5);
+    assert_close(&values(&queries.0), &expected, 1e-5);
 }
 
 #[test]
@@ -283,7 +286,7 @@ fn cache_orders_hold_the_same_values() {
 #[test]
 fn nz_order_is_a_bijection() {
     let x = Tensor::arange(0f32, 2.0 * 5.0 * 24.0, &Device::Cpu).unwrap().reshape((2, 5, 24)).unwrap();
-    let nz = nz_encode(&x).unwrap();
+    let nz = MlaCacheMode::to_nz(&x).unwrap();
     assert_eq!(nz.dims(), [2, 3, 5, 8]);
     let (flat, plain) = (values(&nz), values(&x));
     for block in 0..2 {
@@ -294,7 +297,7 @@ fn nz_order_is_a_bijection() {
             }
         }
     }
-    assert_eq!(values(&nz_decode(&nz).unwrap()), plain);
+    assert_eq!(values(&MlaCacheMode::from_nz(&nz).unwrap()), plain);
 }
 
 #[test]

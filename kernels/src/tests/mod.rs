@@ -2,6 +2,7 @@
 
 mod anchor;
 mod attention;
+mod cuda;
 mod elementwise;
 mod invariance;
 mod linear;
@@ -11,6 +12,8 @@ mod quant;
 mod recurrent;
 mod replay;
 mod speculative;
+mod stored;
+mod subnormal;
 
 use crate::{StateBatch, StateLayerView};
 use candle_core::{DType, Device, Tensor};

@@ -32,8 +32,8 @@ fn cache_writes_agree(
     let slots = [7, -1, 2, 11, 0];
     let fast = random.tensor(&[3, view.block_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
-    reshape_and_cache(&fast, &view, &k, v, &slots).unwrap();
-    portable::kv_cache::write(&slow, &view, &k, v, &slots, None, None).unwrap();
+    KvWrite::new(&k, v, &slots).run(&fast, &view).unwrap();
+    portable::kv_cache::write(&KvWrite::new(&k, v, &slots), None, &slow, &view).unwrap();
     assert_eq!(values(&fast), values(&slow));
 }
 
@@ -54,26 +54,34 @@ fn quantised_writes_and_reads_agree(
     let rope = Rope::new(1e4, 12, layout, &RopeScaling::None).unwrap();
     let positions = [3, 0, 1, 9, 2];
     let table = rope.table(&positions, 5, 16).unwrap();
-    rope_and_cache(&q, &fast, &view, &k, v, &slots, &rope, &positions, Some(scales.into())).unwrap();
-    portable::kv_cache::write(&slow, &view, &k, v, &slots, Some(&scales.into()), Some(&table)).unwrap();
+    KvWrite { k: &k, v, slot_mapping: &slots, quant: Some(scales.into()) }
+        .run_rotated(&q, &rope, &positions, &fast, &view)
+        .unwrap();
+    portable::kv_cache::write(
+        &KvWrite { k: &k, v, slot_mapping: &slots, quant: Some(scales.into()) },
+        Some(&table),
+        &slow,
+        &view,
+    )
+    .unwrap();
     assert_eq!(values(&fast), values(&slow));
     let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[4], block_tables: &[1], max_blocks: 1 };
-    let attention = Attention { quant: Some(scales.into()), ..Attention::new(0.25, 16) };
+    let attention = PagedAttention { quant: Some(scales.into()), ..PagedAttention::new(0.25, 16) };
     let q = q.narrow(0, 0, 1).unwrap();
-    let found = paged_attention(&q, &fast, &view, &batch, &attention).unwrap();
+    let found = attention.run(&q, &fast, &view, &batch).unwrap();
     let expected = portable::attention::paged_attention(&q, &slow, &view, &batch, &attention).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
 }
 
 #[rstest]
-#[case::plain(|_: &mut Attention<'_>| {})]
-#[case::sliding(|attention: &mut Attention<'_>| attention.window = Window::Sliding(3))]
-#[case::chunked(|attention: &mut Attention<'_>| attention.window = Window::Chunked(4))]
-#[case::softcap(|attention: &mut Attention<'_>| attention.softcap = Some(0.5))]
-#[case::sinks(|attention: &mut Attention<'_>| attention.sinks = Some(&[0.3, -1.0, 2.0, 0.0, 1.0, -4.0]))]
-#[case::alibi(|attention: &mut Attention<'_>| attention.alibi_slopes = Some(&[0.5, 0.25, 0.1, 0.0, 1.0, 2.0]))]
+#[case::plain(|_: &mut PagedAttention<'_>| {})]
+#[case::sliding(|attention: &mut PagedAttention<'_>| attention.window = Window::Sliding(3))]
+#[case::chunked(|attention: &mut PagedAttention<'_>| attention.window = Window::Chunked(4))]
+#[case::softcap(|attention: &mut PagedAttention<'_>| attention.softcap = Some(0.5))]
+#[case::sinks(|attention: &mut PagedAttention<'_>| attention.sinks = Some(&[0.3, -1.0, 2.0, 0.0, 1.0, -4.0]))]
+#[case::alibi(|attention: &mut PagedAttention<'_>| attention.alibi_slopes = Some(&[0.5, 0.25, 0.1, 0.0, 1.0, 2.0]))]
 fn attention_agrees(
-    #[case] change: fn(&mut Attention<'_>),
+    #[case] change: fn(&mut PagedAttention<'_>),
     #[values(1, 2)] kv_factor: usize,
     #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
 ) {
@@ -87,9 +95,9 @@ fn attention_agrees(
         block_tables: &[3, 0, 5, 1, 4, -1, -1, -1, -1, 2, -1, -1],
         max_blocks: 3,
     };
-    let mut attention = Attention::new(0.3, if kv_factor == 1 { 12 } else { 16 });
+    let mut attention = PagedAttention::new(0.3, if kv_factor == 1 { 12 } else { 16 });
     change(&mut attention);
-    let fast = paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
+    let fast = attention.run(&q, &pool, &view, &batch).unwrap();
     let slow = portable::attention::paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
     assert_eq!(fast.dims(), slow.dims());
     assert_close(&values(&fast), &values(&slow), 2e-6);
@@ -97,7 +105,7 @@ fn attention_agrees(
 
 #[rstest]
 fn convolution_agrees(
-    #[values(Activation::None, Activation::Silu)] activation: Activation,
+    #[values(false, true)] silu: bool,
     #[values(DType::F32, DType::BF16)] dtype: DType,
     #[values(true, false)] biased: bool,
 ) {
@@ -114,8 +122,10 @@ fn convolution_agrees(
     let bias = biased.then_some(&bias);
     let cu = cu_seqlens(&lens);
     let batch = StateBatch::new(&cu, &[2, 0, -1, 1, 3]);
-    let found = causal_conv1d(&x, &weight, bias, activation, &fast, &view, &batch).unwrap();
-    let expected = portable::conv1d::causal_conv1d(&x, &weight, bias, activation, &slow, &view, &batch).unwrap();
+    let found = CausalConv1d { weight: &weight, bias, silu }.run(&x, &fast, &view, &batch).unwrap();
+    let expected =
+        portable::conv1d::causal_conv1d(&CausalConv1d { weight: &weight, bias, silu }, &x, &slow, &view, &batch)
+            .unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_eq!(values(&fast), values(&slow));
 }
@@ -140,12 +150,12 @@ fn mamba2_agrees(
     let d = random.tensor(&[4]);
     let dt_bias = random.tensor(&[4]);
     let time_step = TimeStep { bias: Some(&dt_bias), softplus: true, limit: dt_limit };
-    let layer = Mamba2 { a: &a, d: Some(&d), time_step };
+    let layer = Mamba2Scan { a: &a, d: Some(&d), time_step };
     let cu = cu_seqlens(&lens);
     let batch = StateBatch::new(&cu, &[1, 2, -1, 0]);
     let z = random.tensor(&[total, 20]);
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-    let found = mamba2_scan(&input, &layer, &fast, &view, &batch).unwrap();
+    let found = layer.run(&input, &fast, &view, &batch).unwrap();
     let expected = portable::mamba2::mamba2_scan(&input, &layer, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     let tolerance = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
@@ -197,9 +207,9 @@ fn row_moves_agree() {
     let fast = Random::new(7).tensor(&[5, 70_000]);
     let slow = fast.copy().unwrap();
     let pairs = [(0, 3), (3, 1), (4, 4), (2, 0)];
-    copy_rows(&fast, &pairs).unwrap();
+    PoolRows(&fast).copy(&pairs).unwrap();
     portable::pool::copy_rows(&slow, &pairs).unwrap();
-    zero_rows(&fast, &[2]).unwrap();
+    PoolRows(&fast).zero(&[2]).unwrap();
     portable::pool::zero_rows(&slow, &[2]).unwrap();
     assert_eq!(values(&fast), values(&slow));
 }
@@ -208,13 +218,13 @@ fn row_moves_agree() {
 fn rows_survive_the_way_to_the_host_and_back() {
     let pool = Random::new(8).tensor(&[4, 10]);
     let before = values(&pool);
-    let saved = gather_rows(&pool, &[2, 0]).unwrap();
-    zero_rows(&pool, &[0, 2]).unwrap();
+    let saved = PoolRows(&pool).gather(&[2, 0]).unwrap();
+    PoolRows(&pool).zero(&[0, 2]).unwrap();
     assert!(values(&pool)[..10].iter().all(|&value| value == 0.0));
-    scatter_rows(&pool, &[2, 0], &saved.to_device(&Device::Cpu).unwrap()).unwrap();
+    PoolRows(&pool).scatter(&[2, 0], &saved.to_device(&Device::Cpu).unwrap()).unwrap();
     assert_eq!(values(&pool), before);
     let bytes = Tensor::new(&[[1u8, 2], [3, 4]], &Device::Cpu).unwrap();
-    copy_rows(&bytes, &[(0, 1)]).unwrap();
+    PoolRows(&bytes).copy(&[(0, 1)]).unwrap();
     assert_eq!(bytes.to_vec2::<u8>().unwrap(), [[1, 2], [1, 2]]);
 }
 
@@ -229,18 +239,24 @@ fn state_writes_agree(#[case] writes: StateWrites<'_>) {
     let fast = random.tensor(&[9, 60]);
     let slow = fast.copy().unwrap();
     let (x, weight) = (random.tensor(&[6, 10]), random.tensor(&[4, 10]));
-    let none = Activation::None;
-    let found = causal_conv1d(&x, &weight, None, none, &fast, &view, &batch).unwrap();
-    let expected = portable::conv1d::causal_conv1d(&x, &weight, None, none, &slow, &view, &batch).unwrap();
+    let found = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &fast, &view, &batch).unwrap();
+    let expected = portable::conv1d::causal_conv1d(
+        &CausalConv1d { weight: &weight, bias: None, silu: false },
+        &x,
+        &slow,
+        &view,
+        &batch,
+    )
+    .unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_eq!(values(&fast), values(&slow));
 
     let view = StateLayerView::matrix(60, 0, [2, 5, 6]);
     let [q, k] = [(); 2].map(|()| random.tensor(&[6, 10]));
     let v = random.tensor(&[6, 12]);
-    let decay = Decay::Fixed(&[-0.5, -0.1]);
-    let input = LinearAttention { q: &q, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
-    let found = linear_attention(&input, &fast, &view, &batch).unwrap();
+    let decay = StateDecay::Fixed(&[-0.5, -0.1]);
+    let input = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
+    let found = input.run(&fast, &view, &batch).unwrap();
     let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_close(&values(&fast), &values(&slow), 1e-6);
@@ -257,9 +273,9 @@ fn mamba1_agrees() {
     let [b, c] = [(); 2].map(|()| random.tensor(&[ragged.total, 6]));
     let a = (random.tensor(&[12, 6]) - 1.5).unwrap();
     let [d, bias] = [(); 2].map(|()| random.tensor(&[12]));
-    let layer = Mamba1 { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
+    let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-    let found = mamba1_scan(&input, &layer, &fast, &view, &ragged.batch()).unwrap();
+    let found = layer.run(&input, &fast, &view, &ragged.batch()).unwrap();
     let expected = portable::mamba1::mamba1_scan(&input, &layer, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);
@@ -277,8 +293,12 @@ fn linear_attention_agrees(#[values(0, 1, 2)] decay: usize, #[values(true, false
     let beta = random.tensor(&[ragged.total, 4]);
     let per_head = (random.tensor(&[ragged.total, 4]) - 1.0).unwrap();
     let per_channel = (random.tensor(&[ragged.total, 4 * 8]) - 1.0).unwrap();
-    let decays = [Decay::Fixed(&[-0.5, -0.2, -0.1, 0.0]), Decay::PerHead(&per_head), Decay::PerChannel(&per_channel)];
-    let input = LinearAttention {
+    let decays = [
+        StateDecay::Fixed(&[-0.5, -0.2, -0.1, 0.0]),
+        StateDecay::PerHead(&per_head),
+        StateDecay::PerChannel(&per_channel),
+    ];
+    let input = LinearAttentionScan {
         q: &q,
         k: &k,
         v: &v,
@@ -287,7 +307,7 @@ fn linear_attention_agrees(#[values(0, 1, 2)] decay: usize, #[values(true, false
         scale: 0.4,
         l2_norm: delta,
     };
-    let found = linear_attention(&input, &fast, &view, &ragged.batch()).unwrap();
+    let found = input.run(&fast, &view, &ragged.batch()).unwrap();
     let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 5e-6);
     assert_close(&values(&fast), &values(&slow), 5e-6);
@@ -303,8 +323,8 @@ fn recurrent_unit_agrees() {
     let [x, i, r] = [(); 3].map(|()| random.tensor(&[ragged.total, 20]));
     let a = random.tensor(&[20]);
     let positions: Vec<u32> = (0..ragged.total as u32).map(|row| row % 3).collect();
-    let input = RgLru { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
-    let found = rg_lru(&input, &fast, &view, &ragged.batch()).unwrap();
+    let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
+    let found = input.run(&fast, &view, &ragged.batch()).unwrap();
     let expected = portable::rg_lru::rg_lru(&input, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);

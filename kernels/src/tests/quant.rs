@@ -35,8 +35,8 @@ impl Kind {
     fn rounded(self, rows: &Tensor, dtype: DType, scales: [f32; HEADS]) -> Tensor {
         let width = rows.dim(2).unwrap();
         if let Self::Grouped(format) = self {
-            let bytes = quantize_rows(&rows.reshape((TOKENS * HEADS, width)).unwrap(), format).unwrap();
-            return dequantize_rows(&bytes, format, width).unwrap().reshape(rows.dims()).unwrap();
+            let bytes = format.quantize(&rows.reshape((TOKENS * HEADS, width)).unwrap()).unwrap();
+            return format.dequantize(&bytes, width).unwrap().reshape(rows.dims()).unwrap();
         }
         let mut data = values(rows);
         for (at, row) in data.chunks_exact_mut(width).enumerate() {
@@ -102,29 +102,35 @@ fn attention_sees_what_is_stored(
     let quant = kind.quant(&scales);
 
     let pool = zeros(stored.block_elems, dtype);
-    quantize_and_cache(&pool, &stored, &k, with_v.then_some(&v), &slots, quant).unwrap();
+    KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: &slots, quant: Some(quant) }.run(&pool, &stored).unwrap();
     let wide = zeros(exact.block_elems, DType::F32);
     let (k_rounded, v_rounded) = (kind.rounded(&k, dtype, K_SCALES), kind.rounded(&v, dtype, V_SCALES));
-    reshape_and_cache(&wide, &exact, &k_rounded, with_v.then_some(&v_rounded), &slots).unwrap();
+    KvWrite::new(&k_rounded, with_v.then_some(&v_rounded), &slots).run(&wide, &exact).unwrap();
 
     let q = random.tensor(&[2, group * HEADS, head_dim]);
     let batch =
         PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[TOKENS as u32], block_tables: &[1, 2, 3, 4, 5], max_blocks: 5 };
-    let plain = Attention::new(0.2, if with_v { head_dim } else { 24 });
-    let attention = Attention { quant: Some(quant), ..plain };
-    let found = paged_attention(&q, &pool, &stored, &batch, &attention).unwrap();
-    let expected = paged_attention(&q, &wide, &exact, &batch, &plain).unwrap();
+    let plain = PagedAttention::new(0.2, if with_v { head_dim } else { 24 });
+    let attention = PagedAttention { quant: Some(quant), ..plain };
+    let found = attention.run(&q, &pool, &stored, &batch).unwrap();
+    let expected = plain.run(&q, &wide, &exact, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-5);
 
     let other_scales = scales.zeros_like().unwrap();
     let other_quant = kind.quant(&other_scales);
     let other = zeros(stored.block_elems, dtype);
-    portable::kv_cache::write(&other, &stored, &k, with_v.then_some(&v), &slots, Some(&other_quant), None).unwrap();
+    portable::kv_cache::write(
+        &KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: &slots, quant: Some(other_quant) },
+        None,
+        &other,
+        &stored,
+    )
+    .unwrap();
     if !matches!(kind, Kind::PerToken) {
         assert_eq!(values(&pool), values(&other));
     }
     assert_close(&values(&other_scales), &values(&scales), 1e-6);
-    let attention = Attention { quant: Some(other_quant), ..plain };
+    let attention = PagedAttention { quant: Some(other_quant), ..plain };
     let found = portable::attention::paged_attention(&q, &other, &stored, &batch, &attention).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-2);
 }
@@ -138,9 +144,9 @@ fn attention_sees_what_is_stored(
 fn groups_come_back(#[case] format: GroupFormat, #[case] part: f32, #[values(1, 31, 32, 33, 128)] width: usize) {
     let mut random = Random::new(72);
     let x = (random.tensor(&[9, width]) * 3.0).unwrap();
-    let bytes = quantize_rows(&x, format).unwrap();
+    let bytes = format.quantize(&x).unwrap();
     assert_eq!(bytes.dims(), [9, format.row_bytes(width)]);
-    let found = dequantize_rows(&bytes, format, width).unwrap();
+    let found = format.dequantize(&bytes, width).unwrap();
     for (x, found) in x.to_vec2::<f32>().unwrap().iter().zip(found.to_vec2::<f32>().unwrap()) {
         for (x, found) in x.chunks(format.elements()).zip(found.chunks(format.elements())) {
             let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
@@ -166,10 +172,10 @@ fn groups_have_the_published_bytes(
         row[at] = value;
     }
     let x = Tensor::from_vec(row.clone(), (1, row.len()), &Device::Cpu).unwrap();
-    let bytes = quantize_rows(&x, format).unwrap();
+    let bytes = format.quantize(&x).unwrap();
     let found = bytes.to_vec2::<u8>().unwrap().remove(0);
     assert_eq!((&found[..first.len()], found.len()), (first, len));
-    assert_eq!(values(&dequantize_rows(&bytes, format, row.len()).unwrap()), row);
+    assert_eq!(values(&format.dequantize(&bytes, row.len()).unwrap()), row);
 }
 
 #[rstest]
@@ -179,7 +185,7 @@ fn a_nan_is_not_lost(
     let mut row = vec![1f32; 64];
     row[3] = f32::NAN;
     let x = Tensor::from_vec(row, (1, 64), &Device::Cpu).unwrap();
-    let found = values(&dequantize_rows(&quantize_rows(&x, format).unwrap(), format, 64).unwrap());
+    let found = values(&format.dequantize(&format.quantize(&x).unwrap(), 64).unwrap());
     assert!(found[3].is_nan() && found[32..].iter().all(|x| (x - 1.0).abs() < 0.05), "{found:?}");
 }
 
@@ -191,7 +197,7 @@ fn huge_numbers_saturate(
     let mut row = vec![0f32; 64];
     (row[0], row[1]) = (1e30, -1e30);
     let x = Tensor::from_vec(row, (1, 64), &Device::Cpu).unwrap();
-    let found = values(&dequantize_rows(&quantize_rows(&x, format).unwrap(), format, 64).unwrap());
+    let found = values(&format.dequantize(&format.quantize(&x).unwrap(), 64).unwrap());
     assert!(found[0].is_finite() && found[0] > 1e3 && found[1].is_finite() && found[1] < -1e3, "{found:?}");
     assert!(found[2..].iter().all(|x| *x == 0.0), "{found:?}");
 }
@@ -211,9 +217,11 @@ fn rows_too_small_for_a_scale_become_0(#[values(DType::U8, DType::F8E4M3)] dtype
     let k = Tensor::new(&[[[1e-37f32, 0.0, -1e-38, 0.0]]], &Device::Cpu).unwrap();
     let zeros = |width: usize, dtype| Tensor::zeros((1, width), dtype, &Device::Cpu).unwrap();
     for write in [
-        (|pool, view, k, quant| quantize_and_cache(pool, view, k, None, &[0], quant))
+        (|pool, view, k, quant| KvWrite { k, v: None, slot_mapping: &[0], quant: Some(quant) }.run(pool, view))
             as fn(&_, &_, &_, KvQuant<'_>) -> _,
-        |pool, view, k, quant| portable::kv_cache::write(pool, view, k, None, &[0], Some(&quant), None),
+        |pool, view, k, quant| {
+            portable::kv_cache::write(&KvWrite { k, v: None, slot_mapping: &[0], quant: Some(quant) }, None, pool, view)
+        },
     ] {
         let (pool, scales) = (zeros(view.block_elems, dtype), zeros(BLOCK, DType::F32));
         write(&pool, &view, &k, KvQuant::PerToken(&scales)).unwrap();
@@ -247,7 +255,7 @@ fn what_does_not_fit_is_refused(
     let pool = Tensor::zeros((2, view.block_elems), dtype, &Device::Cpu).unwrap();
     let q = Tensor::zeros((1, HEADS, 8), DType::F32, &Device::Cpu).unwrap();
     let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1], block_tables: &[0], max_blocks: 1 };
-    let attention = Attention { quant, ..Attention::new(1.0, 8) };
-    let error = paged_attention(&q, &pool, &view, &batch, &attention).unwrap_err();
+    let attention = PagedAttention { quant, ..PagedAttention::new(1.0, 8) };
+    let error = attention.run(&q, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
 }

@@ -85,44 +85,52 @@ impl Layer {
         let out = match self.recurrence {
             Mamba1 => {
                 let a = self.rates.reshape((HEADS * ROWS, COLUMNS)).unwrap();
-                let layer = crate::Mamba1 { a: &a, d: None, time_step: TimeStep::new(None) };
+                let layer = Mamba1Scan { a: &a, d: None, time_step: TimeStep::new(None) };
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
-                let op = if self.portable { portable::mamba1::mamba1_scan } else { mamba1_scan };
-                op(&input, &layer, pool, view, batch)
+                match self.portable {
+                    true => portable::mamba1::mamba1_scan(&input, &layer, pool, view, batch),
+                    false => layer.run(&input, pool, view, batch),
+                }
             }
             Ssd => {
                 let a = self.rates.narrow(0, 0, HEADS).unwrap();
-                let layer = Mamba2 { a: &a, d: None, time_step: TimeStep::new(None) };
+                let layer = Mamba2Scan { a: &a, d: None, time_step: TimeStep::new(None) };
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
-                let op = if self.portable { portable::mamba2::mamba2_scan } else { mamba2_scan };
-                op(&input, &layer, pool, view, batch)
+                match self.portable {
+                    true => portable::mamba2::mamba2_scan(&input, &layer, pool, view, batch),
+                    false => layer.run(&input, pool, view, batch),
+                }
             }
             Lru => {
                 let a = self.rates.narrow(0, 0, HEADS * ROWS).unwrap();
                 let [input_gate, recurrence_gate] = self.gates.each_ref().map(pick);
                 let positions = vec![1; rows.elem_count()];
                 let (input_gate, recurrence_gate) = (&input_gate, &recurrence_gate);
-                let input = RgLru { x: &x, input_gate, recurrence_gate, a_param: &a, positions: &positions };
-                let op = if self.portable { portable::rg_lru::rg_lru } else { rg_lru };
-                op(&input, pool, view, batch)
+                let input = RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a, positions: &positions };
+                match self.portable {
+                    true => portable::rg_lru::rg_lru(&input, pool, view, batch),
+                    false => input.run(pool, view, batch),
+                }
             }
             _ => {
                 let slopes = self.slopes();
-                let input = LinearAttention {
+                let input = LinearAttentionScan {
                     q: readout,
                     k: &kept,
                     v: &x,
                     decay: match self.recurrence {
-                        GatedDelta => Decay::PerHead(&decay),
-                        KimiDelta => Decay::PerChannel(&decay),
-                        _ => Decay::Fixed(&slopes),
+                        GatedDelta => StateDecay::PerHead(&decay),
+                        KimiDelta => StateDecay::PerChannel(&decay),
+                        _ => StateDecay::Fixed(&slopes),
                     },
                     beta: (self.recurrence != Lightning).then_some(&per_head),
                     scale: 0.5,
                     l2_norm: self.recurrence != Lightning,
                 };
-                let op = if self.portable { portable::linear_attention::linear_attention } else { linear_attention };
-                op(&input, pool, view, batch)
+                match self.portable {
+                    true => portable::linear_attention::linear_attention(&input, pool, view, batch),
+                    false => input.run(pool, view, batch),
+                }
             }
         };
         out.unwrap().to_vec2().unwrap()
@@ -267,7 +275,7 @@ fn a_convolution_verifies_a_tree_without_slots() {
     let pool = Random::new(45).tensor(&[3, 18]);
     let run = |rows: &[u32], pool: &Tensor, batch: &StateBatch<'_>| -> Vec<Vec<f32>> {
         let x = x.index_select(&Tensor::new(rows, &Device::Cpu).unwrap(), 0).unwrap();
-        causal_conv1d(&x, &weight, None, Activation::Silu, pool, &view, batch).unwrap().to_vec2().unwrap()
+        CausalConv1d { weight: &weight, bias: None, silu: true }.run(&x, pool, &view, batch).unwrap().to_vec2().unwrap()
     };
     let writes = StateWrites::Tree { parents: &[-1, 0, 0, 2], slots: &[] };
     let verified = run(&[0, 1, 2, 3], &pool, &StateBatch { cu_seqlens: &[0, 4], slots: &[1], writes });

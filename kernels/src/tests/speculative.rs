@@ -41,11 +41,12 @@ impl Layer {
         let pick = |tensor: &Tensor| tensor.index_select(&rows, 0).unwrap();
         let (x, dt, b, c) = (pick(&self.x), pick(&self.dt), pick(&self.b), pick(&self.c));
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let layer = Mamba2 { a: &self.a, d: None, time_step: TimeStep::new(None) };
-        let scan = mamba2_scan(&input, &layer, &pools.ssm, &pools.ssm_view, batch).unwrap();
+        let layer = Mamba2Scan { a: &self.a, d: None, time_step: TimeStep::new(None) };
+        let scan = layer.run(&input, &pools.ssm, &pools.ssm_view, batch).unwrap();
         let x = pick(&self.conv_x);
-        let conv =
-            causal_conv1d(&x, &self.conv_weight, None, Activation::Silu, &pools.conv, &pools.conv_view, batch).unwrap();
+        let conv = CausalConv1d { weight: &self.conv_weight, bias: None, silu: true }
+            .run(&x, &pools.conv, &pools.conv_view, batch)
+            .unwrap();
         let rows = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
         rows(&scan).into_iter().zip(rows(&conv)).map(|(scan, conv)| [scan, conv].concat()).collect()
     }
@@ -95,7 +96,7 @@ fn a_chain_commits_any_accepted_length(
     let batch = StateBatch { cu_seqlens: &[0, 4], slots: &[0], writes };
     let found = layer.run(&[0, 1, 2, 3], &pools, &batch);
     for pool in [&pools.ssm, &pools.conv] {
-        commit_accepted(pool, &[0], &snapshots, 4, &[accepted]).unwrap();
+        PoolRows(pool).commit_accepted(&[0], &snapshots, 4, &[accepted]).unwrap();
     }
     let path: Vec<u32> = (0..accepted).collect();
     let (outputs, slot) = in_order(&layer, &path, dtype);
@@ -179,6 +180,6 @@ fn bad_snapshots_are_refused(#[case] writes: StateWrites<'_>, #[case] message: &
     let x = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
     let weight = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
     let batch = StateBatch { cu_seqlens: &[0, 2], slots: &[0], writes };
-    let error = causal_conv1d(&x, &weight, None, Activation::None, &pool, &view, &batch).unwrap_err();
+    let error = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cacheplan_planner::CachePlan;
+use cacheplan_planner::{CachePlan, SlotDomain};
 
 use super::layout::{Layout, Windows};
 use super::park::HostUse;
@@ -21,6 +21,8 @@ pub struct CacheBook {
     pub(crate) layout: Arc<Layout>,
     pub(crate) blocks: Vec<BlockAllocator>,
     pub(crate) slots: SlotAllocator,
+    /// Checkpoints in pools of their own, where they are no slots.
+    pub(crate) apart: Option<SlotAllocator>,
     pub(crate) sequences: Sequences,
     pub(crate) ops: Vec<PoolOp>,
     /// Refused requests per paged pool, and for want of a slot of either role.
@@ -45,6 +47,15 @@ pub struct Prefix {
     pub blocks: Vec<Vec<BlockId>>,
     /// The checkpoint after the prefix's last token, in plans with states.
     pub state: Option<SlotId>,
+}
+
+/// Where the state that a sequence starts from lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateAt {
+    /// In a checkpoint.
+    Checkpoint(SlotId),
+    /// In a unit of the host memory of cached prefixes.
+    Host(u32),
 }
 
 /// A slot that was moved by [`CacheBook::compact_slots`].
@@ -76,6 +87,7 @@ impl CacheBook {
         Ok(Self {
             blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
             slots: SlotAllocator::new(layout.slots)?,
+            apart: layout.checkpoints_apart.map(|units| SlotAllocator::new(apart(units))).transpose()?,
             sequences: Sequences::new(),
             ops: Vec::new(),
             refused: vec![0; layout.paged.len()],
@@ -114,7 +126,17 @@ impl CacheBook {
     /// # Errors
     /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
     pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
-        let (tables, slot) = self.reserve(prompt_tokens, prefix)?;
+        self.admit_from(prompt_tokens, prefix, prefix.state.map(StateAt::Checkpoint))
+    }
+
+    /// As [`CacheBook::admit_prefix`] with the state wherever it lies.
+    pub(crate) fn admit_from(
+        &mut self,
+        prompt_tokens: u32,
+        prefix: &Prefix,
+        state: Option<StateAt>,
+    ) -> Result<SequenceId, ManagerError> {
+        let (tables, slot) = self.reserve(prompt_tokens, prefix, state)?;
         Ok(self.sequences.insert(Sequence::resident(prefix.tokens, tables, slot)))
     }
 
@@ -128,7 +150,7 @@ impl CacheBook {
             return Err(ManagerError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
         }
         let (tables, slot) =
-            self.reserve(tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })?;
+            self.reserve(tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() }, None)?;
         let sequence = self.sequences.get_mut(id)?;
         sequence.tables = tables;
         sequence.slot = slot;
@@ -223,22 +245,41 @@ impl CacheBook {
         Ok(())
     }
 
-    /// Copies a sequence's state into a checkpoint slot, which the caller holds from now on.
+    /// Copies a sequence's state into a checkpoint, which the caller holds from now on.
+    ///
+    /// A checkpoint is a slot, or a unit of the pools that a plan has for checkpoints alone.
     ///
     /// # Errors
-    /// No checkpoint slot; a plan without states.
+    /// No checkpoint is free; a plan without states.
     pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
         let from = self.state_slot(id)?;
         let to = self.take_slot(SlotRole::Checkpoint)?;
-        self.ops.push(PoolOp::CopySlot { from, to });
+        self.ops.push(match self.apart {
+            Some(_) => PoolOp::StoreCheckpoint { from, to },
+            None => PoolOp::CopySlot { from, to },
+        });
         Ok(to)
     }
 
-    /// Ends a sequence and keeps its slot as a checkpoint, without a copy.
+    /// Gives up a checkpoint.
+    ///
+    /// # Errors
+    /// One that nobody holds.
+    pub fn release_checkpoint(&mut self, checkpoint: SlotId) -> Result<(), ManagerError> {
+        self.check_checkpoint(checkpoint)?;
+        self.checkpoints_mut().release(checkpoint)
+    }
+
+    /// Ends a sequence and keeps its state as a checkpoint, without a copy where checkpoints are slots.
     ///
     /// # Errors
     /// No quota for a checkpoint; a plan without states.
     pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
+        if self.apart.is_some() {
+            let checkpoint = self.checkpoint(id)?;
+            self.finish(id)?;
+            return Ok(checkpoint);
+        }
         let slot = self.state_slot(id)?;
         self.slots.convert(slot, SlotRole::Checkpoint)?;
         self.sequences.get_mut(id)?.slot = None;
@@ -252,11 +293,9 @@ impl CacheBook {
     /// A slot that is no checkpoint; what [`CacheBook::truncate`] refuses.
     pub fn rewind(&mut self, id: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), ManagerError> {
         let to = self.state_slot(id)?;
-        if self.slots.role(checkpoint) != Some(SlotRole::Checkpoint) {
-            return Err(ManagerError::SlotNotHeld { slot: checkpoint });
-        }
+        self.check_checkpoint(checkpoint)?;
         self.cut(id, tokens)?;
-        self.ops.push(PoolOp::CopySlot { from: checkpoint, to });
+        self.ops.push(self.load_op(StateAt::Checkpoint(checkpoint), to));
         Ok(())
     }
 
@@ -318,11 +357,23 @@ impl CacheBook {
         table.map(BlockTable::entries).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
     }
 
-    /// The blocks of a paged pool, for prefix caches that hold some.
+    /// Adds a holder to a block that somebody holds, for prefix caches of the caller's own.
     ///
     /// # Errors
-    /// An unknown pool.
-    pub fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, ManagerError> {
+    /// An unknown pool, or a block that nobody holds.
+    pub fn retain_block(&mut self, paged: usize, block: BlockId) -> Result<(), ManagerError> {
+        self.blocks_mut(paged)?.retain(block)
+    }
+
+    /// Removes a holder of a block; true if it was the last.
+    ///
+    /// # Errors
+    /// An unknown pool, or a block that nobody holds.
+    pub fn release_block(&mut self, paged: usize, block: BlockId) -> Result<bool, ManagerError> {
+        self.blocks_mut(paged)?.release(block)
+    }
+
+    pub(crate) fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, ManagerError> {
         self.blocks.get_mut(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
     }
 
@@ -334,14 +385,34 @@ impl CacheBook {
         self.blocks.get(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
     }
 
-    /// The slots, for prefix caches that hold checkpoints.
-    pub fn slots_mut(&mut self) -> &mut SlotAllocator {
-        &mut self.slots
-    }
-
     /// The slots.
     pub fn slots(&self) -> &SlotAllocator {
         &self.slots
+    }
+
+    /// What checkpoints are taken from: the slots, or units of pools of their own.
+    pub fn checkpoints(&self) -> &SlotAllocator {
+        self.apart.as_ref().unwrap_or(&self.slots)
+    }
+
+    pub(crate) fn checkpoints_mut(&mut self) -> &mut SlotAllocator {
+        self.apart.as_mut().unwrap_or(&mut self.slots)
+    }
+
+    fn check_checkpoint(&self, slot: SlotId) -> Result<(), ManagerError> {
+        match self.checkpoints().role(slot) {
+            Some(SlotRole::Checkpoint) => Ok(()),
+            _ => Err(ManagerError::SlotNotHeld { slot }),
+        }
+    }
+
+    /// What brings the state of a prefix into a slot.
+    fn load_op(&self, state: StateAt, to: SlotId) -> PoolOp {
+        match state {
+            StateAt::Host(from) => PoolOp::CheckpointFromHost { from, to },
+            StateAt::Checkpoint(from) if self.apart.is_some() => PoolOp::LoadCheckpoint { from, to },
+            StateAt::Checkpoint(from) => PoolOp::CopySlot { from, to },
+        }
     }
 
     /// Handles of all sequences that are not finished.
@@ -362,7 +433,7 @@ impl CacheBook {
     pub fn ensure_idle(&self) -> Result<(), ManagerError> {
         let sequences = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident).count();
         let blocks = self.blocks.iter().map(|blocks| u64::from(blocks.used())).sum();
-        let slots = u64::from(self.slots.used(SlotRole::Live) + self.slots.used(SlotRole::Checkpoint));
+        let slots = u64::from(self.slots.used(SlotRole::Live) + self.checkpoints().used(SlotRole::Checkpoint));
         if sequences == 0 && blocks == 0 && slots == 0 {
             return Ok(());
         }
@@ -408,20 +479,26 @@ impl CacheBook {
     }
 
     pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, ManagerError> {
-        self.slots.allocate(role).ok_or_else(|| {
-            *match role {
-                SlotRole::Live => &mut self.refused_slots,
-                SlotRole::Checkpoint => &mut self.refused_checkpoints,
-            } += 1;
-            self.slots.shortage(role)
+        let (slots, refused) = match role {
+            SlotRole::Live => (&mut self.slots, &mut self.refused_slots),
+            SlotRole::Checkpoint => (self.apart.as_mut().unwrap_or(&mut self.slots), &mut self.refused_checkpoints),
+        };
+        slots.allocate(role).ok_or_else(|| {
+            *refused += 1;
+            slots.shortage(role)
         })
     }
 
     /// Tables and a slot for a sequence that starts from `prefix` and will grow to `tokens`.
-    fn reserve(&mut self, tokens: u32, prefix: &Prefix) -> Result<(Vec<BlockTable>, Option<SlotId>), ManagerError> {
+    fn reserve(
+        &mut self,
+        tokens: u32,
+        prefix: &Prefix,
+        state: Option<StateAt>,
+    ) -> Result<(Vec<BlockTable>, Option<SlotId>), ManagerError> {
         let layout = Arc::clone(&self.layout);
         check_length(&layout, u64::from(tokens))?;
-        self.check_prefix(tokens, prefix)?;
+        self.check_prefix(tokens, prefix, state)?;
         let first_step = tokens.min(saturating_u32(layout.limits.max_num_tokens));
         let mut appends = Vec::with_capacity(layout.paged.len());
         for ((spec, held), paged) in layout.paged.iter().zip(&prefix.blocks).zip(0..) {
@@ -450,14 +527,15 @@ impl CacheBook {
             table.append(spec, blocks, append)?;
             tables.push(table);
         }
-        self.ops.extend(slot.map(|to| match prefix.state {
-            Some(from) => PoolOp::CopySlot { from, to },
+        let fill = slot.map(|to| match state {
+            Some(state) => self.load_op(state, to),
             None => PoolOp::ZeroSlot(to),
-        }));
+        });
+        self.ops.extend(fill);
         Ok((tables, slot))
     }
 
-    fn check_prefix(&self, tokens: u32, prefix: &Prefix) -> Result<(), ManagerError> {
+    fn check_prefix(&self, tokens: u32, prefix: &Prefix, state: Option<StateAt>) -> Result<(), ManagerError> {
         let bad = |reason: String| Err(ManagerError::BadPrefix(reason));
         if prefix.tokens > tokens {
             return bad(format!("it has {} tokens, the prompt {tokens}", prefix.tokens));
@@ -475,12 +553,19 @@ impl CacheBook {
                 return bad(format!("block {} of pool `{}` is held by no one", free.0, spec.id));
             }
         }
-        match prefix.state {
-            Some(slot) if self.slots.role(slot).is_none() => bad(format!("slot {} is held by no one", slot.0)),
+        match state {
+            Some(StateAt::Checkpoint(slot)) if self.checkpoints().role(slot).is_none() => {
+                bad(format!("slot {} is held by no one", slot.0))
+            }
             None if self.layout.has_slots() && prefix.tokens > 0 => bad("it has no state".into()),
             _ => Ok(()),
         }
     }
+}
+
+/// The domain of checkpoints that are no slots.
+pub(super) const fn apart(units: u64) -> SlotDomain {
+    SlotDomain { padding: 0, live: 0, checkpoints: units }
 }
 
 pub(crate) fn check_length(layout: &Layout, tokens: u64) -> Result<(), ManagerError> {

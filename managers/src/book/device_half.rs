@@ -13,7 +13,8 @@ impl CacheBook {
         match indexing {
             Indexing::Blocks(paged) => Some(self.blocks.get(paged)?.held_blocks().map(|block| block.0).collect()),
             Indexing::Slots => Some(self.slots.held_slots().map(|slot| slot.0).collect()),
-            Indexing::DraftRows | Indexing::Checkpoints | Indexing::Fixed => None,
+            Indexing::Checkpoints => Some(self.checkpoints().held_slots().map(|slot| slot.0).collect()),
+            Indexing::DraftRows | Indexing::Fixed => None,
         }
     }
 

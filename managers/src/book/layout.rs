@@ -41,6 +41,8 @@ pub struct PagedSpec {
     pub id: String,
     /// Its index in the plan.
     pub pool: usize,
+    /// Its number among the paged pools.
+    pub paged: usize,
     /// Blocks, reserved ones included.
     pub blocks: u32,
     /// Blocks at the front that pad block tables.
@@ -111,6 +113,8 @@ pub struct Layout {
     pub slot_bytes: u64,
     /// Bytes of the host tier; `None` if the plan has none.
     pub host_bytes: Option<u64>,
+    /// Checkpoints in pools of their own; `None` where they are slots.
+    pub checkpoints_apart: Option<u64>,
     by_name: HashMap<String, Place>,
     by_layer: HashMap<(u32, Kind), Place>,
 }
@@ -132,6 +136,7 @@ impl Layout {
             draft_rows: 0..0,
             slot_bytes: 0,
             host_bytes: plan.host.as_ref().map(|host| host.bytes),
+            checkpoints_apart: None,
             by_name: HashMap::new(),
             by_layer: HashMap::new(),
         };
@@ -193,16 +198,22 @@ impl Layout {
         };
         if pool.checkpoints_of.is_some() {
             // Its members are routed to where running sequences have them.
+            let units = self.checkpoints_apart.map_or(pool.units, |units| units.min(pool.units));
+            self.checkpoints_apart = Some(units);
             self.indexing.push(Indexing::Checkpoints);
             return Ok(());
         }
         let indexing = match first.handler.growth() {
             Growth::Paged { .. } => {
-                self.paged.push(paged_spec(pool, index, &members)?);
+                let spec = paged_spec(pool, index, &members)?;
+                self.paged.push(PagedSpec { paged: self.paged.len(), ..spec });
                 self.add_ring();
                 Indexing::Blocks(self.paged.len() - 1)
             }
             Growth::PerSlotToken | Growth::PerSequence => {
+                if pool.units > MAX_UNITS {
+                    return Err(ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units });
+                }
                 if pool.units != self.slots.total() {
                     return Err(bad(format!("it has {} slots, the slot domain {}", pool.units, self.slots.total())));
                 }
@@ -245,10 +256,12 @@ impl Layout {
     }
 }
 
+/// The most blocks or slots of a pool. Books take some bytes for each, and number them with 31 bits: -1 is no block.
+const MAX_UNITS: u64 = 1 << 28;
+
 fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {
     let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
-    // Block tables are signed, since -1 stands for no block.
-    let blocks = u32::try_from(pool.units).ok().filter(|&blocks| i32::try_from(blocks).is_ok());
+    let blocks = u32::try_from(pool.units).ok().filter(|&blocks| u64::from(blocks) <= MAX_UNITS);
     let blocks = blocks.ok_or_else(|| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
     let reserved = pool.reserved.min(pool.units) as u32;
     let mut geometry = None;
@@ -268,6 +281,7 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
     Ok(PagedSpec {
         id: pool.id.clone(),
         pool: index,
+        paged: 0,
         blocks,
         reserved,
         entries_per_block,

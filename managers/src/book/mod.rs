@@ -6,32 +6,59 @@ mod cache;
 mod commit;
 #[cfg(feature = "device")]
 mod device_half;
-pub mod ids;
+mod exposition;
+mod ids;
 mod layout;
 mod ops;
 mod pages;
 mod park;
+#[cfg(not(feature = "prefix-tree"))]
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "the books use a part of it")]
+pub(crate) mod prefix;
+#[cfg(feature = "prefix-tree")]
 pub mod prefix;
 mod rebalance;
 mod reuse;
 mod sequence;
-pub mod simulate;
+#[cfg_attr(
+    not(feature = "prefix-tree"),
+    allow(dead_code, unreachable_pub, unused_imports, reason = "the rest is for the tests of the tree")
+)]
+mod simulate;
 mod slots;
 mod stats;
 mod step;
 mod table;
 
 pub use advance::Work;
-pub use blocks::BlockAllocator;
 pub use cache::{CacheBook, Prefix, SlotMove};
 pub use commit::Accepted;
+pub use exposition::Exposition;
 pub use ids::{BlockId, SlotId};
-pub use layout::{Indexing, Layout, PagedSpec, Place, Windows};
+pub use layout::{Layout, Place, Windows};
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use park::SetAside;
+pub use prefix::{Key, Metrics, Namespace, Reuse, Strategy, TenantId, Token};
 pub use reuse::{NoReuse, PrefixReuse, ReuseLease};
 pub use sequence::{Residency, SequenceId};
-pub use slots::{SlotAllocator, SlotRole};
-pub use stats::{HostStats, PoolStats, SequenceStats, Stats};
+pub use simulate::{Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate};
+pub use stats::Stats;
 pub use step::{PoolStep, StepMetadata};
+
+pub(crate) use layout::PagedSpec;
+// What engines name that keep blocks and slots themselves, and otherwise only this crate.
+#[cfg(feature = "prefix-tree")]
+pub use {
+    blocks::BlockAllocator,
+    layout::Indexing,
+    simulate::{Ceiling, Piece},
+    slots::{SlotAllocator, SlotRole},
+};
+#[cfg(not(feature = "prefix-tree"))]
+#[allow(unused_imports, reason = "tensors name more of it than books")]
+pub(crate) use {
+    blocks::BlockAllocator,
+    layout::Indexing,
+    slots::{SlotAllocator, SlotRole},
+};

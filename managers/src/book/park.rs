@@ -8,7 +8,7 @@ use super::cache::CacheBook;
 use super::sequence::{Residency, SequenceId};
 use super::table::{BlockTable, shortage};
 use super::{BlockId, SlotRole};
-use crate::ManagerError;
+use crate::error::{Lack, ManagerError, Scarce};
 
 /// What a sequence holds in one paged pool: logical blocks `released..released + blocks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl HostUse {
     fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), ManagerError> {
         let capacity = capacity.ok_or(ManagerError::NoHostTier)?;
         let free = capacity.saturating_sub(self.total());
-        if needed <= free { Ok(()) } else { Err(ManagerError::OutOfHostMemory { needed, free, capacity }) }
+        if needed <= free { Ok(()) } else { Err(Lack { of: Scarce::HostBytes, needed, free, capacity }.into()) }
     }
 }
 
@@ -184,7 +184,7 @@ impl CacheBook {
             return Err(fresh.slots.shortage(SlotRole::Live));
         }
         let blocks = (0..self.blocks.len()).map(|paged| self.blocks_held_outside(paged)).sum();
-        let slots = u64::from(self.slots.used(SlotRole::Checkpoint));
+        let slots = u64::from(self.checkpoints().used(SlotRole::Checkpoint));
         if blocks > 0 || slots > 0 {
             return Err(ManagerError::Busy { sequences: 0, blocks, slots });
         }

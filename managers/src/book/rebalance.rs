@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_planner::{CachePlan, SlotDomain};
 
-use super::cache::CacheBook;
+use super::cache::{CacheBook, apart};
 use super::layout::Layout;
 use crate::ManagerError;
 
@@ -26,6 +26,10 @@ impl CacheBook {
             }
         }
         self.slots.check_resize(target.slots)?;
+        let apart_units = target.checkpoints_apart.map(apart);
+        if let Some((now, units)) = self.apart.as_ref().zip(apart_units) {
+            now.check_resize(units)?;
+        }
         self.check_host(target.host_bytes)?;
         for (spec, blocks) in target.paged.iter().zip(&mut self.blocks) {
             blocks.resize(spec.blocks.min(blocks.units()));
@@ -37,6 +41,10 @@ impl CacheBook {
             checkpoints: now.checkpoints.min(target.slots.checkpoints),
         };
         self.slots.resize(least, now.total().min(target.slots.total()));
+        if let Some((now, units)) = self.apart.as_mut().zip(apart_units) {
+            let least = apart(now.domain().checkpoints.min(units.checkpoints));
+            now.resize(least, least.total());
+        }
         Ok(Arc::new(target))
     }
 
@@ -46,6 +54,9 @@ impl CacheBook {
             blocks.resize(spec.blocks);
         }
         self.slots.resize(layout.slots, layout.slots.total());
+        if let Some((now, units)) = self.apart.as_mut().zip(layout.checkpoints_apart.map(apart)) {
+            now.resize(units, units.total());
+        }
         self.layout = layout;
     }
 }

@@ -6,7 +6,7 @@ use cacheplan_planner::SlotDomain;
 use serde::{Deserialize, Serialize};
 
 use super::SlotId;
-use crate::ManagerError;
+use crate::error::{Lack, ManagerError, Scarce};
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -187,7 +187,8 @@ impl SlotAllocator {
     }
 
     pub(crate) fn shortage(&self, role: SlotRole) -> ManagerError {
-        ManagerError::OutOfSlots { role, free: self.available(role), capacity: self.quota(role) }
+        let (free, capacity) = (u64::from(self.available(role)), u64::from(self.quota(role)));
+        Lack { of: Scarce::Slots(role), needed: 1, free, capacity }.into()
     }
 }
 
@@ -216,7 +217,8 @@ mod tests {
         slots.convert(first, SlotRole::Checkpoint).unwrap();
         assert_eq!(slots.available(SlotRole::Live), 1);
         let refused = slots.convert(second, SlotRole::Checkpoint);
-        assert_eq!(refused, Err(ManagerError::OutOfSlots { role: SlotRole::Checkpoint, free: 0, capacity: 1 }));
+        let lack = Lack { of: Scarce::Slots(SlotRole::Checkpoint), needed: 1, free: 0, capacity: 1 };
+        assert_eq!(refused, Err(lack.into()));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! How full the pools are.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheBook;
+use super::exposition::Exposition;
+use super::prefix::Metrics;
 use super::sequence::Residency;
 use super::{SlotAllocator, SlotRole};
 
@@ -18,6 +20,9 @@ pub struct Stats {
     /// The host tier; absent if the plan has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostStats>,
+    /// What prompts took over of one another; absent where nobody keeps prefixes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefixes: Option<Metrics>,
 }
 
 /// One pool, or one role of the slot domain.
@@ -72,7 +77,7 @@ impl CacheBook {
         let mut pools: Vec<PoolStats> = (0..self.blocks.len()).map(|paged| self.paged_stats(paged)).collect();
         if self.layout.has_slots() {
             pools.push(slot_stats(&self.slots, SlotRole::Live, self.refused_slots));
-            pools.push(slot_stats(&self.slots, SlotRole::Checkpoint, self.refused_checkpoints));
+            pools.push(slot_stats(self.checkpoints(), SlotRole::Checkpoint, self.refused_checkpoints));
         }
         let mut sequences = SequenceStats::default();
         for (_, sequence) in self.sequences.iter() {
@@ -82,7 +87,16 @@ impl CacheBook {
                 Residency::Offloaded => &mut sequences.offloaded,
             } += 1;
         }
-        Stats { pools, sequences, host: self.host_stats() }
+        Stats { pools, sequences, host: self.host_stats(), prefixes: None }
+    }
+
+    /// Units in use of each pool, in the order of [`Stats::pools`].
+    pub fn used_units(&self) -> impl Iterator<Item = u64> + '_ {
+        let slots = self
+            .layout
+            .has_slots()
+            .then(|| [self.slots.used(SlotRole::Live), self.checkpoints().used(SlotRole::Checkpoint)].map(u64::from));
+        self.blocks.iter().map(|blocks| u64::from(blocks.used())).chain(slots.into_iter().flatten())
     }
 
     /// How full the host tier is; `None` if the plan has none.
@@ -141,25 +155,31 @@ fn slot_stats(slots: &SlotAllocator, role: SlotRole, refused: u64) -> PoolStats 
 impl Stats {
     /// The snapshot in the Prometheus text format.
     pub fn prometheus(&self) -> String {
-        let mut text = String::new();
+        let mut out = Exposition::default();
+        self.expose(&mut out);
+        out.into_text()
+    }
+
+    /// The snapshot's families, for a text that has others too.
+    pub fn expose(&self, out: &mut Exposition) {
         for (name, kind, help, value) in POOL_METRICS {
-            let _ = writeln!(text, "# HELP cacheplan_pool_{name} {help}\n# TYPE cacheplan_pool_{name} {kind}");
+            out.family(&format!("pool_{name}"), kind, help);
             for pool in &self.pools {
-                let _ = writeln!(text, "cacheplan_pool_{name}{{pool=\"{}\"}} {}", label(&pool.id), value(pool));
+                out.sample(&[("pool", &pool.id)], value(pool));
             }
         }
-        let _ = writeln!(text, "# HELP cacheplan_sequences Sequences by where their caches are.");
-        let _ = writeln!(text, "# TYPE cacheplan_sequences gauge");
+        out.family("sequences", "gauge", "Sequences by where their caches are.");
         let SequenceStats { resident, preempted, offloaded } = self.sequences;
         for (state, count) in [("resident", resident), ("preempted", preempted), ("offloaded", offloaded)] {
-            let _ = writeln!(text, "cacheplan_sequences{{state=\"{state}\"}} {count}");
+            out.sample(&[("state", state)], count as f64);
         }
         for (name, kind, help, value) in HOST_METRICS {
             let Some(host) = &self.host else { break };
-            let _ = writeln!(text, "# HELP cacheplan_host_{name} {help}\n# TYPE cacheplan_host_{name} {kind}");
-            let _ = writeln!(text, "cacheplan_host_{name} {}", value(host));
+            out.family(&format!("host_{name}"), kind, help).sample(&[], value(host) as f64);
         }
-        text
+        if let Some(prefixes) = &self.prefixes {
+            prefixes.expose(out);
+        }
     }
 }
 
@@ -209,8 +229,3 @@ const HOST_METRICS: [HostMetric; 4] = [
     ("high_water_bytes", "gauge", "The most bytes in use at once.", |host| host.high_water_bytes),
     ("refused_total", "counter", "Sequences refused because the host tier was short.", |host| host.refused),
 ];
-
-/// A label value with what the format reserves escaped.
-fn label(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}

@@ -2,7 +2,7 @@
 
 use super::layout::PagedSpec;
 use super::{BlockAllocator, BlockId};
-use crate::ManagerError;
+use crate::error::{Lack, ManagerError, Scarce};
 
 /// What a released block's entry holds.
 const RELEASED: i32 = -1;
@@ -224,10 +224,7 @@ fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, Ma
 
 /// The error for a pool that has fewer than `needed` blocks, `freed` of which the request itself would free.
 pub(crate) fn shortage(spec: &PagedSpec, blocks: &BlockAllocator, needed: u64, freed: u64) -> ManagerError {
-    ManagerError::OutOfBlocks {
-        pool: spec.id.clone(),
-        needed,
-        free: u64::from(blocks.available()) + freed,
-        capacity: u64::from(blocks.capacity()),
-    }
+    let free = u64::from(blocks.available()) + freed;
+    let of = Scarce::Blocks { paged: spec.paged, pool: spec.id.clone() };
+    Lack { of, needed, free, capacity: u64::from(blocks.capacity()) }.into()
 }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
-use cacheplan_kernels::reshape_and_cache;
+use cacheplan_kernels::KvWrite;
 use cacheplan_planner::SlotDomain;
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
-#[path = "../../tests/support/mod.rs"]
+#[path = "../../tests/suite/support.rs"]
 mod support;
 
-use super::{CacheSet, MambaHybridCacheManager, PrefixHost, fault};
+use super::{CacheSet, MambaHybridCacheManager, fault};
 use crate::ManagerError;
-use crate::book::prefix::HostTier;
+use crate::book::prefix::Strategy;
 use crate::book::{Accepted, Prefix, Residency, SequenceId, SlotRole, StepMetadata, Work};
 use support::{Setup, conv, hybrid, kv, ssm};
 
@@ -118,7 +118,7 @@ fn fill(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32
     for layer in [1, 3] {
         let layer = manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap();
         let slots = &step.pools[layer.paged].slot_mapping;
-        reshape_and_cache(layer.pool, &layer.view, &keys, Some(&keys), slots).unwrap();
+        KvWrite::new(&keys, Some(&keys), slots).run(layer.pool, &layer.view).unwrap();
     }
     let slot = manager.book().slot(sequence).unwrap().unwrap();
     for pool in manager.mamba.slot_pools() {
@@ -159,7 +159,7 @@ fn rewind(world: &mut World) -> Result<(), ManagerError> {
     let plain = world.plain;
     let checkpoint = manager(world).checkpoint(plain)?;
     let done = manager(world).rewind(plain, checkpoint, 6);
-    manager(world).book.slots_mut().release(checkpoint)?;
+    manager(world).book.release_checkpoint(checkpoint)?;
     done
 }
 
@@ -169,7 +169,7 @@ fn prefix(world: &mut World) -> Result<(), ManagerError> {
     let blocks = world.manager().book().held_blocks(plain)?;
     let prefix = Prefix { tokens: 6, blocks, state: Some(checkpoint) };
     let admitted = manager(world).admit_prefix(9, &prefix).map(|_| ());
-    manager(world).book.slots_mut().release(checkpoint)?;
+    manager(world).book.release_checkpoint(checkpoint)?;
     admitted
 }
 
@@ -338,16 +338,15 @@ fn pool_tensors(manager: &MambaHybridCacheManager) -> Vec<candle_core::TensorId>
 
 #[test]
 fn a_prefix_host_that_cannot_be_had_sets_nothing_aside() {
-    let tier = HostTier { blocks: 2, slots: 2, windows: 2 };
     for working in 0.. {
         let mut world = World::new();
         let used = |world: &World| world.manager().book().host_stats().unwrap().used_bytes;
         let before = used(&world);
-        let Err(error) = fault::after(working, || PrefixHost::allocate(manager(&mut world), tier)) else {
+        let Err(error) = fault::after(working, || world.set.prefix_reuse(Strategy::NO_BUFFER)) else {
             return assert!(working > 2);
         };
         assert!(matches!(error, ManagerError::Tensor(_)), "{error}");
         assert_eq!(used(&world), before);
-        PrefixHost::allocate(manager(&mut world), tier).unwrap();
+        assert!(world.set.prefix_reuse(Strategy::NO_BUFFER).unwrap().host().is_some_and(|tier| tier.windows > 0));
     }
 }

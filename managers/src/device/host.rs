@@ -1,14 +1,21 @@
-//! Sequences in host memory; the books count their bytes.
+//! What of a manager's pools lies in host memory; the books count its bytes.
 
 use std::collections::HashMap;
 
 use candle_core::Tensor;
 
 use super::mamba::CapturedState;
+use super::prefix::PrefixHost;
 use crate::book::SequenceId;
 
-/// Contents of offloaded sequences.
-pub(super) type HostTier = HashMap<SequenceId, HostCopy>;
+/// It outlives the pools, which a resize makes anew.
+#[derive(Debug, Default)]
+pub(super) struct HostMemory {
+    /// Contents of offloaded sequences.
+    pub(super) sequences: HashMap<SequenceId, HostCopy>,
+    /// Cached prefixes that the pools have no room for.
+    pub(super) prefixes: PrefixHost,
+}
 
 /// One sequence's contents.
 #[derive(Debug)]

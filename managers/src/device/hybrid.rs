@@ -4,7 +4,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::{CachePlan, ManagerKind};
 use candle_core::{Device, Tensor};
 
-use super::host::HostTier;
+use super::host::HostMemory;
 use super::kv::{KvCacheManager, KvLayer};
 use super::mamba::{MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
@@ -22,7 +22,7 @@ pub struct MambaHybridCacheManager {
     pub(super) kv: KvCacheManager,
     pub(super) mamba: MambaCacheManager,
     pub(super) fixed: Vec<(usize, PoolTensor)>,
-    pub(super) host: HostTier,
+    pub(super) host: HostMemory,
     kind: ManagerKind,
     generation: u32,
 }
@@ -56,7 +56,7 @@ impl Pools {
 }
 
 impl MambaHybridCacheManager {
-    pub(super) fn new(kind: ManagerKind, book: CacheBook, pools: Pools, host: HostTier, generation: u32) -> Self {
+    pub(super) fn new(kind: ManagerKind, book: CacheBook, pools: Pools, host: HostMemory, generation: u32) -> Self {
         let Pools { kv, mamba, fixed } = pools;
         Self { book, kv, mamba, fixed, host, kind, generation }
     }
@@ -161,7 +161,7 @@ impl MambaHybridCacheManager {
     }
 
     /// The books and the host tier, for pools that are made anew; these are freed.
-    pub(super) fn into_parts(self) -> (CacheBook, HostTier) {
+    pub(super) fn into_parts(self) -> (CacheBook, HostMemory) {
         (self.book, self.host)
     }
 
@@ -218,23 +218,32 @@ impl MambaHybridCacheManager {
     pub(super) fn settle(&mut self) -> Result<(), ManagerError> {
         let ops = self.book.take_ops();
         for (done, op) in ops.iter().enumerate() {
-            if let Err(error) = self.run(op) {
-                self.book.ops = ops[done..].to_vec();
-                return Err(error);
+            match (self.run(op), op) {
+                (Ok(()), _) => {}
+                // Trying again would not help; whoever starts from it is told.
+                (Err(ManagerError::NotQuantisable { .. }), PoolOp::StoreCheckpoint { to, .. }) => {
+                    self.mamba.spoil(*to)?;
+                }
+                (Err(error), _) => {
+                    self.book.ops = ops[done..].to_vec();
+                    return Err(error);
+                }
             }
         }
         Ok(())
     }
 
     /// Executes what an operation queued, all of it into units that nobody held before; without it, `undo` takes the
-    /// operation back.
+    /// operation back. What cached prefixes moved on that occasion stays to be made.
     pub(super) fn execute(
         &mut self,
         undo: impl FnOnce(&mut CacheBook, &[PoolOp]) -> Result<(), ManagerError>,
     ) -> Result<(), ManagerError> {
         let ops = self.book.take_ops();
-        let Err(error) = ops.iter().try_for_each(|op| self.run(op)) else { return Ok(()) };
+        let failed = ops.iter().enumerate().find_map(|(at, op)| Some((at, self.run(op).err()?)));
+        let Some((at, error)) = failed else { return Ok(()) };
         undo(&mut self.book, &ops)?;
+        self.book.ops = ops[at..].iter().filter(|op| op.is_for_prefixes()).cloned().collect();
         Err(error)
     }
 
@@ -264,6 +273,12 @@ impl MambaHybridCacheManager {
             PoolOp::CopyEntry { paged, from, to } => self.kv.copy_entry(paged, from, to),
             PoolOp::ZeroSlot(slot) => self.mamba.zero(slot),
             PoolOp::CopySlot { from, to } => self.mamba.copy(from, to),
+            PoolOp::StoreCheckpoint { from, to } => self.mamba.store(from, to),
+            PoolOp::LoadCheckpoint { from, to } => self.mamba.load(from, to),
+            PoolOp::BlockToHost { paged, from, to } => self.host.prefixes.take_block(&self.kv, paged, from, to),
+            PoolOp::BlockFromHost { paged, from, to } => self.host.prefixes.give_block(&self.kv, paged, from, to),
+            PoolOp::CheckpointToHost { from, to } => self.host.prefixes.take_checkpoint(&self.mamba, from, to),
+            PoolOp::CheckpointFromHost { from, to } => self.host.prefixes.give_checkpoint(&self.mamba, from, to),
             PoolOp::CommitStates { row, ref path, to } => self.mamba.commit(row, path, to),
         }
     }

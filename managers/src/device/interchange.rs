@@ -4,7 +4,7 @@
 //! first. An MLA cache comes in four modes: with rope keys beside the latents or apart, in rows or in NZ order, and
 //! with latents in 8 bits.
 
-use cacheplan_kernels::{MlaCacheMode, nz_decode, nz_encode};
+use cacheplan_kernels::MlaCacheMode;
 use candle_core::{D, DType, Tensor};
 
 use super::hybrid::Route;
@@ -87,8 +87,10 @@ impl MlaBlocks {
         let (latent, rope) = match mode {
             MlaCacheMode::KvCache => (Tensor::cat(&[latent, rope], D::Minus1)?.unsqueeze(2)?, None),
             MlaCacheMode::KropeCtkv => (latent.unsqueeze(2)?, Some(rope.unsqueeze(2)?)),
-            MlaCacheMode::Int8Nz => (nz_encode(&quantise(&latent, scale)?)?, Some(nz_encode(&rope)?)),
-            MlaCacheMode::Nz => (nz_encode(&latent)?, Some(nz_encode(&rope)?)),
+            MlaCacheMode::Int8Nz => {
+                (MlaCacheMode::to_nz(&quantise(&latent, scale)?)?, Some(MlaCacheMode::to_nz(&rope)?))
+            }
+            MlaCacheMode::Nz => (MlaCacheMode::to_nz(&latent)?, Some(MlaCacheMode::to_nz(&rope)?)),
         };
         let scale = if mode == MlaCacheMode::Int8Nz { scale } else { 1.0 };
         Ok(Self { mode, latent, rope, scale, kv_lora_rank: self.kv_lora_rank })
@@ -104,10 +106,11 @@ impl MlaBlocks {
         };
         Ok(match self.mode {
             MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv => (self.latent.squeeze(2)?, rope.squeeze(2)?),
-            MlaCacheMode::Nz => (nz_decode(&self.latent)?, nz_decode(rope)?),
-            MlaCacheMode::Int8Nz => {
-                (dequantise(&nz_decode(&self.latent)?, self.scale)?.to_dtype(rope.dtype())?, nz_decode(rope)?)
-            }
+            MlaCacheMode::Nz => (MlaCacheMode::from_nz(&self.latent)?, MlaCacheMode::from_nz(rope)?),
+            MlaCacheMode::Int8Nz => (
+                dequantise(&MlaCacheMode::from_nz(&self.latent)?, self.scale)?.to_dtype(rope.dtype())?,
+                MlaCacheMode::from_nz(rope)?,
+            ),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
-use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales, nz_decode};
+use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales, MlaCacheMode};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -181,7 +181,7 @@ impl KvCacheManager {
         let (kv, heads, dim) = (view.kv_factor, view.num_kv_heads, view.head_dim);
         let units = member.read(&pool.tensor, &blocks)?;
         let axes = match view.order {
-            _ if member.settings.nz => nz_decode(&units)?.reshape((1, blocks.len(), per_block, 1, dim))?,
+            _ if member.settings.nz => MlaCacheMode::from_nz(&units)?.reshape((1, blocks.len(), per_block, 1, dim))?,
             KvOrder::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
             KvOrder::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
         };

@@ -21,8 +21,7 @@ mod set;
 
 pub use hybrid::{MambaHybridCacheManager, Route};
 pub use interchange::{MlaBlocks, MlaCache, narrow_conv_state, widen_conv_state};
-pub use kv::{DenseKv, KvCacheManager, KvLayer};
+pub use kv::{KvCacheManager, KvLayer};
 pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
-pub use peak::{Peak, measure_peak};
-pub use prefix::PrefixHost;
+pub use peak::measure_peak;
 pub use set::{CacheSet, PoolBytes};

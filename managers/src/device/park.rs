@@ -30,7 +30,7 @@ impl MambaHybridCacheManager {
         }
         let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
         self.book.park(sequence)?;
-        self.host.insert(sequence, HostCopy { blocks, state });
+        self.host.sequences.insert(sequence, HostCopy { blocks, state });
         Ok(())
     }
 
@@ -45,12 +45,12 @@ impl MambaHybridCacheManager {
             self.book.park(sequence)?;
             return Err(error);
         }
-        self.host.remove(&sequence);
+        self.host.sequences.remove(&sequence);
         Ok(())
     }
 
     fn write_back(&self, sequence: SequenceId) -> Result<(), ManagerError> {
-        let Some(copy) = self.host.get(&sequence) else { return Ok(()) };
+        let Some(copy) = self.host.sequences.get(&sequence) else { return Ok(()) };
         for (paged, (ids, values)) in self.book.held_blocks(sequence)?.iter().zip(&copy.blocks).enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
             self.kv.pool(paged).write_units(&ids, values)?;
@@ -105,7 +105,7 @@ impl MambaHybridCacheManager {
     /// Whether offloaded sequences can come back to the pools of `fresh`.
     pub(super) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), ManagerError> {
         self.book.check_host(fresh.layout().host_bytes)?;
-        let fits = self.host.is_empty() || self.book.layout().same_but_for_units(fresh.layout());
+        let fits = self.host.sequences.is_empty() || self.book.layout().same_but_for_units(fresh.layout());
         if fits { Ok(()) } else { Err(ManagerError::OtherPools) }
     }
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use cacheplan_handlers::DType;
+use cacheplan_kernels::PoolRows;
 use cacheplan_planner::Pool;
 use candle_core::backend::BackendDevice;
 use candle_core::cpu_backend::CpuDevice;
@@ -152,23 +153,23 @@ impl PoolTensor {
 
     pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<(), ManagerError> {
         fault::check()?;
-        Ok(cacheplan_kernels::copy_rows(&self.tensor, pairs)?)
+        Ok(PoolRows(&self.tensor).copy(pairs)?)
     }
 
     pub(crate) fn zero_units(&self, units: &[u32]) -> Result<(), ManagerError> {
         fault::check()?;
-        Ok(cacheplan_kernels::zero_rows(&self.tensor, units)?)
+        Ok(PoolRows(&self.tensor).zero(units)?)
     }
 
     /// The contents of units, as a tensor of its own.
     pub(crate) fn read_units(&self, units: &[u32]) -> Result<Tensor, ManagerError> {
         fault::check()?;
-        Ok(cacheplan_kernels::gather_rows(&self.tensor, units)?)
+        Ok(PoolRows(&self.tensor).gather(units)?)
     }
 
     pub(crate) fn write_units(&self, units: &[u32], values: &Tensor) -> Result<(), ManagerError> {
         fault::check()?;
-        Ok(cacheplan_kernels::scatter_rows(&self.tensor, units, values)?)
+        Ok(PoolRows(&self.tensor).scatter(units, values)?)
     }
 
     /// Overwrites elements; the offset counts from the pool's start.

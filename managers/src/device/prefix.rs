@@ -1,13 +1,13 @@
-//! What a prefix cache decides, carried out on the pools: checkpoints and the copies to and from host memory.
+//! What cached prefixes need of the pools: checkpoints in 8 bits, and copies to and from host memory.
 
 use candle_core::{DType, Device, Tensor};
 
-use super::hybrid::MambaHybridCacheManager;
+use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
 use crate::ManagerError;
-use crate::book::prefix::{HostSlotId, HostTier, Int8State, Load, Offload, StateShape};
-use crate::book::{SetAside, SlotId, SlotRole};
+use crate::book::prefix::{HostTier, Int8State, StateShape};
+use crate::book::{BlockId, Layout, SlotId};
 
 /// Checkpoints in a pool of their own, beside the pool of slots whose states they hold.
 #[derive(Debug)]
@@ -63,157 +63,112 @@ impl CheckpointPool {
     }
 }
 
-impl MambaHybridCacheManager {
-    /// Copies the states of a slot into a checkpoint, in the plan's format for checkpoints. States in 8 bits pass
-    /// through host memory.
+impl MambaCacheManager {
+    /// Stores what a slot holds as a checkpoint that is no slot. States in 8 bits pass through host memory.
     ///
     /// # Errors
-    /// A slot that nobody holds, a checkpoint that is none, a state that no scale fits, or a failing device.
-    pub fn store_checkpoint(&mut self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
-        self.settle()?;
-        self.book.slots().role(from).ok_or(ManagerError::SlotNotHeld { slot: from })?;
-        if self.mamba.checkpoints.is_empty() {
-            self.ensure_checkpoint(to)?;
-            return self.mamba.copy(from, to);
-        }
-        for (stored, pool) in self.mamba.checkpoints.iter().zip(self.mamba.slot_pools()) {
+    /// A state that no scale fits, or a failing device.
+    pub(super) fn store(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+        for (stored, pool) in self.checkpoints.iter().zip(self.slot_pools()) {
             let contents = stored.encode(from, pool.read_units(&[from.0])?)?;
             stored.tensor.write_units(&[to.0], &contents)?;
         }
         Ok(())
     }
 
-    /// Copies a checkpoint into a slot: what a request that hit starts from.
+    /// Copies a checkpoint that is no slot into a slot.
     ///
     /// # Errors
-    /// As [`MambaHybridCacheManager::store_checkpoint`].
-    pub fn load_checkpoint(&mut self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
-        self.settle()?;
-        self.book.slots().role(to).ok_or(ManagerError::SlotNotHeld { slot: to })?;
-        if self.mamba.checkpoints.is_empty() {
-            self.ensure_checkpoint(from)?;
-            return self.mamba.copy(from, to);
-        }
-        for (stored, pool) in self.mamba.checkpoints.iter().zip(self.mamba.slot_pools()) {
+    /// A checkpoint that holds no state, or a failing device.
+    pub(super) fn load(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+        for (stored, pool) in self.checkpoints.iter().zip(self.slot_pools()) {
             let contents = stored.tensor.read_units(&[from.0])?;
             pool.write_units(&[to.0], &stored.decode(from, contents, pool)?)?;
         }
         Ok(())
     }
 
-    fn ensure_checkpoint(&self, slot: SlotId) -> Result<(), ManagerError> {
-        match self.book.slots().role(slot) {
-            Some(SlotRole::Checkpoint) => Ok(()),
-            _ => Err(ManagerError::SlotNotHeld { slot }),
+    /// Makes a checkpoint one that holds no state, so that whoever loads it is told.
+    pub(super) fn spoil(&self, checkpoint: SlotId) -> Result<(), ManagerError> {
+        for stored in self.checkpoints.iter().filter(|stored| !stored.states.is_empty()) {
+            // Scales of these bytes are no numbers.
+            let contents =
+                Tensor::from_vec(vec![u8::MAX; stored.tensor.unit_elems], (1, stored.tensor.unit_elems), &Device::Cpu)?;
+            stored.tensor.write_units(&[checkpoint.0], &contents)?;
         }
+        Ok(())
+    }
+
+    /// The pools in which checkpoints lie, one for each pool of slots.
+    fn checkpoint_pools(&self) -> impl Iterator<Item = &PoolTensor> {
+        let apart = self.checkpoints.iter().map(|pool| &pool.tensor);
+        let slots = self.slot_pools().filter(|_| self.checkpoints.is_empty());
+        apart.chain(slots)
     }
 }
 
-/// The host memory of a prefix cache, one per manager. Dropping it frees it.
-#[derive(Debug)]
-pub struct PrefixHost {
-    /// `[host blocks, block_elems]` for each paged pool of full attention, with the pool's number.
-    blocks: Vec<(usize, PoolTensor)>,
-    /// The same for each paged pool with a window.
-    windows: Vec<(usize, PoolTensor)>,
+/// The host memory of cached prefixes. Dropping it frees it.
+#[derive(Debug, Default)]
+pub(super) struct PrefixHost {
+    /// `[host blocks, block_elems]` for each paged pool.
+    blocks: Vec<PoolTensor>,
     /// `[host states, …]` for each pool that holds checkpoints.
     states: Vec<PoolTensor>,
-    _set_aside: SetAside,
 }
 
 impl PrefixHost {
-    /// Allocates a tier beside a manager's pools and sets its bytes aside in the plan's host tier.
-    ///
-    /// # Errors
-    /// A plan whose host tier has less room, or none; a tier that is there already; no memory. Nothing is set aside
-    /// then.
-    pub fn allocate(manager: &mut MambaHybridCacheManager, tier: HostTier) -> Result<Self, ManagerError> {
-        let paged = &manager.book.layout().paged;
-        let (full, windowed): (Vec<usize>, Vec<usize>) =
-            (0..paged.len()).partition(|&paged_index| paged[paged_index].window.is_none());
-        let bytes_of = |pools: &[usize]| pools.iter().map(|&paged| manager.kv.pool(paged).unit_bytes()).sum::<u64>();
-        let state_bytes: u64 = checkpoint_pools(&manager.mamba).map(PoolTensor::unit_bytes).sum();
-        let units = [(tier.blocks, bytes_of(&full)), (tier.windows, bytes_of(&windowed)), (tier.slots, state_bytes)];
-        let bytes = units.into_iter().map(|(units, bytes)| u64::from(units).saturating_mul(bytes));
-        let bytes = bytes.fold(0, u64::saturating_add);
-        let set_aside = manager.book.set_host_aside(bytes)?;
-        let on_host = |pools: Vec<usize>, units| {
-            let pools = pools.into_iter().map(|paged| Ok((paged, manager.kv.pool(paged).on_host(units)?)));
-            pools.collect::<Result<Vec<_>, ManagerError>>()
-        };
-        Ok(Self {
-            blocks: on_host(full, tier.blocks)?,
-            windows: on_host(windowed, tier.windows)?,
-            states: checkpoint_pools(&manager.mamba).map(|pool| pool.on_host(tier.slots)).collect::<Result<_, _>>()?,
-            _set_aside: set_aside,
-        })
+    pub(super) fn allocate(
+        kv: &KvCacheManager,
+        mamba: &MambaCacheManager,
+        layout: &Layout,
+        tier: HostTier,
+    ) -> Result<Self, ManagerError> {
+        let blocks = layout.paged.iter().map(|spec| {
+            let units = if spec.window.is_some() { tier.windows } else { tier.blocks };
+            kv.pool(spec.paged).on_host(units)
+        });
+        let states = mamba.checkpoint_pools().map(|pool| pool.on_host(tier.slots));
+        Ok(Self { blocks: blocks.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
     }
 
-    /// Makes the copies that an eviction asks for, before any of the units that it released is used again.
-    ///
-    /// # Errors
-    /// Units that do not exist, or a failing device.
-    pub fn offload(&self, manager: &mut MambaHybridCacheManager, copies: &[Offload]) -> Result<(), ManagerError> {
-        manager.settle()?;
-        let [mut blocks, mut windows, mut states] = [const { (Vec::new(), Vec::new()) }; 3];
-        for copy in copies {
-            let (pairs, from, to) = match *copy {
-                Offload::Block { from, to } => (&mut blocks, from.0, to.0),
-                Offload::Window { from, to } => (&mut windows, from.0, to.0),
-                Offload::State { from, to } => (&mut states, from.0, to.0),
-            };
-            pairs.0.push(from);
-            pairs.1.push(to);
-        }
-        for (pools, (sources, targets)) in [(&self.blocks, &blocks), (&self.windows, &windows)] {
-            for (paged, host) in pools {
-                copy_units(manager.kv.pool(*paged), sources, host, targets)?;
-            }
-        }
-        for (pool, host) in checkpoint_pools(&manager.mamba).zip(&self.states) {
-            copy_units(pool, &states.0, host, &states.1)?;
-        }
-        Ok(())
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.blocks.iter().chain(&self.states).map(|pool| pool.planned_bytes).sum()
     }
 
-    /// Makes the copies that a load asks for.
-    ///
-    /// # Errors
-    /// As [`PrefixHost::offload`].
-    pub fn load(&self, manager: &mut MambaHybridCacheManager, copies: &[Load]) -> Result<(), ManagerError> {
-        manager.settle()?;
-        let [mut blocks, mut windows] = [const { (Vec::new(), Vec::new()) }; 2];
-        for copy in copies {
-            let (pairs, from, to) = match *copy {
-                Load::Block { from, to } => (&mut blocks, from, to),
-                Load::Window { from, to } => (&mut windows, from, to),
-            };
-            pairs.0.push(from.0);
-            pairs.1.push(to.0);
-        }
-        for (pools, (sources, targets)) in [(&self.blocks, &blocks), (&self.windows, &windows)] {
-            for (paged, host) in pools {
-                copy_units(host, sources, manager.kv.pool(*paged), targets)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies a state on the host into a slot: what a request whose hit lies there starts from.
-    ///
-    /// # Errors
-    /// As [`MambaHybridCacheManager::load_checkpoint`].
-    pub fn load_checkpoint(
+    pub(super) fn take_block(
         &self,
-        manager: &mut MambaHybridCacheManager,
-        from: HostSlotId,
-        to: SlotId,
+        kv: &KvCacheManager,
+        paged: usize,
+        from: BlockId,
+        to: u32,
     ) -> Result<(), ManagerError> {
-        manager.settle()?;
-        manager.book.slots().role(to).ok_or(ManagerError::SlotNotHeld { slot: to })?;
-        for (i, (host, pool)) in self.states.iter().zip(manager.mamba.slot_pools()).enumerate() {
-            let contents = host.read_units(&[from.0])?;
-            let contents = match manager.mamba.checkpoints.get(i) {
+        self.block_pool(paged)?.write_units(&[to], &kv.pool(paged).read_units(&[from.0])?)
+    }
+
+    pub(super) fn give_block(
+        &self,
+        kv: &KvCacheManager,
+        paged: usize,
+        from: u32,
+        to: BlockId,
+    ) -> Result<(), ManagerError> {
+        kv.pool(paged).write_units(&[to.0], &self.block_pool(paged)?.read_units(&[from])?)
+    }
+
+    /// Takes a checkpoint in its own format.
+    pub(super) fn take_checkpoint(&self, mamba: &MambaCacheManager, from: SlotId, to: u32) -> Result<(), ManagerError> {
+        for (pool, host) in mamba.checkpoint_pools().zip(&self.states) {
+            host.write_units(&[to], &pool.read_units(&[from.0])?)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a checkpoint into a slot: what a request whose hit lies here starts from.
+    pub(super) fn give_checkpoint(&self, mamba: &MambaCacheManager, from: u32, to: SlotId) -> Result<(), ManagerError> {
+        for (i, (host, pool)) in self.states.iter().zip(mamba.slot_pools()).enumerate() {
+            let contents = host.read_units(&[from])?;
+            let contents = match mamba.checkpoints.get(i) {
                 Some(stored) => stored.decode(to, contents, pool)?,
                 None => contents,
             };
@@ -221,19 +176,8 @@ impl PrefixHost {
         }
         Ok(())
     }
-}
 
-/// The pools in which checkpoints lie, one for each pool of slots.
-fn checkpoint_pools(mamba: &MambaCacheManager) -> impl Iterator<Item = &PoolTensor> {
-    let apart = mamba.checkpoints.iter().map(|pool| &pool.tensor);
-    let slots = mamba.slot_pools().filter(|_| mamba.checkpoints.is_empty());
-    apart.chain(slots)
-}
-
-/// Copies units from one pool to another of the same unit, in order.
-fn copy_units(from: &PoolTensor, sources: &[u32], to: &PoolTensor, targets: &[u32]) -> Result<(), ManagerError> {
-    if sources.is_empty() {
-        return Ok(());
+    fn block_pool(&self, paged: usize) -> Result<&PoolTensor, ManagerError> {
+        self.blocks.get(paged).ok_or(ManagerError::NoHostTier)
     }
-    to.write_units(targets, &from.read_units(sources)?)
 }

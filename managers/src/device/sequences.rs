@@ -82,7 +82,7 @@ impl MambaHybridCacheManager {
     pub fn checkpoint(&mut self, sequence: SequenceId) -> Result<SlotId, ManagerError> {
         self.settle()?;
         let slot = self.book.checkpoint(sequence)?;
-        self.execute(|book, _| book.slots_mut().release(slot))?;
+        self.execute(|book, _| book.release_checkpoint(slot))?;
         Ok(slot)
     }
 
@@ -121,7 +121,7 @@ impl MambaHybridCacheManager {
     /// A stale handle.
     pub fn finish(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
         self.book.finish(sequence)?;
-        self.host.remove(&sequence);
+        self.host.sequences.remove(&sequence);
         Ok(())
     }
 

@@ -4,11 +4,13 @@ use cacheplan_planner::{CachePlan, Owner};
 use candle_core::Device;
 use serde::Serialize;
 
-use super::host::HostTier;
+use super::host::HostMemory;
 use super::hybrid::{MambaHybridCacheManager, Pools};
 use super::kv::Settings;
+use super::prefix::PrefixHost;
 use crate::ManagerError;
-use crate::book::{CacheBook, Residency, Windows};
+use crate::book::prefix::Strategy;
+use crate::book::{CacheBook, PrefixReuse, Residency, Windows};
 
 /// The pools of one plan on one device.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl CacheSet {
     /// As [`CacheSet::allocate`].
     pub fn with_windows(plan: &CachePlan, windows: Windows, device: &Device) -> Result<Self, ManagerError> {
         let mut set = Self { plan: plan.clone(), windows, device: device.clone(), generation: 0, manager: None };
-        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostTier::new(), &Settings::new())?;
+        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostMemory::default(), &Settings::new())?;
         Ok(set)
     }
 
@@ -65,6 +67,38 @@ impl CacheSet {
     /// [`ManagerError::ShutDown`] after a shutdown.
     pub fn manager_mut(&mut self) -> Result<&mut MambaHybridCacheManager, ManagerError> {
         self.manager.as_mut().ok_or(ManagerError::ShutDown)
+    }
+
+    /// A prefix cache over the pools, with the memory of its host tier; what an earlier one had there is given up.
+    ///
+    /// # Errors
+    /// As [`PrefixReuse::new`]; no memory.
+    pub fn prefix_reuse(&mut self, strategy: Strategy) -> Result<PrefixReuse, ManagerError> {
+        self.prefix_reuse_for(strategy, vec![1])
+    }
+
+    /// As [`CacheSet::prefix_reuse`] with the relative shares of several tenants.
+    ///
+    /// # Errors
+    /// As [`PrefixReuse::for_tenants`].
+    pub fn prefix_reuse_for(&mut self, strategy: Strategy, tenants: Vec<u32>) -> Result<PrefixReuse, ManagerError> {
+        let manager = self.manager.as_mut().ok_or(ManagerError::ShutDown)?;
+        manager.settle()?;
+        // Refused while another one has the host tier.
+        let reuse = PrefixReuse::for_tenants(&self.plan, &mut manager.book, strategy, tenants)?;
+        manager.host.prefixes = PrefixHost::default();
+        if let Some(tier) = reuse.host() {
+            manager.host.prefixes = PrefixHost::allocate(&manager.kv, &manager.mamba, manager.book.layout(), tier)?;
+        }
+        Ok(reuse)
+    }
+
+    /// Bytes of host memory that prefixes take.
+    ///
+    /// # Errors
+    /// [`ManagerError::ShutDown`] after a shutdown.
+    pub fn prefix_host_bytes(&self) -> Result<u64, ManagerError> {
+        Ok(self.manager()?.host.prefixes.bytes())
     }
 
     /// The plan that was allocated last.
@@ -115,7 +149,7 @@ impl CacheSet {
     fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<(), ManagerError> {
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
-            return self.assemble(plan, fresh, HostTier::new(), &Settings::new());
+            return self.assemble(plan, fresh, HostMemory::default(), &Settings::new());
         };
         let settings = manager.kv().settings();
         let (book, host) = manager.into_parts();
@@ -197,7 +231,7 @@ impl CacheSet {
         &mut self,
         plan: &CachePlan,
         book: CacheBook,
-        host: HostTier,
+        host: HostMemory,
         settings: &Settings,
     ) -> Result<(), ManagerError> {
         let pools = Pools::allocate(plan, book.layout(), &self.device)?;
@@ -205,7 +239,7 @@ impl CacheSet {
         Ok(())
     }
 
-    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostTier, settings: &Settings) {
+    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostMemory, settings: &Settings) {
         let mut manager = MambaHybridCacheManager::new(plan.manager, book, pools, host, self.generation);
         manager.kv_mut().take_settings(settings);
         self.manager = Some(manager);

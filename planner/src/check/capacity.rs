@@ -3,20 +3,19 @@
 use std::collections::HashSet;
 
 use cacheplan_handlers::Growth;
-use cacheplan_transforms::Resources;
 
 use super::{Findings, Rule};
 use crate::budget::Objective;
 use crate::workload::Sample;
-use crate::{Base, CachePlan, Lengths, PlanError, PlanRequest, Pool, Unit};
+use crate::{Base, CachePlan, Cap, Lengths, PlanError, PlanRequest, Pool, Unit};
 
 /// What sizes follow from, read from the request alone.
 pub(super) struct Facts<'a> {
     /// Resources that only running sequences have.
     speculative: HashSet<&'a str>,
-    seq_len: u64,
+    pub(super) seq_len: u64,
     pub(super) step_tokens: u64,
-    positions: u64,
+    pub(super) positions: u64,
     context_ranks: u64,
     checkpoints: u64,
     /// Whether checkpoints have pools of their own.
@@ -27,7 +26,7 @@ pub(super) struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    pub(super) fn of(request: &PlanRequest<'_>, held: &'a Resources) -> Result<Self, PlanError> {
+    pub(super) fn of(request: &PlanRequest<'_>, plan: &'a CachePlan) -> Result<Self, PlanError> {
         let budget = request.budget;
         let seq_len = budget.max_seq_len.unwrap_or_else(|| match request.model.max_position_embeddings {
             Some(longest) if longest < 4096 => longest.max(1),
@@ -41,13 +40,14 @@ impl<'a> Facts<'a> {
             None => vec![Sample { prompt: seq_len, total: seq_len, weight: 1 }],
         };
         let reuse = workload.and_then(|workload| workload.prefix_reuse).map_or(0.0, f64::from);
-        let speculative = held.iter().filter(|resource| resource.handler.growth() == Growth::PerDraftPosition);
+        let speculative =
+            plan.resources.iter().filter(|resource| resource.handler.growth() == Growth::PerDraftPosition);
         Ok(Self {
             speculative: speculative.map(|resource| resource.name.as_str()).collect(),
             seq_len,
             step_tokens: budget.max_num_tokens.unwrap_or(2048),
             positions: budget.speculation.as_ref().map_or(0, |speculation| u64::from(speculation.draft_tokens)) + 1,
-            context_ranks: budget.parallel.cp.into(),
+            context_ranks: u64::from(budget.parallel.cp) * u64::from(budget.parallel.dcp),
             checkpoints: workload.map_or(0, |workload| workload.checkpoints_per_sequence),
             apart: workload.is_some_and(|workload| workload.checkpoint_dtype.is_some()),
             reuse_millionths: (reuse * 1e6).round() as u64,
@@ -193,20 +193,25 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
     }
     maximal(facts, request, plan, memory, findings);
 
-    let tokens = |windowed: bool| {
-        let pools = plan.pools.iter().filter(|pool| pool.window.is_some() == windowed);
-        pools.filter_map(|pool| Some(pool.units.saturating_sub(1).saturating_mul(pool.tokens_per_block?))).min()
-    };
-    findings.expect(Rule::Capacity, "capacity.tokens", plan.capacity.tokens, tokens(false).or(tokens(true)));
+    self::tokens(plan, findings);
     let found = u128::from(plan.capacity.tokens_per_sequence);
     findings.expect(Rule::Capacity, "capacity.tokens_per_sequence", found, facts.tokens_per_sequence());
     if sequences == 0 {
         findings.add(Rule::Capacity, "capacity.sequences", "0", "at least 1");
     }
     let fill = budget.maximize == Some(Objective::Tokens);
-    if plan.capacity.capped_by == "max_batch_size" && !fill && spare != 0 {
+    if [Cap::MaxBatchSize, Cap::MaxNumTokens].contains(&plan.capacity.capped_by) && !fill && spare != 0 {
         findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "0 where the batch caps");
     }
+}
+
+/// The tokens of the smallest pool of pages, of those with full attention where there are any.
+pub(super) fn tokens(plan: &CachePlan, findings: &mut Findings) {
+    let tokens = |windowed: bool| {
+        let pools = plan.pools.iter().filter(|pool| pool.window.is_some() == windowed);
+        pools.filter_map(|pool| Some(pool.units.saturating_sub(1).saturating_mul(pool.tokens_per_block?))).min()
+    };
+    findings.expect(Rule::Capacity, "capacity.tokens", plan.capacity.tokens, tokens(false).or(tokens(true)));
 }
 
 /// Neither one more sequence nor one more spare token would do, and the plan names the right cap.
@@ -218,7 +223,12 @@ fn maximal(
     findings: &mut Findings,
 ) {
     let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
-    let wanted = request.budget.max_batch_size.or(if memory.is_none() { Some(8) } else { None });
+    let batch = request.budget.max_batch_size.or(if memory.is_none() { Some(8) } else { None });
+    let step = request.budget.max_num_tokens.map(|tokens| tokens / facts.positions);
+    let wanted = match (batch, step) {
+        (Some(batch), Some(step)) => Some(batch.min(step)),
+        (one, other) => one.or(other),
+    };
     let agreed = request.agreement;
     let at_batch = wanted == Some(sequences);
     let at_agreement = agreed.is_some_and(|agreed| agreed.sequences == sequences);
@@ -231,14 +241,16 @@ fn maximal(
     if !at_batch && !at_agreement && sequences < 1 << 20 && fits(another, memory) {
         findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "more, for one more fits");
     }
-    let cap = if at_batch {
-        "max_batch_size"
+    let cap = if at_batch && wanted == batch {
+        Cap::MaxBatchSize
+    } else if at_batch {
+        Cap::MaxNumTokens
     } else if at_agreement {
-        "another rank"
+        Cap::AnotherRank
     } else {
-        "memory"
+        Cap::Memory
     };
-    findings.expect(Rule::Capacity, "capacity.capped_by", plan.capacity.capped_by.as_str(), cap);
+    findings.expect(Rule::Capacity, "capacity.capped_by", plan.capacity.capped_by, cap);
 
     let grows = plan.pools.iter().any(|pool| pool.unit == Unit::Block && pool.window.is_none());
     let fills = memory.is_some() && (!at_batch || request.budget.maximize == Some(Objective::Tokens));

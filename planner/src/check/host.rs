@@ -4,6 +4,21 @@ use super::capacity::Facts;
 use super::{Findings, Rule};
 use crate::{CachePlan, PlanRequest};
 
+/// Its bytes are those of its pools and what is left, and its pools are the plan's.
+pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
+    let Some(host) = &plan.host else { return };
+    let mut left = Some(u128::from(host.bytes));
+    for pool in &host.pools {
+        let bytes = u128::from(pool.units) * u128::from(pool.unit_bytes);
+        let place = |key: &str| format!("host.pools[{}].{key}", pool.pool);
+        findings.expect(Rule::Host, place("bytes"), pool.bytes.into(), bytes);
+        let on_device = plan.pool(&pool.pool).map(|pool| pool.unit_bytes);
+        findings.expect(Rule::Host, place("unit_bytes"), Some(pool.unit_bytes), on_device);
+        left = left.and_then(|left| left.checked_sub(bytes));
+    }
+    findings.expect(Rule::Host, "host.unused_bytes", Some(host.unused_bytes.into()), left);
+}
+
 pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
     let stated = request.budget.host.map(|host| host.bytes.0);
     findings.expect(Rule::Host, "host.bytes", plan.host.as_ref().map(|host| host.bytes), stated);
@@ -18,12 +33,7 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
     let found: Vec<_> =
         host.pools.iter().map(|pool| (pool.pool.as_str(), pool.units.into(), pool.unit_bytes.into())).collect();
     findings.expect(Rule::Host, "host.pools", &found, &expected);
-    for pool in &host.pools {
-        let bytes = u128::from(pool.units) * u128::from(pool.unit_bytes);
-        findings.expect(Rule::Host, format!("host.pools[{}].bytes", pool.pool), pool.bytes.into(), bytes);
-    }
-    let unused = u128::from(host.bytes).checked_sub(sum(&expected));
-    findings.expect(Rule::Host, "host.unused_bytes", Some(host.unused_bytes.into()), unused);
+    check_alone(plan, findings);
     if host.sequences == 0 {
         findings.add(Rule::Host, "host.sequences", "0", "at least 1");
     }

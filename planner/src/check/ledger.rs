@@ -2,69 +2,168 @@
 
 use super::capacity::{Facts, memory};
 use super::{Findings, Rule};
-use crate::{ByteSize, CachePlan, DeviceKind, Owner, PlanRequest};
+use cacheplan_transforms::WeightClasses;
+
+use crate::measured::MeasuredBytes;
+use crate::{ByteSize, CachePlan, DeviceKind, Owner, Parallel, PlanRequest};
+
+/// A line's name, its bytes, and how many more are kept free for it.
+type Line = (&'static str, u128, u128);
 
 /// The lines besides caches, as the request implies them.
-fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<(&'static str, u128)> {
+fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
+    let safe = request.budget.memory.as_ref().is_some_and(|memory| memory.safe);
+    let lines = outside_lines(request, facts);
+    let margin: u128 = lines.iter().map(|(_, _, more)| more).sum();
+    lines.into_iter().chain(safe.then_some(("margin", margin, 0))).collect()
+}
+
+fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
     let budget = request.budget;
     let memory = budget.memory.clone().unwrap_or_default();
-    let mut lines: Vec<(&'static str, u128)> = Vec::new();
+    let mut lines: Vec<Line> = Vec::new();
+    let gpu = request.device.is_some_and(|device| device.kind != DeviceKind::Cpu);
     if let Some(measured) = request.measurement {
-        lines.push(("resident", measured.resident_bytes.into()));
-        lines.push(("activations", measured.forward_bytes.into()));
+        lines.push(("resident", measured.resident_bytes.into(), 0));
+        lines.push(("activations", measured.forward_bytes.into(), 0));
     } else {
         let read = request.model.weights.map(|weights| weights.bytes);
-        if let Some(weights) = memory.weights.map(|stated| stated.0).or(read) {
-            let shards = u128::from(budget.parallel.tp) * u128::from(budget.parallel.pp);
-            lines.push(("weights", u128::from(weights).div_ceil(shards)));
+        let measured = logged(request, facts);
+        if let Some(weights) = measured.weights.filter(|_| memory.weights.is_none()) {
+            lines.push(("weights", weights, 0));
+        } else if let Some(weights) = memory.weights.map(|stated| stated.0).or(read) {
+            let classes = request.model.weights.and_then(|weights| weights.classes);
+            let bytes = of_rank(weights, classes, budget.parallel, budget.parallel.pp);
+            let exact = memory.weights.is_some() || request.model.weights.is_some_and(|read| read.exact);
+            lines.push(("weights", bytes, if exact { 0 } else { bytes / 50 }));
         }
-        if request.device.is_some_and(|device| device.kind != DeviceKind::Cpu) {
-            lines.push(("context", 512 * 1024 * 1024));
+        match measured.context {
+            Some(bytes) => lines.push(("context", bytes, 0)),
+            None if gpu => lines.push(("context", 512 << 20, 512 << 20)),
+            None => {}
         }
-        let assumed = u128::from(facts.step_tokens) * 256 * 1024;
-        lines.push(("activations", memory.activations.map_or(assumed, |bytes| bytes.0.into())));
+        let groups = 128 * (1 << 20) * groups(budget.parallel);
+        match measured.nccl {
+            Some(bytes) => lines.push(("nccl", bytes, 0)),
+            None if gpu && request.step.is_some() && groups > 0 => lines.push(("nccl", groups, groups)),
+            None => {}
+        }
+        lines.push(match (memory.activations, measured.activations) {
+            (Some(stated), _) => ("activations", stated.0.into(), 0),
+            (None, Some(bytes)) => ("activations", bytes, 0),
+            (None, None) => {
+                let bytes = activations(request, facts);
+                ("activations", bytes, bytes / 2)
+            }
+        });
     }
     let shares_memory = request.device.is_some_and(|device| device.kind != DeviceKind::Cuda);
     let host = budget.host.filter(|_| shares_memory).map(|host| host.bytes);
-    let draft = draft_weights(request).map(|bytes| ("draft weights", bytes));
-    let stated = |(name, bytes): (&'static str, Option<ByteSize>)| bytes.map(|bytes| (name, u128::from(bytes.0)));
-    lines.extend(stated(("graphs", memory.graphs)).into_iter().chain(draft));
+    let stated = |(name, bytes): (&'static str, Option<ByteSize>)| bytes.map(|bytes| (name, u128::from(bytes.0), 0));
+    let graphs = stated(("graphs", memory.graphs)).or(logged(request, facts).graphs.map(|bytes| ("graphs", bytes, 0)));
+    let captured = || {
+        // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
+        let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
+        let some = gpu && request.step.is_some() && request.measurement.is_none() && layers > 0;
+        some.then_some(("graphs", layers * 15 * (1 << 19), layers * 28 * (1 << 19)))
+    };
+    lines.extend(graphs.or_else(captured));
+    lines.extend(draft_weights(request));
     lines.extend([("host tier", host), ("reserve", memory.reserve)].into_iter().filter_map(stated));
     lines
 }
 
+/// A step's tokens in the widest layer, or the logits of the sequences that it ends with.
+fn activations(request: &PlanRequest<'_>, facts: &Facts<'_>) -> u128 {
+    let tokens = u128::from(facts.step_tokens);
+    let Some(step) = request.step else { return tokens * 256 * 1024 };
+    let sequences = tokens.min(request.budget.max_batch_size.unwrap_or(256).into());
+    let each = u128::from(step.whole) + u128::from(step.divided).div_ceil(request.budget.parallel.tp.into());
+    (tokens * each).max(sequences * u128::from(step.logits))
+}
+
+/// Groups of ranks that one exchanges with.
+fn groups(parallel: Parallel) -> u128 {
+    let Parallel { tp, pp, ep, cp, dcp, .. } = parallel;
+    u128::from(tp > 1) + u128::from(pp > 1) + u128::from(ep > tp) + u128::from(cp > 1) + u128::from(dcp > 1)
+}
+
+/// Bytes that an engine logged, for a step of this request.
+#[derive(Default)]
+struct Logged {
+    weights: Option<u128>,
+    activations: Option<u128>,
+    graphs: Option<u128>,
+    context: Option<u128>,
+    nccl: Option<u128>,
+}
+
+fn logged(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Logged {
+    let Some(measured) = request.measured else { return Logged::default() };
+    let lines = &measured.lines;
+    let bytes = |line: Option<MeasuredBytes>| line.map(|line| u128::from(line.bytes));
+    let per_step = match measured.limits.max_num_tokens {
+        Some(tokens) if tokens > 0 => (u128::from(facts.step_tokens), u128::from(tokens)),
+        _ => (1, 1),
+    };
+    Logged {
+        weights: bytes(lines.weights),
+        activations: bytes(lines.activations).map(|bytes| bytes * per_step.0 / per_step.1),
+        graphs: bytes(lines.graphs),
+        context: bytes(lines.context),
+        nccl: bytes(lines.nccl),
+    }
+}
+
+/// One rank's share of `bytes` of weights, whose classes stand in the proportions of `classes`.
+fn of_rank(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stages: u32) -> u128 {
+    let (bytes, tp, stages) = (u128::from(bytes), u128::from(parallel.tp), u128::from(stages));
+    let Some(classes) = classes else { return bytes.div_ceil(tp * stages) };
+    let known = [classes.attention, classes.dense, classes.shared, classes.embeddings, classes.routed].map(u128::from);
+    let whole = known.iter().sum::<u128>() + u128::from(classes.replicated);
+    let scaled = known.map(|of| of * bytes / whole.max(1));
+    let replicated = bytes - scaled.iter().sum::<u128>();
+    let [over_tp @ .., routed] = scaled;
+    let over_tp: u128 = over_tp.iter().map(|of| of.div_ceil(tp * stages)).sum();
+    over_tp + routed.div_ceil(tp.max(parallel.ep.into()) * stages) + replicated.div_ceil(stages)
+}
+
 /// This rank's share of the draft model's weights; none on a stage beyond its layers.
-fn draft_weights(request: &PlanRequest<'_>) -> Option<u128> {
+fn draft_weights(request: &PlanRequest<'_>) -> Option<Line> {
     let stated = request.budget.speculation.as_ref()?.draft_weights.map(|stated| stated.0);
-    let read = request.draft.and_then(|draft| draft.model.weights).map(|weights| weights.bytes);
-    let bytes = u128::from(stated.or(read)?);
+    let read = request.draft.and_then(|draft| draft.model.weights);
+    let bytes = stated.or(read.map(|weights| weights.bytes))?;
+    let classes = read.and_then(|weights| weights.classes);
     let parallel = request.budget.parallel;
     let stages = request.draft.map_or(parallel.pp, |draft| parallel.pp.min(draft.model.layers.max(1)));
-    (request.stage < stages).then(|| bytes.div_ceil(u128::from(parallel.tp) * u128::from(stages)))
+    let bytes = of_rank(bytes, classes, parallel, stages);
+    let exact = stated.is_some() || read.is_some_and(|weights| weights.exact);
+    (request.stage < stages).then_some(("draft weights", bytes, if exact { 0 } else { bytes / 50 }))
 }
 
 /// Bytes of everything but caches.
 pub(super) fn outside(request: &PlanRequest<'_>, facts: &Facts<'_>) -> u128 {
-    expected_lines(request, facts).iter().map(|(_, bytes)| bytes).sum()
+    expected_lines(request, facts).iter().map(|(_, bytes, _)| bytes).sum()
 }
 
 pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
-    let mut expected: Vec<(String, u128)> =
-        expected_lines(request, facts).into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    let mut expected: Vec<(String, u128, u128)> =
+        expected_lines(request, facts).into_iter().map(|(name, bytes, more)| (name.to_owned(), bytes, more)).collect();
     let bytes_of = |owner: Option<Owner>| -> u128 {
         let pools = plan.pools.iter().filter(|pool| owner.is_none_or(|owner| pool.owner == owner));
         pools.map(|pool| u128::from(pool.unit_bytes) * u128::from(pool.units)).sum()
     };
     for pool in plan.pools.iter().filter(|pool| pool.owner.is_managed()) {
-        expected.push((pool.id.clone(), u128::from(pool.unit_bytes) * u128::from(pool.units)));
+        expected.push((pool.id.clone(), u128::from(pool.unit_bytes) * u128::from(pool.units), 0));
     }
     if plan.pools.iter().any(|pool| pool.owner == Owner::Local) {
-        expected.push(("local".into(), bytes_of(Some(Owner::Local))));
+        expected.push(("local".into(), bytes_of(Some(Owner::Local)), 0));
     }
     if let Some((bytes, _)) = memory(request, outside(request, facts)) {
-        expected.push(("unused".into(), bytes.saturating_sub(bytes_of(None))));
+        expected.push(("unused".into(), bytes.saturating_sub(bytes_of(None)), 0));
     }
-    let found: Vec<(String, u128)> =
-        plan.ledger.iter().map(|line| (line.name.clone(), u128::from(line.bytes))).collect();
+    let lines = plan.ledger.iter();
+    let found: Vec<(String, u128, u128)> =
+        lines.map(|line| (line.name.to_string(), line.bytes.into(), line.uncertain_bytes.into())).collect();
     findings.expect(Rule::Ledger, "ledger", found, expected);
 }

@@ -1,11 +1,12 @@
 //! An independent proof of a plan.
 //!
-//! Nothing here calls the planner or the handlers' byte counts: shapes, budget and plan are the only inputs, and every
-//! number of the plan is derived anew. Only the reading of the request (which resources a rank holds, which lengths a
-//! workload has) is shared.
+//! Nothing here calls the planner or the handlers' arithmetic: which caches a rank holds, their shapes, their bytes, how
+//! many of them fit and what the ledger adds up to are all derived anew from the request. Shared are the types, the
+//! samples that a workload stands for, and the hash of the request.
 
 mod alone;
 mod capacity;
+mod coverage;
 mod host;
 mod ledger;
 mod pools;
@@ -15,16 +16,15 @@ mod shapes;
 
 use std::fmt;
 
+use cacheplan_files::Shown;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-pub use alone::check_alone;
 
 use crate::{CachePlan, Fingerprint, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
 
 /// Something in a plan that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
-#[error("{rule}: {place} is {found}, expected {expected}")]
+#[error("{rule}: {} is {}, expected {}", Shown(place), Shown(found), Shown(expected))]
 pub struct Violation {
     /// The rule that is broken.
     pub rule: Rule,
@@ -109,12 +109,14 @@ impl Findings {
 /// Everything that is not as it must be.
 pub fn check(request: &PlanRequest<'_>, plan: &CachePlan) -> Result<(), Vec<Violation>> {
     let mut findings = Findings::default();
-    let held = request.held().map_err(|error| vec![unreadable(&error)])?;
-    let facts = capacity::Facts::of(request, &held).map_err(|error| vec![unreadable(&error)])?;
     identity(request, plan, &mut findings);
-    resources::check(&held, plan, &mut findings);
-    rollback::check(request, &held, plan, &mut findings);
-    pools::check(&facts, &held, plan, &mut findings);
+    let budget = request.budget.or_fixed(request.model);
+    let request = &PlanRequest { budget: &budget, ..*request };
+    let facts = capacity::Facts::of(request, plan).map_err(|error| vec![unreadable(&error)])?;
+    coverage::check(&facts, request, plan, &mut findings);
+    resources::check(plan, &mut findings);
+    rollback::check(request, plan, &mut findings);
+    pools::check(&facts, plan, &mut findings);
     capacity::check(&facts, request, plan, &mut findings);
     ledger::check(&facts, request, plan, &mut findings);
     host::check(&facts, request, plan, &mut findings);
@@ -136,6 +138,10 @@ fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings
     findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &Fingerprint::of(request));
     findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());
     findings.expect(Rule::Fingerprint, "parallel", plan.parallel, request.budget.parallel);
+    manager(plan, findings);
+}
+
+fn manager(plan: &CachePlan, findings: &mut Findings) {
     let states = plan.pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
     let manager = if states { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager };
     findings.expect(Rule::Owner, "manager", plan.manager, manager);

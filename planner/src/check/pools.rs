@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Split};
-use cacheplan_transforms::{Resource, Resources};
 
 use super::capacity::Facts;
 use super::shapes::{alignment, unit_bytes};
 use super::{Findings, Rule};
-use crate::{CachePlan, Owner, Policy, Pool, Unit};
+use crate::{CachePlan, Grouping, Owner, PlannedResource, Pool, Unit};
 
-pub(super) fn check(facts: &Facts<'_>, held: &Resources, plan: &CachePlan, findings: &mut Findings) {
-    let by_name: HashMap<&str, &Resource> = held.iter().map(|resource| (resource.name.as_str(), resource)).collect();
+pub(super) fn check(facts: &Facts<'_>, plan: &CachePlan, findings: &mut Findings) {
+    let by_name: HashMap<&str, &PlannedResource> =
+        plan.resources.iter().map(|resource| (resource.name.as_str(), resource)).collect();
     let mut pools_of: HashMap<&str, Vec<&Pool>> = HashMap::new();
     let mut ids: HashMap<&str, usize> = HashMap::new();
     let mut sums = (0u128, 0u128);
@@ -28,7 +28,7 @@ pub(super) fn check(facts: &Facts<'_>, held: &Resources, plan: &CachePlan, findi
         for member in &pool.members {
             pools_of.entry(&member.resource).or_default().push(pool);
         }
-        let members: Vec<&Resource> =
+        let members: Vec<&PlannedResource> =
             pool.members.iter().filter_map(|member| by_name.get(member.resource.as_str()).copied()).collect();
         if members.len() != pool.members.len() || members.is_empty() {
             findings.add(Rule::Membership, place(pool, "members"), "empty or unknown", "resources of the model");
@@ -68,7 +68,7 @@ fn checkpoints(
     plan: &CachePlan,
     pool: &Pool,
     origin: &str,
-    by_name: &HashMap<&str, &Resource>,
+    by_name: &HashMap<&str, &PlannedResource>,
     findings: &mut Findings,
 ) {
     let origins = plan.pools.iter().find(|other| other.id == origin && other.checkpoints_of.is_none());
@@ -107,11 +107,11 @@ fn place(pool: &Pool, key: &str) -> String {
 }
 
 /// The growth as the pool sees it: `first-reference` knows no windows, and one that never binds is none.
-pub(super) fn growth_in(plan: &CachePlan, resource: &Resource) -> Growth {
+pub(super) fn growth_in(plan: &CachePlan, resource: &PlannedResource) -> Growth {
     let kv = matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged);
     match resource.handler.growth() {
         Growth::Paged { stride, window: Some(window) }
-            if u64::from(window) >= plan.limits.max_seq_len || (kv && plan.policy == Policy::FirstReference) =>
+            if u64::from(window) >= plan.limits.max_seq_len || (kv && plan.policy == Grouping::FirstReference) =>
         {
             Growth::Paged { stride, window: None }
         }
@@ -119,8 +119,8 @@ pub(super) fn growth_in(plan: &CachePlan, resource: &Resource) -> Growth {
     }
 }
 
-fn compatible(members: &[&Resource], plan: &CachePlan, pool: &Pool, findings: &mut Findings) {
-    let class = |resource: &Resource| {
+fn compatible(members: &[&PlannedResource], plan: &CachePlan, pool: &Pool, findings: &mut Findings) {
+    let class = |resource: &PlannedResource| {
         let handler = &resource.handler;
         let dims = handler.shape().iter().filter(|dim| dim.split != Split::KvHeads);
         let sizes: Vec<u64> = dims.map(|dim| dim.size).collect();
@@ -133,7 +133,7 @@ fn compatible(members: &[&Resource], plan: &CachePlan, pool: &Pool, findings: &m
     }
 }
 
-fn owner(members: &[&Resource], policy: Policy, pool: &Pool, findings: &mut Findings) {
+fn owner(members: &[&PlannedResource], policy: Grouping, pool: &Pool, findings: &mut Findings) {
     let growth = members[0].handler.growth();
     let manager = match growth {
         Growth::Paged { .. } => Some(Owner::KvCacheManager),
@@ -146,7 +146,7 @@ fn owner(members: &[&Resource], policy: Policy, pool: &Pool, findings: &mut Find
         _ => Unit::Slot,
     };
     findings.expect(Rule::Owner, place(pool, "unit"), pool.unit, unit);
-    let able = if policy == Policy::ByKey { pool.owner == manager.unwrap_or(Owner::Local) } else { true };
+    let able = if policy == Grouping::ByKey { pool.owner == manager.unwrap_or(Owner::Local) } else { true };
     if !able || (pool.owner != Owner::Local && Some(pool.owner) != manager) {
         let expected = format!("{:?}", manager.unwrap_or(Owner::Local));
         findings.add(Rule::Owner, place(pool, "owner"), format!("{:?}", pool.owner), expected);
@@ -156,7 +156,7 @@ fn owner(members: &[&Resource], policy: Policy, pool: &Pool, findings: &mut Find
     }
 }
 
-fn layout(facts: &Facts<'_>, members: &[&Resource], plan: &CachePlan, pool: &Pool, findings: &mut Findings) {
+fn layout(facts: &Facts<'_>, members: &[&PlannedResource], plan: &CachePlan, pool: &Pool, findings: &mut Findings) {
     let growth = growth_in(plan, members[0]);
     let (tokens, window, entries, reserved) = match growth {
         Growth::Paged { stride, window } => {

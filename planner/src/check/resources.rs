@@ -1,29 +1,27 @@
-//! Every resource of the model is planned once, as it is.
+//! Each resource's bytes follow from its shape and growth, and the totals from theirs.
+
+use std::collections::HashSet;
 
 use cacheplan_handlers::Growth;
-use cacheplan_transforms::Resources;
 
 use super::shapes::unit_bytes;
 use super::{Findings, Rule};
 use crate::CachePlan;
 
-pub(super) fn check(held: &Resources, plan: &CachePlan, findings: &mut Findings) {
-    let names = |plan: &CachePlan| plan.resources.iter().map(|resource| resource.name.clone()).collect::<Vec<_>>();
-    let expected: Vec<String> = held.iter().map(|resource| resource.name.clone()).collect();
-    if names(plan) != expected {
-        findings.add(Rule::Coverage, "resources", format!("{:?}", names(plan)), format!("{expected:?}"));
-    }
+pub(super) fn check(plan: &CachePlan, findings: &mut Findings) {
     let (seq_len, positions) = (u128::from(plan.limits.max_seq_len), u128::from(plan.limits.draft_positions));
     let mut sums = (0u128, 0u128);
-    for (resource, planned) in held.iter().zip(&plan.resources) {
-        let place = |key: &str| format!("resources[{}].{key}", resource.name);
-        findings.expect(Rule::Coverage, place("handler"), &planned.handler, &resource.handler);
-        findings.expect(Rule::Coverage, place("layer"), planned.layer, resource.layer);
-        findings.expect(Rule::Coverage, place("kind"), planned.kind.as_str(), resource.handler.kind().name());
-        findings.expect(Rule::Coverage, place("dtype"), planned.dtype, resource.handler.dtype());
-        findings.expect(Rule::Coverage, place("shared_by"), &planned.shared_by, &resource.shared_by);
-        let unit = unit_bytes(&resource.handler);
-        let (token, sequence, fixed) = match resource.handler.growth() {
+    let mut names = HashSet::new();
+    for planned in &plan.resources {
+        let place = |key: &str| format!("resources[{}].{key}", planned.name);
+        let handler = &planned.handler;
+        if !names.insert(&planned.name) {
+            findings.add(Rule::Coverage, place("name"), "there twice", "a name of its own");
+        }
+        findings.expect(Rule::Coverage, place("kind"), planned.kind.as_str(), handler.kind().name());
+        findings.expect(Rule::Coverage, place("dtype"), planned.dtype, handler.dtype());
+        let unit = unit_bytes(handler);
+        let (token, sequence, fixed) = match handler.growth() {
             Growth::Paged { stride, .. } => (unit.div_ceil(stride.into()), 0, 0),
             Growth::PerSlotToken => (0, unit * seq_len, 0),
             Growth::PerSequence => (0, unit, 0),
@@ -34,7 +32,7 @@ pub(super) fn check(held: &Resources, plan: &CachePlan, findings: &mut Findings)
         findings.expect(Rule::Size, place("bytes_per_sequence"), planned.bytes_per_sequence.into(), sequence);
         findings.expect(Rule::Size, place("bytes_fixed"), planned.bytes_fixed.into(), fixed);
         sums.0 += token;
-        if resource.handler.growth() == Growth::PerSequence {
+        if handler.growth() == Growth::PerSequence {
             sums.1 += sequence;
         }
     }

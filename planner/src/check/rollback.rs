@@ -1,22 +1,21 @@
 //! Every state of a speculative plan can be put back to its accepted tokens.
 
-use cacheplan_handlers::{DType, Decay, Growth, Kind, Recurrence, ResourceHandler};
-use cacheplan_transforms::{Resource, Resources};
+use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler};
 
+use super::coverage::has_twins;
 use super::{Findings, Rule};
-use crate::{CachePlan, PlanRequest, Scheme};
+use crate::{CachePlan, PlanRequest, PlannedResource, Scheme};
 
 /// What lies at each candidate position: kind, elements, dtype.
 type Kept = (String, u128, DType);
 
-pub(super) fn check(request: &PlanRequest<'_>, held: &Resources, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
     // Twins that came with the model are the model's own affair.
-    let own = request.resources.iter().any(|resource| resource.handler.is_speculative());
-    let speculation = request.budget.speculation.as_ref().filter(|_| !own);
+    let speculation = request.budget.speculation.as_ref().filter(|_| !has_twins(request));
     findings.expect(Rule::Rollback, "rollback", plan.rollback, speculation.map(|speculation| speculation.scheme));
     let Some(speculation) = speculation else { return };
     let positions = u128::from(speculation.draft_tokens) + 1;
-    for (model, state) in request.resources.iter().filter_map(|model| Some((model, held.get(&model.name)?))) {
+    for (model, state) in request.resources.iter().filter_map(|model| Some((model, plan.resource(&model.name)?))) {
         if !check_state(speculation.scheme, state, request.model.dtype, plan, findings) {
             let place = format!("resources[{}]", state.name);
             findings.expect(Rule::Rollback, place, columns(&state.handler), columns(&model.handler) + positions);
@@ -25,8 +24,8 @@ pub(super) fn check(request: &PlanRequest<'_>, held: &Resources, plan: &CachePla
 }
 
 /// The same of the plan's own resources, as far as they tell: how many columns a convolution has of its own they do not.
-pub(super) fn check_alone(resources: &Resources, plan: &CachePlan, findings: &mut Findings) {
-    let own = || resources.iter().filter(|resource| !resource.name.starts_with("draft."));
+pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
+    let own = || plan.resources.iter().filter(|planned| !planned.drafts);
     let Some(scheme) = plan.rollback else {
         let drafts = plan.limits.draft_positions > 1 && own().any(|resource| is_state(&resource.handler));
         if drafts && !own().any(|resource| resource.handler.is_speculative()) {
@@ -49,7 +48,7 @@ pub(super) fn check_alone(resources: &Resources, plan: &CachePlan, findings: &mu
 /// columns for its candidates instead.
 fn check_state(
     scheme: Scheme,
-    state: &Resource,
+    state: &PlannedResource,
     activations: DType,
     plan: &CachePlan,
     findings: &mut Findings,
@@ -77,7 +76,7 @@ fn columns(handler: &ResourceHandler) -> u128 {
 }
 
 /// What the plan keeps at the candidate positions of a state.
-fn kept(plan: &CachePlan, state: &Resource) -> Vec<Kept> {
+fn kept(plan: &CachePlan, state: &PlannedResource) -> Vec<Kept> {
     let of_state = plan.resources.iter().filter(|resource| {
         let twin_of = resource.name.split_once('.').map(|(_, name)| name);
         resource.handler.growth() == Growth::PerDraftPosition
@@ -117,9 +116,9 @@ fn inputs(state: &ResourceHandler, activations: DType) -> Vec<Kept> {
                 (
                     "g",
                     match decay {
-                        Decay::Fixed => 0,
-                        Decay::PerHead => heads,
-                        Decay::PerChannel => heads * rows,
+                        DecayKind::Fixed => 0,
+                        DecayKind::PerHead => heads,
+                        DecayKind::PerChannel => heads * rows,
                     },
                     DType::F32,
                 ),

@@ -1,9 +1,9 @@
 //! A budget file with every key, commented out, so that it says what the defaults are and changes none.
 
-use super::keys::{KEYS, Key, REQUIRED, SECTIONS};
+use super::keys::{Key, REQUIRED, SECTIONS};
 
 /// A commented budget file that reads as the default budget.
-pub fn commented_budget() -> String {
+pub(super) fn commented_budget() -> String {
     let mut text = String::from(
         "# What memory there is, what limits hold, and how caches are stored. Every key is optional.\n\
          # A flag of the command line stands above an environment variable (CACHEPLAN__MEMORY__BYTES=24GiB),\n\
@@ -22,7 +22,7 @@ pub fn commented_budget() -> String {
 }
 
 fn in_section(section: &str) -> impl Iterator<Item = &'static Key> {
-    KEYS.iter().filter(move |key| key.split().0 == section)
+    Key::all().iter().filter(move |key| key.split().0 == section)
 }
 
 /// The key with its help and default, `# ` before words and `#` before what could be uncommented.

@@ -2,6 +2,7 @@
 
 mod init;
 mod keys;
+mod reference;
 mod schema;
 
 use std::fmt;
@@ -10,16 +11,12 @@ use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-pub use init::commented_budget;
-pub use schema::budget_schema;
-
 use crate::budget::{in_words, nearest, nearest_key};
-use crate::render::align;
+use crate::render::columns;
 use crate::{Budget, BudgetError};
-use keys::{KEYS, Key};
-
-/// What environment variables start with: `CACHEPLAN__MEMORY__BYTES` is `memory.bytes`.
-const PREFIX: &str = "CACHEPLAN__";
+pub(crate) use keys::MAX_COUNT;
+use keys::PREFIX;
+pub use keys::{Key, Values};
 
 /// Where a value came from, the strongest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -86,38 +83,6 @@ pub struct Config {
     pub settings: Vec<ConfigValue>,
 }
 
-/// The variables that set keys, among all of the environment.
-///
-/// # Errors
-/// A variable with our prefix that names no key, or one that would be a key's but for an underscore.
-pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Result<Vec<Override>, BudgetError> {
-    let mut overrides = Vec::new();
-    for (name, value) in variables {
-        let Some(rest) = name.strip_prefix(PREFIX) else {
-            // One underscore where two are meant would set nothing and say nothing.
-            let single = |key: &&Key| variable(key).replace("__", "_") == name.replace("__", "_");
-            let Some(key) = KEYS.iter().find(single) else { continue };
-            let message = format!("sets nothing; the variable of `{}` is {}", key.path, variable(key));
-            return Err(BudgetError::new(Some(Origin::Environment(name)), message));
-        };
-        let key = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>().join(".");
-        if !KEYS.iter().any(|known| known.path == key) {
-            let nearest = nearest(&key, KEYS.iter().map(|known| known.path));
-            let message = format!("there is no key `{key}`");
-            return Err(BudgetError { nearest, ..BudgetError::new(Some(Origin::Environment(name)), message) });
-        }
-        overrides.push(Override { key, value, origin: Origin::Environment(name) });
-    }
-    // The environment has no order of its own.
-    overrides.sort_by(|left, right| left.key.cmp(&right.key));
-    Ok(overrides)
-}
-
-/// The variable that sets a key.
-fn variable(key: &Key) -> String {
-    PREFIX.to_owned() + &key.path.to_uppercase().replace('.', "__")
-}
-
 /// What a process takes of a device unless it is told otherwise: vLLM's default.
 const USUAL_SHARE: [(&str, &str); 2] = [("memory.fraction", "0.9"), ("memory.of", "total")];
 
@@ -126,6 +91,33 @@ fn by_device((key, value): (&str, &str)) -> Override {
 }
 
 impl Config {
+    /// The variables that set keys, among all of the environment.
+    ///
+    /// # Errors
+    /// A variable with our prefix that names no key, or one that would be a key's but for an underscore.
+    pub fn environment(variables: impl IntoIterator<Item = (String, String)>) -> Result<Vec<Override>, BudgetError> {
+        let mut overrides = Vec::new();
+        for (name, value) in variables {
+            let Some(rest) = name.strip_prefix(PREFIX) else {
+                // One underscore where two are meant would set nothing and say nothing.
+                let single = |key: &&Key| key.variable().replace("__", "_") == name.replace("__", "_");
+                let Some(key) = Key::all().iter().find(single) else { continue };
+                let message = format!("sets nothing; the variable of `{}` is {}", key.path, key.variable());
+                return Err(BudgetError::new(Some(Origin::Environment(name)), message));
+            };
+            let key = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>().join(".");
+            if !Key::all().iter().any(|known| known.path == key) {
+                let nearest = nearest(&key, Key::all().iter().map(|known| known.path));
+                let message = format!("there is no key `{key}`");
+                return Err(BudgetError { nearest, ..BudgetError::new(Some(Origin::Environment(name)), message) });
+            }
+            overrides.push(Override { key, value, origin: Origin::Environment(name) });
+        }
+        // The environment has no order of its own.
+        overrides.sort_by(|left, right| left.key.cmp(&right.key));
+        Ok(overrides)
+    }
+
     /// Puts `flags` over `environment` over the file (its text and its name) over the defaults.
     ///
     /// # Errors
@@ -160,9 +152,10 @@ impl Config {
         let (text, name) = file.unwrap_or_default();
         // Errors of the file itself read best from its own text.
         let in_file = |error: BudgetError| Budget::from_toml(text, name).err().unwrap_or(error);
-        let mut table: Table = toml::from_str(text).map_err(|error| in_file(plain(None, &error)))?;
+        let parsed = cacheplan_files::Source::parse_toml(text);
+        let mut table: Table = parsed.map_err(|error| in_file(BudgetError::new(None, error.message)))?;
         // Serde would take a list for the section's keys in order.
-        let mut sections = KEYS.iter().filter_map(|key| Some(key.path.split_once('.')?.0));
+        let mut sections = Key::all().iter().filter_map(|key| Some(key.path.split_once('.')?.0));
         if let Some(section) = sections.find(|section| table.get(*section).is_some_and(Value::is_array)) {
             let message = format!("`{section}` is a list; a section `[{section}]` was expected");
             return Err(BudgetError::new(Some(Origin::File { name: name.to_owned(), line: None }), message));
@@ -178,21 +171,41 @@ impl Config {
             set(&mut table, change)?;
         }
         let overrides = || flags.iter().rev().chain(environment.iter().rev()).chain(&usual);
-        let merged = table.clone().try_into::<Budget>().map_err(|error| plain(None, &error));
+        let lines = DeTable::parse(text).map_err(|error| in_file(plain(None, &error)))?;
+        let origin_of = |key: &Key| match overrides().find(|change| change.key == key.path) {
+            Some(change) => change.origin.clone(),
+            None => line_of(text, lines.get_ref(), key.path)
+                .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line: Some(line) }),
+        };
+        let mut settings = Vec::new();
+        for key in Key::all() {
+            let (origin, stated) = (origin_of(key), get(&table, key.path));
+            if let Some(refused) = stated.and_then(|value| key.refuses(value)) {
+                return Err(BudgetError::new(Some(origin), refused));
+            }
+            let value = stated.map_or_else(|| key.default.to_owned(), ToString::to_string);
+            settings.push(ConfigValue { key: key.path, value, origin });
+        }
+        let merged = table.try_into::<Budget>().map_err(|error| plain(None, &error));
         let budget = merged
             .and_then(Budget::validated)
             .map_err(|error| overrides().find_map(wrong_by_itself).unwrap_or_else(|| in_file(error)))?;
-        let lines = DeTable::parse(text).map_err(|error| in_file(plain(None, &error)))?;
-        let settings = KEYS.iter().map(|key| {
-            let origin = match overrides().find(|change| change.key == key.path) {
-                Some(change) => change.origin.clone(),
-                None => line_of(text, lines.get_ref(), key.path)
-                    .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line: Some(line) }),
-            };
-            let value = get(&table, key.path).map_or_else(|| key.default.to_owned(), ToString::to_string);
-            ConfigValue { key: key.path, value, origin }
-        });
-        Ok(Self { budget, settings: settings.collect() })
+        Ok(Self { budget, settings })
+    }
+
+    /// A commented budget file that reads as the default budget.
+    pub fn commented_file() -> String {
+        init::commented_budget()
+    }
+
+    /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
+    pub fn schema() -> String {
+        schema::budget_schema()
+    }
+
+    /// The reference of all keys, as a Markdown table.
+    pub fn reference() -> String {
+        reference::reference()
     }
 
     /// The keys that somebody stated, as a budget file.
@@ -209,13 +222,13 @@ impl Config {
             .iter()
             .map(|setting| vec![setting.key.to_owned(), setting.value.clone(), setting.origin.to_string()])
             .collect();
-        align(&rows, &[]).into_iter().map(|line| line + "\n").collect()
+        columns(&rows, &[]).into_iter().map(|line| line + "\n").collect()
     }
 }
 
 /// The value of `text`: TOML where it is that, else a text without quotes.
 fn value(text: &str) -> Value {
-    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    let parsed = cacheplan_files::Source::parse_toml::<Table>(&format!("value = {text}")).ok();
     parsed
         .filter(|table| table.len() == 1)
         .and_then(|mut table| table.remove("value"))
@@ -270,7 +283,7 @@ fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {
     let message = match error.message().split('`').collect::<Vec<_>>()[..] {
         // Of the section that needs it a merged table does not say.
         ["missing field ", field, ""] => {
-            let mut paths = KEYS.iter().filter(|key| key.path.rsplit('.').next() == Some(field));
+            let mut paths = Key::all().iter().filter(|key| key.path.rsplit('.').next() == Some(field));
             match (paths.next(), paths.next()) {
                 (Some(key), None) => format!("`{}` is missing, which its section needs", key.path),
                 _ => error.message().to_owned(),

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{KEYS, Key, Kind, REQUIRED, SECTIONS};
+use super::keys::{Key, REQUIRED, SECTIONS, Values};
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
-pub fn budget_schema() -> String {
+pub(super) fn budget_schema() -> String {
     let mut properties = object("");
     for (section, help) in SECTIONS {
         let required: Vec<&str> =
@@ -34,20 +34,21 @@ pub fn budget_schema() -> String {
 }
 
 fn object(section: &str) -> Map<String, Value> {
-    let keys = KEYS.iter().filter(|key| key.split().0 == section);
+    let keys = Key::all().iter().filter(|key| key.split().0 == section);
     keys.map(|key| (key.split().1.to_owned(), property(key))).collect()
 }
 
 fn property(key: &Key) -> Value {
-    let mut schema = match key.kind {
-        Kind::Count(least, u64::MAX) => json!({ "type": "integer", "minimum": least }),
-        Kind::Count(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
-        Kind::Bytes => json!({ "$ref": "#/$defs/bytes" }),
-        Kind::Fraction => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
-        Kind::DType => json!({ "type": "string" }),
-        Kind::Choice(names) => json!({ "enum": names }),
-        Kind::Switch => json!({ "type": "boolean" }),
-        Kind::Lengths => json!({ "$ref": "#/$defs/lengths" }),
+    let mut schema = match key.values {
+        Values::Count(least, most) | Values::Tokens(least, most) => {
+            json!({ "type": "integer", "minimum": least, "maximum": most })
+        }
+        Values::Bytes => json!({ "$ref": "#/$defs/bytes" }),
+        Values::Fraction => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
+        Values::DType => json!({ "type": "string" }),
+        Values::Choice(names) => json!({ "enum": names.iter().map(|(name, _)| name).collect::<Vec<_>>() }),
+        Values::Switch => json!({ "type": "boolean" }),
+        Values::Lengths => json!({ "$ref": "#/$defs/lengths" }),
     };
     schema["description"] = json!(format!("{} Default: {}.", key.help, key.default));
     schema

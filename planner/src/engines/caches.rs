@@ -2,11 +2,37 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_transforms::Resources;
+use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
-use super::{Engine, MlaCache};
+use super::MlaCache;
 use crate::demand::{Demand, Load};
+use crate::request::Held;
+
+/// What engines store each in a way of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Storage {
+    /// Layers that read another layer's cache have one of their own all the same.
+    pub(super) copies_shared: bool,
+    /// An indexer's keys are 8 bits wide with a scale, whatever the dtype of the cache.
+    pub(super) quantises_index: bool,
+    /// Every latent of sparse attention has an index, also where a layer uses another's choice.
+    pub(super) index_per_latent: bool,
+    /// A window that no sequence outgrows stays one.
+    pub(super) keeps_long_windows: bool,
+    /// Latents of sparse attention in 8 bits lie beside their scales and a rope key of 16 bits.
+    pub(super) packs_sparse_latents: bool,
+}
+
+impl Storage {
+    /// Nothing in a way of its own.
+    pub(super) const AS_MODELLED: Self = Self {
+        copies_shared: false,
+        quantises_index: false,
+        index_per_latent: false,
+        keeps_long_windows: false,
+        packs_sparse_latents: false,
+    };
+}
 
 /// The caches of one rank.
 pub(super) struct Caches<'a> {
@@ -41,34 +67,36 @@ pub(super) struct State {
     pub(super) ssm_elements: u64,
     pub(super) conv_elements: u64,
     pub(super) conv_column_elements: u64,
+    /// How the recurrent one moves on, where it is known.
+    pub(super) recurrence: Option<Recurrence>,
 }
 
 impl<'a> Caches<'a> {
-    pub(super) fn of(held: &'a Resources, max_seq_len: u64, mla_cache: Option<MlaCache>, engine: Engine) -> Self {
+    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, mla_cache: Option<MlaCache>, storage: Storage) -> Self {
         let mut attention = Vec::new();
-        let indexer = held.iter().find(|resource| is_indexer(&resource.handler)).map(|resource| &resource.handler);
-        let indexer = indexer.filter(|_| held.of_kind(&Kind::MlaPaged).next().is_some());
-        // These store sparse attention in layouts of their own.
-        let packs = matches!(engine, Engine::Vllm | Engine::Sglang);
-        let quantises_index = packs || engine == Engine::TensorRtLlm;
-        let bytes = |handler: &ResourceHandler| match indexer {
-            Some(_) if quantises_index && is_indexer(handler) => index_bytes(handler),
-            Some(_) if packs && is_packed(handler) => packed_bytes(handler),
+        let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
+        let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());
+        let bytes = |handler: &ResourceHandler| match (indexer, handler.known_shape()) {
+            (Some(_), Some(Shape::Vector { head_dim })) if storage.quantises_index && is_indexer(handler) => {
+                index_bytes(head_dim)
+            }
+            (Some(_), Some(Shape::Kv { head_dim, .. })) if storage.packs_sparse_latents && is_packed(handler) => {
+                packed_bytes(head_dim)
+            }
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
-        for resource in held {
+        for (resource, draft) in held.iter() {
             let handler = &resource.handler;
-            match handler.growth() {
+            match handler.growth().within(max_seq_len) {
                 Growth::Paged { stride, window } => {
-                    // SGLang allocates for layers that read another's cache too.
-                    let readers = if engine == Engine::Sglang { resource.shared_by.len() } else { 0 };
+                    let readers = if storage.copies_shared { resource.shared_by.len() } else { 0 };
                     attention.extend((0..=readers).map(|_| Attention {
                         handler,
                         bytes: bytes(handler),
                         stride: stride.into(),
-                        window: window.filter(|window| u64::from(*window) < max_seq_len),
-                        draft: resource.name.starts_with("draft."),
+                        window,
+                        draft,
                     }));
                 }
                 Growth::PerSequence => {
@@ -83,13 +111,13 @@ impl<'a> Caches<'a> {
                     } else {
                         state.ssm += handler.unit_bytes();
                         state.ssm_elements += elements;
+                        state.recurrence = state.recurrence.or(handler.recurrence());
                     }
                 }
                 Growth::PerSlotToken | Growth::PerDraftPosition | Growth::Fixed => {}
             }
         }
-        // SGLang allocates an index for every latent, also where a layer uses another's choice.
-        if let (Engine::Sglang, Some(handler)) = (engine, indexer) {
+        if let (true, Some(handler)) = (storage.index_per_latent, indexer) {
             let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
             let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
             let index = || Attention { handler, bytes: bytes(handler), stride: 1, window: None, draft: false };
@@ -127,7 +155,7 @@ impl<'a> Caches<'a> {
 /// Whether it holds an indexer's keys, one per token.
 fn is_indexer(handler: &ResourceHandler) -> bool {
     let every_token = matches!(handler.growth(), Growth::Paged { stride: 1, .. });
-    every_token && handler.kind().name() == "core.index_key"
+    every_token && *handler.kind() == Kind::IndexKey
 }
 
 /// Elements that share a float32 scale in the layouts of sparse attention.
@@ -135,9 +163,8 @@ const SCALED_TOGETHER: u64 = 128;
 
 /// An index key is 8 bits wide whatever the dtype of the cache (vLLM's indexer cache, SGLang's NSA and DSA pools,
 /// TensorRT-LLM's DSA cache managers).
-fn index_bytes(handler: &ResourceHandler) -> u64 {
-    let width = handler.dim("head_dim").unwrap_or_default();
-    width + width / SCALED_TOGETHER * 4
+const fn index_bytes(head_dim: u64) -> u64 {
+    head_dim + head_dim / SCALED_TOGETHER * 4
 }
 
 fn is_packed(handler: &ResourceHandler) -> bool {
@@ -145,8 +172,8 @@ fn is_packed(handler: &ResourceHandler) -> bool {
 }
 
 /// `fp8_ds_mla`: a latent of 8 bits with its scales, and a rope key of 16 bits.
-fn packed_bytes(handler: &ResourceHandler) -> u64 {
-    let rank = handler.dim("head_dim").unwrap_or_default().saturating_sub(ROPE_DIM);
+const fn packed_bytes(latent: u64) -> u64 {
+    let rank = latent.saturating_sub(ROPE_DIM);
     rank + rank / SCALED_TOGETHER * 4 + 2 * ROPE_DIM
 }
 

@@ -4,40 +4,72 @@ use serde_json::Value;
 
 use super::Setting;
 use super::input::Input;
+use crate::{Budget, Engine};
 
 /// One engine's vocabulary.
-pub(super) struct Dialect {
+pub(crate) struct Dialect {
     /// The engine's own name, for people.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The versions whose keys were read in their sources or documents, oldest first.
-    pub(super) versions: &'static [&'static str],
+    pub(crate) versions: &'static [&'static str],
     /// Its keys, in the order they are written.
-    pub(super) keys: &'static [Key],
+    pub(crate) keys: &'static [Key],
     /// What it cannot be told; each gives a sentence where the plan says it.
-    pub(super) gaps: &'static [fn(&Input<'_>) -> Option<String>],
+    pub(crate) gaps: &'static [fn(&Input<'_>) -> Option<String>],
     /// Why it cannot run the plan at all.
-    pub(super) refuses: fn(&Input<'_>) -> Option<String>,
+    pub(crate) refuses: fn(&Input<'_>) -> Option<String>,
+    /// The way back, where the engine is modelled.
+    pub(crate) back: Option<WayBack>,
 }
 
 /// One key.
-pub(super) struct Key {
+pub(crate) struct Key {
     /// As the engine spells it; a dot leads into a section.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Index of the first of [`Dialect::versions`] that has it.
-    pub(super) since: usize,
+    pub(crate) since: usize,
     /// The plan's value and where it comes from; `None` where the plan does not say it.
-    pub(super) value: fn(&Input<'_>) -> Option<(Value, String)>,
+    pub(crate) value: fn(&Input<'_>) -> Option<(Value, String)>,
+}
+
+/// From an engine's keys to its model.
+#[derive(Clone, Copy)]
+pub(crate) struct WayBack {
+    pub(crate) engine: Engine,
+    /// The keys as what the model is told.
+    pub(crate) told: fn(&Told<'_>) -> Budget,
+}
+
+/// Settings, read back.
+pub(crate) struct Told<'a>(pub(crate) &'a [Setting]);
+
+impl Told<'_> {
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        self.value(key)?.as_u64()
+    }
+
+    pub(crate) fn fraction(&self, key: &str) -> Option<f64> {
+        self.value(key)?.as_f64()
+    }
+
+    pub(crate) fn switch(&self, key: &str) -> Option<bool> {
+        self.value(key)?.as_bool()
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.0.iter().find(|setting| setting.key == key).map(|setting| &setting.value)
+    }
 }
 
 impl Dialect {
-    pub(super) fn settings(&self, input: &Input<'_>) -> Vec<Setting> {
+    pub(crate) fn settings(&self, input: &Input<'_>) -> Vec<Setting> {
         let known = self.keys.iter().filter(|key| key.since <= input.release);
         known
             .filter_map(|key| (key.value)(input).map(|(value, source)| Setting { key: key.name.into(), value, source }))
             .collect()
     }
 
-    pub(super) fn not_expressed(&self, input: &Input<'_>) -> Vec<String> {
+    pub(crate) fn not_expressed(&self, input: &Input<'_>) -> Vec<String> {
         let missing = self.keys.iter().filter(|key| key.since > input.release).filter_map(|key| {
             let (value, _) = (key.value)(input)?;
             Some(format!("`{}` = {value}: this version has no such key", key.name))

@@ -8,10 +8,23 @@ use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
 use super::dialect::{Dialect, Key};
+use super::file::nested;
 use super::input::{Input, Sourced, is_conv, is_kv, is_ssm};
+use super::target::Deployment;
 use crate::PlannedResource;
 
-pub(super) const EDGE_LLM: Dialect = Dialect {
+pub(super) static EDGE_LLM: Deployment = Deployment {
+    name: "edge-llm",
+    file_name: "config.json",
+    names_model: false,
+    dialect: &DIALECT,
+    releases: &[],
+    // JSON has no comments.
+    write: |file| format!("{:#}\n", nested(file.settings)),
+    gaps: |_| Vec::new(),
+};
+
+static DIALECT: Dialect = Dialect {
     name: "TensorRT-Edge-LLM",
     versions: &["0.7.0"],
     keys: &[
@@ -51,6 +64,7 @@ pub(super) const EDGE_LLM: Dialect = Dialect {
         |input| input.no_host_tier("its caches stay on the device"),
     ],
     refuses,
+    back: None,
 };
 
 /// The dtypes that its runtime reads.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cacheplan_handlers::{DType, Kind};
+use cacheplan_handlers::{DType, Kind, Split};
 use serde_json::{Value, json};
 
 use super::{ExportError, Serving};
@@ -12,19 +12,19 @@ use crate::{CachePlan, Owner, Parallel, PlannedResource, Pool, Unit};
 const NOT_BINDING: f64 = 0.95;
 
 /// A plan on its way to an engine.
-pub(super) struct Input<'a> {
-    pub(super) plan: &'a CachePlan,
-    pub(super) serving: &'a Serving,
+pub(crate) struct Input<'a> {
+    pub(crate) plan: &'a CachePlan,
+    pub(crate) serving: &'a Serving,
     /// Index into the engine's versions.
-    pub(super) release: usize,
+    pub(crate) release: usize,
 }
 
 /// A value with where it comes from.
-pub(super) type Sourced = Option<(Value, String)>;
+pub(crate) type Sourced = Option<(Value, String)>;
 
 impl<'a> Input<'a> {
     /// Plans are read from files; sums over them are exact only once this holds.
-    pub(super) fn refuse_damage(&self) -> Result<(), ExportError> {
+    pub(crate) fn refuse_damage(&self) -> Result<(), ExportError> {
         let sum = self.pools().try_fold(0u64, |sum, pool| sum.checked_add(pool.bytes));
         let slots = self.plan.slots.live.checked_add(self.plan.slots.checkpoints);
         let damage = if sum.is_none() {
@@ -41,72 +41,96 @@ impl<'a> Input<'a> {
         Err(ExportError::Damaged(damage))
     }
 
-    pub(super) fn model(&self) -> &str {
+    /// Ranks that the plan was not made for must at least be able to divide what it divides.
+    pub(crate) fn refuse_split(&self, engine: &'static str) -> Result<(), ExportError> {
+        let (asked, planned) = (u64::from(self.parallel().tp), u64::from(self.plan.parallel.tp));
+        if asked == planned {
+            return Ok(());
+        }
+        for resource in self.resources() {
+            for dim in resource.handler.shape() {
+                let heads = dim.size.saturating_mul(planned);
+                let divided = match dim.split {
+                    Split::KvHeads => heads.is_multiple_of(asked) || asked.is_multiple_of(heads),
+                    Split::Heads => heads.is_multiple_of(asked),
+                    Split::Whole | Split::Sections(_) => true,
+                };
+                if !divided {
+                    let what =
+                        format!("{asked} tensor-parallel ranks do not divide the {heads} heads of `{}`", resource.name);
+                    return Err(ExportError::Unsupported { engine, what });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn model(&self) -> &str {
         self.serving.model.as_deref().unwrap_or("<MODEL>")
     }
 
     /// The model's own caches, without those of a draft model.
-    pub(super) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
-        self.plan.resources.iter().filter(|resource| !resource.drafts())
+    pub(crate) fn resources(&self) -> impl Iterator<Item = &'a PlannedResource> {
+        self.plan.resources.iter().filter(|resource| !resource.drafts)
     }
 
     /// Pools that somebody allocates.
-    pub(super) fn pools(&self) -> impl Iterator<Item = &'a Pool> {
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &'a Pool> {
         self.plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted)
     }
 
-    pub(super) fn paged(&self) -> impl Iterator<Item = &'a Pool> {
+    pub(crate) fn paged(&self) -> impl Iterator<Item = &'a Pool> {
         self.pools().filter(|pool| pool.unit == Unit::Block)
     }
 
-    pub(super) fn has_states(&self) -> bool {
+    pub(crate) fn has_states(&self) -> bool {
         self.resources().any(|resource| resource.handler.is_state())
     }
 
-    pub(super) fn cache_bytes(&self) -> Sourced {
+    pub(crate) fn cache_bytes(&self) -> Sourced {
         let bytes: u64 = self.pools().map(|pool| pool.bytes).sum();
         Some((json!(bytes), format!("bytes of {}", listed(self.pools().map(|pool| pool.id.as_str())))))
     }
 
-    pub(super) fn max_seq_len(&self) -> Sourced {
+    pub(crate) fn max_seq_len(&self) -> Sourced {
         Some((json!(self.plan.limits.max_seq_len), "the plan's max_seq_len".into()))
     }
 
-    pub(super) fn max_batch_size(&self) -> Sourced {
+    pub(crate) fn max_batch_size(&self) -> Sourced {
         let capped_by = &self.plan.capacity.capped_by;
         Some((json!(self.plan.limits.max_batch_size), format!("the plan's max_batch_size, capped by {capped_by}")))
     }
 
-    pub(super) fn max_num_tokens(&self) -> Sourced {
+    pub(crate) fn max_num_tokens(&self) -> Sourced {
         Some((json!(self.plan.limits.max_num_tokens), "the plan's max_num_tokens".into()))
     }
 
     /// The tokens in a page, where all pages have as many.
-    pub(super) fn tokens_per_block(&self) -> Sourced {
+    pub(crate) fn tokens_per_block(&self) -> Sourced {
         let sizes: BTreeSet<u64> = self.paged().filter_map(|pool| pool.tokens_per_block).collect();
         let one = sizes.first().filter(|_| sizes.len() == 1)?;
         Some((json!(one), "the plan's tokens_per_block".into()))
     }
 
-    pub(super) fn not_binding_fraction(why: &str) -> Sourced {
+    pub(crate) fn not_binding_fraction(why: &str) -> Sourced {
         Some((json!(NOT_BINDING), format!("not binding: {why}")))
     }
 
     /// What is missing where the engine gets no host tier.
-    pub(super) fn no_host_tier(&self, why: &str) -> Option<String> {
+    pub(crate) fn no_host_tier(&self, why: &str) -> Option<String> {
         self.serving.host_bytes.map(|bytes| format!("{bytes} bytes of host memory: {why}"))
     }
 
-    pub(super) fn parallel(&self) -> Parallel {
+    pub(crate) fn parallel(&self) -> Parallel {
         self.serving.parallel.unwrap_or(self.plan.parallel)
     }
 
-    pub(super) fn tensor_parallel(&self) -> Sourced {
+    pub(crate) fn tensor_parallel(&self) -> Sourced {
         let tp = self.parallel().tp;
         (tp > 1).then(|| (json!(tp), "parallel.tp; the plan is that of one rank".into()))
     }
 
-    pub(super) fn pipeline_parallel(&self) -> Sourced {
+    pub(crate) fn pipeline_parallel(&self) -> Sourced {
         let pp = self.parallel().pp;
         (pp > 1).then(|| (json!(pp), "parallel.pp; the plan is that of one rank".into()))
     }
@@ -119,7 +143,7 @@ impl<'a> Input<'a> {
     }
 
     /// The engine's name for the dtype of the caches that `of` picks, from `names`; the model's own is `own`.
-    pub(super) fn dtype_name(
+    pub(crate) fn dtype_name(
         &self,
         of: fn(&Kind) -> bool,
         own: Option<&str>,
@@ -135,7 +159,7 @@ impl<'a> Input<'a> {
     }
 
     /// What is missing where [`Self::dtype_name`] has no name for caches that the plan has.
-    pub(super) fn unnamed_dtype(&self, what: &str, of: fn(&Kind) -> bool, named: &Sourced) -> Option<String> {
+    pub(crate) fn unnamed_dtype(&self, what: &str, of: fn(&Kind) -> bool, named: &Sourced) -> Option<String> {
         let dtypes: BTreeSet<&str> = self
             .resources()
             .filter(|resource| of(resource.handler.kind()))
@@ -146,7 +170,7 @@ impl<'a> Input<'a> {
     }
 
     /// What no engine can be told.
-    pub(super) fn common_gaps(&self) -> Vec<String> {
+    pub(crate) fn common_gaps(&self) -> Vec<String> {
         let plan = self.plan;
         let mut gaps = Vec::new();
         let mut say = |applies: bool, sentence: &dyn Fn() -> String| {
@@ -173,11 +197,11 @@ impl<'a> Input<'a> {
             format!("{} drafted tokens: state the draft model and the count to the engine as well", positions - 1)
         });
         let told = |name: &str| plan.pool(name).is_some() || name == "unused";
-        for line in plan.ledger.iter().filter(|line| !told(&line.name) && line.bytes > 0) {
+        for line in plan.ledger.iter().filter(|line| !told(line.name.name()) && line.bytes > 0) {
             say(true, &|| format!("{} = {} bytes: the engine measures or assumes its own", line.name, line.bytes));
         }
         let parallel = self.parallel();
-        for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp)] {
+        for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp), ("dcp", parallel.dcp)] {
             say(size > 1, &|| format!("parallel.{key} = {size}: state it to the engine as well"));
         }
         gaps
@@ -185,7 +209,7 @@ impl<'a> Input<'a> {
 }
 
 /// `a, b and c`, with more than four cut short.
-pub(super) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
+pub(crate) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
     let mut items: Vec<String> = items.map(|item| item.to_string()).collect();
     if items.len() > 4 {
         let more = items.len() - 3;
@@ -199,14 +223,14 @@ pub(super) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
     }
 }
 
-pub(super) fn is_kv(kind: &Kind) -> bool {
+pub(crate) fn is_kv(kind: &Kind) -> bool {
     matches!(kind, Kind::KvPaged | Kind::MlaPaged)
 }
 
-pub(super) fn is_ssm(kind: &Kind) -> bool {
+pub(crate) fn is_ssm(kind: &Kind) -> bool {
     matches!(kind, Kind::Ssm)
 }
 
-pub(super) fn is_conv(kind: &Kind) -> bool {
+pub(crate) fn is_conv(kind: &Kind) -> bool {
     matches!(kind, Kind::CausalConv)
 }

@@ -2,22 +2,27 @@
 //!
 //! One table of keys per engine; Dynamo, llm-d and Ray wrap the same arguments.
 
+mod admitted;
 mod dialect;
+mod dynamo;
 mod edge_llm;
+pub(crate) mod file;
 mod input;
-mod render;
-mod sglang;
+mod llm_d;
+mod ray;
 mod target;
-mod tensorrt_llm;
-mod vllm;
-mod yaml;
 
+use cacheplan_files::{Shown, printable};
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::{CachePlan, Parallel};
-use input::Input;
+use crate::{CachePlan, Parallel, PlanError};
+pub(crate) use admitted::predicted;
+pub(crate) use dialect::{Dialect, Key, Told, WayBack};
+use file::File;
+pub(crate) use input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
+pub(crate) use target::Deployment;
 pub use target::Target;
 
 /// What is served, as far as a plan does not say it.
@@ -44,8 +49,19 @@ pub struct Export {
     pub text: String,
     /// Every value with its key and where it comes from.
     pub settings: Vec<Setting>,
+    /// Sequences of the plan's mean length that the engine admits with these values, as its model says; absent where it
+    /// has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admits: Option<u64>,
     /// What the plan says and the engine cannot be told, one sentence each.
     pub not_expressed: Vec<String>,
+}
+
+impl Export {
+    /// Whether the file itself says what is not expressed: JSON has no comments.
+    pub fn has_comments(&self) -> bool {
+        !self.file_name.ends_with(".json")
+    }
 }
 
 /// One value that an engine is told.
@@ -63,7 +79,7 @@ pub struct Setting {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ExportError {
     /// No such target.
-    #[error("unknown target `{found}`; known are {}", known.join(", "))]
+    #[error("unknown target `{found}`; known are {}", known.join(", "), found = Shown(.found))]
     Target {
         /// What was asked for.
         found: String,
@@ -71,7 +87,7 @@ pub enum ExportError {
         known: Vec<&'static str>,
     },
     /// A version whose keys were not read.
-    #[error("unknown version `{found}` for {target}; the keys are known for {}", known.join(", "))]
+    #[error("unknown version `{found}` for {target}; the keys are known for {}", known.join(", "), found = Shown(.found))]
     Version {
         /// The target's name.
         target: &'static str,
@@ -81,10 +97,19 @@ pub enum ExportError {
         known: Vec<&'static str>,
     },
     /// A plan whose numbers no planner makes.
-    #[error("the plan is damaged: {0}; plan again")]
+    #[error("the plan is damaged: {shown}; plan again", shown = Shown(.0))]
     Damaged(String),
+    /// A name that an engine would take for something else.
+    #[error(
+        "the model's name `{}` cannot be told to an engine: it is empty, begins with `-` or has characters that are not seen; a path may begin with `./`",
+        Shown(found)
+    )]
+    Model {
+        /// The name.
+        found: String,
+    },
     /// The plan needs what the engine has no words for, so that the rest would be wrong.
-    #[error("{engine} cannot run this plan: {what}")]
+    #[error("{engine} cannot run this plan: {what}", what = Shown(.what))]
     Unsupported {
         /// The engine.
         engine: &'static str,
@@ -105,19 +130,64 @@ pub fn export(
     version: Option<&str>,
     serving: &Serving,
 ) -> Result<Export, ExportError> {
-    let (dialect, release) = target.resolve(version)?;
+    let (deployment, release) = target.resolve(version)?;
+    let dialect = deployment.dialect;
     let host_bytes = serving.host_bytes.or(plan.host.as_ref().map(|host| host.bytes));
     let serving = &Serving { host_bytes, ..serving.clone() };
     let input = Input { plan, serving, release };
     input.refuse_damage()?;
+    input.refuse_split(dialect.name)?;
+    if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
+        return Err(ExportError::Model { found: model.to_owned() });
+    }
     if let Some(what) = (dialect.refuses)(&input) {
         return Err(ExportError::Unsupported { engine: dialect.name, what });
     }
     let settings = dialect.settings(&input);
     let mut not_expressed = dialect.not_expressed(&input);
-    not_expressed.extend(target.gaps(serving));
+    let admits = match admitted::admitted(dialect, &input, &settings) {
+        Some(Ok(prediction)) => Some((prediction.sequences, prediction.notes.join("; "))),
+        Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
+        Some(Err(other)) => {
+            not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
+            None
+        }
+        None => None,
+    };
+    if let Some((admitted, why)) = &admits
+        && *admitted < plan.capacity.sequences
+    {
+        let (planned, name) = (plan.capacity.sequences, dialect.name);
+        not_expressed.push(format!("{admitted} of the plan's {planned} sequences run at once in {name}: {why}"));
+    }
+    let admits = admits.map(|(admitted, _)| admitted);
+    let unnamed = serving.model.is_none() && target.names_model();
+    not_expressed.extend(unnamed.then(|| "which model it is: replace <MODEL> by its name or path".into()));
+    not_expressed.extend((deployment.gaps)(serving));
     let engine = format!("{} {}", dialect.name, dialect.versions[release]);
-    let text = render::render(target, &engine, &settings, &not_expressed, &input);
-    let file_name = target.file_name().into();
-    Ok(Export { target: target.to_string(), engine, file_name, text, settings, not_expressed })
+    let text = (deployment.write)(&File {
+        engine: &engine,
+        model: input.model(),
+        model_type: &plan.model.model_type,
+        tool_version: &plan.tool_version,
+        parallel: input.parallel(),
+        settings: &settings,
+        not_expressed: &not_expressed,
+    });
+    let file_name = deployment.file_name.into();
+    Ok(Export { target: target.to_string(), engine, file_name, text, settings, admits, not_expressed })
+}
+
+/// Whether no shell, parser or engine can take it for anything but a name.
+fn is_name(model: &str) -> bool {
+    !model.is_empty() && !model.starts_with('-') && printable(model) == model && !model.contains(['\n', '\t'])
+}
+
+impl Serving {
+    /// What a pod in which the engine offloads must have.
+    fn pod_memory(&self) -> Option<String> {
+        self.host_bytes.map(|bytes| {
+            format!("the pod's memory limit and /dev/shm: both must exceed {bytes} bytes for each rank in it")
+        })
+    }
 }

@@ -4,12 +4,13 @@ mod by_key;
 mod by_window;
 mod first_reference;
 
-use cacheplan_handlers::{DType, Growth, Kind};
+use cacheplan_handlers::{CompatKey, DType, Growth, Kind};
 use cacheplan_transforms::{Resource, Resources};
 
-use crate::{Owner, PlanError, Policy};
+use crate::{Grouping, Owner, PlanError};
 
-pub use first_reference::{MambaParams, mamba_params, n_groups};
+#[cfg(test)]
+pub(crate) use first_reference::{groups_of, managed_layers};
 
 /// Resources that share one allocation.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +27,11 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
+    /// A group that will hold the resources of a key.
+    fn empty(owner: Owner, key: CompatKey<'a>, reason: String) -> Self {
+        Self { owner, kind: key.kind, growth: key.growth, dtype: key.dtype, members: Vec::new(), reason }
+    }
+
     /// A resource that nobody manages, allocated by itself.
     fn local(resource: &'a Resource, growth: Growth, reason: String) -> Self {
         let (kind, dtype) = (resource.handler.kind(), resource.handler.dtype());
@@ -34,21 +40,11 @@ impl<'a> Group<'a> {
 }
 
 /// Groups all resources; every resource is a member of exactly one group.
-pub(crate) fn group(policy: Policy, resources: &Resources, max_seq_len: u64) -> Result<Vec<Group<'_>>, PlanError> {
+pub(crate) fn group(policy: Grouping, resources: &Resources, max_seq_len: u64) -> Result<Vec<Group<'_>>, PlanError> {
     match policy {
-        Policy::FirstReference => Ok(first_reference::group(resources)),
-        Policy::ByWindow => by_window::group(resources, max_seq_len),
-        Policy::ByKey => Ok(by_key::group(resources, max_seq_len)),
-    }
-}
-
-/// A window that no sequence can exceed is full attention.
-fn effective_growth(growth: Growth, max_seq_len: u64) -> Growth {
-    match growth {
-        Growth::Paged { stride, window: Some(window) } if u64::from(window) >= max_seq_len => {
-            Growth::Paged { stride, window: None }
-        }
-        other => other,
+        Grouping::FirstReference => Ok(first_reference::group(resources, max_seq_len)),
+        Grouping::ByWindow => by_window::group(resources, max_seq_len),
+        Grouping::ByKey => Ok(by_key::group(resources, max_seq_len)),
     }
 }
 

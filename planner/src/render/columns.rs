@@ -1,37 +1,78 @@
 //! Aligned text columns within a fixed width.
 
+use cacheplan_files::{Shown, printable};
+
 /// The widest line of a table.
 pub(crate) const WIDTH: usize = 100;
 
-/// Rows aligned by column, two blanks between; columns whose index is in `right` end flush.
+/// Rows aligned by column, two blanks between; columns whose index is in `right` end flush. A last cell that would end
+/// beyond [`WIDTH`] goes on in the lines below.
 pub(crate) fn align(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0))
-        .collect();
-    rows.iter()
-        .map(|row| {
-            let cells = row.iter().enumerate().map(|(column, cell)| {
-                let width = widths[column];
-                if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-            });
-            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-        })
-        .collect()
+    let (rows, widths) = measured(rows);
+    let lines = |row: &Vec<String>| {
+        let whole = line(row, &widths, right);
+        let Some((last, before)) = row.split_last().filter(|(_, before)| !right.contains(&before.len())) else {
+            return vec![whole];
+        };
+        let indent: usize = widths[..before.len()].iter().map(|width| width + 2).sum();
+        if whole.chars().count() <= WIDTH || indent + LEAST_WRAPPED > WIDTH {
+            return vec![whole];
+        }
+        let mut wrapped = broken(last, WIDTH - indent).into_iter();
+        let first = [before, &[wrapped.next().unwrap_or_default()]].concat();
+        let rest = wrapped.map(|rest| " ".repeat(indent) + &rest);
+        [line(&first, &widths, right)].into_iter().chain(rest).collect()
+    };
+    rows.iter().flat_map(lines).collect()
 }
+
+/// The same with each row in one line, however long, for programs too.
+pub(crate) fn columns(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
+    let (rows, widths) = measured(rows);
+    rows.iter().map(|row| line(row, &widths, right)).collect()
+}
+
+/// The rows as they are shown, since cells may come from outside, and the width of each column.
+fn measured(rows: &[Vec<String>]) -> (Vec<Vec<String>>, Vec<usize>) {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| Shown(cell).to_string()).collect()).collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row: &Vec<String>| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    (rows, widths)
+}
+
+fn line(row: &[String], widths: &[usize], right: &[usize]) -> String {
+    let cells = row.iter().enumerate().map(|(column, cell)| {
+        let width = widths[column];
+        if right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+    });
+    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+}
+
+/// No column is broken into less than this.
+const LEAST_WRAPPED: usize = 20;
 
 /// `text` broken at blanks and commas so that each line, indent included, is at most [`WIDTH`] wide.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
+    let text = printable(text).replace('\n', "\\u000a");
+    let pad = " ".repeat(indent);
+    broken(&text, WIDTH - indent).iter().map(|line| format!("{pad}{line}\n")).collect()
+}
+
+/// `text` broken at blanks and commas into lines of at most `width`, as far as its words are no longer.
+fn broken(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_inclusive([' ', ',']) {
         let used = lines.last().map_or(0, |line| line.chars().count());
-        if used > 0 && indent + used + word.trim_end().chars().count() > WIDTH {
+        if used > 0 && used + word.trim_end().chars().count() > width {
             lines.push(String::new());
         }
         if let Some(line) = lines.last_mut() {
             line.push_str(word);
         }
     }
-    let pad = " ".repeat(indent);
-    lines.iter().map(|line| format!("{pad}{}\n", line.trim_end())).collect()
+    lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }

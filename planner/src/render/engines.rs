@@ -2,8 +2,9 @@
 
 use super::columns::{align, wrap};
 use super::markdown;
+use crate::Comparison;
+use crate::engines::EnginePrediction;
 use crate::size::ByteSize;
-use crate::{Comparison, EnginePrediction};
 
 impl EnginePrediction {
     /// Name, number and size of each quantity that the engine has.
@@ -13,6 +14,7 @@ impl EnginePrediction {
             ("groups", self.groups),
             ("group_size", self.group_size),
             ("num_blocks", self.num_blocks),
+            ("padding_layers", self.padding_layers),
             ("blocks_per_request", self.blocks_per_request),
             ("tokens", self.tokens),
             ("window_tokens", self.window_tokens),
@@ -21,16 +23,21 @@ impl EnginePrediction {
         ];
         let bytes = [
             ("page_bytes", self.page_bytes),
+            ("state_page_bytes", self.state_page_bytes),
             ("kv_bytes", self.kv_bytes),
             ("state_bytes", self.state_bytes),
             ("ssm_bytes", self.ssm_bytes),
             ("conv_bytes", self.conv_bytes),
             ("speculation_bytes", self.speculation_bytes),
+            ("speculation_conv_bytes", self.speculation_conv_bytes),
             ("wasted_bytes", Some(self.wasted_bytes)),
         ];
         let counts = counts.into_iter().filter_map(|(name, count)| Some((name, count?, String::new())));
         let bytes = bytes.into_iter().filter_map(|(name, bytes)| Some((name, bytes?, ByteSize(bytes?).to_string())));
-        counts.chain(bytes).map(|(name, number, size)| vec![name.into(), number.to_string(), size]).collect()
+        let concurrency =
+            self.concurrency.map(|times| vec!["concurrency".into(), format!("{times:.2}"), String::new()]);
+        let numbers = counts.chain(bytes).map(|(name, number, size)| vec![name.into(), number.to_string(), size]);
+        numbers.chain(concurrency).collect()
     }
 
     /// The prediction as Markdown: a table of its quantities and a list of its rules.
@@ -56,31 +63,33 @@ impl EnginePrediction {
     }
 }
 
-/// Comparisons as a text table, at most 100 columns wide, with what costs each engine its bytes.
-pub fn comparison_table(comparisons: &[Comparison]) -> String {
-    let heading = ["engine", "bytes", "ours", "engine's", "ratio", "our waste", "its waste"];
-    let mut rows = vec![heading.map(String::from).to_vec()];
-    rows.extend(comparisons.iter().map(|row| {
-        vec![
-            format!("{} {}", row.engine, row.version),
-            ByteSize(row.bytes).to_string(),
-            row.sequences.to_string(),
-            row.engine_sequences.to_string(),
-            ratio(row.sequences, row.engine_sequences),
-            ByteSize(row.wasted_bytes).to_string(),
-            ByteSize(row.engine_wasted_bytes).to_string(),
-        ]
-    }));
-    let mut lines = align(&rows, &[1, 2, 3, 4, 5, 6]).into_iter();
-    let mut text = lines.next().map(|heading| heading + "\n").unwrap_or_default();
-    for (line, row) in lines.zip(comparisons) {
-        text.push_str(&line);
-        text.push('\n');
-        for why in &row.why {
-            text.push_str(&wrap(why, 6));
+impl Comparison {
+    /// Comparisons as a text table, at most 100 columns wide, with what costs each engine its bytes.
+    pub fn table(comparisons: &[Self]) -> String {
+        let heading = ["engine", "bytes", "ours", "engine's", "ratio", "our waste", "its waste"];
+        let mut rows = vec![heading.map(String::from).to_vec()];
+        rows.extend(comparisons.iter().map(|row| {
+            vec![
+                format!("{} {}", row.engine, row.version),
+                ByteSize(row.bytes).to_string(),
+                row.sequences.to_string(),
+                row.engine_sequences.to_string(),
+                ratio(row.sequences, row.engine_sequences),
+                ByteSize(row.wasted_bytes).to_string(),
+                ByteSize(row.engine_wasted_bytes).to_string(),
+            ]
+        }));
+        let mut lines = align(&rows, &[1, 2, 3, 4, 5, 6]).into_iter();
+        let mut text = lines.next().map(|heading| heading + "\n").unwrap_or_default();
+        for (line, row) in lines.zip(comparisons) {
+            text.push_str(&line);
+            text.push('\n');
+            for why in &row.why {
+                text.push_str(&wrap(why, 6));
+            }
         }
+        text
     }
-    text
 }
 
 /// Two decimals, in integers.

@@ -1,6 +1,8 @@
 //! The plan as Markdown, for issues and documents.
 
 use super::{Line, lines, owner_name, ranges, source_name};
+use cacheplan_files::Shown;
+
 use crate::size::ByteSize;
 use crate::{CachePlan, HostPlan};
 
@@ -18,7 +20,7 @@ impl CachePlan {
             self.policy,
             capacity.sequences,
             capacity.tokens_per_sequence,
-            cell(&capacity.capped_by),
+            cell(&capacity.capped_by.to_string()),
             ByteSize(totals.managed_bytes),
             ByteSize(totals.unmanaged_bytes),
         );
@@ -43,7 +45,7 @@ fn resources(plan: &CachePlan) -> String {
         let own = first.pool == first.name;
         vec![
             count.to_string(),
-            if first.drafts() { format!("draft {}", ranges(&layers)) } else { ranges(&layers) },
+            if first.drafts { format!("draft {}", ranges(&layers)) } else { ranges(&layers) },
             first.kind.clone(),
             first.dtype.to_string(),
             owner_name(first.owner).into(),
@@ -73,7 +75,7 @@ fn pools(plan: &CachePlan) -> String {
 fn ledger(plan: &CachePlan) -> String {
     let rows = plan.ledger.iter().map(|line| {
         vec![
-            line.name.clone(),
+            line.name.to_string(),
             line.bytes.to_string(),
             ByteSize(line.bytes).to_string(),
             source_name(line.source).into(),
@@ -106,5 +108,5 @@ pub(super) fn table(heading: &[&str], alignment: &str, rows: impl Iterator<Item 
 
 /// Text that cannot end its cell or its line, nor be taken for a tag.
 pub(super) fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('<', "&lt;").replace(['\n', '\r'], " ")
+    Shown(text).to_string().replace('|', "\\|").replace('<', "&lt;")
 }

@@ -2,17 +2,17 @@
 
 mod columns;
 mod engines;
+mod fit;
+mod fit_svg;
 mod markdown;
 mod ranks;
 mod svg;
 mod table;
-mod yaml;
-
-pub use engines::comparison_table;
+pub(crate) mod yaml;
 
 use cacheplan_handlers::DType;
 
-pub(crate) use columns::{align, wrap};
+pub(crate) use columns::{align, columns, wrap};
 pub(crate) use table::source_name;
 pub(crate) use yaml::yaml;
 
@@ -30,7 +30,7 @@ impl Line<'_> {
     pub(crate) fn place(&self) -> String {
         let layers =
             if self.layers.is_empty() { "whole model".into() } else { format!("layers {}", ranges(&self.layers)) };
-        if self.first.drafts() { format!("drafting, {layers}") } else { layers }
+        if self.first.drafts { format!("drafting, {layers}") } else { layers }
     }
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn lines(plan: &CachePlan) -> Vec<Line<'_>> {
         // Local allocations are pools of their own, and alike all the same.
         let pool = if resource.owner == Owner::Local { "" } else { &resource.pool };
         let key = (
-            resource.drafts(),
+            resource.drafts,
             resource.kind.as_str(),
             resource.owner,
             pool,

@@ -8,11 +8,10 @@ impl RankPlans {
     /// What all ranks agreed on, as lines at most 100 columns wide.
     pub fn heading(&self) -> String {
         let (parallel, agreed) = (&self.parallel, &self.agreement);
-        let sizes =
-            [("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp)];
         let sizes: Vec<String> =
-            sizes.iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
-        let mut served = format!("{} sequences, {} spare tokens", agreed.sequences, agreed.spare_tokens);
+            parallel.sizes().iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
+        let of_each = if parallel.dp > 1 { " per replica" } else { "" };
+        let mut served = format!("{} sequences{of_each}, {} spare tokens", agreed.sequences, agreed.spare_tokens);
         if let Some(parked) = agreed.host_sequences {
             served.push_str(&format!(", {parked} sequences on each host"));
         }

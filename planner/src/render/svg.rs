@@ -1,8 +1,10 @@
 //! The plan as a picture: one bar of the device's bytes, and a legend that names each part.
 
+use cacheplan_files::Shown;
+
 use super::{owner_name, ranges, source_name};
 use crate::size::ByteSize;
-use crate::{CachePlan, Owner, Unit};
+use crate::{CachePlan, LedgerItem, Owner, Unit};
 
 /// Width of the picture and its margin, in pixels.
 const WIDTH: f64 = 1000.0;
@@ -93,12 +95,15 @@ fn parts(plan: &CachePlan) -> Vec<Part> {
     let lines = plan.ledger.iter().filter(|line| line.bytes > 0);
     lines
         .map(|line| {
-            let pool = plan.pool(&line.name).filter(|pool| pool.owner.is_managed());
-            let class = match (pool.map(|pool| pool.owner), line.name.as_str()) {
+            let pool = match &line.name {
+                LedgerItem::Pool(id) => plan.pool(id),
+                _ => None,
+            };
+            let class = match (pool.map(|pool| pool.owner), &line.name) {
                 (Some(Owner::MambaCacheManager), _) => Class::State,
                 (Some(_), _) => Class::Paged,
-                (None, "local") => Class::Local,
-                (None, "unused") => Class::Unused,
+                (None, LedgerItem::Local) => Class::Local,
+                (None, LedgerItem::Unused) => Class::Unused,
                 (None, _) => Class::Outside,
             };
             let note = pool.map_or_else(
@@ -116,7 +121,7 @@ fn parts(plan: &CachePlan) -> Vec<Part> {
             );
             let layers = pool.map(|pool| ranges(&pool.layers)).filter(|layers| !layers.is_empty());
             let layers = layers.map(|layers| format!("layers {layers}")).unwrap_or_default();
-            Part { class, name: line.name.clone(), bytes: line.bytes, note, layers }
+            Part { class, name: line.name.to_string(), bytes: line.bytes, note, layers }
         })
         .collect()
 }
@@ -250,5 +255,5 @@ fn percent(bytes: u64, total: u128) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    Shown(text).to_string().replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,8 +1,9 @@
 //! The plan as a table of at most 100 columns.
 
 use super::{Line, align, lines, owner_name, wrap};
+use crate::plan::Deployment;
 use crate::size::ByteSize;
-use crate::{CachePlan, HostPlan, ManagerKind, Source, Unit};
+use crate::{CachePlan, Certainty, HostPlan, ManagerKind, Unit};
 
 impl CachePlan {
     /// The plan as a text table, at most 100 columns wide, with one line for resources that are alike.
@@ -14,6 +15,9 @@ impl CachePlan {
         text.push_str(&pools(self));
         text.push_str("\nLEDGER\n");
         text.push_str(&ledger(self));
+        if let Some(deployment) = &self.deployment {
+            text.push_str(&weights(deployment));
+        }
         if let Some(host) = &self.host {
             text.push_str("\nHOST TIER\n");
             text.push_str(&host_tier(host));
@@ -108,7 +112,7 @@ fn ledger(plan: &CachePlan) -> String {
     let mut rows = vec![["", "bytes", "", "source", "note"].map(String::from).to_vec()];
     rows.extend(plan.ledger.iter().map(|line| {
         vec![
-            line.name.clone(),
+            line.name.to_string(),
             line.bytes.to_string(),
             ByteSize(line.bytes).to_string(),
             source_name(line.source).into(),
@@ -116,6 +120,19 @@ fn ledger(plan: &CachePlan) -> String {
         ]
     }));
     joined(align(&rows, &[1, 2]))
+}
+
+/// What a rank holds of each class of weights.
+fn weights(deployment: &Deployment) -> String {
+    if deployment.weights.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![["", "in all", "ranks", "per rank"].map(String::from).to_vec()];
+    rows.extend(deployment.weights.iter().map(|share| {
+        let (bytes, each) = (ByteSize(share.bytes).to_string(), ByteSize(share.bytes_per_rank).to_string());
+        vec![share.class.clone(), bytes, share.ranks.to_string(), each]
+    }));
+    format!("\nWEIGHTS (divided as vLLM does, assumed)\n{}", joined(align(&rows, &[1, 2, 3])))
 }
 
 fn host_tier(host: &HostPlan) -> String {
@@ -134,11 +151,18 @@ fn capacity(plan: &CachePlan) -> String {
     let tokens = capacity.tokens.map_or_else(|| "no paged tokens".into(), |tokens| format!("{tokens} tokens in pages"));
     let managed = ByteSize(plan.totals.managed_bytes);
     let unmanaged = ByteSize(plan.totals.unmanaged_bytes);
-    let rows = [
+    let per_replica =
+        plan.deployment.as_ref().filter(|deployment| deployment.replicas > 1).map_or("", |_| " per replica");
+    let deployment = plan.deployment.as_ref().map(|all| {
+        let Deployment { devices, replicas, devices_per_replica: each, sequences, .. } = all;
+        let replicas = if *replicas == 1 { "1 replica".into() } else { format!("{replicas} replicas of {each}") };
+        vec!["IN ALL".into(), format!("{sequences} sequences on {devices} devices, {replicas}")]
+    });
+    let mut rows = vec![
         vec![
             "CAPACITY".into(),
             format!(
-                "{} sequences of {} tokens, {tokens}, capped by {}",
+                "{} sequences{per_replica} of {} tokens, {tokens}, capped by {}",
                 capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
             ),
         ],
@@ -152,6 +176,7 @@ fn capacity(plan: &CachePlan) -> String {
         ],
         vec!["BYTES".into(), format!("{managed} managed, {unmanaged} unmanaged")],
     ];
+    rows.extend(deployment);
     joined(align(&rows, &[]))
 }
 
@@ -159,11 +184,11 @@ fn bytes_or_dash(bytes: u64) -> String {
     if bytes == 0 { "-".into() } else { ByteSize(bytes).to_string() }
 }
 
-pub(crate) const fn source_name(source: Source) -> &'static str {
+pub(crate) const fn source_name(source: Certainty) -> &'static str {
     match source {
-        Source::Exact => "exact",
-        Source::Measured => "measured",
-        Source::Assumed => "assumed",
+        Certainty::Exact => "exact",
+        Certainty::Measured => "measured",
+        Certainty::Assumed => "assumed",
     }
 }
 

@@ -1,5 +1,6 @@
 //! JSON values as YAML 1.2 in block style.
 
+use cacheplan_files::printable;
 use serde_json::Value;
 
 use crate::CachePlan;
@@ -74,7 +75,7 @@ fn scalar(value: &Value) -> String {
 }
 
 /// A text without quotes where no reader could take it for anything else, else as in JSON, which is YAML too.
-fn string(text: &str) -> String {
+pub(crate) fn string(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
     let starts = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
     // Old readers take these for booleans and nothing, `.inf` and hexadecimal cannot start with a letter.
@@ -82,7 +83,8 @@ fn string(text: &str) -> String {
     if starts && text.bytes().all(plain) && !reserved.contains(&text.to_lowercase().as_str()) {
         text.to_owned()
     } else {
-        Value::from(text).to_string()
+        // The escapes of JSON are YAML's as well.
+        printable(&Value::from(text).to_string()).into_owned()
     }
 }
 
@@ -100,5 +102,17 @@ mod tests {
     #[case(json!(null), "null\n")]
     fn values_are_written_in_blocks(#[case] value: Value, #[case] text: &str) {
         assert_eq!(yaml(&value), text);
+    }
+
+    #[test]
+    fn hostile_keys_and_texts_read_back_as_they_are() {
+        let controls = (0..=0x9fu32).chain([0x2028, 0x2029, 0x202e, 0x2066, 0xfeff, 0xffff]).filter_map(char::from_u32);
+        let words =
+            ["yes", "null", "~", "1e3", "1_000", "2024-01-01", "- x", "? x", "a: b", "# x", "'", "\"", "*a", "{", "|"];
+        let texts: Vec<String> = controls.map(|c| format!("a{c}b: 1")).chain(words.map(String::from)).collect();
+        let keys: serde_json::Map<String, Value> =
+            texts.iter().map(|text| (text.clone(), json!({ text.as_str(): [text, [text]] }))).collect();
+        let value = json!({ "keys": keys, "texts": texts });
+        assert_eq!(serde_yaml_ng::from_str::<Value>(&yaml(&value)).unwrap(), value);
     }
 }

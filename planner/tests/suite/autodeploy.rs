@@ -5,14 +5,13 @@
 //! at tensors, these look at the plan that would allocate them.
 
 use cacheplan_handlers::{AllocationDims, DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::autodeploy::{needs_resize, reuses_blocks};
 use cacheplan_planner::{
-    Budget, CachePlan, Fraction, ManagerKind, Measurement, Owner, PlanError, Policy, Unit, check, n_groups, plan,
-    resize,
+    Budget, CachePlan, Fraction, Grouping, ManagerKind, Measurement, Owner, PlanError, Unit, check, plan,
 };
 use rstest::rstest;
 
-use crate::common::{Model, budget, mamba2};
+use super::common::{Model, budget, mamba2};
+use super::formulas::{n_groups, needs_resize, reuses_blocks};
 
 const SETTING: &str = "max_seq_len = 128\nmax_batch_size = 4\ntokens_per_block = 32\n";
 
@@ -100,7 +99,7 @@ fn windows_have_a_pool_each(#[case] handlers: Vec<ResourceHandler>, #[case] pool
 }
 
 #[rstest]
-fn row_12_caches_that_must_be_uniform_and_are_not(#[values(Policy::ByWindow, Policy::ByKey)] policy: Policy) {
+fn row_12_caches_that_must_be_uniform_and_are_not(#[values(Grouping::ByWindow, Grouping::ByKey)] policy: Grouping) {
     let budget = Budget { grouping: Some(policy), require_uniform: true, ..by_window() };
     let mixed = model(vec![kv(8, 64), windowed(8, 80, 32)]);
     let error = plan(&mixed.request(&budget)).unwrap_err();
@@ -201,14 +200,14 @@ fn row_55_what_is_there_once_may_be_local() {
     assert_eq!(owned_by(&planned(vec![kv(8, 64), scratch], &rejecting()), Owner::Local), 1);
 }
 
-fn replaying(policy: Policy) -> Budget {
+fn replaying(policy: Grouping) -> Budget {
     let speculation = Some(toml("draft_tokens = 2\nscheme = 'replay'"));
     Budget { grouping: Some(policy), speculation, ..rejecting() }
 }
 
 #[rstest]
 fn row_56_replay_buffers_have_the_manager_of_their_states(
-    #[values(Policy::FirstReference, Policy::ByWindow, Policy::ByKey)] policy: Policy,
+    #[values(Grouping::FirstReference, Grouping::ByWindow, Grouping::ByKey)] policy: Grouping,
 ) {
     let plan = planned(vec![ssm(), conv(320), ssm(), conv(320)], &replaying(policy));
     let replays = plan.resources.iter().filter(|resource| resource.kind.starts_with("replay."));
@@ -218,7 +217,7 @@ fn row_56_replay_buffers_have_the_manager_of_their_states(
 
 #[rstest]
 fn row_57_a_generic_state_beside_replay_buffers_is_refused_and_they_are_not(
-    #[values(Policy::FirstReference, Policy::ByWindow, Policy::ByKey)] policy: Policy,
+    #[values(Grouping::FirstReference, Grouping::ByWindow, Grouping::ByKey)] policy: Grouping,
 ) {
     let model = model(vec![ssm(), conv(320), ssm(), conv(320), generic_state()]);
     let error = plan(&model.request(&replaying(policy))).unwrap_err().to_string();
@@ -228,7 +227,7 @@ fn row_57_a_generic_state_beside_replay_buffers_is_refused_and_they_are_not(
 #[test]
 fn inputs_of_a_local_state_are_local() {
     let other = mamba2(8, 64, 16, 2, DType::Bf16);
-    let plan = planned(vec![ssm(), other], &Budget { reject_unmanaged: false, ..replaying(Policy::FirstReference) });
+    let plan = planned(vec![ssm(), other], &Budget { reject_unmanaged: false, ..replaying(Grouping::FirstReference) });
     let owners = |layer: u32| plan.resources.iter().filter(move |resource| resource.layer == Some(layer));
     assert!(owners(0).all(|resource| resource.owner == Owner::MambaCacheManager));
     assert!(owners(1).all(|resource| resource.owner == Owner::Local));
@@ -239,7 +238,7 @@ fn row_25_without_memory_a_resize_changes_nothing() {
     let model = model(vec![kv(8, 64)]);
     let budget = first_reference();
     let measured = Measurement { resident_bytes: 1 << 30, forward_bytes: 1 << 28, free_bytes: 1 << 34 };
-    let (before, after) = (plan(&model.request(&budget)).unwrap(), resize(&model.request(&budget), &measured).unwrap());
+    let (before, after) = (plan(&model.request(&budget)).unwrap(), model.request(&budget).resized(&measured).unwrap());
     assert_eq!((before.pools, before.capacity), (after.pools, after.capacity));
 }
 
@@ -289,13 +288,13 @@ fn a_resize_gives_the_tokens_of_the_formula() {
     let measured = Measurement { resident_bytes: 0, forward_bytes: 3 << 30, free_bytes: 40 << 30 };
     let mut shorter = budget.clone();
     shorter.max_seq_len = Some(4096);
-    let plan = resize(&model.request(&shorter), &measured).unwrap();
+    let plan = model.request(&shorter).resized(&measured).unwrap();
     assert_eq!(plan.capacity.tokens, Some(4_128_768 - 32));
     // Where the budget is known not to exist, there is no plan.
-    let error = resize(&model.request(&budget), &measured).unwrap_err();
+    let error = model.request(&budget).resized(&measured).unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let none = Measurement { free_bytes: 1 << 30, ..measured };
-    assert_eq!(resize(&model.request(&shorter), &none).unwrap_err().exit_code(), 3);
+    assert_eq!(model.request(&shorter).resized(&none).unwrap_err().exit_code(), 3);
 }
 
 /// The token number is clamped to the batch from above; from below a plan holds one longest sequence or is none.

@@ -1,14 +1,15 @@
 //! The checker accepts what the planner makes and nothing else.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, DeviceInfo, DeviceKind, ManagerKind, Measurement, Member, Owner, PlanRequest, Policy, Rule, Unit, check,
-    plan,
+    CachePlan, Cap, DeviceInfo, DeviceKind, Grouping, ManagerKind, Measurement, Member, Owner, PlanRequest, Rule, Unit,
+    check, plan,
 };
 use rstest::rstest;
 use serde_json::Value;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
+use crate::plan_file::Unproved;
 
 /// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
 fn mixed() -> Model {
@@ -20,7 +21,7 @@ fn mixed() -> Model {
         .with("conv", 3, ResourceHandler::causal_conv(320, 4, vec![256, 32, 32], DType::Bf16).unwrap())
         .with("ssm", 4, ResourceHandler::ssm(8, 64, 16, DType::F32).unwrap())
         .with("extra", 5, ResourceHandler::unpaged(&[3], DType::Int32).unwrap());
-    model.info.weights = Some(cacheplan_transforms::WeightBytes { bytes: 1 << 30, exact: true });
+    model.info.weights = Some(cacheplan_transforms::WeightBytes::new(1 << 30, true));
     model
 }
 
@@ -93,7 +94,7 @@ fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] tex
             let mut corrupt = json.clone();
             *corrupt.pointer_mut(&pointer).unwrap() = changed.into();
             // A shape that no handler can have is refused on reading, which is found as well.
-            if let Ok(plan) = serde_json::from_value::<CachePlan>(corrupt) {
+            if let Ok(plan) = Unproved::deserialize(corrupt) {
                 assert!(check(&request, &plan).is_err(), "{pointer}: {original} -> {changed} was not found");
             }
         }
@@ -143,6 +144,7 @@ fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
 #[case::resources_in_another_order(Rule::Coverage, |plan: &mut CachePlan| plan.resources.swap(0, 1))]
 #[case::another_layer(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].layer = Some(1))]
 #[case::a_layer_missing_from_its_pool(Rule::Coverage, |plan: &mut CachePlan| { pool(plan, Unit::Slot).layers.pop(); })]
+#[case::a_cache_that_drafts_for_nobody(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].drafts = true)]
 #[case::another_dtype(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].dtype = DType::F16)]
 #[case::another_kind(Rule::Coverage, |plan: &mut CachePlan| plan.resources[0].kind = "state".into())]
 #[case::a_pool_of_another_dtype(Rule::Compatibility, |plan: &mut CachePlan| pool(plan, Unit::Slot).dtype = DType::F16)]
@@ -159,7 +161,7 @@ fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
 #[case::a_sequence_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.sequences += 1)]
 #[case::shorter_sequences_than_promised(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.tokens_per_sequence += 1)]
 #[case::tokens_promised_too_many(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.tokens = plan.capacity.tokens.map(|tokens| tokens + 1))]
-#[case::a_cap_that_is_not_one(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.capped_by = "weather".into())]
+#[case::a_cap_that_is_not_one(Rule::Capacity, |plan: &mut CachePlan| plan.capacity.capped_by = Cap::AnotherRank)]
 #[case::a_total_off_by_one(Rule::Size, |plan: &mut CachePlan| plan.totals.managed_bytes -= 1)]
 #[case::a_ledger_line_off_by_one(Rule::Ledger, |plan: &mut CachePlan| plan.ledger[0].bytes += 1)]
 #[case::a_ledger_line_missing(Rule::Ledger, |plan: &mut CachePlan| { plan.ledger.pop(); })]
@@ -171,7 +173,7 @@ fn pool(plan: &mut CachePlan, unit: Unit) -> &mut cacheplan_planner::Pool {
 #[case::checkpoints_of_another_dtype(Rule::Compatibility, |plan: &mut CachePlan| checkpoints(plan).dtype = DType::F32)]
 #[case::a_checkpoint_without_its_scales(Rule::Layout, |plan: &mut CachePlan| checkpoints(plan).members[0].bytes = 64 * 64 * 128)]
 #[case::checkpoints_of_another_owner(Rule::Compatibility, |plan: &mut CachePlan| checkpoints(plan).owner = Owner::Local)]
-#[case::another_policy(Rule::Fingerprint, |plan: &mut CachePlan| plan.policy = Policy::ByWindow)]
+#[case::another_policy(Rule::Fingerprint, |plan: &mut CachePlan| plan.policy = Grouping::ByWindow)]
 #[case::another_model(Rule::Fingerprint, |plan: &mut CachePlan| plan.model.layers += 1)]
 #[case::another_fingerprint(Rule::Fingerprint, |plan: &mut CachePlan| plan.fingerprint.budget.push('0'))]
 #[case::another_schema(Rule::Fingerprint, |plan: &mut CachePlan| plan.schema_version += 1)]
@@ -198,4 +200,35 @@ fn a_violation_says_where_and_what() {
     plan.slots.padding = 0;
     let violations: Vec<_> = check(&request, &plan).unwrap_err().iter().map(ToString::to_string).collect();
     assert_eq!(violations, ["limits: slots.padding is 0, expected 1"]);
+}
+
+/// The checker derives what each rank holds by itself, so that a share of another size is found.
+#[rstest]
+fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp: u32) {
+    let model = nemotron_3_nano();
+    let draft = Model::new("draft", 2).with("kv", 0, kv(4, 64)).with("kv", 1, kv(4, 64));
+    let budget = budget(&format!(
+        "max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1\nscheme = 'replay'\n\
+         [parallel]\ntp = {tp}\npp = {pp}"
+    ));
+    for stage in 0..pp {
+        let request = PlanRequest { draft: Some(draft.draft()), stage, ..model.request(&budget) };
+        let made = plan(&request).unwrap();
+        assert_eq!(check(&request, &made), Ok(()));
+        for at in 0..made.resources.len() {
+            let mut fewer = made.clone();
+            fewer.resources.remove(at);
+            assert!(check(&request, &fewer).is_err(), "without {}", made.resources[at].name);
+            let mut undivided = made.clone();
+            let handler = &undivided.resources[at].handler;
+            let mut shape = handler.shape().to_vec();
+            shape[0] = Dim::whole(shape[0].name.clone(), shape[0].size * 2);
+            let (kind, growth) = (handler.kind().clone(), handler.growth());
+            undivided.resources[at].handler =
+                ResourceHandler::new(kind, growth, shape, handler.dtype(), handler.layout()).unwrap();
+            let violations = check(&request, &undivided).unwrap_err();
+            let found = |rule: Rule| violations.iter().any(|violation| violation.rule == rule);
+            assert!(found(Rule::Coverage) || found(Rule::Rollback), "{violations:#?}");
+        }
+    }
 }

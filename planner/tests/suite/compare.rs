@@ -1,10 +1,10 @@
 //! Our plan beside the engines'.
 
-use cacheplan_planner::{Engine, EngineSpec, Objective, compare, comparison_table, plan, predict};
+use cacheplan_planner::{Comparison, Engine, EngineSpec, Objective, compare, plan, predict};
 
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 
 const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 200 }\n";
 
@@ -12,13 +12,16 @@ const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\nou
 fn every_engine_has_a_row_and_the_table_is_at_most_100_columns_wide() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[memory]\nbytes = '24GiB'"));
-    let rows = Engine::ALL.map(|engine| compare(&model.request(&budget), EngineSpec::from(engine)).unwrap());
+    let rows: Vec<_> = Engine::all()
+        .iter()
+        .map(|&engine| compare(&model.request(&budget), EngineSpec::from(engine)).unwrap())
+        .collect();
     for row in &rows {
         assert_eq!(row.bytes, 24 << 30);
         assert!(row.sequences >= row.engine_sequences, "{row:?}");
         assert!(row.wasted_bytes <= row.engine_wasted_bytes, "{row:?}");
     }
-    let table = comparison_table(&rows);
+    let table = Comparison::table(&rows);
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     insta::assert_snapshot!(table);
 }
@@ -27,7 +30,8 @@ fn every_engine_has_a_row_and_the_table_is_at_most_100_columns_wide() {
 fn a_prediction_prints_within_100_columns() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[engine]\ncache_bytes = '24GiB'"));
-    let tables = Engine::ALL.map(|engine| predict(&model.request(&budget), engine.into()).unwrap().table());
+    let tables: Vec<String> =
+        Engine::all().iter().map(|&engine| predict(&model.request(&budget), engine.into()).unwrap().table()).collect();
     let text = tables.join("\n");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);
@@ -37,14 +41,14 @@ fn a_prediction_prints_within_100_columns() {
 fn a_budget_too_small_for_one_sequence_compares_as_none() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[memory]\nbytes = '50MiB'"));
-    let row = compare(&model.request(&budget), Engine::Vllm.into()).unwrap();
+    let row = compare(&model.request(&budget), "vllm".parse().unwrap()).unwrap();
     assert_eq!((row.sequences, row.engine_sequences), (0, 0));
 }
 
 #[test]
 fn a_comparison_without_bytes_is_an_error() {
     let model = nemotron_3_nano();
-    let error = compare(&model.request(&budget(CHAT)), Engine::Vllm.into()).unwrap_err();
+    let error = compare(&model.request(&budget(CHAT)), "vllm".parse().unwrap()).unwrap_err();
     assert!(error.to_string().contains("needs bytes"), "{error}");
 }
 

@@ -1,14 +1,16 @@
 //! Flags stand above the environment, that above the file, the file above the defaults; every value has an origin.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use cacheplan_planner::{Budget, ByteSize, Config, Origin, Override, budget_schema, commented_budget, environment};
+use cacheplan_handlers::KvLayout;
+use cacheplan_planner::{Budget, ByteSize, Config, Key, Origin, Override};
 use rstest::rstest;
 
 const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";
 
 fn variables(pairs: &[(&str, &str)]) -> Vec<Override> {
-    environment(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))).unwrap()
+    Config::environment(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))).unwrap()
 }
 
 fn flag(key: &str, value: &str) -> Override {
@@ -111,7 +113,7 @@ fn what_is_stated_reads_as_the_same_budget() {
 
 #[test]
 fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
-    let error = environment([("CACHEPLAN__MEMORY__BYTE".to_owned(), "1".to_owned())]).unwrap_err();
+    let error = Config::environment([("CACHEPLAN__MEMORY__BYTE".to_owned(), "1".to_owned())]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "environment CACHEPLAN__MEMORY__BYTE: there is no key `memory.byte`; did you mean `memory.bytes`?"
@@ -123,7 +125,7 @@ fn a_variable_that_names_no_key_is_an_error_with_the_nearest_one() {
 #[case("CACHEPLAN_MEMORY_BYTES", "the variable of `memory.bytes` is CACHEPLAN__MEMORY__BYTES")]
 #[case("CACHEPLAN_MEMORY__BYTES", "the variable of `memory.bytes` is CACHEPLAN__MEMORY__BYTES")]
 fn a_variable_with_too_few_underscores_is_an_error(#[case] name: &str, #[case] said: &str) {
-    let error = environment([(name.to_owned(), "1".to_owned())]).unwrap_err().to_string();
+    let error = Config::environment([(name.to_owned(), "1".to_owned())]).unwrap_err().to_string();
     assert_eq!(error, format!("environment {name}: sets nothing; {said}"));
 }
 
@@ -143,12 +145,12 @@ fn a_stated_device_has_its_usual_share_divided(#[case] file: &str, #[case] expec
 
 #[test]
 fn the_commented_file_reads_as_the_defaults() {
-    assert_eq!(Budget::from_toml(&commented_budget(), "budget.toml"), Ok(Budget::default()));
+    assert_eq!(Budget::from_toml(&Config::commented_file(), "budget.toml"), Ok(Budget::default()));
 }
 
 /// The commented file's keys as `(section, line)`, uncommented.
 fn examples() -> Vec<(String, String)> {
-    let text = commented_budget();
+    let text = Config::commented_file();
     let mut section = String::new();
     let mut found = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| !line.starts_with([' ', ':'])) {
@@ -206,10 +208,10 @@ fn no_key_is_missing_from_the_commented_file(#[case] section: &str) {
 fn the_committed_schema_is_current() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas/budget.schema.json");
     if std::env::var_os("UPDATE_SCHEMAS").is_some() {
-        std::fs::write(&path, budget_schema()).unwrap();
+        std::fs::write(&path, Config::schema()).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(committed, budget_schema(), "run the test with UPDATE_SCHEMAS=1");
+    assert_eq!(committed, Config::schema(), "run the test with UPDATE_SCHEMAS=1");
 }
 
 #[rstest]
@@ -219,4 +221,66 @@ fn an_unknown_key_of_a_distribution_is_refused(#[case] lengths: &str, #[case] sa
     let error = Budget::from_toml(&format!("[workload]\nprompt = {lengths}\n"), "b.toml").unwrap_err();
     assert_eq!(error.origin, Some(Origin::File { name: "b.toml".into(), line: Some(2) }), "{error}");
     assert!(error.message.ends_with(said), "{error}");
+}
+
+/// The text between the marks of a document, and the document with `table` there.
+fn between_marks(document: &str, table: &str) -> (String, String) {
+    let (before, rest) = document.split_once("<!-- keys -->\n").unwrap();
+    let (found, after) = rest.split_once("<!-- end of keys -->").unwrap();
+    (found.to_owned(), format!("{before}<!-- keys -->\n{table}<!-- end of keys -->{after}"))
+}
+
+#[test]
+fn the_committed_reference_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/budget.md");
+    let document = std::fs::read_to_string(&path).unwrap();
+    let (committed, written) = between_marks(&document, &Config::reference());
+    if std::env::var_os("UPDATE_SCHEMAS").is_some() {
+        std::fs::write(&path, written).unwrap();
+    } else {
+        assert_eq!(committed, Config::reference(), "run the test with UPDATE_SCHEMAS=1");
+    }
+}
+
+#[test]
+fn every_key_has_a_flag_and_a_variable_of_its_own() {
+    let flags: BTreeSet<&str> = Key::all().iter().map(|key| key.flag).collect();
+    assert_eq!(flags.len(), Key::all().len());
+    for key in Key::all() {
+        let named = key.flag.strip_prefix("--").unwrap();
+        assert!(named.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{named}");
+        let value = if key.path == "memory.of" { "free" } else { "1" };
+        let set = Config::environment([(key.variable(), value.to_owned())]).unwrap();
+        assert_eq!(set[0].key, key.path);
+    }
+}
+
+#[rstest]
+#[case("engine.block_size", "0")]
+#[case("engine.ubatch", "0")]
+#[case("engine.state_slots", "18446744073709551615")]
+#[case("parallel.cp", "4097")]
+fn a_count_outside_its_bounds_names_who_stated_it(#[case] key: &str, #[case] value: &str) {
+    let stated = flag(key, value);
+    let error = Config::resolve(None, &[], std::slice::from_ref(&stated)).unwrap_err();
+    assert_eq!(error.origin, Some(stated.origin), "{error}");
+    assert!(error.to_string().contains(value) || value.len() > 18, "{error}");
+}
+
+#[test]
+fn a_stated_layout_is_that_of_every_pool_of_keys_and_values() {
+    let layouts = |text: &str| {
+        let budget = Budget::from_toml(text, "b.toml").unwrap();
+        let model = super::common::nemotron_3_nano();
+        budget.pass_context(&model.info).layout
+    };
+    assert_eq!(layouts("layout = 'NHD'"), KvLayout::Nhd);
+    assert_eq!(layouts(""), KvLayout::Hnd);
+}
+
+#[test]
+fn a_count_beyond_counting_names_its_key_and_file() {
+    let text = "[workload]\ncheckpoints_per_sequence = 9223372036854775807\n";
+    let error = Budget::from_toml(text, "budget.toml").unwrap_err().to_string();
+    assert!(error.contains("budget.toml") && error.contains("workload.checkpoints_per_sequence"), "{error}");
 }

@@ -1,10 +1,10 @@
 //! A diff names what changed and nothing else.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Side, diff, plan};
+use cacheplan_planner::{CachePlan, Side, plan};
 use rstest::rstest;
 
-use crate::common::{Model, budget, nemotron_3_nano, nemotron_3_nano_with};
+use super::common::{Model, budget, nemotron_3_nano, nemotron_3_nano_with};
 
 fn planned(model: &Model, text: &str) -> CachePlan {
     plan(&model.request(&budget(text))).unwrap()
@@ -13,7 +13,7 @@ fn planned(model: &Model, text: &str) -> CachePlan {
 #[test]
 fn equal_plans_have_no_differences() {
     let plan = planned(&nemotron_3_nano(), "max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
-    let none = diff(&plan, &plan);
+    let none = plan.diff(&plan);
     assert!(none.is_empty());
     assert_eq!(none.table(), "");
 }
@@ -23,7 +23,7 @@ fn what_a_plan_was_made_from_is_no_difference_by_itself() {
     let model = nemotron_3_nano();
     let (left, right) = (planned(&model, ""), planned(&model, "max_batch_size = 8"));
     assert_ne!(left.fingerprint, right.fingerprint);
-    assert!(diff(&left, &right).is_empty());
+    assert!(left.diff(&right).is_empty());
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn grouping_policies_are_compared_by_owner_and_pool() {
     );
     let left = planned(&model, "grouping = 'first-reference'");
     let right = planned(&model, "grouping = 'by-key'");
-    let table = diff(&left, &right).table();
+    let table = left.diff(&right).table();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     insta::assert_snapshot!("diff_of_two_policies", table);
 }
@@ -46,7 +46,7 @@ fn another_dtype_and_budget_show_in_bytes_and_capacity() {
     let left = planned(&nemotron_3_nano(), "max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
     let model = nemotron_3_nano_with(DType::F8E4m3, DType::F32);
     let right = planned(&model, "max_seq_len = 16384\n[memory]\nbytes = '30GiB'\nreserve = '1GiB'");
-    let table = diff(&left, &right).table();
+    let table = left.diff(&right).table();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     insta::assert_snapshot!("diff_of_two_dtypes_and_budgets", table);
 }
@@ -62,7 +62,7 @@ fn one_change_is_one_difference(#[case] change: fn(&mut CachePlan), #[case] key:
     let before = planned(&nemotron_3_nano(), "");
     let mut after = before.clone();
     change(&mut after);
-    let keys: Vec<&str> = diff(&before, &after).changes.iter().map(|change| change.key).collect();
+    let keys: Vec<&str> = before.diff(&after).changes.iter().map(|change| change.key).collect();
     assert_eq!(keys, [key]);
 }
 
@@ -70,6 +70,6 @@ fn one_change_is_one_difference(#[case] change: fn(&mut CachePlan), #[case] key:
 fn what_one_side_lacks_is_absent_there() {
     let before = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'");
     let after = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'\nreserve = '1GiB'");
-    let change = &diff(&before, &after).changes[0];
+    let change = &before.diff(&after).changes[0];
     assert_eq!((change.name.as_str(), &change.before, &change.after), ("reserve", &None, &Some(Side::Bytes(1 << 30))));
 }

@@ -2,13 +2,13 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, DeviceInfo, DeviceKind, Fingerprint, LedgerLine, PlanRequest, Rule, Source, check, check_alone, explain,
-    knobs, plan, plan_ranks,
+    CachePlan, Certainty, DeviceInfo, DeviceKind, Fingerprint, LedgerItem, LedgerLine, PlanRequest, RankPlans, Rule,
+    check, explain, plan,
 };
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, mamba2};
+use super::common::{Model, budget, kv, mamba2};
 
 fn layers(model_type: &str, count: u32, heads: u64) -> Model {
     (0..count).fold(Model::new(model_type, count), |model, layer| model.with("kv", layer, kv(heads, 64)))
@@ -16,7 +16,7 @@ fn layers(model_type: &str, count: u32, heads: u64) -> Model {
 
 fn draft(count: u32, weights: u64) -> Model {
     let mut draft = layers("draft", count, 4);
-    draft.info.weights = Some(WeightBytes { bytes: weights, exact: true });
+    draft.info.weights = Some(WeightBytes::new(weights, true));
     draft
 }
 
@@ -24,21 +24,21 @@ fn draft(count: u32, weights: u64) -> Model {
 fn stages(model: &Model, draft: &Model, budget_text: &str) -> Vec<CachePlan> {
     let budget = budget(budget_text);
     let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
-    let ranks = plan_ranks(&request).unwrap();
+    let ranks = RankPlans::of(&request).unwrap();
     let agreement = (ranks.stages.len() > 1).then_some(ranks.agreement);
     for (stage, plan) in (0..).zip(&ranks.stages) {
         assert_eq!(check(&PlanRequest { stage, agreement, ..request }, plan), Ok(()));
-        assert_eq!(check_alone(plan), Ok(()));
+        assert_eq!(plan.check_alone(), Ok(()));
     }
     ranks.stages
 }
 
 fn weights(plan: &CachePlan) -> Option<&LedgerLine> {
-    plan.ledger.iter().find(|line| line.name == "draft weights")
+    plan.ledger.iter().find(|line| line.name == LedgerItem::DraftWeights)
 }
 
 fn drafting(plan: &CachePlan) -> Vec<u32> {
-    let own = plan.resources.iter().filter(|resource| resource.name.starts_with("draft."));
+    let own = plan.resources.iter().filter(|resource| resource.drafts);
     own.filter_map(|resource| resource.layer).collect()
 }
 
@@ -51,9 +51,9 @@ fn its_weights_are_divided_as_those_of_the_model(#[case] parallel: &str, #[case]
     let (mut model, draft) = (layers("m", 8, 8), draft(4, 1000));
     model.info.weights = draft.info.weights;
     for plan in stages(&model, &draft, &format!("max_batch_size = 2\n[speculation]\ndraft_tokens = 2\n{parallel}")) {
-        let of_model = plan.ledger.iter().find(|line| line.name == "weights").unwrap();
+        let of_model = plan.ledger.iter().find(|line| line.name == LedgerItem::Weights).unwrap();
         let of_draft = weights(&plan).unwrap();
-        assert_eq!((of_draft.bytes, of_draft.source, of_draft.note.as_str()), (bytes, Source::Exact, note));
+        assert_eq!((of_draft.bytes, of_draft.source, of_draft.note.as_str()), (bytes, Certainty::Exact, note));
         assert_eq!((of_draft.bytes, &of_draft.note), (of_model.bytes, &of_model.note));
     }
 }
@@ -83,7 +83,7 @@ fn weights_that_the_budget_states_come_first() {
     let line = weights(&plans[0]).unwrap();
     assert_eq!(
         (line.bytes, line.source, line.note.as_str()),
-        (2 << 20, Source::Assumed, "stated in the budget, over 2 shards")
+        (2 << 20, Certainty::Assumed, "stated in the budget, over 2 shards")
     );
 }
 
@@ -94,17 +94,17 @@ fn a_group_of_its_convolution_is_not_divided() {
         let conv = ResourceHandler::causal_conv(256 + 2 * 64, 4, vec![256, 64, 64], DType::Bf16).unwrap();
         Model::new("hybrid", 1).with("ssm", 0, mamba2(4, 64, d_state, 64 / d_state, DType::F32)).with("conv", 0, conv)
     };
-    let (model, draft) = (hybrid(16), hybrid(64));
-    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 2");
+    let (model, draft) = (hybrid(16), hybrid(32));
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 4");
     assert!(plan(&model.request(&budget)).is_ok());
     let error = plan(&PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }).unwrap_err();
-    assert!(error.to_string().contains("tp 2 does not divide n_groups 1"), "{error}");
+    assert!(error.to_string().contains("tp 4 does not divide n_groups 2"), "{error}");
 }
 
 #[test]
 fn weights_of_unknown_size_are_asked_for_where_a_fraction_needs_them() {
     let (mut model, mut draft) = (layers("m", 2, 8), draft(1, 1000));
-    model.info.weights = Some(WeightBytes { bytes: 1 << 30, exact: true });
+    model.info.weights = Some(WeightBytes::new(1 << 30, true));
     draft.info.weights = None;
     let device = DeviceInfo { name: "d".into(), total_bytes: 8 << 30, free_bytes: 8 << 30, kind: DeviceKind::Cuda };
     let planned = |more: &str| {
@@ -132,7 +132,7 @@ fn a_share_that_is_not_its_own_is_found() {
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 2");
     let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
     let mut plan = plan(&request).unwrap();
-    plan.ledger.iter_mut().find(|line| line.name == "draft weights").unwrap().bytes = 1000;
+    plan.ledger.iter_mut().find(|line| line.name == LedgerItem::DraftWeights).unwrap().bytes = 1000;
     let violations = check(&request, &plan).unwrap_err();
     assert!(violations.iter().all(|violation| violation.rule == Rule::Ledger), "{violations:#?}");
 }
@@ -162,7 +162,7 @@ fn smaller_keys_and_values_are_the_drafts_too() {
     let budget = budget("max_seq_len = 1024\n[memory]\nbytes = '16MiB'\n[speculation]\ndraft_tokens = 2");
     let (model, draft) = with(DType::Bf16);
     let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
-    let suggested = knobs(&request, &plan(&request).unwrap());
+    let suggested = request.knobs(&plan(&request).unwrap());
     let (model, draft) = with(DType::F8E4m3);
     let narrow = plan(&PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }).unwrap();
     let knob = suggested.iter().find(|knob| knob.change.starts_with("dtypes.kv")).unwrap();

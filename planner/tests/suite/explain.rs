@@ -5,7 +5,7 @@ use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError, PlanRe
 use cacheplan_transforms::{Resource, Resources};
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 
 const BUDGET: &str = "max_seq_len = 8192\n[memory]\nbytes = '24GiB'";
 

@@ -1,6 +1,6 @@
 //! Plans in the words of engines.
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{CachePlan, Export, ExportError, Owner, Parallel, Serving, Target, export, plan};
 use rstest::rstest;
@@ -30,6 +30,10 @@ fn windowed() -> CachePlan {
 
 fn serving() -> Serving {
     Serving { model: Some("org/Hybrid-30B".into()), ..Serving::default() }
+}
+
+fn target(name: &str) -> Target {
+    name.parse().unwrap()
 }
 
 fn newest(plan: &CachePlan, target: Target) -> Export {
@@ -68,18 +72,18 @@ fn words_of_a_shell(script: &str) -> Vec<String> {
 /// The engine's own arguments inside the file.
 fn arguments(target: Target, export: &Export) -> Value {
     let container = |document: &Value, path: &str| flags(strings(document.pointer(path).unwrap()));
-    match target {
-        Target::Vllm | Target::TensorRtLlm => yaml(export),
-        Target::Sglang => flags(words_of_a_shell(&export.text).iter().map(String::as_str)),
-        Target::Dynamo | Target::DynamoSglang => {
-            container(&yaml(export), "/spec/components/1/podTemplate/spec/containers/0/args")
+    match target.name() {
+        "vllm" | "tensorrt-llm" => yaml(export),
+        "sglang" => flags(words_of_a_shell(&export.text).iter().map(String::as_str)),
+        "dynamo" | "dynamo-sglang" => container(&yaml(export), "/spec/components/1/podTemplate/spec/containers/0/args"),
+        "dynamo-tensorrt-llm" => {
+            container(&yaml(export), "/spec/components/1/podTemplate/spec/containers/0/args")["override-engine-args"]
+                .take()
         }
-        Target::DynamoTensorRtLlm => container(&yaml(export), "/spec/components/1/podTemplate/spec/containers/0/args")
-            ["override-engine-args"]
-            .take(),
-        Target::LlmD => container(&yaml(export), "/spec/template/spec/containers/0/args"),
-        Target::Ray => yaml(export)["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"].take(),
-        Target::EdgeLlm => serde_json::from_str(&export.text).unwrap(),
+        "llm-d" => container(&yaml(export), "/spec/template/spec/containers/0/args"),
+        "ray" => yaml(export)["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"].take(),
+        "edge-llm" => serde_json::from_str(&export.text).unwrap(),
+        other => panic!("{other} is not read back"),
     }
 }
 
@@ -92,22 +96,28 @@ fn every_file_reads_back_as_the_values_that_it_is_said_to_have(
     let parallel = Parallel { tp, ..Parallel::default() };
     let serving =
         Serving { model: Some("it's a/model: 1".into()), parallel: Some(parallel), host_bytes: Some(HOST_BYTES) };
-    for target in Target::ALL.into_iter().filter(|target| which == "hybrid" || *target != Target::EdgeLlm) {
+    for target in Target::all().filter(|target| which == "hybrid" || target.name() != "edge-llm") {
         for version in target.versions() {
-            let plan = if target == Target::EdgeLlm { half_hybrid() } else { plan.clone() };
+            let plan = if target.name() == "edge-llm" { half_hybrid() } else { plan.clone() };
             let export = export(&plan, target, Some(version), &serving).unwrap();
             let arguments = arguments(target, &export);
             assert!(export.settings.len() >= 6, "{target}");
             for setting in &export.settings {
-                let key = if target == Target::Ray { setting.key.replace('-', "_") } else { setting.key.clone() };
+                let ray = target.name() == "ray";
+                // Ray's arguments are Python's: a switch is off by its value.
+                let (key, value) = match setting.key.strip_prefix("no-").filter(|_| ray) {
+                    Some(on) => (on, Value::Bool(false)),
+                    None => (setting.key.as_str(), setting.value.clone()),
+                };
+                let key = if ray { key.replace('-', "_") } else { key.to_owned() };
                 let found = arguments.pointer(&format!("/{}", key.replace('.', "/")));
-                assert_eq!(found, Some(&setting.value), "{target} {version}: {key} in\n{}", export.text);
+                assert_eq!(found, Some(&value), "{target} {version}: {key} in\n{}", export.text);
                 assert!(!setting.source.is_empty(), "{target}: {key}");
-                if target != Target::EdgeLlm {
+                if target.name() != "edge-llm" {
                     assert!(export.text.contains(&setting.source), "{target}: no comment for {key}");
                 }
             }
-            if target != Target::EdgeLlm {
+            if target.name() != "edge-llm" {
                 assert!(export.not_expressed.iter().all(|gap| export.text.contains(gap)), "{target}");
             }
         }
@@ -115,17 +125,11 @@ fn every_file_reads_back_as_the_values_that_it_is_said_to_have(
 }
 
 #[rstest]
-#[case(Target::Vllm, "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
-#[case(Target::Ray, "/kv_cache_memory_bytes", "/max_model_len", "/max_num_seqs", "/max_num_batched_tokens")]
-#[case(Target::LlmD, "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
-#[case(Target::Dynamo, "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
-#[case(
-    Target::TensorRtLlm,
-    "/kv_cache_config/max_gpu_total_bytes",
-    "/max_seq_len",
-    "/max_batch_size",
-    "/max_num_tokens"
-)]
+#[case("vllm", "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
+#[case("ray", "/kv_cache_memory_bytes", "/max_model_len", "/max_num_seqs", "/max_num_batched_tokens")]
+#[case("llm-d", "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
+#[case("dynamo", "/kv-cache-memory-bytes", "/max-model-len", "/max-num-seqs", "/max-num-batched-tokens")]
+#[case("tensorrt-llm", "/kv_cache_config/max_gpu_total_bytes", "/max_seq_len", "/max_batch_size", "/max_num_tokens")]
 fn bytes_and_limits_are_the_plans(
     #[case] target: Target,
     #[case] bytes: &str,
@@ -146,15 +150,16 @@ fn bytes_and_limits_are_the_plans(
 #[test]
 fn sglang_gets_tokens_and_slots_for_bytes() {
     let plan = hybrid();
-    let arguments = arguments(Target::Sglang, &newest(&plan, Target::Sglang));
+    let arguments = arguments(target("sglang"), &newest(&plan, target("sglang")));
     let paged = plan.pools.iter().find(|pool| pool.tokens_per_block.is_some()).unwrap();
     assert_eq!(arguments["max-total-tokens"], (paged.units - 1) * 32);
     assert_eq!(arguments["max-mamba-cache-size"], plan.slots.live + plan.slots.checkpoints);
-    assert_eq!(arguments["page-size"], 32);
+    // Pages of more than one token are refused beside states.
+    assert_eq!(arguments["page-size"], Value::Null);
     assert_eq!(arguments["mamba-ssm-dtype"], "float32");
     assert_eq!(arguments["kv-cache-dtype"], "auto");
     let windowed = windowed();
-    let arguments = self::arguments(Target::Sglang, &newest(&windowed, Target::Sglang));
+    let arguments = self::arguments(target("sglang"), &newest(&windowed, target("sglang")));
     let tokens = |window: Option<u32>| {
         let pool = windowed.pools.iter().find(|pool| pool.window == window).unwrap();
         (pool.units - pool.reserved) as f64
@@ -165,14 +170,78 @@ fn sglang_gets_tokens_and_slots_for_bytes() {
     assert_eq!(arguments["kv-cache-dtype"], "fp8_e4m3");
 }
 
+/// With the radix cache a request holds three slots for states, so that it is off where the plan has one for each.
+#[test]
+fn sglang_serves_every_sequence_of_a_plan_without_checkpoints() {
+    let plan = half_hybrid();
+    assert_eq!(plan.checkpoints(), 0);
+    let export = newest(&plan, target("sglang"));
+    let arguments = arguments(target("sglang"), &export);
+    assert_eq!(arguments["disable-radix-cache"], true);
+    assert_eq!(arguments["max-mamba-cache-size"], plan.slots.live);
+    assert_eq!(export.admits, Some(plan.capacity.sequences));
+    let reusing = hybrid();
+    let slots = reusing.slots.live + reusing.slots.checkpoints;
+    let export = newest(&reusing, target("sglang"));
+    let arguments = self::arguments(target("sglang"), &export);
+    assert_eq!(arguments["disable-radix-cache"], Value::Null);
+    assert_eq!(arguments["max-running-requests"], (slots / 3).min(reusing.slots.live));
+}
+
+#[rstest]
+#[case("vllm", "no-enable-prefix-caching")]
+#[case("llm-d", "no-enable-prefix-caching")]
+#[case("tensorrt-llm", "kv_cache_config.enable_block_reuse")]
+fn a_plan_without_checkpoints_turns_the_reuse_of_states_off(#[case] target: Target, #[case] key: &str) {
+    let off = |plan: &CachePlan| newest(plan, target).settings.iter().any(|setting| setting.key == key);
+    assert!(off(&half_hybrid()) && !off(&hybrid()) && !off(&windowed()));
+}
+
+/// vLLM asserts that a step holds the block that it aligns to the states.
+#[test]
+fn a_step_is_never_below_the_block_that_vllm_aligns() {
+    let model = Model::new("wide", 2).with("kv", 0, ResourceHandler::kv_paged(1, 64, DType::F8E4m3).unwrap()).with(
+        "ssm",
+        1,
+        ResourceHandler::ssm(128, 64, 128, DType::F32).unwrap(),
+    );
+    let plan = plan(&model.request(&budget("max_seq_len = 65536\n[memory]\nbytes = '8GiB'"))).unwrap();
+    let arguments = arguments(target("vllm"), &newest(&plan, target("vllm")));
+    // 4 MiB of state over 128 bytes a token.
+    assert_eq!(arguments["max-num-batched-tokens"], 32_768);
+}
+
+#[test]
+fn latents_are_stored_in_blocks_that_their_kernels_read() {
+    let model = Model::new("latent", 1).with("ckv", 0, ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap());
+    let plan = plan(&model.request(&budget("[memory]\nbytes = '1GiB'"))).unwrap();
+    assert_eq!(yaml(&newest(&plan, target("vllm")))["block-size"], 64);
+}
+
+/// What an engine would not admit of a plan is said with its number.
+#[rstest]
+fn the_way_back_admits_what_the_plan_says_or_the_file_says_what_is_lost(
+    #[values("vllm", "sglang", "tensorrt-llm")] name: &str,
+) {
+    for plan in [hybrid(), half_hybrid(), windowed()] {
+        let export = newest(&plan, target(name));
+        let admits = export.admits.unwrap();
+        let said = export.not_expressed.iter().any(|gap| {
+            gap.starts_with(&format!("{admits} of the plan's {} sequences run at once", plan.capacity.sequences))
+        });
+        assert_eq!(said, admits < plan.capacity.sequences, "{name}: {admits} {:?}", export.not_expressed);
+        assert_eq!(said, export.text.contains("sequences run at once in"));
+    }
+}
+
 #[test]
 fn tensorrt_llm_gets_a_window_per_layer_and_the_average_length() {
-    let windowed = arguments(Target::TensorRtLlm, &newest(&windowed(), Target::TensorRtLlm));
+    let windowed = arguments(target("tensorrt-llm"), &newest(&windowed(), target("tensorrt-llm")));
     let windows = serde_json::json!([16384, 1024, 16384, 1024, 16384, 1024]);
     assert_eq!(windowed["kv_cache_config"]["max_attention_window"], windows);
     assert_eq!(windowed["kv_cache_config"]["dtype"], "fp8");
     let plan = hybrid();
-    let hybrid = arguments(Target::TensorRtLlm, &newest(&plan, Target::TensorRtLlm));
+    let hybrid = arguments(target("tensorrt-llm"), &newest(&plan, target("tensorrt-llm")));
     let average = plan.capacity.tokens.unwrap() / plan.capacity.sequences;
     assert_eq!(hybrid["kv_cache_config"]["avg_seq_len"], average);
     assert_eq!(hybrid["kv_cache_config"]["mamba_ssm_cache_dtype"], "float32");
@@ -180,8 +249,8 @@ fn tensorrt_llm_gets_a_window_per_layer_and_the_average_length() {
 
 #[test]
 fn a_block_size_is_stated_where_the_engine_does_not_align_it_to_states() {
-    assert_eq!(yaml(&newest(&windowed(), Target::Vllm))["block-size"], 16);
-    let hybrid = newest(&hybrid(), Target::Vllm);
+    assert_eq!(yaml(&newest(&windowed(), target("vllm")))["block-size"], 16);
+    let hybrid = newest(&hybrid(), target("vllm"));
     assert_eq!(yaml(&hybrid).get("block-size"), None);
     assert!(hybrid.not_expressed.iter().any(|gap| gap.starts_with("tokens_per_block")), "{:?}", hybrid.not_expressed);
 }
@@ -191,31 +260,28 @@ fn offloading_is_counted_as_each_engine_counts() {
     let parallel = Parallel { tp: 2, ..Parallel::default() };
     let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
     let of = |target| arguments(target, &export(&hybrid(), target, None, &serving).unwrap());
-    assert_eq!(of(Target::Vllm)["kv-offloading-size"], 128.0, "GiB over both ranks");
-    assert_eq!(of(Target::Sglang)["hicache-size"], 68, "whole GB of each rank");
-    assert_eq!(of(Target::TensorRtLlm)["kv_cache_config"]["host_cache_size"], HOST_BYTES);
+    assert_eq!(of(target("vllm"))["kv-offloading-size"], 128.0, "GiB over both ranks");
+    assert_eq!(of(target("sglang"))["hicache-size"], 68, "whole GB of each rank");
+    assert_eq!(of(target("tensorrt-llm"))["kv_cache_config"]["host_cache_size"], HOST_BYTES);
 }
 
 #[test]
 fn a_key_that_a_version_lacks_is_said_to_be_missing() {
     let serving = Serving { host_bytes: Some(HOST_BYTES), ..serving() };
-    let old = export(&hybrid(), Target::Vllm, Some("0.11.0"), &serving).unwrap();
+    let old = export(&hybrid(), target("vllm"), Some("0.11.0"), &serving).unwrap();
     assert_eq!(yaml(&old).get("kv-offloading-size"), None);
     let said = |what: &str| old.not_expressed.iter().any(|gap| gap.starts_with(what));
     assert!(said("`kv-offloading-size` = 64.0: this version has no such key"), "{:?}", old.not_expressed);
 }
 
 #[test]
-fn a_name_that_breaks_lines_stays_in_its_place() {
+fn a_name_that_breaks_lines_is_refused() {
     let serving = Serving { model: Some("a\nkv-cache-memory-bytes: 1\rb".into()), ..Serving::default() };
-    for target in [Target::Vllm, Target::TensorRtLlm, Target::Ray] {
-        let mut export = export(&windowed(), target, None, &serving).unwrap();
-        let hostile = arguments(target, &export);
-        export.text = newest(&windowed(), target).text;
-        assert_eq!(hostile, arguments(target, &export));
+    for target in Target::all() {
+        let error = export(&windowed(), target, None, &serving).unwrap_err();
+        assert!(matches!(error, ExportError::Model { .. }), "{error}");
+        assert!(error.to_string().contains("a\\u000akv-cache-memory-bytes: 1\\u000db"), "{error}");
     }
-    let script = export(&windowed(), Target::Sglang, None, &serving).unwrap().text;
-    assert!(words_of_a_shell(&script).contains(&"a".to_owned()), "one word, on two lines: {script}");
 }
 
 /// A model's type loads nothing; a name that no engine takes for a model's is seen at once.
@@ -223,17 +289,17 @@ fn a_name_that_breaks_lines_stays_in_its_place() {
 fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, false)] stated: bool) {
     let name = if stated { "org/Hybrid-30B" } else { "<MODEL>" };
     let serving = if stated { serving() } else { Serving::default() };
-    for target in Target::ALL.into_iter().filter(|target| target.names_model()) {
+    for target in Target::all().filter(|target| target.names_model()) {
         let export = export(&hybrid(), target, None, &serving).unwrap();
-        let values = match target {
-            Target::Sglang => words_of_a_shell(&export.text).join("\n"),
+        let values = match target.name() {
+            "sglang" => words_of_a_shell(&export.text).join("\n"),
             _ => yaml(&export).to_string(),
         };
         assert!(values.contains(name) && !values.contains("nemotron_h"), "{target}: {values}");
         let said = export.not_expressed.iter().any(|gap| gap.contains("replace <MODEL>"));
         assert_eq!(said, !stated, "{target}: {:?}", export.not_expressed);
     }
-    let vllm = export(&hybrid(), Target::Vllm, None, &serving).unwrap();
+    let vllm = export(&hybrid(), target("vllm"), None, &serving).unwrap();
     let usage = if stated {
         format!("# vllm serve {name} --config FILE")
     } else {
@@ -245,20 +311,16 @@ fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, fa
 #[test]
 fn dynamos_version_decides_the_engines() {
     let engine = |target, version| export(&hybrid(), target, Some(version), &serving()).unwrap().engine;
-    assert_eq!(engine(Target::Dynamo, "1.3.0"), "vLLM 0.24.0");
-    assert_eq!(engine(Target::DynamoSglang, "1.3.0"), "SGLang 0.5.16");
-    assert_eq!(engine(Target::DynamoTensorRtLlm, "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
+    assert_eq!(engine(target("dynamo"), "1.3.0"), "vLLM 0.24.0");
+    assert_eq!(engine(target("dynamo-sglang"), "1.3.0"), "SGLang 0.5.16");
+    assert_eq!(engine(target("dynamo-tensorrt-llm"), "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
 }
 
 #[rstest]
-#[case(
-    Target::Vllm,
-    "0.33.1",
-    "unknown version `0.33.1` for vllm; the keys are known for 0.11.0, 0.24.0, 0.28.0, 0.33.0"
-)]
-#[case(Target::Ray, "2.55.0", "unknown version `2.55.0` for ray; the keys are known for 0.11.0")]
-#[case(Target::Dynamo, "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.3.0, 1.5.1")]
-#[case(Target::EdgeLlm, "", "unknown version `` for edge-llm; the keys are known for 0.7.0")]
+#[case("vllm", "0.33.1", "unknown version `0.33.1` for vllm; the keys are known for 0.11.0, 0.24.0, 0.28.0, 0.33.0")]
+#[case("ray", "2.55.0", "unknown version `2.55.0` for ray; the keys are known for 0.11.0")]
+#[case("dynamo", "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.3.0, 1.5.1")]
+#[case("edge-llm", "", "unknown version `` for edge-llm; the keys are known for 0.7.0")]
 fn an_unknown_version_is_an_error_that_lists_the_known_ones(
     #[case] target: Target,
     #[case] version: &str,
@@ -284,16 +346,16 @@ fn what_engines_cannot_be_told_is_said() {
     let parallel = Parallel { dp: 2, ..Parallel::default() };
     let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
     let expected = [
-        (Target::Vllm, "pages of 16 and 64 tokens beside each other"),
-        (Target::Vllm, "local allocations: b_1"),
-        (Target::Vllm, "3 drafted tokens: "),
-        (Target::Vllm, "parallel.dp = 2: "),
-        (Target::Vllm, "keys and values in bf16 and int8: "),
-        (Target::Vllm, "recurrent states in f8_e4m3: "),
-        (Target::Sglang, "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
-        (Target::TensorRtLlm, "the sizes of "),
-        (Target::LlmD, "the pod's memory limit and /dev/shm: both must exceed 68719476736 bytes"),
-        (Target::Dynamo, "each container's image: "),
+        (target("vllm"), "pages of 16 and 64 tokens beside each other"),
+        (target("vllm"), "local allocations: b_1"),
+        (target("vllm"), "3 drafted tokens: "),
+        (target("vllm"), "parallel.dp = 2: "),
+        (target("vllm"), "keys and values in bf16 and int8: "),
+        (target("vllm"), "recurrent states in f8_e4m3: "),
+        (target("sglang"), "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
+        (target("tensorrt-llm"), "the sizes of "),
+        (target("llm-d"), "the pod's memory limit and /dev/shm: both must exceed 68719476736 bytes"),
+        (target("dynamo"), "each container's image: "),
     ];
     for (target, gap) in expected {
         let said = export(&plan, target, None, &serving).unwrap().not_expressed;
@@ -312,7 +374,7 @@ fn a_damaged_plan_is_refused() {
     for damage in damage {
         let mut plan = hybrid();
         damage(&mut plan);
-        for target in Target::ALL {
+        for target in Target::all() {
             let error = export(&plan, target, None, &serving()).unwrap_err();
             assert!(matches!(error, ExportError::Damaged(_)), "{error}");
         }
@@ -321,7 +383,7 @@ fn a_damaged_plan_is_refused() {
 
 #[test]
 fn targets_read_by_name_and_an_unknown_one_lists_them() {
-    for target in Target::ALL {
+    for target in Target::all() {
         assert_eq!(target.to_string().parse(), Ok(target));
     }
     let error = "triton".parse::<Target>().unwrap_err();
@@ -330,13 +392,13 @@ fn targets_read_by_name_and_an_unknown_one_lists_them() {
 
 /// What Edge-LLM has words for: 16-bit states are among them.
 fn half_hybrid() -> CachePlan {
-    let model = crate::common::nemotron_3_nano_with(DType::F16, DType::F32);
+    let model = super::common::nemotron_3_nano_with(DType::F16, DType::F32);
     plan(&model.request(&budget("max_seq_len = 4096\nmax_batch_size = 4"))).unwrap()
 }
 
 #[test]
 fn edge_llm_gets_one_entry_per_layer_with_a_cache() {
-    let config = arguments(Target::EdgeLlm, &newest(&half_hybrid(), Target::EdgeLlm));
+    let config = arguments(target("edge-llm"), &newest(&half_hybrid(), target("edge-llm")));
     assert_eq!(config["model_type"], "hybrid_mamba");
     let types: Vec<&str> = strings(&config["layer_types"]).collect();
     let configs = config["kv_layer_configs"].as_array().unwrap();
@@ -369,7 +431,7 @@ fn edge_llm_gets_one_entry_per_layer_with_a_cache() {
 )]
 fn edge_llm_refuses_what_one_number_cannot_say(#[case] model: Model, #[case] expected: &str) {
     let plan = plan(&model.request(&budget(""))).unwrap();
-    match export(&plan, Target::EdgeLlm, None, &serving()) {
+    match export(&plan, target("edge-llm"), None, &serving()) {
         Err(ExportError::Unsupported { what, .. }) => assert!(what.starts_with(expected), "{what}"),
         other => panic!("{other:?}"),
     }
@@ -398,7 +460,7 @@ fn files_of_a_model_with_windows(#[case] target: &str) {
 
 #[test]
 fn the_file_of_edge_llm() {
-    let export = newest(&half_hybrid(), Target::EdgeLlm);
+    let export = newest(&half_hybrid(), target("edge-llm"));
     insta::assert_snapshot!("hybrid_edge-llm", format!("{}\n{:#?}", export.text, export.not_expressed));
 }
 
@@ -406,15 +468,15 @@ fn the_file_of_edge_llm() {
 fn the_offloading_size_of_vllm_is_that_of_all_ranks() {
     let parallel = Parallel { tp: 2, pp: 4, ..Parallel::default() };
     let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
-    let export = export(&hybrid(), Target::Vllm, None, &serving).unwrap();
+    let export = export(&hybrid(), target("vllm"), None, &serving).unwrap();
     assert_eq!(yaml(&export)["kv-offloading-size"], 8.0 * 64.0);
 }
 
 #[rstest]
-#[case(Target::EdgeLlm, HOST_BYTES)]
-#[case(Target::Sglang, 512 << 20)]
+#[case("edge-llm", HOST_BYTES)]
+#[case("sglang", 512 << 20)]
 fn a_host_tier_that_an_engine_does_not_get_is_said(#[case] target: Target, #[case] host_bytes: u64) {
-    let plan = if target == Target::EdgeLlm { half_hybrid() } else { hybrid() };
+    let plan = if target.name() == "edge-llm" { half_hybrid() } else { hybrid() };
     let serving = Serving { host_bytes: Some(host_bytes), ..serving() };
     let export = export(&plan, target, None, &serving).unwrap();
     let said = export.not_expressed.iter().any(|gap| gap.contains(&format!("{host_bytes} bytes of host memory")));
@@ -428,10 +490,82 @@ fn an_export_states_the_ranks_of_the_plan() {
     let model = Model::new("m", 1).with("a", 0, kv(8, 128));
     let written = serde_json::to_string(&plan(&model.request(&budget)).unwrap()).unwrap();
     let plan: CachePlan = serde_json::from_str(&written).unwrap();
-    for (target, flag) in [(Target::Vllm, "tensor-parallel-size: 2"), (Target::Sglang, "--tp-size=2")] {
+    for (target, flag) in [(target("vllm"), "\"tensor-parallel-size\": 2"), (target("sglang"), "--tp-size=2")] {
         assert!(newest(&plan, target).text.contains(flag), "{}", newest(&plan, target).text);
     }
     let other = Serving { parallel: Some(Parallel { tp: 4, ..Parallel::default() }), ..serving() };
-    let text = export(&plan, Target::Vllm, None, &other).unwrap().text;
-    assert!(text.contains("tensor-parallel-size: 4"), "{text}");
+    let text = export(&plan, target("vllm"), None, &other).unwrap().text;
+    assert!(text.contains("\"tensor-parallel-size\": 4"), "{text}");
+}
+
+/// The values of a file of YAML, which are JSON of one library between comments.
+fn json_between_comments(export: &Export) -> Value {
+    let data: String = export.text.lines().filter(|line| !line.starts_with('#')).collect();
+    serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {}", export.text))
+}
+
+/// Names that would break a line, end a string, be no string, or be taken for a flag, if they were not refused or quoted.
+#[test]
+fn hostile_names_are_refused_or_read_back_as_they_are() {
+    let controls =
+        (0..=0x9fu32).chain(0x200b..=0x2069).chain([0xad, 0x61c, 0x180e, 0xfeff, 0xfff9, 0xfffe, 0xffff, 0xe0001]);
+    let controls = controls.filter_map(char::from_u32);
+    let mut names: Vec<String> = controls.map(|c| format!("m{c}trust-remote-code: true")).collect();
+    let flags = ["-m", "--trust-remote-code"];
+    let quotes = ["'; rm x", "\"", "\\", "$(x)", "`x`", "a'b\"c", "!x", "a && b", "*"];
+    let words =
+        ["yes", "no", "on", "y", "true", "null", "~", "1e3", "1.5", "0x1f", "1_000", "12:30:45", "2024-01-01", ".inf"];
+    let marks =
+        ["m: x", "# m", "a #b", "- x", "? x", "*a", "&a", "[", "{}", "|", ">", "%x", "@x", "=", "<<", "模型", "🦙"];
+    names.extend(flags.into_iter().chain(quotes).chain(words).chain(marks).map(String::from));
+    let (mut refused, mut read) = (0, 0);
+    for name in names {
+        for target in Target::all().filter(|target| target.name() != "edge-llm") {
+            let serving = Serving { model: Some(name.clone()), ..Serving::default() };
+            let export = match export(&hybrid(), target, None, &serving) {
+                Ok(export) => export,
+                Err(error) => {
+                    assert!(matches!(error, ExportError::Model { .. }), "{error}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            assert!(!name.starts_with('-') && !name.contains(char::is_control), "{name:?}");
+            read += 1;
+            if target.name() == "sglang" {
+                let words = words_of_a_shell(&export.text);
+                assert_eq!(words[2..5], ["sglang.launch_server", "--model-path", &name], "{name:?}");
+                continue;
+            }
+            let found = yaml(&export);
+            assert_eq!(found, json_between_comments(&export), "{name:?}");
+            let named = match target.name() {
+                "ray" => vec![&found["applications"][0]["args"]["llm_configs"][0]["model_loading_config"]["model_id"]],
+                "llm-d" => vec![&found["spec"]["template"]["spec"]["containers"][0]["args"][0]],
+                "vllm" | "tensorrt-llm" => Vec::new(),
+                _ => vec![&found["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"][0]],
+            };
+            for found in named {
+                let found = found.as_str().unwrap();
+                let value = found.strip_prefix("--model=").or(found.strip_prefix("--model-path=")).unwrap_or(found);
+                assert_eq!(value, name, "{target}");
+            }
+            assert!(!found.to_string().contains("\"trust-remote-code\":"), "{found}");
+        }
+    }
+    assert!(refused > 100 && read > 200, "{refused} refused, {read} read");
+}
+
+/// What a plan says of its model goes into a comment, which ends with its line.
+#[test]
+fn a_model_type_ends_no_comment() {
+    for separator in ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'] {
+        let mut plan = hybrid();
+        plan.model.model_type = format!("m{separator}trust-remote-code: true");
+        for target in Target::all().filter(|target| target.name() != "edge-llm" && target.name() != "sglang") {
+            let export = export(&plan, target, None, &Serving::default()).unwrap();
+            assert!(!export.text.contains(separator) || separator == '\n', "{}", export.text);
+            assert!(yaml(&export).get("trust-remote-code").is_none(), "{}", export.text);
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, DeviceKind, PlanError, PlanRequest, Source, check, plan};
+use cacheplan_planner::{Certainty, DeviceInfo, DeviceKind, LedgerItem, PlanError, PlanRequest, check, plan};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv};
+use crate::step::StepBytes;
+
+use super::common::{Model, budget, kv};
 
 fn device(kind: DeviceKind) -> DeviceInfo {
     DeviceInfo { name: "device".into(), total_bytes: 80 << 30, free_bytes: 78 << 30, kind }
@@ -17,7 +19,7 @@ fn model() -> Model {
         1,
         ResourceHandler::unpaged(&[16], DType::F32).unwrap(),
     );
-    model.info.weights = Some(WeightBytes { bytes: 16 << 30, exact: true });
+    model.info.weights = Some(WeightBytes::new(16 << 30, true));
     model
 }
 
@@ -32,18 +34,18 @@ fn the_lines_add_up_to_the_share_of_the_device() {
     let plan = plan(&request).unwrap();
     assert_eq!(check(&request, &plan), Ok(()));
     assert_eq!(plan.ledger.iter().map(|line| line.bytes).sum::<u64>(), (80u64 << 30) / 10 * 9);
-    let sources: Vec<(&str, Source)> = plan.ledger.iter().map(|line| (line.name.as_str(), line.source)).collect();
+    let sources: Vec<(&str, Certainty)> = plan.ledger.iter().map(|line| (line.name.name(), line.source)).collect();
     assert_eq!(
         sources,
         [
-            ("weights", Source::Exact),
-            ("context", Source::Assumed),
-            ("activations", Source::Assumed),
-            ("graphs", Source::Assumed),
-            ("reserve", Source::Exact),
-            ("kv_paged.0", Source::Exact),
-            ("local", Source::Exact),
-            ("unused", Source::Exact),
+            ("weights", Certainty::Exact),
+            ("context", Certainty::Assumed),
+            ("activations", Certainty::Assumed),
+            ("graphs", Certainty::Assumed),
+            ("reserve", Certainty::Exact),
+            ("kv_paged.0", Certainty::Exact),
+            ("local", Certainty::Exact),
+            ("unused", Certainty::Exact),
         ]
     );
 }
@@ -56,7 +58,7 @@ fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: De
     let (model, device) = (model(), device(kind));
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n[host]\nbytes = '8GiB'");
     let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
-    let line = plan.ledger.iter().find(|line| line.name == "host tier");
+    let line = plan.ledger.iter().find(|line| line.name == LedgerItem::HostTier);
     assert_eq!(line.map_or(0, |line| line.bytes), bytes);
 }
 
@@ -79,7 +81,7 @@ fn memory_for_a_model_without_caches_is_an_error() {
 #[test]
 fn weights_that_take_more_than_all_are_what_does_not_fit() {
     let mut model = model();
-    model.info.weights = Some(WeightBytes { bytes: 100 << 30, exact: true });
+    model.info.weights = Some(WeightBytes::new(100 << 30, true));
     let device = device(DeviceKind::Cuda);
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.5\nof = 'total'\nactivations = '2GiB'");
     let error = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap_err();
@@ -103,4 +105,33 @@ fn what_does_not_fit_comes_with_changes_that_would() {
     assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 200.00 MiB of caches"), "{text}");
     assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence(s)"), "{text}");
     assert!(text.contains("try parallel.tp = 2: 1 sequence(s)"), "{text}");
+}
+
+/// Whose layers were read: the widest of them, captured graphs and the buffers of a group are assumed, and kept free once more
+/// where that is asked for.
+#[test]
+fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
+    let (model, device) = (model(), device(DeviceKind::Cuda));
+    let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
+    let planned = |safe: bool| {
+        let budget = budget(&format!(
+            "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = {safe}\n[parallel]\ntp = 2"
+        ));
+        let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+        let plan = plan(&request).unwrap();
+        assert_eq!(check(&request, &plan), Ok(()));
+        plan
+    };
+    let (plain, safe) = (planned(false), planned(true));
+    let line = |name: LedgerItem| safe.ledger.iter().find(|line| line.name == name).unwrap();
+    // 2048 tokens in the widest layer are less than the logits of 256 sequences.
+    assert_eq!(line(LedgerItem::Activations).bytes, 256 * 1_282_560);
+    assert_eq!(line(LedgerItem::Activations).uncertain_bytes, 128 * 1_282_560);
+    assert_eq!(line(LedgerItem::Graphs).bytes, 2 * (15 << 19));
+    assert_eq!(line(LedgerItem::Nccl).bytes, 128 << 20);
+    assert_eq!(line(LedgerItem::Weights).uncertain_bytes, 0);
+    let more: u64 = plain.ledger.iter().map(|line| line.uncertain_bytes).sum();
+    assert_eq!(line(LedgerItem::Margin).bytes, more);
+    assert!(plain.ledger.iter().all(|line| line.name != LedgerItem::Margin));
+    assert!(safe.capacity.sequences < plain.capacity.sequences);
 }

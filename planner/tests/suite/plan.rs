@@ -1,9 +1,9 @@
 //! Whole plans: owners, sizes, totals, errors.
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{
-    DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain, plan, resize,
+    DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain, check, plan,
 };
 use rstest::rstest;
 
@@ -180,7 +180,7 @@ fn a_resize_divides_what_was_measured() {
     let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(16, 128, DType::Bf16).unwrap());
     let budget = budget("max_seq_len = 4096\ntokens_per_block = 32\n[memory]\nfraction = 0.9\nof = 'free'");
     let measured = Measurement { resident_bytes: 5 << 30, forward_bytes: 3 << 30, free_bytes: 38 << 30 };
-    let plan = resize(&model.request(&budget), &measured).unwrap();
+    let plan = model.request(&budget).resized(&measured).unwrap();
     // 38 GiB less 3 GiB, times 0.9, over 8,192 bytes per token: 4,128,768 tokens, of which block 0 is padding.
     assert_eq!(plan.model.layers, 1);
     assert_eq!(plan.totals.kv_bytes_per_token, 8_192);
@@ -245,4 +245,22 @@ fn histograms_whose_pairs_are_too_many_to_count_are_refused() {
     let text = format!("[workload]\nprompt = {{ histogram = [{lengths}] }}\noutput = {{ histogram = [{lengths}] }}");
     let error = plan(&model.request(&budget(&text))).unwrap_err().to_string();
     assert!(error.contains("3000 prompt lengths and 3000 output lengths"), "{error}");
+}
+
+/// A stated step is never widened: it caps the sequences, and says so.
+#[test]
+fn a_stated_step_caps_the_sequences() {
+    let model = nemotron_3_nano();
+    let planned = |text: &str| {
+        let budget = budget(&format!("max_seq_len = 64\n[memory]\nbytes = '80GiB'\n{text}"));
+        let budget = cacheplan_planner::Budget { max_num_tokens: Some(512), ..budget };
+        let plan = plan(&model.request(&budget)).unwrap();
+        assert_eq!(check(&model.request(&budget), &plan), Ok(()));
+        plan
+    };
+    let alone = planned("");
+    assert_eq!((alone.limits.max_num_tokens, alone.capacity.sequences), (512, 512));
+    assert_eq!(alone.capacity.capped_by, cacheplan_planner::Cap::MaxNumTokens);
+    let drafting = planned("[speculation]\ndraft_tokens = 3");
+    assert_eq!((drafting.limits.max_num_tokens, drafting.capacity.sequences), (512, 128));
 }

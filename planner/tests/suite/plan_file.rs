@@ -1,12 +1,10 @@
 //! A plan that was written reads back as itself; anything else is a typed error.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{
-    CachePlan, DeviceInfo, DeviceKind, Fingerprint, PlanFileError, PlanRequest, check_alone, plan,
-};
+use cacheplan_planner::{CachePlan, DeviceInfo, DeviceKind, Fingerprint, PlanFileError, PlanRequest, plan};
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, mamba2, nemotron_3_nano};
+use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};
 
 fn written() -> (CachePlan, String) {
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\n[speculation]\ndraft_tokens = 3");
@@ -69,11 +67,20 @@ fn mixed() -> CachePlan {
     plan(&model.request(&budget)).unwrap()
 }
 
+#[test]
+fn a_cap_that_is_none_is_refused_on_reading() {
+    let text = serde_json::to_string(&mixed()).unwrap();
+    let other = text.replace("\"capped_by\":\"max_batch_size\"", "\"capped_by\":\"weather\"");
+    assert_ne!(text, other);
+    let error = CachePlan::from_json(&other, "plan.json").unwrap_err();
+    assert!(matches!(&error, PlanFileError::Malformed { .. }) && error.to_string().contains("weather"), "{error}");
+}
+
 #[rstest]
 #[case::a_hybrid_that_speculates(written().0)]
 #[case::every_kind_of_pool(mixed())]
 fn a_plan_proves_its_own_sizes(#[case] plan: CachePlan) {
-    assert_eq!(check_alone(&plan), Ok(()));
+    assert_eq!(plan.check_alone(), Ok(()));
 }
 
 #[rstest]
@@ -84,5 +91,5 @@ fn a_plan_proves_its_own_sizes(#[case] plan: CachePlan) {
 fn a_changed_size_is_found_without_the_model(#[case] corrupt: fn(&mut CachePlan)) {
     let mut plan = mixed();
     corrupt(&mut plan);
-    assert!(!check_alone(&plan).unwrap_err().is_empty());
+    assert!(!plan.check_alone().unwrap_err().is_empty());
 }

@@ -1,9 +1,11 @@
 //! Several ranks: what each holds, what all agree on.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{PlanRequest, check, plan, plan_ranks};
+use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest, RankPlans, check, plan};
+use cacheplan_transforms::{ReadOptions, collect, read_model};
+use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};
 
 #[test]
 fn tensor_parallel_ranks_hold_a_share_of_heads_and_channels() {
@@ -57,7 +59,7 @@ fn stages_agree_on_what_the_poorest_can_serve() {
     let request = model.request(&budget);
     let alone: Vec<u64> =
         (0..2).map(|stage| plan(&PlanRequest { stage, ..request }).unwrap().capacity.sequences).collect();
-    let ranks = plan_ranks(&request).unwrap();
+    let ranks = RankPlans::of(&request).unwrap();
     assert_ne!(alone[0], alone[1]);
     assert_eq!(ranks.agreement.sequences, *alone.iter().min().unwrap());
     for (stage, plan) in (0..).zip(&ranks.stages) {
@@ -68,7 +70,7 @@ fn stages_agree_on_what_the_poorest_can_serve() {
     }
     let layers: Vec<u32> = ranks.stages[1].resources.iter().filter_map(|resource| resource.layer).collect();
     assert_eq!(layers, [4, 5, 6, 7]);
-    assert_eq!(ranks.hash, plan_ranks(&request).unwrap().hash);
+    assert_eq!(ranks.hash, RankPlans::of(&request).unwrap().hash);
 }
 
 /// The minimum over ranks of 1,000, 900 and 1,100 tokens, then whole blocks.
@@ -77,7 +79,108 @@ fn ranks_take_the_least_tokens_and_floor_them_to_blocks() {
     let model = Model::new("m", 3).with("kv", 0, kv(10, 128)).with("kv", 1, kv(9, 128)).with("kv", 2, kv(11, 128));
     // One layer per stage and 1,000 * 10 heads' worth of bytes: 1,000, 1,111 and 909 tokens less the null block.
     let budget = budget("max_seq_len = 16\n[parallel]\npp = 3\n[memory]\nbytes = 5120000");
-    let ranks = plan_ranks(&model.request(&budget)).unwrap();
+    let ranks = RankPlans::of(&model.request(&budget)).unwrap();
     let tokens: Vec<_> = ranks.stages.iter().map(|plan| plan.capacity.tokens).collect();
     assert_eq!(tokens, [Some(909 / 16 * 16 - 16); 3]);
+}
+
+/// DeepSeek-V3 (671B, fp8), read from its config, on devices of which 0.9 is divided.
+fn deepseek_v3(parallel: &str) -> cacheplan_planner::CachePlan {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs/deepseek-ai__DeepSeek-V3.json");
+    let text = format!("max_seq_len = 32768\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\n{parallel}");
+    let budget = budget(&text);
+    let mut model = read_model(std::path::Path::new(file), &ReadOptions::default()).unwrap();
+    let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+    let device: DeviceInfo = "h200".parse().unwrap();
+    let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+    let plan = plan(&request).unwrap();
+    assert_eq!(check(&request, &plan), Ok(()));
+    plan
+}
+
+/// By hand, from the config: hidden 7,168, 61 layers of which 3 are dense, 256 experts of 2,048 channels and one shared,
+/// 128 heads of 128 + 64 with values of 128, ranks 1,536 and 512, fp8 matrices and bf16 embeddings.
+///
+/// | class           | bytes                                                                       | per GPU        |
+/// |-----------------|-----------------------------------------------------------------------------|----------------|
+/// | routed experts  | 58 * 256 * 3 * 7,168 * 2,048 = 653,908,770,816                               | / 8            |
+/// | shared experts  | 58 * 3 * 7,168 * 2,048 = 2,554,331,136                                       | all            |
+/// | dense           | 3 * 3 * 7,168 * 18,432 = 1,189,085,184                                       | all            |
+/// | attention       | 61 * (1,536 * 24,576 + 512 * 32,768 + 16,384 * 7,168) = 10,489,954,304       | all            |
+/// | embeddings      | 2 * 129,280 * 7,168 * 2 = 3,706,716,160                                      | all            |
+/// | to latents      | 61 * 7,168 * (1,536 + 576) = 923,467,776, routers 58 * 7,168 * 256, norms    | all            |
+///
+/// 81.74 + 2.55 + 1.19 + 10.49 + 3.71 + 1.03 GB are 100.71 GB or 93.8 GiB. 0.9 of 143,771 MiB are 126.36 GiB; less
+/// weights, 0.5 GiB of context and 0.5 GiB of activations 31.6 GiB are left. A sequence of 32,768 tokens of
+/// 61 * 576 * 2 = 70,272 bytes takes 2.145 GiB: 14 of them on each of 8 GPUs, 112 in all.
+#[test]
+fn data_parallel_attention_spreads_the_experts_and_replicates_the_rest() {
+    let plan = deepseek_v3("dp = 8\nep = 8");
+    let deployment = plan.deployment.as_ref().unwrap();
+    let share = |class: &str| deployment.weights.iter().find(|share| share.class == class).unwrap();
+    let expected = [
+        ("attention", 10_489_954_304, 1),
+        ("dense", 1_189_085_184, 1),
+        ("routed experts", 653_908_770_816, 8),
+        ("shared experts", 2_554_331_136, 1),
+        ("embeddings", 3_706_716_160, 1),
+        // Norms: 61 layers of 2 * 7,168 + 1,536 + 512 and the last one, at 2 bytes.
+        ("replicated", 923_467_776 + 106_430_464 + 61 * (2 * 7_168 + 1_536 + 512) * 2 + 7_168 * 2, 1),
+    ];
+    for (class, bytes, ranks) in expected {
+        assert_eq!((share(class).bytes, share(class).ranks), (bytes, ranks), "{class}");
+        assert_eq!(share(class).bytes_per_rank, bytes.div_ceil(ranks), "{class}");
+    }
+    let weights = plan.ledger.iter().find(|line| line.name == LedgerItem::Weights).unwrap();
+    assert_eq!(weights.bytes, deployment.weights.iter().map(|share| share.bytes_per_rank).sum::<u64>());
+    assert_eq!(weights.bytes >> 20, 96_045);
+    assert_eq!(plan.totals.kv_bytes_per_token, 61 * 576 * 2);
+    assert_eq!((plan.capacity.sequences, deployment.sequences, deployment.devices), (14, 112, 8));
+}
+
+#[test]
+fn replicas_that_share_nothing_serve_each_what_one_does() {
+    let one = deepseek_v3("tp = 8");
+    let eight = deepseek_v3("tp = 8\ndp = 8");
+    assert_eq!(one.capacity.sequences, 21);
+    assert_eq!(one.capacity, eight.capacity);
+    let deployment = eight.deployment.as_ref().unwrap();
+    assert_eq!((deployment.devices, deployment.replicas, deployment.devices_per_replica), (64, 8, 8));
+    assert_eq!((deployment.sequences_per_replica, deployment.sequences), (21, 168));
+    let table = eight.table();
+    assert!(table.contains("21 sequences per replica of 32768 tokens"), "{table}");
+    assert!(table.contains("168 sequences on 64 devices, 8 replicas of 8"), "{table}");
+}
+
+/// The latent of a token is on one of 8 ranks instead of on all of them.
+#[test]
+fn decode_context_parallel_ranks_divide_a_latents_tokens() {
+    let (whole, divided) = (deepseek_v3("tp = 8"), deepseek_v3("tp = 8\ndcp = 8"));
+    assert_eq!(divided.deployment.unwrap().devices, 8);
+    let blocks = |sequences: u64, each: u64| sequences * each;
+    assert_eq!(whole.pools[0].units - 1, blocks(21, 2_048) + whole.capacity.spare_tokens / 16);
+    assert!(divided.capacity.sequences >= 8 * 21, "{:?}", divided.capacity);
+}
+
+#[rstest]
+#[case("dcp = 2", "does not divide tp 1")]
+#[case("tp = 8\ndcp = 8", "hold each of its 2 heads")]
+fn context_is_divided_among_ranks_that_hold_the_same_heads(#[case] parallel: &str, #[case] expected: &str) {
+    let model = Model::new("m", 1).with("kv", 0, kv(2, 128));
+    let budget: cacheplan_planner::Budget = toml::from_str(&format!("[parallel]\n{parallel}")).unwrap();
+    let error = plan(&model.request(&budget)).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+/// granite-4.0-h-small: one group of B and C for 128 state heads.
+#[test]
+fn the_one_group_of_all_heads_is_on_every_rank() {
+    let conv = ResourceHandler::causal_conv(8192 + 2 * 128, 4, vec![8192, 128, 128], DType::Bf16).unwrap();
+    let state = mamba2(128, 64, 128, 1, DType::F32);
+    let model = Model::new("m", 1).with("ssm", 0, state).with("conv", 0, conv);
+    let budget = budget("max_batch_size = 2\n[parallel]\ntp = 2");
+    let request = model.request(&budget);
+    let plan = plan(&request).unwrap();
+    assert_eq!(check(&request, &plan), Ok(()));
+    assert_eq!(plan.totals.state_bytes_per_sequence, 64 * 64 * 128 * 4 + (4096 + 2 * 128) * 3 * 2);
 }

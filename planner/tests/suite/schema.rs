@@ -8,7 +8,7 @@ use cacheplan_planner::{EnginePlan, EngineSpec, PlanRequest, plan, predict};
 use cacheplan_transforms::{ReadOptions, collect, read_model};
 use serde_json::{Map, Value, json};
 
-use crate::common::budget;
+use super::common::budget;
 
 /// Models with every kind of cache, and budgets with every part of a plan.
 const MODELS: [&str; 7] = [
@@ -20,12 +20,13 @@ const MODELS: [&str; 7] = [
     "google__gemma-3-1b-it",
     "RWKV__rwkv-4-169m-pile",
 ];
-const BUDGETS: [&str; 4] = [
+const BUDGETS: [&str; 5] = [
     "",
     "grouping = 'first-reference'\nmax_batch_size = 2",
     "[memory]\nbytes = '80GiB'\n[host]\nbytes = '8GiB'",
     "[workload]\nprompt = { fixed = 100 }\ncheckpoints_per_sequence = 1\ncheckpoint_dtype = 'int8'\n\
      [speculation]\ndraft_tokens = 2\n[memory]\nbytes = '80GiB'",
+    "[parallel]\ntp = 2\ndp = 2\nep = 4\ndcp = 2",
 ];
 
 fn plans() -> Vec<Value> {
@@ -52,6 +53,7 @@ fn plans() -> Vec<Value> {
     bare["model"]["max_position_embeddings"] = Value::Null;
     bare["resources"][0]["layer"] = Value::Null;
     bare["resources"][0]["shared_by"] = json!([1]);
+    bare["resources"][0]["drafts"] = json!(true);
     plans.push(bare);
     plans
 }

@@ -1,16 +1,16 @@
 //! Speculative decoding: twins, stashes, and the caches of what drafts.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{CachePlan, Owner, PlanError, PlanRequest, Rule, Scheme, check, check_alone, plan};
+use cacheplan_planner::{CachePlan, LedgerItem, Owner, PlanError, PlanRequest, Rule, Scheme, check, plan};
 use cacheplan_transforms::{PassContext, ReadOptions, collect, read_model};
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 
 fn planned(request: &PlanRequest<'_>) -> CachePlan {
     let plan = plan(request).unwrap();
     assert_eq!(check(request, &plan), Ok(()));
-    assert_eq!(check_alone(&plan), Ok(()));
+    assert_eq!(plan.check_alone(), Ok(()));
     plan
 }
 
@@ -134,7 +134,7 @@ fn a_state_without_a_way_back_is_found(#[case] scheme: &str, #[case] corrupt: fn
     let request = model.request(&budget);
     let mut plan = planned(&request);
     corrupt(&mut plan);
-    for violations in [check(&request, &plan).unwrap_err(), check_alone(&plan).unwrap_err()] {
+    for violations in [check(&request, &plan).unwrap_err(), plan.check_alone().unwrap_err()] {
         assert!(violations.iter().any(|violation| violation.rule == Rule::Rollback), "{violations:#?}");
     }
 }
@@ -145,7 +145,7 @@ fn a_convolution_without_room_for_candidates_is_found_without_the_model() {
     let mut plan = planned(&nemotron_3_nano().request(&budget));
     let conv = plan.resources.iter_mut().find(|resource| resource.name == "conv_0").unwrap();
     conv.handler = ResourceHandler::causal_conv(6144, 4, vec![4096, 1024, 1024], DType::Bf16).unwrap();
-    let violations = check_alone(&plan).unwrap_err();
+    let violations = plan.check_alone().unwrap_err();
     let rollback: Vec<_> = violations.iter().filter(|violation| violation.rule == Rule::Rollback).collect();
     assert_eq!(rollback.len(), 1, "{violations:#?}");
     assert_eq!(
@@ -165,7 +165,7 @@ fn a_draft_model_and_a_prediction_head_have_their_caches_in_the_same_plan() {
     assert_eq!(names, ["kv_0", "kv_1", "draft.mtp_0", "draft.kv_0"]);
     assert!(plan.resources.iter().all(|resource| resource.owner == Owner::KvCacheManager));
     assert_eq!(plan.totals.kv_bytes_per_token, 3 * 4096 + 512);
-    assert!(plan.ledger.iter().any(|line| line.name == "draft weights" && line.bytes == 1 << 30));
+    assert!(plan.ledger.iter().any(|line| line.name == LedgerItem::DraftWeights && line.bytes == 1 << 30));
 }
 
 /// The prediction heads of published models are attention layers like the model's last; a token's bytes in bf16.

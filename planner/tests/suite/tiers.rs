@@ -1,10 +1,10 @@
 //! Where states wait: in the host tier and as checkpoints in 8 bits.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Parallel, check, explain, plan, plan_ranks};
+use cacheplan_planner::{CachePlan, Parallel, RankPlans, check, explain, plan};
 use rstest::rstest;
 
-use crate::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano};
 
 const CHECKPOINTS: &str = "max_seq_len = 4096\nmax_batch_size = 3\n[workload]\nprompt = { fixed = 4096 }\n\
                            checkpoints_per_sequence = 2\n";
@@ -101,7 +101,7 @@ fn stages_park_as_many_sequences_as_the_poorest_and_need_not_all_have_states() {
     );
     let mut budget = budget(&format!("{CHECKPOINTS}checkpoint_dtype = 'int8'\n[host]\nbytes = '64MiB'"));
     budget.parallel = Parallel { pp: 2, ..Parallel::default() };
-    let ranks = plan_ranks(&model.request(&budget)).unwrap();
+    let ranks = RankPlans::of(&model.request(&budget)).unwrap();
     // The second stage parks 16 MiB of pages for each sequence.
     assert_eq!(ranks.agreement.host_sequences, Some(4));
     assert!(ranks.stages.iter().all(|stage| stage.host.as_ref().unwrap().sequences == 4));

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{ByteSize, Engine, EngineSpec, PlanError, PlanRequest, check, compare, plan};
+use cacheplan_planner::{
+    ByteSize, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target, check, compare, export, plan,
+};
 use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, collect, read_model};
 
-use crate::common::budget;
+use super::common::budget;
 
 fn configs() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
@@ -52,6 +54,28 @@ fn every_config_plans_and_checks_under_every_policy() {
     assert!(checked > 150, "{checked} plans");
 }
 
+/// Devices add lines and notes, and several of them headings and classes of weights.
+#[test]
+fn every_table_for_devices_is_at_most_100_columns_wide() {
+    let (device, mut tables) = ("mi325x".parse().unwrap(), 0);
+    for (name, model) in models() {
+        for parallel in ["", "tp = 8", "dp = 8\nep = 8", "tp = 4\npp = 4"] {
+            let budget = budget(&format!(
+                "max_seq_len = 65536\n[memory]\nfraction = 0.9\nof = 'total'\nweights = '700GiB'\n[parallel]\n{parallel}"
+            ));
+            let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
+            let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+            // Some do not divide by so many, and some do not fit.
+            let Ok(ranks) = RankPlans::of(&request) else { continue };
+            let text = ranks.table() + &ranks.heading();
+            let wide = text.lines().find(|line| line.chars().count() > 100);
+            assert_eq!(wide, None, "{name} {parallel}");
+            tables += 1;
+        }
+    }
+    assert!(tables > 100, "{tables} tables");
+}
+
 const WORKLOADS: [(&str, &str); 3] = [
     (
         "short chat",
@@ -67,11 +91,12 @@ fn by_key_admits_at_least_what_every_engine_admits() {
     let mut missed = Vec::new();
     for (name, model) in models() {
         let mut collected_in: HashMap<_, Option<Resources>> = HashMap::new();
-        for engine in Engine::ALL.map(EngineSpec::from) {
+        for engine in Engine::all().iter().copied().map(EngineSpec::from) {
             for (workload, text) in WORKLOADS {
                 let mut budget = budget(text);
                 // Engines that store the same dtypes share what was collected.
-                let key = (engine.state_dtype(&model.info), engine.conv_dtype(), budget.max_seq_len);
+                let context = budget.engine_context(&model.info, engine);
+                let key = (context.dtypes, context.max_seq_len);
                 let resources = collected_in
                     .entry(key)
                     .or_insert_with(|| collected(&model, &budget.engine_context(&model.info, engine)));
@@ -106,4 +131,31 @@ fn by_key_admits_at_least_what_every_engine_admits() {
 
 fn is_state_or_window(growth: Growth) -> bool {
     matches!(growth, Growth::PerSequence | Growth::Paged { window: Some(_), .. })
+}
+
+/// Every plan of the zoo, put into each engine's words and back through its model.
+#[test]
+fn exports_of_the_zoo_admit_what_the_plan_says_or_say_what_is_lost() {
+    let mut exported = 0;
+    for (name, model) in models() {
+        let budget = budget("max_seq_len = 4096\nmax_num_tokens = 8192\n[memory]\nbytes = '40GiB'");
+        for engine in Engine::all().iter().copied().map(EngineSpec::from) {
+            let Ok(target) = engine.engine.name().parse::<Target>() else { continue };
+            let Some(resources) = collected(&model, &budget.engine_context(&model.info, engine)) else { continue };
+            let Ok(plan) = plan(&PlanRequest::new(&model.info, &resources, &budget)) else { continue };
+            let Ok(export) = export(&plan, target, None, &Serving::default()) else { continue };
+            let planned = plan.capacity.sequences;
+            let said = match export.admits {
+                Some(admits) if admits >= planned => false,
+                Some(admits) => {
+                    export.not_expressed.iter().any(|gap| gap.starts_with(&format!("{admits} of the plan's")))
+                }
+                None => export.not_expressed.iter().any(|gap| gap.starts_with("what ")),
+            };
+            let exact = export.admits.is_some_and(|admits| admits >= planned);
+            assert!(exact || said, "{name} {}: {:?}", engine.engine, export.not_expressed);
+            exported += 1;
+        }
+    }
+    assert!(exported > 150, "{exported}");
 }

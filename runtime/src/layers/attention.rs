@@ -1,12 +1,13 @@
 //! Grouped-query attention over a paged cache.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, Window, paged_attention};
+use cacheplan_kernels::{PagedAttention, Rope, Window};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::exported::{Attending, Writer, refuse};
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The attention of one layer.
@@ -23,7 +24,6 @@ pub(crate) struct Attention {
     rope: Option<Rope>,
     shape: AttentionShape,
     scale: f32,
-    window: Window,
     /// One logit per head that takes part in the softmax's denominator alone.
     sinks: Option<Vec<f32>>,
 }
@@ -35,6 +35,8 @@ pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// What each token sees.
+    pub(crate) window: Window,
     pub(crate) bias: bool,
 }
 
@@ -58,7 +60,7 @@ impl Attention {
         shape: AttentionShape,
         rope: Option<Rope>,
     ) -> Result<Self, RuntimeError> {
-        let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
+        let AttentionShape { hidden, heads, kv_heads, head_dim, bias, .. } = shape;
         let inward = |name: &str, heads: usize| Linear::load(&weights.enter(name), hidden, heads * head_dim, bias);
         let o = Linear::load(&weights.enter(output), heads * head_dim, hidden, output_bias)?;
         let qkv = (inward("q_proj", heads)?, inward("k_proj", kv_heads)?, inward("v_proj", kv_heads)?);
@@ -72,7 +74,7 @@ impl Attention {
         shape: AttentionShape,
         rope: Option<Rope>,
     ) -> Result<Self, RuntimeError> {
-        let AttentionShape { hidden, heads, kv_heads, head_dim, bias } = shape;
+        let AttentionShape { hidden, heads, kv_heads, head_dim, bias, .. } = shape;
         let both = Linear::load(&weights.enter("q_proj"), hidden, 2 * heads * head_dim, bias)?;
         let half = |start: usize| {
             both.select((0..heads).flat_map(|head| (0..head_dim).map(move |i| (2 * head + start) * head_dim + i)))
@@ -100,7 +102,6 @@ impl Attention {
             rope,
             shape,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
-            window: Window::Full,
             sinks: None,
         })
     }
@@ -113,11 +114,6 @@ impl Attention {
     /// A factor on scores other than `1 / sqrt(head_dim)`.
     pub(crate) fn with_scale(self, scale: f64) -> Self {
         Self { scale: scale as f32, ..self }
-    }
-
-    /// Fewer keys than all past ones.
-    pub(crate) fn with_window(self, window: Window) -> Self {
-        Self { window, ..self }
     }
 
     /// Logits that take part in the softmax's denominator alone, one per head.
@@ -149,17 +145,44 @@ impl Mixer for Attention {
             Some(rope) => q = cache.write_rotated(&q, &k, &v, rope, step.positions())?,
             None => cache.write(&k, Some(&v))?,
         }
-        let rule = cacheplan_kernels::Attention {
-            window: self.window,
+        let rule = PagedAttention {
+            window: self.shape.window,
             sinks: self.sinks.as_deref(),
             quant: cache.quant,
-            ..cacheplan_kernels::Attention::new(self.scale, head_dim)
+            ..PagedAttention::new(self.scale, head_dim)
         };
-        let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;
+        let y = rule.run(&q, cache.pool, &cache.view, &cache.batch)?;
         let mut y = y.reshape((tokens, heads * head_dim))?;
         if let Some(gate) = &self.output_gate {
             y = (y * candle_nn::ops::sigmoid(&gate.forward(x)?)?)?;
         }
         Ok(self.o.forward(&y)?)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        if self.output_gate.is_some() || self.sinks.is_some() {
+            return Err(refuse("attention", "a gate on its output or sinks are not exported"));
+        }
+        let AttentionShape { heads, kv_heads, head_dim, window, .. } = self.shape;
+        let qkv = self.qkv.trace(writer, x)?;
+        let parts = writer.split(&qkv, [heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
+        let mut apart = |part: &str, heads: usize| writer.reshape(part, &[1, -1, heads as i64, head_dim as i64]);
+        let (mut q, mut k) = (apart(&parts[0], heads), apart(&parts[1], kv_heads));
+        let v = apart(&parts[2], kv_heads);
+        if let Some((q_norm, k_norm)) = &self.head_norms {
+            (q, k) = (q_norm.trace(writer, &q)?, k_norm.trace(writer, &k)?);
+        }
+        let (scale, rope) = (self.scale, self.rope.as_ref());
+        let y = writer.attend(Attending { q, k, v, heads, kv_heads, head_dim, scale, window, rope })?;
+        self.o.trace(writer, &y)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let AttentionShape { kv_heads, head_dim, window, .. } = self.shape;
+        let window = match window {
+            Window::Sliding(tokens) => Some(tokens as u64),
+            _ => None,
+        };
+        vec![CacheUse { window, ..CacheUse::new(self.layer, Kind::KvPaged, [2, kv_heads, head_dim]) }]
     }
 }

@@ -1,10 +1,12 @@
 //! The causal depthwise convolution that recurrent mixers start with.
 
-use cacheplan_kernels::causal_conv1d;
+use cacheplan_graphs::proto::TensorProto;
+use cacheplan_kernels::CausalConv1d;
 use candle_core::Tensor;
 
 use super::Activation;
 use crate::error::RuntimeError;
+use crate::exported::{RECURRENT, Writer, recurrent};
 use crate::step::StateCache;
 use crate::weights::Scope;
 
@@ -35,20 +37,44 @@ impl CausalConv {
         Ok(Self::new(Tensor::cat(&weights, 1)?))
     }
 
+    /// Its width and how many channels it has.
+    pub(crate) fn dims(&self) -> [usize; 2] {
+        [self.weight.dims()[0], self.weight.dims()[1]]
+    }
+
     /// What follows the convolution.
     pub(crate) fn with_activation(self, activation: Activation) -> Self {
         Self { activation: Some(activation), ..self }
     }
 
+    /// As nodes of a graph that keeps the last inputs of `layer`.
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str, layer: u32) -> Result<String, RuntimeError> {
+        let [d_conv, channels] = self.dims();
+        let weight = writer.weight(&self.weight.t()?.unsqueeze(1)?.contiguous()?)?;
+        let bias = match &self.bias {
+            Some(bias) => writer.weight(bias)?,
+            None => writer.floats(&vec![0.0; channels], &[channels]),
+        };
+        let state = [Some(1), Some(channels), Some(d_conv)];
+        let name = format!("conv_state_{layer}");
+        let before = writer.input(&name, TensorProto::FLOAT, &state);
+        let lengths = writer.input("context_lengths", TensorProto::INT32, &[Some(1)]);
+        let inputs = [x, &weight, &bias, &before, &lengths];
+        let [y, after] = writer.nodes(RECURRENT, "causal_conv1d", &inputs, Vec::new());
+        writer.function(recurrent::causal_conv1d(d_conv));
+        writer.output(&after, &format!("{name}_out"), &state);
+        self.activation.map_or(Ok(y.clone()), |activation| activation.trace(writer, &y))
+    }
+
     /// `[tokens, channels]` to `[tokens, channels]`; moves the state on.
     pub(crate) fn forward(&self, x: &Tensor, state: &StateCache<'_>) -> Result<Tensor, RuntimeError> {
         // The kernel has SiLU only.
-        let (fused, after) = match self.activation {
-            Some(Activation::Silu) => (cacheplan_kernels::Activation::Silu, None),
-            other => (cacheplan_kernels::Activation::None, other),
+        let (silu, after) = match self.activation {
+            Some(Activation::Silu) => (true, None),
+            other => (false, other),
         };
-        let bias = self.bias.as_ref();
-        let y = causal_conv1d(x, &self.weight, bias, fused, state.pool, &state.view, &state.batch)?;
+        let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu };
+        let y = conv.run(x, &state.pool, &state.view, &state.batch)?;
         Ok(match after {
             Some(activation) => activation.forward(&y)?,
             None => y,

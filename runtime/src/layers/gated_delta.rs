@@ -1,12 +1,12 @@
 //! The gated delta net: projections, causal convolution, delta rule with a decay per head, gated norm, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Decay, GateOrder, LinearAttention, gated_rms_norm, linear_attention};
+use cacheplan_kernels::{GateOrder, LinearAttentionScan, StateDecay, gated_rms_norm};
 use candle_core::{DType, Tensor};
 
 use super::{Activation, CausalConv, Linear, Mixer, softplus};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The mixer of one layer.
@@ -97,18 +97,27 @@ impl Mixer for GatedDelta {
         let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttention {
+        let input = LinearAttentionScan {
             q: &qkv.narrow(1, 0, keys)?,
             k: &qkv.narrow(1, keys, keys)?,
             v: &qkv.narrow(1, 2 * keys, values)?,
-            decay: Decay::PerHead(&decay),
+            decay: StateDecay::PerHead(&decay),
             beta: Some(&beta),
             scale: 1.0 / (self.shape.key_dim as f32).sqrt(),
             l2_norm: true,
         };
-        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let y = input.run(&state.pool, &state.view, &state.batch)?;
         let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
         let y = gated_rms_norm(&y, &z.forward(x)?, &self.norm_weight, eps, group, GateOrder::NormThenGate)?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let GatedDeltaShape { value_heads, key_dim, value_dim, d_conv, .. } = self.shape;
+        let channels = 2 * self.shape.keys() + self.shape.values();
+        vec![
+            CacheUse::new(self.layer, Kind::Ssm, [value_heads, key_dim, value_dim]),
+            CacheUse::new(self.layer, Kind::CausalConv, [channels, d_conv.saturating_sub(1)]),
+        ]
     }
 }

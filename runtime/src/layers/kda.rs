@@ -1,12 +1,12 @@
 //! Kimi delta attention: a delta rule whose decay is one per key channel.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Decay, LinearAttention, linear_attention};
+use cacheplan_kernels::{LinearAttentionScan, StateDecay};
 use candle_core::{DType, Tensor};
 
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, softplus};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The mixer of one layer.
@@ -83,17 +83,25 @@ impl Mixer for Kda {
         let beta = candle_nn::ops::sigmoid(&self.beta.forward(x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttention {
+        let input = LinearAttentionScan {
             q: &qkv.narrow(1, 0, channels)?,
             k: &qkv.narrow(1, channels, channels)?,
             v: &qkv.narrow(1, 2 * channels, channels)?,
-            decay: Decay::PerChannel(&decay),
+            decay: StateDecay::PerChannel(&decay),
             beta: Some(&beta),
             scale: 1.0 / (head_dim as f32).sqrt(),
             l2_norm: true,
         };
-        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let y = input.run(&state.pool, &state.view, &state.batch)?;
         let y = self.norm.forward(&y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
         Ok(self.o.forward(&(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let KdaShape { heads, head_dim, d_conv, .. } = self.shape;
+        vec![
+            CacheUse::new(self.layer, Kind::Ssm, [heads, head_dim, head_dim]),
+            CacheUse::new(self.layer, Kind::CausalConv, [3 * heads * head_dim, d_conv.saturating_sub(1)]),
+        ]
     }
 }

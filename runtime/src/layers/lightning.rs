@@ -1,12 +1,12 @@
 //! Lightning attention: linear attention with a fixed decay per head.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Decay, LinearAttention, linear_attention};
+use cacheplan_kernels::{LinearAttentionScan, StateDecay};
 use candle_core::Tensor;
 
 use super::{Activation, Linear, Mixer, RmsNorm};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The norm of the output has an epsilon of its own, whatever the config's `rms_norm_eps`.
@@ -16,6 +16,8 @@ const NORM_EPS: f64 = 1e-6;
 #[derive(Debug)]
 pub(crate) struct Lightning {
     layer: u32,
+    /// How many, and how wide each is.
+    heads: (usize, usize),
     qkv: [Linear; 3],
     activation: Activation,
     /// Logarithm of the decay of each head.
@@ -44,6 +46,7 @@ impl Lightning {
         };
         Ok(Self {
             layer,
+            heads: (heads, head_dim),
             qkv: [part(0)?, part(1)?, part(2)?],
             activation,
             decay: decay(layer, layers, heads),
@@ -66,17 +69,22 @@ impl Mixer for Lightning {
         let [q, k, v] = &self.qkv;
         let project = |linear: &Linear| self.activation.forward(&linear.forward(x)?);
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttention {
+        let input = LinearAttentionScan {
             q: &project(q)?,
             k: &project(k)?,
             v: &project(v)?,
-            decay: Decay::Fixed(&self.decay),
+            decay: StateDecay::Fixed(&self.decay),
             beta: None,
             scale: 1.0,
             l2_norm: false,
         };
-        let y = linear_attention(&input, state.pool, &state.view, &state.batch)?;
+        let y = input.run(&state.pool, &state.view, &state.batch)?;
         let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(x)?)?;
         Ok(self.out_proj.forward(&(self.norm.forward(&y)? * gate)?)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let (heads, head_dim) = self.heads;
+        vec![CacheUse::new(self.layer, Kind::Ssm, [heads, head_dim, head_dim])]
     }
 }

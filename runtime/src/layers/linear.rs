@@ -2,43 +2,54 @@
 
 use candle_core::Tensor;
 
-use crate::weights::{Scope, WeightError};
+use crate::error::RuntimeError;
+use crate::exported::Writer;
+use crate::weights::{Matrix, Scope, WeightError};
 
 /// `x · weightᵀ + bias` over rows.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    weight: Tensor,
+    weight: Matrix,
     bias: Option<Tensor>,
 }
 
 impl Linear {
+    /// As nodes of a graph.
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        writer.linear(x, &self.weight.computed()?, self.bias.as_ref())
+    }
+
     /// Reads `weight` `[outputs, inputs]` and, if the model has one, `bias` `[outputs]`.
     pub(crate) fn load(weights: &Scope<'_>, inputs: usize, outputs: usize, bias: bool) -> Result<Self, WeightError> {
-        let weight = weights.get("weight", (outputs, inputs))?;
+        let weight = weights.product("weight", [outputs, inputs])?;
         Ok(Self { weight, bias: weights.bias(bias, outputs)? })
     }
 
     /// A projection by `weight` `[outputs, inputs]` and `bias` `[outputs]`.
     pub(crate) fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self { weight, bias }
+        Self { weight: Matrix::Dense(weight), bias }
+    }
+
+    /// A projection by `weight` alone.
+    pub(crate) fn of(weight: Matrix) -> Self {
+        Self { weight, bias: None }
     }
 
     /// One projection to the outputs of several over the same input, in their order; all have a bias or none has.
     pub(crate) fn stacked(parts: &[Self]) -> candle_core::Result<Self> {
-        let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
         let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
         let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
-        Ok(Self { weight: Tensor::cat(&weights, 0)?, bias })
+        Ok(Self { weight: Matrix::stacked(parts.iter().map(|part| &part.weight))?, bias })
     }
 
     /// How many outputs there are.
     pub(crate) fn outputs(&self) -> usize {
-        self.weight.dims()[0]
+        self.weight.rows()
     }
 
     /// The same projection with `change` `[outputs, inputs]` added to its weight.
     pub(crate) fn plus(self, change: &Tensor) -> candle_core::Result<Self> {
-        Ok(Self { weight: (self.weight + change)?, ..self })
+        Ok(Self::new((self.weight.computed()? + change)?, self.bias))
     }
 
     /// The same projection with each output multiplied by `factor`.
@@ -47,7 +58,7 @@ impl Linear {
             return Ok(self);
         }
         let bias = self.bias.map(|bias| bias * factor).transpose()?;
-        Ok(Self { weight: (self.weight * factor)?, bias })
+        Ok(Self::new((self.weight.computed()? * factor)?, bias))
     }
 
     /// The same projection with consecutive groups of outputs, given as (size, factor), multiplied.
@@ -57,23 +68,26 @@ impl Linear {
             return Ok(self);
         }
         let outputs = factors.len();
-        let factors = Tensor::from_vec(factors, outputs, self.weight.device())?.to_dtype(self.weight.dtype())?;
+        let weight = self.weight.computed()?;
+        let factors = Tensor::from_vec(factors, outputs, weight.device())?.to_dtype(weight.dtype())?;
         let bias = self.bias.map(|bias| bias * &factors).transpose()?;
-        Ok(Self { weight: self.weight.broadcast_mul(&factors.unsqueeze(1)?)?, bias })
+        Ok(Self::new(weight.broadcast_mul(&factors.unsqueeze(1)?)?, bias))
     }
 
     /// The projection to some of the outputs, in the order given.
     pub(crate) fn select(&self, outputs: impl IntoIterator<Item = usize>) -> candle_core::Result<Self> {
-        let outputs: Vec<u32> = outputs.into_iter().map(|output| output as u32).collect();
-        let count = outputs.len();
-        let outputs = Tensor::from_vec(outputs, count, self.weight.device())?;
-        let bias = self.bias.as_ref().map(|bias| bias.index_select(&outputs, 0)).transpose()?;
-        Ok(Self { weight: self.weight.index_select(&outputs, 0)?, bias })
+        let outputs: Vec<usize> = outputs.into_iter().collect();
+        let of_bias = |bias: &Tensor| {
+            let indices = outputs.iter().map(|&output| output as u32).collect();
+            bias.index_select(&Tensor::from_vec(indices, outputs.len(), bias.device())?, 0)
+        };
+        let bias = self.bias.as_ref().map(of_bias).transpose()?;
+        Ok(Self { weight: self.weight.select(&outputs)?, bias })
     }
 
     /// `[rows, inputs]` to `[rows, outputs]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = cacheplan_kernels::linear(x, &self.weight)?;
+        let y = self.weight.product(x)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),

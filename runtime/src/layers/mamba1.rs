@@ -1,12 +1,12 @@
 //! The Mamba-1 mixer: projection, causal convolution, selective scan, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{ScanInput, TimeStep, mamba1_scan};
+use cacheplan_kernels::{Mamba1Scan, ScanInput, TimeStep};
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, RmsNorm};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, size};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The mixer of one layer.
@@ -39,6 +39,19 @@ pub(crate) struct Mamba1Shape {
     pub(crate) activation: Activation,
     pub(crate) conv_bias: bool,
     pub(crate) proj_bias: bool,
+}
+
+impl Mamba1Shape {
+    /// The shape of a mixer whose convolution, and whose projections, may have biases.
+    pub(crate) fn new(
+        hidden: usize,
+        dims: &cacheplan_transforms::layers::Mamba1,
+        activation: Activation,
+        [conv_bias, proj_bias]: [bool; 2],
+    ) -> Self {
+        let [d_inner, d_state, d_conv, dt_rank] = [dims.d_inner, dims.d_state, dims.d_conv, dims.dt_rank].map(size);
+        Self { hidden, d_inner, d_state, d_conv, dt_rank, activation, conv_bias, proj_bias }
+    }
 }
 
 impl Mamba1 {
@@ -88,8 +101,16 @@ impl Mixer for Mamba1 {
         let ssm = step.state(self.layer, &Kind::Ssm)?;
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
         let time_step = TimeStep::new(Some(&self.dt_bias));
-        let parameters = cacheplan_kernels::Mamba1 { a: &self.a, d: Some(&self.d), time_step };
-        let y = mamba1_scan(&input, &parameters, ssm.pool, &ssm.view, &ssm.batch)?;
+        let parameters = Mamba1Scan { a: &self.a, d: Some(&self.d), time_step };
+        let y = parameters.run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let Mamba1Shape { d_inner, d_state, d_conv, .. } = self.shape;
+        vec![
+            CacheUse::new(self.layer, Kind::Ssm, [d_inner, 1, d_state]),
+            CacheUse::new(self.layer, Kind::CausalConv, [d_inner, d_conv.saturating_sub(1)]),
+        ]
     }
 }

@@ -1,14 +1,16 @@
 //! The Mamba-2 mixer: projection, causal convolution, state space scan, gated norm, projection.
 
+use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, ScanInput, TimeStep, gated_rms_norm, mamba2_scan};
+use cacheplan_kernels::{GateOrder, Mamba2Scan, ScanInput, TimeStep, gated_rms_norm};
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Activation, CausalConv, Linear, Mixer};
+use super::{Activation, CausalConv, Linear, Mixer, size};
 use crate::error::{ConfigError, RuntimeError};
-use crate::step::Step;
+use crate::exported::{RECURRENT, Writer, int, recurrent, refuse};
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The mixer of one layer.
@@ -24,17 +26,23 @@ pub(crate) struct Mamba2 {
     norm_weight: Tensor,
     out_proj: Linear,
     shape: Mamba2Shape,
+    rules: Mamba2Rules,
 }
 
-/// The dimensions and constants of a [`Mamba2`].
+/// The dimensions of a [`Mamba2`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mamba2Shape {
-    pub(crate) hidden: usize,
-    pub(crate) heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) d_state: usize,
-    pub(crate) n_groups: usize,
-    pub(crate) d_conv: usize,
+    hidden: usize,
+    heads: usize,
+    head_dim: usize,
+    d_state: usize,
+    n_groups: usize,
+    d_conv: usize,
+}
+
+/// How a [`Mamba2`] of whatever dimensions computes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mamba2Rules {
     /// What follows the convolution.
     pub(crate) activation: Activation,
     pub(crate) conv_bias: bool,
@@ -49,11 +57,6 @@ pub(crate) struct Mamba2Shape {
 /// The keys of the mixer in the configs of Bamba and those that followed it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Mamba2Config {
-    mamba_n_heads: usize,
-    mamba_d_head: usize,
-    mamba_d_state: usize,
-    mamba_n_groups: usize,
-    mamba_d_conv: usize,
     mamba_conv_bias: bool,
     mamba_proj_bias: bool,
     time_step_limit: Option<(Value, Value)>,
@@ -61,14 +64,8 @@ pub(crate) struct Mamba2Config {
 
 impl Mamba2Config {
     /// `activation` follows the convolution; the gate's is SiLU in all of them.
-    pub(crate) fn shape(&self, hidden: usize, activation: Activation, norm_eps: f64, gate: GateOrder) -> Mamba2Shape {
-        Mamba2Shape {
-            hidden,
-            heads: self.mamba_n_heads,
-            head_dim: self.mamba_d_head,
-            d_state: self.mamba_d_state,
-            n_groups: self.mamba_n_groups,
-            d_conv: self.mamba_d_conv,
+    pub(crate) fn rules(&self, activation: Activation, norm_eps: f64, gate: GateOrder) -> Mamba2Rules {
+        Mamba2Rules {
             conv_bias: self.mamba_conv_bias,
             activation,
             in_bias: self.mamba_proj_bias,
@@ -81,6 +78,12 @@ impl Mamba2Config {
 }
 
 impl Mamba2Shape {
+    /// The shape of a mixer over a residual stream of `hidden` channels.
+    pub(crate) fn new(hidden: usize, dims: &cacheplan_transforms::layers::Mamba2) -> Self {
+        let [heads, head_dim, d_state] = [dims.num_heads, dims.head_dim, dims.d_state].map(size);
+        Self { hidden, heads, head_dim, d_state, n_groups: size(dims.n_groups), d_conv: size(dims.d_conv) }
+    }
+
     fn d_inner(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -92,7 +95,12 @@ impl Mamba2Shape {
 
 impl Mamba2 {
     /// Reads the mixer of absolute layer `layer`.
-    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba2Shape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(
+        weights: &Scope<'_>,
+        layer: u32,
+        shape: Mamba2Shape,
+        rules: Mamba2Rules,
+    ) -> Result<Self, RuntimeError> {
         let Mamba2Shape { hidden, heads, d_conv, n_groups, .. } = shape;
         if n_groups == 0 || !heads.is_multiple_of(n_groups) {
             let (found, known) = (n_groups.to_string(), "divisors of the number of heads");
@@ -102,18 +110,19 @@ impl Mamba2 {
         let a_log = weights.get("A_log", heads)?.to_dtype(DType::F32)?;
         Ok(Self {
             layer,
-            in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, shape.in_bias)?,
-            conv: CausalConv::load(&weights.enter("conv1d"), conv_dim, d_conv, shape.conv_bias)?
-                .with_activation(shape.activation),
+            in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, rules.in_bias)?,
+            conv: CausalConv::load(&weights.enter("conv1d"), conv_dim, d_conv, rules.conv_bias)?
+                .with_activation(rules.activation),
             a: a_log.exp()?.neg()?,
             d: weights.get("D", heads)?,
             dt_bias: weights.get("dt_bias", heads)?,
-            norm_weight: match shape.gate {
+            norm_weight: match rules.gate {
                 GateOrder::GateOnly => Tensor::ones(d_inner, DType::F32, a_log.device())?,
                 GateOrder::GateThenNorm | GateOrder::NormThenGate => weights.enter("norm").get("weight", d_inner)?,
             },
-            out_proj: Linear::load(&weights.enter("out_proj"), d_inner, hidden, shape.out_bias)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), d_inner, hidden, rules.out_bias)?,
             shape,
+            rules,
         })
     }
 }
@@ -129,7 +138,8 @@ impl Mamba2 {
 
 impl Mixer for Mamba2 {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let Mamba2Shape { heads, n_groups, d_state, norm_eps, gate, dt_limit, .. } = self.shape;
+        let Mamba2Shape { heads, n_groups, d_state, .. } = self.shape;
+        let Mamba2Rules { norm_eps, gate, dt_limit, .. } = self.rules;
         let (d_inner, conv_dim, bc) = (self.shape.d_inner(), self.shape.conv_dim(), n_groups * d_state);
         let projected = self.in_proj.forward(x)?;
         let z = projected.narrow(1, 0, d_inner)?;
@@ -142,16 +152,74 @@ impl Mixer for Mamba2 {
         let c = xbc.narrow(1, d_inner + bc, bc)?;
 
         let ssm = step.state(self.layer, &Kind::Ssm)?;
-        let parameters = cacheplan_kernels::Mamba2 {
+        let parameters = Mamba2Scan {
             a: &self.a,
             d: Some(&self.d),
             time_step: TimeStep { limit: dt_limit, ..TimeStep::new(Some(&self.dt_bias)) },
         };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let y = mamba2_scan(&input, &parameters, ssm.pool, &ssm.view, &ssm.batch)?;
+        let y = parameters.run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
         let group = d_inner / n_groups;
         let y = gated_rms_norm(&y, &z, &self.norm_weight, norm_eps, group, gate)?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let Mamba2Shape { heads, head_dim, n_groups, d_state, .. } = self.shape;
+        let Mamba2Rules { norm_eps, gate, dt_limit, .. } = self.rules;
+        if gate != GateOrder::GateThenNorm {
+            return Err(refuse("Mamba-2", format!("{gate:?} is not exported; a norm behind the gate is")));
+        }
+        let (d_inner, bc) = (self.shape.d_inner(), n_groups * d_state);
+        let projected = self.in_proj.trace(writer, x)?;
+        let [z, xbc, dt] = writer.split(&projected, [d_inner, self.shape.conv_dim(), heads]);
+        let xbc = self.conv.trace(writer, &xbc, self.layer)?;
+        let [x, b, c] = writer.split(&xbc, [d_inner, bc, bc]);
+        let x = writer.reshape(&x, &[1, -1, heads as i64, head_dim as i64]);
+        let [b, c] = [b, c].map(|part| writer.reshape(&part, &[1, -1, n_groups as i64, d_state as i64]));
+        let tokens = writer.tokens();
+        writer.state_shape(&x, &[Some(1), tokens, Some(heads), Some(head_dim)]);
+        writer.state_shape(&b, &[Some(1), tokens, Some(n_groups), Some(d_state)]);
+        // The op has no bounds of the time step, so that it is given the finished one.
+        let bias = writer.weight(&self.dt_bias)?;
+        let dt = writer.node("Add", &[&dt, &bias]);
+        let mut dt = writer.node("Softplus", &[&dt]);
+        for (bound, op) in [(dt_limit.0, "Max"), (dt_limit.1, "Min")] {
+            if bound > 0.0 && bound.is_finite() {
+                let bound = writer.number(bound);
+                dt = writer.node(op, &[&dt, &bound]);
+            }
+        }
+        let (a, d) = (writer.weight(&self.a)?, writer.weight(&self.d)?);
+        let nothing = writer.floats(&vec![0.0; heads], &[heads]);
+        let state = [Some(1), Some(heads), Some(head_dim), Some(d_state)];
+        let name = format!("ssm_state_{}", self.layer);
+        let before = writer.input(&name, TensorProto::FLOAT, &state);
+        let lengths = writer.input("context_lengths", TensorProto::INT32, &[Some(1)]);
+        let inputs = [&x, &a, &b, &c, &d, &dt, &nothing, &before, &lengths].map(String::as_str);
+        let sizes = [("nheads", heads), ("dim", head_dim), ("dstate", d_state), ("ngroups", n_groups)];
+        let mut attributes = sizes.map(|(name, size)| int(name, size as i64)).to_vec();
+        attributes.extend([int("dt_softplus", 0), int("chunk_size", 0)]);
+        let [y, after] = writer.nodes(RECURRENT, "update_ssm_state", &inputs, attributes);
+        writer.function(recurrent::update_ssm_state(heads, n_groups, d_state));
+        writer.output(&after, &format!("{name}_out"), &state);
+        let y = writer.reshape(&y, &[1, -1, d_inner as i64]);
+        let gate = writer.silu(&z);
+        let y = writer.node("Mul", &[&y, &gate]);
+        let y = writer.reshape(&y, &[1, -1, n_groups as i64, (d_inner / n_groups) as i64]);
+        let y = writer.normalised(&y, norm_eps);
+        let y = writer.reshape(&y, &[1, -1, d_inner as i64]);
+        let weight = writer.weight(&self.norm_weight)?;
+        let y = writer.node("Mul", &[&y, &weight]);
+        self.out_proj.trace(writer, &y)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let Mamba2Shape { heads, head_dim, d_state, d_conv, .. } = self.shape;
+        vec![
+            CacheUse::new(self.layer, Kind::Ssm, [heads, head_dim, d_state]),
+            CacheUse::new(self.layer, Kind::CausalConv, [self.shape.conv_dim(), d_conv.saturating_sub(1)]),
+        ]
     }
 }
 

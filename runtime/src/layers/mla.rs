@@ -1,12 +1,12 @@
 //! Multi-head latent attention in its absorbed form: the cache holds the latent and one rope key for all heads.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, paged_attention};
+use cacheplan_kernels::{PagedAttention, Rope};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The norms of the latents have an epsilon of their own, whatever the config's `rms_norm_eps`.
@@ -129,12 +129,14 @@ impl Mixer for Mla {
 
         let cache = step.paged(self.layer, &Kind::MlaPaged)?;
         cache.write(&k, None)?;
-        let rule = cacheplan_kernels::Attention {
-            quant: cache.quant,
-            ..cacheplan_kernels::Attention::new(scale as f32, kv_lora_rank)
-        };
-        let y = paged_attention(&q, cache.pool, &cache.view, &cache.batch, &rule)?;
+        let rule = PagedAttention { quant: cache.quant, ..PagedAttention::new(scale as f32, kv_lora_rank) };
+        let y = rule.run(&q, cache.pool, &cache.view, &cache.batch)?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let width = self.shape.kv_lora_rank + self.shape.rope;
+        vec![CacheUse::new(self.layer, Kind::MlaPaged, [1, 1, width])]
     }
 }

@@ -5,6 +5,7 @@ use serde::Deserialize;
 
 use super::Linear;
 use crate::error::RuntimeError;
+use crate::exported::{Writer, refuse};
 use crate::weights::{Scope, WeightError};
 
 /// The non-linearity between the projections, by its name in a config.
@@ -23,6 +24,20 @@ pub(crate) enum Activation {
 }
 
 impl Activation {
+    /// As nodes of a graph.
+    pub(crate) fn trace(self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        match self {
+            Self::Silu => Ok(writer.silu(x)),
+            Self::Relu => Ok(writer.node("Relu", &[x])),
+            Self::Relu2 => {
+                let x = writer.node("Relu", &[x]);
+                Ok(writer.node("Mul", &[&x, &x]))
+            }
+            Self::Tanh => Ok(writer.node("Tanh", &[x])),
+            other => Err(refuse("a feed-forward block", format!("the activation {other:?} is not exported"))),
+        }
+    }
+
     pub(crate) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
         match self {
             Self::Silu => x.silu(),
@@ -64,6 +79,27 @@ pub(crate) struct MlpShape {
 }
 
 impl Mlp {
+    /// As nodes of a graph.
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let inner = match &self.inner {
+            Inner::Plain(up, activation) => {
+                let up = up.trace(writer, x)?;
+                activation.trace(writer, &up)?
+            }
+            Inner::Gated(gate_up, activation) => {
+                let width = gate_up.outputs() / 2;
+                let both = gate_up.trace(writer, x)?;
+                let [gate, up] = writer.split(&both, [width, width]);
+                let gate = activation.trace(writer, &gate)?;
+                writer.node("Mul", &[&gate, &up])
+            }
+            Inner::ClampedSwiglu { .. } => {
+                return Err(refuse("a feed-forward block", "a clamped gate is not exported"));
+            }
+        };
+        self.down.trace(writer, &inner)
+    }
+
     /// Reads `up_proj` and `down_proj`.
     pub(crate) fn load_plain(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, WeightError> {
         let MlpShape { hidden, intermediate, bias, activation } = shape;

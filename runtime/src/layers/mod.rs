@@ -23,7 +23,7 @@ pub(crate) use kda::{Kda, KdaShape};
 pub(crate) use lightning::Lightning;
 pub(crate) use linear::Linear;
 pub(crate) use mamba1::{Mamba1, Mamba1Shape};
-pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Shape, dt_limit};
+pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Rules, Mamba2Shape, dt_limit};
 pub(crate) use mla::{Mla, MlaShape};
 pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
 pub(crate) use moe::{Moe, Routing, Scoring};
@@ -35,12 +35,30 @@ pub(crate) use token_shift::TokenShift;
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::exported::{Writer, refuse};
+use crate::step::{CacheUse, Step};
 
 /// What stands between a norm and the residual sum.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     /// `[tokens, hidden]` to `[tokens, hidden]`; whatever a later step needs goes into the pools behind `step`.
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
+
+    /// The caches that it keeps.
+    fn caches(&self) -> Vec<CacheUse> {
+        Vec::new()
+    }
+
+    /// The same as nodes of a graph, from `x` `[1, tokens, hidden]` to the name of what it makes.
+    fn trace(&self, _: &mut Writer, _: &str) -> Result<String, RuntimeError> {
+        let name = std::any::type_name::<Self>();
+        let name = name.rsplit("::").next().unwrap_or(name);
+        Err(refuse(name, "a layer of this kind is not exported; attention, Mamba-2 and plain feed-forward blocks are"))
+    }
+}
+
+/// A size of a spec as tensors count it.
+pub(crate) fn size(size: u64) -> usize {
+    usize::try_from(size).unwrap_or(usize::MAX)
 }
 
 /// `log(1 + exp(x))` without overflow.
@@ -70,11 +88,19 @@ impl Mixer for Parallel {
         }
         Ok(sum)
     }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        self.0.iter().flat_map(|branch| branch.mixer.caches()).collect()
+    }
 }
 
 impl Mixer for Mlp {
     fn forward(&self, x: &Tensor, _: &Step<'_>) -> Result<Tensor, RuntimeError> {
         Ok(self.forward(x)?)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        self.written(writer, x)
     }
 }
 

@@ -54,8 +54,8 @@ impl Moe {
         let MlpShape { hidden, intermediate, activation, .. } = expert;
         let (count, experts) = (routing.experts, weights.enter("experts"));
         let experts = if experts.stores("gate_up_proj") {
-            let gate_up = experts.get("gate_up_proj", (count, 2 * intermediate, hidden))?;
-            let down = experts.get("down_proj", (count, hidden, intermediate))?;
+            let gate_up = experts.matrix("gate_up_proj", (count, 2 * intermediate, hidden))?;
+            let down = experts.matrix("down_proj", (count, hidden, intermediate))?;
             let linear = |stacked: &Tensor, i| stacked.get(i).map(|weight| Linear::new(weight, None));
             (0..count)
                 .map(|i| Ok(Mlp::fused(linear(&gate_up, i)?, linear(&down, i)?, activation)))

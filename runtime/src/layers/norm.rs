@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
+use crate::exported::Writer;
 use crate::weights::{Scope, WeightError};
 
 /// `x / rms(x) · weight` over the last dimension.
@@ -13,6 +14,13 @@ pub(crate) struct RmsNorm {
 }
 
 impl RmsNorm {
+    /// As nodes of a graph, over the last axis.
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let normalised = writer.normalised(x, self.eps);
+        let weight = writer.weight(&self.weight)?;
+        Ok(writer.node("Mul", &[&normalised, &weight]))
+    }
+
     /// Reads `weight` `[size]`.
     pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, WeightError> {
         Ok(Self { weight: weights.get("weight", size)?, eps: eps as f32 })

@@ -15,6 +15,14 @@ pub(crate) struct RopeConfig {
     max_position_embeddings: Option<usize>,
     /// Phi and those that follow it state this beside the parameters; it goes before theirs.
     original_max_position_embeddings: Option<usize>,
+    /// GGUF's number of the elements that are rotated; it goes before every share.
+    rotary_dim: Option<usize>,
+    /// Whether the weights have the elements that are rotated together beside each other.
+    #[serde(default)]
+    rope_interleaved: bool,
+    /// What each frequency is divided by, where a file states that itself.
+    #[serde(skip)]
+    divisors: Option<Vec<f32>>,
 }
 
 /// One set of rope parameters; models whose layers differ have several.
@@ -26,11 +34,17 @@ pub(crate) struct RopeParameters {
     rope_theta: Option<f32>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f32>,
+    /// Factors of GGUF's that none of our rules has.
+    attn_factor: Option<f32>,
+    yarn_log_multiplier: Option<f32>,
     low_freq_factor: Option<f32>,
     high_freq_factor: Option<f32>,
+    #[serde(alias = "original_context_length")]
     original_max_position_embeddings: Option<usize>,
     attention_factor: Option<f32>,
+    #[serde(alias = "yarn_beta_fast")]
     beta_fast: Option<f32>,
+    #[serde(alias = "yarn_beta_slow")]
     beta_slow: Option<f32>,
     mscale: Option<f32>,
     mscale_all_dim: Option<f32>,
@@ -40,17 +54,34 @@ pub(crate) struct RopeParameters {
 impl RopeConfig {
     /// The embedding of heads of `head_dim` elements, all of which are rotated.
     pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
-        let parameters = self.parameters();
-        if let Some(share) = parameters.partial_rotary_factor.filter(|&share| share != 1.0) {
+        if let Some(share) = self.parameters().partial_rotary_factor.filter(|&share| share != 1.0) {
             let (found, known) = (share.to_string(), "1 only for this architecture");
             return Err(ConfigError::Unsupported { key: "partial_rotary_factor", found, known }.into());
         }
-        parameters.rope(head_dim, self.max_position_embeddings)
+        if let Some(rotated) = self.rotary_dim.filter(|&rotated| rotated != head_dim) {
+            let (found, known) = (rotated.to_string(), "the size of a head only for this architecture");
+            return Err(ConfigError::Unsupported { key: "rope.dimension_count", found, known }.into());
+        }
+        self.partial_rope(head_dim)
     }
 
     /// The same for a model that rotates a share of each head.
     pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
-        self.parameters().rope(head_dim, self.max_position_embeddings)
+        let mut parameters = self.parameters();
+        if let Some(rotated) = self.rotary_dim {
+            parameters.partial_rotary_factor = Some(rotated as f64 / head_dim as f64);
+        }
+        let scaling = match &self.divisors {
+            Some(divisors) => RopeScaling::PerFrequency { divisors: divisors.clone(), attention_factor: 1.0 },
+            None => parameters.scaling(self.max_position_embeddings)?,
+        };
+        let layout = if self.rope_interleaved { RopeLayout::Interleaved } else { RopeLayout::Neox };
+        parameters.embedding(head_dim, layout, &scaling)
+    }
+
+    /// For a file that states what each frequency is divided by.
+    pub(crate) fn with_divisors(&self, divisors: Option<Vec<f32>>) -> Self {
+        Self { divisors, ..self.clone() }
     }
 
     /// For a model that rotates `share` of each head where its config does not say.
@@ -112,9 +143,13 @@ impl RopeParameters {
 
     /// The embedding of heads of `head_dim` elements, halves paired.
     pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
+        self.embedding(head_dim, RopeLayout::Neox, &self.scaling(max_position)?)
+    }
+
+    fn embedding(&self, head_dim: usize, layout: RopeLayout, scaling: &RopeScaling) -> Result<Rope, RuntimeError> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
         let rotary_dim = (head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
-        Ok(Rope::new(theta, rotary_dim, RopeLayout::Neox, &self.scaling(max_position)?)?)
+        Ok(Rope::new(theta, rotary_dim, layout, scaling)?)
     }
 
     fn scaling(&self, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {
@@ -124,8 +159,17 @@ impl RopeParameters {
                 .or(max_position)
                 .ok_or(ConfigError::Missing { key: "rope_parameters.original_max_position_embeddings" })
         };
+        let factors = [
+            ("rope.scaling.attn_factor", self.attn_factor, 1.0),
+            ("rope.scaling.yarn_log_multiplier", self.yarn_log_multiplier, 0.0),
+        ];
+        if let Some((key, Some(found), _)) =
+            factors.into_iter().find(|(_, found, neutral)| found.is_some_and(|f| f != *neutral))
+        {
+            return Err(ConfigError::Unsupported { key, found: found.to_string(), known: "no such factor" });
+        }
         match self.rope_type() {
-            "default" => Ok(RopeScaling::None),
+            "default" | "none" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear(factor()?)),
             "llama3" => Ok(RopeScaling::Llama3 {
                 factor: factor()?,

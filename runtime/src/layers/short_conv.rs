@@ -5,7 +5,7 @@ use candle_core::Tensor;
 
 use super::{CausalConv, Linear, Mixer};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// `out(c · conv(b · x))` with `b`, `c` and `x` from one projection.
@@ -43,5 +43,10 @@ impl Mixer for ShortConv {
         };
         let y = self.conv.forward(&(b * x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         Ok(self.out_proj.forward(&(c * y)?)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let [d_conv, channels] = self.conv.dims();
+        vec![CacheUse::new(self.layer, Kind::CausalConv, [channels, d_conv.saturating_sub(1)])]
     }
 }

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 
 use super::{CausalConv, Mixer, Mlp};
 use crate::error::RuntimeError;
-use crate::step::Step;
+use crate::step::{CacheUse, Step};
 
 /// `mlp(mix · x + (1 - mix) · previous x)`. The previous token's input is a generic state of one row per sequence.
 #[derive(Debug)]
@@ -20,5 +20,10 @@ impl Mixer for TokenShift {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let mixed = self.mix.forward(x, &step.state(self.layer, &Kind::State)?)?;
         Ok(self.mlp.forward(&mixed)?)
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        let [width, channels] = self.mix.dims();
+        vec![CacheUse::new(self.layer, Kind::State, [width.saturating_sub(1), channels])]
     }
 }

@@ -1,28 +1,25 @@
 //! Falcon-H1: Mamba-2 and attention side by side, then a gated MLP, in every layer; scaled everywhere.
 
 use cacheplan_kernels::GateOrder;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
 use serde::Deserialize;
 
+use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, AttentionShape, Branch, Linear, Mamba2, Mamba2Config, Mamba2Shape, Mlp, Parallel, RmsNorm,
-    RopeConfig,
+    Activation, Attention, Branch, Linear, Mamba2Config, Mamba2Rules, Mlp, Parallel, RopeConfig, size,
 };
-use crate::weights::{Scope, Weights};
+use crate::weights::Weights;
 
 /// The keys of a Falcon-H1 `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: u32,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: Option<usize>,
     #[serde(default)]
     attention_bias: bool,
     #[serde(default)]
@@ -50,30 +47,33 @@ pub(super) struct Config {
 }
 
 /// Builds a Falcon-H1 decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let attention_shape = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim.unwrap_or(hidden / config.num_attention_heads.max(1)),
-        bias: config.attention_bias,
-    };
-    let rope = config.rope.rope(attention_shape.head_dim)?;
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let gate = match (config.mamba_rms_norm, config.mamba_norm_before_gate) {
         (false, _) => GateOrder::GateOnly,
         (true, true) => GateOrder::NormThenGate,
         (true, false) => GateOrder::GateThenNorm,
     };
-    let mamba2 =
-        Mamba2Shape { out_bias: config.projectors_bias, ..config.mamba.shape(hidden, config.hidden_act, eps, gate) };
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for layer in 0..config.num_hidden_layers {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let mamba = Mamba2::load(&scope.enter("mamba"), layer, mamba2)?;
-        let attention = Attention::load(&scope.enter("self_attn"), layer, attention_shape, Some(rope.clone()))?;
+    let rules = config.mamba.rules(config.hidden_act, config.rms_norm_eps, gate);
+    let rules = Mamba2Rules { out_bias: config.projectors_bias, ..rules };
+    let frame = Frame {
+        norm: "final_layernorm",
+        embedding_scale: config.embedding_multiplier,
+        logit_scale: config.lm_head_multiplier,
+        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+    };
+    decoder(model, weights, frame, |layer| {
+        let [
+            BlockSpec::Attention(attention),
+            BlockSpec::Mamba2(mamba),
+            BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. }),
+        ] = layer.blocks
+        else {
+            return Err(layer.refuse("attention beside mamba2, and a gated feed-forward block without experts"));
+        };
+        let mamba = layer.mamba2("mamba", mamba, rules)?;
+        let shape = layer.attention(attention, config.attention_bias)?;
+        let rope = Some(config.rope.rope(shape.head_dim)?);
+        let attention = Attention::load(&layer.enter("self_attn"), layer.index, shape, rope)?;
         let branches = vec![
             Branch {
                 mixer: Box::new(mamba.with_projection_scales(config.ssm_multipliers)?),
@@ -86,21 +86,17 @@ pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, Runtim
                 output_scale: config.attention_out_multiplier,
             },
         ];
-        blocks.push(Block::new(norm("input_layernorm")?, Parallel(branches)));
-        blocks.push(Block::new(norm("pre_ff_layernorm")?, config.mlp(&scope.enter("feed_forward"))?));
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("final_layernorm"), hidden, eps)?;
-    Ok(Decoder {
-        embedding_scale: config.embedding_multiplier,
-        logit_scale: config.lm_head_multiplier,
-        ..Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)?
+        Ok(vec![
+            Block::new(layer.norm("input_layernorm")?, Parallel(branches)),
+            Block::new(layer.norm("pre_ff_layernorm")?, config.mlp(layer, sizes)?),
+        ])
     })
 }
 
 impl Config {
-    fn mlp(&self, weights: &Scope<'_>) -> Result<Mlp, RuntimeError> {
-        let (hidden, size, bias) = (self.hidden_size, self.intermediate_size, self.mlp_bias);
+    fn mlp(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Mlp, RuntimeError> {
+        let weights = layer.enter("feed_forward");
+        let (hidden, size, bias) = (layer.hidden, size(sizes.intermediate_size), self.mlp_bias);
         let (gate_scale, down_scale) = self.mlp_multipliers;
         let gate = Linear::load(&weights.enter("gate_proj"), hidden, size, bias)?.scaled(gate_scale)?;
         let up = Linear::load(&weights.enter("up_proj"), hidden, size, bias)?;

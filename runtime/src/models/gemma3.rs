@@ -2,35 +2,27 @@
 
 use std::collections::HashMap;
 
-use cacheplan_kernels::{Rope, Window};
+use cacheplan_kernels::Rope;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
 use serde::Deserialize;
 
+use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeParameters};
+use crate::layers::{Activation, Attention, Mlp, RopeParameters, size};
 use crate::weights::Weights;
 
 /// The keys of a Gemma 3 `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
     hidden_activation: Activation,
     rms_norm_eps: f64,
-    num_hidden_layers: u32,
-    layer_types: Option<Vec<String>>,
-    /// Every so many layers one has full attention, in configs that do not list them.
-    #[serde(default = "six")]
-    sliding_window_pattern: u32,
-    sliding_window: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: usize,
     query_pre_attn_scalar: f64,
     #[serde(default)]
     attention_bias: bool,
-    use_bidirectional_attention: Option<bool>,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
     rope_parameters: Option<HashMap<String, RopeParameters>>,
@@ -43,81 +35,57 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
 }
 
-fn six() -> u32 {
-    6
-}
-
 /// Builds a Gemma 3 decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    if config.use_bidirectional_attention == Some(true) {
-        let (found, known) = ("true".to_owned(), "false only");
-        return Err(ConfigError::Unsupported { key: "use_bidirectional_attention", found, known }.into());
-    }
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     if let Some(cap) = config.attn_logit_softcapping {
         let (found, known) = (cap.to_string(), "null only");
         return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
     }
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let attention_shape = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        bias: config.attention_bias,
-    };
-    let mlp_shape =
-        MlpShape { hidden, intermediate: config.intermediate_size, bias: false, activation: config.hidden_activation };
-    let full = config.rope("full_attention", &config.rope_scaling, config.rope_theta.unwrap_or(1_000_000.0))?;
-    let sliding = config.rope("sliding_attention", &None, config.rope_local_base_freq.unwrap_or(10_000.0))?;
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(config.layer_types()) {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load_from_one(&scope.enter(name), hidden, eps);
-        let self_attn = scope.enter("self_attn");
-        let (rope, window) = match kind.as_str() {
-            "full_attention" => (&full, Window::Full),
-            "sliding_attention" => (&sliding, Window::Sliding(config.sliding_window)),
-            other => {
-                let (found, known) = (other.to_owned(), "full_attention and sliding_attention");
-                return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
-            }
-        };
-        let head_norm = |name: &str| RmsNorm::load_from_one(&self_attn.enter(name), config.head_dim, eps);
-        let attention = Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?
-            .with_head_norms(head_norm("q_norm")?, head_norm("k_norm")?)
-            .with_scale(1.0 / config.query_pre_attn_scalar.sqrt())
-            .with_window(window);
-        blocks.push(Block {
-            post_norm: Some(norm("post_attention_layernorm")?),
-            ..Block::new(norm("input_layernorm")?, attention)
-        });
-        blocks.push(Block {
-            post_norm: Some(norm("post_feedforward_layernorm")?),
-            ..Block::new(norm("pre_feedforward_layernorm")?, Mlp::load_gated(&scope.enter("mlp"), mlp_shape)?)
-        });
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load_from_one(&model.enter("norm"), hidden, eps)?;
-    Ok(Decoder {
-        embedding_scale: (hidden as f64).sqrt(),
+    let frame = Frame {
+        norms_from_one: true,
+        embedding_scale: model.hidden_size.map_or(1.0, |hidden| (size(hidden) as f64).sqrt()),
         logit_softcap: config.final_logit_softcapping,
-        ..Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)?
+        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+    };
+    decoder(model, weights, frame, |layer| {
+        let [
+            BlockSpec::Attention(attention),
+            BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. }),
+        ] = layer.blocks
+        else {
+            return Err(layer.refuse("attention and a gated feed-forward block without experts"));
+        };
+        let (shape, weights) = (layer.attention(attention, config.attention_bias)?, layer.enter("self_attn"));
+        let rope = config.rope(attention.window.is_some(), shape.head_dim)?;
+        let head_norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
+        let attention = Attention::load(&weights, layer.index, shape, Some(rope))?
+            .with_head_norms(head_norm("q_norm")?, head_norm("k_norm")?)
+            .with_scale(1.0 / config.query_pre_attn_scalar.sqrt());
+        let mlp = layer.mlp(sizes.intermediate_size, config.hidden_activation);
+        let mlp = Mlp::load_gated(&layer.enter("mlp"), mlp)?;
+        Ok(vec![
+            Block {
+                post_norm: Some(layer.norm("post_attention_layernorm")?),
+                ..Block::new(layer.norm("input_layernorm")?, attention)
+            },
+            Block {
+                post_norm: Some(layer.norm("post_feedforward_layernorm")?),
+                ..Block::new(layer.norm("pre_feedforward_layernorm")?, mlp)
+            },
+        ])
     })
 }
 
 impl Config {
-    fn layer_types(&self) -> Vec<String> {
-        let is_full = |layer: u32| (layer + 1).checked_rem(self.sliding_window_pattern) == Some(0);
-        let name = |layer| if is_full(layer) { "full_attention" } else { "sliding_attention" };
-        let derived = || (0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect();
-        self.layer_types.clone().unwrap_or_else(derived)
-    }
-
-    /// The rotation of one layer type; `scaling` and `theta` are what configs of the older spelling say of it.
-    fn rope(&self, layer_type: &str, scaling: &Option<RopeParameters>, theta: f32) -> Result<Rope, RuntimeError> {
+    /// The rotation of layers with a window, or of those without.
+    fn rope(&self, windowed: bool, head_dim: usize) -> Result<Rope, RuntimeError> {
+        let (layer_type, older, theta) = if windowed {
+            ("sliding_attention", None, self.rope_local_base_freq.unwrap_or(10_000.0))
+        } else {
+            ("full_attention", self.rope_scaling.as_ref(), self.rope_theta.unwrap_or(1_000_000.0))
+        };
         let stated = self.rope_parameters.as_ref().and_then(|by_type| by_type.get(layer_type));
-        let parameters = stated.or(scaling.as_ref()).cloned().unwrap_or_default().with_default_theta(theta);
-        parameters.rope(self.head_dim, self.max_position_embeddings)
+        let parameters = stated.or(older).cloned().unwrap_or_default().with_default_theta(theta);
+        parameters.rope(head_dim, self.max_position_embeddings)
     }
 }

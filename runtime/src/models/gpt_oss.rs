@@ -1,29 +1,24 @@
 //! gpt-oss: attention with sinks, every other layer with a sliding window, then biased experts.
 
-use cacheplan_kernels::Window;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 
+use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Attention, AttentionShape, Linear, Mlp, Moe, RmsNorm, RopeConfig, Routing};
+use crate::layers::{Attention, Linear, Mlp, Moe, RopeConfig, Routing, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a gpt-oss `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
     rms_norm_eps: f64,
-    layer_types: Vec<String>,
-    sliding_window: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: usize,
     #[serde(default = "super::yes")]
     attention_bias: bool,
-    num_local_experts: usize,
     num_experts_per_tok: usize,
     #[serde(default = "swiglu_alpha")]
     swiglu_alpha: f64,
@@ -44,67 +39,76 @@ fn swiglu_limit() -> f64 {
 }
 
 /// Builds a gpt-oss decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let attention_shape = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        bias: config.attention_bias,
-    };
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     if !config.rope.has_parameters() {
         // Hugging Face would take yarn, as the published models have it.
         return Err(ConfigError::Missing { key: "rope_parameters" }.into());
     }
-    let rope = config.rope.with_default_theta(150_000.0).rope(config.head_dim)?;
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(&config.layer_types) {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let window = match kind.as_str() {
-            "full_attention" => Window::Full,
-            "sliding_attention" => Window::Sliding(config.sliding_window),
-            other => {
-                let (found, known) = (other.to_owned(), "full_attention and sliding_attention");
-                return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
-            }
+    let rope = config.rope.with_default_theta(150_000.0);
+    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+        let [
+            BlockSpec::Attention(attention),
+            BlockSpec::FeedForward(sizes @ FeedForward { experts: 1.., shared_size: 0, latent_size: None, .. }),
+        ] = layer.blocks
+        else {
+            return Err(layer.refuse("attention and experts, none of them shared"));
         };
-        let self_attn = scope.enter("self_attn");
-        let sinks = self_attn.get("sinks", config.num_attention_heads)?.to_dtype(DType::F32)?.to_vec1()?;
-        let attention = Attention::load(&self_attn, layer, attention_shape, Some(rope.clone()))?
-            .with_window(window)
-            .with_sinks(sinks);
-        blocks.push(Block::new(norm("input_layernorm")?, attention));
-        blocks.push(Block::new(norm("post_attention_layernorm")?, config.moe(&scope.enter("mlp"))?));
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+        let (shape, weights) = (layer.attention(attention, config.attention_bias)?, layer.enter("self_attn"));
+        let sinks = weights.get("sinks", shape.heads)?.to_dtype(DType::F32)?.to_vec1()?;
+        let rope = Some(rope.rope(shape.head_dim)?);
+        let attention = Attention::load(&weights, layer.index, shape, rope)?.with_sinks(sinks);
+        Ok(vec![
+            Block::new(layer.norm("input_layernorm")?, attention),
+            Block::new(layer.norm("post_attention_layernorm")?, config.moe(layer, sizes)?),
+        ])
+    })
 }
 
 impl Config {
-    fn moe(&self, weights: &Scope<'_>) -> Result<Moe, RuntimeError> {
-        let (hidden, size, count) = (self.hidden_size, self.intermediate_size, self.num_local_experts);
+    fn moe(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+        let (hidden, size, count) = (layer.hidden, size(sizes.intermediate_size), size(sizes.experts));
+        let weights = layer.enter("mlp");
         let experts = weights.enter("experts");
-        let gate_up = experts.get("gate_up_proj", (count, hidden, 2 * size))?;
+        let experts = if experts.enter("0.gate_proj").stores("weight") {
+            (0..count).map(|i| self.expert(&experts.enter(i), hidden, size)).collect::<Result<_, _>>()?
+        } else {
+            self.experts_of_all(&experts, count, hidden, size)?
+        };
+        Ok(Moe {
+            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
+            router: Linear::load(&weights.enter("router"), hidden, count, true)?,
+            correction: None,
+            experts,
+            latent: None,
+            shared: None,
+        })
+    }
+
+    /// An expert of a GGUF file, which has gate and up apart.
+    fn expert(&self, weights: &Scope<'_>, hidden: usize, size: usize) -> Result<Mlp, RuntimeError> {
+        let linear = |name: &str, from, to| Linear::load(&weights.enter(name), from, to, true);
+        let gate_up = Linear::stacked(&[linear("gate_proj", hidden, size)?, linear("up_proj", hidden, size)?])?;
+        Ok(Mlp::clamped_swiglu(gate_up, linear("down_proj", size, hidden)?, self.swiglu_alpha, self.swiglu_limit))
+    }
+
+    /// The experts of a checkpoint, which has all of them in a few tensors.
+    fn experts_of_all(
+        &self,
+        experts: &Scope<'_>,
+        count: usize,
+        hidden: usize,
+        size: usize,
+    ) -> Result<Vec<Mlp>, RuntimeError> {
+        let gate_up = experts.matrix("gate_up_proj", (count, hidden, 2 * size))?;
         let gate_up_bias = experts.get("gate_up_proj_bias", (count, 2 * size))?;
-        let down = experts.get("down_proj", (count, size, hidden))?;
+        let down = experts.matrix("down_proj", (count, size, hidden))?;
         let down_bias = experts.get("down_proj_bias", (count, hidden))?;
         let expert = |i: usize| -> candle_core::Result<Mlp> {
             let gate_up = taken_apart(&gate_up.get(i)?, &gate_up_bias.get(i)?)?;
             let down = Linear::new(down.get(i)?.t()?.contiguous()?, Some(down_bias.get(i)?));
             Ok(Mlp::clamped_swiglu(gate_up, down, self.swiglu_alpha, self.swiglu_limit))
         };
-        Ok(Moe {
-            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
-            router: Linear::load(&weights.enter("router"), hidden, count, true)?,
-            correction: None,
-            experts: (0..count).map(expert).collect::<Result<_, _>>()?,
-            latent: None,
-            shared: None,
-        })
+        Ok((0..count).map(expert).collect::<Result<_, _>>()?)
     }
 }
 

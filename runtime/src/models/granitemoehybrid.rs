@@ -1,34 +1,33 @@
 //! Granite 4 hybrid: Mamba-2 or attention, then experts beside a shared MLP, in every layer; scaled everywhere.
 
 use cacheplan_kernels::GateOrder;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
+use candle_core::Tensor;
 use serde::Deserialize;
 
+use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Config, Mlp, Moe, RmsNorm, RopeConfig, Routing,
-    SharedExpert,
+    Activation, Attention, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, Routing, SharedExpert, size,
 };
-use crate::weights::{Scope, Weights};
+use crate::weights::Weights;
 
 /// The keys of a Granite hybrid `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    shared_intermediate_size: usize,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    #[serde(alias = "layers_block_type")]
-    layer_types: Vec<String>,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
     #[serde(default)]
     attention_bias: bool,
     position_embedding_type: Option<String>,
-    num_local_experts: usize,
-    num_experts_per_tok: usize,
+    /// The same in GGUF.
+    #[serde(default)]
+    rotated: bool,
+    num_experts_per_tok: Option<usize>,
     embedding_multiplier: f64,
     attention_multiplier: f64,
     residual_multiplier: f64,
@@ -42,79 +41,74 @@ pub(super) struct Config {
 }
 
 /// Builds a Granite hybrid decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let attention = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: hidden / config.num_attention_heads.max(1),
-        bias: config.attention_bias,
-    };
-    let rope = match config.position_embedding_type.as_deref() {
-        Some("rope") => Some(config.rope.rope(attention.head_dim)?),
-        _ => None,
-    };
-    let mamba2 = config.mamba.shape(hidden, config.hidden_act, eps, GateOrder::GateThenNorm);
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(&config.layer_types) {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let before = norm("input_layernorm")?;
-        let mixer = match kind.as_str() {
-            "linear_attention" | "mamba" => Block::new(before, Mamba2::load(&scope.enter("mamba"), layer, mamba2)?),
-            "full_attention" | "attention" => {
-                let mixer = Attention::load(&scope.enter("self_attn"), layer, attention, rope.clone())?;
-                Block::new(before, mixer.with_scale(config.attention_multiplier))
-            }
-            other => {
-                let (found, known) = (other.to_owned(), "linear_attention (mamba) and full_attention (attention)");
-                return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
-            }
-        };
-        let feed_forward = config.feed_forward(norm("post_attention_layernorm")?, &scope)?;
-        blocks.extend([mixer, feed_forward].map(|block| Block { output_scale: config.residual_multiplier, ..block }));
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
-    Ok(Decoder {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
+    let rotated = config.rotated || config.position_embedding_type.as_deref() == Some("rope");
+    let frame = Frame {
         embedding_scale: config.embedding_multiplier,
         logit_scale: 1.0 / config.logits_scaling,
-        ..Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)?
+        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+    };
+    decoder(model, weights, frame, |layer| {
+        let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks
+        else {
+            return Err(layer.refuse("attention or mamba2, and a gated feed-forward block"));
+        };
+        let before = layer.norm("input_layernorm")?;
+        let mixer = match mixer {
+            BlockSpec::Attention(dims) => {
+                let shape = layer.attention(dims, config.attention_bias)?;
+                let rope = rotated.then(|| config.rope.rope(shape.head_dim)).transpose()?;
+                let attention = Attention::load(&layer.enter("self_attn"), layer.index, shape, rope)?;
+                Block::new(before, attention.with_scale(config.attention_multiplier))
+            }
+            BlockSpec::Mamba2(dims) => Block::new(before, layer.mamba2("mamba", dims, mamba)?),
+            _ => return Err(layer.refuse("attention or mamba2, and a gated feed-forward block")),
+        };
+        let feed_forward = config.feed_forward(layer, sizes)?;
+        let feed_forward = Block::boxed(layer.norm("post_attention_layernorm")?, feed_forward);
+        Ok([mixer, feed_forward].map(|block| Block { output_scale: config.residual_multiplier, ..block }).into())
     })
 }
 
 impl Config {
-    /// The shared MLP, beside experts if the model has any.
-    fn feed_forward(&self, norm: RmsNorm, scope: &Scope<'_>) -> Result<Block, RuntimeError> {
-        let (hidden, activation) = (self.hidden_size, self.hidden_act);
-        let shared = scope.enter("shared_mlp");
-        let size = self.shared_intermediate_size;
-        let gate_up = Linear::load(&shared.enter("input_linear"), hidden, 2 * size, false)?;
-        let down = Linear::load(&shared.enter("output_linear"), size, hidden, false)?;
-        let shared = Mlp::fused(gate_up, down, activation);
-        let experts = self.num_local_experts;
+    /// The shared MLP, beside experts if the layer has any.
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+        let (hidden, activation, experts) = (layer.hidden, self.hidden_act, size(sizes.experts));
+        let shared = layer.enter("shared_mlp");
+        let width = size(if experts == 0 { sizes.intermediate_size } else { sizes.shared_size });
+        // GGUF files have gate and up apart, here and in the experts.
+        let apart = shared.enter("gate_proj").stores("weight");
+        let shared = if apart {
+            Mlp::load_gated(&shared, layer.mlp(width as u64, activation))?
+        } else {
+            let gate_up = Linear::load(&shared.enter("input_linear"), hidden, 2 * width, false)?;
+            let down = Linear::load(&shared.enter("output_linear"), width, hidden, false)?;
+            Mlp::fused(gate_up, down, activation)
+        };
         if experts == 0 {
-            return Ok(Block::new(norm, shared));
+            return Ok(Box::new(shared));
         }
-        let moe = scope.enter("block_sparse_moe");
-        let size = self.intermediate_size;
-        let gate_up = moe.enter("input_linear").get("weight", (experts, 2 * size, hidden))?;
-        let down = moe.enter("output_linear").get("weight", (experts, hidden, size))?;
-        let moe = Moe {
-            routing: Routing::softmax(experts, self.num_experts_per_tok, true).checked()?,
+        let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
+        let moe = layer.enter("block_sparse_moe");
+        let of_each: Vec<Mlp> = if apart {
+            let (expert, inner) = (layer.mlp(sizes.intermediate_size, activation), moe.enter("experts"));
+            (0..experts).map(|i| Mlp::load_gated(&inner.enter(i), expert)).collect::<Result<_, _>>()?
+        } else {
+            let width = size(sizes.intermediate_size);
+            let gate_up = moe.enter("input_linear").matrix("weight", (experts, 2 * width, hidden))?;
+            let down = moe.enter("output_linear").matrix("weight", (experts, hidden, width))?;
+            let linear = |stacked: &Tensor, i| stacked.get(i).map(|weight| Linear::new(weight, None));
+            let expert = |i: usize| Ok(Mlp::fused(linear(&gate_up, i)?, linear(&down, i)?, activation));
+            (0..experts).map(expert).collect::<candle_core::Result<_>>()?
+        };
+        Ok(Box::new(Moe {
+            routing: Routing::softmax(experts, per_token, true).checked()?,
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
-            experts: (0..experts)
-                .map(|i| {
-                    let (gate_up, down) = (Linear::new(gate_up.get(i)?, None), Linear::new(down.get(i)?, None));
-                    Ok(Mlp::fused(gate_up, down, activation))
-                })
-                .collect::<candle_core::Result<_>>()?,
+            experts: of_each,
             latent: None,
             shared: Some(SharedExpert { mlp: shared, gate: None }),
-        };
-        Ok(Block::new(norm, moe))
+        }))
     }
 }

@@ -1,35 +1,23 @@
-//! Jamba: Mamba-1 or attention without rope, then a gated MLP or experts, each at its own period.
+//! Jamba: Mamba-1 or attention without rope, then a gated MLP or experts.
 
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
 use serde::Deserialize;
 
+use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
-use crate::error::RuntimeError;
-use crate::layers::{
-    Activation, Attention, AttentionShape, Linear, Mamba1, Mamba1Shape, Mlp, MlpShape, Moe, RmsNorm, Routing,
-};
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{Activation, Attention, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, Routing, size};
 use crate::weights::Weights;
 
 /// The keys of a Jamba `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: u32,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    attn_layer_offset: u32,
-    attn_layer_period: u32,
-    expert_layer_offset: u32,
-    expert_layer_period: u32,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    num_experts: usize,
-    num_experts_per_tok: usize,
-    mamba_d_conv: usize,
-    mamba_d_state: usize,
-    mamba_dt_rank: usize,
-    mamba_expand: usize,
+    num_experts_per_tok: Option<usize>,
     mamba_conv_bias: bool,
     mamba_proj_bias: bool,
     #[serde(default)]
@@ -37,69 +25,56 @@ pub(super) struct Config {
 }
 
 /// Builds a Jamba decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let attention = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: hidden / config.num_attention_heads.max(1),
-        bias: false,
-    };
-    let mamba = Mamba1Shape {
-        hidden,
-        d_inner: config.mamba_expand * hidden,
-        d_state: config.mamba_d_state,
-        d_conv: config.mamba_d_conv,
-        dt_rank: config.mamba_dt_rank,
-        conv_bias: config.mamba_conv_bias,
-        proj_bias: config.mamba_proj_bias,
-        activation: config.hidden_act,
-    };
-    let mlp = MlpShape { hidden, intermediate: config.intermediate_size, bias: false, activation: config.hidden_act };
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for layer in 0..config.num_hidden_layers {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let before = norm("input_layernorm")?;
-        blocks.push(if recurs(layer, config.attn_layer_offset, config.attn_layer_period) {
-            Block::new(before, Attention::load(&scope.enter("self_attn"), layer, attention, None)?)
-        } else {
-            let mixer = scope.enter("mamba");
-            let norm = |name: &str, size: usize| RmsNorm::load(&mixer.enter(name), size, eps);
-            let selection_norms = [
-                norm("dt_layernorm", mamba.dt_rank)?,
-                norm("b_layernorm", mamba.d_state)?,
-                norm("c_layernorm", mamba.d_state)?,
-            ];
-            Block::new(before, Mamba1::load(&mixer, layer, mamba)?.with_selection_norms(selection_norms))
-        });
-        let (before, feed_forward) = (norm("pre_ff_layernorm")?, scope.enter("feed_forward"));
-        let sparse = config.num_experts > 1 && recurs(layer, config.expert_layer_offset, config.expert_layer_period);
-        blocks.push(if sparse {
-            let experts = feed_forward.enter("experts");
-            let moe = Moe {
-                routing: Routing::softmax(config.num_experts, config.num_experts_per_tok, false).checked()?,
-                router: Linear::load(&feed_forward.enter("router"), hidden, config.num_experts, false)?,
-                correction: None,
-                experts: (0..config.num_experts)
-                    .map(|i| Mlp::load_gated(&experts.enter(i), mlp))
-                    .collect::<Result<_, _>>()?,
-                latent: None,
-                shared: None,
-            };
-            Block::new(before, moe)
-        } else {
-            Block::new(before, Mlp::load_gated(&feed_forward, mlp)?)
-        });
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("final_layernorm"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let frame = Frame { norm: "final_layernorm", ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let biases = [config.mamba_conv_bias, config.mamba_proj_bias];
+    decoder(model, weights, frame, |layer| {
+        let known = "attention or mamba1, and a gated feed-forward block without shared experts";
+        let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, shared_size: 0, latent_size: None, .. })] =
+            layer.blocks
+        else {
+            return Err(layer.refuse(known));
+        };
+        let before = layer.norm("input_layernorm")?;
+        let mixer = match mixer {
+            BlockSpec::Attention(dims) => {
+                let shape = layer.attention(dims, false)?;
+                Block::new(before, Attention::load(&layer.enter("self_attn"), layer.index, shape, None)?)
+            }
+            BlockSpec::Mamba1(dims) => {
+                let (shape, weights) =
+                    (Mamba1Shape::new(layer.hidden, dims, config.hidden_act, biases), layer.enter("mamba"));
+                let norm = |name: &str, size: usize| layer.norm_of(&weights.enter(name), size);
+                let selection_norms = [
+                    norm("dt_layernorm", shape.dt_rank)?,
+                    norm("b_layernorm", shape.d_state)?,
+                    norm("c_layernorm", shape.d_state)?,
+                ];
+                let mamba = Mamba1::load(&weights, layer.index, shape)?;
+                Block::new(before, mamba.with_selection_norms(selection_norms))
+            }
+            _ => return Err(layer.refuse(known)),
+        };
+        let feed_forward = config.feed_forward(layer, sizes)?;
+        Ok(vec![mixer, Block::boxed(layer.norm("pre_ff_layernorm")?, feed_forward)])
+    })
 }
 
-/// Whether `layer` is one of every `period` from `offset` on, counted within each period.
-fn recurs(layer: u32, offset: u32, period: u32) -> bool {
-    layer.checked_rem(period) == Some(offset)
+impl Config {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+        let (weights, mlp) = (layer.enter("feed_forward"), layer.mlp(sizes.intermediate_size, self.hidden_act));
+        if sizes.experts == 0 {
+            return Ok(Box::new(Mlp::load_gated(&weights, mlp)?));
+        }
+        let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
+        let (count, experts) = (size(sizes.experts), weights.enter("experts"));
+        Ok(Box::new(Moe {
+            routing: Routing::softmax(count, per_token, false).checked()?,
+            router: Linear::load(&weights.enter("router"), layer.hidden, count, false)?,
+            correction: None,
+            experts: (0..count).map(|i| Mlp::load_gated(&experts.enter(i), mlp)).collect::<Result<_, _>>()?,
+            latent: None,
+            shared: None,
+        }))
+    }
 }

@@ -1,44 +1,29 @@
 //! Kimi Linear: Kimi delta attention and latent attention without rope, then a gated MLP or experts.
 
+use cacheplan_handlers::DecayKind;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward, LinearAttention},
+};
 use serde::Deserialize;
 
+use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Kda, KdaShape, Mla, MlaShape, Mlp, MlpShape, Moe, RmsNorm, Routing, Scoring};
+use crate::layers::{Activation, Kda, KdaShape, Mla, Mlp, Moe, Routing, Scoring, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a Kimi Linear `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
     hidden_act: Activation,
     rms_norm_eps: f64,
-    num_hidden_layers: usize,
-    layer_types: Option<Vec<String>>,
-    mlp_layer_types: Option<Vec<String>>,
-    /// How many layers are dense, in configs that do not list them.
-    first_k_dense_replace: Option<usize>,
-    num_attention_heads: usize,
-    q_lora_rank: Option<usize>,
-    kv_lora_rank: usize,
-    qk_nope_head_dim: usize,
-    qk_rope_head_dim: usize,
-    v_head_dim: usize,
     #[serde(default)]
     attention_bias: bool,
     /// Whether latent attention goes without rotation.
     #[serde(default = "super::yes")]
     mla_use_nope: bool,
-    linear_num_heads: Option<usize>,
-    linear_head_dim: Option<usize>,
-    linear_conv_kernel_dim: Option<usize>,
-    linear_attn_config: Option<LinearAttention>,
-    num_experts: usize,
     num_experts_per_token: usize,
-    num_shared_experts: usize,
-    moe_intermediate_size: usize,
     num_expert_group: usize,
     topk_group: usize,
     moe_renormalize: bool,
@@ -47,110 +32,60 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
 }
 
-/// The layers with delta attention as the published configs state them; these keys go before the later ones.
-#[derive(Debug, Deserialize)]
-struct LinearAttention {
-    /// Counted from 1.
-    full_attn_layers: Vec<usize>,
-    head_dim: usize,
-    num_heads: usize,
-    short_conv_kernel_size: usize,
-}
-
 /// Builds a Kimi Linear decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-    let mla = MlaShape {
-        hidden,
-        heads: config.num_attention_heads,
-        q_lora_rank: config.q_lora_rank,
-        kv_lora_rank: config.kv_lora_rank,
-        nope: config.qk_nope_head_dim,
-        rope: config.qk_rope_head_dim,
-        value: config.v_head_dim,
-        bias: config.attention_bias,
-        scale: 1.0 / ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).sqrt(),
-        interleaved: false,
-    };
-    let kda = config.kda()?;
-    let unsupported = |key: &'static str, found: &str, known: &'static str| {
-        RuntimeError::from(ConfigError::Unsupported { key, found: found.to_owned(), known })
-    };
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     if !config.mla_use_nope {
-        return Err(unsupported("mla_use_nope", "false", "true only"));
+        let (found, known) = ("false".to_owned(), "true only");
+        return Err(ConfigError::Unsupported { key: "mla_use_nope", found, known }.into());
     }
-    let (mixers, feed_forwards) = (config.layer_types()?, config.mlp_layer_types()?);
-    if mixers.len() != feed_forwards.len() {
-        return Err(unsupported("mlp_layer_types", &format!("{} long", feed_forwards.len()), "one for each layer"));
-    }
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for (layer, (mixer, feed_forward)) in (0..).zip(mixers.iter().zip(&feed_forwards)) {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let (before, self_attn) = (norm("input_layernorm")?, scope.enter("self_attn"));
-        blocks.push(match mixer.as_str() {
-            "linear_attention" => Block::new(before, Kda::load(&self_attn, layer, kda)?),
-            "full_attention" => Block::new(before, Mla::load(&self_attn, layer, mla, None)?),
-            other => return Err(unsupported("layer_types", other, "linear_attention and full_attention")),
-        });
-        let (before, mlp) = (norm("post_attention_layernorm")?, scope.enter("block_sparse_moe"));
-        blocks.push(match feed_forward.as_str() {
-            "dense" => Block::new(before, Mlp::load_gated(&mlp, config.mlp(config.intermediate_size))?),
-            "sparse" => Block::new(before, config.moe(&mlp)?),
-            other => return Err(unsupported("mlp_layer_types", other, "dense and sparse")),
-        });
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("norm"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+        let known = "mla, or delta attention with a decay per channel, and a gated feed-forward block";
+        let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks
+        else {
+            return Err(layer.refuse(known));
+        };
+        let (before, weights) = (layer.norm("input_layernorm")?, layer.enter("self_attn"));
+        let mixer = match *mixer {
+            BlockSpec::Mla(ref dims) => {
+                let shape = layer.mla(dims, config.attention_bias)?;
+                Block::new(before, Mla::load(&weights, layer.index, shape, None)?)
+            }
+            BlockSpec::LinearAttention(LinearAttention {
+                num_k_heads,
+                num_v_heads,
+                head_k_dim,
+                head_v_dim,
+                delta_rule: true,
+                decay: DecayKind::PerChannel,
+                d_conv: Some(d_conv),
+                ..
+            }) if (num_k_heads, head_k_dim) == (num_v_heads, head_v_dim) => {
+                let shape = KdaShape {
+                    hidden: layer.hidden,
+                    heads: size(num_k_heads),
+                    head_dim: size(head_k_dim),
+                    d_conv: size(d_conv),
+                    activation: config.hidden_act,
+                    norm_eps: config.rms_norm_eps,
+                };
+                Block::new(before, Kda::load(&weights, layer.index, shape)?)
+            }
+            _ => return Err(layer.refuse(known)),
+        };
+        let (before, mlp) = (layer.norm("post_attention_layernorm")?, layer.enter("block_sparse_moe"));
+        let feed_forward = if sizes.experts == 0 {
+            Block::new(before, Mlp::load_gated(&mlp, layer.mlp(sizes.intermediate_size, config.hidden_act))?)
+        } else {
+            Block::new(before, config.moe(&mlp, layer, sizes)?)
+        };
+        Ok(vec![mixer, feed_forward])
+    })
 }
 
 impl Config {
-    fn layer_types(&self) -> Result<Vec<String>, ConfigError> {
-        if let Some(types) = &self.layer_types {
-            return Ok(types.clone());
-        }
-        let linear = self.linear_attn_config.as_ref().ok_or(ConfigError::Missing { key: "layer_types" })?;
-        let is_full = |layer| linear.full_attn_layers.contains(&(layer + 1));
-        let name = |layer| if is_full(layer) { "full_attention" } else { "linear_attention" };
-        Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
-    }
-
-    fn mlp_layer_types(&self) -> Result<Vec<String>, ConfigError> {
-        if let Some(types) = &self.mlp_layer_types {
-            return Ok(types.clone());
-        }
-        let dense = self.first_k_dense_replace.ok_or(ConfigError::Missing { key: "mlp_layer_types" })?;
-        let name = |layer| if layer < dense { "dense" } else { "sparse" };
-        Ok((0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect())
-    }
-
-    fn kda(&self) -> Result<KdaShape, ConfigError> {
-        let need = |stated: fn(&LinearAttention) -> usize, later: Option<usize>, key: &'static str| {
-            self.linear_attn_config.as_ref().map(stated).or(later).ok_or(ConfigError::Missing { key })
-        };
-        Ok(KdaShape {
-            hidden: self.hidden_size,
-            heads: need(|linear| linear.num_heads, self.linear_num_heads, "linear_num_heads")?,
-            head_dim: need(|linear| linear.head_dim, self.linear_head_dim, "linear_head_dim")?,
-            d_conv: need(
-                |linear| linear.short_conv_kernel_size,
-                self.linear_conv_kernel_dim,
-                "linear_conv_kernel_dim",
-            )?,
-            activation: self.hidden_act,
-            norm_eps: self.rms_norm_eps,
-        })
-    }
-
-    fn mlp(&self, intermediate: usize) -> MlpShape {
-        MlpShape { hidden: self.hidden_size, intermediate, bias: false, activation: self.hidden_act }
-    }
-
-    fn moe(&self, weights: &Scope<'_>) -> Result<Moe, RuntimeError> {
+    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
         let routing = Routing {
-            experts: self.num_experts,
+            experts: size(sizes.experts),
             experts_per_token: self.num_experts_per_token,
             groups: self.num_expert_group,
             top_groups: self.topk_group,
@@ -158,10 +93,12 @@ impl Config {
             normalise: self.moe_renormalize,
             scale: self.routed_scaling_factor,
         };
-        let expert = self.mlp(self.moe_intermediate_size);
-        let shared = self.mlp(self.moe_intermediate_size * self.num_shared_experts);
-        let shared = Mlp::load_gated(&weights.enter("shared_experts"), shared)?;
+        let shared = match sizes.shared_size {
+            0 => None,
+            size => Some(Mlp::load_gated(&weights.enter("shared_experts"), layer.mlp(size, self.hidden_act))?),
+        };
+        let expert = layer.mlp(sizes.intermediate_size, self.hidden_act);
         let expert = |weights: &Scope<'_>| Mlp::load_named(weights, ["w1", "w3", "w2"], expert);
-        Moe::load_corrected(weights, self.hidden_size, routing, expert, Some(shared))
+        Moe::load_corrected(weights, layer.hidden, routing, expert, shared)
     }
 }

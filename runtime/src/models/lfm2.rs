@@ -1,32 +1,21 @@
 //! LFM2: a gated short convolution or attention, then a gated MLP, in every layer.
 
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward},
+};
 use serde::Deserialize;
 
+use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
-use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, AttentionShape, Mlp, MlpShape, RmsNorm, RopeConfig, ShortConv};
+use crate::error::RuntimeError;
+use crate::layers::{Activation, Attention, Mlp, RopeConfig, ShortConv, size};
 use crate::weights::Weights;
 
 /// The keys of an LFM2 `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: Option<usize>,
-    /// The same by an older name, which wins where a config states both.
-    block_ff_dim: Option<usize>,
-    block_auto_adjust_ff_dim: bool,
-    block_ffn_dim_multiplier: Option<f64>,
-    block_multiple_of: usize,
     norm_eps: f64,
-    num_hidden_layers: usize,
-    layer_types: Option<Vec<String>>,
-    /// The layers with attention, in configs that do not list the kinds; all of them if there is no such list either.
-    full_attn_idxs: Option<Vec<usize>>,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    #[serde(rename = "conv_L_cache")]
-    conv_l_cache: usize,
     #[serde(default)]
     conv_bias: bool,
     #[serde(default = "super::yes")]
@@ -38,74 +27,31 @@ pub(super) struct Config {
 }
 
 /// Builds an LFM2 decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.norm_eps);
-    let shape = AttentionShape {
-        hidden,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: hidden / config.num_attention_heads.max(1),
-        bias: false,
-    };
-    let rope = config.rope.with_default_theta(1_000_000.0).rope(shape.head_dim)?;
-    let model = weights.scope("model");
-    let mut blocks = Vec::new();
-    for (layer, kind) in (0..).zip(config.layer_types()) {
-        let scope = model.enter("layers").enter(layer);
-        let norm = |name: &str| RmsNorm::load(&scope.enter(name), hidden, eps);
-        let before = norm("operator_norm")?;
-        blocks.push(match kind.as_str() {
-            "conv" => {
-                let conv = scope.enter("conv");
-                Block::new(before, ShortConv::load(&conv, layer, hidden, config.conv_l_cache, config.conv_bias)?)
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let tied = config.tie_embedding.unwrap_or(config.tie_word_embeddings);
+    let rope = config.rope.with_default_theta(1_000_000.0);
+    decoder(model, weights, Frame { norm: "embedding_norm", ..Frame::new(config.norm_eps, tied) }, |layer| {
+        let known = "attention or a short convolution over all channels, and a gated feed-forward block";
+        let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. })] = layer.blocks else {
+            return Err(layer.refuse(known));
+        };
+        let before = layer.norm("operator_norm")?;
+        let mixer = match *mixer {
+            BlockSpec::ShortConv { channels, d_conv } if size(channels) == layer.hidden => {
+                let (weights, hidden) = (layer.enter("conv"), layer.hidden);
+                Block::new(before, ShortConv::load(&weights, layer.index, hidden, size(d_conv), config.conv_bias)?)
             }
-            "full_attention" => {
-                let self_attn = scope.enter("self_attn");
-                let head_norm = |name: &str| RmsNorm::load(&self_attn.enter(name), shape.head_dim, eps);
-                let output = ("out_proj", shape.bias);
-                let attention = Attention::load_with_output(&self_attn, output, layer, shape, Some(rope.clone()))?;
+            BlockSpec::Attention(ref dims) => {
+                let (shape, weights) = (layer.attention(dims, false)?, layer.enter("self_attn"));
+                let head_norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
+                let (output, rope) = (("out_proj", false), Some(rope.rope(shape.head_dim)?));
+                let attention = Attention::load_with_output(&weights, output, layer.index, shape, rope)?;
                 Block::new(before, attention.with_head_norms(head_norm("q_layernorm")?, head_norm("k_layernorm")?))
             }
-            other => {
-                let (found, known) = (other.to_owned(), "conv and full_attention");
-                return Err(ConfigError::Unsupported { key: "layer_types", found, known }.into());
-            }
-        });
-        blocks.push(Block::new(
-            norm("ffn_norm")?,
-            Mlp::load_named(&scope.enter("feed_forward"), ["w1", "w3", "w2"], config.mlp()?)?,
-        ));
-    }
-    let embedding = model.enter("embed_tokens").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&model.enter("embedding_norm"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_embedding.unwrap_or(config.tie_word_embeddings))
-}
-
-impl Config {
-    fn layer_types(&self) -> Vec<String> {
-        let is_full = |layer| self.full_attn_idxs.as_ref().is_none_or(|layers| layers.contains(&layer));
-        let name = |layer| if is_full(layer) { "full_attention" } else { "conv" };
-        let derived = || (0..self.num_hidden_layers).map(|layer| name(layer).to_owned()).collect();
-        self.layer_types.clone().unwrap_or_else(derived)
-    }
-
-    fn mlp(&self) -> Result<MlpShape, ConfigError> {
-        Ok(MlpShape {
-            hidden: self.hidden_size,
-            intermediate: self.intermediate()?,
-            bias: false,
-            activation: Activation::Silu,
-        })
-    }
-
-    /// Two thirds of the stated size, times a factor, rounded up to a multiple.
-    fn intermediate(&self) -> Result<usize, ConfigError> {
-        let stored = self.block_ff_dim.or(self.intermediate_size);
-        let stored = stored.ok_or(ConfigError::Missing { key: "intermediate_size" })?;
-        if !self.block_auto_adjust_ff_dim {
-            return Ok(stored);
-        }
-        let size = (self.block_ffn_dim_multiplier.unwrap_or(1.0) * (2 * stored / 3) as f64) as usize;
-        Ok(size.next_multiple_of(self.block_multiple_of.max(1)))
-    }
+            _ => return Err(layer.refuse(known)),
+        };
+        let mlp = layer.mlp(sizes.intermediate_size, Activation::Silu);
+        let mlp = Mlp::load_named(&layer.enter("feed_forward"), ["w1", "w3", "w2"], mlp)?;
+        Ok(vec![mixer, Block::new(layer.norm("ffn_norm")?, mlp)])
+    })
 }

@@ -1,22 +1,17 @@
 //! Mamba: the first generation's mixer in every layer, nothing else.
 
+use cacheplan_transforms::{Model, layers::BlockSpec};
 use serde::Deserialize;
 
+use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Activation, Mamba1, Mamba1Shape, RmsNorm};
+use crate::layers::{Activation, Mamba1, Mamba1Shape};
 use crate::weights::Weights;
 
 /// The keys of a Mamba `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    num_hidden_layers: u32,
-    intermediate_size: usize,
-    state_size: usize,
-    conv_kernel: usize,
-    time_step_rank: usize,
     layer_norm_epsilon: f64,
     #[serde(default = "super::silu")]
     hidden_act: Activation,
@@ -29,26 +24,13 @@ pub(super) struct Config {
 }
 
 /// Builds a Mamba decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.layer_norm_epsilon);
-    let shape = Mamba1Shape {
-        hidden,
-        d_inner: config.intermediate_size,
-        d_state: config.state_size,
-        d_conv: config.conv_kernel,
-        dt_rank: config.time_step_rank,
-        conv_bias: config.use_conv_bias,
-        proj_bias: config.use_bias,
-        activation: config.hidden_act,
-    };
-    let backbone = weights.scope("backbone");
-    let blocks = (0..config.num_hidden_layers).map(|layer| {
-        let scope = backbone.enter("layers").enter(layer);
-        let mixer = Mamba1::load(&scope.enter("mixer"), layer, shape)?;
-        Ok(Block::new(RmsNorm::load(&scope.enter("norm"), hidden, eps)?, mixer))
-    });
-    let blocks = blocks.collect::<Result<_, RuntimeError>>()?;
-    let embedding = backbone.enter("embeddings").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&backbone.enter("norm_f"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let frame = Frame::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
+    decoder(model, weights, frame, |layer| {
+        let [BlockSpec::Mamba1(dims)] = layer.blocks else { return Err(layer.refuse("one mamba1")) };
+        let biases = [config.use_conv_bias, config.use_bias];
+        let shape = Mamba1Shape::new(layer.hidden, dims, config.hidden_act, biases);
+        let mixer = Mamba1::load(&layer.enter("mixer"), layer.index, shape)?;
+        Ok(vec![Block::new(layer.norm("norm")?, mixer)])
+    })
 }

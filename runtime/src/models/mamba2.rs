@@ -1,25 +1,19 @@
 //! Mamba-2: the mixer in every layer, nothing else.
 
 use cacheplan_kernels::GateOrder;
+use cacheplan_transforms::{Model, layers::BlockSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Activation, Mamba2, Mamba2Shape, RmsNorm, dt_limit};
+use crate::layers::{Activation, Mamba2Rules, dt_limit};
 use crate::weights::Weights;
 
 /// The keys of a Mamba-2 `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    num_hidden_layers: u32,
-    num_heads: usize,
-    head_dim: usize,
-    state_size: usize,
-    n_groups: usize,
-    conv_kernel: usize,
     layer_norm_epsilon: f64,
     #[serde(default = "super::silu")]
     hidden_act: Activation,
@@ -33,31 +27,19 @@ pub(super) struct Config {
 }
 
 /// Builds a Mamba-2 decoder.
-pub(super) fn load(config: &Config, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let (hidden, eps) = (config.hidden_size, config.layer_norm_epsilon);
-    let shape = Mamba2Shape {
-        hidden,
-        heads: config.num_heads,
-        head_dim: config.head_dim,
-        d_state: config.state_size,
-        n_groups: config.n_groups,
-        d_conv: config.conv_kernel,
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let rules = Mamba2Rules {
         conv_bias: config.use_conv_bias,
         activation: config.hidden_act,
         in_bias: config.use_bias,
         out_bias: config.use_bias,
-        norm_eps: eps as f32,
+        norm_eps: config.layer_norm_epsilon as f32,
         gate: GateOrder::GateThenNorm,
         dt_limit: dt_limit(config.time_step_limit.as_ref()),
     };
-    let backbone = weights.scope("backbone");
-    let blocks = (0..config.num_hidden_layers).map(|layer| {
-        let scope = backbone.enter("layers").enter(layer);
-        let mixer = Mamba2::load(&scope.enter("mixer"), layer, shape)?;
-        Ok(Block::new(RmsNorm::load(&scope.enter("norm"), hidden, eps)?, mixer))
-    });
-    let blocks = blocks.collect::<Result<_, RuntimeError>>()?;
-    let embedding = backbone.enter("embeddings").get("weight", (config.vocab_size, hidden))?;
-    let norm = RmsNorm::load(&backbone.enter("norm_f"), hidden, eps)?;
-    Decoder::new(embedding, blocks, norm, weights, config.tie_word_embeddings)
+    let frame = Frame::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
+    decoder(model, weights, frame, |layer| {
+        let [BlockSpec::Mamba2(dims)] = layer.blocks else { return Err(layer.refuse("one mamba2")) };
+        Ok(vec![Block::new(layer.norm("norm")?, layer.mamba2("mixer", dims, rules)?)])
+    })
 }

@@ -9,6 +9,7 @@ mod gpt_oss;
 mod granitemoehybrid;
 mod jamba;
 mod kimi_linear;
+mod layer;
 mod lfm2;
 mod llama;
 mod mamba;
@@ -18,8 +19,11 @@ mod nemotron_h;
 mod qwen3_next;
 mod zamba2;
 
+use cacheplan_transforms::Model;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+pub(crate) use self::layer::{Frame, Layer, decoder};
 
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -31,39 +35,56 @@ const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granit
                      llama, mamba, mamba2, minimax, mistral, mixtral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
                      qwen3_moe, qwen3_next and zamba2";
 
-/// Builds the decoder that `config` (the contents of a `config.json`) describes.
+/// Builds the decoder of a model: its layers are those of the model, the rest is in its config.
 ///
 /// # Errors
-/// A model type without a decoder, a missing or unusable key, a missing or mis-shaped tensor.
-pub fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    match config.get("model_type").and_then(Value::as_str).ok_or(ConfigError::Missing { key: "model_type" })? {
-        "bamba" => bamba::load(&parse(config)?, weights),
-        "deepseek_v3" => deepseek_v3::load(&parse(config)?, weights),
-        "falcon_h1" => falcon_h1::load(&parse(config)?, weights),
-        "gemma3_text" => gemma3::load(&parse(config)?, weights),
-        "gpt_oss" => gpt_oss::load(&parse(config)?, weights),
-        "granitemoehybrid" => granitemoehybrid::load(&parse(config)?, weights),
-        "jamba" => jamba::load(&parse(config)?, weights),
-        "kimi_linear" => kimi_linear::load(&parse(config)?, weights),
-        "lfm2" => lfm2::load(&parse(config)?, weights),
-        "llama" => llama::load(&llama::LLAMA, &parse(config)?, weights),
-        "mamba" => mamba::load(&parse(config)?, weights),
-        "mamba2" => mamba2::load(&parse(config)?, weights),
-        "minimax" => minimax::load(&parse(config)?, weights),
-        "mistral" => llama::load(&llama::MISTRAL, &parse(config)?, weights),
-        "mixtral" => llama::load(&llama::MIXTRAL, &parse(config)?, weights),
-        "nemotron_h" => nemotron_h::load(&parse(config)?, weights),
-        "qwen2" => llama::load(&llama::QWEN2, &parse(config)?, weights),
-        "qwen3" => llama::load(&llama::QWEN3, &parse(config)?, weights),
-        "qwen3_5_text" => qwen3_next::load_qwen3_5(&parse(config)?, weights),
-        "qwen3_moe" => llama::load(&llama::QWEN3_MOE, &parse(config)?, weights),
-        "qwen3_next" => qwen3_next::load(&parse(config)?, weights),
-        "zamba2" => zamba2::load(&parse(config)?, weights),
-        other => Err(ConfigError::Unsupported { key: "model_type", found: other.to_owned(), known: KNOWN }.into()),
+/// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
+/// mis-shaped tensor.
+pub fn load(model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    macro_rules! by {
+        ($load:path) => {
+            $load(&parse(&model.config)?, model, weights)
+        };
+    }
+    let relative = |relative| llama::load(relative, &parse(&model.config)?, model, weights);
+    match model.decoder.as_str() {
+        "bamba" => by!(bamba::load),
+        "deepseek_v3" => by!(deepseek_v3::load),
+        "falcon_h1" => by!(falcon_h1::load),
+        "gemma3_text" => by!(gemma3::load),
+        "gpt_oss" => by!(gpt_oss::load),
+        "granitemoehybrid" => by!(granitemoehybrid::load),
+        "jamba" => by!(jamba::load),
+        "kimi_linear" => by!(kimi_linear::load),
+        "lfm2" => by!(lfm2::load),
+        "llama" => relative(&llama::LLAMA),
+        "mamba" => by!(mamba::load),
+        "mamba2" => by!(mamba2::load),
+        "minimax" => by!(minimax::load),
+        "mistral" => relative(&llama::MISTRAL),
+        "mixtral" => relative(&llama::MIXTRAL),
+        "nemotron_h" => by!(nemotron_h::load),
+        "qwen2" => relative(&llama::QWEN2),
+        "qwen3" => relative(&llama::QWEN3),
+        "qwen3_5_text" => by!(qwen3_next::load_qwen3_5),
+        "qwen3_moe" => relative(&llama::QWEN3_MOE),
+        "qwen3_next" => by!(qwen3_next::load),
+        "zamba2" => by!(zamba2::load),
+        _ => Err(unknown(model).into()),
     }
 }
 
-fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, ConfigError> {
+/// Refuses a model type without a decoder before its weights are opened.
+pub(crate) fn refuse_unknown(model: &Model) -> Result<(), ConfigError> {
+    let known = KNOWN.split([',', ' ']).any(|known| known == model.decoder);
+    if known { Ok(()) } else { Err(unknown(model)) }
+}
+
+fn unknown(model: &Model) -> ConfigError {
+    ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: KNOWN }
+}
+
+fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigError> {
     serde_path_to_error::deserialize(config).map_err(|error| {
         let path = error.path().to_string();
         ConfigError::Json { key: (path != ".").then_some(path), source: error.into_inner() }

@@ -15,7 +15,7 @@ fn greedy_generation_gives_the_golden_tokens(
 ) {
     let golden = Golden::load(model);
     let expected = golden.ids(&format!("{prompt}.greedy"));
-    let request = Request { prompt: golden.ids(&format!("{prompt}.input_ids")), max_new_tokens: expected.len() };
+    let request = Request::new(golden.ids(&format!("{prompt}.input_ids")), expected.len());
     let generation = session(model, BUDGET).generate(&[request], false).unwrap();
     assert_eq!(generation.outputs[0].tokens, expected);
 }
@@ -37,7 +37,7 @@ fn a_prompt_gives_the_golden_logits_and_caches(
 /// Three prompts of different lengths, with the logits of every step.
 fn generate(model: &str, session: &mut Session) -> Vec<Output> {
     let ids = Golden::load(model).ids("ids");
-    let request = |len: usize| Request { prompt: ids[..len].to_vec(), max_new_tokens: 20 };
+    let request = |len: usize| Request::new(ids[..len].to_vec(), 20);
     session.generate(&[27, 5, 16].map(request), true).unwrap().outputs
 }
 
@@ -76,7 +76,7 @@ fn sequences_that_lose_their_caches_generate_what_they_would_have(#[values("nemo
 fn the_logits_of_a_run_are_saved_row_by_row() {
     let golden = Golden::load("llama");
     let prompt = golden.ids("ids")[..21].to_vec();
-    let generation = session("llama", BUDGET).generate(&[Request { prompt, max_new_tokens: 3 }], true).unwrap();
+    let generation = session("llama", BUDGET).generate(&[Request::new(prompt, 3)], true).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     generation.save_logits(file.path()).unwrap();
     let saved = candle_core::safetensors::load(file.path(), &Device::Cpu).unwrap();
@@ -88,7 +88,7 @@ fn the_logits_of_a_run_are_saved_row_by_row() {
 #[test]
 fn a_token_that_ends_texts_is_the_last() {
     let prompt = Golden::load("llama").ids("ids")[..21].to_vec();
-    let request = [Request { prompt, max_new_tokens: 8 }];
+    let request = [Request::new(prompt, 8)];
     let all = session("llama", BUDGET).generate(&request, false).unwrap().outputs.remove(0).tokens;
     let first_again = all.iter().position(|token| *token == all[4]).unwrap();
 

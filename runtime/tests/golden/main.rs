@@ -1,8 +1,12 @@
 //! Decoders over managed pools against what Hugging Face computed: logits, caches, chunks, batches, greedy tokens.
 
 mod caches;
+mod gguf;
 mod greedy;
 mod harness;
+mod narrow;
 mod prefixes;
+mod sampled;
+mod speculative;
 mod steps;
 mod variants;

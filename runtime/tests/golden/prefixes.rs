@@ -5,7 +5,7 @@ use cacheplan_planner::Unit;
 use cacheplan_runtime::{Output, Request, Session};
 use rstest::rstest;
 
-use crate::harness::{BUDGET, assert_close, session, session_without_reuse};
+use crate::harness::{BUDGET, assert_alike, session, session_without_reuse};
 
 /// A session with blocks of 8 tokens, and two checkpoints for each of three sequences if the model has states.
 fn reusing(model: &str) -> Session {
@@ -25,14 +25,14 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 }
 
 fn generate(session: &mut Session, prompt: &[u32]) -> Output {
-    let request = Request { prompt: prompt.to_vec(), max_new_tokens: 6 };
+    let request = Request::new(prompt.to_vec(), 6);
     session.generate(&[request], true).unwrap().outputs.remove(0)
 }
 
 #[track_caller]
 fn assert_same(ours: &Output, theirs: &Output) {
     assert_eq!(ours.tokens, theirs.tokens);
-    assert_close(ours.logits.as_ref().unwrap(), theirs.logits.as_ref().unwrap(), "logits");
+    assert_alike(ours.logits.as_ref().unwrap(), theirs.logits.as_ref().unwrap(), "logits");
 }
 
 /// A prompt, the same again, and one that leaves it in its third block.
@@ -86,8 +86,53 @@ fn a_plan_that_allows_no_reuse_says_why_and_serves_each_prompt_anew() {
     for prompt in prompts() {
         assert_eq!(generate(&mut plain, &prompt).cached_tokens, 0);
     }
-    let int8 = format!("{BUDGET}[workload]\ncheckpoints_per_sequence = 2\ncheckpoint_dtype = \"int8\"\n");
-    assert_eq!(session("nemotron_h", &int8).reuse(), Some(Err(&NoReuse::Int8Checkpoints)));
+}
+
+/// Pools that hold one prompt and little more, so that each makes room for the next.
+fn crowd(session: &mut Session, blocks: u64) {
+    let mut plan = session.plan().clone();
+    for pool in plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()) {
+        pool.units = blocks;
+        pool.bytes = pool.units * pool.unit_bytes;
+    }
+    session.parts().1.resize(&plan).unwrap();
+}
+
+#[rstest]
+fn what_made_way_on_the_device_comes_back_from_the_host(
+    #[values("deepseek_v3", "gemma3", "llama", "nemotron_h")] model: &str,
+    #[values(false, true)] tiered: bool,
+) {
+    let mut roomy = session(model, BUDGET);
+    let workload = if has_states(&roomy) { "[workload]\ncheckpoints_per_sequence = 2\n" } else { "" };
+    let host = if tiered { "[host]\nbytes = '8MiB'\n" } else { "" };
+    let mut crowded = session(model, &format!("{BUDGET}{workload}{host}"));
+    crowd(&mut crowded, 6);
+    let cached = [0, 1, 2, 0].map(|start| {
+        let prompt = tokens(start, 26);
+        let output = generate(&mut crowded, &prompt);
+        assert_same(&output, &generate(&mut roomy, &prompt));
+        output.cached_tokens
+    });
+    assert_eq!(cached, [0, 0, 0, if tiered { 24 } else { 0 }]);
+    crowded.forget_prefixes().unwrap();
+    crowded.parts().1.shutdown().unwrap();
+}
+
+/// A checkpoint in 8 bits is near its state, not equal to it.
+#[rstest]
+fn a_prompt_goes_on_from_a_checkpoint_in_8_bits(#[values("bamba", "nemotron_h", "qwen3_next")] model: &str) {
+    let budget = format!("{BUDGET}[workload]\ncheckpoints_per_sequence = 2\ncheckpoint_dtype = \"int8\"\n");
+    let mut cached = session(model, &budget);
+    let [first, again, _] = prompts();
+    let anew = generate(&mut cached, &first);
+    let reused = generate(&mut cached, &again);
+    assert_eq!((anew.cached_tokens, reused.cached_tokens), (0, 24));
+    let difference = (anew.logits.unwrap().get(0).unwrap() - reused.logits.unwrap().get(0).unwrap()).unwrap();
+    let most = difference.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+    assert!(most > 0.0 && most < 0.05, "logits differ by {most}");
+    cached.forget_prefixes().unwrap();
+    cached.parts().1.shutdown().unwrap();
 }
 
 /// Conversations of three users that start alike, two or three requests at a time: each goes on behind an answer, or
@@ -102,7 +147,7 @@ fn conversations() -> Vec<Vec<Request>> {
                 *history = [&shared[..], &tokens(turn + user as u32, 5)].concat();
             }
             history.extend(tokens(turn * 3 + user as u32, 1 + (turn + user as u32) % 5));
-            let request = Request { prompt: history.clone(), max_new_tokens: 2 + (turn as usize * 5 + user) % 16 };
+            let request = Request::new(history.clone(), 2 + (turn as usize * 5 + user) % 16);
             // What a chat template makes of the answer: not the tokens that were generated.
             history.extend(tokens(60 + turn, request.max_new_tokens as u32 / 2));
             request
@@ -175,7 +220,7 @@ fn cached_prefixes_make_way_for_sequences(#[values("gemma3", "llama", "nemotron_
         let prompt = tokens(start, 26);
         assert_same(&generate(&mut crowded, &prompt), &generate(&mut roomy, &prompt));
     }
-    let requests = [0, 1, 2].map(|start| Request { prompt: tokens(start, 20), max_new_tokens: 12 });
+    let requests = [0, 1, 2].map(|start| Request::new(tokens(start, 20), 12));
     let together = crowded.generate(&requests, true).unwrap().outputs;
     for (ours, theirs) in together.iter().zip(&roomy.generate(&requests, true).unwrap().outputs) {
         assert_same(ours, theirs);

@@ -1,37 +1,19 @@
 //! What can be wrong with a model's description.
 
+use cacheplan_files::Shown;
+use cacheplan_files::SourceError;
 use thiserror::Error;
 
 /// A model that cannot be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FrontendError {
-    /// The file cannot be opened or read.
-    #[error("{file}: {source}")]
-    Io {
-        /// The file.
-        file: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The file is not UTF-8.
-    #[error("{file}: not a text file; a config.json was expected")]
-    NotText {
-        /// The file.
-        file: String,
-    },
-    /// The file is not JSON, or not of the expected kind.
-    #[error("{file}: {}: {source}", if source.is_data() { "JSON of another kind" } else { "not valid JSON" })]
-    Json {
-        /// The file.
-        file: String,
-        /// Where and why.
-        source: serde_json::Error,
-    },
+    /// The file cannot be read, is too long, or is no text or JSON.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// A key that the architecture needs is absent.
     #[error(
-        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there; add it, or pass --assume KEY=VALUE"
-    )]
+        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there; add it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type))]
     Missing {
         /// The file.
         file: String,
@@ -43,7 +25,7 @@ pub enum FrontendError {
         keys: String,
     },
     /// A key with a value that makes no sense.
-    #[error("{file}: `{key}` is {found}; {expected}")]
+    #[error("{file}: `{key}` is {found}; {expected}", file = Shown(.file), key = Shown(.key), found = Shown(.found), expected = Shown(.expected))]
     BadValue {
         /// The file.
         file: String,
@@ -57,8 +39,7 @@ pub enum FrontendError {
     /// A key whose value makes the model one that its description does not cover.
     #[error(
         "{file}: `{key}` of model_type `{model_type}` is {found}; {reason}; describe the model with --description or \
-         GraphBuilder, or pass --assume {key}=VALUE"
-    )]
+         GraphBuilder, or pass --assume {key}=VALUE", file = Shown(.file), key = Shown(.key), model_type = Shown(.model_type), found = Shown(.found), reason = Shown(.reason))]
     NotCovered {
         /// The file.
         file: String,
@@ -74,14 +55,13 @@ pub enum FrontendError {
     /// A config that does not say of which architecture it is.
     #[error(
         "{file}: there is no `model_type`, which says what the other keys mean; is this a model's config.json? \
-         add it, or pass --assume model_type=NAME"
-    )]
+         add it, or pass --assume model_type=NAME", file = Shown(.file))]
     NoModelType {
         /// The file.
         file: String,
     },
     /// A folder without any file that is read.
-    #[error("{folder}: there is no config.json in this folder; {instead}")]
+    #[error("{folder}: there is no config.json in this folder; {instead}", folder = Shown(.folder), instead = Shown(.instead))]
     NoModel {
         /// The folder.
         folder: String,
@@ -91,8 +71,7 @@ pub enum FrontendError {
     /// An architecture without a description.
     #[error(
         "{file}: unknown model_type `{found}` (near: {near}); add a description (docs/adding-a-model.md), \
-         describe it with GraphBuilder, or pass --assume model_type=NAME"
-    )]
+         describe it with GraphBuilder, or pass --assume model_type=NAME", file = Shown(.file), found = Shown(.found))]
     UnknownModelType {
         /// The file.
         file: String,
@@ -104,8 +83,7 @@ pub enum FrontendError {
     /// A layer of a kind that the architecture does not have.
     #[error(
         "{file}: layer {layer} is of unknown kind `{found}` (known for {model_type}: {known}); \
-         pass --assume layer.{layer}=KIND, or describe the model with GraphBuilder"
-    )]
+         pass --assume layer.{layer}=KIND, or describe the model with GraphBuilder", file = Shown(.file), found = Shown(.found), model_type = Shown(.model_type))]
     UnknownLayerKind {
         /// The file.
         file: String,
@@ -119,17 +97,17 @@ pub enum FrontendError {
         known: String,
     },
     /// A dtype that is not known.
-    #[error("{file}: `{key}`: {source}; pass --assume {key}=DTYPE")]
+    #[error("{file}: `{key}`: {source}; pass --assume {key}=DTYPE", file = Shown(.file), key = Shown(.key), source = Shown(.source))]
     UnknownDType {
         /// The file.
         file: String,
         /// The key.
         key: String,
         /// What was found.
-        source: cacheplan_handlers::UnknownDType,
+        source: Box<cacheplan_handlers::HandlerError>,
     },
     /// An op that keeps state and that no rule understands.
-    #[error("{file}: node `{node}`: unknown op `{op}` (near: {near}); describe the model with GraphBuilder instead")]
+    #[error("{file}: node `{node}`: unknown op `{op}` (near: {near}); describe the model with GraphBuilder instead", file = Shown(.file), node = Shown(.node), op = Shown(.op))]
     UnknownOp {
         /// The file.
         file: String,
@@ -141,7 +119,7 @@ pub enum FrontendError {
         near: String,
     },
     /// A file that ends inside its header.
-    #[error("{file}: truncated: the header needs {needed} bytes, the file has {found}")]
+    #[error("{file}: truncated: the header needs {needed} bytes, the file has {found}", file = Shown(.file))]
     Truncated {
         /// The file.
         file: String,
@@ -153,8 +131,7 @@ pub enum FrontendError {
     /// A weight that contradicts the config.
     #[error(
         "{file}: `{tensor}` has {found} along axis {axis}, the config says {expected} ({meaning}); \
-         correct the config, or pass --assume KEY=VALUE"
-    )]
+         correct the config, or pass --assume KEY=VALUE", file = Shown(.file), tensor = Shown(.tensor))]
     Disagreement {
         /// The file with the weight.
         file: String,
@@ -170,7 +147,7 @@ pub enum FrontendError {
         expected: u64,
     },
     /// Weights without a config.
-    #[error("{file}: {dimension} cannot be told without a config.json: {known}")]
+    #[error("{file}: {dimension} cannot be told without a config.json: {known}", file = Shown(.file))]
     NoConfig {
         /// The file.
         file: String,
@@ -180,7 +157,7 @@ pub enum FrontendError {
         known: String,
     },
     /// A node or state of an ONNX graph that cannot be understood.
-    #[error("{file}: {node}: {reason}")]
+    #[error("{file}: {node}: {reason}", file = Shown(.file), node = Shown(.node), reason = Shown(.reason))]
     Onnx {
         /// The file.
         file: String,
@@ -190,7 +167,7 @@ pub enum FrontendError {
         reason: String,
     },
     /// An architecture description that is wrong itself.
-    #[error("architecture description of `{model_type}`: {reason}")]
+    #[error("architecture description of `{model_type}`: {reason}", model_type = Shown(.model_type), reason = Shown(.reason))]
     Description {
         /// The model_type.
         model_type: String,
@@ -198,7 +175,7 @@ pub enum FrontendError {
         reason: String,
     },
     /// An assumption that cannot be read or does not apply.
-    #[error("assumption `{text}`: {reason}")]
+    #[error("assumption `{text}`: {reason}", text = Shown(.text), reason = Shown(.reason))]
     Assumption {
         /// The assumption.
         text: String,

@@ -2,17 +2,22 @@
 
 mod config;
 mod error;
+mod files;
 mod gguf;
 mod onnx;
 mod safetensors;
 
 use std::path::Path;
 
+use cacheplan_files::{Limit, Source, SourceError};
+
+use self::files::Files;
 use self::safetensors::Weights;
 use crate::model::Model;
 
 pub use config::Assumption;
 pub use error::FrontendError;
+pub use gguf::gguf_files;
 
 /// What the caller adds to a model's own description.
 #[derive(Clone, Debug, Default)]
@@ -30,56 +35,66 @@ pub struct ReadOptions {
 /// # Errors
 /// See [`FrontendError`]; each names the file and the key.
 pub fn read_model(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        _ if path.is_dir() => read_folder(path, options),
-        Some("safetensors") => read_beside_config(path, options),
-        Some("gguf") => gguf::read(path, options),
-        Some("onnx") => onnx::read(path, options),
-        _ => read_config(path, options),
+    if path.is_dir() {
+        return read_folder(&Files::Folder(path), options);
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    read_file(&Source::open(path)?, &Files::Folder(folder), options)
+}
+
+/// Reads a model from anywhere: `model` as one file of a known format, which the end of its name tells, and `beside` as
+/// the files that lie beside it.
+///
+/// # Errors
+/// See [`FrontendError`]; each names the source and the key.
+pub fn read_source(model: &Source, beside: &[Source], options: &ReadOptions) -> Result<Model, FrontendError> {
+    read_file(model, &Files::Given(beside), options)
+}
+
+fn read_file(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
+    match Path::new(source.name()).extension().and_then(|extension| extension.to_str()) {
+        Some("safetensors") => read_beside_config(&Weights::single(source)?, beside, options),
+        Some("gguf") => gguf::read(source, beside, options),
+        Some("onnx") => onnx::read(source, options),
+        _ => read_config(source, beside, options),
     }
 }
 
-fn read_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let text = read_text(path)?;
+fn read_config(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let text = source.text(Limit::CONFIG)?;
     // ModelOpt writes what it calibrated into a file of its own.
-    let beside = path.with_file_name("hf_quant_config.json");
-    let calibration = if beside.is_file() { Some((beside.display().to_string(), read_text(&beside)?)) } else { None };
+    let calibration = beside.open("hf_quant_config.json")?;
+    let calibration = calibration.map(|file| Ok::<_, SourceError>((file.name().to_owned(), file.text(Limit::CONFIG)?)));
+    let calibration = calibration.transpose()?;
     let calibration = calibration.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
-    config::read(&path.display().to_string(), &text, calibration, options)
+    config::read(source.name(), &text, calibration, options)
 }
 
-fn read_text(path: &Path) -> Result<String, FrontendError> {
-    let name = || path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| FrontendError::Io { file: name(), source })?;
-    let text = String::from_utf8(bytes).map_err(|_| FrontendError::NotText { file: name() })?;
-    // Editors on Windows put a byte order mark in front.
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
-}
-
-fn read_folder(folder: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let weights = Weights::in_folder(folder)?;
-    let config = folder.join("config.json");
-    match weights {
-        Some(weights) if !config.is_file() => Err(weights.missing_dimension()),
-        Some(weights) => {
-            let mut model = read_config(&config, options)?;
-            weights.verify(&mut model)?;
-            Ok(model)
-        }
-        None if std::fs::symlink_metadata(&config).is_err() => Err(no_model(folder)),
-        None => read_config(&config, options),
+fn read_folder(folder: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
+    match Weights::in_folder(folder)? {
+        Some(weights) => read_beside_config(&weights, folder, options),
+        None => match folder.open("config.json")? {
+            Some(config) => read_config(&config, folder, options),
+            None => Err(no_model(folder)),
+        },
     }
+}
+
+fn read_beside_config(weights: &Weights, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let config = beside.open("config.json")?.ok_or_else(|| weights.missing_dimension())?;
+    let mut model = read_config(&config, beside, options)?;
+    weights.verify(&mut model)?;
+    model.doubts.clear();
+    Ok(model)
 }
 
 /// A folder that may hold models of other formats, one of which must then be named.
-fn no_model(folder: &Path) -> FrontendError {
-    let known = |path: &Path| {
-        let extension = path.extension().and_then(|extension| extension.to_str());
+fn no_model(folder: &Files<'_>) -> FrontendError {
+    let known = |name: &String| {
+        let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
         matches!(extension, Some("gguf" | "onnx" | "safetensors" | "json"))
     };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut names: Vec<String> =
-        entries.filter(|path| known(path)).filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
+    let mut names: Vec<String> = folder.names().into_iter().filter(known).collect();
     names.sort();
     let more = if names.len() > 3 { ", …" } else { "" };
     names.truncate(3);
@@ -87,18 +102,7 @@ fn no_model(folder: &Path) -> FrontendError {
         [] => "name one with a config.json, or a .gguf, .onnx or .safetensors file".to_owned(),
         names => format!("name one of its files instead: {}{more}", names.join(", ")),
     };
-    FrontendError::NoModel { folder: folder.display().to_string(), instead }
-}
-
-fn read_beside_config(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let weights = Weights::single(path)?;
-    let config = path.with_file_name("config.json");
-    if !config.is_file() {
-        return Err(weights.missing_dimension());
-    }
-    let mut model = read_config(&config, options)?;
-    weights.verify(&mut model)?;
-    Ok(model)
+    FrontendError::NoModel { folder: folder.to_string(), instead }
 }
 
 /// Reads the text of a `config.json`; `name` stands for the file in errors.

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use super::{PassError, Stage, Walk};
-use crate::graph::{OpId, TensorId};
-use crate::ops;
+use crate::graph::{Attribute, OpId, TensorId};
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut owners: HashMap<TensorId, OpId> = HashMap::new();
@@ -13,7 +12,7 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
         let Some(key) = op.port("key") else { continue };
         match owners.get(&key) {
             None => {
-                if let Some(layer) = op.number(ops::SHARES_LAYER) {
+                if let Some(layer) = op.number(Attribute::SHARES_LAYER) {
                     return Err(PassError::Alias {
                         pass: walk.pass,
                         node: op.name.to_string(),
@@ -40,7 +39,7 @@ fn share(walk: &mut Walk<'_>, id: OpId, owner: OpId) -> Result<(), PassError> {
     if reader.port("value") != owning.port("value") {
         return Err(refuse("it reads the same keys but other values".into()));
     }
-    let (mine, theirs) = (reader.number(ops::WINDOW), owning.number(ops::WINDOW));
+    let (mine, theirs) = (reader.number(Attribute::WINDOW), owning.number(Attribute::WINDOW));
     // The owner frees what falls out of its own window, so the reader must not look further back.
     if theirs.is_some_and(|theirs| mine.is_none_or(|mine| mine > theirs)) {
         let mine = mine.map_or_else(|| "every token".to_owned(), |mine| format!("{mine} tokens"));

@@ -2,7 +2,6 @@
 
 use super::{PassError, Walk};
 use crate::graph::{Extent, Name, Op, OpId};
-use crate::ops;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut readers: Vec<Vec<OpId>> = vec![Vec::new(); walk.resources.len()];
@@ -14,7 +13,7 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     walk.graph.reserve(walk.resources.len());
     for (resource, readers) in walk.resources.iter().zip(readers) {
         let name = Name::new(None, resource.name.clone());
-        let node = walk.graph.add_op(Op::new(name.clone(), ops::CACHE));
+        let node = walk.graph.add_op(Op::new(name.clone(), Op::CACHE));
         let units = if resource.handler.is_paged() { Extent::BLOCKS } else { Extent::SLOTS };
         let dims = resource.handler.shape().iter().map(|dim| Extent::Known(dim.size));
         let shape = std::iter::once(units).chain(dims).collect();

@@ -2,7 +2,6 @@
 //!
 //! A pass walks the graph and never sees a config: what it needs of the model is in tensor shapes and attributes.
 
-mod add_speculative_twins;
 mod alias_shared_kv;
 mod initialize_caches;
 mod insert_cached_attention;
@@ -11,18 +10,19 @@ mod insert_cached_mla;
 mod insert_cached_ssm;
 mod insert_custom_caches;
 mod prepare_masks;
-mod resize_caches;
 mod resolve_windows;
 mod verify_caches;
 mod walk;
 
 use std::borrow::Cow;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::KvLayout;
 use thiserror::Error;
 
+use crate::cache_dtypes::CacheDTypes;
 use crate::graph::{Graph, Name, OpId};
-use crate::registry::{CacheDTypes, DescribeError, Descriptor, Registry};
+use crate::registry::{DescribeError, Descriptor, Registry};
 use crate::resources::{ResourceError, Resources};
 
 /// The insertion pass that a descriptor belongs to.
@@ -51,8 +51,6 @@ pub struct PassContext {
     pub layout: KvLayout,
     /// The longest sequence in tokens; a window at least as long is full attention.
     pub max_seq_len: Option<u64>,
-    /// Whether steps verify several candidate tokens, so that states need speculative twins.
-    pub speculation: bool,
 }
 
 /// What one pass did.
@@ -89,7 +87,7 @@ pub struct Collected {
 #[non_exhaustive]
 pub enum PassError {
     /// A descriptor could not read an op.
-    #[error("{pass}: node `{node}` ({kind}): {source}")]
+    #[error("{pass}: node `{node}` ({kind}): {source}", node = Shown(.node), kind = Shown(.kind), source = Shown(.source))]
     Describe {
         /// The pass.
         pass: &'static str,
@@ -101,7 +99,7 @@ pub enum PassError {
         source: Box<DescribeError>,
     },
     /// Two caches of one name.
-    #[error("{pass}: node `{node}`: {source}; give one of them another suffix")]
+    #[error("{pass}: node `{node}`: {source}; give one of them another suffix", node = Shown(.node), source = Shown(.source))]
     Resource {
         /// The pass.
         pass: &'static str,
@@ -111,7 +109,7 @@ pub enum PassError {
         source: ResourceError,
     },
     /// A layer that shares a cache it cannot share.
-    #[error("{pass}: node `{node}` cannot share the cache of `{owner}`: {reason}")]
+    #[error("{pass}: node `{node}` cannot share the cache of `{owner}`: {reason}", node = Shown(.node), owner = Shown(.owner), reason = Shown(.reason))]
     Alias {
         /// The pass.
         pass: &'static str,
@@ -125,8 +123,7 @@ pub enum PassError {
     /// A mask that the kernels cannot take.
     #[error(
         "{pass}: node `{node}` ({kind}) reads a mask beside causality, which its kernels do not take; \
-         register a descriptor of kernels that do (`Descriptor::taking_masks`), or one of: {takers}"
-    )]
+         register a descriptor of kernels that do (`Descriptor::taking_masks`), or one of: {takers}", node = Shown(.node), kind = Shown(.kind), takers = Shown(.takers))]
     Mask {
         /// The pass.
         pass: &'static str,
@@ -140,8 +137,7 @@ pub enum PassError {
     /// A node that keeps state and got no cache.
     #[error(
         "{pass}: node `{node}` keeps state between steps but no descriptor knows its op `{kind}`; \
-         register one (near: {near})"
-    )]
+         register one (near: {near})", node = Shown(.node), kind = Shown(.kind), near = Shown(.near))]
     NoDescriptor {
         /// The pass.
         pass: &'static str,
@@ -153,13 +149,13 @@ pub enum PassError {
         near: String,
     },
     /// A graph whose ops have caches already.
-    #[error("node `{node}` has caches already; the passes run once over a graph")]
+    #[error("node `{node}` has caches already; the passes run once over a graph", node = Shown(.node))]
     Walked {
         /// The node.
         node: String,
     },
     /// A resource and a node that do not refer to each other.
-    #[error("{pass}: {what}")]
+    #[error("{pass}: {what}", what = Shown(.what))]
     Unpaired {
         /// The pass.
         pass: &'static str,
@@ -182,7 +178,7 @@ struct Walk<'a> {
 type Pass = (&'static str, fn(&mut Walk<'_>) -> Result<(), PassError>);
 
 /// The order, and why each pass stands where it stands.
-const PASSES: [Pass; 12] = [
+const PASSES: [Pass; 10] = [
     // First: a window decides a cache's kind of growth, so it must be settled before any cache is described.
     ("resolve_windows", resolve_windows::run),
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
@@ -196,14 +192,10 @@ const PASSES: [Pass; 12] = [
     ("insert_custom_caches", insert_custom_caches::run),
     // After all owners exist: a layer can share only what was inserted.
     ("alias_shared_kv", alias_shared_kv::run),
-    // After the states that they are twins of.
-    ("add_speculative_twins", add_speculative_twins::run),
     // When the list is complete: gives every resource its node, in registration order.
     ("initialize_caches", initialize_caches::run),
     // After the caches have become inputs, since kernels take the mask behind them.
     ("prepare_masks", prepare_masks::run),
-    // Needs the cache nodes; marks those whose extent a later measurement may change.
-    ("resize_caches", resize_caches::run),
     // Last: only checks.
     ("verify_caches", verify_caches::run),
 ];

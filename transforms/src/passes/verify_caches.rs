@@ -1,8 +1,8 @@
 //! Changes nothing, matches what it verified: every op that keeps state has its caches, every cache has an op and a node.
 
 use super::{PassError, Walk};
+use crate::graph::{Attribute, Op};
 use crate::near::near;
-use crate::ops;
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     // For each resource, whether an op reads it and whether it has a node.
@@ -10,14 +10,14 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut verified = Vec::new();
     for id in walk.graph.op_ids() {
         let op = walk.graph.op(id);
-        if op.kind == ops::CACHE {
+        if op.kind == Op::CACHE {
             match walk.resources.position(&op.name.part) {
                 Some(position) => paired[position].1 = true,
                 None => return Err(unpaired(walk, format!("the cache node `{}` has no resource", op.name))),
             }
             continue;
         }
-        if op.get(ops::STATEFUL).is_some() && walk.context.registry.get(&op.kind).is_none() {
+        if op.get(Attribute::STATEFUL).is_some() && walk.context.registry.get(&op.kind).is_none() {
             let kinds = walk.context.registry.kinds();
             let near = near(&op.kind, kinds);
             return Err(PassError::NoDescriptor {

@@ -45,6 +45,11 @@ pub(crate) fn state_bytes(resources: &Resources, kind: &Kind) -> u64 {
     resources.of_kind(kind).map(|resource| resource.handler.unit_bytes()).sum()
 }
 
+/// What the description calls each layer.
+pub(crate) fn layer_kinds(model: &Model) -> Vec<&str> {
+    model.layers.iter().map(|layer| layer.kind.as_str()).collect()
+}
+
 /// The names of all files in a folder of the fixtures, sorted.
 pub(crate) fn names(folder: &str) -> Vec<String> {
     let entries = std::fs::read_dir(fixture(folder)).unwrap();

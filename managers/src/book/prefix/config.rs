@@ -6,7 +6,7 @@ use super::cost::Cost;
 use super::error::PrefixError;
 use super::host::HostTier;
 
-/// Who inserted a span, as an index into [`TreeConfig::tenants`].
+/// Who inserted a span, as an index into `TreeConfig::tenants`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TenantId(pub u16);

@@ -1,5 +1,6 @@
 //! What can go wrong in the prefix cache.
 
+use cacheplan_files::Shown;
 use thiserror::Error;
 
 /// A refused operation. Nothing has changed when one is returned.
@@ -15,7 +16,7 @@ pub enum PrefixError {
         found: usize,
     },
     /// Pools of a plan that cannot share an index.
-    #[error("prefix cache: pool `{pool}` has {found} {what}, others {expected}; a page has one size in all pools")]
+    #[error("prefix cache: pool `{pool}` has {found} {what}, others {expected}; a page has one size in all pools", pool = Shown(.pool))]
     Plan {
         /// The pool.
         pool: String,

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::book::exposition::Exposition;
 
 use super::config::TreeConfig;
 use super::evict::Evicted;
@@ -11,7 +13,7 @@ use super::lookup::Match;
 use super::tree::Tree;
 
 /// Counters since the cache was made. Lengths are in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub struct Metrics {
     /// Requests admitted.
@@ -41,7 +43,7 @@ pub struct Metrics {
 }
 
 /// Requests without a hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Misses {
     /// Nothing of the prompt was resident.
     pub cold: u64,
@@ -54,6 +56,38 @@ pub struct Misses {
 }
 
 impl Metrics {
+    /// Families of metrics of the same.
+    pub fn expose(&self, out: &mut Exposition) {
+        let counters = [
+            ("requests", "Requests admitted.", self.requests),
+            ("prompt_tokens", "Tokens of their prompts.", self.prompt_tokens),
+            ("hit_tokens", "Tokens that did not have to be computed.", self.hit_tokens),
+            ("kv_hit_tokens", "Tokens whose KV was resident.", self.kv_hit_tokens),
+            (
+                "recomputed_for_state_tokens",
+                "Tokens computed again although their KV was resident, for want of a state.",
+                self.recomputed_for_state,
+            ),
+            ("states_stored", "States that were kept.", self.states_stored),
+            ("states_evicted", "States that made way.", self.states_evicted),
+            ("evicted_tokens", "Tokens whose KV made way.", self.tokens_evicted),
+        ];
+        for (name, help, value) in counters {
+            out.family(&format!("prefix_{name}_total"), "counter", help).sample(&[], value as f64);
+        }
+        let released = [("duplicate", self.states_duplicate), ("unaligned", self.states_unaligned)];
+        out.family("prefix_states_released_total", "counter", "States that were not kept, by reason.");
+        for (reason, count) in released {
+            out.sample(&[("reason", reason)], count as f64);
+        }
+        let Misses { cold, no_state, no_window, only_at_end } = self.misses;
+        out.family("prefix_misses_total", "counter", "Requests without a hit, by reason.");
+        let misses = [("cold", cold), ("no_state", no_state), ("no_window", no_window), ("only_at_end", only_at_end)];
+        for (reason, count) in misses {
+            out.sample(&[("reason", reason)], count as f64);
+        }
+    }
+
     /// Hit tokens over prompt tokens.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {

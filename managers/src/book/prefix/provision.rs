@@ -66,11 +66,11 @@ impl Provision {
             host,
             ..TreeConfig::default()
         };
-        let Parallel { tp, pp, cp, .. } = plan.parallel;
+        let Parallel { tp, pp, cp, dcp, .. } = plan.parallel;
         let identity = [
             plan.fingerprint.model.clone(),
             plan.policy.to_string(),
-            format!("tp {tp} pp {pp} cp {cp}"),
+            format!("tp {tp} pp {pp} cp {cp} dcp {dcp}"),
             format!("{checkpoints:?}"),
         ];
         Ok(Self {

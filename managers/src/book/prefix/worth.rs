@@ -44,7 +44,7 @@ pub(super) enum Class {
     Tail,
     /// A deeper state of the only sequence that passes it has taken its place.
     Superseded,
-    /// Sequences part here, or have been seen to share up to here.
+    /// Sequences part here, or did once.
     Fork,
 }
 
@@ -110,7 +110,7 @@ impl Tree {
     pub(super) fn least_worth(&mut self, tenant: TenantId) -> (Option<u32>, usize) {
         let mut least: Option<(f64, u32)> = None;
         let mut compared = 0;
-        // Recency alone knows its victim.
+        // Under `Lru` there is one list, and its oldest state is the victim.
         let compare = if self.config.eviction == Eviction::Lru { 1 } else { COMPARED };
         for rank in 0..RANKS {
             let mut node = self.nodes.list(Self::list_of(tenant, Component::State, rank)).tail;
@@ -118,7 +118,8 @@ impl Tree {
                 let Some(state) = self.nodes.get(node).and_then(|node| node.state) else { break };
                 compared += 1;
                 let age = 1.0 + self.experience.lifetime + self.age(state);
-                // What its list says of its worth, without another look at the tree; those behind it are newer.
+                // No state of a list is worth less than the list's least value over its age, but for drift, and what
+                // follows in the list is newer still: the rest of it can be skipped.
                 if least.is_some_and(|(least, _)| self.floor_of(rank) > DRIFT * least * age) {
                     break;
                 }
@@ -145,7 +146,7 @@ impl Tree {
         (self.clock - state.used) as f64
     }
 
-    /// The list in which a state of this value belongs. Recency alone knows no worth.
+    /// The list in which a state of this value belongs; under `Lru` there is only one.
     fn rank_of(&self, value: f64) -> u8 {
         if self.config.eviction == Eviction::Lru {
             return 0;
@@ -171,7 +172,7 @@ impl Tree {
         node
     }
 
-    /// What the sequences below a state make of it, as far down as is looked. Recency alone knows no classes.
+    /// What a state is to the sequences below it, looking down no farther than [`REACH`]; `Lru` needs no classes.
     fn class_of(&self, node: u32) -> Class {
         if self.config.eviction == Eviction::Lru {
             return Class::Tail;
@@ -192,7 +193,7 @@ impl Tree {
     /// Files a new state at a node, and anew the one above it.
     pub(super) fn file_state(&mut self, node: u32, slot: SlotId) {
         let class = match self.class_of(node) {
-            // A state in the middle of what was there before: the request that left it is about to turn off here.
+            // A state inside a path that was there before: the request that leaves it is about to part from that path.
             Class::Tail if self.config.eviction == Eviction::Coverage && !self.nodes[node].is_leaf() => Class::Fork,
             class => class,
         };
@@ -201,8 +202,8 @@ impl Tree {
         self.appraise(self.shallower_state(node));
     }
 
-    /// Counts a use of the state at a node, for the class that it has now. Counted for a class that it has left, the
-    /// use of a tail whose successor is gone would speak for the states that nobody uses, until those drive out tails.
+    /// Counts a use of the state at a node. Its class is brought up to date first: a tail may still be filed as
+    /// superseded although its successor is gone, and its use would make superseded states look useful.
     pub(super) fn use_state(&mut self, node: u32) {
         self.reclass(node);
         self.learn(node, true);
@@ -236,12 +237,12 @@ impl Tree {
     fn reclass(&mut self, node: u32) {
         let class = self.class_of(node);
         let Some(state) = self.nodes[node].state else { return };
-        // A fork stays one while nothing deeper takes its place, even if what turned off has been evicted.
+        // A fork whose branches were evicted stays a fork: sequences have parted here.
         if state.class == class || (state.class, class) == (Class::Fork, Class::Tail) {
             return;
         }
         self.learn(node, false);
-        // Its uses so far spoke for its old class.
+        // Uses are learnt from by class, so that they start anew.
         self.nodes[node].state = Some(Checkpoint { class, uses: 0, ..state });
     }
 

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use cacheplan_files::Limit;
+use cacheplan_files::Shown;
 use thiserror::Error;
 
 use crate::book::prefix::PrefixError;
@@ -11,15 +13,21 @@ use crate::book::prefix::PrefixError;
 #[non_exhaustive]
 pub enum SimulateError {
     /// The trace cannot be read.
-    #[error("trace: {0}")]
+    #[error("trace: {shown}", shown = Shown(.0))]
     Io(#[from] io::Error),
     /// A line of the trace is not a request.
-    #[error("trace line {line}: {source}; expected {{\"prompt\": …}} or {{\"hash_ids\": …, \"input_length\": …}}")]
+    #[error("trace line {line}: {source}; expected {{\"prompt\": …}} or {{\"hash_ids\": …, \"input_length\": …}}", source = Shown(.source))]
     Line {
         /// Counted from 1.
         line: usize,
         /// What the parser found.
         source: serde_json::Error,
+    },
+    /// A trace of more than is read.
+    #[error("trace line {line}: a line of 16 MiB, or more requests before it than {} bytes hold", Limit::TRACE.bytes)]
+    TooLong {
+        /// Counted from 1.
+        line: usize,
     },
     /// A request of the trace contradicts itself.
     #[error("trace line {line}: {blocks} blocks of 512 tokens cannot hold {tokens} tokens")]
@@ -30,6 +38,16 @@ pub enum SimulateError {
         blocks: usize,
         /// Its input length.
         tokens: usize,
+    },
+    /// More work than a simulation does.
+    #[error(
+        "the requests have {tokens} tokens in {steps} steps; fewer requests, or a larger max_num_tokens of the plan, would do"
+    )]
+    TooMuch {
+        /// Prompts and outputs.
+        tokens: usize,
+        /// How often a step's tokens fit in.
+        steps: usize,
     },
     /// One request alone needs more than there is.
     #[error("request {request} needs {needed} KV tokens, at most {available} can be had")]

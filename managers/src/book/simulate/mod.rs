@@ -14,7 +14,7 @@ mod workload;
 pub use ceiling::Ceiling;
 pub use chart::chart;
 pub use error::SimulateError;
-pub use report::{Peak, Point, Report};
+pub use report::Report;
 pub use run::{Policy, Scenario, simulate};
 pub use trace::{Piece, Request, read_trace};
 pub use workload::Workload;

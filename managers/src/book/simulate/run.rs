@@ -106,7 +106,7 @@ impl Scenario {
     /// The sizes that a plan gives. `chunk` is the model's. Sliding windows are taken to be there.
     ///
     /// # Errors
-    /// As [`Provision::of_plan`].
+    /// Pools that cannot share an index.
     pub fn of_plan(plan: &CachePlan, chunk: usize) -> Result<Self, PrefixError> {
         let Provision { tree, blocks, checkpoints, .. } = Provision::of_plan(plan, chunk)?;
         Ok(Self {
@@ -132,6 +132,7 @@ const MAX_TOKENS: usize = 1 << 24;
 /// # Errors
 /// A scenario that the cache refuses, or a request that does not fit the KV pool.
 pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, SimulateError> {
+    refuse_endless(requests, scenario)?;
     let mut run = Run::new(scenario)?;
     let every = (requests.len() / 200).max(1);
     let mut course = Vec::new();
@@ -162,6 +163,20 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
         reuse: run.cache.reuse(scenario.checkpoints.unwrap_or(usize::MAX), mean as usize),
         course,
     })
+}
+
+/// The most tokens of all requests together, and the most steps that they take.
+const MAX_WORK: (usize, usize) = (4 << 30, 1 << 22);
+
+/// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
+fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), SimulateError> {
+    let pieces = |request: &Request| {
+        request.prompt.iter().chain([&request.output]).map(Piece::len).fold(0, usize::saturating_add)
+    };
+    // A request beyond its own limit is refused by its name.
+    let tokens = requests.iter().map(|request| pieces(request).min(MAX_TOKENS)).fold(0, usize::saturating_add);
+    let steps = tokens / scenario.prefill_chunk.max(1);
+    if tokens > MAX_WORK.0 || steps > MAX_WORK.1 { Err(SimulateError::TooMuch { tokens, steps }) } else { Ok(()) }
 }
 
 /// A request that has been prefilled and is still decoding.

@@ -7,8 +7,9 @@
 //!   block of 512 tokens, the last one possibly partial. Equal ids stand for equal blocks behind equal blocks. Further
 //!   fields, which descendants of the format have, are passed over. Requests run in the order of their timestamps.
 
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 
+use cacheplan_files::Limit;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -91,14 +92,24 @@ struct Probe {
     hash_ids: Option<IgnoredAny>,
 }
 
+/// The most bytes of a line; a request of a million tokens, each written out, has 8 MiB.
+const MAX_LINE: u64 = 16 << 20;
+
 /// Reads a trace in either format. Empty lines are passed over.
 ///
 /// # Errors
-/// Names the line that is not a request.
-pub fn read_trace(reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
+/// Names the line that is not a request, or that there are too many before.
+pub fn read_trace(mut reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
     let mut requests: Vec<(f64, Request)> = Vec::new();
-    for (i, text) in reader.lines().enumerate() {
-        let (text, line) = (text?, i + 1);
+    let (mut text, mut kept) = (String::new(), 0);
+    for line in 1.. {
+        text.clear();
+        if reader.by_ref().take(MAX_LINE).read_line(&mut text)? == 0 {
+            break;
+        }
+        if text.len() as u64 == MAX_LINE || kept > Limit::TRACE.bytes {
+            return Err(SimulateError::TooLong { line });
+        }
         if text.trim().is_empty() {
             continue;
         }
@@ -112,9 +123,24 @@ pub fn read_trace(reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
             let now = requests.last().map_or(0.0, |(timestamp, _)| *timestamp);
             (now, serde_json::from_str(&text).map_err(malformed)?)
         });
+        kept += requests.last().map_or(0, |(_, request)| request.bytes());
     }
     requests.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     Ok(requests.into_iter().map(|(_, request)| request).collect())
+}
+
+impl Request {
+    /// About what it takes in memory, while the list that it is in grows.
+    fn bytes(&self) -> u64 {
+        let tokens = |piece: &Piece| match piece {
+            Piece::Run { .. } => 0,
+            Piece::Tokens { tokens } => size_of_val(tokens.as_slice()),
+        };
+        let pieces = self.prompt.iter().chain([&self.output]);
+        let bytes =
+            2 * size_of::<(f64, Self)>() + pieces.map(|piece| size_of::<Piece>() + tokens(piece)).sum::<usize>();
+        bytes as u64
+    }
 }
 
 fn from_mooncake(request: Mooncake, line: usize) -> Result<Request, SimulateError> {

@@ -1,13 +1,16 @@
 //! Blocks: which dimensions each needs, which keys usually tell them, and how the builder adds it.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{DType, Decay};
+use cacheplan_handlers::{DType, DecayKind};
 
 use super::expr::Expr;
 use super::values::{Number, Values};
-use crate::builder::{Attention, CompressedAttention, FeedForward, GraphBuilder, LinearAttention, Mamba1, Mamba2, Mla};
+use crate::builder::GraphBuilder;
 use crate::frontend::FrontendError;
+use crate::layers::{Attention, CompressedAttention, FeedForward, LinearAttention, Mamba1, Mamba2, Mla};
+use crate::model::Fact;
 
 /// A kind of block that descriptions can name.
 struct Schema {
@@ -17,6 +20,8 @@ struct Schema {
     /// How many weights it has besides its matrices and its convolution: norms, biases, gates. Names of dimensions stand
     /// for their expressions.
     more: &'static str,
+    /// The graph's name of these: `more` are whole on every rank, those of a mixer are divided with it.
+    more_part: &'static str,
     emit: fn(&mut GraphBuilder, &Dims<'_>) -> Result<(), FrontendError>,
 }
 
@@ -24,18 +29,21 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "attention",
         more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
+        more_part: "more",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
             ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
             ("value_dim", ""),
+            ("window", ""),
             ("shares_layer", ""),
         ],
-        emit: |builder, dims| attention(builder, dims, None),
+        emit: |builder, dims| attention(builder, dims, dims.window()?),
     },
     Schema {
         name: "sliding_attention",
         more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
+        more_part: "more",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
@@ -49,6 +57,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mla",
         more: "hidden_size + kv_lora_rank + (q_lora_rank ?? 0)",
+        more_part: "more",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("q_lora_rank", "q_lora_rank"),
@@ -66,7 +75,7 @@ const SCHEMAS: &[Schema] = &[
                 qk_nope_head_dim: dims.get("qk_nope_head_dim")?,
                 qk_rope_head_dim: dims.count("qk_rope_head_dim")?,
                 v_head_dim: dims.get("v_head_dim")?,
-                window: dims.find("window")?,
+                window: dims.window()?,
                 cache_dtype: dims.context.dtypes[1],
             });
             Ok(())
@@ -75,6 +84,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "indexer",
         more: "index_n_heads * index_head_dim * q_lora_rank + 2 * index_head_dim + hidden_size * index_n_heads",
+        more_part: "more",
         dims: &[("index_head_dim", "index_head_dim")],
         emit: |builder, dims| {
             builder.indexer(dims.get("index_head_dim")?);
@@ -84,6 +94,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "compressed_attention",
         more: "0",
+        more_part: "more",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("head_dim", "head_dim"),
@@ -106,6 +117,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "rwkv4",
         more: "0",
+        more_part: "mixer.more",
         dims: &[("width", "attention_hidden_size ?? hidden_size")],
         emit: |builder, dims| {
             builder.rwkv4(dims.get("width")?);
@@ -115,11 +127,12 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mamba1",
         more: "hidden_size + d_inner * (2 + (use_conv_bias ?? mamba_conv_bias ?? 1))",
+        more_part: "mixer.more",
         dims: &[
             ("d_inner", "intermediate_size ?? d_inner ?? expand * hidden_size"),
             ("d_state", "state_size ?? 16"),
             ("d_conv", "conv_kernel ?? 4"),
-            ("dt_rank", "time_step_rank ?? 1"),
+            ("dt_rank", "time_step_rank ?? (hidden_size + 15) // 16"),
         ],
         emit: |builder, dims| {
             builder.mamba1(&Mamba1 {
@@ -135,6 +148,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mamba2",
         more: "hidden_size + num_heads * (3 + head_dim) + (use_conv_bias ?? mamba_conv_bias ?? 1) * (num_heads * head_dim + 2 * n_groups * d_state)",
+        more_part: "mixer.more",
         dims: &[
             ("num_heads", "mamba_n_heads"),
             ("head_dim", "mamba_d_head"),
@@ -157,6 +171,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "linear_attention",
         more: "hidden_size + num_v_heads * (hidden_size * (head_v_dim + 2) + 2) + head_v_dim",
+        more_part: "mixer.more",
         dims: &[
             ("num_k_heads", "linear_num_key_heads"),
             ("num_v_heads", "linear_num_value_heads"),
@@ -175,9 +190,9 @@ const SCHEMAS: &[Schema] = &[
                 head_v_dim: dims.get("head_v_dim")?,
                 delta_rule: dims.count("delta_rule")? > 0,
                 decay: match dims.count("decays")? {
-                    0 => Decay::Fixed,
-                    1 => Decay::PerHead,
-                    _ => Decay::PerChannel,
+                    0 => DecayKind::Fixed,
+                    1 => DecayKind::PerHead,
+                    _ => DecayKind::PerChannel,
                 },
                 d_conv: dims.find("d_conv")?.filter(|&width| width > 1),
                 state_dtype: dims.context.dtypes[0],
@@ -188,6 +203,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "short_conv",
         more: "hidden_size",
+        more_part: "more",
         dims: &[("channels", "hidden_size"), ("d_conv", "conv_L_cache ?? 3")],
         emit: |builder, dims| {
             builder.short_conv(dims.get("channels")?, dims.get("d_conv")?);
@@ -197,6 +213,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "rg_lru",
         more: "2 * hidden_size + 6 * width + 2 * width * width / num_attention_heads",
+        more_part: "mixer.more",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
         emit: |builder, dims| {
             builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.context.dtypes[0]);
@@ -206,12 +223,14 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "feed_forward",
         more: "hidden_size",
+        more_part: "more",
         dims: &[
             ("dense_size", "intermediate_size"),
             ("expert_size", "moe_intermediate_size ?? intermediate_size"),
             ("experts", "n_routed_experts ?? num_experts ?? num_local_experts"),
             ("dense_layers", "first_k_dense_replace"),
             ("shared_size", "n_shared_experts * moe_intermediate_size ?? shared_expert_intermediate_size"),
+            ("latent_size", ""),
             ("matrices", "3"),
         ],
         emit: feed_forward,
@@ -240,11 +259,17 @@ fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -
     Ok(())
 }
 
-/// Feed-forward blocks hold no cache; their dimensions only serve the estimate of the weights, and may be absent or odd.
+/// Feed-forward blocks hold no cache, so that a model whose sizes are absent or odd is read all the same: without an
+/// estimate of its weights, and without a block that a decoder could run.
 fn feed_forward(builder: &mut GraphBuilder, dims: &Dims<'_>) -> Result<(), FrontendError> {
     match feed_forward_sizes(dims) {
         Ok(Some(sizes)) => drop(builder.feed_forward(&sizes)),
-        _ => builder.forget_weights(),
+        Ok(None) => {
+            let sizes = ["dense_size", "expert_size"].into_iter().filter_map(|dim| dims.expr(dim));
+            let keys: Vec<&str> = sizes.flat_map(|size| size.keys()).collect();
+            builder.forget_weights(|| dims.values.absent("the feed-forward blocks", &keys));
+        }
+        Err(error) => builder.forget_weights(|| error.to_string()),
     }
     Ok(())
 }
@@ -258,8 +283,9 @@ fn feed_forward_sizes(dims: &Dims<'_>) -> Result<Option<FeedForward>, FrontendEr
     let experts = dims.find("experts")?.filter(|_| !dense).unwrap_or(0);
     let size = dims.find(if experts == 0 { "dense_size" } else { "expert_size" })?;
     let shared_size = dims.find("shared_size")?.filter(|_| experts > 0).unwrap_or(0);
+    let latent_size = dims.find("latent_size")?.filter(|&channels| channels > 0 && experts > 0);
     let matrices = dims.find("matrices")?.unwrap_or(3);
-    Ok(size.map(|intermediate_size| FeedForward { intermediate_size, matrices, experts, shared_size }))
+    Ok(size.map(|intermediate_size| FeedForward { intermediate_size, matrices, experts, shared_size, latent_size }))
 }
 
 /// A block of a description, ready to be added to layers.
@@ -275,16 +301,16 @@ pub(super) struct Block {
 pub(super) struct Dims<'a> {
     block: &'a Block,
     values: &'a Values<'a>,
-    context: LayerContext,
+    context: LayerContext<'a>,
 }
 
 /// What a block must know of the layer that it is added to.
 #[derive(Clone, Copy)]
-pub(super) struct LayerContext {
+pub(super) struct LayerContext<'a> {
     /// The absolute layer.
     pub(super) layer: u32,
-    /// Whether this is the first layer of its kind, whose dimensions are written down.
-    pub(super) first: bool,
+    /// Where its dimensions are written down, if it is the first layer of its kind.
+    pub(super) notes: Option<&'a RefCell<Vec<Fact>>>,
     /// The layer whose keys and values it reads.
     pub(super) shares_layer: Option<u32>,
     /// The element types that the model states for states and for keys.
@@ -324,13 +350,17 @@ impl Block {
         &self,
         builder: &mut GraphBuilder,
         values: &Values<'_>,
-        context: LayerContext,
+        context: LayerContext<'_>,
     ) -> Result<(), FrontendError> {
         (self.schema.emit)(builder, &Dims { block: self, values, context })?;
         // It serves the estimate of the weights only, so that no model is refused for it.
         match values.eval(&self.more, context.layer) {
-            Ok(Some(more)) => builder.more_weights(more.value),
-            _ => builder.forget_weights(),
+            Ok(Some(more)) => builder.more_weights(self.schema.more_part, more.value),
+            Ok(None) => {
+                let what = format!("the block `{}`", self.name);
+                builder.forget_weights(|| values.absent(&what, &self.more.keys()));
+            }
+            Err(error) => builder.forget_weights(|| error.to_string()),
         }
         Ok(())
     }
@@ -359,10 +389,24 @@ impl Dims<'_> {
     fn number(&self, dim: &str) -> Result<Option<Number<'_>>, FrontendError> {
         let Some(expr) = self.expr(dim) else { return Ok(None) };
         let number = self.values.eval(expr, self.context.layer)?;
-        if let (true, Some(number)) = (self.context.first, &number) {
-            self.values.remember(&format!("{}.{dim}", self.block.name), number);
+        if let (Some(notes), Some(number)) = (self.context.notes, &number) {
+            let fact = self.values.remember(&format!("{}.{dim}", self.block.name), number);
+            let mut notes = notes.borrow_mut();
+            if !notes.contains(&fact) {
+                notes.push(fact);
+            }
         }
         Ok(number)
+    }
+
+    /// A window that the block may do without.
+    fn window(&self) -> Result<Option<u64>, FrontendError> {
+        match self.number("window")? {
+            Some(window) if window.value == 0 => {
+                Err(self.values.bad_number("window", &window, "at least 1 was expected"))
+            }
+            window => Ok(window.map(|window| window.value)),
+        }
     }
 
     /// A number that the block cannot do without, and that may be 0.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::architectures::BUILT_IN;
 use crate::frontend::FrontendError;
@@ -50,6 +51,42 @@ pub(super) struct Description {
     /// Blocks whose dimensions differ from the usual keys.
     #[serde(default)]
     pub(super) blocks: BTreeMap<String, BTreeMap<String, String>>,
+    /// The model type whose decoder runs this one, where it is not its own.
+    pub(super) decoder: Option<String>,
+    /// Keys that this decoder reads, each with the path at which the config has it.
+    #[serde(default)]
+    decoder_keys: BTreeMap<String, String>,
+    /// Keys that this decoder reads, each with an expression for it where it is a number that no key states.
+    #[serde(default)]
+    pub(super) decoder_numbers: BTreeMap<String, String>,
+    /// Keys that this decoder reads, each with its value where the config does not state it; a table fills what is there.
+    #[serde(default)]
+    decoder_values: BTreeMap<String, Value>,
+}
+
+impl Description {
+    /// Adds to a config the keys of its decoder in that decoder's spelling.
+    pub(super) fn translate(&self, config: &mut Map<String, Value>) {
+        for (key, path) in &self.decoder_keys {
+            let mut path = path.split('.');
+            let first = path.next().and_then(|key| config.get(key));
+            if let Some(value) = path.fold(first, |value, key| value?.get(key)).cloned() {
+                config.insert(key.clone(), value);
+            }
+        }
+        fill(config, self.decoder_values.iter());
+    }
+}
+
+/// Adds what is not stated, also inside of what is.
+fn fill<'a>(config: &mut Map<String, Value>, values: impl Iterator<Item = (&'a String, &'a Value)>) {
+    for (key, value) in values {
+        match (config.get_mut(key), value) {
+            (Some(Value::Object(stated)), Value::Object(value)) => fill(stated, value.iter()),
+            (None | Some(Value::Null), value) => drop(config.insert(key.clone(), value.clone())),
+            _ => {}
+        }
+    }
 }
 
 fn default_layers() -> String {
@@ -133,7 +170,7 @@ fn first_line(text: &str) -> &str {
 }
 
 fn parse(text: &str, model_type: &str) -> Result<Description, FrontendError> {
-    toml::from_str(text).map_err(|error| FrontendError::Description {
+    cacheplan_files::Source::parse_toml(text).map_err(|error| FrontendError::Description {
         model_type: if model_type.is_empty() { first_line(text) } else { model_type }.to_owned(),
         reason: error.to_string(),
     })

@@ -19,8 +19,14 @@ pub(super) enum Expr {
     Binary(char, Box<Expr>, Box<Expr>),
 }
 
+/// The most characters of an expression. It is walked over by recursion, as deep as it has operands.
+const LONGEST: usize = 1000;
+
 impl Expr {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > LONGEST {
+            return Err(format!("an expression of more than {LONGEST} characters is not read"));
+        }
         let mut parser = Parser { rest: text.trim_start(), depth: 0 };
         let expr = parser.alternatives()?;
         if parser.rest.is_empty() { Ok(expr) } else { Err(format!("`{text}`: unexpected `{}`", parser.rest)) }
@@ -178,6 +184,9 @@ mod tests {
     #[case("len(3)")]
     #[case("in(list, x)")]
     #[case("a +")]
+    #[case(&"(".repeat(LONGEST))]
+    #[case(&"len(".repeat(LONGEST / 4))]
+    #[case(&format!("1{}", " + 1".repeat(LONGEST)))]
     fn invalid_text_is_an_error(#[case] text: &str) {
         assert!(Expr::parse(text).is_err(), "{text}");
     }

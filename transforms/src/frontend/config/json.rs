@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 
+use cacheplan_files::json::JsonError;
+use cacheplan_files::{Limit, json};
 use serde_json::{Map, Value};
 
 /// Parses a JSON object; bare `Infinity`, `-Infinity` and `NaN` become strings.
-pub(super) fn parse(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
-    serde_json::from_str(&quote_non_numbers(text))
+pub(super) fn parse(text: &str) -> Result<Map<String, Value>, JsonError> {
+    json::parse(quote_non_numbers(text).as_bytes(), Limit::CONFIG)
 }
 
 fn quote_non_numbers(text: &str) -> Cow<'_, str> {

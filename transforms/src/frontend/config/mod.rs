@@ -11,6 +11,10 @@ mod layers;
 mod quantization;
 mod values;
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use cacheplan_files::SourceError;
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
@@ -18,10 +22,11 @@ use self::blocks::{Block, LayerContext};
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
+use self::quantization::Stored;
 use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
-use crate::model::Model;
+use crate::model::{Fact, Model};
 
 pub use assume::Assumption;
 
@@ -36,7 +41,7 @@ pub(super) fn read(
     options: &ReadOptions,
 ) -> Result<Model, FrontendError> {
     let parse = |file: &str, text: &str| {
-        json::parse(text).map_err(|source| FrontendError::Json { file: file.to_owned(), source })
+        json::parse(text).map_err(|source| SourceError::Json { name: file.to_owned(), source })
     };
     let mut json = parse(file, text)?;
     if let Some((file, text)) = calibration {
@@ -85,22 +90,41 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
 
     let mut builder = GraphBuilder::new(values.model_type.clone(), hidden_size, dtype);
     let weight_dtype = quantization::weight_dtype(&values);
-    builder.weight_dtype(weight_dtype.ok().flatten().unwrap_or(dtype));
-    if weight_dtype.is_err() || !description.weights {
-        builder.forget_weights();
+    match weight_dtype {
+        Ok(Stored::Matrices(stored)) => drop(builder.weight_dtype(stored)),
+        Ok(Stored::Experts(stored)) => builder.expert_dtype(stored),
+        Ok(Stored::Plain) | Err(_) => {}
+    }
+    if let Err(quantization::Unknown { why }) = weight_dtype {
+        builder.forget_weights(|| why);
+    }
+    if !description.weights {
+        let model_type = &values.model_type;
+        builder
+            .forget_weights(|| format!("of `{model_type}` not all weights are described here; its safetensors tell"));
     }
     let count = |text: &str| -> Result<Option<u64>, FrontendError> {
         Ok(values.eval(&Expr::parse(text).map_err(invalid)?, 0)?.map(|number| number.value))
     };
-    match (count("vocab_size")?, count(&description.more)?) {
-        (Some(vocab_size), Some(more)) => {
-            let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
-            builder.vocabulary(vocab_size, tied).more_weights(more);
-        }
-        _ => builder.forget_weights(),
+    let vocab_size = count("vocab_size")?;
+    if let Some(vocab_size) = vocab_size {
+        let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
+        builder.vocabulary(vocab_size, tied);
+    }
+    let more = Expr::parse(&description.more).map_err(invalid)?;
+    match (vocab_size, values.eval(&more, 0)?.map(|number| number.value)) {
+        (Some(_), Some(more)) => builder.more_weights("more", more),
+        (None, _) => builder.forget_weights(|| "`vocab_size` is missing".into()),
+        (_, None) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
     }
     add_layers(&mut builder, &values, description, &kinds, layers)?;
     let longest = count(CONTEXT_LENGTH)?;
+    let mut decoder_numbers = Vec::new();
+    for (key, expr) in &description.decoder_numbers {
+        if let Some(number) = count(expr)? {
+            decoder_numbers.push((key.clone(), number));
+        }
+    }
     let draft_layers = Expr::parse(DRAFT_LAYERS).map_err(invalid)?;
     if let Some(layers) = values.eval(&draft_layers, 0)?.filter(|layers| layers.value > 0) {
         values.remember("draft layers", &layers);
@@ -111,9 +135,16 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         return Err(FrontendError::Assumption { text: key, reason });
     }
     let mut model = builder.build();
+    model.doubts.extend(quantization::named_only(&values));
     model.info.max_position_embeddings = longest.filter(|&tokens| tokens > 0);
-    model.layer_kinds = (0..layers).map(|index| kinds.names()[kinds.of(index)].clone()).collect();
+    if let Some(decoder) = &description.decoder {
+        model.decoder.clone_from(decoder);
+    }
     (model.config, model.facts) = values.into_parts();
+    for (key, number) in decoder_numbers {
+        model.config.entry(key).or_insert(number.into());
+    }
+    description.translate(&mut model.config);
     Ok(model)
 }
 
@@ -127,25 +158,36 @@ fn add_layers(
     let dtypes = [state_dtype(values)?, quantization::kv_dtype(values)?];
     let shared = values.eval(&Expr::Key(SHARED_LAYERS.to_owned()), 0)?.map_or(0, |number| number.value);
     let owners = u32::try_from(u64::from(layers).saturating_sub(shared)).unwrap_or(layers);
-    let mut blocks: Vec<Option<Vec<Block>>> = kinds.names().iter().map(|_| None).collect();
+    let mut described: Vec<Option<LayerKind>> = kinds.names().iter().map(|_| None).collect();
     for layer in 0..layers {
         builder.layer();
         let kind = kinds.of(layer);
+        let name = &kinds.names()[kind];
         // A layer behind the owners reads the keys and values of the last owner of its own kind.
         let shares_layer = if layer < owners { None } else { Some(owner_for(values, kinds, layer, owners)?) };
-        let context = LayerContext { layer, first: blocks[kind].is_none(), shares_layer, dtypes };
-        let blocks = match &mut blocks[kind] {
-            Some(blocks) => blocks,
-            empty => {
-                let invalid = |reason| FrontendError::Description { model_type: values.model_type.clone(), reason };
-                empty.insert(blocks_of(&kinds.names()[kind], description).map_err(invalid)?)
-            }
-        };
-        for block in blocks.iter() {
-            block.emit(builder, values, context)?;
+        let mut context = LayerContext { layer, notes: None, shares_layer, dtypes };
+        if let Some(LayerKind { blocks, known }) = &described[kind] {
+            blocks.iter().try_for_each(|block| block.emit(builder, values, context))?;
+            builder.explain(name, known);
+            continue;
         }
+        let invalid = |reason| FrontendError::Description { model_type: values.model_type.clone(), reason };
+        let blocks = blocks_of(name, description).map_err(invalid)?;
+        let notes = RefCell::default();
+        context.notes = Some(&notes);
+        blocks.iter().try_for_each(|block| block.emit(builder, values, context))?;
+        let known = notes.into_inner().into();
+        builder.explain(name, &known);
+        described[kind] = Some(LayerKind { blocks, known });
     }
     Ok(())
+}
+
+/// What layers of one kind have in common.
+struct LayerKind {
+    blocks: Vec<Block>,
+    /// How their dimensions are known.
+    known: Arc<[Fact]>,
 }
 
 fn owner_for(values: &Values<'_>, kinds: &LayerKinds, layer: u32, owners: u32) -> Result<u32, FrontendError> {

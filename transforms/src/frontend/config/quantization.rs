@@ -1,5 +1,7 @@
 //! What a config's quantisation section says about caches and weights.
 
+use std::path::Path;
+
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
@@ -44,15 +46,56 @@ pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendErr
 }
 
 /// The config does not tell how many bytes its weights take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Unknown;
+#[derive(Clone, Debug)]
+pub(super) struct Unknown {
+    /// What is stated and does not tell.
+    pub(super) why: String,
+}
 
-/// The dtype of weight matrices: `None` where they are not quantised.
-pub(super) fn weight_dtype(values: &Values<'_>) -> Result<Option<DType>, Unknown> {
-    match SECTIONS.iter().find_map(|section| values.get(section)) {
-        None => Ok(None),
-        Some(section) if section.get("quant_method").is_some_and(|method| method == "fp8") => Ok(Some(DType::F8E4m3)),
+/// How weights are stored, where it is not in the model's dtype.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// As the model's dtype says.
+    Plain,
+    /// All matrices in this one.
+    Matrices(DType),
+    /// Routed experts in this one, everything else as the model's dtype says.
+    Experts(DType),
+}
+
+/// How a checkpoint's weights are stored.
+pub(super) fn weight_dtype(values: &Values<'_>) -> Result<Stored, Unknown> {
+    let found = SECTIONS.iter().find_map(|section| Some((section, values.get(section)?)));
+    let Some((name, section)) = found else { return Ok(Stored::Plain) };
+    match section.get("quant_method").and_then(Value::as_str) {
+        Some("fp8") => Ok(Stored::Matrices(DType::F8E4m3)),
+        // The format of gpt-oss: only experts have blocks of 32 with a scale.
+        Some("mxfp4") => Ok(Stored::Experts(DType::Mxfp4)),
         // Other methods quantise some layers and leave others: only the tensors' headers tell which.
-        Some(_) => Err(Unknown),
+        method => {
+            let method = method.unwrap_or("absent");
+            let why = format!("`{name}.quant_method` is {method}, of which only the tensors' headers tell the layers");
+            Err(Unknown { why })
+        }
     }
+}
+
+/// Parts of names that say how weights are stored.
+const NAMED: [&str; 11] = ["fp8", "fp4", "nvfp4", "mxfp4", "int8", "int4", "awq", "gptq", "w4a16", "w8a8", "w8a16"];
+
+/// Says that the model's name tells of a quantisation that its config does not state.
+pub(super) fn named_only(values: &Values<'_>) -> Option<String> {
+    if SECTIONS.iter().any(|section| values.get(section).is_some()) {
+        return None;
+    }
+    // The file is called after the model, or stands in a folder that is.
+    let path = Path::new(values.file);
+    let parts = path.components().rev().take(2).map(|part| part.as_os_str().to_string_lossy().into_owned());
+    let stated = values.get("_name_or_path").and_then(Value::as_str).map(str::to_owned);
+    let names: Vec<String> = parts.chain(stated).collect();
+    let mut words = names.iter().flat_map(|name| name.split(|letter: char| !letter.is_ascii_alphanumeric()));
+    let word = words.find(|word| NAMED.contains(&&*word.to_lowercase()))?;
+    Some(format!(
+        "the name says {word}, but the config states no quantization_config: its weights and caches are taken as not quantised"
+    ))
 }

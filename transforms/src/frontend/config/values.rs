@@ -153,7 +153,10 @@ impl<'a> Values<'a> {
     }
 
     pub(super) fn note(&self, what: impl Into<String>, value: &dyn Display, from: impl Into<String>, assumed: bool) {
-        let fact = Fact { what: what.into(), value: value.to_string(), from: from.into(), assumed };
+        self.add(Fact { what: what.into(), value: value.to_string(), from: from.into(), assumed });
+    }
+
+    fn add(&self, fact: Fact) {
         let mut facts = self.facts.borrow_mut();
         // Layers of several kinds share blocks, and then their facts.
         if !facts.contains(&fact) {
@@ -188,7 +191,7 @@ impl<'a> Values<'a> {
             let dtype = word.parse().map_err(|source| FrontendError::UnknownDType {
                 file: self.file.to_owned(),
                 key: (*key).to_owned(),
-                source,
+                source: Box::new(source),
             })?;
             return Ok(Some((dtype, (*key).to_owned())));
         }
@@ -231,7 +234,11 @@ impl<'a> Values<'a> {
     fn combine<'e>(&self, operator: char, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
         let (a, b) = (left.value, right.value);
         let mut keys = left.keys;
-        keys.extend(right.keys);
+        for key in right.keys {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
         let result = match operator {
             '+' => a.checked_add(b),
             '-' => a.checked_sub(b),
@@ -244,6 +251,10 @@ impl<'a> Values<'a> {
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
             Some(value) => Ok(Number { value, keys }),
+            None if keys.is_empty() => Err(FrontendError::Description {
+                model_type: self.model_type.clone(),
+                reason: format!("`{a} {operator} {b}` is not a whole number in range"),
+            }),
             None => Err(FrontendError::BadValue {
                 file: self.file.to_owned(),
                 key: keys.join(", "),
@@ -301,13 +312,13 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Writes down where a number came from.
-    pub(super) fn remember(&self, what: &str, number: &Number<'_>) {
-        if number.keys.is_empty() {
-            self.note(what, &number.value, "the architecture's default", true);
-        } else {
-            self.note(what, &number.value, number.keys.join(", "), false);
-        }
+    /// Writes down where a number came from, and says it.
+    pub(super) fn remember(&self, what: &str, number: &Number<'_>) -> Fact {
+        let assumed = number.keys.is_empty();
+        let from = if assumed { "the architecture's default".to_owned() } else { number.keys.join(", ") };
+        let fact = Fact { what: what.to_owned(), value: number.value.to_string(), from, assumed };
+        self.add(fact.clone());
+        fact
     }
 
     pub(super) fn bad(&self, key: &str, found: &Value, expected: &str) -> FrontendError {
@@ -336,6 +347,15 @@ impl<'a> Values<'a> {
     pub(super) fn bad_number(&self, what: &str, number: &Number<'_>, expected: &str) -> FrontendError {
         let key = if number.keys.is_empty() { format!("{what}, by default") } else { number.keys.join(", ") };
         self.bad(&key, &Value::from(number.value), expected)
+    }
+
+    /// Which of the keys that would tell the size of `what` are not there.
+    pub(super) fn absent(&self, what: &str, keys: &[&str]) -> String {
+        let absent = keys.iter().filter(|key| self.get(key).is_none()).map(|key| format!("`{key}`"));
+        match absent.collect::<Vec<_>>().join(" or ") {
+            keys if keys.is_empty() => format!("the size of {what} makes no sense"),
+            keys => format!("{keys} is missing, which tells the size of {what}"),
+        }
     }
 
     pub(super) fn missing(&self, what: &str, expr: Option<&Expr>) -> FrontendError {

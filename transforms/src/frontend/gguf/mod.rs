@@ -2,20 +2,21 @@
 
 mod reader;
 
-use std::fs::File;
-use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use cacheplan_files::Source;
 use serde_json::{Map, Value};
 
 use self::reader::Header;
+use super::files::Files;
 use super::{FrontendError, ReadOptions, config};
-use crate::model::{Fact, Model, WeightBytes};
+use crate::model::{Fact, Model};
+use crate::weights::WeightBytes;
 
 /// Reads the header of a GGUF file, and those of the files that it was split into.
-pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    let name = path.display().to_string();
-    let header = read_header(path)?;
+pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
+    let name = source.name().to_owned();
+    let header = Header::read(source)?;
     if let Some(number) = header.number("split.no").filter(|&number| number > 0) {
         let expected = "the model is described in the first file of the split; give that one".to_owned();
         let (key, found) = ("split.no".to_owned(), number.to_string());
@@ -34,28 +35,116 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Model, Frontend
     if let Some(vocabulary) = header.vocabulary() {
         table.insert("vocab_size".to_owned(), vocabulary.into());
     }
+    if let Some(eos) = header.number("tokenizer.ggml.eos_token_id") {
+        table.insert("eos_token_id".to_owned(), eos.into());
+    }
+    // What a file has is what its decoder needs: biases, norms.
+    let kinds = header.tensor_kinds().map(|kind| (kind.replace('.', "_"), true.into()));
+    table.insert("tensors".to_owned(), Value::Object(kinds.collect()));
     let mut model = config::read_table(&name, table, format!("gguf:{architecture}"), options)?;
-    model.info.weights = weights(path, &header, &mut model.facts)?;
+    let weights = weights(source, beside, &header, &mut model.facts)?;
+    model.info.weights = weights.map(|weights| weights.in_proportion_to(model.info.weights));
     model.info.fingerprint = header.fingerprint().to_owned();
     model.source = format!("{name} (GGUF)");
     Ok(model)
 }
 
-fn read_header(path: &Path) -> Result<Header, FrontendError> {
-    let name = path.display().to_string();
-    let io = |source| FrontendError::Io { file: name.clone(), source };
-    let file = File::open(path).map_err(io)?;
-    let size = file.metadata().map_err(io)?.len();
-    Header::read(&name, BufReader::new(file), size)
+/// Where the tensors of a model in GGUF lie.
+#[derive(Debug)]
+pub struct GgufFiles {
+    /// The architecture that the first file states; empty where it states none.
+    pub architecture: String,
+    /// The files that it was split into, or the one.
+    pub files: Vec<GgufFile>,
 }
 
+/// A file of a model and the tensors in it.
+#[derive(Debug)]
+pub struct GgufFile {
+    /// The file.
+    pub source: Source,
+    /// Its tensors.
+    pub tensors: Vec<GgufTensor>,
+}
+
+/// Where a tensor lies in a GGUF file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GgufTensor {
+    /// Its name.
+    pub name: String,
+    /// Its axes, the slowest first.
+    pub shape: Vec<u64>,
+    /// The number of its ggml type.
+    pub kind: u32,
+    /// Its first byte in the file.
+    pub offset: u64,
+}
+
+/// The tensors of the GGUF file at `path`, and of those that it was split into.
+///
+/// # Errors
+/// A file of the split that is absent, a malformed header, more tensors than are kept.
+pub fn gguf_files(path: &Path) -> Result<GgufFiles, FrontendError> {
+    let source = Source::open(path)?;
+    let beside = Files::Folder(path.parent().unwrap_or(Path::new("")));
+    let (mut architecture, mut files, mut count) = (String::new(), Vec::<GgufFile>::new(), 1);
+    let mut next = Some(source);
+    while let Some(source) = next.take() {
+        let mut tensors = Vec::new();
+        let mut kept = 0;
+        let header = Header::read_tensors(&source, |tensor| {
+            kept += size_of::<GgufTensor>() + 8 * tensor.shape.len() + tensor.name.len();
+            if kept > MAX_TENSORS_KEPT {
+                let (key, found) = ("tensor count".to_owned(), "far too many".to_owned());
+                let expected = format!("at most {MAX_TENSORS_KEPT} bytes of tensor names and shapes are kept");
+                return Err(FrontendError::BadValue { file: source.name().to_owned(), key, found, expected });
+            }
+            let reader::TensorInfo { name, mut shape, kind, offset } = tensor;
+            shape.reverse();
+            tensors.push(GgufTensor { name, shape, kind, offset });
+            Ok(())
+        })?;
+        for tensor in &mut tensors {
+            tensor.offset = tensor.offset.saturating_add(header.data());
+        }
+        if files.is_empty() {
+            count = header.number("split.count").unwrap_or(1).min(MAX_SPLIT);
+            header.text("general.architecture").unwrap_or_default().clone_into(&mut architecture);
+        }
+        files.push(GgufFile { source, tensors });
+        let number = files.len() as u64 + 1;
+        if number <= count {
+            let name = sibling(files[0].source.name(), number);
+            let found = name.as_deref().map(|name| beside.open(name)).transpose()?.flatten();
+            next = Some(found.ok_or_else(|| FrontendError::BadValue {
+                file: files[0].source.name().to_owned(),
+                key: "split.count".to_owned(),
+                found: format!("file {number} of {count} is absent"),
+                expected: format!(
+                    "{} beside the first",
+                    name.as_deref().unwrap_or("a file named -0000N-of-0000M.gguf")
+                ),
+            })?);
+        }
+    }
+    Ok(GgufFiles { architecture, files })
+}
+
+/// Bytes that the names and shapes of a file's tensors may take in memory.
+const MAX_TENSORS_KEPT: usize = 48 << 20;
+
 /// Bytes of all weights, over all files of a split; none where one of them is absent.
-fn weights(path: &Path, first: &Header, facts: &mut Vec<Fact>) -> Result<Option<WeightBytes>, FrontendError> {
+fn weights(
+    source: &Source,
+    beside: &Files<'_>,
+    first: &Header,
+    facts: &mut Vec<Fact>,
+) -> Result<Option<WeightBytes>, FrontendError> {
     let mut bytes = first.weight_bytes();
     for number in 2..=first.number("split.count").unwrap_or(1).min(MAX_SPLIT) {
-        let part = sibling(path, number).filter(|part| part.is_file());
+        let part = sibling(source.name(), number).map(|name| beside.open(&name)).transpose()?.flatten();
         bytes = match &part {
-            Some(part) => bytes.zip(read_header(part)?.weight_bytes()).and_then(|(sum, more)| sum.checked_add(more)),
+            Some(part) => bytes.zip(Header::read(part)?.weight_bytes()).and_then(|(sum, more)| sum.checked_add(more)),
             None => {
                 let (what, from) = ("weights".to_owned(), "split.count".to_owned());
                 facts.push(Fact { what, value: format!("file {number} is absent"), from, assumed: true });
@@ -63,17 +152,17 @@ fn weights(path: &Path, first: &Header, facts: &mut Vec<Fact>) -> Result<Option<
             }
         };
     }
-    Ok(bytes.map(|bytes| WeightBytes { bytes, exact: true }))
+    Ok(bytes.map(|bytes| WeightBytes::new(bytes, true)))
 }
 
 /// No model is split into more files.
 const MAX_SPLIT: u64 = 1_000;
 
 /// Another file of a split: `model-00001-of-00003.gguf` becomes `model-00002-of-00003.gguf`.
-fn sibling(path: &Path, number: u64) -> Option<PathBuf> {
-    let (before, count) = path.file_name()?.to_str()?.rsplit_once("-of-")?;
+fn sibling(name: &str, number: u64) -> Option<String> {
+    let (before, count) = Path::new(name).file_name()?.to_str()?.rsplit_once("-of-")?;
     let stem = before.strip_suffix("-00001")?;
-    Some(path.with_file_name(format!("{stem}-{number:05}-of-{count}")))
+    Some(format!("{stem}-{number:05}-of-{count}"))
 }
 
 /// The architecture's keys without its name, dots turned into nested objects.

@@ -1,13 +1,13 @@
 //! The bytes of a GGUF header: keys with values, then tensor shapes.
 
-use std::io::Read;
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, ErrorKind};
 
+use cacheplan_files::{Limit, Source, SourceError};
 use serde_json::Value;
 
 use crate::frontend::FrontendError;
 
-/// No header is read further than this.
-const MAX_HEADER: u64 = 256 << 20;
 /// Keys and tensor names are shorter than this.
 const MAX_NAME: u64 = 4 << 10;
 /// Text values that are kept; longer ones (chat templates) are skipped.
@@ -16,12 +16,20 @@ const MAX_TEXT: u64 = 4 << 10;
 const MAX_LIST: u64 = 10_000;
 /// The most entries of either kind that are read.
 const MAX_ENTRIES: u64 = 1 << 20;
-/// Names and values that are kept, in all.
-const MAX_KEPT: usize = 1 << 16;
+/// The most strings in all lists. The largest vocabularies have 300,000 words and 600,000 merges.
+const MAX_STRINGS: u64 = 2 << 20;
+/// Bytes that the names and values that are kept may take.
+const MAX_KEPT: u64 = 32 << 20;
+/// The most kinds of tensors that are told apart.
+const MAX_KINDS: usize = 1_000;
+/// No file is aligned to more.
+const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// What a GGUF file says of its model.
 pub(super) struct Header {
     values: Vec<(String, Value)>,
+    kinds: BTreeSet<String>,
+    data: u64,
     embedding: Option<(&'static str, u64)>,
     weight_bytes: Option<u64>,
     fingerprint: String,
@@ -55,13 +63,39 @@ impl Header {
         self.weight_bytes
     }
 
+    /// What kinds of tensors there are: their names without the layer.
+    pub(super) fn tensor_kinds(&self) -> impl Iterator<Item = &str> {
+        self.kinds.iter().map(String::as_str)
+    }
+
+    /// Where the tensors' bytes begin.
+    pub(super) fn data(&self) -> u64 {
+        self.data
+    }
+
     /// Hash of the header's bytes.
     pub(super) fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    pub(super) fn read(file: &str, source: impl Read, size: u64) -> Result<Self, FrontendError> {
-        let mut reader = Reader { file, source, size, position: 0, hash: blake3::Hasher::new() };
+    pub(super) fn read(source: &Source) -> Result<Self, FrontendError> {
+        Self::read_tensors(source, |_| Ok(()))
+    }
+
+    /// Reads the header and hands over its tensors, one by one.
+    pub(super) fn read_tensors(
+        source: &Source,
+        mut each: impl FnMut(TensorInfo) -> Result<(), FrontendError>,
+    ) -> Result<Self, FrontendError> {
+        let mut reader = Reader {
+            file: source.name(),
+            source: BufReader::with_capacity(CHUNK, source.reader()),
+            size: source.len(),
+            position: 0,
+            strings: 0,
+            kept: 0,
+            hash: blake3::Hasher::new(),
+        };
         if &reader.bytes::<4>()? != b"GGUF" {
             return Err(reader.bad("magic", "not GGUF", "a GGUF file was expected"));
         }
@@ -76,17 +110,18 @@ impl Header {
             let key = reader.name()?;
             let kind = reader.u32()?;
             if let Some(value) = reader.value(kind)? {
-                if values.len() >= MAX_KEPT {
-                    return Err(reader.bad("key count", &keys.to_string(), "far fewer keys were expected"));
-                }
+                reader.keep(&key, &value)?;
                 values.push((key, value));
             }
         }
         let mut embedding = None;
         let mut weight_bytes = Some(0u64);
+        let mut kinds = BTreeSet::new();
         for _ in 0..tensors {
-            let (name, shape, kind) = reader.tensor()?;
-            let bytes = tensor_bytes(kind, &shape);
+            let tensor = reader.tensor()?;
+            let TensorInfo { name, shape, kind, .. } = &tensor;
+            let (kind, shape) = (*kind, shape.as_slice());
+            let bytes = tensor_bytes(kind, shape);
             weight_bytes = weight_bytes.zip(bytes).and_then(|(sum, bytes)| sum.checked_add(bytes));
             if name == "token_embd.weight" {
                 let dtype = match kind {
@@ -97,10 +132,34 @@ impl Header {
                 };
                 embedding = shape.get(1).map(|&rows| (dtype, rows));
             }
+            if kinds.len() < MAX_KINDS {
+                kinds.insert(kind_of(name).to_owned());
+            }
+            each(tensor)?;
         }
         let fingerprint = reader.hash.finalize().to_hex().to_string();
-        Ok(Self { values, embedding, weight_bytes, fingerprint })
+        let position = reader.position;
+        let alignment = values.iter().find(|(key, _)| key == "general.alignment").and_then(|(_, value)| value.as_u64());
+        let data = position.next_multiple_of(alignment.unwrap_or(32).clamp(1, MAX_ALIGNMENT));
+        Ok(Self { values, kinds, data, embedding, weight_bytes, fingerprint })
     }
+}
+
+/// A tensor of a header.
+pub(super) struct TensorInfo {
+    pub(super) name: String,
+    /// The fastest axis first.
+    pub(super) shape: Vec<u64>,
+    /// Its ggml type.
+    pub(super) kind: u32,
+    /// Its first byte, counted from where the tensors' bytes begin.
+    pub(super) offset: u64,
+}
+
+/// The name of a tensor without its layer.
+fn kind_of(name: &str) -> &str {
+    let of_layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    of_layer.map_or(name, |(_, kind)| kind)
 }
 
 /// Bytes of a tensor of a ggml type: elements in a block and bytes of a block.
@@ -140,15 +199,35 @@ fn tensor_bytes(kind: u32, shape: &[u64]) -> Option<u64> {
     (count % elements == 0).then(|| (count / elements).checked_mul(bytes))?
 }
 
+/// Bytes that are read at a time.
+const CHUNK: usize = 64 << 10;
+
+fn io(file: &str, source: io::Error) -> FrontendError {
+    SourceError::Io { name: file.to_owned(), source }.into()
+}
+
 struct Reader<'a, R> {
     file: &'a str,
     source: R,
     size: u64,
     position: u64,
+    /// Strings in lists so far.
+    strings: u64,
+    /// What is kept so far takes this.
+    kept: u64,
     hash: blake3::Hasher,
 }
 
-impl<R: Read> Reader<'_, R> {
+impl<R: BufRead> Reader<'_, R> {
+    /// Charges a key and its value, the list's entries included.
+    fn keep(&mut self, key: &str, value: &Value) -> Result<(), FrontendError> {
+        let entries = value.as_array().map_or(1, |list| 2 * list.len());
+        let text = key.len() + value.as_str().map_or(0, str::len);
+        self.kept += (2 * (entries + 1) * size_of::<(String, Value)>() + text) as u64;
+        let expected = format!("at most {MAX_KEPT} bytes of values are kept");
+        if self.kept <= MAX_KEPT { Ok(()) } else { Err(self.bad("keys", "far too many", &expected)) }
+    }
+
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], FrontendError> {
         let mut buffer = [0; N];
         self.fill(&mut buffer)?;
@@ -157,8 +236,7 @@ impl<R: Read> Reader<'_, R> {
 
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), FrontendError> {
         self.need(buffer.len() as u64)?;
-        let io = |source| FrontendError::Io { file: self.file.to_owned(), source };
-        self.source.read_exact(buffer).map_err(io)?;
+        self.source.read_exact(buffer).map_err(|source| io(self.file, source))?;
         self.hash.update(buffer);
         self.position += buffer.len() as u64;
         Ok(())
@@ -170,20 +248,27 @@ impl<R: Read> Reader<'_, R> {
         if needed > self.size {
             return Err(FrontendError::Truncated { file: self.file.to_owned(), needed, found: self.size });
         }
-        if needed > MAX_HEADER {
-            return Err(self.bad("header", &needed.to_string(), &format!("at most {MAX_HEADER} bytes are read")));
+        let most = Limit::GGUF.bytes;
+        if needed > most {
+            let found = format!("longer than {most} bytes");
+            return Err(self.bad("header", &found, "no more of it is read"));
         }
         Ok(())
     }
 
     fn skip(&mut self, length: u64) -> Result<(), FrontendError> {
         self.need(length)?;
-        let mut buffer = [0; 4096];
         let mut left = length;
         while left > 0 {
-            let step = left.min(4096) as usize;
-            self.fill(&mut buffer[..step])?;
-            left -= step as u64;
+            let chunk = self.source.fill_buf().map_err(|source| io(self.file, source))?;
+            let step = left.min(chunk.len() as u64);
+            if step == 0 {
+                return Err(io(self.file, ErrorKind::UnexpectedEof.into()));
+            }
+            self.hash.update(&chunk[..step as usize]);
+            self.source.consume(step as usize);
+            self.position += step;
+            left -= step;
         }
         Ok(())
     }
@@ -201,7 +286,7 @@ impl<R: Read> Reader<'_, R> {
         if count <= MAX_ENTRIES {
             Ok(count)
         } else {
-            Err(self.bad(what, &count.to_string(), "far fewer were expected"))
+            Err(self.bad(what, &count.to_string(), &format!("at most {MAX_ENTRIES} are read")))
         }
     }
 
@@ -258,38 +343,47 @@ impl<R: Read> Reader<'_, R> {
     }
 
     fn list(&mut self, kind: u32, length: u64) -> Result<Option<Value>, FrontendError> {
-        // Every entry takes at least a byte, so that a length beyond the file is refused before anything is allocated.
-        self.need(length)?;
-        let keep = length <= MAX_LIST && !matches!(kind, 8 | 9);
-        let mut list = Vec::new();
-        for _ in 0..length {
-            match kind {
-                8 => {
-                    let length = self.u64()?;
-                    self.skip(length)?;
-                }
-                9 => return Err(self.bad("value type", "a list of lists", "no known key has one")),
-                _ => {
-                    let value = self.scalar(kind)?;
-                    if keep {
-                        list.push(value);
-                    }
-                }
-            }
+        let size = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            10..=12 => 8,
+            8 => return self.strings(length),
+            9 => return Err(self.bad("value type", "a list of lists", "no known key has one")),
+            _ => return Err(self.bad("value type", &kind.to_string(), "a type from 0 to 12 was expected")),
+        };
+        let bytes = length.saturating_mul(size);
+        // A length beyond the file is refused before anything is allocated.
+        self.need(bytes)?;
+        if length > MAX_LIST {
+            self.skip(bytes)?;
+            return Ok(None);
         }
-        Ok(keep.then_some(Value::Array(list)))
+        (0..length).map(|_| self.scalar(kind)).collect::<Result<Vec<_>, _>>().map(|list| Some(Value::Array(list)))
     }
 
-    fn tensor(&mut self) -> Result<(String, Vec<u64>, u32), FrontendError> {
+    /// A list of strings, none of which is kept.
+    fn strings(&mut self, length: u64) -> Result<Option<Value>, FrontendError> {
+        self.strings = self.strings.saturating_add(length);
+        if self.strings > MAX_STRINGS {
+            let expected = format!("at most {MAX_STRINGS} are read");
+            return Err(self.bad("strings in lists", &self.strings.to_string(), &expected));
+        }
+        for _ in 0..length {
+            let length = self.u64()?;
+            self.skip(length)?;
+        }
+        Ok(None)
+    }
+
+    fn tensor(&mut self) -> Result<TensorInfo, FrontendError> {
         let name = self.name()?;
         let rank = self.u32()?;
         if rank > 4 {
             return Err(self.bad(&name, &format!("a tensor of {rank} axes"), "at most 4 were expected"));
         }
         let shape = (0..rank).map(|_| self.u64()).collect::<Result<Vec<u64>, _>>()?;
-        let kind = self.u32()?;
-        self.skip(8)?;
-        Ok((name, shape, kind))
+        Ok(TensorInfo { name, shape, kind: self.u32()?, offset: self.u64()? })
     }
 
     fn bad(&self, key: &str, found: &str, expected: &str) -> FrontendError {

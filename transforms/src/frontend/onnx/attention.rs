@@ -1,7 +1,7 @@
 //! Where the keys and values of an attention come from, whatever the export made of it.
 
+use super::lookup::Lookup;
 use super::proto::NodeProto;
-use super::source::Source;
 use super::states::States;
 use crate::graph::Extent;
 
@@ -54,7 +54,7 @@ fn scores(node: &NodeProto) -> bool {
 }
 
 /// The operands of an attention that was written out as MatMul, Softmax, MatMul; `node` is the second MatMul.
-pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Option<Operands<'a>> {
+pub(super) fn written_out<'a>(lookup: &Lookup<'a>, node: &'a NodeProto) -> Option<Operands<'a>> {
     if node.full_type() != "MatMul" {
         return None;
     }
@@ -63,7 +63,7 @@ pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Optio
     let mut name = node.at(0)?;
     // The chain is short: scale, mask, softmax, guards against empty rows.
     for _ in 0..16 {
-        let producer = source.producer(name)?;
+        let producer = lookup.producer(name)?;
         match producer.op_type.as_str() {
             "MatMul" if softmax_seen => {
                 return Some(Operands { key: producer.at(1)?, value, masks });
@@ -71,7 +71,7 @@ pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Optio
             _ if scores(producer) => {
                 softmax_seen |= producer.op_type == "Softmax";
                 // Where(mask, scores, filler) before the softmax; behind it, one that guards rows without tokens.
-                let position = if producer.op_type == "Where" { where_scores_are(source, producer) } else { 0 };
+                let position = if producer.op_type == "Where" { where_scores_are(lookup, producer) } else { 0 };
                 if softmax_seen {
                     masks.extend(match producer.op_type.as_str() {
                         "Where" => producer.at(0),
@@ -88,13 +88,13 @@ pub(super) fn written_out<'a>(source: &Source<'a>, node: &'a NodeProto) -> Optio
 }
 
 /// The operand of a `Where` that leads to the scores.
-fn where_scores_are(source: &Source<'_>, node: &NodeProto) -> usize {
-    let leads = |name| source.producer(name).is_some_and(|node| scores(node) || node.op_type == "MatMul");
+fn where_scores_are(lookup: &Lookup<'_>, node: &NodeProto) -> usize {
+    let leads = |name| lookup.producer(name).is_some_and(|node| scores(node) || node.op_type == "MatMul");
     if node.at(2).is_some_and(leads) { 2 } else { 1 }
 }
 
 /// Follows a key or value back to the state it is kept in, or else to the last tensor that shows its heads.
-pub(super) fn root<'a>(source: &Source<'a>, states: &States<'a>, name: &'a str) -> Option<Root<'a>> {
+pub(super) fn root<'a>(lookup: &Lookup<'a>, states: &States<'a>, name: &'a str) -> Option<Root<'a>> {
     let mut visible = None;
     let mut open = vec![(name, None)];
     // Every step looks at one tensor; a cache is a handful of moves away from its attention.
@@ -102,15 +102,15 @@ pub(super) fn root<'a>(source: &Source<'a>, states: &States<'a>, name: &'a str) 
         let Some((name, gathered)) = open.pop() else { break };
         if states.of(name).is_some() {
             let drop = usize::from(gathered.is_some());
-            let dims = heads(source, name, drop)?;
+            let dims = heads(lookup, name, drop)?;
             return Some(Root { tensor: gathered.unwrap_or(name), state: Some(name), dims });
         }
-        if let Some(dims) = new_heads(source, name) {
+        if let Some(dims) = new_heads(lookup, name) {
             visible = Some(Root { tensor: name, state: None, dims });
         }
-        let Some(producer) = source.producer(name).filter(|node| moves(node)) else { continue };
+        let Some(producer) = lookup.producer(name).filter(|node| moves(node)) else { continue };
         // A Gather that lowers the rank takes one layer out of a stack.
-        let takes_layer = producer.op_type == "Gather" && rank(source, producer.at(0)?) > rank(source, name);
+        let takes_layer = producer.op_type == "Gather" && rank(lookup, producer.at(0)?) > rank(lookup, name);
         let gathered = if takes_layer { Some(name) } else { gathered };
         // The last pushed is looked at first: the old part of a Concat or Scatter is its first operand.
         open.extend(
@@ -120,13 +120,13 @@ pub(super) fn root<'a>(source: &Source<'a>, states: &States<'a>, name: &'a str) 
     visible
 }
 
-fn rank(source: &Source<'_>, name: &str) -> usize {
-    source.value(name).map_or(0, |value| value.shape.len())
+fn rank(lookup: &Lookup<'_>, name: &str) -> usize {
+    lookup.value(name).map_or(0, |value| value.shape.len())
 }
 
 /// Heads and head_dim of a state [B, heads, tokens, head_dim] behind `drop` leading axes.
-fn heads(source: &Source<'_>, name: &str, drop: usize) -> Option<(u64, u64)> {
-    let shape = source.value(name)?.shape.get(drop..)?;
+fn heads(lookup: &Lookup<'_>, name: &str, drop: usize) -> Option<(u64, u64)> {
+    let shape = lookup.value(name)?.shape.get(drop..)?;
     match shape {
         // Tokens before heads: only the token axis is open.
         [_, Extent::Symbol(_), Extent::Known(heads), Extent::Known(head_dim)] => Some((*heads, *head_dim)),
@@ -136,8 +136,8 @@ fn heads(source: &Source<'_>, name: &str, drop: usize) -> Option<(u64, u64)> {
 }
 
 /// Heads and head_dim of new keys [B, heads, tokens, head_dim] whose token axis is open.
-fn new_heads(source: &Source<'_>, name: &str) -> Option<(u64, u64)> {
-    match source.value(name)?.shape.as_slice() {
+fn new_heads(lookup: &Lookup<'_>, name: &str) -> Option<(u64, u64)> {
+    match lookup.value(name)?.shape.as_slice() {
         [_, Extent::Known(heads), Extent::Symbol(_), Extent::Known(head_dim)] => Some((*heads, *head_dim)),
         _ => None,
     }

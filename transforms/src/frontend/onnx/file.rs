@@ -1,90 +1,90 @@
 //! Decodes a model from a file of any size: what the messages do not name is jumped over, never read.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
-
-use prost::Message;
+use cacheplan_files::{Limit, Source, SourceError};
 use prost::bytes::Buf;
+use prost::{DecodeError, Message};
 
 use super::proto::ModelProto;
+use super::weigh::{Part, weigh};
 use crate::frontend::FrontendError;
 
-/// Names, shapes and attributes above this are refused; those of the largest models are a few MiB.
-const MAX_STRUCTURE: u64 = 32 << 20;
-const CHUNK: usize = 16 << 10;
+const CHUNK: u64 = 16 << 10;
 
 /// The model in a file, without its weights, and the hash of what was read.
-pub(super) fn decode(path: &Path) -> Result<(ModelProto, String), FrontendError> {
-    let name = path.display().to_string();
-    let mut buffer = FileBuf::open(path).map_err(|source| FrontendError::Io { file: name.clone(), source })?;
-    let decoded = ModelProto::decode(&mut buffer);
-    if let Some(source) = buffer.error {
-        return Err(FrontendError::Io { file: name, source });
+pub(super) fn decode(source: &Source) -> Result<(ModelProto, String), FrontendError> {
+    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
+    let (fits, _) = read(source, |buffer| weigh(Part::Model, buffer.remaining(), buffer, &mut left))?;
+    if !fits {
+        let reason = format!("its nodes, values and names take more than {} bytes", Limit::MEMORY);
+        return Err(FrontendError::Onnx { file: source.name().to_owned(), node: "model".to_owned(), reason });
     }
-    let model = decoded.map_err(|error| FrontendError::Onnx {
-        file: name,
+    read(source, |buffer| ModelProto::decode(buffer))
+}
+
+/// What `decode` makes of a file, and the hash of what it read.
+fn read<T>(
+    source: &Source,
+    decode: impl FnOnce(&mut FileBuf<'_>) -> Result<T, DecodeError>,
+) -> Result<(T, String), FrontendError> {
+    let mut buffer = FileBuf::new(source);
+    let decoded = decode(&mut buffer);
+    if let Some(error) = buffer.error {
+        return Err(error.into());
+    }
+    let decoded = decoded.map_err(|error| FrontendError::Onnx {
+        file: source.name().to_owned(),
         node: "model".to_owned(),
         reason: format!("not a valid ONNX message: {error}"),
     })?;
-    Ok((model, buffer.hash.finalize().to_hex().to_string()))
+    Ok((decoded, buffer.hash.finalize().to_hex().to_string()))
 }
 
-struct FileBuf {
-    file: File,
+struct FileBuf<'a> {
+    source: &'a Source,
     chunk: Vec<u8>,
     position: usize,
     /// Bytes of the file behind the chunk.
     left: u64,
     /// Bytes that were read rather than jumped over.
     read: u64,
-    error: Option<io::Error>,
+    error: Option<SourceError>,
     hash: blake3::Hasher,
 }
 
-impl FileBuf {
-    fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let left = file.metadata()?.len();
-        let (chunk, hash) = (Vec::with_capacity(CHUNK), blake3::Hasher::new());
-        let mut buffer = Self { file, chunk, position: 0, left, read: 0, error: None, hash };
+impl<'a> FileBuf<'a> {
+    fn new(source: &'a Source) -> Self {
+        let (chunk, hash) = (Vec::with_capacity(CHUNK as usize), blake3::Hasher::new());
+        let mut buffer = Self { source, chunk, position: 0, left: source.len(), read: 0, error: None, hash };
         buffer.refill();
-        Ok(buffer)
+        buffer
     }
 
     fn refill(&mut self) {
-        let step = self.left.min(CHUNK as u64);
-        self.chunk.clear();
+        let step = self.left.min(CHUNK);
         self.position = 0;
-        if step == 0 {
-            return;
+        self.chunk.clear();
+        if self.read + step > Limit::ONNX.bytes {
+            return self.fail(SourceError::TooLong { name: self.source.name().to_owned(), limit: Limit::ONNX });
         }
-        let result = if self.read > MAX_STRUCTURE {
-            let text = format!("more than {MAX_STRUCTURE} bytes of names and shapes");
-            Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
-        } else {
-            Read::by_ref(&mut self.file).take(step).read_to_end(&mut self.chunk).map(|_| ())
-        };
-        match result {
-            Ok(()) if self.chunk.len() as u64 == step => {
-                self.hash.update(&self.chunk);
-                self.left -= step;
-                self.read += step;
-            }
-            // The decoder sees the end of the input; `decode` reports the cause.
-            Ok(()) => self.fail(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) => self.fail(error),
+        self.chunk.resize(step as usize, 0);
+        if let Err(error) = self.source.read_exact_at(&mut self.chunk, self.source.len() - self.left) {
+            return self.fail(error);
         }
+        self.hash.update(&self.chunk);
+        self.left -= step;
+        self.read += step;
     }
 
-    fn fail(&mut self, error: io::Error) {
+    /// The decoder sees zeros, which end whatever number it is in the midst of, and then the end; `decode` reports the cause.
+    fn fail(&mut self, error: SourceError) {
         self.chunk.clear();
+        self.chunk.resize(CHUNK as usize, 0);
         self.left = 0;
         self.error = Some(error);
     }
 }
 
-impl Buf for FileBuf {
+impl Buf for FileBuf<'_> {
     fn remaining(&self) -> usize {
         usize::try_from(self.left).unwrap_or(usize::MAX).saturating_add(self.chunk.len() - self.position)
     }
@@ -99,14 +99,7 @@ impl Buf for FileBuf {
             self.position += count;
             return;
         }
-        let jump = ((count - here) as u64).min(self.left);
-        if jump > 0 {
-            let moved = i64::try_from(jump).map_err(io::Error::other);
-            match moved.and_then(|jump| self.file.seek(SeekFrom::Current(jump))) {
-                Ok(_) => self.left -= jump,
-                Err(error) => return self.fail(error),
-            }
-        }
+        self.left -= ((count - here) as u64).min(self.left);
         self.refill();
     }
 }

@@ -5,15 +5,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use cacheplan_handlers::DType;
 
 use super::attention::{self, Operands, Root};
+use super::fixed::{FixedCache, STATIC_KV};
+use super::lookup::Lookup;
 use super::mask::{Sight, sight};
 use super::proto::NodeProto;
-use super::source::Source;
 use super::states::{State, States};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
-use crate::model::Fact;
+use crate::layers::{BlockSpec, LayerSpec};
+use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
-use crate::ops;
+use crate::registry::Registry;
 
 /// No model has as many layers as this.
 const MAX_LAYER: u32 = 10_000;
@@ -34,16 +36,22 @@ const KNOWN: [&str; 9] = [
 /// A rewritten graph.
 pub(super) struct Lowered {
     pub(super) graph: Graph,
-    pub(super) layers: u32,
     pub(super) dtype: DType,
-    pub(super) layer_kinds: Vec<String>,
+    pub(super) layers: Vec<LayerSpec>,
     pub(super) facts: Vec<Fact>,
+    pub(super) states: Vec<StateBinding>,
+    /// Tokens of a sequence, where its caches have fixed shapes.
+    pub(super) max_tokens: Option<u64>,
+    pub(super) step_tokens: Option<u64>,
 }
 
 pub(super) struct Lowering<'a> {
     file: &'a str,
-    source: &'a Source<'a>,
+    lookup: &'a Lookup<'a>,
     states: States<'a>,
+    /// Keys and values of all layers in tensors of fixed shapes.
+    fixed: Option<FixedCache<'a>>,
+    bindings: Vec<StateBinding>,
     explained: HashSet<&'a str>,
     graph: Graph,
     tensors: HashMap<&'a str, TensorId>,
@@ -59,13 +67,15 @@ pub(super) struct Lowering<'a> {
 type Result<T> = std::result::Result<T, FrontendError>;
 
 impl<'a> Lowering<'a> {
-    pub(super) fn new(file: &'a str, source: &'a Source<'a>) -> Self {
+    pub(super) fn new(file: &'a str, lookup: &'a Lookup<'a>) -> Self {
         let (explained, tensors, views, kinds, convolutions, facts) = Default::default();
-        let states = States::pair(source);
+        let states = States::pair(lookup);
         Self {
             file,
-            source,
+            lookup,
             states,
+            fixed: None,
+            bindings: Vec::new(),
             explained,
             graph: Graph::new(),
             tensors,
@@ -78,28 +88,47 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Lowered> {
-        for input in &self.source.graph.input {
+        for input in &self.lookup.graph.input {
             if let Some((shape, dtype)) = self.known(&input.name) {
                 let tensor = self.graph.add_input(Name::new(None, input.name.clone()), shape, dtype);
                 self.tensors.insert(&input.name, tensor);
             }
         }
-        for tensor in &self.source.graph.initializer {
+        for tensor in &self.lookup.graph.initializer {
             if let Some((shape, dtype)) = self.known(&tensor.name) {
                 let sizes: Vec<u64> = shape.iter().filter_map(known_size).collect();
                 let id = self.graph.add_parameter(Name::new(None, tensor.name.clone()), &sizes, dtype);
                 self.tensors.insert(&tensor.name, id);
             }
         }
-        for node in &self.source.graph.node {
+        self.fixed = FixedCache::find(self.file, self.lookup, &self.states)?;
+        for node in &self.lookup.graph.node {
             self.node(node)?;
         }
+        self.fixed_cache();
         self.unexplained()?;
+        let registry = Registry::default();
+        if !self.graph.op_ids().any(|id| registry.get(&self.graph.op(id).kind).is_some()) {
+            let reason = "none of its nodes keeps a state or keys and values; there is nothing to plan".to_owned();
+            return Err(FrontendError::Onnx { file: self.file.to_owned(), node: "graph".to_owned(), reason });
+        }
         let layers = self.kinds.keys().next_back().map_or(0, |last| last + 1);
         let kind = |layer| self.kinds.get(&layer).map_or("none", |kind| *kind).to_owned();
-        let layer_kinds = (0..layers).map(kind).collect();
+        let spec = |layer| LayerSpec { kind: kind(layer), ..LayerSpec::default() };
+        let mut layers: Vec<LayerSpec> = (0..layers).map(spec).collect();
+        // The ops that keep state stand in the graph with all that the export tells of them.
+        for op in self.graph.op_ids().map(|id| self.graph.op(id)).filter(|op| registry.get(&op.kind).is_some()) {
+            if let Some(layer) = op.name.layer.and_then(|layer| layers.get_mut(layer as usize)) {
+                layer.blocks.push(BlockSpec::Op(op.kind.to_string()));
+            }
+        }
         let dtype = self.dtype();
-        Ok(Lowered { graph: self.graph, layers, dtype, layer_kinds, facts: self.facts })
+        let max_tokens = self.fixed.as_ref().map(|fixed| fixed.tokens);
+        let step_tokens = self.fixed.as_ref().map(|fixed| fixed.step_tokens(self.lookup));
+        // A graph some of whose states nothing explains can be planned, but nobody knows how to run it.
+        let whole = self.bindings.len() == self.states.iter().count();
+        let states = if whole { self.bindings } else { Vec::new() };
+        Ok(Lowered { graph: self.graph, layers, dtype, facts: self.facts, states, max_tokens, step_tokens })
     }
 
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
@@ -115,10 +144,52 @@ impl<'a> Lowering<'a> {
             "CausalConvWithState" | "com.microsoft.CausalConvWithState" => self.causal_conv(node, 1, 3),
             "trt_edgellm.causal_conv1d" => self.causal_conv(node, 2, 3),
             "trt_edgellm.update_ssm_state" => self.update_ssm_state(node),
-            _ => match attention::written_out(self.source, node) {
+            _ => match attention::written_out(self.lookup, node) {
+                Some(operands) if self.is_fixed(operands.key) => {
+                    self.plain(node);
+                    Ok(())
+                }
                 Some(operands) if self.is_kept(operands.key, operands.value) => self.written_out(node, &operands),
                 _ => self.other(node),
             },
+        }
+    }
+
+    /// The state that keeps all layers' keys and values, if their shapes are fixed.
+    fn fixed_cache(&mut self) {
+        let Some(fixed) = &self.fixed else { return };
+        let FixedCache { layers, heads, tokens, head_dim, .. } = *fixed;
+        self.explained.extend([fixed.key.input, fixed.value.input]);
+        self.bindings.extend(fixed.bindings());
+        let (key, dtype) = (fixed.key.input, fixed.dtype);
+        let mut op = Op::new(Name::new(Some(0), STATIC_KV), Op::VIEW);
+        if let Some(&tensor) = self.tensors.get(key) {
+            op = op.input("x", tensor);
+        }
+        let view = self.graph.add_op(op);
+        let shape = [2, layers, heads, tokens, head_dim].map(Extent::Known);
+        let shape = std::iter::once(Extent::BATCH).chain(shape).collect();
+        let state = self.graph.add_output(view, Name::new(Some(0), STATIC_KV), shape, dtype);
+        let op = Op::new(Name::new(Some(0), STATIC_KV), Op::STATE).input("state", state);
+        self.graph.add_op(op.attribute(Attribute::STATEFUL, Attribute::Flag));
+        for layer in 0..u32::try_from(layers).unwrap_or(0) {
+            self.kinds.entry(layer).or_insert("attention");
+        }
+    }
+
+    /// Whether an attention reads a cache of fixed shape, which is one state.
+    fn is_fixed(&self, key: &str) -> bool {
+        let state = attention::root(self.lookup, &self.states, key).and_then(|root| root.state);
+        state.is_some() && state == self.fixed.as_ref().map(|fixed| fixed.key.input)
+    }
+
+    fn bind(&mut self, input: &str, layer: u32, part: StatePart) {
+        if let Some(State { input, output, .. }) = self.states.of(input).cloned() {
+            let (input, output) = (input.to_owned(), output.to_owned());
+            let binding = StateBinding { input, output, layer, part };
+            if !self.bindings.contains(&binding) {
+                self.bindings.push(binding);
+            }
         }
     }
 
@@ -160,7 +231,7 @@ impl<'a> Lowering<'a> {
 
     /// Shape and dtype of a value, where both are known and a cache could have them.
     fn known(&self, name: &str) -> Option<(Vec<Extent>, DType)> {
-        let value = self.source.value(name)?;
+        let value = self.lookup.value(name)?;
         Some((value.shape.clone(), value.dtype?))
     }
 
@@ -173,9 +244,13 @@ impl<'a> Lowering<'a> {
         let key = node.at(at[3]).or_else(|| node.at(at[1])).unwrap_or(query);
         let value = node.at(at[4]).or_else(|| node.at(at[2])).unwrap_or(query);
         let masks = Vec::from_iter(node.at(at[5]));
+        if self.is_fixed(key) {
+            self.plain(node);
+            return Ok(());
+        }
         let kept = self.is_kept(key, value);
         let roots = [key, value].map(|name| {
-            attention::root(self.source, &self.states, name)
+            attention::root(self.lookup, &self.states, name)
                 .or_else(|| self.packed(name, num_heads, num_kv_heads, node.at(at[1]).is_none()))
         });
         let [Some(key), Some(value)] = roots else {
@@ -193,7 +268,7 @@ impl<'a> Lowering<'a> {
     /// Keys of rank 3, all heads in one axis; `all` if queries and values are packed with them.
     fn packed(&self, name: &'a str, heads: Option<u64>, kv_heads: Option<u64>, all: bool) -> Option<Root<'a>> {
         let kv_heads = kv_heads?;
-        let width = self.source.size(name, 2)?;
+        let width = self.lookup.size(name, 2)?;
         let groups = if all { heads?.checked_add(kv_heads.checked_mul(2)?)? } else { kv_heads };
         let head_dim = width.checked_div(groups).filter(|dim| dim.checked_mul(groups) == Some(width))?;
         Some(Root { tensor: name, state: None, dims: (kv_heads, head_dim) })
@@ -204,11 +279,11 @@ impl<'a> Lowering<'a> {
         self.states.is_empty()
             || [key, value]
                 .iter()
-                .all(|name| attention::root(self.source, &self.states, name).is_some_and(|root| root.state.is_some()))
+                .all(|name| attention::root(self.lookup, &self.states, name).is_some_and(|root| root.state.is_some()))
     }
 
     fn written_out(&mut self, node: &'a NodeProto, operands: &Operands<'a>) -> Result<()> {
-        let roots = [operands.key, operands.value].map(|name| attention::root(self.source, &self.states, name));
+        let roots = [operands.key, operands.value].map(|name| attention::root(self.lookup, &self.states, name));
         match roots {
             [Some(key), Some(value)] => self.add_attention(node, &key, &value, None, &operands.masks),
             _ => Err(self.refuse(node, "the heads of its keys cannot be told from any shape".to_owned())),
@@ -226,16 +301,21 @@ impl<'a> Lowering<'a> {
         let ordinal = self.attentions;
         self.attentions += 1;
         let layer = self.layer(node, key.state, Some(ordinal))?;
+        for (state, part) in [(key.state, StatePart::Keys), (value.state, StatePart::Values)] {
+            if let Some(state) = state {
+                self.bind(state, layer, part);
+            }
+        }
         let key = self.view(layer, key, "attention.key");
         let value = self.view(layer, value, "attention.value");
         let mut op =
-            Op::new(Name::new(Some(layer), "attention"), ops::ATTENTION).input("key", key).input("value", value);
+            Op::new(Name::new(Some(layer), "attention"), Op::ATTENTION).input("key", key).input("value", value);
         let (window, kind) = match window.or_else(|| self.window_of(layer, masks)) {
             Some(window) => (Some(window), "sliding_attention"),
             None => (None, "attention"),
         };
         if let Some(window) = window {
-            op = op.attribute(ops::WINDOW, Attribute::Number(window));
+            op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
         }
         self.stateful(node, op, layer, kind);
         Ok(())
@@ -245,7 +325,7 @@ impl<'a> Lowering<'a> {
     fn window_of(&mut self, layer: u32, masks: &[&str]) -> Option<u64> {
         let mut window = None;
         for mask in masks {
-            match sight(self.source, mask) {
+            match sight(self.lookup, mask) {
                 Sight::All => {}
                 Sight::Window(found) => window = Some(window.map_or(found, |window: u64| window.min(found))),
                 Sight::Unclear => {
@@ -271,8 +351,8 @@ impl<'a> Lowering<'a> {
 
     /// A tensor in the shape that the ops expect, batch and sequence first.
     fn reshaped(&mut self, layer: u32, from: &'a str, part: &'static str, rest: &[u64]) -> TensorId {
-        let dtype = self.source.value(from).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
-        let mut op = Op::new(Name::new(Some(layer), part), ops::VIEW);
+        let dtype = self.lookup.value(from).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
+        let mut op = Op::new(Name::new(Some(layer), part), Op::VIEW);
         if let Some(&tensor) = self.tensors.get(from) {
             op = op.input("x", tensor);
         }
@@ -298,10 +378,10 @@ impl<'a> Lowering<'a> {
         let (key, value) = (node.at(1).unwrap_or(state), node.at(2).unwrap_or(state));
         let key = self.reshaped(layer, key, "linear_attn.key", &[heads, k_dim]);
         let value = self.reshaped(layer, value, "linear_attn.value", &[heads, v_dim]);
-        let op = Op::new(Name::new(Some(layer), "linear_attn"), ops::LINEAR_ATTENTION);
+        let op = Op::new(Name::new(Some(layer), "linear_attn"), Op::LINEAR_ATTENTION);
         let mut op = op.input("key", key).input("value", value);
         if let Some(decay) = node.at(4) {
-            let size = self.source.size(decay, 2);
+            let size = self.lookup.size(decay, 2);
             let rest: &[u64] = match size {
                 Some(size) if size == heads => &[heads],
                 Some(size) if size == heads * k_dim => &[heads, k_dim],
@@ -332,20 +412,20 @@ impl<'a> Lowering<'a> {
             return Err(self.refuse(node, "it needs an input and a weight".to_owned()));
         };
         let [channels, d_conv] = self.sizes(node, weight, [0, 2])?;
-        if self.source.size(x, channel_axis).is_some_and(|found| found != channels) {
+        if self.lookup.size(x, channel_axis).is_some_and(|found| found != channels) {
             return Err(self.refuse(node, format!("its weight has {channels} channels, its input another number")));
         }
         let layer = self.layer(node, Some(state), None)?;
-        if let Some(columns) = self.source.size(state, 2).filter(|&columns| columns + 1 != d_conv) {
+        if let Some(columns) = self.lookup.size(state, 2).filter(|&columns| columns + 1 != d_conv) {
             let value = format!("{columns} columns in the export, {} in the cache", d_conv.saturating_sub(1));
             self.note(state.to_owned(), value, format!("d_conv {d_conv}: one column less carries all there is"), false);
         }
         let x = self.reshaped(layer, x, "mamba.xbc", &[channels]);
-        let dtype = self.source.value(weight).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
+        let dtype = self.lookup.value(weight).and_then(|value| value.dtype).unwrap_or_else(|| self.dtype());
         let name = Name::new(Some(layer), "mamba.conv1d.weight");
         let weight = self.graph.add_parameter(name, &[channels, d_conv], dtype);
-        let op =
-            Op::new(Name::new(Some(layer), "mamba.conv1d"), ops::CAUSAL_CONV).input("x", x).input("weight", weight);
+        self.bind(state, layer, StatePart::Convolution);
+        let op = Op::new(Name::new(Some(layer), "mamba.conv1d"), Op::CAUSAL_CONV).input("x", x).input("weight", weight);
         let id = self.stateful(node, op, layer, "conv");
         self.convolutions.insert(layer, id);
         Ok(())
@@ -360,14 +440,14 @@ impl<'a> Lowering<'a> {
         let state = self.state_at(node, 7)?;
         let input = |position| node.at(position).unwrap_or("");
         for (position, wanted) in [(1, DType::F32), (8, DType::Int32)] {
-            let found = self.source.value(input(position)).and_then(|value| value.dtype);
+            let found = self.lookup.value(input(position)).and_then(|value| value.dtype);
             if found != Some(wanted) {
                 let found = found.map_or_else(|| "of another type".to_owned(), |found| found.to_string());
                 return Err(self.refuse(node, format!("input {position} is {found}; {wanted} was expected")));
             }
         }
         let last_two = |name: &str| {
-            let rank = self.source.value(name).map_or(0, |value| value.shape.len());
+            let rank = self.lookup.value(name).map_or(0, |value| value.shape.len());
             (rank >= 3)
                 .then(|| [rank - 2, rank - 1])
                 .ok_or_else(|| self.refuse(node, format!("`{name}` has {rank} axes")))
@@ -387,7 +467,8 @@ impl<'a> Lowering<'a> {
         let layer = self.layer(node, Some(state), None)?;
         let x = self.reshaped(layer, node.at(0).unwrap_or(state), "mamba.x", &[heads, head_dim]);
         let b = self.reshaped(layer, node.at(2).unwrap_or(state), "mamba.b", &[groups, d_state]);
-        let op = Op::new(Name::new(Some(layer), "mamba"), ops::SSD).input("x", x).input("b", b);
+        self.bind(state, layer, StatePart::Recurrence);
+        let op = Op::new(Name::new(Some(layer), "mamba"), Op::SSD).input("x", x).input("b", b);
         self.divide_convolution(layer, [heads * head_dim, groups * d_state]);
         let op = self.with_state_dtype(op, state);
         self.stateful(node, op, layer, "mamba");
@@ -399,13 +480,13 @@ impl<'a> Lowering<'a> {
     fn divide_convolution(&mut self, layer: u32, [inner, shared]: [u64; 2]) {
         if let Some(&id) = self.convolutions.get(&layer) {
             let sections = Attribute::Numbers(vec![inner, shared, shared]);
-            self.graph.op_mut(id).attributes.push((ops::SECTIONS.into(), sections));
+            self.graph.op_mut(id).attributes.push((Attribute::SECTIONS.into(), sections));
         }
     }
 
     fn with_state_dtype(&self, op: Op, state: &str) -> Op {
-        match self.source.value(state).and_then(|value| value.dtype) {
-            Some(dtype) => op.attribute(ops::STATE_DTYPE, Attribute::DType(dtype)),
+        match self.lookup.value(state).and_then(|value| value.dtype) {
+            Some(dtype) => op.attribute(Attribute::STATE_DTYPE, Attribute::DType(dtype)),
             None => op,
         }
     }
@@ -421,7 +502,7 @@ impl<'a> Lowering<'a> {
     fn sizes<const N: usize>(&self, node: &NodeProto, name: &str, axes: [usize; N]) -> Result<[u64; N]> {
         let mut sizes = [0; N];
         for (size, axis) in sizes.iter_mut().zip(axes) {
-            let found = self.source.size(name, axis).filter(|&found| found <= 1 << 40);
+            let found = self.lookup.size(name, axis).filter(|&found| found <= 1 << 40);
             *size = found.ok_or_else(|| self.refuse(node, format!("axis {axis} of `{name}` is not a known size")))?;
         }
         Ok(sizes)
@@ -448,11 +529,11 @@ impl<'a> Lowering<'a> {
         for key in &left {
             let value = key_to_value(key.input).and_then(|value| left.iter().find(|other| other.input == value));
             let (Some(layer), Some(value)) = (key.layer.filter(|&layer| layer <= MAX_LAYER), value) else { continue };
-            let roots = [key, value].map(|state| attention::root(self.source, &self.states, state.input));
+            let roots = [key, value].map(|state| attention::root(self.lookup, &self.states, state.input));
             let [Some(key_root), Some(value_root)] = roots else { continue };
             let keys = self.view(layer, &key_root, "attention.key");
             let values = self.view(layer, &value_root, "attention.value");
-            let op = Op::new(Name::new(Some(layer), "attention"), ops::ATTENTION);
+            let op = Op::new(Name::new(Some(layer), "attention"), Op::ATTENTION);
             self.graph.add_op(op.input("key", keys).input("value", values));
             self.kinds.entry(layer).or_insert("attention");
             self.note(key.input.to_owned(), "keys and values".to_owned(), "their names; no op tells".to_owned(), true);
@@ -472,8 +553,8 @@ impl<'a> Lowering<'a> {
         };
         let layer = state.layer.filter(|&layer| layer <= MAX_LAYER);
         let part = state.input.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '_' | '.'));
-        let op = Op::new(Name::new(layer, part.to_owned()), ops::STATE).input("state", tensor);
-        self.graph.add_op(op.attribute(ops::STATEFUL, Attribute::Flag));
+        let op = Op::new(Name::new(layer, part.to_owned()), Op::STATE).input("state", tensor);
+        self.graph.add_op(op.attribute(Attribute::STATEFUL, Attribute::Flag));
         if let Some(layer) = layer {
             self.kinds.entry(layer).or_insert("state");
         }
@@ -484,8 +565,8 @@ impl<'a> Lowering<'a> {
 
     /// The activations' dtype: that of the first output that has one.
     fn dtype(&self) -> DType {
-        let outputs = self.source.graph.output.iter();
-        let mut dtypes = outputs.filter_map(|output| self.source.value(&output.name)?.dtype);
+        let outputs = self.lookup.graph.output.iter();
+        let mut dtypes = outputs.filter_map(|output| self.lookup.value(&output.name)?.dtype);
         dtypes.next().unwrap_or(DType::F32)
     }
 
@@ -514,7 +595,7 @@ fn layer_in(name: &str) -> Option<u32> {
 }
 
 /// The name of the values that belong to keys of that name.
-fn key_to_value(name: &str) -> Option<String> {
+pub(super) fn key_to_value(name: &str) -> Option<String> {
     let swap = [("key", "value"), ("_k_", "_v_"), (".k", ".v")].into_iter().find_map(|(key, value)| {
         let (before, after) = name.rsplit_once(key)?;
         Some(format!("{before}{value}{after}"))

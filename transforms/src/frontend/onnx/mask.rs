@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::source::Source;
+use super::lookup::Lookup;
 
 /// What a mask lets through besides what causality and padding leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) enum Sight {
 const MAX_NODES: usize = 512;
 
 /// Reads a mask, true or 0 where a token is seen.
-pub(super) fn sight(source: &Source<'_>, mask: &str) -> Sight {
+pub(super) fn sight(lookup: &Lookup<'_>, mask: &str) -> Sight {
     let (mut open, mut seen) = (vec![mask], HashSet::new());
     let mut sight = Sight::All;
     while let Some(name) = open.pop() {
@@ -29,7 +29,7 @@ pub(super) fn sight(source: &Source<'_>, mask: &str) -> Sight {
         if seen.len() > MAX_NODES {
             return Sight::Unclear;
         }
-        let Some(node) = source.producer(name) else { continue };
+        let Some(node) = lookup.producer(name) else { continue };
         match node.op_type.as_str() {
             "And" | "Cast" | "Expand" | "Identity" | "Reshape" | "Slice" | "Squeeze" | "Transpose" | "Unsqueeze" => {
                 // What follows the data of a Reshape or a Slice are sizes.
@@ -41,7 +41,7 @@ pub(super) fn sight(source: &Source<'_>, mask: &str) -> Sight {
             // A mask that the caller gives, gathered by position: padding.
             "Gather" | "GatherND" => {}
             "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" => {
-                match node.at(0).zip(node.at(1)).and_then(|(left, right)| bound(source, &node.op_type, left, right)) {
+                match node.at(0).zip(node.at(1)).and_then(|(left, right)| bound(lookup, &node.op_type, left, right)) {
                     // Causality: the key is not behind the query.
                     Some(1) => {}
                     Some(bound) if bound > 1 => {
@@ -61,42 +61,42 @@ pub(super) fn sight(source: &Source<'_>, mask: &str) -> Sight {
 }
 
 /// The comparison as `a - b + bound > 0` of two positions `a` and `b`: 1 leaves what is not ahead, more a window.
-fn bound(source: &Source<'_>, op: &str, left: &str, right: &str) -> Option<i64> {
+fn bound(lookup: &Lookup<'_>, op: &str, left: &str, right: &str) -> Option<i64> {
     let (more, less) = if op.starts_with("Greater") { (left, right) } else { (right, left) };
     let (mut terms, mut constant) = (Vec::new(), i64::from(op.ends_with("OrEqual")));
-    add(source, more, 1, &mut terms, &mut constant, 0)?;
-    add(source, less, -1, &mut terms, &mut constant, 0)?;
+    add(lookup, more, 1, &mut terms, &mut constant, 0)?;
+    add(lookup, less, -1, &mut terms, &mut constant, 0)?;
     match terms.as_slice() {
         [(_, first), (_, second)] if first + second == 0 => Some(constant),
         // What the caller gives against a number says which tokens are padding.
-        [(name, _)] if source.producer(name).is_none() => Some(1),
+        [(name, _)] if lookup.producer(name).is_none() => Some(1),
         _ => None,
     }
 }
 
 /// Adds `sign` times a value to a sum of positions and a constant.
 fn add<'a>(
-    source: &Source<'a>,
+    lookup: &Lookup<'a>,
     name: &'a str,
     sign: i64,
     terms: &mut Vec<(&'a str, i64)>,
     constant: &mut i64,
     depth: u32,
 ) -> Option<()> {
-    if let Some(number) = source.whole_number(name) {
+    if let Some(number) = lookup.whole_number(name) {
         *constant = constant.checked_add(number.checked_mul(sign)?)?;
         return Some(());
     }
-    let node = source.producer(name).filter(|_| depth < 16);
+    let node = lookup.producer(name).filter(|_| depth < 16);
     match node.map(|node| (node, node.op_type.as_str())) {
         Some((node, "Cast" | "Expand" | "Identity" | "Reshape" | "Squeeze" | "Unsqueeze")) => {
-            add(source, node.at(0)?, sign, terms, constant, depth + 1)
+            add(lookup, node.at(0)?, sign, terms, constant, depth + 1)
         }
         // A position may itself be a sum, of the past's length and a range: only constants are taken apart.
-        Some((node, op @ ("Add" | "Sub"))) if is_shifted(source, node.at(0)?, node.at(1)?) => {
-            add(source, node.at(0)?, sign, terms, constant, depth + 1)?;
+        Some((node, op @ ("Add" | "Sub"))) if is_shifted(lookup, node.at(0)?, node.at(1)?) => {
+            add(lookup, node.at(0)?, sign, terms, constant, depth + 1)?;
             let other = if op == "Sub" { -sign } else { sign };
-            add(source, node.at(1)?, other, terms, constant, depth + 1)
+            add(lookup, node.at(1)?, other, terms, constant, depth + 1)
         }
         _ => {
             terms.push((name, sign));
@@ -106,7 +106,7 @@ fn add<'a>(
 }
 
 /// Whether one of two operands is a constant, or both are the positions that a difference is taken of.
-fn is_shifted(source: &Source<'_>, left: &str, right: &str) -> bool {
-    let rank = |name: &str| source.value(name).map_or(0, |value| value.shape.len());
-    [left, right].iter().any(|name| source.whole_number(name).is_some()) || (rank(left) > 1 && rank(right) > 1)
+fn is_shifted(lookup: &Lookup<'_>, left: &str, right: &str) -> bool {
+    let rank = |name: &str| lookup.value(name).map_or(0, |value| value.shape.len());
+    [left, right].iter().any(|name| lookup.whole_number(name).is_some()) || (rank(left) > 1 && rank(right) > 1)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::source::Source;
+use super::lookup::Lookup;
 
 /// An input and its output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub(super) struct States<'a> {
 }
 
 impl<'a> States<'a> {
-    pub(super) fn pair(source: &Source<'a>) -> Self {
-        let list = pair(source);
+    pub(super) fn pair(lookup: &Lookup<'a>) -> Self {
+        let list = pair(lookup);
         let by_input = list.iter().enumerate().map(|(index, state)| (state.input, index)).collect();
         Self { list, by_input }
     }
@@ -41,10 +41,10 @@ impl<'a> States<'a> {
 }
 
 /// Pairs inputs and outputs whose names differ only in the words for before and after.
-fn pair<'a>(source: &Source<'a>) -> Vec<State<'a>> {
+fn pair<'a>(lookup: &Lookup<'a>) -> Vec<State<'a>> {
     let outputs: HashMap<Vec<&str>, &str> =
-        source.graph.output.iter().map(|output| (stem(&output.name), output.name.as_str())).collect();
-    let inputs = source.graph.input.iter().filter(|input| source.value(&input.name).is_some_and(|v| v.shape.len() > 2));
+        lookup.graph.output.iter().map(|output| (stem(&output.name), output.name.as_str())).collect();
+    let inputs = lookup.graph.input.iter().filter(|input| lookup.value(&input.name).is_some_and(|v| v.shape.len() > 2));
     inputs
         .filter_map(|input| {
             let stem = stem(&input.name);

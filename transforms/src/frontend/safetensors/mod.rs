@@ -1,98 +1,121 @@
 //! Safetensors: headers only. They give the exact bytes of the weights, and check the config's dimensions.
 
 mod header;
+mod index;
 mod rules;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use cacheplan_files::{Limit, Source};
 
-use self::header::TensorHeader;
+use self::header::{Header, TensorHeader};
+use self::index::Index;
 use super::FrontendError;
-use crate::model::{Fact, Model, WeightBytes};
-
-pub(super) use header::read_header;
+use super::files::Files;
+use crate::model::{Fact, Model};
+use crate::weights::{WeightBytes, WeightClass, WeightClasses};
 
 /// The weights of one model.
 pub(super) struct Weights {
     /// What was read: the file, or the index.
     file: String,
-    tensors: Vec<TensorHeader>,
-    bytes: Option<u64>,
-    /// Shards that the index names and that are not there.
-    absent: Vec<String>,
+    /// The tensors that tell a dimension.
+    telling: Vec<TensorHeader>,
+    /// The decoder layers that have a tensor.
+    layers: BTreeSet<u32>,
+    bytes: Option<WeightBytes>,
+    /// What could not be compared with anything, in words.
+    unchecked: Vec<String>,
+    /// Whether the index names shards that are not there.
+    is_partial: bool,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    #[serde(default)]
-    metadata: IndexMetadata,
-    weight_map: std::collections::BTreeMap<String, String>,
-}
-
-#[derive(Default, Deserialize)]
-struct IndexMetadata {
-    #[serde(default)]
-    total_size: Option<serde_json::Number>,
-}
+/// What the headers of all shards may take in all; those of a model of 140,000 tensors take 15 MiB.
+const MAX_HEADERS: u64 = 64 << 20;
+/// The most tensors that tell a dimension: a dozen for each layer.
+const MAX_TELLING: usize = 120_000;
 
 impl Weights {
     /// The weights in a folder; `None` if there are none in this format.
-    pub(super) fn in_folder(folder: &Path) -> Result<Option<Self>, FrontendError> {
-        let index = folder.join("model.safetensors.index.json");
-        if index.is_file() {
-            return Self::sharded(&index).map(Some);
+    pub(super) fn in_folder(folder: &Files<'_>) -> Result<Option<Self>, FrontendError> {
+        if let Some(index) = folder.open(INDEX_FILE)? {
+            return Self::sharded(&index, folder).map(Some);
         }
-        let single = folder.join("model.safetensors");
-        if single.is_file() { Self::single(&single).map(Some) } else { Ok(None) }
+        folder.open("model.safetensors")?.map(|single| Self::single(&single)).transpose()
     }
 
     /// The weights in one file.
-    pub(super) fn single(path: &Path) -> Result<Self, FrontendError> {
-        let tensors = read_header(path)?;
-        let bytes = sum(&tensors);
-        Ok(Self { file: path.display().to_string(), tensors, bytes, absent: Vec::new() })
+    pub(super) fn single(source: &Source) -> Result<Self, FrontendError> {
+        let mut weights = Self::none(source);
+        weights.add(&Header::read(source)?);
+        Ok(weights)
     }
 
-    fn sharded(path: &Path) -> Result<Self, FrontendError> {
-        let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| FrontendError::Io { file: file.clone(), source })?;
-        let index: Index =
-            serde_json::from_str(&text).map_err(|source| FrontendError::Json { file: file.clone(), source })?;
-        let mut shards: Vec<&String> = index.weight_map.values().collect();
-        shards.sort();
-        shards.dedup();
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let (mut tensors, mut absent) = (Vec::new(), Vec::new());
-        for shard in shards {
-            match inside(folder, shard) {
-                Some(path) if path.is_file() => tensors.extend(read_header(&path)?),
-                Some(_) => absent.push(shard.clone()),
-                None => {
-                    let expected = "a file name inside the folder was expected".to_owned();
-                    return Err(FrontendError::BadValue {
-                        file,
-                        key: "weight_map".to_owned(),
-                        found: shard.clone(),
-                        expected,
-                    });
-                }
+    fn none(source: &Source) -> Self {
+        Self {
+            file: source.name().to_owned(),
+            telling: Vec::new(),
+            layers: BTreeSet::new(),
+            bytes: Some(WeightBytes { classes: Some(WeightClasses::default()), ..WeightBytes::new(0, true) }),
+            unchecked: Vec::new(),
+            is_partial: false,
+        }
+    }
+
+    fn sharded(source: &Source, folder: &Files<'_>) -> Result<Self, FrontendError> {
+        let mut weights = Self::none(source);
+        let index: Index = source.json(Limit::INDEX)?;
+        let mut read = 0;
+        for shard in index.shards() {
+            if !is_plain(shard) {
+                return Err(weights.bad("weight_map", shard, "a file name inside the folder was expected"));
+            }
+            let Some(file) = folder.open(shard)? else {
+                weights.unchecked.push(format!("shard {shard} is absent"));
+                weights.is_partial = true;
+                continue;
+            };
+            let header = Header::read(&file)?;
+            read += header.bytes;
+            weights.add(&header);
+            if read > MAX_HEADERS || weights.telling.len() > MAX_TELLING {
+                let expected =
+                    format!("at most {MAX_HEADERS} bytes of headers and {MAX_TELLING} layers' tensors are read");
+                return Err(weights.bad("weight_map", shard, &expected));
             }
         }
-        // Only the index knows the size of what is not there.
-        let stated = index.metadata.total_size.and_then(|size| size.as_u64());
-        let bytes = if absent.is_empty() { sum(&tensors) } else { stated };
-        Ok(Self { file, tensors, bytes, absent })
+        // Only the index says how large is what is not there; nothing proves it.
+        if weights.is_partial {
+            weights.bytes = index.total_size().map(|bytes| WeightBytes::new(bytes, false));
+        }
+        Ok(weights)
     }
 
-    /// Checks a model's dimensions against the tensors, and gives it the exact size of its weights.
+    fn add(&mut self, header: &Header) {
+        self.bytes = self.bytes.and_then(|sum| {
+            let mut classes = sum.classes?;
+            header
+                .tensors
+                .iter()
+                .try_for_each(|tensor| classes.add(WeightClass::of_tensor(&tensor.name), tensor.bytes()))?;
+            let bytes = sum.bytes.checked_add(header.data)?;
+            Some(WeightBytes { bytes, exact: sum.exact && header.is_whole(), classes: Some(classes) })
+        });
+        if !header.is_whole() {
+            self.unchecked.push(format!("{} ends before its data does", header.file));
+        }
+        self.layers.extend(header.tensors.iter().filter_map(|tensor| rules::layer_of(&tensor.name)));
+        self.telling.extend(header.tensors.iter().filter(|tensor| rules::tells(&tensor.name)).cloned());
+    }
+
+    /// Checks a model's dimensions against the tensors, and gives it the size of its weights.
     pub(super) fn verify(&self, model: &mut Model) -> Result<(), FrontendError> {
-        let checked = rules::check(&self.file, &self.tensors, &model.graph)?;
+        let checked = rules::check(&self.file, &self.telling, &model.graph)?;
         // One shard of several, or a file of something else, does not tell the size of the whole.
-        let without =
-            if self.absent.is_empty() { rules::layers_without(&self.tensors, &model.graph) } else { Vec::new() };
-        if let (Some(bytes), []) = (self.bytes, &*without) {
-            model.info.weights = Some(WeightBytes { bytes, exact: true });
+        let without = if self.is_partial { Vec::new() } else { rules::layers_without(&self.layers, &model.graph) };
+        if let (Some(weights), []) = (self.bytes, &*without) {
+            self.plausible(weights, model.info.weights)?;
+            model.info.weights = Some(weights.in_proportion_to(model.info.weights));
         }
         let mut note = |what: &str, value: String, assumed: bool| {
             model.facts.push(Fact { what: what.to_owned(), value, from: self.file.clone(), assumed });
@@ -102,24 +125,39 @@ impl Weights {
             let count = without.len();
             note("weights not counted", format!("{count} layers have no tensor here, layer {layer} the first"), true);
         }
-        for shard in &self.absent {
-            note("not checked", format!("shard {shard} is absent"), true);
+        for unchecked in &self.unchecked {
+            note("not checked", unchecked.clone(), true);
         }
         Ok(())
     }
 
+    /// A size that only the index states is compared with what the dimensions make: no format packs 16 weights into
+    /// the bytes of one.
+    fn plausible(&self, stated: WeightBytes, estimate: Option<WeightBytes>) -> Result<(), FrontendError> {
+        match estimate {
+            Some(estimate) if !stated.exact && stated.bytes < estimate.bytes / 16 => {
+                let expected = format!("about {} were expected of the config's dimensions", estimate.bytes);
+                Err(self.bad("metadata.total_size", &stated.bytes.to_string(), &expected))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Without a config some dimension is missing; this names it.
     pub(super) fn missing_dimension(&self) -> FrontendError {
-        rules::missing_dimension(&self.file, &self.tensors)
+        rules::missing_dimension(&self.file, &self.telling)
+    }
+
+    fn bad(&self, key: &str, found: &str, expected: &str) -> FrontendError {
+        let (file, key) = (self.file.clone(), key.to_owned());
+        FrontendError::BadValue { file, key, found: found.to_owned(), expected: expected.to_owned() }
     }
 }
 
-fn sum(tensors: &[TensorHeader]) -> Option<u64> {
-    tensors.iter().try_fold(0u64, |sum, tensor| sum.checked_add(tensor.bytes))
-}
+/// The file that says which tensor is in which shard.
+const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// The path of a shard, unless its name leaves the folder.
-fn inside(folder: &Path, shard: &str) -> Option<PathBuf> {
-    let plain = !shard.is_empty() && !shard.contains(['/', '\\']) && shard != "..";
-    plain.then(|| folder.join(shard))
+/// Whether it is a name of a file that does not lead out of its folder.
+fn is_plain(shard: &str) -> bool {
+    !shard.is_empty() && !shard.contains(['/', '\\']) && !matches!(shard, "." | "..")
 }

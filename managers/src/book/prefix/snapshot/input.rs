@@ -1,15 +1,21 @@
 //! The file of a snapshot, value by value.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use cacheplan_files::{Source, SourceReader};
+
 use super::{CHECKSUM, MAGIC, SnapshotError, VERSION};
+
+/// Salts and names of adapters are shorter.
+const MAX_TEXT: usize = 64 << 10;
+/// The most tokens between two nodes; no model's context is longer.
+const MAX_TOKENS: usize = 16 << 20;
 
 /// A snapshot whose magic, version and checksum have been verified.
 pub(super) struct Input {
     path: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<SourceReader>,
     /// Bytes before the checksum that have not been read yet.
     left: u64,
 }
@@ -17,9 +23,9 @@ pub(super) struct Input {
 impl Input {
     pub(super) fn open(path: &Path) -> Result<Self, SnapshotError> {
         let failed = |source| SnapshotError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        let mut input = Self { path: path.to_owned(), file: BufReader::new(file), left: size };
+        let source = Source::open(path)?;
+        let size = source.len();
+        let mut input = Self { path: path.to_owned(), file: BufReader::new(source.reader()), left: size };
         if size < (MAGIC.len() + 4 + CHECKSUM) as u64 {
             return Err(input.damaged("the file is too short"));
         }
@@ -49,10 +55,17 @@ impl Input {
         Ok(sum.finalize() == blake3::Hash::from_bytes(expected))
     }
 
-    pub(super) fn bytes(&mut self, len: usize) -> Result<Vec<u8>, SnapshotError> {
-        if len as u64 > self.left {
-            return Err(self.damaged("a length reaches beyond the end"));
+    /// That so many bytes are there, and that they are not more than are read at once.
+    fn within(&self, len: usize, most: usize, what: &'static str) -> Result<(), SnapshotError> {
+        match len {
+            _ if len as u64 > self.left => Err(self.damaged("a length reaches beyond the end")),
+            _ if len > most => Err(self.damaged(what)),
+            _ => Ok(()),
         }
+    }
+
+    pub(super) fn bytes(&mut self, len: usize) -> Result<Vec<u8>, SnapshotError> {
+        self.within(len, usize::MAX, "")?;
         let mut bytes = vec![0; len];
         self.file.read_exact(&mut bytes).map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
         self.left -= len as u64;
@@ -87,12 +100,14 @@ impl Input {
 
     pub(super) fn text(&mut self) -> Result<String, SnapshotError> {
         let len = self.u32()? as usize;
+        self.within(len, MAX_TEXT, "a text is too long")?;
         String::from_utf8(self.bytes(len)?).map_err(|_| self.damaged("a text is not UTF-8"))
     }
 
     pub(super) fn tokens(&mut self) -> Result<Box<[u32]>, SnapshotError> {
         let len = self.u32()? as usize;
-        let bytes = self.bytes(len.saturating_mul(4))?;
+        self.within(len.saturating_mul(4), 4 * MAX_TOKENS, "a key is too long")?;
+        let bytes = self.bytes(4 * len)?;
         Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 

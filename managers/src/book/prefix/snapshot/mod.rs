@@ -14,9 +14,11 @@ mod tests;
 use std::io;
 use std::path::PathBuf;
 
+use cacheplan_files::Shown;
+use cacheplan_files::{ReplaceError, SourceError};
 use thiserror::Error;
 
-use super::host::{HostBlockId, HostSlotId};
+use super::host::{HostBlockId, HostSlotId, HostTier};
 use crate::book::ids::{BlockId, SlotId};
 
 const MAGIC: [u8; 8] = *b"CPPREFIX";
@@ -34,6 +36,17 @@ pub struct Shape {
     pub window_bytes: usize,
     /// Bytes of one state; 0 without states.
     pub state_bytes: usize,
+}
+
+impl Shape {
+    /// Bytes of a host tier.
+    pub(crate) fn tier_bytes(&self, tier: HostTier) -> u64 {
+        let parts =
+            [(tier.blocks, self.block_bytes), (tier.windows, self.window_bytes), (tier.slots, self.state_bytes)];
+        parts
+            .into_iter()
+            .fold(0, |sum, (units, bytes)| sum.saturating_add(u64::from(units).saturating_mul(bytes as u64)))
+    }
 }
 
 /// Where the bytes of a saved unit are.
@@ -67,14 +80,20 @@ pub trait Restore {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The file cannot be read or written.
-    #[error("snapshot {}: {source}", path.display())]
+    /// The file cannot be read.
+    #[error("snapshot {}: {source}", path.display(), source = Shown(.source))]
     Io {
         /// The file.
         path: PathBuf,
         /// What happened.
         source: io::Error,
     },
+    /// The file cannot be written.
+    #[error("snapshot {shown}", shown = Shown(.0))]
+    Replace(#[source] ReplaceError),
+    /// The file cannot be opened, or is no file.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The file is not a snapshot, or not a whole one.
     #[error("snapshot {}: {what}; the cache starts empty", path.display())]
     Damaged {
@@ -84,7 +103,7 @@ pub enum SnapshotError {
         what: &'static str,
     },
     /// The file is a snapshot of something else.
-    #[error("snapshot {}: {what} is {found}, this cache has {expected}; the cache starts empty", path.display())]
+    #[error("snapshot {}: {what} is {found}, this cache has {expected}; the cache starts empty", path.display(), found = Shown(.found), expected = Shown(.expected))]
     Foreign {
         /// The file.
         path: PathBuf,

@@ -1,10 +1,10 @@
 //! Writing a snapshot.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use cacheplan_files::replace;
 
 use super::{MAGIC, Saved, Shape, SnapshotError, VERSION};
 use crate::book::prefix::arena::NIL;
@@ -17,37 +17,23 @@ impl Tree {
     /// the path is removed.
     ///
     /// # Errors
-    /// [`SnapshotError::Io`]; what was at `path` before is still there then.
+    /// [`SnapshotError::Replace`]; what was at `path` before is still there then.
     pub fn save(
         &self,
         path: &Path,
         shape: &Shape,
         read: impl FnMut(Saved, &mut Vec<u8>) -> io::Result<()>,
     ) -> Result<(), SnapshotError> {
-        let failed = |source| SnapshotError::Io { path: path.to_owned(), source };
-        let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidFilename.into()))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        remove_partial(folder, name);
-        let (beside, file) = create_partial(folder, name).map_err(failed)?;
-        let written = self.write_file(&file, shape, read);
-        written.and_then(|()| fs::rename(&beside, path)).map_err(|source| {
-            let _ = fs::remove_file(&beside);
-            failed(source)
-        })?;
-        // The rename itself is durable only with its folder. Not every system can open one; then there is no more to do.
-        if let Ok(folder) = File::open(folder) {
-            let _ = folder.sync_all();
-        }
-        Ok(())
+        replace(path, |file| self.write_file(file, shape, read)).map_err(SnapshotError::Replace)
     }
 
     fn write_file(
         &self,
-        file: &File,
+        file: &mut BufWriter<&File>,
         shape: &Shape,
         mut read: impl FnMut(Saved, &mut Vec<u8>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut out = Summing { file: BufWriter::new(file), sum: blake3::Hasher::new() };
+        let mut out = Summing { file, sum: blake3::Hasher::new() };
         out.write_all(&self.header(shape))?;
         let live = self.live();
         let order: std::collections::HashMap<u32, u32> = live.iter().zip(0..).map(|(&node, i)| (node, i)).collect();
@@ -89,8 +75,7 @@ impl Tree {
             out.write_all(&bytes)?;
         }
         let sum = out.sum.finalize();
-        out.file.write_all(sum.as_bytes())?;
-        out.file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+        out.file.write_all(sum.as_bytes())
     }
 
     pub(super) fn header(&self, shape: &Shape) -> Vec<u8> {
@@ -105,50 +90,17 @@ impl Tree {
     }
 }
 
-/// A file beside the place of `name` that no other save writes. It stays locked until it is closed: whoever can lock it
-/// knows that it was left behind.
-fn create_partial(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
-    loop {
-        let mut partial = name.to_owned();
-        partial.push(format!(".{:016x}.partial", RandomState::new().build_hasher().finish()));
-        let path = folder.join(partial);
-        let file = File::create_new(&path)?;
-        file.lock()?;
-        // Before it was locked another save may have taken it for one that was left.
-        if path.try_exists()? {
-            return Ok((path, file));
-        }
-    }
-}
-
-/// Removes what saves of `name` that were cut off have left. Failing to is no reason not to save.
-fn remove_partial(folder: &Path, name: &OsStr) {
-    let name = name.to_string_lossy();
-    let is_partial = |other: &str| {
-        let random = other.strip_prefix(&*name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".partial"));
-        random.is_some_and(|random| random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit()))
-    };
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if is_partial(&entry.file_name().to_string_lossy())
-            && File::open(&path).is_ok_and(|file| file.try_lock().is_ok())
-        {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
 fn put(bytes: &mut Vec<u8>, value: u32) {
     bytes.extend(value.to_le_bytes());
 }
 
 /// A writer that sums up what goes through it.
-struct Summing<'a> {
-    file: BufWriter<&'a File>,
+struct Summing<'a, 'f> {
+    file: &'a mut BufWriter<&'f File>,
     sum: blake3::Hasher,
 }
 
-impl Summing<'_> {
+impl Summing<'_, '_> {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.sum.update(bytes);
         self.file.write_all(bytes)

@@ -1,0 +1,22 @@
+//! How bytes from outside come in, and how text and files go out.
+//!
+//! Nothing else in this workspace opens a file. What is read is a [`Source`], a regular file or what the caller has,
+//! within one of the [`Limit`]s; JSON goes through [`json`], TOML through [`Source::parse_toml`]. What strangers wrote is shown
+//! as [`Shown`]. A file is written by [`replace`], so that whoever looks finds the old one or the new one; one that grows is
+//! made of [`Lines`].
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+pub mod json;
+mod limits;
+mod lines;
+mod replace;
+mod shown;
+mod source;
+mod toml;
+
+pub use limits::Limit;
+pub use lines::Lines;
+pub use replace::{ReplaceError, replace, replace_with};
+pub use shown::{Shown, printable};
+pub use source::{ReadAt, Source, SourceError, SourceReader};

@@ -1,0 +1,114 @@
+//! Text from outside, made harmless for a terminal and for whoever reads line by line.
+
+use std::borrow::Cow;
+use std::fmt::{self, Display, Formatter, Write};
+
+/// Shows what a stranger wrote (a name, a key, an argument, a path) on one line: whatever would steer a terminal, break
+/// the line or turn the direction of writing is escaped as `\u001b`, and what is longer than [`Shown::LENGTH`] is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<T>(pub T);
+
+impl Shown<()> {
+    /// The most characters that are shown of one text.
+    pub const LENGTH: usize = 500;
+}
+
+impl<T: Display> Display for Shown<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut line = Line { out: f, left: Shown::LENGTH };
+        match write!(line, "{}", self.0) {
+            // The text was cut: what it is made of need not be written to its end.
+            Err(_) if line.left == 0 => f.write_char('…'),
+            result => result,
+        }
+    }
+}
+
+struct Line<'a, 'b> {
+    out: &'a mut Formatter<'b>,
+    left: usize,
+}
+
+impl Write for Line<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            match steers(character) {
+                true => write!(self.out, "{}", Escape(character))?,
+                false => self.out.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text with everything escaped that steers a terminal, but for the ends of lines and tabs.
+///
+/// It is the last thing that happens to all that is printed. The escapes are those of JSON, YAML and TOML strings, so
+/// that data in these formats stays the same data.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let harmful = |character: char| steers(character) && !matches!(character, '\n' | '\t');
+    if !text.contains(harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match harmful(character) {
+            true => out.push_str(&Escape(character).to_string()),
+            false => out.push(character),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Control characters, marks and overrides of the writing direction, separators of lines and paragraphs, marks of byte
+/// order and what is no character, which YAML does not allow.
+fn steers(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+struct Escape(char);
+
+impl Display for Escape {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        // None of them lies beyond four digits.
+        write!(f, "\\u{:04x}", u32::from(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::colours("\u{1b}[31mred", r"\u001b[31mred")]
+    #[case::clipboard("\u{1b}]52;c;QQ==\u{7}", r"\u001b]52;c;QQ==\u0007")]
+    #[case::one_byte_escapes("\u{9b}2J", r"\u009b2J")]
+    #[case::lines("a\nb\r\u{85}\u{2028}\u{2029}", r"a\u000ab\u000d\u0085\u2028\u2029")]
+    #[case::directions("\u{202e}gpj.\u{2066}\u{61c}", r"\u202egpj.\u2066\u061c")]
+    #[case::ordinary("Qwen3 8B – 模型", "Qwen3 8B – 模型")]
+    fn what_steers_a_terminal_is_escaped(#[case] text: &str, #[case] expected: &str) {
+        assert_eq!(Shown(text).to_string(), expected);
+    }
+
+    #[test]
+    fn long_text_is_cut_at_the_stated_length() {
+        let whole = "x".repeat(Shown::LENGTH);
+        assert_eq!(Shown(&whole).to_string(), whole);
+        assert_eq!(Shown("x".repeat(20 << 20)).to_string(), whole + "…");
+    }
+
+    #[test]
+    fn what_is_printed_keeps_its_lines_and_stays_the_same_data() {
+        let names = ["\u{9b}2J", "\u{202e}", "\u{2028}", "\u{7f}", "a\nb"];
+        let json = serde_json::to_string_pretty(&names).unwrap();
+        let printed = printable(&json);
+        assert!(!printed.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{7f}']), "{printed}");
+        assert_eq!(serde_json::from_str::<Vec<String>>(&printed).unwrap(), names);
+        assert!(matches!(printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
+    }
+}

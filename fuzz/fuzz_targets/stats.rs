@@ -1,0 +1,14 @@
+//! Any bytes as the statistics of a run.
+#![no_main]
+
+mod limits;
+
+use cacheplan_files::{json, Limit as of_files};
+use cacheplan_managers::book::Stats;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| limits::within(|| {
+    if let Ok(stats) = json::parse::<Stats>(bytes, of_files::MEASURED) {
+        let _ = (stats.to_string(), stats.prometheus());
+    }
+}));

@@ -1,0 +1,165 @@
+//! The ops of TensorRT-Edge-LLM's exports, on our own kernels.
+
+use cacheplan_kernels::{CausalConv1d, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
+use candle_core::{Device, Tensor};
+
+use crate::kernels::Operand;
+
+/// The domain of both.
+pub(crate) const DOMAIN: &str = "trt_edgellm";
+
+type Result<T> = std::result::Result<T, String>;
+
+/// `causal_conv1d`: x `[batch, tokens, channels]`, weight, bias, state `[batch, channels, columns]`, context lengths.
+#[derive(Clone, Debug)]
+pub(crate) struct Convolution {
+    /// `[d_conv, channels]`.
+    weight: Tensor,
+    bias: Option<Tensor>,
+    d_conv: usize,
+}
+
+/// `update_ssm_state`: x `[batch, tokens, heads, head_dim]`, a, b, c, d, dt, dt_bias, state, context lengths.
+#[derive(Clone, Debug)]
+pub(crate) struct Scan {
+    a: Tensor,
+    d: Option<Tensor>,
+    dt_bias: Option<Tensor>,
+    softplus: bool,
+}
+
+fn shown(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn tensor(data: Vec<f32>, shape: impl Into<candle_core::Shape>) -> Result<Tensor> {
+    Tensor::from_vec(data, shape, &Device::Cpu).map_err(shown)
+}
+
+/// The tokens of each sequence that count. A decoding step has one, whatever the length of the context is.
+fn valid(lengths: &Operand<'_>, batch: usize, tokens: usize) -> Result<Vec<usize>> {
+    let found = lengths.ints()?;
+    let layout = lengths.layout;
+    if tokens == 1 {
+        return Ok(vec![1; batch]);
+    }
+    let at = |sequence: usize| found[layout.offset + sequence * layout.strides[0]];
+    Ok((0..batch).map(|sequence| usize::try_from(at(sequence)).unwrap_or(0).min(tokens)).collect())
+}
+
+/// The rows of each sequence that count, and behind them those that do not.
+fn ragged(valid: &[usize], tokens: usize) -> (Vec<u32>, Vec<i32>) {
+    let (mut ends, mut slots) = (vec![0u32], Vec::new());
+    for (sequence, &valid) in valid.iter().enumerate() {
+        let first = sequence * tokens;
+        ends.extend([(first + valid) as u32, (first + tokens) as u32]);
+        slots.extend([sequence as i32, -1]);
+    }
+    (ends, slots)
+}
+
+fn fill(out: &mut [f32], y: &Tensor) -> Result<()> {
+    let values = y.flatten_all().and_then(|y| y.to_vec1::<f32>()).map_err(shown)?;
+    if values.len() != out.len() {
+        return Err(format!("it made {} numbers, {} were expected", values.len(), out.len()));
+    }
+    out.copy_from_slice(&values);
+    Ok(())
+}
+
+impl Convolution {
+    /// `weight` `[channels, 1, d_conv]`.
+    pub(crate) fn new(weight: &Operand<'_>, bias: Option<&Operand<'_>>) -> Result<Self> {
+        let &[channels, 1, d_conv] = weight.layout.shape.as_slice() else {
+            return Err(format!("its weight is {:?}, expected [channels, 1, d_conv]", weight.layout.shape));
+        };
+        if d_conv < 2 {
+            return Err("it has one tap, and nothing to keep".to_owned());
+        }
+        let stored = tensor(weight.gathered()?, (channels, d_conv))?;
+        let weight = stored.t().and_then(|weight| weight.contiguous()).map_err(shown)?;
+        let bias = bias.map(|bias| tensor(bias.gathered()?, channels)).transpose()?;
+        Ok(Self { weight, bias, d_conv })
+    }
+
+    pub(crate) fn channels(&self) -> usize {
+        self.weight.dims()[1]
+    }
+
+    /// Whether a state of so many columns is enough.
+    pub(crate) fn takes(&self, columns: usize) -> bool {
+        columns + 1 >= self.d_conv
+    }
+
+    /// x, state, context lengths.
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+        let [x, state, lengths] = inputs else { return Err("it takes three inputs here".to_owned()) };
+        let (&[batch, tokens, channels], &[_, _, columns]) = (x.layout.shape.as_slice(), state.layout.shape.as_slice())
+        else {
+            return Err("its input or its state has not three axes".to_owned());
+        };
+        let valid = valid(lengths, batch, tokens)?;
+        let (x, state) = (x.gathered()?, state.gathered()?);
+        // The last columns of what was and what came.
+        for (sequence, &valid) in valid.iter().enumerate() {
+            for channel in 0..channels {
+                let first = (sequence * channels + channel) * columns;
+                for column in 0..columns {
+                    let at = column + valid;
+                    state_out[first + column] = match at.checked_sub(columns) {
+                        None => state[first + at],
+                        Some(token) => x[(sequence * tokens + token) * channels + channel],
+                    };
+                }
+            }
+        }
+        let kept = self.d_conv - 1;
+        let view = StateLayerView::conv(kept * channels, 0, self.d_conv, channels);
+        let mut pool = vec![0.0; batch * kept * channels];
+        for (at, value) in pool.iter_mut().enumerate() {
+            let (sequence, column, channel) = (at / (kept * channels), at / channels % kept, at % channels);
+            *value = state[(sequence * channels + channel) * columns + columns - kept + column];
+        }
+        let pool = tensor(pool, (batch, kept * channels))?;
+        let (ends, slots) = ragged(&valid, tokens);
+        let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu: false };
+        let x = tensor(x, (batch * tokens, channels))?;
+        fill(out, &conv.run(&x, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?)
+    }
+}
+
+impl Scan {
+    /// The parameters, each `[heads]`.
+    pub(crate) fn new([a, d, dt_bias]: [Option<Operand<'_>>; 3], heads: usize, softplus: bool) -> Result<Self> {
+        let vector =
+            |operand: Option<Operand<'_>>| operand.map(|operand| tensor(operand.gathered()?, heads)).transpose();
+        let a = vector(a)?.ok_or("it has no decay rates")?;
+        Ok(Self { a, d: vector(d)?, dt_bias: vector(dt_bias)?, softplus })
+    }
+
+    /// x, b, c, dt, state, context lengths.
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+        let [x, b, c, dt, state, lengths] = inputs else { return Err("it takes six inputs here".to_owned()) };
+        let &[batch, heads, head_dim, d_state] = state.layout.shape.as_slice() else {
+            return Err("its state has not four axes".to_owned());
+        };
+        let rows = (x.layout.len()).checked_div(heads * head_dim).unwrap_or(0);
+        let tokens = rows.checked_div(batch).unwrap_or(0);
+        let (ends, slots) = ragged(&valid(lengths, batch, tokens)?, tokens);
+        let elems = heads * head_dim * d_state;
+        let view = StateLayerView::matrix(elems, 0, [heads, head_dim, d_state]);
+        let pool = tensor(state.gathered()?, (batch, elems))?;
+        let as_rows = |operand: &Operand<'_>| {
+            let values = operand.gathered()?;
+            let width = values.len().checked_div(rows).unwrap_or(0);
+            tensor(values, (rows, width))
+        };
+        let (x, b, c, dt) = (as_rows(x)?, as_rows(b)?, as_rows(c)?, as_rows(dt)?);
+        let time_step = TimeStep { softplus: self.softplus, ..TimeStep::new(self.dt_bias.as_ref()) };
+        let scan = Mamba2Scan { a: &self.a, d: self.d.as_ref(), time_step };
+        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
+        let y = scan.run(&input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
+        fill(state_out, &pool)?;
+        fill(out, &y)
+    }
+}

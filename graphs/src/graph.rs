@@ -1,0 +1,342 @@
+//! A graph as it is read: its nodes, and what of it is constant.
+
+use std::collections::HashMap;
+use std::path::{Component, Path};
+
+use cacheplan_files::{Limit, Source};
+use prost::Message;
+use prost::bytes::Bytes;
+
+use crate::builder::Builder;
+use crate::error::GraphError;
+use crate::nodes::{full_type, is_known, lower};
+use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
+use crate::tensor::{Data, Element, Value, count};
+
+/// Versions of the standard operators that are run.
+const OPSETS: std::ops::RangeInclusive<i64> = 13..=24;
+
+/// A graph that can be run.
+#[derive(Debug)]
+pub struct Graph {
+    pub(crate) file: String,
+    /// What a run is given.
+    pub inputs: Vec<Port>,
+    /// What a run gives.
+    pub outputs: Vec<Port>,
+    /// Those that depend on the inputs, in their order.
+    pub(crate) nodes: Vec<Node>,
+    /// The values by number: what is constant.
+    pub(crate) constants: Vec<Option<Value>>,
+}
+
+/// An input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// What it is made of.
+    pub element: Element,
+    /// Its axes; `None` for those that are open.
+    pub shape: Vec<Option<usize>>,
+    /// Its number among all values.
+    pub(crate) value: usize,
+}
+
+/// A node whose values have numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    /// Domain and operator.
+    pub(crate) op: String,
+    /// `None` for those that are left out.
+    pub(crate) inputs: Vec<Option<usize>>,
+    pub(crate) outputs: Vec<Option<usize>>,
+    attributes: Vec<AttributeProto>,
+}
+
+impl Node {
+    fn attribute(&self, name: &str) -> Option<&AttributeProto> {
+        self.attributes.iter().find(|attribute| attribute.name == name)
+    }
+
+    pub(crate) fn int(&self, name: &str) -> Option<i64> {
+        self.attribute(name).map(|attribute| attribute.i)
+    }
+
+    pub(crate) fn float(&self, name: &str) -> Option<f32> {
+        self.attribute(name).map(|attribute| attribute.f)
+    }
+
+    pub(crate) fn ints(&self, name: &str) -> Option<&[i64]> {
+        self.attribute(name).map(|attribute| attribute.ints.as_slice())
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        std::str::from_utf8(&self.attribute(name)?.s).ok()
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Result<Option<Value>, String> {
+        let tensor = self.attribute(name).and_then(|attribute| attribute.t.as_ref());
+        tensor.map(|tensor| value_of(tensor, None)).transpose()
+    }
+
+    /// What a `Constant` holds.
+    pub(crate) fn constant(&self) -> Result<Value, String> {
+        let scalar = |data| Value::constant(data, Vec::new());
+        if let Some(value) = self.tensor("value")? {
+            return Ok(value);
+        }
+        let floats = |values: &[f32]| Value::constant(Data::Float(values.to_vec()), vec![values.len()]);
+        let found = [
+            self.int("value_int").map(|value| scalar(Data::Int(vec![value]))),
+            self.float("value_float").map(|value| scalar(Data::Float(vec![value]))),
+            self.ints("value_ints").map(|values| Builder::whole_numbers(values.to_vec())),
+            self.attribute("value_floats").map(|attribute| floats(&attribute.floats)),
+        ];
+        found.into_iter().flatten().next().ok_or_else(|| "it has no value of a known type".to_owned())
+    }
+}
+
+impl Graph {
+    /// Reads a graph and its weights; weights in other files must lie in the folder of this one.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no graph, a weight that is not there, an operator that is not run.
+    pub fn open(path: &Path) -> Result<Self, GraphError> {
+        let source = Source::open(path)?;
+        let model = decode(&source)?;
+        Self::new(source.name(), model, path.parent().unwrap_or(Path::new("")))
+    }
+
+    /// A graph in memory; `folder` is where weights in other files lie.
+    ///
+    /// # Errors
+    /// As [`Graph::open`].
+    pub fn new(file: &str, model: ModelProto, folder: &Path) -> Result<Self, GraphError> {
+        let malformed = |reason: String| GraphError::Malformed { file: file.to_owned(), reason };
+        let standard = model.opset_import.iter().find(|opset| matches!(opset.domain.as_str(), "" | "ai.onnx"));
+        let version = standard.map_or(0, |opset| opset.version);
+        if !OPSETS.contains(&version) {
+            let (first, last) = (OPSETS.start(), OPSETS.end());
+            return Err(malformed(format!("its operators are of version {version}; {first} to {last} are run")));
+        }
+        let Some(graph) = model.graph else { return Err(malformed("it has no graph".to_owned())) };
+        Loader { file, folder, numbers: HashMap::new(), constants: Vec::new() }.load(graph)
+    }
+
+    /// The error of a node.
+    pub(crate) fn refuse(&self, node: usize, reason: String) -> GraphError {
+        refuse(&self.file, &self.nodes[node], reason)
+    }
+
+    pub(crate) fn refuse_port(&self, port: &str, reason: String) -> GraphError {
+        GraphError::Port { file: self.file.clone(), port: port.to_owned(), reason }
+    }
+}
+
+fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
+    GraphError::Node { file: file.to_owned(), node: node.name.clone(), op: node.op.clone(), reason }
+}
+
+fn decode(source: &Source) -> Result<ModelProto, GraphError> {
+    let bytes = Bytes::from(source.bytes(Limit::ONNX_WITH_WEIGHTS)?);
+    ModelProto::decode(bytes).map_err(|error| GraphError::Malformed {
+        file: source.name().to_owned(),
+        reason: format!("not a valid ONNX message: {error}"),
+    })
+}
+
+struct Loader<'a> {
+    file: &'a str,
+    folder: &'a Path,
+    /// The number of each name.
+    numbers: HashMap<String, usize>,
+    constants: Vec<Option<Value>>,
+}
+
+impl Loader<'_> {
+    fn number(&mut self, name: &str) -> usize {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        let number = self.constants.len();
+        self.numbers.insert(name.to_owned(), number);
+        self.constants.push(None);
+        number
+    }
+
+    fn load(mut self, graph: GraphProto) -> Result<Graph, GraphError> {
+        let mut files = HashMap::new();
+        for tensor in graph.initializer {
+            let name = tensor.name.clone();
+            let elsewhere = self.elsewhere(&tensor, &mut files)?;
+            let value = value_of(&tensor, elsewhere.as_ref()).map_err(|reason| GraphError::Tensor {
+                file: self.file.to_owned(),
+                tensor: name.clone(),
+                reason,
+            })?;
+            let number = self.number(&name);
+            self.constants[number] = Some(value);
+        }
+        let mut made: Vec<bool> = self.constants.iter().map(Option::is_some).collect();
+        let mut inputs = Vec::new();
+        for info in &graph.input {
+            // Old exports list their weights as inputs too.
+            let number = self.number(&info.name);
+            made.resize(self.constants.len(), false);
+            if !made[number] {
+                inputs.push(self.port(info, number)?);
+                made[number] = true;
+            }
+        }
+        let mut nodes = Vec::new();
+        let mut builder = Builder::default();
+        for proto in graph.node {
+            let node = self.node(proto);
+            made.resize(self.constants.len(), false);
+            if !is_known(&node.op) {
+                return Err(refuse(self.file, &node, "this operator is not run".to_owned()));
+            }
+            if let Some(missing) = node.inputs.iter().flatten().find(|&&input| !made[input]) {
+                let name = self.numbers.iter().find(|(_, number)| *number == missing).map_or("", |(name, _)| name);
+                return Err(refuse(self.file, &node, format!("it reads `{name}`, which nothing before it makes")));
+            }
+            node.outputs.iter().flatten().for_each(|&output| made[output] = true);
+            let known: Vec<Option<Value>> =
+                node.inputs.iter().map(|input| input.and_then(|input| self.constants[input].clone())).collect();
+            if known.iter().zip(&node.inputs).any(|(value, input)| value.is_none() && input.is_some()) {
+                nodes.push(node);
+                continue;
+            }
+            let values = lower(&mut builder, &node, &known).map_err(|reason| refuse(self.file, &node, reason))?;
+            for (output, value) in node.outputs.iter().zip(values) {
+                if let Some(output) = *output {
+                    self.constants[output] = Some(value);
+                }
+            }
+        }
+        let mut outputs = Vec::new();
+        for info in &graph.output {
+            let number = self.number(&info.name);
+            let port = self.port(info, number)?;
+            if made.get(number) != Some(&true) {
+                return Err(GraphError::Port {
+                    file: self.file.to_owned(),
+                    port: port.name,
+                    reason: "nothing makes it".to_owned(),
+                });
+            }
+            outputs.push(port);
+        }
+        Ok(Graph { file: self.file.to_owned(), inputs, outputs, nodes, constants: self.constants })
+    }
+
+    fn node(&mut self, proto: NodeProto) -> Node {
+        let op = full_type(&proto.domain, &proto.op_type);
+        let name = if proto.name.is_empty() { proto.output.first().cloned().unwrap_or_default() } else { proto.name };
+        let mut numbers = |names: Vec<String>| -> Vec<Option<usize>> {
+            names.iter().map(|name| (!name.is_empty()).then(|| self.number(name))).collect()
+        };
+        let (inputs, mut outputs) = (numbers(proto.input), numbers(proto.output));
+        while outputs.last().is_some_and(Option::is_none) {
+            outputs.pop();
+        }
+        Node { name, op, inputs, outputs, attributes: proto.attribute }
+    }
+
+    fn port(&self, info: &ValueInfo, value: usize) -> Result<Port, GraphError> {
+        let refuse = |reason: String| GraphError::Port { file: self.file.to_owned(), port: info.name.clone(), reason };
+        let tensor = info.r#type.as_ref().and_then(|found| found.tensor_type.as_ref());
+        let tensor = tensor.ok_or_else(|| refuse("it is no tensor".to_owned()))?;
+        let element = match tensor.elem_type {
+            TensorProto::FLOAT => Element::Float,
+            TensorProto::INT32 | TensorProto::INT64 | TensorProto::BOOL => Element::Int,
+            other => {
+                return Err(refuse(format!("its element type {other} is not computed; f32, i32, i64 and bool are")));
+            }
+        };
+        let dims = tensor.shape.iter().flat_map(|shape| &shape.dim);
+        let shape = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok()));
+        Ok(Port { name: info.name.clone(), element, shape: shape.collect(), value })
+    }
+
+    /// The bytes of a weight that lies in another file.
+    fn elsewhere(
+        &self,
+        tensor: &TensorProto,
+        files: &mut HashMap<String, Source>,
+    ) -> Result<Option<Bytes>, GraphError> {
+        if tensor.data_location == 0 {
+            return Ok(None);
+        }
+        let refuse =
+            |reason: String| GraphError::Tensor { file: self.file.to_owned(), tensor: tensor.name.clone(), reason };
+        let get = |key: &str| tensor.external_data.iter().find(|pair| pair.key == key).map(|pair| pair.value.as_str());
+        let location = get("location").ok_or_else(|| refuse("it is in another file, which has no name".to_owned()))?;
+        let mut parts = Path::new(location).components();
+        let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else {
+            return Err(refuse(format!("`{location}` is not a file beside the graph")));
+        };
+        let number = |key: &str, otherwise: u64| match get(key) {
+            Some(text) => text.parse::<u64>().map_err(|_| refuse(format!("its {key} is `{text}`"))),
+            None => Ok(otherwise),
+        };
+        if !files.contains_key(location) {
+            files.insert(location.to_owned(), Source::open(&self.folder.join(location))?);
+        }
+        let source = &files[location];
+        let offset = number("offset", 0)?;
+        let length = number("length", source.len().saturating_sub(offset))?;
+        if offset.checked_add(length).is_none_or(|end| end > source.len()) {
+            let bytes = source.len();
+            return Err(refuse(format!("{length} bytes from {offset} on are not in `{location}`, which has {bytes}")));
+        }
+        let stated = count(&sizes(tensor).unwrap_or_default()).and_then(|count| count.checked_mul(8));
+        let fits = usize::try_from(length).ok().filter(|&length| stated.is_some_and(|stated| length <= stated));
+        let length = fits.ok_or_else(|| refuse(format!("{length} bytes are more than its shape says")))?;
+        let mut bytes = vec![0; length];
+        source.read_exact_at(&mut bytes, offset)?;
+        Ok(Some(bytes.into()))
+    }
+}
+
+fn sizes(tensor: &TensorProto) -> Option<Vec<usize>> {
+    tensor.dims.iter().map(|&size| usize::try_from(size).ok()).collect()
+}
+
+/// A weight or a constant as numbers; 16-bit floats are widened.
+fn value_of(tensor: &TensorProto, elsewhere: Option<&Bytes>) -> Result<Value, String> {
+    let shape = sizes(tensor).ok_or("its shape has a negative axis")?;
+    let len = count(&shape).ok_or("its shape is too large")?;
+    let raw = elsewhere.unwrap_or(&tensor.raw_data);
+    let data = match tensor.data_type {
+        TensorProto::FLOAT if raw.is_empty() => Data::Float(tensor.float_data.clone()),
+        TensorProto::FLOAT => Data::Float(numbers(raw, f32::from_le_bytes)?),
+        TensorProto::FLOAT16 if !raw.is_empty() => Data::Float(numbers(raw, |b| half::f16::from_le_bytes(b).to_f32())?),
+        TensorProto::BFLOAT16 if !raw.is_empty() => {
+            Data::Float(numbers(raw, |b| half::bf16::from_le_bytes(b).to_f32())?)
+        }
+        TensorProto::INT64 if raw.is_empty() => Data::Int(tensor.int64_data.clone()),
+        TensorProto::INT64 => Data::Int(numbers(raw, i64::from_le_bytes)?),
+        TensorProto::INT32 | TensorProto::BOOL if raw.is_empty() => {
+            Data::Int(tensor.int32_data.iter().map(|&number| number.into()).collect())
+        }
+        TensorProto::INT32 => Data::Int(numbers(raw, |b| i32::from_le_bytes(b).into())?),
+        TensorProto::BOOL => Data::Int(numbers(raw, |[byte]| i64::from(byte != 0))?),
+        other => return Err(format!("element type {other} is not computed; f32, f16, bf16, i32, i64 and bool are")),
+    };
+    let found = data.slice().len();
+    if found != len {
+        return Err(format!("it has {found} numbers, its shape {shape:?} says {len}"));
+    }
+    Ok(Value::constant(data, shape))
+}
+
+fn numbers<const N: usize, T>(raw: &[u8], read: impl Fn([u8; N]) -> T) -> Result<Vec<T>, String> {
+    let (chunks, rest) = raw.as_chunks::<N>();
+    if !rest.is_empty() {
+        return Err(format!("{} bytes are no whole number of elements", raw.len()));
+    }
+    Ok(chunks.iter().map(|&bytes| read(bytes)).collect())
+}

@@ -1,0 +1,537 @@
+//! What each operator is, in terms of the builder's.
+
+use crate::builder::{Builder, Result, axis, constant};
+use crate::custom::{Convolution, DOMAIN, Scan};
+use crate::graph::Node;
+use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary};
+use crate::proto::TensorProto;
+use crate::tensor::{Data, Element, Value};
+
+/// The operators that are run.
+pub(crate) fn is_known(op: &str) -> bool {
+    unary(op).is_some()
+        || binary(op).is_some()
+        || compare(op).is_some()
+        || matches!(
+            op,
+            "Attention"
+                | "Cast"
+                | "CastLike"
+                | "Concat"
+                | "Constant"
+                | "ConstantOfShape"
+                | "CumSum"
+                | "Expand"
+                | "Flatten"
+                | "Gather"
+                | "Gemm"
+                | "Identity"
+                | "IsNaN"
+                | "MatMul"
+                | "RMSNormalization"
+                | "Range"
+                | "ReduceMax"
+                | "ReduceMean"
+                | "ReduceSum"
+                | "Reshape"
+                | "ScatterND"
+                | "Shape"
+                | "Slice"
+                | "Softmax"
+                | "Split"
+                | "Squeeze"
+                | "Transpose"
+                | "Unsqueeze"
+                | "Where"
+                | "trt_edgellm.causal_conv1d"
+                | "trt_edgellm.update_ssm_state"
+        )
+}
+
+/// The name of an operator; that of the standard domain is left out.
+pub(crate) fn full_type(domain: &str, op: &str) -> String {
+    if matches!(domain, "" | "ai.onnx") { op.to_owned() } else { format!("{domain}.{op}") }
+}
+
+fn unary(op: &str) -> Option<Unary> {
+    Some(match op {
+        "Abs" => Unary::Abs,
+        "Cos" => Unary::Cos,
+        "Exp" => Unary::Exp,
+        "Log" => Unary::Log,
+        "Neg" => Unary::Neg,
+        "Not" => Unary::Not,
+        "Reciprocal" => Unary::Reciprocal,
+        "Relu" => Unary::Relu,
+        "Sigmoid" => Unary::Sigmoid,
+        "Sin" => Unary::Sin,
+        "Softplus" => Unary::Softplus,
+        "Sqrt" => Unary::Sqrt,
+        "Tanh" => Unary::Tanh,
+        _ => return None,
+    })
+}
+
+fn binary(op: &str) -> Option<Binary> {
+    Some(match op {
+        "Add" => Binary::Add,
+        "And" => Binary::And,
+        "Div" => Binary::Div,
+        "Max" => Binary::Max,
+        "Min" => Binary::Min,
+        "Mul" => Binary::Mul,
+        "Or" => Binary::Or,
+        "Pow" => Binary::Pow,
+        "Sub" => Binary::Sub,
+        _ => return None,
+    })
+}
+
+fn compare(op: &str) -> Option<Compare> {
+    Some(match op {
+        "Equal" => Compare::Equal,
+        "Greater" => Compare::Greater,
+        "GreaterOrEqual" => Compare::GreaterOrEqual,
+        "Less" => Compare::Less,
+        "LessOrEqual" => Compare::LessOrEqual,
+        _ => return None,
+    })
+}
+
+/// A node with the values that it reads.
+struct Call<'a> {
+    node: &'a Node,
+    inputs: &'a [Option<Value>],
+}
+
+impl<'a> Call<'a> {
+    fn get(&self, at: usize) -> Option<&'a Value> {
+        self.inputs.get(at)?.as_ref()
+    }
+
+    fn input(&self, at: usize) -> Result<&'a Value> {
+        self.get(at).ok_or_else(|| format!("input {at} is left out"))
+    }
+
+    /// Whole numbers that must be known before the graph runs.
+    fn ints(&self, at: usize) -> Result<Vec<i64>> {
+        Builder::known(self.input(at)?).ok_or_else(|| {
+            format!("input {at} depends on the values that the graph is given, not only on their shapes")
+        })
+    }
+
+    /// The same by an input, or by an attribute in older versions.
+    fn ints_or(&self, at: usize, name: &str) -> Result<Option<Vec<i64>>> {
+        match self.get(at) {
+            Some(_) => self.ints(at).map(Some),
+            None => Ok(self.node.ints(name).map(<[i64]>::to_vec)),
+        }
+    }
+
+    fn axes_or(&self, at: usize, rank: usize) -> Result<Option<Vec<usize>>> {
+        let found = self.ints_or(at, "axes")?;
+        found.map(|axes| axes.iter().map(|&found| axis(found, rank)).collect()).transpose()
+    }
+}
+
+/// Adds a node to the program; returns what it makes.
+pub(crate) fn lower(builder: &mut Builder, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
+    let call = Call { node, inputs };
+    let x = || call.input(0);
+    if let Some(op) = unary(&node.op) {
+        return Ok(vec![builder.unary(op, x()?)?]);
+    }
+    if let Some(op) = binary(&node.op) {
+        let mut result = x()?.clone();
+        for at in 1..inputs.len() {
+            result = builder.binary(op, &result, call.input(at)?)?;
+        }
+        return Ok(vec![result]);
+    }
+    if let Some(op) = compare(&node.op) {
+        return Ok(vec![builder.compare(op, x()?, call.input(1)?)?]);
+    }
+    let made = match node.op.as_str() {
+        "Attention" => attention(builder, &call)?,
+        "Cast" => {
+            let to = node.int("to").ok_or("it has no `to`")?;
+            builder.cast(cast_to(to)?, x()?)?
+        }
+        "CastLike" => {
+            let to = if call.input(1)?.element == Element::Float { Cast::Float } else { Cast::Int };
+            builder.cast(to, x()?)?
+        }
+        "Concat" => {
+            let all = (0..inputs.len()).map(|at| call.input(at).cloned()).collect::<Result<Vec<Value>>>()?;
+            builder.concat(all, node.int("axis").ok_or("it has no axis")?)?
+        }
+        "Constant" => node.constant()?,
+        "ConstantOfShape" => {
+            let shape = sizes(&call.ints(0)?)?;
+            let number = node.tensor("value")?;
+            let number = number.as_ref().map_or(Ok(Data::Float(vec![0.0])), |value| {
+                constant(value).map(|operand| match operand.data {
+                    crate::tensor::Slice::Float(data) => Data::Float(data.to_vec()),
+                    crate::tensor::Slice::Int(data) => Data::Int(data.to_vec()),
+                })
+            })?;
+            Builder::filled(number, &shape)?
+        }
+        "CumSum" => {
+            if node.int("exclusive").unwrap_or(0) != 0 || node.int("reverse").unwrap_or(0) != 0 {
+                return Err("only sums from the first on, itself included, are run".to_owned());
+            }
+            let [at] = call.ints(1)?[..] else { return Err("its axis is not one number".to_owned()) };
+            builder.cumulative_sum(x()?, axis(at, x()?.layout.rank())?)?
+        }
+        "Expand" => Builder::expand(x()?, &sizes(&call.ints(1)?)?)?,
+        "Flatten" => {
+            let shape = x()?.shape();
+            let at = node.int("axis").unwrap_or(1);
+            let at = if at == shape.len() as i64 { shape.len() } else { axis(at, shape.len())? };
+            let (outer, inner) = shape.split_at(at);
+            builder.reshape(x()?, vec![outer.iter().product(), inner.iter().product()])?
+        }
+        "Gather" => {
+            let at = axis(node.int("axis").unwrap_or(0), x()?.layout.rank())?;
+            builder.gather(x()?, call.input(1)?, at)?
+        }
+        "Gemm" => gemm(builder, &call)?,
+        "Identity" => x()?.clone(),
+        "IsNaN" => builder.is_nan(x()?)?,
+        "MatMul" => builder.matmul(x()?, call.input(1)?)?,
+        "RMSNormalization" => rms_norm(builder, &call)?,
+        "Range" => range(&call)?,
+        "ReduceMax" => reduce(builder, &call, Reduce::Max)?,
+        "ReduceMean" => reduce(builder, &call, Reduce::Mean)?,
+        "ReduceSum" => reduce(builder, &call, Reduce::Sum)?,
+        "Reshape" => {
+            let shape = new_shape(x()?.shape(), &call.ints(1)?, node.int("allowzero").unwrap_or(0) != 0)?;
+            builder.reshape(x()?, shape)?
+        }
+        "ScatterND" => {
+            if node.text("reduction").is_some_and(|found| found != "none") {
+                return Err("only a scatter that replaces is run".to_owned());
+            }
+            builder.scatter(x()?, call.input(1)?, call.input(2)?)?
+        }
+        "Shape" => {
+            let shape = x()?.shape();
+            let clamp =
+                |at: i64| (if at < 0 { at + shape.len() as i64 } else { at }).clamp(0, shape.len() as i64) as usize;
+            let (start, end) = (clamp(node.int("start").unwrap_or(0)), node.int("end").map_or(shape.len(), clamp));
+            let part = shape.get(start..end.max(start)).unwrap_or(&[]);
+            Builder::whole_numbers(part.iter().map(|&size| size as i64).collect())
+        }
+        "Slice" => slice(&call)?,
+        "Softmax" => {
+            let at = axis(node.int("axis").unwrap_or(-1), x()?.layout.rank())?;
+            builder.softmax(x()?, at)?
+        }
+        "Split" => return split(&call),
+        "Squeeze" => {
+            let rank = x()?.layout.rank();
+            let axes = call.axes_or(1, rank)?;
+            let shape = x()?.shape().iter().enumerate();
+            let goes = |at: usize, size: usize| axes.as_ref().map_or(size == 1, |axes| axes.contains(&at));
+            if let Some((at, size)) = shape.clone().find(|&(at, &size)| goes(at, size) && size != 1) {
+                return Err(format!("axis {at} has {size} elements and cannot go"));
+            }
+            let left = shape.filter(|&(at, &size)| !goes(at, size)).map(|(_, &size)| size).collect();
+            builder.reshape(x()?, left)?
+        }
+        "Transpose" => {
+            let rank = x()?.layout.rank();
+            let order = match node.ints("perm") {
+                Some(order) => order.iter().map(|&at| axis(at, rank)).collect::<Result<Vec<_>>>()?,
+                None => (0..rank).rev().collect(),
+            };
+            Builder::transpose(x()?, &order)?
+        }
+        "Unsqueeze" => {
+            let axes = call.ints_or(1, "axes")?.ok_or("it has no axes")?;
+            builder.unsqueeze(x()?, &axes)?
+        }
+        "Where" => builder.choose(x()?, call.input(1)?, call.input(2)?)?,
+        "trt_edgellm.causal_conv1d" => return convolution(builder, &call),
+        "trt_edgellm.update_ssm_state" => return scan(builder, &call),
+        _ => {
+            return Err(format!(
+                "there is no such operator here; of `{DOMAIN}` there are causal_conv1d and update_ssm_state"
+            ));
+        }
+    };
+    Ok(vec![made])
+}
+
+fn sizes(found: &[i64]) -> Result<Vec<usize>> {
+    let size = |&size: &i64| usize::try_from(size).map_err(|_| format!("{size} is no size"));
+    found.iter().map(size).collect()
+}
+
+fn cast_to(to: i64) -> Result<Cast> {
+    match i32::try_from(to) {
+        Ok(TensorProto::FLOAT) => Ok(Cast::Float),
+        Ok(TensorProto::INT32 | TensorProto::INT64) => Ok(Cast::Int),
+        Ok(TensorProto::BOOL) => Ok(Cast::Bool),
+        _ => Err(format!("element type {to} is not computed; f32, i32, i64 and bool are")),
+    }
+}
+
+fn new_shape(old: &[usize], wanted: &[i64], zero_is_zero: bool) -> Result<Vec<usize>> {
+    let mut open = None;
+    let mut shape = Vec::with_capacity(wanted.len());
+    for (at, &size) in wanted.iter().enumerate() {
+        shape.push(match size {
+            -1 if open.is_none() => {
+                open = Some(at);
+                1
+            }
+            0 if !zero_is_zero => *old.get(at).ok_or_else(|| format!("{wanted:?} keeps an axis that {old:?} lacks"))?,
+            _ => usize::try_from(size).map_err(|_| format!("{wanted:?} is no shape"))?,
+        });
+    }
+    if let Some(at) = open {
+        let known = crate::tensor::count(&shape).filter(|&known| known > 0);
+        let whole: usize = old.iter().product();
+        shape[at] = known
+            .filter(|known| whole.is_multiple_of(*known))
+            .map(|known| whole / known)
+            .ok_or_else(|| format!("{old:?} cannot become {wanted:?}"))?;
+    }
+    Ok(shape)
+}
+
+fn range(call: &Call<'_>) -> Result<Value> {
+    /// Longer than any sequence.
+    const LONGEST: i64 = 1 << 28;
+    let one = |at: usize| match call.ints(at)?[..] {
+        [only] => Ok(only),
+        _ => Err(format!("input {at} is not one number")),
+    };
+    let (start, limit, step) = (one(0)?, one(1)?, one(2)?);
+    let count = match step {
+        0 => return Err("its step is 0".to_owned()),
+        step => {
+            (i128::from(limit) - i128::from(start) + i128::from(step) - i128::from(step.signum())) / i128::from(step)
+        }
+    };
+    if count > i128::from(LONGEST) {
+        return Err(format!("it would be {count} numbers long"));
+    }
+    Ok(Builder::whole_numbers((0..count.max(0) as i64).map(|n| start + n * step).collect()))
+}
+
+fn slice(call: &Call<'_>) -> Result<Value> {
+    let mut value = call.input(0)?.clone();
+    let (starts, ends) = (call.ints(1)?, call.ints(2)?);
+    let axes = match call.get(3) {
+        Some(_) => call.ints(3)?,
+        None => (0..starts.len() as i64).collect(),
+    };
+    let steps = match call.get(4) {
+        Some(_) => call.ints(4)?,
+        None => vec![1; starts.len()],
+    };
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+        return Err("its starts, ends, axes and steps are not as many".to_owned());
+    }
+    for (((start, end), at), step) in starts.into_iter().zip(ends).zip(axes).zip(steps) {
+        let at = axis(at, value.layout.rank())?;
+        let size = value.shape()[at] as i64;
+        let clamp = |place: i64| if place < 0 { place.saturating_add(size) } else { place }.clamp(0, size);
+        let step = usize::try_from(step).ok().filter(|&step| step > 0).ok_or("only steps forward are run")?;
+        let (start, end) = (clamp(start) as usize, clamp(end) as usize);
+        let len = end.saturating_sub(start);
+        let mut layout = value.layout.narrow(at, start, len.div_ceil(step));
+        layout.strides[at] *= step;
+        value = value.with(layout);
+    }
+    Ok(value)
+}
+
+fn split(call: &Call<'_>) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let at = axis(call.node.int("axis").unwrap_or(0), x.layout.rank())?;
+    let (size, parts) = (x.shape()[at], call.node.outputs.len());
+    let lengths = match call.ints_or(1, "split")? {
+        Some(lengths) => sizes(&lengths)?,
+        None => {
+            let each = size.div_ceil(parts.max(1));
+            (0..parts).map(|n| size.saturating_sub(n * each).min(each)).collect()
+        }
+    };
+    if lengths.len() != parts || lengths.iter().try_fold(0usize, |sum, &len| sum.checked_add(len)) != Some(size) {
+        return Err(format!("an axis of {size} in {parts} parts is not {lengths:?}"));
+    }
+    let mut start = 0;
+    let part = |len: usize| {
+        start += len;
+        x.with(x.layout.narrow(at, start - len, len))
+    };
+    Ok(lengths.into_iter().map(part).collect())
+}
+
+fn reduce(builder: &mut Builder, call: &Call<'_>, op: Reduce) -> Result<Value> {
+    let x = call.input(0)?;
+    let axes = call.axes_or(1, x.layout.rank())?.filter(|axes| !axes.is_empty());
+    if axes.is_none() && call.node.int("noop_with_empty_axes").unwrap_or(0) != 0 {
+        return Ok(x.clone());
+    }
+    let all = || (0..x.layout.rank()).collect();
+    builder.reduce(op, x, axes.unwrap_or_else(all), call.node.int("keepdims").unwrap_or(1) != 0)
+}
+
+/// `alpha a b + beta c`, each matrix perhaps transposed.
+fn gemm(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let node = call.node;
+    let matrix = |at: usize, name: &str| {
+        let value = call.input(at)?;
+        if node.int(name).unwrap_or(0) == 0 { Ok(value.clone()) } else { Builder::transpose(value, &[1, 0]) }
+    };
+    let mut product = builder.matmul(&matrix(0, "transA")?, &matrix(1, "transB")?)?;
+    let scaled = |builder: &mut Builder, value: Value, name: &str| match node.float(name).unwrap_or(1.0) {
+        1.0 => Ok(value),
+        factor => builder.binary(Binary::Mul, &value, &Builder::number(factor)),
+    };
+    product = scaled(builder, product, "alpha")?;
+    match call.get(2) {
+        Some(c) => {
+            let c = scaled(builder, c.clone(), "beta")?;
+            builder.binary(Binary::Add, &product, &c)
+        }
+        None => Ok(product),
+    }
+}
+
+/// `x / sqrt(mean(x²) + epsilon) · scale`, over the axes from `axis` on.
+fn rms_norm(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let (x, scale) = (call.input(0)?, call.input(1)?);
+    let rank = x.layout.rank();
+    let first = axis(call.node.int("axis").unwrap_or(-1), rank)?;
+    let squares = builder.binary(Binary::Mul, x, x)?;
+    let mean = builder.reduce(Reduce::Mean, &squares, (first..rank).collect(), true)?;
+    let mean = builder.binary(Binary::Add, &mean, &Builder::number(call.node.float("epsilon").unwrap_or(1e-5)))?;
+    let root = builder.unary(Unary::Sqrt, &mean)?;
+    let factor = builder.unary(Unary::Reciprocal, &root)?;
+    let normed = builder.binary(Binary::Mul, x, &factor)?;
+    builder.binary(Binary::Mul, &normed, scale)
+}
+
+/// Opset 23's attention over keys and values that are given whole.
+fn attention(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let node = call.node;
+    if call.get(4).is_some() || call.get(5).is_some() || node.outputs.len() > 1 {
+        return Err("it keeps a past of its own; only one that is given all keys is run".to_owned());
+    }
+    if node.float("softcap").unwrap_or(0.0) != 0.0 || node.int("is_causal").unwrap_or(0) != 0 {
+        return Err("a soft cap or a mask of its own is not run".to_owned());
+    }
+    let heads = |builder: &mut Builder, at: usize, name: &str| {
+        let value = call.input(at)?;
+        match *value.shape() {
+            [_, _, _, _] => Ok(value.clone()),
+            [batch, tokens, width] => {
+                let heads = node.int(name).and_then(|heads| usize::try_from(heads).ok()).filter(|&heads| heads > 0);
+                let heads = heads
+                    .filter(|heads| width.is_multiple_of(*heads))
+                    .ok_or_else(|| format!("{name} does not divide {width}"))?;
+                let split = builder.reshape(value, vec![batch, tokens, heads, width / heads])?;
+                Builder::transpose(&split, &[0, 2, 1, 3])
+            }
+            _ => Err(format!("input {at} is {:?}", value.shape())),
+        }
+    };
+    let flat = call.input(0)?.layout.rank() == 3;
+    let q = heads(builder, 0, "q_num_heads")?;
+    let (k, v) = (heads(builder, 1, "kv_num_heads")?, heads(builder, 2, "kv_num_heads")?);
+    let (&[batch, q_heads, tokens, head_dim], &[_, kv_heads, ..]) = (q.shape(), k.shape()) else {
+        return Err("its inputs have not four axes".to_owned());
+    };
+    if kv_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+        return Err(format!("{q_heads} heads of queries do not share {kv_heads} of keys"));
+    }
+    let repeated = |builder: &mut Builder, value: &Value| {
+        let &[batch, heads, tokens, width] = value.shape() else {
+            return Err("its keys have not four axes".to_owned());
+        };
+        let apart = builder.unsqueeze(value, &[2])?;
+        let each = Builder::expand(&apart, &[batch, heads, q_heads / kv_heads, tokens, width])?;
+        builder.reshape(&each, vec![batch, q_heads, tokens, width])
+    };
+    // Both factors get the root of the scale, as the operator's definition has it.
+    let scale = node.float("scale").unwrap_or(1.0 / (head_dim as f32).sqrt()).sqrt();
+    let scale = Builder::number(scale);
+    let q = builder.binary(Binary::Mul, &q, &scale)?;
+    let k = builder.binary(Binary::Mul, &k, &scale)?;
+    let (k, v) = (repeated(builder, &k)?, repeated(builder, &v)?);
+    let mut scores = builder.matmul(&q, &Builder::transpose(&k, &[0, 1, 3, 2])?)?;
+    if let Some(mask) = call.get(3) {
+        let mask = if mask.element == Element::Int {
+            builder.choose(mask, &Builder::number(0.0), &Builder::number(f32::MIN))?
+        } else {
+            mask.clone()
+        };
+        scores = builder.binary(Binary::Add, &scores, &mask)?;
+    }
+    let last = scores.layout.rank() - 1;
+    let weights = builder.softmax(&scores, last)?;
+    let y = builder.matmul(&weights, &v)?;
+    if !flat {
+        return Ok(y);
+    }
+    let width = y.shape()[3] * q_heads;
+    let y = Builder::transpose(&y, &[0, 2, 1, 3])?;
+    builder.reshape(&y, vec![batch, tokens, width])
+}
+
+/// x `[batch, tokens, channels]`, weight, bias, state, context lengths.
+fn convolution(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+    let (x, state, lengths) = (call.input(0)?, call.input(3)?, call.input(4)?);
+    let bias = call.get(2).map(constant).transpose()?;
+    let convolution = Convolution::new(&constant(call.input(1)?)?, bias.as_ref())?;
+    let channels = convolution.channels();
+    match (x.shape(), state.shape(), lengths.shape()) {
+        (&[batch, _, found], &[states, kept, columns], &[sequences])
+            if [found, kept] == [channels; 2] && [states, sequences] == [batch; 2] && convolution.takes(columns) => {}
+        (x, state, lengths) => {
+            return Err(format!(
+                "input {x:?}, state {state:?} and lengths {lengths:?} do not go with {channels} channels"
+            ));
+        }
+    }
+    let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
+    builder.compute(
+        Kernel::Convolution(Box::new(convolution)),
+        vec![x.clone(), state.clone(), lengths.clone()],
+        outputs,
+    )
+}
+
+/// x, a, b, c, d, dt, dt_bias, state `[batch, heads, head_dim, d_state]`, context lengths.
+fn scan(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+    let (x, state, lengths) = (call.input(0)?, call.input(7)?, call.input(8)?);
+    let (b, c, dt) = (call.input(2)?, call.input(3)?, call.input(5)?);
+    let &[batch, heads, head_dim, d_state] = state.shape() else {
+        return Err(format!("its state is {:?}", state.shape()));
+    };
+    let outer = x.shape().strip_suffix(&[heads, head_dim]).unwrap_or(&[]);
+    let groups = call.input(2)?.shape().len().checked_sub(2).map_or(0, |at| b.shape()[at]);
+    let rest = |value: &Value, last: &[usize]| value.shape() == [outer, last].concat();
+    let fits = outer.first() == Some(&batch)
+        && outer.len() <= 2
+        && rest(b, &[groups, d_state])
+        && rest(c, &[groups, d_state])
+        && rest(dt, &[heads])
+        && lengths.shape() == [batch];
+    if !fits {
+        let shapes = [x, b, c, dt, state, lengths].map(Value::shape);
+        return Err(format!("x, b, c, dt, state and lengths of {shapes:?} do not go together"));
+    }
+    let parameter = |at: usize| call.get(at).map(constant).transpose();
+    let softplus = call.node.int("dt_softplus").unwrap_or(0) != 0;
+    let scan = Scan::new([parameter(1)?, parameter(4)?, parameter(6)?], heads, softplus)?;
+    let inputs = [x, b, c, dt, state, lengths].map(Value::clone).to_vec();
+    let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
+    builder.compute(Kernel::Scan(Box::new(scan)), inputs, outputs)
+}

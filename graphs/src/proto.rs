@@ -1,0 +1,214 @@
+//! ONNX's messages, weights included: what is run is read through them, and what is exported is written through them.
+
+use prost::Message;
+use prost::bytes::Bytes;
+
+macro_rules! message {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* [$($kind:tt)*] $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Message)]
+        pub struct $name { $($(#[$field_doc])* #[prost($($kind)*)] pub $field: $type,)* }
+    };
+}
+
+message! {
+    /// A model: a graph and the operators that it is written in.
+    ModelProto {
+        /// The version of the format.
+        [int64, tag = "1"] ir_version: i64,
+        /// Who wrote it.
+        [string, tag = "2"] producer_name: String,
+        /// What is computed.
+        [message, optional, tag = "7"] graph: Option<GraphProto>,
+        /// The operators' versions.
+        [message, repeated, tag = "8"] opset_import: Vec<OperatorSetId>,
+        /// Operators that are written in others.
+        [message, repeated, tag = "25"] functions: Vec<FunctionProto>,
+    }
+}
+
+message! {
+    /// A version of a domain's operators.
+    OperatorSetId {
+        /// The domain; empty for the standard one.
+        [string, tag = "1"] domain: String,
+        /// Its version.
+        [int64, tag = "2"] version: i64,
+    }
+}
+
+message! {
+    /// Nodes in the order of their inputs.
+    GraphProto {
+        /// The nodes.
+        [message, repeated, tag = "1"] node: Vec<NodeProto>,
+        /// The graph's name.
+        [string, tag = "2"] name: String,
+        /// Weights and constants.
+        [message, repeated, tag = "5"] initializer: Vec<TensorProto>,
+        /// What a run is given.
+        [message, repeated, tag = "11"] input: Vec<ValueInfo>,
+        /// What a run gives.
+        [message, repeated, tag = "12"] output: Vec<ValueInfo>,
+        /// Shapes of values in between.
+        [message, repeated, tag = "13"] value_info: Vec<ValueInfo>,
+    }
+}
+
+message! {
+    /// One operation.
+    NodeProto {
+        /// The values it reads; an empty name is an input that is left out.
+        [string, repeated, tag = "1"] input: Vec<String>,
+        /// The values it makes.
+        [string, repeated, tag = "2"] output: Vec<String>,
+        /// Its name, often empty.
+        [string, tag = "3"] name: String,
+        /// The operator.
+        [string, tag = "4"] op_type: String,
+        /// Its attributes.
+        [message, repeated, tag = "5"] attribute: Vec<AttributeProto>,
+        /// The operator's domain.
+        [string, tag = "7"] domain: String,
+    }
+}
+
+message! {
+    /// An attribute of a node, or of a function that its nodes refer to.
+    AttributeProto {
+        /// Its name.
+        [string, tag = "1"] name: String,
+        /// A number.
+        [float, tag = "2"] f: f32,
+        /// A whole number.
+        [int64, tag = "3"] i: i64,
+        /// A text.
+        [bytes = "bytes", tag = "4"] s: Bytes,
+        /// A tensor.
+        [message, optional, tag = "5"] t: Option<TensorProto>,
+        /// Numbers.
+        [float, repeated, tag = "7"] floats: Vec<f32>,
+        /// Whole numbers.
+        [int64, repeated, tag = "8"] ints: Vec<i64>,
+        /// Which of them it is.
+        [int32, tag = "20"] r#type: i32,
+    }
+}
+
+message! {
+    /// A weight or a constant.
+    TensorProto {
+        /// Its shape.
+        [int64, repeated, tag = "1"] dims: Vec<i64>,
+        /// Its element type.
+        [int32, tag = "2"] data_type: i32,
+        /// Elements as numbers.
+        [float, repeated, tag = "4"] float_data: Vec<f32>,
+        /// The same, for small integers and truth values.
+        [int32, repeated, tag = "5"] int32_data: Vec<i32>,
+        /// The same, for integers.
+        [int64, repeated, tag = "7"] int64_data: Vec<i64>,
+        /// Its name.
+        [string, tag = "8"] name: String,
+        /// Elements as little-endian bytes.
+        [bytes = "bytes", tag = "9"] raw_data: Bytes,
+        /// Where in another file its elements are.
+        [message, repeated, tag = "13"] external_data: Vec<KeyValue>,
+        /// Whether they are in another file.
+        [int32, tag = "14"] data_location: i32,
+    }
+}
+
+message! {
+    /// A pair of texts.
+    KeyValue {
+        /// What it says.
+        [string, tag = "1"] key: String,
+        /// Of what.
+        [string, tag = "2"] value: String,
+    }
+}
+
+message! {
+    /// A value's name and type.
+    ValueInfo {
+        /// Its name.
+        [string, tag = "1"] name: String,
+        /// Its type.
+        [message, optional, tag = "2"] r#type: Option<TypeProto>,
+    }
+}
+
+message! {
+    /// A type; of the kinds that there are only tensors are read.
+    TypeProto {
+        /// A tensor's.
+        [message, optional, tag = "1"] tensor_type: Option<TensorType>,
+    }
+}
+
+message! {
+    /// A tensor's element type and shape.
+    TensorType {
+        /// Its element type.
+        [int32, tag = "1"] elem_type: i32,
+        /// Its shape.
+        [message, optional, tag = "2"] shape: Option<TensorShape>,
+    }
+}
+
+message! {
+    /// The axes of a tensor.
+    TensorShape {
+        /// Their sizes.
+        [message, repeated, tag = "1"] dim: Vec<Dimension>,
+    }
+}
+
+message! {
+    /// An axis: a size, or a name where it is open.
+    Dimension {
+        /// The size.
+        [int64, optional, tag = "1"] dim_value: Option<i64>,
+        /// The name.
+        [string, optional, tag = "2"] dim_param: Option<String>,
+    }
+}
+
+message! {
+    /// An operator that is written in others.
+    FunctionProto {
+        /// Its name.
+        [string, tag = "1"] name: String,
+        /// What it reads.
+        [string, repeated, tag = "4"] input: Vec<String>,
+        /// What it makes.
+        [string, repeated, tag = "5"] output: Vec<String>,
+        /// The attributes that a call may state.
+        [string, repeated, tag = "6"] attribute: Vec<String>,
+        /// How.
+        [message, repeated, tag = "7"] node: Vec<NodeProto>,
+        /// The versions of what it is written in.
+        [message, repeated, tag = "9"] opset_import: Vec<OperatorSetId>,
+        /// Its domain.
+        [string, tag = "10"] domain: String,
+        /// Attributes with what they are where a call does not state them.
+        [message, repeated, tag = "11"] attribute_proto: Vec<AttributeProto>,
+    }
+}
+
+/// The numbers of the element types that are run.
+impl TensorProto {
+    /// `f32`.
+    pub const FLOAT: i32 = 1;
+    /// `i32`.
+    pub const INT32: i32 = 6;
+    /// `i64`.
+    pub const INT64: i32 = 7;
+    /// A truth value.
+    pub const BOOL: i32 = 9;
+    /// `f16`, which weights may have.
+    pub const FLOAT16: i32 = 10;
+    /// `bf16`, which weights may have.
+    pub const BFLOAT16: i32 = 16;
+}

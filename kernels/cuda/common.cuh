@@ -1,0 +1,163 @@
+// What the kernels share: vectors of 16 bytes, number formats, sums over lanes. All inline PTX is here.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+#define DEVICE __device__ __forceinline__
+
+// ---- Memory -----------------------------------------------------------------------------------------------------
+
+struct alignas(16) Vec16 {
+    uint32_t words[4];
+};
+
+// What is read or written once passes through the caches as the first to be evicted.
+DEVICE Vec16 load_streamed(const void* from) {
+    const uint4 v = __ldcs(static_cast<const uint4*>(from));
+    return Vec16{{v.x, v.y, v.z, v.w}};
+}
+DEVICE void store_streamed(void* to, const Vec16& v) {
+    __stcs(static_cast<uint4*>(to), make_uint4(v.words[0], v.words[1], v.words[2], v.words[3]));
+}
+
+// ---- Number formats ---------------------------------------------------------------------------------------------
+
+DEVICE uint32_t bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+DEVICE uint32_t bits(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+
+// A type of 16 or 32 bits: how many lie in a word, and what they are as f32.
+template <typename T> struct Format;
+template <> struct Format<float> {
+    static constexpr int kPerWord = 1;
+    static DEVICE void widen(uint32_t word, float* out) { out[0] = __uint_as_float(word); }
+    static DEVICE uint32_t narrow(const float* in) { return __float_as_uint(in[0]); }
+};
+template <> struct Format<__half> {
+    static constexpr int kPerWord = 2;
+    static DEVICE void widen(uint32_t word, float* out) {
+        const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&word));
+        out[0] = v.x, out[1] = v.y;
+    }
+    static DEVICE uint32_t narrow(const float* in) { return bits(__floats2half2_rn(in[0], in[1])); }
+};
+template <> struct Format<__nv_bfloat16> {
+    static constexpr int kPerWord = 2;
+    static DEVICE void widen(uint32_t word, float* out) {
+        out[0] = __uint_as_float(word << 16), out[1] = __uint_as_float(word & 0xffff0000u);
+    }
+    static DEVICE uint32_t narrow(const float* in) { return bits(__floats2bfloat162_rn(in[0], in[1])); }
+};
+
+// Elements in 16 bytes.
+template <typename T> constexpr int kPerVec = 16 / sizeof(T);
+
+template <typename T> DEVICE void widen(const Vec16& v, float* out) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Format<T>::widen(v.words[i], out + i * Format<T>::kPerWord);
+}
+template <typename T> DEVICE Vec16 narrow(const float* in) {
+    Vec16 v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.words[i] = Format<T>::narrow(in + i * Format<T>::kPerWord);
+    return v;
+}
+
+// COUNT elements as f32, by the widest loads that they fill. Their address is a multiple of their size, up to 16 bytes.
+template <typename T, int COUNT> DEVICE void load_floats(const T* from, float* out) {
+    static_assert(COUNT * sizeof(T) % 4 == 0, "whole words");
+    constexpr int kWords = COUNT * sizeof(T) / 4;
+    uint32_t words[kWords];
+    if constexpr (kWords % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < kWords / 4; ++i) {
+            const uint4 v = __ldg(reinterpret_cast<const uint4*>(from) + i);
+            words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
+        }
+    } else if constexpr (kWords % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < kWords / 2; ++i) {
+            const uint2 v = __ldg(reinterpret_cast<const uint2*>(from) + i);
+            words[2 * i] = v.x, words[2 * i + 1] = v.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words[i] = __ldg(reinterpret_cast<const uint32_t*>(from) + i);
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) Format<T>::widen(words[i], out + i * Format<T>::kPerWord);
+}
+
+DEVICE float to_float(float v) { return v; }
+DEVICE float to_float(__half v) { return __half2float(v); }
+DEVICE float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+template <typename T> DEVICE T from_float(float v);
+template <> DEVICE float from_float<float>(float v) { return v; }
+template <> DEVICE __half from_float<__half>(float v) { return __float2half_rn(v); }
+template <> DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+
+// ---- Lanes ------------------------------------------------------------------------------------------------------
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// The sums of COUNT values over LANES neighbouring lanes, in COUNT - 1 + log2(LANES / COUNT) exchanges instead of
+// COUNT * log2(LANES): with each exchange a lane keeps half of its values. A lane ends with the sum that `kept` names.
+template <int COUNT, int LANES> DEVICE float sum_transposed(float (&values)[COUNT], int lane) {
+    int count = COUNT;
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        const bool upper = lane & offset;
+        if (count > 1) {
+            count /= 2;
+#pragma unroll
+            for (int j = 0; j < COUNT / 2; ++j)
+                if (j < count) {
+                    const float send = upper ? values[j] : values[j + count];
+                    const float keep = upper ? values[j + count] : values[j];
+                    values[j] = keep + __shfl_xor_sync(kAllLanes, send, offset);
+                }
+        } else {
+            values[0] += __shfl_xor_sync(kAllLanes, values[0], offset);
+        }
+    }
+    return values[0];
+}
+template <int COUNT, int LANES> DEVICE int kept(int lane) { return lane % LANES / (LANES / COUNT); }
+
+// ---- Asynchronous copies and matrix products --------------------------------------------------------------------
+
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// 16 bytes from global to shared memory; zeros where not `live`.
+DEVICE void copy_async(void* to, const void* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most OPEN groups are under way.
+template <int OPEN> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory"); }
+
+// Four matrices of 8 rows; lane 8 j + i names row i of matrix j.
+DEVICE void load_matrices(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// d [16, 8] += a [16, 16] b [16, 8]
+template <typename T> DEVICE void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> DEVICE void multiply<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- Functions --------------------------------------------------------------------------------------------------
+
+DEVICE float silu(float x) { return x / (1.f + expf(-x)); }

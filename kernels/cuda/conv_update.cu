@@ -1,0 +1,73 @@
+// The causal depthwise convolution over a few tokens of each sequence, in place:
+//   y[t] = bias + sum_k weight[k] * x[t - (K - 1) + k], where the rows before the first are the state.
+//
+// A thread holds 16 bytes of channels: their weights and their last K - 1 inputs stay in registers over all tokens.
+#include "common.cuh"
+
+struct Args {
+    void* pool;                      // [slots, slot_elems], of which the layer is [K - 1, channels], the oldest first
+    const void *x, *weight, *bias;   // [tokens, channels], [K, channels], [channels] or null
+    void* y;                         // [tokens, channels]
+    const int32_t* slots;            // [batch], -1 for padding
+    const uint32_t* cu_seqlens;      // [batch + 1]
+    int64_t slot_elems, layer_offset, x_stride;
+    int32_t channels, silu, keep;
+};
+
+template <typename T, int K> DEVICE void conv_update(const Args& args) {
+    constexpr int V = kPerVec<T>;
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V, sequence = blockIdx.y;
+    if (channel >= args.channels) return;
+    const int slot = args.slots[sequence];
+    const int begin = args.cu_seqlens[sequence], end = args.cu_seqlens[sequence + 1];
+    T* const y = static_cast<T*>(args.y) + channel;
+    if (slot < 0) {
+        for (int row = begin; row < end; ++row) store_streamed(y + (int64_t)row * args.channels, Vec16{});
+        return;
+    }
+    if (begin == end) return;
+    T* const state = static_cast<T*>(args.pool) + slot * args.slot_elems + args.layer_offset + channel;
+    const T* const x = static_cast<const T*>(args.x) + channel;
+    Vec16 columns[K - 1], next = load_streamed(x + begin * args.x_stride);
+    float weight[K][V], bias[V] = {};
+#pragma unroll
+    for (int k = 0; k < K - 1; ++k) columns[k] = load_streamed(state + k * args.channels);
+#pragma unroll
+    for (int k = 0; k < K; ++k) load_floats<T, V>(static_cast<const T*>(args.weight) + k * args.channels + channel, weight[k]);
+    if (args.bias) load_floats<T, V>(static_cast<const T*>(args.bias) + channel, bias);
+    for (int row = begin; row < end; ++row) {
+        const Vec16 newest = next;
+        if (row + 1 < end) next = load_streamed(x + (row + 1) * args.x_stride);
+        float sums[V], column[V];
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums[i] = bias[i];
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            widen<T>(k < K - 1 ? columns[k] : newest, column);
+#pragma unroll
+            for (int i = 0; i < V; ++i) sums[i] += weight[k][i] * column[i];
+        }
+        if (args.silu) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) sums[i] = silu(sums[i]);
+        }
+        store_streamed(y + (int64_t)row * args.channels, narrow<T>(sums));
+#pragma unroll
+        for (int k = 0; k < K - 2; ++k) columns[k] = columns[k + 1];
+        columns[K - 2] = newest;
+    }
+    if (!args.keep) return;
+#pragma unroll
+    for (int k = 0; k < K - 1; ++k) store_streamed(state + k * args.channels, columns[k]);
+}
+
+#define KERNEL(format, T, K)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) conv_update_##format##_##K(const __grid_constant__ Args args) { \
+        conv_update<T, K>(args);                                                                                   \
+    }
+#define WIDTHS(format, T) KERNEL(format, T, 2) KERNEL(format, T, 3) KERNEL(format, T, 4)
+
+// prove conv_update: 128 registers, LDG.E.EF.128, STG.E.EF.128
+WIDTHS(f32, float)
+WIDTHS(bf16, __nv_bfloat16)
+WIDTHS(f16, __half)

@@ -1,0 +1,208 @@
+//! Attention on the CPU: tiles of queries over stretches of context, tasks for each KV head.
+
+mod tile;
+
+use super::codec::RowCodec;
+use super::storage::{DisjointMut, Element, Input, Output, Rows, with_kv_pool, with_pool};
+use super::tasks::for_each;
+use crate::batch::PagedBatch;
+use crate::error::Result;
+use crate::ops::attention::PagedAttention;
+use crate::view::KvLayerView;
+use candle_core::Tensor;
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::ops::Range;
+use tile::{Accumulator, Scratch};
+
+const OP: &str = "paged_attention";
+
+pub(crate) fn paged_attention(
+    q: &Tensor,
+    pool: &Tensor,
+    view: &KvLayerView,
+    batch: &PagedBatch<'_>,
+    attention: &PagedAttention<'_>,
+) -> Result<Tensor> {
+    let (total_tokens, num_heads, head_dim) = q.dims3()?;
+    let out = Output::new(total_tokens * num_heads * attention.value_dim);
+    let input = Input::new(q)?;
+    let quant = attention.quant.as_ref();
+    with_kv_pool!(OP, pool.dtype(), T => with_pool::<T, _>(OP, pool, |pool| RowCodec::with(OP, quant, |codec| {
+        let step = Step { q: input.rows(), pool, codec, view, batch, attention, num_heads, head_dim };
+        step.run(&out);
+        Ok(())
+    })))?;
+    // SAFETY: the tiles and the padding make up all rows.
+    unsafe { out.into_tensor((total_tokens, num_heads, attention.value_dim), q) }
+}
+
+/// Query tokens that one task takes together. Their scores against a stretch of context stay in a near cache.
+const QUERY_TILE: usize = 32;
+/// Context that one task takes when there are too few queries to share out. The cut depends on positions alone,
+/// never on the batch or the thread count, so that results do not depend on them either.
+const KV_SPLIT: usize = 512;
+
+/// One call on the CPU.
+struct Step<'a, T> {
+    q: Rows<'a>,
+    pool: &'a [T],
+    codec: RowCodec<'a>,
+    view: &'a KvLayerView,
+    batch: &'a PagedBatch<'a>,
+    attention: &'a PagedAttention<'a>,
+    num_heads: usize,
+    head_dim: usize,
+}
+
+/// Some query tokens of one sequence, the positions they stand at, and the context they see.
+struct QueryTile {
+    sequence: usize,
+    rows: Range<usize>,
+    first_position: usize,
+    context: Range<usize>,
+    /// Parts that the context is cut into, each a task of its own for each KV head.
+    parts: usize,
+    /// Number of tasks of the tiles before.
+    first_task: usize,
+}
+
+/// What a decode step would otherwise allocate anew each time.
+#[derive(Default)]
+struct Workspace {
+    tiles: Vec<QueryTile>,
+    partials: Vec<f32>,
+}
+
+impl<T: Element> Step<'_, T> {
+    fn run(&self, out: &Output) {
+        thread_local! {
+            static WORKSPACE: RefCell<Workspace> = RefCell::default();
+        }
+        let mut workspace = WORKSPACE.take();
+        let Workspace { tiles, partials } = &mut workspace;
+        self.plan(tiles);
+        out.clear_padding(self.batch.padding(), self.num_heads * self.attention.value_dim);
+        let heads = self.view.num_kv_heads;
+        let tasks = tiles.last().map_or(0, |tile| tile.first_task + tile.parts) * heads;
+        let partial_elems = Accumulator::elems(self.most_rows(tiles), self.attention.value_dim);
+        // Tiles of several parts are rare and small: a slot for every task is simpler than a list of those.
+        let split = tiles.iter().any(|tile| tile.parts > 1);
+        partials.resize(if split { tasks * partial_elems } else { 0 }, 0.0);
+        let partials = DisjointMut::new(partials);
+
+        for_each((0..tasks).into_par_iter(), |task| {
+            let (head, task) = (task % heads, task / heads);
+            let tile = &tiles[tiles.partition_point(|tile| tile.first_task <= task) - 1];
+            let part = task - tile.first_task;
+            if tile.parts == 1 {
+                Scratch::with(partial_elems, |scratch, memory| {
+                    let sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
+                    self.finish(tile, head, &sum, out);
+                });
+            } else {
+                let start = (task * heads + head) * partial_elems;
+                // SAFETY: each task has its own stretch.
+                let memory = unsafe { partials.slice(start..start + partial_elems) };
+                let context = part_of(&tile.context, part);
+                Scratch::with(0, |scratch, _| {
+                    self.attend(tile, head, context, memory, scratch);
+                });
+            }
+        });
+        for_each(tiles.par_iter().filter(|tile| tile.parts > 1), |tile| {
+            for head in 0..heads {
+                let part = |part: usize| {
+                    let start = ((tile.first_task + part) * heads + head) * partial_elems;
+                    // SAFETY: the tasks that wrote these stretches are done, and this tile is read here only.
+                    let memory = unsafe { partials.slice(start..start + partial_elems) };
+                    Accumulator::resume(memory, self.query_rows(tile), self.attention.value_dim)
+                };
+                let mut sum = part(0);
+                for other in 1..tile.parts {
+                    sum.merge(&part(other));
+                }
+                self.finish(tile, head, &sum, out);
+            }
+        });
+        WORKSPACE.set(workspace);
+    }
+
+    /// The factor on `q . k` as it is stored.
+    fn scale(&self, kv_head: usize) -> f32 {
+        self.attention.scale * self.attention.stored_factor(self.view, 0, kv_head)
+    }
+
+    fn group(&self) -> usize {
+        self.num_heads / self.view.num_kv_heads
+    }
+
+    /// Query rows that one KV head of a tile serves.
+    fn query_rows(&self, tile: &QueryTile) -> usize {
+        tile.rows.len() * self.group()
+    }
+
+    fn most_rows(&self, tiles: &[QueryTile]) -> usize {
+        tiles.iter().map(|tile| self.query_rows(tile)).max().unwrap_or(0)
+    }
+
+    fn plan(&self, tiles: &mut Vec<QueryTile>) {
+        tiles.clear();
+        let mut first_task = 0;
+        for sequence in 0..self.batch.len() {
+            let rows = self.batch.rows(sequence);
+            let kv_len = self.batch.kv_lens[sequence] as usize;
+            if kv_len == 0 {
+                continue;
+            }
+            for start in rows.clone().step_by(QUERY_TILE) {
+                let end = (start + QUERY_TILE).min(rows.end);
+                let first_position = kv_len - (rows.end - start);
+                let last_position = kv_len - 1 - (rows.end - end);
+                let context = self.attention.window.first_visible(first_position)..last_position + 1;
+                let parts = if end - start < QUERY_TILE { part_count(&context) } else { 1 };
+                tiles.push(QueryTile { sequence, rows: start..end, first_position, context, parts, first_task });
+                first_task += parts;
+            }
+        }
+    }
+
+    /// The unnormalised output of one tile over a stretch of context, for the query heads of one KV head.
+    fn attend<'m>(
+        &self,
+        tile: &QueryTile,
+        kv_head: usize,
+        context: Range<usize>,
+        memory: &'m mut [f32],
+        scratch: &mut Scratch,
+    ) -> Accumulator<'m> {
+        let mut sum = Accumulator::new(memory, self.query_rows(tile), self.attention.value_dim);
+        tile::attend(self, tile, kv_head, context, &mut sum, scratch);
+        sum
+    }
+
+    fn finish(&self, tile: &QueryTile, kv_head: usize, sum: &Accumulator<'_>, out: &Output) {
+        let group = self.group();
+        let value_scale = self.attention.stored_factor(self.view, 1, kv_head);
+        for (row, token) in tile.rows.clone().enumerate() {
+            for member in 0..group {
+                let head = kv_head * group + member;
+                let start = (token * self.num_heads + head) * self.attention.value_dim;
+                // SAFETY: this task alone has this token and this head.
+                let target = unsafe { out.piece(start..start + self.attention.value_dim) };
+                let sink = self.attention.sinks.map(|sinks| sinks[head]);
+                sum.finish(row * group + member, sink, value_scale, target);
+            }
+        }
+    }
+}
+
+/// Number of stretches between multiples of [`KV_SPLIT`] that `context` touches.
+fn part_count(context: &Range<usize>) -> usize {
+    context.end.div_ceil(KV_SPLIT) - context.start / KV_SPLIT
+}
+
+fn part_of(context: &Range<usize>, part: usize) -> Range<usize> {
+    let part = context.start / KV_SPLIT + part;
+    (part * KV_SPLIT).max(context.start)..((part + 1) * KV_SPLIT).min(context.end)
+}

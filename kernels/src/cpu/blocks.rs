@@ -1,0 +1,297 @@
+//! The blocks of GGML's formats, and what numbers are in them.
+//!
+//! All are made of bytes, so that a block may lie anywhere. Loops are without branches, so that they vectorise.
+
+use super::storage::Element;
+use half::{bf16, f16};
+use pulp::bytemuck::{Pod, Zeroable};
+
+/// A block of a stored matrix.
+pub(super) trait Block: Pod + Send + Sync {
+    /// The numbers in it.
+    type Numbers: Pod + AsRef<[f32]>;
+    /// How many there are.
+    const ELEMENTS: usize = size_of::<Self::Numbers>() / size_of::<f32>();
+
+    /// Its numbers.
+    fn widen(&self, numbers: &mut Self::Numbers);
+
+    /// Whether all of its numbers are finite.
+    fn is_finite(&self) -> bool;
+}
+
+/// Two bytes of a float.
+type Half = [u8; 2];
+
+#[inline(always)]
+fn half(bytes: Half) -> f32 {
+    f16::from_le_bytes(bytes).load()
+}
+
+#[inline(always)]
+fn finite_half(bytes: Half) -> bool {
+    u16::from_le_bytes(bytes) & 0x7c00 != 0x7c00
+}
+
+macro_rules! block {
+    ($name:ident { $($field:ident: $type:ty),* }, $elements:literal, $(#[$meta:meta])* |$self:ident, $numbers:ident| $widen:expr, $finite:expr) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        pub(super) struct $name {
+            $($field: $type),*
+        }
+
+        // SAFETY: made of bytes alone, of which any bits will do, and which need no padding between them.
+        unsafe impl Zeroable for $name {}
+        // SAFETY: as above.
+        unsafe impl Pod for $name {}
+
+        impl Block for $name {
+            type Numbers = [f32; $elements];
+
+            #[inline(always)]
+            fn widen(&$self, $numbers: &mut [f32; $elements]) {
+                $widen
+            }
+
+            #[inline(always)]
+            fn is_finite(&$self) -> bool {
+                $finite
+            }
+        }
+    };
+}
+
+block!(F32 { bits: [u8; 4] }, 1, |self, out| out[0] = f32::from_le_bytes(self.bits), {
+    f32::from_le_bytes(self.bits).is_finite()
+});
+block!(F16 { bits: Half }, 1, |self, out| out[0] = half(self.bits), finite_half(self.bits));
+block!(Bf16 { bits: Half }, 1, |self, out| out[0] = bf16::from_le_bytes(self.bits).load(), {
+    u16::from_le_bytes(self.bits) & 0x7f80 != 0x7f80
+});
+
+/// The low four bits of each byte, then the high ones, as `number` makes them numbers.
+#[inline(always)]
+fn nibbles(bytes: &[u8; 16], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
+    for (at, &byte) in bytes.iter().enumerate() {
+        out[at] = number(byte & 15);
+        out[at + 16] = number(byte >> 4);
+    }
+}
+
+/// The same with a fifth bit of each.
+#[inline(always)]
+fn nibbles_and_bits(bytes: &[u8; 16], bits: [u8; 4], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
+    let bits = u32::from_le_bytes(bits);
+    for (at, &byte) in bytes.iter().enumerate() {
+        let fifth = |place: usize| ((bits >> place) as u8 & 1) << 4;
+        out[at] = number(byte & 15 | fifth(at));
+        out[at + 16] = number(byte >> 4 | fifth(at + 16));
+    }
+}
+
+block!(
+    Q4_0 { scale: Half, quants: [u8; 16] },
+    32,
+    |self, out| {
+        let scale = half(self.scale);
+        nibbles(&self.quants, out, |quant| f32::from(quant as i8 - 8) * scale);
+    },
+    finite_half(self.scale)
+);
+
+block!(
+    Q4_1 { scale: Half, least: Half, quants: [u8; 16] },
+    32,
+    |self, out| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        nibbles(&self.quants, out, |quant| f32::from(quant) * scale + least);
+    },
+    finite_half(self.scale) & finite_half(self.least)
+);
+
+block!(
+    Q5_0 { scale: Half, fifth: [u8; 4], quants: [u8; 16] },
+    32,
+    |self, out| {
+        let scale = half(self.scale);
+        nibbles_and_bits(&self.quants, self.fifth, out, |quant| f32::from(quant as i8 - 16) * scale);
+    },
+    finite_half(self.scale)
+);
+
+block!(
+    Q5_1 { scale: Half, least: Half, fifth: [u8; 4], quants: [u8; 16] },
+    32,
+    |self, out| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        nibbles_and_bits(&self.quants, self.fifth, out, |quant| f32::from(quant) * scale + least);
+    },
+    finite_half(self.scale) & finite_half(self.least)
+);
+
+block!(
+    Q8_0 { scale: Half, quants: [i8; 32] },
+    32,
+    |self, out| {
+        let scale = half(self.scale);
+        out.iter_mut().zip(&self.quants).for_each(|(out, &quant)| *out = f32::from(quant) * scale);
+    },
+    finite_half(self.scale)
+);
+
+/// `number` of each of 32 places, in order.
+#[inline(always)]
+fn thirty_two(out: &mut [f32], number: impl Fn(usize) -> f32) {
+    out[..32].iter_mut().enumerate().for_each(|(at, out)| *out = number(at));
+}
+
+block!(
+    Q2K { scales: [u8; 16], quants: [u8; 64], scale: Half, least: Half },
+    256,
+    |self, out| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            // Four groups of 32 take turns in the bits of 32 bytes.
+            let (quants, shift) = (&self.quants[group / 4 * 32..][..32], group % 4 * 2);
+            for (half, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                let scales = self.scales[2 * group + half];
+                let (scale, least) = (scale * f32::from(scales & 15), least * f32::from(scales >> 4));
+                for (out, quant) in out.iter_mut().zip(&quants[16 * half..]) {
+                    *out = scale * f32::from(quant >> shift & 3) - least;
+                }
+            }
+        }
+    },
+    finite_half(self.scale) & finite_half(self.least)
+);
+
+block!(
+    Q3K { high: [u8; 32], quants: [u8; 64], scales: [u8; 12], scale: Half },
+    256,
+    |self, out| {
+        let scale = half(self.scale);
+        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (quants, shift) = (&self.quants[group / 4 * 32..][..32], group % 4 * 2);
+            for (half, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                // Four bits of the group's scale stand in the first eight bytes, two in the last four.
+                let at = 2 * group + half;
+                let low = self.scales[at % 8] >> (at / 8 * 4) & 15;
+                let two = self.scales[8 + at % 4] >> (at / 4 * 2) & 3;
+                let scale = scale * f32::from((low | two << 4) as i8 - 32);
+                for ((out, quant), high) in out.iter_mut().zip(&quants[16 * half..]).zip(&self.high[16 * half..]) {
+                    let low = quant >> shift & 3;
+                    *out = scale * f32::from((low | (high >> group & 1) << 2) as i8 - 4);
+                }
+            }
+        }
+    },
+    finite_half(self.scale)
+);
+
+/// The scale and the minimum of 6 bits that a group of 32 has.
+#[inline(always)]
+fn six_bits(scales: &[u8; 12], group: usize) -> (f32, f32) {
+    let (scale, least) = if group < 4 {
+        (scales[group] & 63, scales[group + 4] & 63)
+    } else {
+        let both = scales[group + 4];
+        (both & 15 | scales[group - 4] >> 6 << 4, both >> 4 | scales[group] >> 6 << 4)
+    };
+    (f32::from(scale), f32::from(least))
+}
+
+block!(
+    Q4K { scale: Half, least: Half, scales: [u8; 12], quants: [u8; 128] },
+    256,
+    |self, out| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (quants, shift) = (&self.quants[group / 2 * 32..][..32], group % 2 * 4);
+            let (of_scale, of_least) = six_bits(&self.scales, group);
+            let (scale, least) = (scale * of_scale, least * of_least);
+            thirty_two(out, |at| scale * f32::from(quants[at] >> shift & 15) - least);
+        }
+    },
+    finite_half(self.scale) & finite_half(self.least)
+);
+
+block!(
+    Q5K { scale: Half, least: Half, scales: [u8; 12], high: [u8; 32], quants: [u8; 128] },
+    256,
+    |self, out| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (quants, shift) = (&self.quants[group / 2 * 32..][..32], group % 2 * 4);
+            let (of_scale, of_least) = six_bits(&self.scales, group);
+            let (scale, least) = (scale * of_scale, least * of_least);
+            thirty_two(out, |at| {
+                let quant = quants[at] >> shift & 15 | (self.high[at] >> group & 1) << 4;
+                scale * f32::from(quant) - least
+            });
+        }
+    },
+    finite_half(self.scale) & finite_half(self.least)
+);
+
+block!(
+    Q6K { quants: [u8; 128], high: [u8; 64], scales: [i8; 16], scale: Half },
+    256,
+    |self, out| {
+        let scale = half(self.scale);
+        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            // Of each half, 64 bytes hold four bits of four groups, and 32 bytes the other two.
+            let (part, of_part) = (group / 4, group % 4);
+            let (quants, shift) = (&self.quants[64 * part + of_part % 2 * 32..][..32], of_part / 2 * 4);
+            let high = &self.high[32 * part..][..32];
+            for (half, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                let scale = scale * f32::from(self.scales[2 * group + half]);
+                for ((out, quant), high) in out.iter_mut().zip(&quants[16 * half..]).zip(&high[16 * half..]) {
+                    let quant = quant >> shift & 15 | (high >> (2 * of_part) & 3) << 4;
+                    *out = scale * f32::from(quant as i8 - 32);
+                }
+            }
+        }
+    },
+    finite_half(self.scale)
+);
+
+block!(
+    Mxfp4 { exponent: u8, quants: [u8; 16] },
+    32,
+    |self, out| {
+        // Half of the power of two, for numbers that are twice what they stand for.
+        let scale = match self.exponent {
+            exponent @ 0..2 => f32::from_bits(0x0020_0000 << exponent),
+            exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
+        };
+        nibbles(&self.quants, out, |quant| {
+            let magnitude = quant & 7;
+            // 0, 1, then two steps to each power of two.
+            let wide = f32::from_bits((u32::from(magnitude) << 22) + (127 << 23));
+            let wide = if magnitude < 2 { f32::from(magnitude) } else { wide };
+            f32::from_bits(wide.to_bits() | u32::from(quant & 8) << 28) * scale
+        });
+    },
+    self.exponent != u8::MAX
+);
+
+/// Runs `$body` with `$block` bound to the blocks of `$format`.
+macro_rules! with_blocks {
+    ($format:expr, $block:ident => $body:expr) => {
+        $crate::cpu::blocks::with_blocks!(
+            @ $format, $block => $body,
+            F32, F16, Bf16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Mxfp4
+        )
+    };
+    (@ $format:expr, $block:ident => $body:expr, $($name:ident),*) => {
+        match $format {
+            $($crate::stored::BlockFormat::$name => {
+                type $block = $crate::cpu::blocks::$name;
+                $body
+            })*
+        }
+    };
+}
+pub(super) use with_blocks;

@@ -1,0 +1,555 @@
+//! Products of a few rows with many, for loops that memory should bound.
+//!
+//! Each result is summed in one order, whatever the tile that it is computed in, so that it does not depend on the
+//! rows beside it.
+
+use crate::cpu::blocks::Block;
+use crate::cpu::storage::Element;
+use pulp::{Simd, WithSimd};
+
+/// Rows of equal width, a stride apart.
+#[derive(Clone, Copy)]
+pub(crate) struct StridedRows<'a, T = f32> {
+    data: &'a [T],
+    stride: usize,
+    width: usize,
+    len: usize,
+}
+
+impl<'a, T> StridedRows<'a, T> {
+    pub(crate) fn new(data: &'a [T], stride: usize, width: usize, len: usize) -> Self {
+        assert!(len == 0 || (len - 1) * stride + width <= data.len());
+        Self { data, stride, width, len }
+    }
+
+    #[inline(always)]
+    fn row(&self, index: usize) -> &'a [T] {
+        &self.data[index * self.stride..][..self.width]
+    }
+}
+
+impl StridedRows<'_> {
+    /// How many rows ahead of their use rows are asked for.
+    pub(crate) const AHEAD: usize = 12;
+
+    /// Asks for the row that comes `AHEAD` rows after `index`, since the hardware stops looking ahead at each page.
+    #[inline(always)]
+    fn prefetch_after(&self, index: usize) {
+        const LINE: usize = 16;
+        if index + Self::AHEAD < self.len {
+            let start = (index + Self::AHEAD) * self.stride;
+            for at in (start..start + self.width).step_by(LINE) {
+                super::prefetch(&self.data[at]);
+            }
+        }
+    }
+}
+
+/// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
+pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
+    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
+}
+
+/// `out[i, j] = a_i . b_j` of few `a`, which stay in the caches, with `b`, which comes from memory, is read in order and
+/// widened on the way.
+pub(in crate::cpu) fn streamed_products<T: Element>(
+    a: StridedRows<'_>,
+    b: StridedRows<'_, T>,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    pulp::Arch::new().dispatch(StreamedProducts { a, b, out, out_stride });
+}
+
+/// `out[i, j] = a_i . b_j` of few `a` with rows `b` of blocks, which are read in order and widened a chunk at a time.
+pub(in crate::cpu) fn block_products<B: Block>(a: StridedRows<'_>, b: &[B], out: &mut [f32], out_stride: usize) {
+    pulp::Arch::new().dispatch(BlockProducts { a, b, out, out_stride });
+}
+
+/// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
+pub(crate) fn add_weighted(
+    weights: &[f32],
+    weight_stride: usize,
+    rows: StridedRows<'_>,
+    out: &mut [f32],
+    out_stride: usize,
+    out_rows: usize,
+) {
+    pulp::Arch::new().dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
+}
+
+/// One step of a state `[rows, b.len()]`: `state_i = state_i * decay + u_i * b`, and `out_i = state_i . c`.
+pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32], c: &[f32], out: &mut [f32]) {
+    pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
+}
+
+struct RowProducts<'a> {
+    a: StridedRows<'a>,
+    b: StridedRows<'a>,
+    scale: f32,
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+impl WithSimd for RowProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut i = 0;
+        while i + 4 <= self.a.len {
+            self.against_all::<S, 4, 2>(simd, i);
+            i += 4;
+        }
+        while i + 2 <= self.a.len {
+            self.against_all::<S, 2, 4>(simd, i);
+            i += 2;
+        }
+        while i < self.a.len {
+            self.against_all::<S, 1, 8>(simd, i);
+            i += 1;
+        }
+    }
+}
+
+impl RowProducts<'_> {
+    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
+    #[inline(always)]
+    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
+        let mut j = 0;
+        while j + J <= self.b.len {
+            self.tile::<S, I, J>(simd, i, j);
+            j += J;
+        }
+        while j < self.b.len {
+            self.tile::<S, I, 1>(simd, i, j);
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
+        for n in 0..J {
+            self.b.prefetch_after(j + n);
+        }
+        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
+        let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
+        // Lengths that the compiler knows to be equal need no checks inside the loop.
+        let vectors = a[0].0.len();
+        let (a_vectors, b_vectors) = (a.map(|a| &a.0[..vectors]), b.map(|b| &b.0[..vectors]));
+        let mut sums = [[simd.splat_f32s(0.0); J]; I];
+        for at in 0..vectors {
+            for (sums, a) in sums.iter_mut().zip(&a_vectors) {
+                for (sum, b) in sums.iter_mut().zip(&b_vectors) {
+                    *sum = simd.mul_add_e_f32s(a[at], b[at], *sum);
+                }
+            }
+        }
+        for (n, (sums, a)) in sums.iter().zip(&a).enumerate() {
+            for (m, (&sum, b)) in sums.iter().zip(&b).enumerate() {
+                let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
+                self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
+            }
+        }
+    }
+}
+
+/// Vectors that a streamed dot product takes between two looks ahead.
+const STEP: usize = 4;
+
+struct StreamedProducts<'a, T> {
+    a: StridedRows<'a>,
+    b: StridedRows<'a, T>,
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+impl<T: Element> WithSimd for StreamedProducts<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        for j in 0..self.b.len {
+            let mut i = 0;
+            while i + 4 <= self.a.len {
+                self.dots::<S, 4>(simd, i, j);
+                i += 4;
+            }
+            while i < self.a.len {
+                self.dots::<S, 1>(simd, i, j);
+                i += 1;
+            }
+        }
+    }
+}
+
+/// `N` vectors of what `values` begin with.
+#[inline(always)]
+fn widened<S: Simd, T: Element, const N: usize>(simd: S, values: &[T]) -> [S::f32s; N] {
+    let len = N * S::F32_LANES;
+    if let Some(values) = T::as_f32(&values[..len]) {
+        let vectors = &S::as_simd_f32s(values).0[..N];
+        return std::array::from_fn(|n| vectors[n]);
+    }
+    let mut vectors = [simd.splat_f32s(0.0); N];
+    let wide: &mut [f32] = pulp::bytemuck::cast_slice_mut(&mut vectors);
+    for (wide, value) in wide[..len].iter_mut().zip(&values[..len]) {
+        *wide = value.load();
+    }
+    vectors
+}
+
+impl<T: Element> StreamedProducts<'_, T> {
+    #[inline(always)]
+    fn dots<S: Simd, const I: usize>(&mut self, simd: S, i: usize, j: usize) {
+        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
+        let b = self.b.row(j);
+        let (b_vectors, b_tail) = b.split_at(b.len() / S::F32_LANES * S::F32_LANES);
+        let a_steps = a.map(|a| a.0.as_chunks::<STEP>().0);
+        let mut sums = [simd.splat_f32s(0.0); I];
+        let mut b_steps = b_vectors.chunks_exact(STEP * S::F32_LANES);
+        let steps = b_steps.len();
+        for (at, b) in b_steps.by_ref().enumerate() {
+            if i == 0 {
+                prefetch_stream(b);
+            }
+            let b: [_; STEP] = widened(simd, b);
+            for (sum, a) in sums.iter_mut().zip(&a_steps) {
+                for (&a, &b) in a[at].iter().zip(&b) {
+                    *sum = simd.mul_add_e_f32s(a, b, *sum);
+                }
+            }
+        }
+        for (at, b) in (steps * STEP..).zip(b_steps.remainder().chunks_exact(S::F32_LANES)) {
+            let [b] = widened(simd, b);
+            for (sum, a) in sums.iter_mut().zip(&a) {
+                *sum = simd.mul_add_e_f32s(a.0[at], b, *sum);
+            }
+        }
+        for (n, (&sum, a)) in sums.iter().zip(&a).enumerate() {
+            let tail: f32 = a.1.iter().zip(b_tail).map(|(a, b)| a * b.load()).sum();
+            self.out[(i + n) * self.out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
+        }
+    }
+}
+
+/// Numbers of a row of blocks that are widened at a time.
+pub(in crate::cpu) const CHUNK: usize = 256;
+/// Rows that are multiplied with a chunk at once.
+const MAX_ROWS: usize = 8;
+
+struct BlockProducts<'a, B> {
+    a: StridedRows<'a>,
+    b: &'a [B],
+    out: &'a mut [f32],
+    out_stride: usize,
+}
+
+/// On a cache line, so that no vector straddles two.
+#[repr(align(64))]
+struct Wide([f32; CHUNK]);
+
+impl<B: Block> WithSimd for BlockProducts<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { a, b, out, out_stride } = self;
+        assert!(a.len <= MAX_ROWS);
+        let zero = simd.splat_f32s(0.0);
+        let mut wide = Wide([0.0; CHUNK]);
+        for (j, row) in b.chunks_exact(a.width / B::ELEMENTS).enumerate() {
+            let mut sums = [[zero; 4]; MAX_ROWS];
+            let mut tails = [0f32; MAX_ROWS];
+            for (chunk, blocks) in row.chunks(CHUNK / B::ELEMENTS).enumerate() {
+                prefetch_stream(blocks);
+                let wide = &mut wide.0[..blocks.len() * B::ELEMENTS];
+                let numbers = pulp::bytemuck::cast_slice_mut::<f32, B::Numbers>(wide);
+                numbers.iter_mut().zip(blocks).for_each(|(numbers, block)| block.widen(numbers));
+                let (b, b_tail) = S::as_simd_f32s(wide);
+                for i in 0..a.len {
+                    let (a, a_tail) =
+                        S::as_simd_f32s(&a.row(i)[chunk * CHUNK..][..b.len() * S::F32_LANES + b_tail.len()]);
+                    let sums = &mut sums[i];
+                    let ((a_fours, a_rest), (b_fours, b_rest)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
+                    for (a, b) in a_fours.iter().zip(b_fours) {
+                        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+                            *sum = simd.mul_add_e_f32s(a, b, *sum);
+                        }
+                    }
+                    for ((sum, &a), &b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
+                        *sum = simd.mul_add_e_f32s(a, b, *sum);
+                    }
+                    tails[i] += a_tail.iter().zip(b_tail).map(|(a, b)| a * b).sum::<f32>();
+                }
+            }
+            for (i, (sums, tail)) in sums.iter().zip(tails).take(a.len).enumerate() {
+                let [first, second, third, fourth] = *sums;
+                let sum = simd.add_f32s(simd.add_f32s(first, second), simd.add_f32s(third, fourth));
+                out[i * out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
+            }
+        }
+    }
+}
+
+struct AddWeighted<'a> {
+    weights: &'a [f32],
+    weight_stride: usize,
+    rows: StridedRows<'a>,
+    out: &'a mut [f32],
+    out_stride: usize,
+    out_rows: usize,
+}
+
+impl WithSimd for AddWeighted<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut i = 0;
+        while i + 4 <= self.out_rows {
+            self.across::<S, 4, 4>(simd, i);
+            i += 4;
+        }
+        while i + 2 <= self.out_rows {
+            self.across::<S, 2, 8>(simd, i);
+            i += 2;
+        }
+        while i < self.out_rows {
+            self.across::<S, 1, 8>(simd, i);
+            i += 1;
+        }
+    }
+}
+
+impl AddWeighted<'_> {
+    /// `I` rows of `out` from `i` on, `V` vectors of their columns at a time.
+    #[inline(always)]
+    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize) {
+        let lanes = S::F32_LANES;
+        let width = self.rows.width;
+        let mut column = 0;
+        while column + V * lanes <= width {
+            self.tile::<S, I, V>(simd, i, column);
+            column += V * lanes;
+        }
+        while column + lanes <= width {
+            self.tile::<S, I, 1>(simd, i, column);
+            column += lanes;
+        }
+        for row in i..i + I {
+            for column in column..width {
+                let mut sum = self.out[row * self.out_stride + column];
+                for j in 0..self.rows.len {
+                    sum += self.weights[row * self.weight_stride + j] * self.rows.row(j)[column];
+                }
+                self.out[row * self.out_stride + column] = sum;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize) {
+        let span = V * S::F32_LANES;
+        let weights: [&[f32]; I] =
+            std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][..self.rows.len]);
+        let mut sums = [[simd.splat_f32s(0.0); V]; I];
+        for (n, sums) in sums.iter_mut().enumerate() {
+            let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
+            sums.copy_from_slice(&out[..V]);
+        }
+        for j in 0..self.rows.len {
+            self.rows.prefetch_after(j);
+            let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
+            for (sums, weights) in sums.iter_mut().zip(&weights) {
+                let weight = simd.splat_f32s(weights[j]);
+                for (sum, &value) in sums.iter_mut().zip(&row[..V]) {
+                    *sum = simd.mul_add_e_f32s(weight, value, *sum);
+                }
+            }
+        }
+        for (n, sums) in sums.iter().enumerate() {
+            let out = S::as_mut_simd_f32s(&mut self.out[(i + n) * self.out_stride + column..][..span]).0;
+            out[..V].copy_from_slice(sums);
+        }
+    }
+}
+
+struct AdvanceState<'a> {
+    state: &'a mut [f32],
+    decay: f32,
+    u: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for AdvanceState<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let width = self.b.len();
+        let (b, b_tail) = S::as_simd_f32s(self.b);
+        let (c, c_tail) = S::as_simd_f32s(&self.c[..width]);
+        let decay = simd.splat_f32s(self.decay);
+        // Rows are independent, so that the reductions of neighbouring rows overlap.
+        for ((row, &u), out) in self.state.chunks_exact_mut(width).zip(self.u).zip(self.out) {
+            let (state, tail) = S::as_mut_simd_f32s(row);
+            let input = simd.splat_f32s(u);
+            let mut even = simd.splat_f32s(0.0);
+            let mut odd = even;
+            for (at, ((state, &b), &c)) in state.iter_mut().zip(b).zip(c).enumerate() {
+                *state = simd.mul_add_e_f32s(*state, decay, simd.mul_f32s(input, b));
+                let sum = if at % 2 == 0 { &mut even } else { &mut odd };
+                *sum = simd.mul_add_e_f32s(*state, c, *sum);
+            }
+            let mut sum = simd.reduce_sum_f32s(simd.add_f32s(even, odd));
+            for ((state, &b), &c) in tail.iter_mut().zip(b_tail).zip(c_tail) {
+                *state = *state * self.decay + u * b;
+                sum += *state * c;
+            }
+            *out = sum;
+        }
+    }
+}
+
+/// Does `rounds` rounds of multiply-adds in registers alone, and returns how many operations that were.
+pub(crate) fn multiply_adds(rounds: usize) -> usize {
+    pulp::Arch::new().dispatch(MultiplyAdds { rounds })
+}
+
+struct MultiplyAdds {
+    rounds: usize,
+}
+
+impl WithSimd for MultiplyAdds {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> usize {
+        /// Independent sums: more than are under way at once, fewer than there are registers.
+        const SUMS: usize = 12;
+        let (factor, term) = (simd.splat_f32s(std::hint::black_box(0.5)), simd.splat_f32s(std::hint::black_box(1.0)));
+        let mut sums = [term; SUMS];
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                *sum = simd.mul_add_e_f32s(*sum, factor, term);
+            }
+        }
+        std::hint::black_box(sums);
+        2 * SUMS * S::F32_LANES * self.rounds
+    }
+}
+
+/// The largest of `start` and all values.
+pub(crate) fn largest(start: f32, values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Largest { start, values })
+}
+
+struct Largest<'a> {
+    start: f32,
+    values: &'a [f32],
+}
+
+impl WithSimd for Largest<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let (vectors, tail) = S::as_simd_f32s(self.values);
+        let mut largest = simd.splat_f32s(self.start);
+        for &vector in vectors {
+            largest = simd.max_f32s(vector, largest);
+        }
+        tail.iter().copied().fold(simd.reduce_max_f32s(largest), f32::max)
+    }
+}
+
+/// The sum of all values.
+pub(crate) fn sum(values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Sum::<false> { values })
+}
+
+/// The sum of values that lie in memory, as fast as it gives them.
+pub(crate) fn streamed_sum(values: &[f32]) -> f32 {
+    pulp::Arch::new().dispatch(Sum::<true> { values })
+}
+
+struct Sum<'a, const STREAMED: bool> {
+    values: &'a [f32],
+}
+
+impl<const STREAMED: bool> WithSimd for Sum<'_, STREAMED> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let (vectors, tail) = S::as_simd_f32s(self.values);
+        let (eights, rest) = vectors.as_chunks::<8>();
+        let mut sums = [simd.splat_f32s(0.0); 8];
+        for eight in eights {
+            if STREAMED {
+                prefetch_stream(eight);
+            }
+            for (sum, &value) in sums.iter_mut().zip(eight) {
+                *sum = simd.add_f32s(*sum, value);
+            }
+        }
+        let mut total = simd.splat_f32s(0.0);
+        for &value in sums.iter().chain(rest) {
+            total = simd.add_f32s(total, value);
+        }
+        simd.reduce_sum_f32s(total) + tail.iter().sum::<f32>()
+    }
+}
+
+/// How far ahead of its use a stream is asked for, in bytes. The hardware stops looking ahead at each page.
+const STREAM_AHEAD: usize = 8192;
+
+/// Asks for what comes `STREAM_AHEAD` behind a piece of a stream.
+#[inline(always)]
+fn prefetch_stream<T>(piece: &[T]) {
+    let ahead = piece.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD);
+    (0..size_of_val(piece)).step_by(64).for_each(|byte| super::prefetch_at(ahead.wrapping_add(byte)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn numbers(len: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 37 % 19) as f32 - 9.0) / 8.0).collect()
+    }
+
+    #[rstest]
+    fn tiles_of_any_shape_agree_with_plain_sums(
+        #[values(1, 2, 3, 7)] rows: usize,
+        #[values(1, 9)] others: usize,
+        #[values(5, 16, 80, 131)] width: usize,
+    ) {
+        let (a, b) = (numbers(rows * (width + 3)), numbers(others * (width + 1)));
+        let mut products = vec![0.0; rows * others];
+        let (a_rows, b_rows) =
+            (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
+        let mut streamed = products.clone();
+        row_products(a_rows, b_rows, 0.5, &mut products, others);
+        streamed_products(a_rows, b_rows, &mut streamed, others);
+        for i in 0..rows {
+            for j in 0..others {
+                let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
+                assert!((products[i * others + j] - 0.5 * expected).abs() < 1e-3);
+                assert_eq!(0.5 * streamed[i * others + j], products[i * others + j], "one order of summing");
+            }
+        }
+        let mut out = vec![1.0; rows * width];
+        add_weighted(&products, others, b_rows, &mut out, width, rows);
+        for i in 0..rows {
+            for n in 0..width {
+                let added: f32 = (0..others).map(|j| products[i * others + j] * b[j * (width + 1) + n]).sum();
+                assert!((out[i * width + n] - 1.0 - added).abs() < 1e-3);
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `conv_update.cu`: the causal convolution over a few tokens of each sequence.
+
+use super::{Argument, Buffers, Contents, Launch, Launches, MAX_TOKENS, VECTOR, format, is_vector, vector_stride};
+use crate::{CausalConv1d, StateBatch, StateLayerView, StateWrites};
+use candle_core::Tensor;
+
+/// The launches of a step, unless the kernel was not made for it.
+pub(crate) fn causal_conv1d<'a>(
+    conv: &CausalConv1d<'a>,
+    x: &'a Tensor,
+    pool: &'a Tensor,
+    view: &StateLayerView,
+    batch: &StateBatch<'a>,
+) -> Option<Launches<'a>> {
+    let (tokens, channels) = x.dims2().ok()?;
+    let (d_conv, dtype, format) = (view.shape[0] + 1, pool.dtype(), format(pool.dtype())?);
+    let parameters = [Some(conv.weight), conv.bias];
+    let alike = x.dtype() == dtype
+        && parameters.into_iter().flatten().all(|tensor| tensor.dtype() == dtype && tensor.is_contiguous());
+    let starts = parameters.into_iter().flatten().map(|tensor| tensor.layout().start_offset());
+    let aligned =
+        [view.slot_elems, view.layer_offset, channels].into_iter().chain(starts).all(|at| is_vector(at, dtype));
+    let short = batch.cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS);
+    let keep = match batch.writes {
+        // The state holds inputs as they came, so that stepping token by token changes no bit.
+        StateWrites::Final | StateWrites::Replay => true,
+        StateWrites::Nothing => false,
+        _ => return None,
+    };
+    if !(alike && aligned && short && (2..=4).contains(&d_conv)) {
+        return None;
+    }
+    let mut buffers = Buffers::default();
+    let arguments = vec![
+        buffers.add("pool", Contents::Pool(pool)),
+        buffers.input("x", x),
+        buffers.input("weight", conv.weight),
+        buffers.input("bias", conv.bias),
+        buffers.add("y", Contents::Output(dtype, vec![tokens, channels])),
+        buffers.add("slots", Contents::Indices(batch.slots)),
+        buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
+        Argument::I64(view.slot_elems as i64),
+        Argument::I64(view.layer_offset as i64),
+        Argument::I64(vector_stride(x)?),
+        Argument::I32(channels as i32),
+        Argument::I32(conv.silu.into()),
+        Argument::I32(keep.into()),
+    ];
+    let threads = 128;
+    let vectors = channels * dtype.size_in_bytes() / VECTOR;
+    let launch = Launch {
+        kernel: format!("conv_update_{format}_{d_conv}"),
+        grid: [vectors.div_ceil(threads) as u32, batch.len() as u32, 1],
+        threads: threads as u32,
+        shared_bytes: 0,
+        arguments,
+    };
+    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+}

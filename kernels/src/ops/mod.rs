@@ -1,0 +1,303 @@
+//! The ops: what each is told and what it refuses in a file of its own, and here who runs it.
+//!
+//! Every op checks its operands and hands them to the backend of the device that they lie on. Backends take what has
+//! been checked, know the types of the files beside this one, and are called from here only. A new backend is a
+//! folder of functions of the same names and one more arm of [`on_device_of`].
+
+pub(crate) mod attention;
+mod check;
+pub(crate) mod conv1d;
+mod elementwise;
+pub(crate) mod groups;
+pub(crate) mod kv_cache;
+pub(crate) mod linear;
+pub(crate) mod linear_attention;
+pub(crate) mod mamba1;
+pub(crate) mod mamba2;
+pub(crate) mod mla;
+pub(crate) mod norm;
+pub(crate) mod pool;
+pub(crate) mod quant;
+pub(crate) mod rg_lru;
+pub(crate) mod rope;
+mod stored;
+
+use crate::batch::{PagedBatch, StateBatch};
+use crate::error::Result;
+use crate::stored::StoredMatrix;
+use crate::view::{KvLayerView, StateLayerView};
+use crate::{cpu, portable};
+use attention::PagedAttention;
+use candle_core::Tensor;
+use conv1d::CausalConv1d;
+use kv_cache::KvWrite;
+use linear_attention::LinearAttentionScan;
+use mamba1::Mamba1Scan;
+use mamba2::{Mamba2Scan, ScanInput};
+use mla::{MlaCacheMode, MlaPreprocess, MlaStep};
+use norm::GateOrder;
+use pool::PoolRows;
+use rg_lru::RgLruScan;
+use rope::Rope;
+use std::cell::RefCell;
+
+/// Runs `$op` of the backend for the device of `$tensor`.
+macro_rules! on_device_of {
+    ($tensor:expr, $($op:ident)::+($($operand:expr),*)) => {
+        if $tensor.device().is_cpu() { cpu::$($op)::+($($operand),*) } else { portable::$($op)::+($($operand),*) }
+    };
+}
+
+impl PagedAttention<'_> {
+    /// Attends from `q` `[total_tokens, num_heads, head_dim]` to the cached keys and values of each sequence.
+    ///
+    /// This step's keys and values must have been written before ([`KvWrite`]). Query heads are grouped: consecutive
+    /// `num_heads / num_kv_heads` of them share a KV head. A layer that shares the cache of another passes that layer's
+    /// view. Returns `[total_tokens, num_heads, value_dim]` in the dtype of `q`.
+    pub fn run(&self, q: &Tensor, pool: &Tensor, view: &KvLayerView, batch: &PagedBatch<'_>) -> Result<Tensor> {
+        attention::check(self, q, pool, view, batch)?;
+        on_device_of!(q, attention::paged_attention(q, pool, view, batch, self))
+    }
+}
+
+impl KvWrite<'_> {
+    /// Writes keys and values into the layer's blocks of `pool`.
+    pub fn run(&self, pool: &Tensor, view: &KvLayerView) -> Result<()> {
+        kv_cache::check(self, pool, view)?;
+        on_device_of!(pool, kv_cache::write(self, None, pool, view))
+    }
+
+    /// As [`run`](Self::run), with `q` `[total_tokens, num_heads, head_dim]` and the keys rotated on the way. Returns
+    /// the rotated `q`. `positions` are as [`Rope::apply`] takes them.
+    pub fn run_rotated(
+        &self,
+        q: &Tensor,
+        rope: &Rope,
+        positions: &[u32],
+        pool: &Tensor,
+        view: &KvLayerView,
+    ) -> Result<Tensor> {
+        let head_dim = self.head_dim(view);
+        kv_cache::check_queries(self, q, head_dim)?;
+        let table = rope.table(positions, self.slot_mapping.len(), head_dim)?;
+        kv_cache::check(self, pool, view)?;
+        on_device_of!(pool, kv_cache::write(self, Some(&table), pool, view))?;
+        on_device_of!(q, rope::apply(q, &table))
+    }
+}
+
+impl Rope {
+    /// Rotates `x` `[total_tokens, heads, head_dim]`; elements after `rotary_dim` pass through.
+    ///
+    /// `positions` holds one position per token, or `[axes, total_tokens]` with several axes.
+    pub fn apply(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
+        let (tokens, _, head_dim) = x.dims3()?;
+        let table = self.table(positions, tokens, head_dim)?;
+        on_device_of!(x, rope::apply(x, &table))
+    }
+}
+
+impl CausalConv1d<'_> {
+    /// Convolves `x` `[total_tokens, conv_dim]` with the weight and moves the state on.
+    ///
+    /// `y[t, d] = bias[d] + sum_k weight[k, d] * x[t - (d_conv - 1) + k, d]`, where the rows before a sequence's first
+    /// token are its state. Prefill, chunked prefill and decode are the same call; a new sequence starts from a zeroed
+    /// slot. Afterwards the state holds the last `d_conv - 1` inputs, the oldest first.
+    pub fn run(&self, x: &Tensor, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+        conv1d::check(self, x, pool, view, batch)?;
+        on_device_of!(x, conv1d::causal_conv1d(self, x, pool, view, batch))
+    }
+}
+
+impl Mamba1Scan<'_> {
+    /// Steps each sequence's state over its tokens and reads it out.
+    ///
+    /// The state is `[d_inner, 1, d_state]`; `x`, `dt` and `z` are `[total_tokens, d_inner]`, `b` and `c`
+    /// `[total_tokens, d_state]`. Per token and channel: `s = s * exp(a * dt) + dt * b * x` and `y = s . c + d * x`,
+    /// then the gate. Prefill and decode are the same call. Returns `[total_tokens, d_inner]` in the dtype of `x`.
+    pub fn run(
+        &self,
+        input: &ScanInput<'_>,
+        pool: &Tensor,
+        view: &StateLayerView,
+        batch: &StateBatch<'_>,
+    ) -> Result<Tensor> {
+        mamba1::check(self, input, pool, view, batch)?;
+        on_device_of!(input.x, mamba1::mamba1_scan(input, self, pool, view, batch))
+    }
+}
+
+impl Mamba2Scan<'_> {
+    /// Steps each sequence's state `[heads, head_dim, d_state]` over its tokens and reads it out.
+    ///
+    /// Per token and head, with `dt` as [`TimeStep`](crate::TimeStep) makes it:
+    /// `S = S * exp(a * dt) + dt * x (x) b` and `y = S . c + d * x`, then the gate.
+    /// Consecutive `heads / groups` heads share a group of `b` and `c`. Prefill and decode are the same call. Returns
+    /// `[total_tokens, heads * head_dim]` in the dtype of `x`.
+    pub fn run(
+        &self,
+        input: &ScanInput<'_>,
+        pool: &Tensor,
+        view: &StateLayerView,
+        batch: &StateBatch<'_>,
+    ) -> Result<Tensor> {
+        mamba2::check(self, input, pool, view, batch)?;
+        on_device_of!(input.x, mamba2::mamba2_scan(input, self, pool, view, batch))
+    }
+}
+
+impl LinearAttentionScan<'_> {
+    /// Steps each sequence's state `[heads, key_dim, value_dim]` over its tokens and reads it out.
+    ///
+    /// Per token and head: `S = S * exp(decay)`; with the delta rule `v = beta * (v - k . S)`; `S += k (x) v`;
+    /// `o = scale * q . S`. Prefill and decode are the same call. Returns `[total_tokens, heads * value_dim]` in the
+    /// dtype of `v`.
+    pub fn run(&self, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+        linear_attention::check(self, pool, view, batch)?;
+        on_device_of!(self.v, linear_attention::linear_attention(self, pool, view, batch))
+    }
+}
+
+impl RgLruScan<'_> {
+    /// Steps each sequence's state `[width, 1, 1]` over its tokens and returns it after each of them.
+    ///
+    /// With `log a = -8 * sigmoid(recurrence_gate) * softplus(a_param)`:
+    /// `h = a * h + sqrt(1 - a^2) * sigmoid(input_gate) * x`. Returns `[total_tokens, width]` in the dtype of `x`.
+    pub fn run(&self, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+        rg_lru::check(self, pool, view, batch)?;
+        on_device_of!(self.x, rg_lru::rg_lru(self, pool, view, batch))
+    }
+}
+
+/// `x w^T` of `x` `[.., in]` and `weight` `[out, in]`, as `[.., out]` in the dtype of `x`.
+///
+/// A weight of bf16, f16 or 8-bit floats stays as it is and is widened to f32 on the way; sums are in f32. A few rows
+/// on the CPU, as in decode, read the weight at the speed of memory.
+pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    linear::check(x, weight)?;
+    on_device_of!(x, linear::linear(x, weight))
+}
+
+impl StoredMatrix {
+    /// `x w^T` of rows `x` `[rows, in]` on the CPU and the weights `parts` `[.., in]`, one after the other, as
+    /// `[rows, out]` in the dtype of `x`.
+    ///
+    /// Numbers are widened to f32 on the way; sums are in f32. A few rows, as in decode, read the parts once.
+    pub fn linear(x: &Tensor, parts: &[Self]) -> Result<Tensor> {
+        stored::check(x, parts)?;
+        cpu::stored::product(x, parts)
+    }
+
+    /// Its numbers as f32 on the CPU.
+    pub fn numbers(&self) -> Result<Tensor> {
+        cpu::stored::numbers(self)
+    }
+
+    /// Whether all of its numbers are finite. Reads all of it.
+    pub fn is_finite(&self) -> bool {
+        cpu::stored::are_finite(self)
+    }
+}
+
+/// `x / rms(x) * weight` over the last dimension of `x`, whose size `weight` has. Sums are in f32.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    norm::check_plain(x, weight)?;
+    on_device_of!(x, norm::rms_norm(x, weight, eps))
+}
+
+/// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.
+///
+/// `weight` is `[width]`, or `[group_size]` and shared by the groups. Sums and gates are in f32.
+pub fn gated_rms_norm(
+    x: &Tensor,
+    z: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    group_size: usize,
+    order: GateOrder,
+) -> Result<Tensor> {
+    norm::check_gated(x, z, weight, group_size)?;
+    on_device_of!(x, norm::gated_rms_norm(x, z, weight, eps, group_size, order))
+}
+
+/// `silu(gate) * up` of rows `[rows, 2 * width]` that hold the gate first, as `[rows, width]`.
+pub fn silu_product(gate_up: &Tensor) -> Result<Tensor> {
+    elementwise::check_product(gate_up)?;
+    on_device_of!(gate_up, elementwise::silu_product(gate_up))
+}
+
+/// `a * x + b * y` of `[rows, width]`.
+pub fn weighted_sum(x: &Tensor, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
+    elementwise::check_sum(x, y)?;
+    on_device_of!(x, elementwise::weighted_sum(x, a, y, b))
+}
+
+impl PoolRows<'_> {
+    /// Copies row `from` onto row `to` for each pair, in order: a later pair sees what an earlier one wrote.
+    pub fn copy(&self, pairs: &[(u32, u32)]) -> Result<()> {
+        pool::check(self.0, "copy_rows", "from", pairs.iter().map(|pair| pair.0))?;
+        pool::check(self.0, "copy_rows", "to", pairs.iter().map(|pair| pair.1))?;
+        on_device_of!(self.0, pool::copy_rows(self.0, pairs))
+    }
+
+    /// Fills rows with zeros: the state of a sequence that has not begun.
+    pub fn zero(&self, rows: &[u32]) -> Result<()> {
+        pool::check(self.0, "zero_rows", "rows", rows.iter().copied())?;
+        on_device_of!(self.0, pool::zero_rows(self.0, rows))
+    }
+
+    /// Reads rows into a new `[rows.len(), row_elems]` tensor on the pool's device, in the given order.
+    pub fn gather(&self, rows: &[u32]) -> Result<Tensor> {
+        pool::check(self.0, "gather_rows", "rows", rows.iter().copied())?;
+        portable::pool::gather_rows(self.0, rows)
+    }
+
+    /// Writes `values` `[rows.len(), row_elems]`, from any device, onto the rows.
+    pub fn scatter(&self, rows: &[u32], values: &Tensor) -> Result<()> {
+        pool::check(self.0, "scatter_rows", "rows", rows.iter().copied())?;
+        pool::check_values(self.0, rows, values)?;
+        portable::pool::scatter_rows(self.0, rows, values)
+    }
+
+    /// Moves, for each sequence, the state after its last accepted token into the sequence's slot, over all layers.
+    ///
+    /// A verify step ran drafted tokens as [`StateWrites::Tree`](crate::StateWrites::Tree). `snapshots`
+    /// `[batch, depth]` names for each sequence the slots of the tokens on its accepted path, in order; `accepted`
+    /// `[batch]` how many of them were accepted. 0 leaves the state as it was before the step. Sequences with slot -1
+    /// are skipped.
+    pub fn commit_accepted(&self, slots: &[i32], snapshots: &[i32], depth: usize, accepted: &[u32]) -> Result<()> {
+        thread_local! {
+            // Kept, so that a decode step allocates nothing.
+            static PAIRS: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) };
+        }
+        let mut pairs = PAIRS.take();
+        pairs.clear();
+        let committed = pool::accepted(slots, snapshots, depth, accepted, &mut pairs).and_then(|()| self.copy(&pairs));
+        PAIRS.set(pairs);
+        committed
+    }
+}
+
+impl MlaPreprocess {
+    /// Makes the queries of a step and writes its latents and rope keys into the cache.
+    ///
+    /// The queries are `[tokens, heads, kv_lora]`, with the rope part behind it in the first cache mode, in int8 with
+    /// the int8 cache; and `[tokens, heads, rope]` in all modes but the first. Decode and prefill then attend with
+    /// [`PagedAttention`] over the latent (`kv_factor` 1).
+    pub fn run(&self, step: &MlaStep<'_>) -> Result<(Tensor, Option<Tensor>)> {
+        mla::check(self, step)?;
+        portable::mla::run(self, step)
+    }
+}
+
+impl MlaCacheMode {
+    /// `[.., n, k]` to the NZ order `[.., k / C0, n, C0]`, where `C0` elements take 32 bytes.
+    pub fn to_nz(x: &Tensor) -> Result<Tensor> {
+        mla::nz_encode(x)
+    }
+
+    /// `[.., k / C0, n, C0]` to `[.., n, k]`.
+    pub fn from_nz(x: &Tensor) -> Result<Tensor> {
+        mla::nz_decode(x)
+    }
+}

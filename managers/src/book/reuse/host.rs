@@ -1,0 +1,71 @@
+//! Prefixes that lie in host memory: brought back before a sequence starts from them.
+
+use super::super::prefix::{Key, Load, Match, Offload, Released};
+use super::super::{BlockId, CacheBook, PoolOp};
+use super::PrefixReuse;
+use crate::ManagerError;
+
+impl PrefixReuse {
+    /// What the tree has of a prompt, all blocks of it on the device.
+    pub(super) fn find(&mut self, book: &mut CacheBook, prompt: Key<'_>) -> Result<Match, ManagerError> {
+        let found = self.cache.lookup(prompt);
+        let page = self.cache.tree().config().page;
+        let pages = [found.hit.saturating_sub(found.resident), found.host_window].map(|tokens| tokens / page);
+        if pages == [0, 0] {
+            return Ok(found);
+        }
+        if self.bring_back(book, &found, pages)? {
+            let found = self.cache.lookup(prompt);
+            if found.hit <= found.resident && found.host_window == 0 {
+                return Ok(found);
+            }
+        }
+        Ok(self.cache.lookup_resident(prompt))
+    }
+
+    /// Brings back what of a hit lies on the host, so many pages of whole contexts and of windows; `false` where there is
+    /// no room for them, or making room has cost the hit itself.
+    fn bring_back(&mut self, book: &mut CacheBook, found: &Match, pages: [usize; 2]) -> Result<bool, ManagerError> {
+        for (windowed, count) in [(false, pages[0]), (true, pages[1])] {
+            while count > 0 && self.pages(windowed).room(book) < count {
+                let mut out = Released::default();
+                let evicted = self.evict(windowed, &mut out);
+                self.give_back(book, out)?;
+                if !evicted {
+                    return Ok(false);
+                }
+            }
+        }
+        let full = self.full.fresh(book, pages[0]);
+        let windows = self.windows.fresh(book, pages[1]);
+        let mut loads = Vec::new();
+        if self.cache.load(found, &full, &windows, &mut loads).is_err() {
+            self.full.give_back(book, full)?;
+            self.windows.give_back(book, windows)?;
+            return Ok(false);
+        }
+        for load in loads {
+            let (pages, from, to) = match load {
+                Load::Block { from, to } => (&self.full, from, to),
+                Load::Window { from, to } => (&self.windows, from, to),
+            };
+            let copies = pages.blocks_of(to).map(|(paged, to)| PoolOp::BlockFromHost { paged, from: from.0, to });
+            book.ops.extend(copies);
+        }
+        Ok(true)
+    }
+
+    /// Queues the copies to the host of what the tree has moved there.
+    pub(super) fn offload(&self, book: &mut CacheBook, copies: &[Offload]) {
+        let blocks = |unit: BlockId, to: u32, windowed: bool| {
+            self.pages(windowed).blocks_of(unit).map(move |(paged, from)| PoolOp::BlockToHost { paged, from, to })
+        };
+        for copy in copies {
+            match *copy {
+                Offload::Block { from, to } => book.ops.extend(blocks(from, to.0, false)),
+                Offload::Window { from, to } => book.ops.extend(blocks(from, to.0, true)),
+                Offload::State { from, to } => book.ops.push(PoolOp::CheckpointToHost { from, to: to.0 }),
+            }
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! Sequences of a book that reuse prefixes: whatever is shared, copied, passed by a window or evicted, each reads its own
+//! past only.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cacheplan_handlers::ResourceHandler;
+use cacheplan_managers::ManagerError;
+use cacheplan_managers::book::prefix::{BranchRule, Key, Namespace, Strategy, TenantId};
+use cacheplan_managers::book::{
+    BlockId, CacheBook, NoReuse, PoolOp, PrefixReuse, ReuseLease, SlotId, SlotRole, StepMetadata, Windows, Work,
+};
+use proptest::prelude::{Just, ProptestConfig, any, prop, prop_oneof};
+use proptest::strategy::Strategy as _;
+use rstest::rstest;
+
+use crate::support::{Setup, conv, kv, ssm};
+
+/// What was computed at a position: everything up to it. `None` is poison.
+type Content = Option<u64>;
+
+fn content(tokens: &[u32]) -> Content {
+    let mut hasher = DefaultHasher::new();
+    tokens.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Start(Vec<u8>),
+    Step { budgets: Vec<u8> },
+    Decode { tokens: u8 },
+    Finish(u8),
+    Abandon(u8),
+    Drop(u8),
+    Clear,
+}
+
+fn ops() -> impl proptest::strategy::Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        4 => prop::collection::vec(0u8..3, 1..8).prop_map(Op::Start),
+        6 => prop::collection::vec(1u8..17, 4).prop_map(|budgets| Op::Step { budgets }),
+        6 => (1u8..12).prop_map(|tokens| Op::Decode { tokens }),
+        3 => any::<u8>().prop_map(Op::Finish),
+        1 => any::<u8>().prop_map(Op::Abandon),
+        1 => any::<u8>().prop_map(Op::Drop),
+        1 => Just(Op::Clear),
+    ];
+    prop::collection::vec(op, 1..120)
+}
+
+struct Running {
+    lease: ReuseLease,
+    tokens: Vec<u32>,
+    computed: usize,
+}
+
+struct World {
+    book: CacheBook,
+    reuse: PrefixReuse,
+    /// `[pool][block][entry]`
+    blocks: Vec<Vec<Vec<Content>>>,
+    slots: Vec<Content>,
+    running: Vec<Running>,
+    namespace: Namespace,
+    cached: usize,
+}
+
+impl World {
+    fn new(setup: &Setup, strategy: Strategy) -> Self {
+        let plan = setup.plan();
+        let mut book = CacheBook::new(&plan).unwrap();
+        let reuse = PrefixReuse::new(&plan, &mut book, strategy).unwrap();
+        let pools = book.layout().paged.iter();
+        Self {
+            blocks: pools.map(|spec| vec![vec![None; spec.entries_per_block as usize]; spec.blocks as usize]).collect(),
+            slots: vec![None; plan.slots.total() as usize],
+            book,
+            reuse,
+            running: Vec::new(),
+            namespace: Namespace::default(),
+            cached: 0,
+        }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Start(segments) => self.start(&segments),
+            Op::Step { budgets } => {
+                let chunks = self.running.iter().zip(budgets.iter().cycle());
+                let chunks: Vec<usize> = chunks
+                    .map(|(running, &budget)| {
+                        let left = running.tokens.len() - running.computed;
+                        self.reuse.next_tokens(&running.lease, left.min(usize::from(budget)))
+                    })
+                    .collect();
+                self.step(&chunks);
+            }
+            Op::Decode { tokens } => {
+                for step in 0..tokens {
+                    self.grow(u32::from(step));
+                }
+            }
+            Op::Finish(pick) => {
+                if let Some(running) = self.take(pick) {
+                    self.reuse.finish(&mut self.book, running.lease).unwrap();
+                }
+            }
+            Op::Abandon(pick) => {
+                if let Some(running) = self.take(pick) {
+                    self.abandon(running);
+                }
+            }
+            Op::Drop(pick) => {
+                if let Some(running) = self.take(pick) {
+                    // The sequence first: the hold on the tree outlives it for a while.
+                    self.book.finish(running.lease.sequence()).unwrap();
+                    drop(running);
+                }
+            }
+            Op::Clear => self.reuse.clear(&mut self.book).unwrap(),
+        }
+        self.execute();
+        self.poison();
+        self.reuse.tree().check().unwrap();
+    }
+
+    /// A prompt of segments that others have too: each is some tokens that follow from its name and place.
+    fn start(&mut self, segments: &[u8]) {
+        if self.running.len() == 4 {
+            return;
+        }
+        let tokens = segments.iter().enumerate().flat_map(|(place, &segment)| {
+            (0..3 + (place as u32 * 5 + u32::from(segment)) % 7).map(move |at| u32::from(segment) * 100 + at)
+        });
+        let tokens: Vec<u32> = tokens.collect();
+        let key = Key { namespace: &self.namespace, tokens: &tokens };
+        let admitted = self.reuse.admit(&mut self.book, key, TenantId(0));
+        self.execute();
+        let lease = match admitted {
+            Ok(admitted) => admitted,
+            Err(ManagerError::Lack(_)) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let computed = lease.cached();
+        assert!(computed < tokens.len());
+        self.cached += computed;
+        let running = Running { lease, tokens, computed };
+        self.assert_past(&running);
+        self.running.push(running);
+    }
+
+    /// One decoded token for every sequence whose prompt is computed.
+    fn grow(&mut self, token: u32) {
+        let chunks: Vec<usize> = self
+            .running
+            .iter_mut()
+            .map(|running| {
+                let decodes = running.computed == running.tokens.len() && running.tokens.len() < 60;
+                if decodes {
+                    running.tokens.push(7 + token);
+                }
+                usize::from(decodes)
+            })
+            .collect();
+        self.step(&chunks);
+    }
+
+    /// Computes so many tokens of each; where there is no room, the youngest gives way.
+    fn step(&mut self, chunks: &[usize]) {
+        let mut metadata = StepMetadata::default();
+        loop {
+            let parts = self.running.iter().zip(chunks).filter(|(_, chunk)| **chunk > 0);
+            let work: Vec<Work> = parts
+                .map(|(running, &chunk)| Work { sequence: running.lease.sequence(), tokens: chunk as u32 })
+                .collect();
+            if work.is_empty() {
+                return;
+            }
+            match self.book.step(&work, &mut metadata) {
+                Ok(()) => break,
+                Err(ManagerError::Lack(lack)) => {
+                    if !self.reuse.make_room(&mut self.book, &lack).unwrap() {
+                        assert!(self.running.len() > 1, "one sequence alone always has room: {lack}");
+                        let youngest = self.running.pop().unwrap();
+                        self.abandon(youngest);
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.execute();
+        let mut running = std::mem::take(&mut self.running);
+        for (one, &chunk) in running.iter_mut().zip(chunks).filter(|(_, chunk)| **chunk > 0) {
+            self.compute(one, chunk);
+        }
+        for (one, _) in running.iter_mut().zip(chunks).filter(|(_, chunk)| **chunk > 0) {
+            let decoded = &one.tokens[one.lease.tokens().len().min(one.computed)..one.computed];
+            self.reuse.computed(&mut self.book, &mut one.lease, decoded).unwrap();
+            self.execute();
+        }
+        self.running = running;
+    }
+
+    /// What a forward does: reads what its tokens see, writes what they leave.
+    fn compute(&mut self, running: &mut Running, chunk: usize) {
+        self.assert_past(running);
+        let (start, end) = (running.computed, running.computed + chunk);
+        for (paged, spec) in self.book.layout().paged.iter().enumerate() {
+            let page = spec.entries_per_block as usize;
+            let table = self.book.block_table(running.lease.sequence(), paged).unwrap();
+            for position in start..end {
+                let block = table[position / page];
+                assert_eq!(self.book.blocks(paged).unwrap().references(BlockId(block as u32)), 1, "a shared block");
+                self.blocks[paged][block as usize][position % page] = content(&running.tokens[..=position]);
+            }
+        }
+        if let Some(slot) = self.book.slot(running.lease.sequence()).unwrap() {
+            self.slots[slot.0 as usize] = content(&running.tokens[..end]);
+        }
+        running.computed = end;
+    }
+
+    /// Every position that the next token sees holds what belongs there, and so does the state.
+    fn assert_past(&self, running: &Running) {
+        let computed = running.computed;
+        for (paged, spec) in self.book.layout().paged.iter().enumerate() {
+            let page = spec.entries_per_block as usize;
+            let table = self.book.block_table(running.lease.sequence(), paged).unwrap();
+            let first = spec.window.map_or(0, |window| (computed + 1).saturating_sub(window as usize));
+            for position in first..computed {
+                let block = usize::try_from(table[position / page]).expect("a visible block is held");
+                let found = self.blocks[paged][block][position % page];
+                assert_eq!(found, content(&running.tokens[..=position]), "pool {paged}, position {position}");
+            }
+        }
+        if let Some(slot) = self.book.slot(running.lease.sequence()).unwrap() {
+            assert_eq!(self.slots[slot.0 as usize], content(&running.tokens[..computed]), "the state");
+        }
+    }
+
+    fn take(&mut self, pick: u8) -> Option<Running> {
+        let count = self.running.len();
+        (count > 0).then(|| self.running.remove(usize::from(pick) % count))
+    }
+
+    fn abandon(&mut self, running: Running) {
+        let sequence = running.lease.sequence();
+        self.reuse.abandon(running.lease).unwrap();
+        self.book.finish(sequence).unwrap();
+    }
+
+    fn execute(&mut self) {
+        for op in self.book.take_ops() {
+            match op {
+                PoolOp::CopyBlock { paged, from, to } => {
+                    self.blocks[paged][to.0 as usize] = self.blocks[paged][from.0 as usize].clone();
+                }
+                PoolOp::ZeroSlot(slot) => self.slots[slot.0 as usize] = content(&[]),
+                PoolOp::CopySlot { from, to } => self.slots[to.0 as usize] = self.slots[from.0 as usize],
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Whatever nobody holds may be overwritten at any time.
+    fn poison(&mut self) {
+        for (paged, pool) in self.blocks.iter_mut().enumerate() {
+            for block in self.book.blocks(paged).unwrap().free_blocks() {
+                pool[block.0 as usize].fill(None);
+            }
+        }
+        for slot in self.book.slots().free_slots() {
+            self.slots[slot.0 as usize] = None;
+        }
+    }
+
+    fn end(mut self) {
+        while let Some(running) = self.take(0) {
+            self.abandon(running);
+        }
+        self.reuse.clear(&mut self.book).unwrap();
+        self.book.ensure_idle().unwrap();
+    }
+}
+
+/// Pools that sequences and the tree compete for.
+fn plans(name: &str) -> Setup {
+    // The eight tokens before the current one are two pages, the five before it do not end on one.
+    let window = |handler: ResourceHandler| handler.with_window(9).unwrap();
+    let short = |handler: ResourceHandler| handler.with_window(6).unwrap();
+    let mut setup = match name {
+        "keys" => Setup::new().with(0, kv(2, 8)),
+        "two pools of keys" => Setup::new().with(0, kv(2, 8)).with(1, kv(1, 16)),
+        "windows" => Setup::new().with(0, kv(2, 8)).with(1, window(kv(2, 8))),
+        "windows alone" => Setup::new().with(0, window(kv(2, 8))).with(1, window(kv(1, 16))),
+        "states" => Setup::new().with(0, ssm()).with(1, conv()),
+        "a hybrid" => Setup::new().with(0, ssm()).with(0, conv()).with(1, kv(2, 8)),
+        "a hybrid with windows" => Setup::new().with(0, ssm()).with(1, short(kv(2, 8))).with(2, kv(2, 8)),
+        other => panic!("{other}"),
+    };
+    setup.slots.checkpoints = 5;
+    setup.blocks = 40;
+    setup
+}
+
+const STRATEGIES: [Strategy; 3] = [
+    Strategy::complete(Some(8)),
+    Strategy::NO_BUFFER,
+    Strategy { chunk_ends: false, interior: true, branch: BranchRule::Also, decode_interval: None, finish: false },
+];
+
+#[rstest]
+#[case("keys")]
+#[case("two pools of keys")]
+#[case("windows")]
+#[case("windows alone")]
+#[case("states")]
+#[case("a hybrid")]
+#[case("a hybrid with windows")]
+fn a_sequence_reads_its_own_past_only(#[case] plan: &str) {
+    let setup = plans(plan);
+    const CASES: u32 = 150;
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: CASES, ..ProptestConfig::default() });
+    let cached = std::cell::Cell::new(0);
+    let result = runner.run(&(ops(), 0..STRATEGIES.len()), |(ops, strategy)| {
+        let mut world = World::new(&setup, STRATEGIES[strategy]);
+        ops.into_iter().for_each(|op| world.apply(op));
+        cached.set(cached.get() + world.cached);
+        world.end();
+        Ok(())
+    });
+    result.unwrap();
+    assert!(cached.get() > 0, "nothing was ever reused");
+}
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).collect()
+}
+
+/// Runs a prompt to its end and `decode` tokens on, and returns what was cached of it.
+fn serve(world: &mut World, prompt: &[u32], decode: u32) -> usize {
+    let key = Key { namespace: &world.namespace, tokens: prompt };
+    let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    world.execute();
+    let cached = lease.cached();
+    world.running.push(Running { lease, tokens: prompt.to_vec(), computed: cached });
+    while world.running[0].computed < prompt.len() {
+        let running = &world.running[0];
+        let chunk = world.reuse.next_tokens(&running.lease, prompt.len() - running.computed);
+        world.step(&[chunk]);
+    }
+    for token in 0..decode {
+        world.grow(token);
+    }
+    world.apply(Op::Finish(0));
+    cached
+}
+
+#[rstest]
+#[case("keys", [0, 28, 28, 40])]
+#[case("two pools of keys", [0, 28, 28, 40])]
+#[case("windows", [0, 28, 28, 40])]
+#[case("windows alone", [0, 28, 28, 40])]
+#[case("a hybrid", [0, 28, 28, 40])]
+#[case("a hybrid with windows", [0, 28, 28, 40])]
+// Without keys a state can be found after any number of tokens.
+#[case("states", [0, 29, 29, 41])]
+fn a_prompt_a_second_time_and_a_conversation_go_on_from_the_deepest_page(
+    #[case] plan: &str,
+    #[case] expected: [usize; 4],
+) {
+    let mut setup = plans(plan);
+    setup.slots.checkpoints = 8;
+    let mut world = World::new(&setup, Strategy::complete(Some(4)));
+    let first = tokens(30);
+    let conversation: Vec<u32> = first.iter().copied().chain((0..11).map(|token| 7 + token)).chain([3, 5]).collect();
+    let found = [
+        serve(&mut world, &first, 0),
+        serve(&mut world, &first, 11),
+        serve(&mut world, &first, 0),
+        serve(&mut world, &conversation, 0),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(world.reuse.metrics().requests, 4);
+    world.end();
+}
+
+#[test]
+fn a_hold_in_the_tree_does_not_keep_the_blocks_that_a_window_has_passed() {
+    let mut setup = plans("windows alone");
+    // One sequence's window and step: nothing is left for what it has passed.
+    setup.blocks = 4;
+    let mut world = World::new(&setup, Strategy::complete(None));
+    assert_eq!(serve(&mut world, &tokens(14), 40), 0);
+    world.end();
+}
+
+#[rstest]
+fn cached_prefixes_make_way_for_a_prompt_that_starts_otherwise(
+    #[values("keys", "two pools of keys", "windows", "windows alone", "a hybrid")] plan: &str,
+) {
+    let mut setup = plans(plan);
+    setup.blocks = 16;
+    let mut world = World::new(&setup, Strategy::complete(None));
+    for start in 0..5 {
+        let prompt: Vec<u32> = (start * 100..start * 100 + 60).collect();
+        assert_eq!(serve(&mut world, &prompt, 0), 0);
+    }
+    world.end();
+}
+
+#[test]
+fn a_request_that_was_not_admitted_is_not_counted() {
+    let mut world = World::new(&plans("keys"), Strategy::complete(None));
+    let long = tokens(64);
+    for _ in 0..3 {
+        let key = Key { namespace: &world.namespace, tokens: &long };
+        let admitted = world.reuse.admit(&mut world.book, key, TenantId(0));
+        if let Ok(lease) = admitted {
+            world.running.push(Running { lease, tokens: long.clone(), computed: 0 });
+        }
+    }
+    assert_eq!(world.running.len(), 2, "40 blocks hold two prompts of 16 blocks");
+    assert_eq!(world.reuse.metrics().requests, 2);
+    world.end();
+}
+
+#[test]
+fn why_a_plan_allows_no_reuse_is_said() {
+    let reason = |setup: &Setup, windows| {
+        let plan = setup.plan();
+        let mut book = CacheBook::with_windows(&plan, windows).unwrap();
+        match PrefixReuse::new(&plan, &mut book, Strategy::complete(None)) {
+            Err(ManagerError::NoReuse(reason)) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut hybrid = plans("a hybrid");
+    hybrid.slots.checkpoints = 0;
+    assert_eq!(reason(&hybrid, Windows::Sliding), NoReuse::NoCheckpoints);
+    assert_eq!(reason(&Setup::new(), Windows::Sliding), NoReuse::NothingCached);
+    let rings = reason(&plans("windows"), Windows::Cyclic);
+    assert!(matches!(rings, NoReuse::Rings { .. }), "{rings}");
+    let two = Setup::new().with(0, kv(2, 8).with_window(9).unwrap()).with(1, kv(2, 8).with_window(12).unwrap());
+    let two = reason(&two, Windows::Sliding);
+    assert!(matches!(two, NoReuse::Windows { found: 12, expected: 9, .. }), "{two}");
+}
+
+#[test]
+fn a_checkpoint_is_made_of_a_slot_of_the_plan() {
+    let mut world = World::new(&plans("a hybrid"), Strategy::complete(None));
+    serve(&mut world, &tokens(30), 0);
+    let used = world.book.slots().used(SlotRole::Checkpoint);
+    assert!(used > 0 && used <= 5);
+    assert_eq!(world.book.slots().used(SlotRole::Live), 0);
+    let free: Vec<SlotId> = world.book.slots().free_slots().collect();
+    assert!(!free.is_empty());
+    world.end();
+}
+
+/// Sixteen tokens are computed; eighty more are claimed, then one is computed and not told.
+#[rstest]
+fn what_the_book_does_not_have_is_refused_and_changes_nothing(#[values("keys", "windows", "a hybrid")] plan: &str) {
+    let mut world = World::new(&plans(plan), Strategy::complete(Some(4)));
+    let (prompt, claimed) = (tokens(16), tokens(96));
+    let key = Key { namespace: &world.namespace, tokens: &prompt };
+    let mut lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    let sequence = lease.sequence();
+    world.book.step(&[Work { sequence, tokens: 16 }], &mut StepMetadata::default()).unwrap();
+    let before = (world.reuse.tree().usage(), world.book.stats());
+
+    let refused = world.reuse.computed(&mut world.book, &mut lease, &claimed[16..]);
+    assert_eq!(refused, Err(ManagerError::OtherTokens { sequence, known: 96, computed: 0, found: 16 }));
+    assert_eq!(lease.tokens(), prompt);
+    assert_eq!((world.reuse.tree().usage(), world.book.stats()), before);
+
+    world.book.step(&[Work { sequence, tokens: 1 }], &mut StepMetadata::default()).unwrap();
+    let refused = world.reuse.finish(&mut world.book, lease);
+    assert_eq!(refused, Err(ManagerError::OtherTokens { sequence, known: 16, computed: 0, found: 17 }));
+    assert_eq!(world.reuse.tree().usage(), before.0);
+    let key = Key { namespace: &world.namespace, tokens: &claimed };
+    assert_eq!(world.reuse.tree().match_prefix(key).hit, 0);
+    assert_eq!(world.book.tokens(sequence), Ok(17), "the sequence is the book's as before");
+    world.book.finish(sequence).unwrap();
+    world.end();
+}
+
+#[test]
+fn a_sequence_that_is_not_in_the_pools_leaves_nothing() {
+    let mut world = World::new(&plans("a hybrid"), Strategy::complete(Some(4)));
+    let prompt = tokens(16);
+    let key = Key { namespace: &world.namespace, tokens: &prompt };
+    let mut lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    let sequence = lease.sequence();
+    world.book.preempt(sequence).unwrap();
+    let refused = world.reuse.computed(&mut world.book, &mut lease, &[]);
+    assert!(matches!(refused, Err(ManagerError::WrongState { .. })), "{refused:?}");
+    assert!(matches!(world.reuse.finish(&mut world.book, lease), Err(ManagerError::WrongState { .. })));
+    world.book.finish(sequence).unwrap();
+    assert!(matches!(world.book.tokens(sequence), Err(ManagerError::StaleSequence(_))));
+    world.end();
+}

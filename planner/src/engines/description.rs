@@ -1,0 +1,39 @@
+//! What an engine is: its names, its versions, what it stores how, and its rules.
+
+use cacheplan_transforms::{CacheDTypes, ModelInfo};
+
+use super::caches::Storage;
+use super::{EnginePrediction, Situation, Version};
+use crate::PlanError;
+use crate::export::Deployment;
+use crate::logs::Words;
+
+/// Everything that is known of one engine.
+pub(crate) struct Description {
+    /// Its name on the command line and in plans.
+    pub(crate) name: &'static str,
+    /// How it numbers its versions.
+    pub(crate) numbering: Numbering,
+    /// The versions whose rules were read in its sources, oldest first; the last is used where none is named.
+    pub(crate) read: &'static [Version],
+    /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
+    /// model's own is; of recurrent states where the model states none.
+    pub(super) dtypes: fn(&ModelInfo, Version) -> CacheDTypes,
+    /// What it stores in a way of its own.
+    pub(super) storage: Storage,
+    /// What it would allocate.
+    pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
+    /// How a plan is told to it, where that is known.
+    pub(crate) target: Option<&'static Deployment>,
+    /// How it words its start.
+    pub(crate) log: &'static Words,
+}
+
+/// How an engine numbers its versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numbering {
+    /// `0.33.0`; what is above the newest that was read is refused.
+    Releases,
+    /// `b5913`, one every few hours; the newest rules hold until a change is read.
+    Builds,
+}

@@ -1,0 +1,132 @@
+//! llama.cpp: cells for a context that is fixed at start, float32 states for each parallel sequence.
+//!
+//! Rules: read in `llama-kv-cache-iswa.cpp` and `llama-context.cpp` of September 2026; the logged sizes under
+//! `tests/fixtures/groundtruth` agree.
+
+mod log;
+
+use cacheplan_handlers::{DType, Kind, ResourceHandler, Shape};
+use cacheplan_transforms::CacheDTypes;
+
+use crate::PlanError;
+use crate::engines::caches::{Attention, State, Storage};
+use crate::engines::description::{Description, Numbering};
+use crate::engines::{EngineOptions, EnginePrediction, Situation, Version};
+use crate::solve::last;
+
+/// Cells come in steps of this many.
+const ALIGNMENT: u64 = 256;
+/// From this build on parallel sequences have cells of their own; before they shared them.
+const OWN_CELLS: Version = Version(5913, 0, 0);
+const DEFAULT_UBATCH: u64 = 512;
+const STATE_ELEMENT_BYTES: u64 = 4;
+
+pub(super) static ENGINE: Description = Description {
+    name: "llama.cpp",
+    numbering: Numbering::Builds,
+    read: &[OWN_CELLS],
+    // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
+    dtypes: |_, _| CacheDTypes {
+        kv: Some(DType::F16),
+        state: Some(DType::F32),
+        conv: Some(DType::F32),
+        ..CacheDTypes::default()
+    },
+    storage: Storage::AS_MODELLED,
+    predict,
+    target: None,
+    log: &log::WORDS,
+};
+
+fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    let load = &situation.load;
+    let ubatch = situation.options.ubatch.unwrap_or(DEFAULT_UBATCH);
+    // A stated context is what a server that chooses its slots itself shares among them.
+    let own_cells = situation.version >= OWN_CELLS && situation.options.context.is_none();
+    let aligned = |cells: u64| cells.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    // Cells of one stream: of each sequence, or of all together.
+    let stream = |sequences: u64| match situation.options.context {
+        Some(context) if situation.version >= OWN_CELLS => aligned(context),
+        Some(context) => context,
+        None if own_cells => aligned(load.max_seq_len),
+        None => load.max_seq_len.saturating_mul(sequences),
+    };
+    let streams = |sequences: u64| if own_cells { sequences } else { 1 };
+    let context = |sequences: u64| stream(sequences).saturating_mul(streams(sequences));
+    let cells = |cache: &Attention<'_>, sequences: u64| match cache.window {
+        Some(window) if !situation.options.swa_full.unwrap_or(false) => {
+            let sharing = if own_cells { 1 } else { sequences };
+            let needed = u64::from(window).saturating_mul(sharing).saturating_add(ubatch);
+            aligned(needed).min(stream(sequences)).saturating_mul(streams(sequences))
+        }
+        _ => context(sequences),
+    };
+    let kv = |sequences: u64| -> u128 {
+        let caches = situation.caches.attention.iter();
+        caches
+            .map(|cache| u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation.options)))
+            .sum()
+    };
+    // A rollback copy per drafted token.
+    let copies = |sequences: u64| u128::from(sequences) * u128::from(1 + situation.draft_tokens);
+    let elements =
+        |of: fn(&State) -> u64| -> u128 { situation.caches.states.iter().map(|state| u128::from(of(state))).sum() };
+    let ssm = elements(|state| state.ssm_elements) * u128::from(STATE_ELEMENT_BYTES);
+    let conv = elements(|state| state.conv_elements) * u128::from(STATE_ELEMENT_BYTES);
+    let total = |sequences: u64| kv(sequences) + copies(sequences) * (ssm + conv);
+
+    let stated = situation.options.state_slots.or(situation.budget.max_batch_size);
+    let sequences = match (situation.bytes, stated) {
+        (Some(bytes), cap) => last(cap.unwrap_or(1 << 20), |sequences| total(sequences) <= bytes.into()),
+        (None, Some(sequences)) => sequences,
+        (None, None) => situation.bytes()?,
+    };
+    if sequences == 0 {
+        return Err(situation.does_not_fit("context cells"));
+    }
+    let narrow = |bytes: u128| u64::try_from(bytes).ok();
+    let states = !situation.caches.states.is_empty();
+    let windowed = situation.caches.attention.iter().find(|cache| cache.window.is_some());
+    Ok(EnginePrediction {
+        tokens: Some(context(sequences)),
+        window_tokens: windowed.map(|cache| cells(cache, sequences)),
+        state_slots: states.then_some(sequences),
+        kv_bytes: narrow(kv(sequences)),
+        state_bytes: if states { narrow(copies(sequences) * (ssm + conv)) } else { None },
+        ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
+        conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },
+        sequences,
+        notes: [
+            own_cells.then(|| "every sequence owns max_seq_len cells from the start".into()),
+            windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}")),
+            Some(if own_cells {
+                format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
+            } else {
+                format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
+            }),
+            states.then(|| "states are float32 whatever the model states".into()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
+        ..EnginePrediction::default()
+    })
+}
+
+/// A latent is stored once, as keys are; keys and values may have dtypes of their own.
+fn bytes_per_cell(cache: &Attention<'_>, options: &EngineOptions) -> u64 {
+    let own = cache.bytes.div_ceil(cache.stride);
+    let (Kind::KvPaged | Kind::MlaPaged, Some(Shape::Kv { kv_factor, num_kv_heads, head_dim })) =
+        (cache.handler.kind(), cache.handler.known_shape())
+    else {
+        return own;
+    };
+    // One of two equal parts: keys or values.
+    let part = |dtype: Option<DType>| match dtype.map(|dtype| ResourceHandler::kv_paged(num_kv_heads, head_dim, dtype))
+    {
+        Some(Ok(handler)) => handler.unit_bytes() / 2,
+        _ => own / kv_factor,
+    };
+    let values = if kv_factor == 2 { part(options.cache_type_v) } else { 0 };
+    part(options.cache_type_k) + values
+}

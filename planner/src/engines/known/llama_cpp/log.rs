@@ -1,0 +1,36 @@
+//! How llama.cpp words its start, with caches by name since 2025 and `KV self size` before.
+
+use crate::logs::wording::Fold::{First, Sum, SumOnDevice};
+use crate::logs::wording::Wording;
+use crate::logs::{Fact, Words};
+
+const KV: Option<Fact> = Some(Fact::KvBytes);
+
+pub(super) static WORDS: Words = Words {
+    starts: &["build: ", "build_info: b", "build = "],
+    lines: &[
+        Wording { text: " n_ctx = {}", facts: &[Some(Fact::Tokens)], fold: First },
+        Wording { text: " n_ctx_seq = {}", facts: &[Some(Fact::MaxSeqLen)], fold: First },
+        Wording { text: " n_ctx_per_seq = {}", facts: &[Some(Fact::MaxSeqLen)], fold: First },
+        Wording { text: " n_seq_max = {}", facts: &[Some(Fact::MaxBatchSize)], fold: First },
+        Wording { text: " n_batch = {}", facts: &[Some(Fact::MaxNumTokens)], fold: First },
+        Wording { text: " n_ubatch = {}", facts: &[Some(Fact::Ubatch)], fold: First },
+        Wording { text: " kv_unified = {}", facts: &[Some(Fact::SharedCells)], fold: First },
+        Wording { text: " model buffer size = {}", facts: &[Some(Fact::Weights)], fold: SumOnDevice },
+        Wording { text: " compute buffer size = {}", facts: &[Some(Fact::Activations)], fold: SumOnDevice },
+        // One line for each cache: of full attention, of windows, of an indexer.
+        Wording { text: " size = {} ({} cells,*K (*): {}, V (*): {}", facts: &[KV, None, None, None], fold: Sum },
+        Wording { text: " KV self size = {}", facts: &[KV], fold: Sum },
+        Wording { text: " KV buffer size = {}", facts: &[Some(Fact::KvBuffers)], fold: Sum },
+        Wording {
+            text: " size = {} ({} cells,*R (*): {}, S (*): {}",
+            facts: &[None, Some(Fact::StateSlots), Some(Fact::ConvBytes), Some(Fact::SsmBytes)],
+            fold: Sum,
+        },
+    ],
+    drafts: &["draft context against the target model", "loading draft model"],
+    complete: &[Fact::KvBytes, Fact::KvBuffers, Fact::SsmBytes],
+    example: "llama_kv_cache: size = 256.00 MiB (8192 cells, 8 layers, 1/1 seqs), K (f16): 128.00 MiB, V (f16): 128.00 MiB",
+    divides_cells: true,
+    ..Words::OF_NONE
+};

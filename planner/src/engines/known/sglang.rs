@@ -1,0 +1,160 @@
+//! SGLang: a pool of tokens, one of sliding-window tokens and one of states, split at fixed ratios.
+//!
+//! Rules: read in the 0.5.9 and 0.5.23 wheels; the logged sizes under `tests/fixtures/groundtruth` agree.
+
+mod flags;
+mod log;
+
+use cacheplan_handlers::{DType, Growth};
+use cacheplan_transforms::CacheDTypes;
+
+use crate::demand::Demand;
+use crate::engines::caches::{State, Storage};
+use crate::engines::description::{Description, Numbering};
+use crate::engines::{EnginePrediction, Situation, Version};
+use crate::solve::last;
+use crate::{Fraction, PlanError};
+
+pub(crate) use flags::DIALECT;
+
+pub(super) static ENGINE: Description = Description {
+    name: "sglang",
+    numbering: Numbering::Releases,
+    read: &[Version(0, 5, 9), Version(0, 5, 23)],
+    dtypes: |_, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
+    storage: Storage {
+        copies_shared: true,
+        quantises_index: true,
+        index_per_latent: true,
+        packs_sparse_latents: true,
+        ..Storage::AS_MODELLED
+    },
+    predict,
+    target: Some(&flags::TARGET),
+    log: &log::WORDS,
+};
+
+/// From here on the padding slot is paid from the states' share; before nobody pays for it.
+const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
+const STATE_RATIO_MILLIONTHS: u128 = 900_000;
+const WINDOW_RATIO_MILLIONTHS: u128 = 800_000;
+/// Slots that a running request occupies with the radix cache on: running, and two for the tree.
+const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
+
+fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    let (caches, load) = (&situation.caches, &situation.load);
+    let per_slot = caches.state_bytes();
+    // The kernels of sparse attention read pages of 64 tokens.
+    let page = situation.options.block_size.unwrap_or(if caches.sparse { 64 } else { 1 });
+    let full = caches.bytes_per_token(|cache| cache.window.is_none());
+    let windowed = caches.bytes_per_token(|cache| cache.window.is_some());
+    // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.
+    let (full, windowed) = if full == 0 { (windowed, 0) } else { (full, windowed) };
+
+    let slots_per_request = if situation.prefix_caching() { SLOTS_PER_REQUEST_WITH_RADIX } else { 1 };
+    let slots = if per_slot == 0 { None } else { Some(state_slots(situation, per_slot, slots_per_request)?) };
+    let state_bytes = slots.map(|slots| (u128::from(slots) + 1) * u128::from(per_slot));
+    let charged = if situation.version >= PAYS_PADDING_SLOT { 1 } else { 0 };
+    let charged_bytes = slots.map(|slots| (u128::from(slots) + charged) * u128::from(per_slot));
+    // Copies of every running request's states at each drafted token.
+    let drafted = |of: fn(&State) -> u64| {
+        let slots = slots.filter(|_| situation.draft_tokens > 0)?;
+        let running = slots / slots_per_request;
+        let running = situation.budget.max_batch_size.map_or(running, |cap| cap.min(running.max(1)));
+        let bytes: u64 = caches.states.iter().map(of).sum();
+        Some((u128::from(running) + 1) * u128::from(situation.draft_tokens) * u128::from(bytes))
+    };
+    let (speculation_bytes, speculation_conv_bytes) = (drafted(|state| state.ssm), drafted(|state| state.conv));
+
+    let ratio = ratio(situation.options.window_ratio, WINDOW_RATIO_MILLIONTHS);
+    let of_bytes = situation.bytes.filter(|_| full > 0).map(|bytes| {
+        let taken = [charged_bytes, speculation_bytes, speculation_conv_bytes].into_iter().flatten().sum();
+        let rest = u128::from(bytes).saturating_sub(taken);
+        rest * 1_000_000 / (u128::from(full) * 1_000_000 + u128::from(windowed) * ratio)
+    });
+    let stated = situation.options.max_total_tokens.filter(|_| full > 0).map(u128::from);
+    let tokens = of_bytes.into_iter().chain(stated).min().map(|tokens| tokens / u128::from(page) * u128::from(page));
+    let window_tokens =
+        tokens.filter(|_| windowed > 0).map(|tokens| tokens * ratio / 1_000_000 / u128::from(page) * u128::from(page));
+
+    let demand = |window| Demand::new(Growth::Paged { stride: 1, window }, 1, page, load);
+    let window = caches.attention.iter().filter(|_| windowed > 0).filter_map(|cache| cache.window).max();
+    let (everything, in_window) = (demand(None), demand(window));
+    let sequences = last(1 << 20, |sequences| {
+        let holds = |demand: &Demand, tokens: Option<u128>| {
+            tokens.is_none_or(|tokens| u128::from(demand.units(load, sequences) - 1) * u128::from(page) <= tokens)
+        };
+        holds(&everything, tokens)
+            && holds(&in_window, window_tokens)
+            && slots.is_none_or(|slots| sequences <= slots / slots_per_request)
+    });
+    if sequences == 0 {
+        return Err(situation.does_not_fit("max_total_num_tokens"));
+    }
+    let total = |of: fn(&State) -> u64| slots.map(|slots| (slots + 1) * caches.states.iter().map(of).sum::<u64>());
+    let narrow = |bytes: Option<u128>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let kv_bytes = tokens.map(|tokens| {
+        let slack = if page > 1 { u128::from(page) } else { 0 };
+        (tokens + slack) * u128::from(full) + window_tokens.map_or(0, |tokens| tokens + slack) * u128::from(windowed)
+    });
+    Ok(EnginePrediction {
+        block_size: Some(page),
+        tokens: narrow(tokens),
+        window_tokens: narrow(window_tokens),
+        state_slots: slots,
+        kv_bytes: narrow(kv_bytes),
+        state_bytes: narrow(state_bytes),
+        ssm_bytes: total(|state| state.ssm),
+        conv_bytes: total(|state| state.conv),
+        speculation_bytes: narrow(speculation_bytes),
+        speculation_conv_bytes: narrow(speculation_conv_bytes),
+        sequences: situation.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
+        notes: notes(situation, windowed > 0, slots_per_request),
+        ..EnginePrediction::default()
+    })
+}
+
+fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !situation.caches.states.is_empty() {
+        notes.push(format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000));
+        notes.push(format!("{slots_per_request} state slots per running request"));
+    }
+    if windows {
+        notes.push(format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000));
+    }
+    if situation.caches.sparse {
+        notes.push("an index for every latent, in pages of 64 tokens".into());
+    }
+    if notes.is_empty() {
+        notes.push("every token has a slot of its own".into());
+    }
+    notes
+}
+
+fn ratio(stated: Option<Fraction>, default: u128) -> u128 {
+    stated.map_or(default, |ratio| ratio.of(1_000_000).into())
+}
+
+/// `rest * r / (1 + r)` bytes of slots, unless their number is stated.
+fn state_slots(situation: &Situation<'_>, per_slot: u64, slots_per_request: u64) -> Result<u64, PlanError> {
+    if let Some(slots) = situation.options.state_slots {
+        return Ok(slots);
+    }
+    // Without the radix cache a slot for each running request is all that it takes.
+    if let (Some(running), false) = (situation.budget.max_batch_size, situation.prefix_caching()) {
+        return Ok(running);
+    }
+    let ratio = ratio(situation.options.state_ratio, STATE_RATIO_MILLIONTHS);
+    let share = u128::from(situation.bytes()?) * ratio / (1_000_000 + ratio);
+    let share = if situation.version >= PAYS_PADDING_SLOT { share.saturating_sub(per_slot.into()) } else { share };
+    // Speculation holds draft states for every running request: 1 + drafts / slots per request.
+    let drafts = u128::from(situation.draft_tokens);
+    let share = share.saturating_sub(drafts * u128::from(per_slot));
+    let q = u128::from(slots_per_request);
+    let slots = share * q / (u128::from(per_slot) * (q + drafts));
+    if slots == 0 {
+        return Err(situation.does_not_fit("max_mamba_cache_size"));
+    }
+    Ok(u64::try_from(slots).unwrap_or(u64::MAX))
+}

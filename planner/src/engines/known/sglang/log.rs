@@ -1,0 +1,49 @@
+//! How SGLang words its start: 0.4.6 to 0.5.23. It does not log its version.
+
+use crate::logs::wording::Fold::{First, Last, Sum};
+use crate::logs::wording::Wording;
+use crate::logs::{Fact, Words};
+
+const TOKENS: Option<Fact> = Some(Fact::Tokens);
+const WINDOW: Option<Fact> = Some(Fact::WindowTokens);
+const KV: Option<Fact> = Some(Fact::KvBytes);
+
+pub(super) static WORDS: Words = Words {
+    starts: &["server_args=ServerArgs(", "server_args={"],
+    lines: &[
+        Wording { text: " context_length={},", facts: &[Some(Fact::MaxSeqLen)], fold: First },
+        Wording { text: "context_len={}", facts: &[Some(Fact::MaxSeqLen)], fold: First },
+        Wording { text: " chunked_prefill_size={}", facts: &[Some(Fact::MaxNumTokens)], fold: First },
+        Wording { text: " max_running_requests={}", facts: &[Some(Fact::MaxBatchSize)], fold: Last },
+        Wording { text: " tp_size={},", facts: &[Some(Fact::Tp)], fold: First },
+        Wording { text: " pp_size={},", facts: &[Some(Fact::Pp)], fold: First },
+        Wording { text: " page_size={},", facts: &[Some(Fact::TokensPerBlock)], fold: First },
+        Wording { text: " disable_radix_cache={}", facts: &[Some(Fact::NoPrefixCaching)], fold: First },
+        Wording { text: " speculative_num_draft_tokens={},", facts: &[Some(Fact::DraftTokens)], fold: First },
+        Wording { text: "Init torch distributed ends.*mem usage={}", facts: &[Some(Fact::Nccl)], fold: First },
+        Wording { text: "Load weight end.*mem usage={}", facts: &[Some(Fact::Weights)], fold: First },
+        Wording { text: "max_mamba_cache_size: {}", facts: &[Some(Fact::StateSlots)], fold: First },
+        Wording { text: "conv_state size: {}", facts: &[Some(Fact::ConvBytes)], fold: First },
+        Wording { text: "ssm_state size: {}", facts: &[Some(Fact::SsmBytes)], fold: First },
+        Wording { text: "intermediate_ssm_state_cache size: {}", facts: &[Some(Fact::SpeculationBytes)], fold: First },
+        // A draft model's pool comes after the model's own.
+        Wording {
+            text: "KV Cache is allocated.*#tokens: {}, K size: {}, V size: {}",
+            facts: &[TOKENS, KV, KV],
+            fold: First,
+        },
+        Wording { text: "KV Cache is allocated.*#tokens: {}, KV size: {}", facts: &[TOKENS, KV], fold: First },
+        // The sum of the two pools that were logged before it.
+        Wording {
+            text: "SWAKVPool mem usage: {}, swa size: {}, full size: {}",
+            facts: &[KV, WINDOW, TOKENS],
+            fold: Last,
+        },
+        Wording { text: "max_total_num_tokens={}", facts: &[TOKENS], fold: Last },
+        Wording { text: "Capture*graph end.*mem usage={}", facts: &[Some(Fact::Graphs)], fold: Sum },
+    ],
+    complete: &[Fact::Tokens],
+    example: "KV Cache is allocated. #tokens: 1557504, K size: 2.23 GB, V size: 2.23 GB",
+    slots_are_told: true,
+    ..Words::OF_NONE
+};

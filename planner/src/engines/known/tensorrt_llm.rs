@@ -1,0 +1,100 @@
+//! TensorRT-LLM: one block pool per window with equal shares of bytes, and states for the largest batch.
+//!
+//! Rules: read in the PyTorch backend's resource managers; the logged sizes under `tests/fixtures/groundtruth` agree.
+
+mod flags;
+mod log;
+
+use std::collections::BTreeMap;
+
+use cacheplan_handlers::Growth;
+use cacheplan_transforms::CacheDTypes;
+
+use crate::PlanError;
+use crate::demand::Demand;
+use crate::engines::caches::Storage;
+use crate::engines::description::{Description, Numbering};
+use crate::engines::{EnginePrediction, Situation, Version};
+use crate::solve::last;
+
+pub(crate) use flags::DIALECT;
+
+pub(super) static ENGINE: Description = Description {
+    name: "tensorrt-llm",
+    numbering: Numbering::Releases,
+    read: &[Version(1, 3, 0)],
+    dtypes: |model, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
+    storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
+    predict,
+    target: Some(&flags::TARGET),
+    log: &log::WORDS,
+};
+
+fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    let bytes = situation.bytes()?;
+    let (caches, load) = (&situation.caches, &situation.load);
+    let block = situation.options.block_size.unwrap_or(32);
+    let mut windows: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+    for cache in &caches.attention {
+        *windows.entry(cache.window).or_default() += cache.bytes.div_ceil(cache.stride);
+    }
+    let per_state = u128::from(caches.state_bytes());
+    let blocks_of = |left: u128| -> BTreeMap<Option<u32>, u64> {
+        let share = left / windows.len().max(1) as u128;
+        let blocks = |per_token: u64| share / u128::from(per_token) / u128::from(block);
+        windows
+            .iter()
+            .map(|(window, per_token)| (*window, u64::try_from(blocks(*per_token)).unwrap_or(u64::MAX)))
+            .collect()
+    };
+    let demands: Vec<(Option<u32>, Demand)> = windows
+        .keys()
+        .map(|window| (*window, Demand::new(Growth::Paged { stride: 1, window: *window }, 1, block, load)))
+        .collect();
+    // One more state row pads batches.
+    let left = |slots: u64| u128::from(bytes).checked_sub((u128::from(slots) + 1) * per_state);
+    let serves = |slots: u64, sequences: u64| {
+        left(slots).is_some_and(|left| {
+            let blocks = blocks_of(left);
+            demands.iter().all(|(window, demand)| demand.units(load, sequences) - 1 <= blocks[window])
+        })
+    };
+    // States are allocated for the largest batch, so that the best situation of it is the most that it can serve.
+    let wanted = situation.options.state_slots.or(situation.budget.max_batch_size);
+    let sequences = match wanted.filter(|_| per_state > 0) {
+        Some(slots) => last(slots, |sequences| serves(slots, sequences)),
+        None => last(wanted.unwrap_or(1 << 20), |sequences| serves(sequences, sequences)),
+    };
+    if sequences == 0 {
+        return Err(situation.does_not_fit("kv_cache_config"));
+    }
+    let slots = wanted.unwrap_or(sequences);
+    let state_bytes = (per_state > 0).then(|| (u128::from(slots) + 1) * per_state);
+    let blocks = blocks_of(left(slots).unwrap_or(0));
+    let kv_bytes: u128 = windows
+        .iter()
+        .map(|(window, per_token)| u128::from(blocks[window]) * u128::from(block) * u128::from(*per_token))
+        .sum();
+    let fewest = blocks.values().copied().min();
+    Ok(EnginePrediction {
+        block_size: (!windows.is_empty()).then_some(block),
+        groups: Some(windows.len() as u64),
+        num_blocks: fewest,
+        tokens: fewest.map(|blocks| blocks.saturating_mul(block)),
+        state_slots: state_bytes.map(|_| slots),
+        kv_bytes: u64::try_from(kv_bytes).ok(),
+        state_bytes: state_bytes.and_then(|bytes| u64::try_from(bytes).ok()),
+        sequences,
+        notes: [
+            match windows.len() {
+                1 => "one pool for all attention layers".into(),
+                count => format!("{count} pools, one per window, with equal shares of the bytes"),
+            },
+            "states for the largest batch and one padding row".into(),
+        ]
+        .into_iter()
+        .take(if per_state > 0 { 2 } else { 1 })
+        .collect(),
+        ..EnginePrediction::default()
+    })
+}

@@ -1,0 +1,29 @@
+//! llm-d: a kustomize patch of its `decode` deployment, which runs vLLM.
+
+use serde_json::json;
+
+use super::file::{File, flags};
+use super::target::Deployment;
+use crate::engines::known::vllm;
+
+pub(super) static LLM_D: Deployment = Deployment {
+    name: "llm-d",
+    file_name: "llm-d-decode.yaml",
+    names_model: true,
+    dialect: &vllm::DIALECT,
+    releases: &[],
+    write: patch,
+    gaps: |serving| serving.pod_memory().into_iter().collect(),
+};
+
+fn patch(file: &File<'_>) -> String {
+    let args: Vec<String> = std::iter::once(file.model.to_owned()).chain(flags(file.settings)).collect();
+    let container = json!({ "name": "modelserver", "command": ["vllm", "serve"], "args": args });
+    let patch = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": { "name": "decode" },
+        "spec": { "template": { "spec": { "containers": [container] } } },
+    });
+    file.yaml("a kustomize patch of the Deployment `decode`", &patch)
+}

@@ -1,0 +1,43 @@
+//! Ray Serve: an application that runs vLLM, whose arguments have underscores there.
+
+use serde_json::{Map, Value, json};
+
+use super::file::File;
+use super::target::Deployment;
+use crate::engines::known::vllm;
+
+pub(super) static RAY: Deployment = Deployment {
+    name: "ray",
+    file_name: "ray-serve.yaml",
+    names_model: true,
+    dialect: &vllm::DIALECT,
+    releases: &[],
+    write: application,
+    gaps: |_| Vec::new(),
+};
+
+fn application(file: &File<'_>) -> String {
+    let arguments: Map<String, Value> = file
+        .settings
+        .iter()
+        .map(|setting| {
+            // A switch is turned off by its value, not by another name.
+            let (key, value) = match setting.key.strip_prefix("no-") {
+                Some(on) => (on, Value::Bool(false)),
+                None => (setting.key.as_str(), setting.value.clone()),
+            };
+            (key.replace('-', "_"), value)
+        })
+        .collect();
+    let config = json!({
+        "model_loading_config": { "model_id": file.model, "model_source": file.model },
+        "engine_kwargs": arguments,
+    });
+    let application = json!({
+        "name": "llms",
+        "import_path": "ray.serve.llm:build_openai_app",
+        "route_prefix": "/",
+        "args": { "llm_configs": [config] },
+    });
+    file.yaml("serve deploy FILE", &json!({ "applications": [application] }))
+}

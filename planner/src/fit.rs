@@ -1,0 +1,344 @@
+//! Which devices, how many and divided how hold so many sequences of so many tokens.
+//!
+//! Every layout that an engine can run on so many devices is planned; nothing is measured.
+
+use std::collections::BTreeMap;
+
+use cacheplan_handlers::DType;
+use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::budget::{Budget, Fraction, Memory};
+use crate::make::make;
+use crate::suggest::in_eight_bits;
+use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, Parallel, PlanError, PlanRequest};
+
+/// What shall be held, and on what.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Tokens of each sequence.
+    pub context: u64,
+    /// Sequences at once.
+    pub sequences: u64,
+    /// The devices to choose among, each with the name that prices use.
+    pub devices: Vec<(String, DeviceInfo)>,
+    /// The most devices.
+    pub max_devices: u32,
+    /// Weights over all ranks, where the model does not tell.
+    pub weights: Option<ByteSize>,
+    /// What the devices cost.
+    pub prices: Prices,
+}
+
+/// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prices {
+    /// What the prices are in.
+    pub currency: String,
+    /// One hour of one device, by its name.
+    pub per_hour: BTreeMap<String, f64>,
+}
+
+impl Prices {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// In words: text that is no TOML, an unknown or missing key, a price below 0.
+    pub fn from_toml(text: &str) -> Result<Self, String> {
+        let prices: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| error.to_string())?;
+        match prices.per_hour.iter().find(|(_, price)| !price.is_finite() || **price < 0.0) {
+            Some((device, price)) => Err(format!("`per_hour.{device}` is {price}; a price of at least 0 was expected")),
+            None => Ok(prices),
+        }
+    }
+}
+
+/// What one layout on one kind of device admits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fit {
+    /// The device's name.
+    pub device: String,
+    /// How many of them.
+    pub devices: u64,
+    /// How the model is divided over them.
+    pub parallel: Parallel,
+    /// The element type of keys and values; that of the model where absent.
+    pub kv_dtype: Option<DType>,
+    /// Whether it holds what was asked for.
+    pub holds: bool,
+    /// Sequences that all devices run at once, 0 where the weights alone take too much.
+    pub sequences: u64,
+    /// What more sequences would break.
+    pub capped_by: String,
+    /// Bytes on each device besides caches, assumed: weights, context, activations.
+    pub outside_bytes: u64,
+    /// Bytes for caches on each device.
+    pub cache_bytes: u64,
+    /// The price of an hour; absent where none is stated.
+    pub per_hour: Option<f64>,
+    /// The price of an hour for each million tokens that are held of those asked for.
+    pub per_million_tokens: Option<f64>,
+}
+
+/// What was asked, and every layout that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// Tokens of each sequence.
+    pub context: u64,
+    /// Sequences at once.
+    pub sequences: u64,
+    /// What prices are in; absent without prices.
+    pub currency: Option<String>,
+    /// All layouts, those first that hold: the cheapest, then the fewest devices, then the most room.
+    pub fits: Vec<Fit>,
+    /// For the best layout of each device, what it holds at other lengths.
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// How capacity falls with the length of the sequences.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Curve {
+    /// The devices and their layout.
+    pub(crate) name: String,
+    /// Tokens of each sequence, and how many of them all devices run at once.
+    pub(crate) points: Vec<(u64, u64)>,
+}
+
+/// The lengths of a curve: 1,024 to 1,048,576 tokens.
+const CURVE: std::ops::RangeInclusive<u32> = 10..=20;
+
+/// Devices of one node: tensor parallel ranks exchange too much to be further apart.
+const NODE: u32 = 8;
+
+/// What of the model limits how it can be divided.
+struct Divisors {
+    heads: Vec<u64>,
+    experts: Option<u64>,
+    layers: u32,
+}
+
+impl Answer {
+    /// Plans every layout of a model whose layers are `layers`.
+    ///
+    /// # Errors
+    /// A model of whose weights nobody knows the size.
+    pub fn of(request: &PlanRequest<'_>, layers: &[LayerSpec], question: &Question) -> Result<Self, PlanError> {
+        if request.model.weights.is_none() && question.weights.is_none() {
+            let unknown = "the size of the model's weights is unknown, so what they leave for caches is too; state it with --weights";
+            return Err(PlanError::Budget(unknown.into()));
+        }
+        let divisors = Divisors::of(layers);
+        let smaller = in_eight_bits(request.resources).filter(|smaller| smaller != request.resources);
+        let mut fits = Vec::new();
+        for (name, device) in &question.devices {
+            for parallel in divisors.layouts(question.max_devices) {
+                let widths = [(None, Some(request.resources)), (Some(DType::F8E4m3), smaller.as_ref())];
+                for (kv_dtype, resources) in widths {
+                    let Some(resources) = resources else { continue };
+                    let request = PlanRequest { resources, device: Some(device), ..*request };
+                    fits.extend(
+                        tried(&request, parallel, question).map(|tried| tried.priced(name, kv_dtype, question)),
+                    );
+                }
+            }
+        }
+        let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
+        fits.sort_by(|a, b| {
+            let holds = b.holds.cmp(&a.holds).then(price(a).total_cmp(&price(b)));
+            let devices = if a.holds { a.devices.cmp(&b.devices) } else { b.sequences.cmp(&a.sequences) };
+            // Of equals the model's own dtype, since it loses nothing, then the most room.
+            holds
+                .then(devices)
+                .then(a.kv_dtype.is_some().cmp(&b.kv_dtype.is_some()))
+                .then(b.sequences.cmp(&a.sequences))
+        });
+        let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
+        let mut answer =
+            Self { context: question.context, sequences: question.sequences, currency, fits, curves: Vec::new() };
+        answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(request, fit, question)).collect();
+        Ok(answer)
+    }
+
+    /// The best that holds what was asked for.
+    pub fn best(&self) -> Option<&Fit> {
+        self.fits.first().filter(|fit| fit.holds)
+    }
+
+    /// For each device and dtype the best layout, in the order of `fits`.
+    pub(crate) fn best_of_each(&self) -> Vec<&Fit> {
+        let mut best: Vec<&Fit> = Vec::new();
+        for fit in &self.fits {
+            if best.iter().all(|other| (&other.device, other.kv_dtype) != (&fit.device, fit.kv_dtype)) {
+                best.push(fit);
+            }
+        }
+        best
+    }
+}
+
+/// What the layout of `fit` holds at other lengths, with the model's own dtype of keys and values.
+fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &Question) -> Option<Curve> {
+    let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.kv_dtype.is_none())?;
+    let request = PlanRequest { device: Some(device), ..*request };
+    let points = CURVE.filter_map(|power| {
+        let question = Question { context: 1 << power, ..question.clone() };
+        Some((question.context, tried(&request, fit.parallel, &question)?.sequences))
+    });
+    let layout = fit.flags().replace("--", "");
+    Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
+}
+
+impl Divisors {
+    fn of(layers: &[LayerSpec]) -> Self {
+        let mut heads: Vec<u64> = Vec::new();
+        let mut experts = None;
+        for block in layers.iter().flat_map(|layer| &layer.blocks) {
+            match block {
+                BlockSpec::Attention(dims) => heads.push(dims.num_heads),
+                BlockSpec::Mla(dims) => heads.push(dims.num_heads),
+                BlockSpec::CompressedAttention(dims) => heads.push(dims.num_heads),
+                BlockSpec::FeedForward(dims) if dims.experts > 0 => experts = Some(dims.experts),
+                _ => {}
+            }
+        }
+        heads.sort_unstable();
+        heads.dedup();
+        Self { heads, experts, layers: layers.len() as u32 }
+    }
+
+    /// Layouts that engines can run on up to `most` devices: `tp` a power of two inside a node that divides all heads,
+    /// stages and replicas in powers of two, experts over all replicas or in each.
+    fn layouts(&self, most: u32) -> Vec<Parallel> {
+        let powers = |most: u32| (0..).map(|power| 1u32 << power).take_while(move |&size| size <= most);
+        let mut layouts = Vec::new();
+        for tp in powers(most.min(NODE)).filter(|&tp| self.heads.iter().all(|heads| heads.is_multiple_of(tp.into()))) {
+            // Stages are for models that no node holds.
+            let stages = if tp == NODE.min(most) { (most / tp).min(self.layers.max(1)) } else { 1 };
+            for pp in powers(stages) {
+                for dp in powers(most / (tp * pp)) {
+                    let alone = Parallel { tp, pp, dp, ..Parallel::default() };
+                    layouts.push(alone);
+                    let ep = tp * dp;
+                    if dp > 1 && self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into())) {
+                        layouts.push(Parallel { ep, ..alone });
+                    }
+                }
+            }
+        }
+        layouts
+    }
+}
+
+/// What a layout admits, before it has a name and a price.
+struct Tried {
+    parallel: Parallel,
+    sequences: u64,
+    capped_by: String,
+    outside_bytes: u64,
+    cache_bytes: u64,
+}
+
+/// Plans all stages; `None` where the model cannot be divided so.
+fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &Question) -> Option<Tried> {
+    let memory = Memory {
+        fraction: Fraction::new(0.9),
+        of: Some(Base::Total),
+        weights: question.weights,
+        ..request.budget.memory.clone().unwrap_or_default()
+    };
+    let budget = Budget {
+        memory: Some(Memory { bytes: None, ..memory }),
+        max_seq_len: Some(question.context),
+        max_batch_size: None,
+        parallel,
+        ..request.budget.clone()
+    };
+    let stages = (0..parallel.pp).map(|stage| make(&PlanRequest { budget: &budget, stage, ..*request }));
+    let mut plans: Vec<CachePlan> = Vec::new();
+    for plan in stages {
+        match plan {
+            Ok(plan) => plans.push(plan),
+            Err(PlanError::DoesNotFit(short)) => {
+                let outside = short.overdrawn.as_ref().map(crate::error::Overdrawn::taken);
+                return Some(Tried {
+                    parallel,
+                    sequences: 0,
+                    capped_by: short.capped_by,
+                    outside_bytes: outside.unwrap_or(0),
+                    cache_bytes: short.available,
+                });
+            }
+            Err(_) => return None,
+        }
+    }
+    let poorest = plans.iter().min_by_key(|plan| plan.capacity.sequences)?;
+    let outside = |plan: &CachePlan| {
+        plan.ledger.iter().filter(|line| !line.name.is_for_caches()).map(|line| line.bytes).sum::<u64>()
+    };
+    let for_caches = |plan: &CachePlan| {
+        plan.ledger.iter().filter(|line| line.name.is_for_caches()).map(|line| line.bytes).sum::<u64>()
+    };
+    Some(Tried {
+        parallel,
+        sequences: poorest.capacity.sequences.saturating_mul(parallel.dp.into()),
+        capped_by: match poorest.capacity.capped_by {
+            Cap::Memory => largest_pool(poorest),
+            cap => cap.to_string(),
+        },
+        outside_bytes: plans.iter().map(outside).max().unwrap_or(0),
+        cache_bytes: plans.iter().map(for_caches).min().unwrap_or(0),
+    })
+}
+
+fn largest_pool(plan: &CachePlan) -> String {
+    plan.pools.iter().max_by_key(|pool| pool.bytes).map_or_else(|| "memory".into(), |pool| pool.id.clone())
+}
+
+impl Tried {
+    fn priced(self, device: &str, kv_dtype: Option<DType>, question: &Question) -> Fit {
+        let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
+        let devices = parallel.world_size();
+        let per_hour = question.prices.per_hour.get(device).map(|price| price * devices as f64);
+        let tokens = question.context.saturating_mul(question.sequences) as f64;
+        Fit {
+            device: device.to_owned(),
+            devices,
+            parallel,
+            kv_dtype,
+            holds: sequences >= question.sequences,
+            sequences,
+            capped_by,
+            outside_bytes,
+            cache_bytes,
+            per_hour,
+            per_million_tokens: per_hour.map(|price| price / (tokens / 1e6)),
+        }
+    }
+}
+
+impl Fit {
+    /// The layout as flags of `cacheplan plan`.
+    pub fn flags(&self) -> String {
+        let sizes = self.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
+        let mut flags: Vec<String> = sizes.map(|(key, size)| format!("--{key} {size}")).collect();
+        flags.extend(self.kv_dtype.map(|dtype| format!("--kv-dtype {dtype}")));
+        flags.join(" ")
+    }
+
+    /// The same as flags of `vllm serve`.
+    pub fn vllm_flags(&self, context: u64) -> String {
+        let Parallel { tp, pp, dp, ep, .. } = self.parallel;
+        let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
+        let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
+        if ep > 1 {
+            flags.push("--enable-expert-parallel".into());
+        }
+        if self.kv_dtype.is_some() {
+            flags.push("--kv-cache-dtype fp8".into());
+        }
+        flags.push(format!("--max-model-len {context}"));
+        flags.push(format!("--max-num-seqs {}", self.sequences.div_ceil(dp.into()).max(1)));
+        flags.join(" ")
+    }
+}

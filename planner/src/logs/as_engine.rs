@@ -1,0 +1,138 @@
+//! A plan in an engine's own terms: what the engine's model says of the plan's caches.
+
+use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_transforms::{Resource, Resources};
+
+use super::Words;
+use crate::engines::{EnginePrediction, EngineSpec, predict};
+use crate::{Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, Scheme, Speculation};
+
+/// A plan's caches, which are those of one rank already.
+pub(super) struct AsEngine<'a> {
+    plan: &'a CachePlan,
+    resources: Resources,
+}
+
+/// What an engine is told, or finds out, before it divides its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Bytes for caches; llama.cpp needs none.
+    pub(super) bytes: Option<u64>,
+    pub(super) max_seq_len: u64,
+    pub(super) max_batch_size: u64,
+    pub(super) max_num_tokens: u64,
+    pub(super) draft_tokens: u64,
+    pub(super) prefix_caching: Option<bool>,
+    /// The engine's own where absent.
+    pub(super) tokens_per_block: Option<u64>,
+    pub(super) state_slots: Option<u64>,
+    /// llama.cpp: cells that all sequences share.
+    pub(super) shared_cells: Option<u64>,
+    pub(super) ubatch: Option<u64>,
+}
+
+impl<'a> AsEngine<'a> {
+    pub(super) fn of(plan: &'a CachePlan) -> Result<Self, PlanError> {
+        if plan.rollback == Some(Scheme::Replay) {
+            let reason =
+                "the plan's scheme is replay, which widens convolutions as no engine does; plan with snapshots";
+            return Err(PlanError::Engine(reason.into()));
+        }
+        let resources = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
+        let resources = resources.map(|resource| Resource {
+            name: resource.name.clone(),
+            layer: resource.layer,
+            handler: resource.handler.clone(),
+            node: String::new(),
+            provenance: Vec::new(),
+            shared_by: resource.shared_by.clone(),
+        });
+        Ok(Self { plan, resources: collected(resources)? })
+    }
+
+    /// The same caches in another dtype; `None` where that changes nothing.
+    pub(super) fn stored_as(&self, dtype: DType, of: fn(&ResourceHandler) -> bool) -> Option<Self> {
+        let changed = self.resources.iter().map(|resource| {
+            let handler = &resource.handler;
+            if !of(handler) {
+                return Ok(resource.clone());
+            }
+            let (kind, shape) = (handler.kind().clone(), handler.shape().to_vec());
+            let handler = ResourceHandler::new(kind, handler.growth(), shape, dtype, handler.layout())?;
+            Ok(Resource { handler, ..resource.clone() })
+        });
+        // A shape that the other dtype cannot hold is no explanation.
+        let changed: Result<Vec<Resource>, cacheplan_handlers::HandlerError> = changed.collect();
+        let resources = collected(changed.ok()?.into_iter()).ok()?;
+        (resources != self.resources).then_some(Self { plan: self.plan, resources })
+    }
+
+    pub(super) fn has_states(&self) -> bool {
+        self.resources.iter().any(|resource| resource.handler.is_state())
+    }
+
+    /// What the plan tells an engine with such words.
+    pub(super) fn told(&self, words: &Words) -> Result<Told, PlanError> {
+        let plan = self.plan;
+        let slots = plan.slots.live.saturating_add(plan.slots.checkpoints);
+        Ok(Told {
+            bytes: (!words.divides_cells).then(|| cache_bytes(plan)).transpose()?,
+            max_seq_len: plan.limits.max_seq_len,
+            max_batch_size: plan.limits.max_batch_size,
+            max_num_tokens: plan.limits.max_num_tokens,
+            draft_tokens: plan.limits.draft_positions.saturating_sub(1),
+            prefix_caching: None,
+            tokens_per_block: None,
+            state_slots: (words.slots_are_told && self.has_states()).then_some(slots),
+            shared_cells: None,
+            ubatch: None,
+        })
+    }
+
+    /// What the engine would allocate.
+    pub(super) fn predict(&self, engine: EngineSpec, told: &Told) -> Result<EnginePrediction, PlanError> {
+        let mut budget = Budget {
+            max_seq_len: Some(told.max_seq_len),
+            max_batch_size: Some(told.max_batch_size),
+            max_num_tokens: Some(told.max_num_tokens),
+            parallel: Parallel { cp: self.plan.parallel.cp, ..Parallel::default() },
+            ..Budget::default()
+        };
+        budget.engine.cache_bytes = told.bytes.map(ByteSize);
+        budget.engine.prefix_caching = told.prefix_caching;
+        budget.engine.block_size = told.tokens_per_block;
+        budget.engine.state_slots = told.state_slots;
+        budget.engine.context = told.shared_cells;
+        budget.engine.ubatch = told.ubatch;
+        let draft_tokens = u32::try_from(told.draft_tokens).unwrap_or(u32::MAX);
+        budget.speculation = (draft_tokens > 0).then_some(Speculation {
+            draft_tokens,
+            scheme: Scheme::default(),
+            // The plan has the head's caches already.
+            mtp_layers: 0,
+            draft_weights: None,
+        });
+        // A log may say anything.
+        budget.validate().map_err(PlanError::Budget)?;
+        if [told.tokens_per_block, told.shared_cells, told.ubatch].contains(&Some(0)) {
+            return Err(PlanError::Engine("the log says that a block, a context or a step has 0 tokens".into()));
+        }
+        predict(&PlanRequest::new(&self.plan.model, &self.resources, &budget), engine)
+    }
+}
+
+fn collected(all: impl Iterator<Item = Resource>) -> Result<Resources, PlanError> {
+    let mut resources = Resources::default();
+    for resource in all {
+        resources.push(resource).map_err(|error| PlanError::Engine(format!("the plan is damaged: {error}")))?;
+    }
+    Ok(resources)
+}
+
+/// Bytes that the plan has for caches: its pools, and what their rounding leaves.
+fn cache_bytes(plan: &CachePlan) -> Result<u64, PlanError> {
+    let pools = plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes);
+    let unused = plan.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
+    let sum = pools.chain(unused).try_fold(0u64, u64::checked_add);
+    sum.ok_or_else(|| PlanError::Engine("the plan is damaged: its pools have more bytes than can be counted".into()))
+}

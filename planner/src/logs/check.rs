@@ -1,0 +1,276 @@
+//! A plan beside what an engine logged.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::as_engine::{AsEngine, Told};
+use super::rules::{Expected, explanation, memory, outcome, outcomes, really_told};
+use super::{EngineLog, Fact, Logged, Unit};
+use crate::engines::description::Numbering;
+use crate::engines::{Engine, EnginePrediction, EngineSpec, Version};
+use crate::render::{align, wrap};
+use crate::{ByteSize, CachePlan, Certainty, PlanError};
+
+/// Half of the last digit of a size that was logged in GiB, which a plan made from measured lines has for each.
+const HALF_DIGIT: u64 = (1 << 30) / 200;
+/// A plan beside an engine's log, number by number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LogCheck {
+    /// The engine.
+    pub engine: String,
+    /// The version whose rules were used.
+    pub version: String,
+    /// Whether the engine is not what the plan says.
+    pub drifted: bool,
+    /// What was compared: first what the engine was told, then what it made of it, then what the plan estimates.
+    pub rows: Vec<Row>,
+    /// What to know of the log.
+    pub notes: Vec<String>,
+}
+
+/// One number of the plan, in the engine's terms, beside the log's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// What it is.
+    pub name: Fact,
+    /// How it is counted.
+    pub unit: Unit,
+    /// What the plan gives in this engine.
+    pub planned: u64,
+    /// What the log says.
+    pub logged: Logged,
+    /// What follows.
+    pub drift: Drift,
+    /// Why they differ; empty where they do not.
+    pub reason: String,
+}
+
+/// Whether a number is the plan's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Drift {
+    /// It is, to the last digit that is printed.
+    None,
+    /// It is not, but follows by the engine's rules from a number above that differs.
+    Follows,
+    /// It is an estimate of the plan, for which the log has the measured number.
+    Estimate,
+    /// It is not.
+    Drift,
+}
+
+/// Sets `plan` beside `log`, in the terms of the engine that wrote it.
+///
+/// `version` is the engine's where the log does not say it; the newest that is modelled where absent too. Counts must be
+/// equal, sizes within the digits that are printed.
+///
+/// # Errors
+/// A plan that holds nothing the engine can be asked about, or whose memory does not hold one sequence there.
+pub fn check(plan: &CachePlan, log: &EngineLog, version: Option<Version>) -> Result<LogCheck, PlanError> {
+    let newest = log.engine.newest();
+    let said = log.version.or(version);
+    let engine = EngineSpec { engine: log.engine, version: modelled(log.engine, said.unwrap_or(newest)) };
+    let caches = AsEngine::of(plan)?;
+    let mut told = caches.told(log.words())?;
+    // What a plan does not say, the engine was told by whoever started it.
+    told.prefix_caching = log.prefix_caching();
+    told.ubatch = log.count(Fact::Ubatch);
+    let own_block = plan.pools.iter().find_map(|pool| pool.tokens_per_block);
+    told.tokens_per_block = log.count(Fact::TokensPerBlock).filter(|block| Some(*block) == own_block);
+    let planned = caches.predict(engine, &told)?;
+
+    // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
+    let makes_block = log.words().block_follows_states && caches.has_states();
+    let mut rows = told_rows(plan, log, &told, &planned, makes_block);
+    let other: Vec<&str> = rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name.name()).collect();
+    let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
+    let really = really_told(log, &told, &planned, makes_block);
+    // SGLang also starts where the longest sequence does not fit, of which the engine's model knows nothing.
+    let shorter = really.map(|(least, most)| {
+        let max_seq_len = told.max_seq_len.min(least.max_seq_len);
+        (Told { max_seq_len, ..least }, Told { max_seq_len, ..most })
+    });
+    let really = really.filter(|told| Expected::of(&caches, engine, Some(told)).is_some()).or(shorter);
+    let expected = Expected::of(&caches, engine, really.as_ref());
+    let explained = outcomes(log, makes_block)
+        .any(|(fact, logged)| !expected.as_ref().is_some_and(|expected| expected.meets(fact, logged)))
+        .then(|| explanation(&caches, log, engine, said, makes_block, really.as_ref()))
+        .flatten();
+    for (fact, logged) in outcomes(log, makes_block) {
+        let Some(value) = outcome(&planned, fact, told.max_seq_len) else { continue };
+        let follows_from_told = expected.as_ref().is_some_and(|expected| expected.meets(fact, logged));
+        let (drift, reason) = if logged.meets(Logged::exact(value)) {
+            (Drift::None, String::new())
+        } else if follows_from_told {
+            (Drift::Follows, format!("follows from {follows}"))
+        } else {
+            let unexplained = || "neither the plan nor the engine's rules give it".to_owned();
+            (Drift::Drift, explained.clone().unwrap_or_else(unexplained))
+        };
+        rows.push(Row { name: fact, unit: fact.unit(), planned: value, logged, drift, reason });
+    }
+    rows.extend(estimates(plan, log));
+    let drifted = rows.iter().any(|row| row.drift == Drift::Drift);
+    let notes = notes(log, engine, said);
+    Ok(LogCheck { engine: log.engine.to_string(), version: engine.version_name(), drifted, rows, notes })
+}
+
+/// The version, or the newest that is modelled where it is newer.
+fn modelled(engine: Engine, version: Version) -> Version {
+    if engine.description().numbering == Numbering::Builds { version } else { version.min(engine.newest()) }
+}
+
+fn notes(log: &EngineLog, engine: EngineSpec, said: Option<Version>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if log.starts > 1 {
+        notes.push(format!("the log has {} starts; the last complete one was read", log.starts));
+    }
+    if log.is_cut {
+        notes.push("the last start in the log is not complete; the one before it was read".into());
+    }
+    match said {
+        None => notes.push(format!(
+            "the log does not say the engine's version; the rules are those of {}, unless --as names another",
+            engine.version_name()
+        )),
+        Some(version) if version != engine.version => {
+            notes.push(format!("{version} is newer than the newest version that is modelled"));
+        }
+        Some(_) => {}
+    }
+    notes
+}
+
+/// What the plan assumes that the engine was told, beside what it says of that.
+fn told_rows(
+    plan: &CachePlan,
+    log: &EngineLog,
+    told: &Told,
+    planned: &EnginePrediction,
+    makes_block: bool,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut row = |name: Fact, planned: u64, logged: Logged, differs: bool, reason: String| {
+        let drift = if differs { Drift::Drift } else { Drift::None };
+        let reason = if differs { reason } else { String::new() };
+        rows.push(Row { name, unit: name.unit(), planned, logged, drift, reason });
+    };
+    let another = || "the engine was started with another than the plan was made for".to_owned();
+    let exactly = [
+        (Fact::MaxSeqLen, plan.limits.max_seq_len),
+        (Fact::MaxNumTokens, plan.limits.max_num_tokens),
+        (Fact::Tp, plan.parallel.tp.into()),
+        (Fact::Pp, plan.parallel.pp.into()),
+        (Fact::DraftTokens, told.draft_tokens),
+    ];
+    for (fact, value) in exactly {
+        // llama.cpp's lengths are cells and its steps batches of prompts; both follow.
+        let applies = !log.words().divides_cells;
+        if let Some(logged) = log.get(fact).filter(|_| applies) {
+            row(fact, value, logged, !logged.meets(Logged::exact(value)), another());
+        }
+    }
+    if let Some(logged) = log.get(Fact::MaxBatchSize) {
+        let fewer = logged.high < plan.limits.max_batch_size;
+        row(Fact::MaxBatchSize, plan.limits.max_batch_size, logged, fewer, "the engine admits fewer sequences".into());
+    }
+    if let (Some(value), Some(logged)) = (told.state_slots, log.get(Fact::StateSlots)) {
+        row(
+            Fact::StateSlots,
+            value,
+            logged,
+            !logged.meets(Logged::exact(value)),
+            "the engine was not told the plan's slots".into(),
+        );
+    }
+    let block = log.get(Fact::TokensPerBlock).filter(|_| !makes_block);
+    if let (Some(value), Some(logged)) = (planned.block_size, block) {
+        let differs = !logged.meets(Logged::exact(value));
+        row(Fact::TokensPerBlock, value, logged, differs, "the engine was told another, or took its kernel's".into());
+    }
+    if let Some(logged) = memory(log, planned) {
+        let value = if log.get(Fact::CacheBytes).is_some() { told.bytes.unwrap_or(0) } else { allocated(planned) };
+        let measured = plan.ledger.iter().filter(|line| line.source == Certainty::Measured).count() as u64;
+        let slack = measured.saturating_mul(HALF_DIGIT);
+        let within = Logged { low: value.saturating_sub(slack), high: value.saturating_add(slack) };
+        row(Fact::CacheBytes, value, logged, !logged.meets(within), memory_reason(plan, log, value, logged));
+    }
+    rows
+}
+
+/// Bytes of everything that the engine would allocate for caches.
+fn allocated(planned: &EnginePrediction) -> u64 {
+    let parts = [planned.kv_bytes, planned.state_bytes, planned.speculation_bytes];
+    parts.into_iter().flatten().fold(0, u64::saturating_add)
+}
+
+fn memory_reason(plan: &CachePlan, log: &EngineLog, planned: u64, logged: Logged) -> String {
+    let (middle, word) = (logged.middle(), if logged.middle() < planned { "less" } else { "more" });
+    let mut reason = format!("the engine has {} {word}", ByteSize(middle.abs_diff(planned)));
+    for row in estimates(plan, log).filter(|row| row.drift == Drift::Estimate) {
+        let (estimate, real) = (row.planned, row.logged.middle());
+        let sign = if real > estimate { '+' } else { '-' };
+        let _ = write!(reason, ", {} {sign}{}", row.name.name(), ByteSize(real.abs_diff(estimate)));
+    }
+    reason
+}
+
+/// The plan's lines besides caches, for which the log has measured numbers.
+fn estimates(plan: &CachePlan, log: &EngineLog) -> impl Iterator<Item = Row> {
+    let facts = [Fact::Weights, Fact::Activations, Fact::Graphs, Fact::Context, Fact::Nccl];
+    facts.into_iter().filter_map(|fact| {
+        let logged = log.get(fact)?;
+        let line = plan.ledger.iter().find(|line| line.name.name() == fact.name());
+        let planned = line.map_or(0, |line| line.bytes);
+        let (drift, reason) = match line {
+            _ if logged.meets(Logged::exact(planned)) => (Drift::None, ""),
+            None => (Drift::Estimate, "the plan leaves it out"),
+            Some(line) => match line.source {
+                Certainty::Exact => (Drift::Estimate, "the engine keeps more or less than the tensors of the files"),
+                Certainty::Measured => (Drift::Estimate, "measured at another start"),
+                Certainty::Assumed => (Drift::Estimate, "assumed in the plan"),
+            },
+        };
+        Some(Row { name: fact, unit: Unit::Bytes, planned, logged, drift, reason: reason.into() })
+    })
+}
+
+impl LogCheck {
+    /// As a text table, at most 100 columns wide.
+    pub fn table(&self) -> String {
+        let mut text = format!("{} {}\n", self.engine, self.version);
+        let header = ["", "planned", "logged", ""].map(str::to_owned).to_vec();
+        let rows = self.rows.iter().map(|row| {
+            let logged = if row.unit == Unit::Bytes { row.logged.middle() } else { row.logged.low };
+            let verdict = match row.drift {
+                Drift::None if row.logged.low == row.logged.high => "equal",
+                Drift::None => "equal as printed",
+                Drift::Follows => "follows",
+                Drift::Estimate => "estimate",
+                Drift::Drift => "DRIFT",
+            };
+            vec![row.name.name().to_owned(), shown(row.unit, row.planned), shown(row.unit, logged), verdict.to_owned()]
+        });
+        let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+        for (index, line) in align(&rows, &[1, 2]).into_iter().enumerate() {
+            text.push_str(&line);
+            text.push('\n');
+            if let Some(row) =
+                index.checked_sub(1).and_then(|row| self.rows.get(row)).filter(|row| !row.reason.is_empty())
+            {
+                text.push_str(&wrap(&row.reason, 4));
+            }
+        }
+        self.notes.iter().for_each(|note| text.push_str(&wrap(note, 2)));
+        text
+    }
+}
+
+fn shown(unit: Unit, value: u64) -> String {
+    match unit {
+        Unit::Bytes => ByteSize(value).to_string(),
+        Unit::Hundredths => format!("{}.{:02}x", value / 100, value % 100),
+        Unit::Count | Unit::Switch => value.to_string(),
+    }
+}

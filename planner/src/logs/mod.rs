@@ -1,0 +1,162 @@
+//! What an engine logs when it starts, read from its log.
+//!
+//! [`read`] goes through the log once, line by line, and keeps numbers only: no text of a log is ever passed on.
+//! [`check`] sets a plan beside them. Each engine's wordings stand in a file of their own.
+
+mod as_engine;
+mod check;
+mod fact;
+mod reader;
+mod rules;
+pub(crate) mod wording;
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::engines::{Engine, Version};
+
+pub use check::{Drift, LogCheck, check};
+pub(crate) use fact::Fact;
+pub use reader::read;
+pub(crate) use wording::Logged;
+use wording::Unit;
+
+use wording::Wording;
+
+/// What a log says of an engine's last complete start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineLog {
+    /// The engine whose words these are.
+    pub engine: Engine,
+    /// Its version, where the log says it.
+    pub version: Option<Version>,
+    /// Starts in the log, the broken ones included.
+    pub starts: u64,
+    /// Whether the log ends in a start after the one that was read.
+    pub is_cut: bool,
+    facts: BTreeMap<Fact, Logged>,
+}
+
+/// A log that says nothing that can be relied on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The log could not be read to its end.
+    #[error("line {line}: {source}")]
+    Io {
+        /// The line.
+        line: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No line is worded as a known engine's.
+    #[error(
+        "none of its {lines} lines is of the start of {}; expected, for instance, `{}`", engines(*asked), example(*asked)
+    )]
+    Foreign {
+        /// How many lines there are.
+        lines: u64,
+        /// The only engine that was looked for.
+        asked: Option<Engine>,
+    },
+    /// The only start, or every start, ends before the sizes of the caches.
+    #[error(
+        "this looks like {engine}, but it ends before `{expected}`: wait until the engine has started, and pass its whole log"
+    )]
+    Torn {
+        /// The engine.
+        engine: Engine,
+        /// The line that says what the caches are.
+        expected: &'static str,
+    },
+    /// Lines of several engines.
+    #[error("lines of both {} and {}; pass the log of one engine, or name it with --as", .0, .1)]
+    Mixed(Engine, Engine),
+    /// A number that cannot be.
+    #[error("line {line} has a number that is more than any device has; the log is damaged there")]
+    TooLarge {
+        /// The line.
+        line: u64,
+    },
+}
+
+fn engines(asked: Option<Engine>) -> String {
+    let names = Engine::all().iter().map(|engine| engine.name()).collect::<Vec<&str>>().join(", ");
+    asked.map_or(names, |engine| engine.to_string())
+}
+
+fn example(asked: Option<Engine>) -> &'static str {
+    asked.or(Engine::all().first().copied()).map_or("", |engine| engine.description().log.example)
+}
+
+/// How one engine words its start, and what it says there of itself.
+pub(crate) struct Words {
+    /// What a process writes first, with its version behind it where it says one.
+    pub(crate) starts: &'static [&'static str],
+    /// The lines that have a number.
+    pub(crate) lines: &'static [Wording],
+    /// From such a line on what is said is of the draft model.
+    pub(crate) drafts: &'static [&'static str],
+    /// At such a line these are forgotten: they were tried only.
+    pub(crate) tries: &'static [(&'static str, &'static [Fact])],
+    /// A start that says one of these is complete.
+    pub(crate) complete: &'static [Fact],
+    /// What such a line looks like, for whoever has another log.
+    pub(crate) example: &'static str,
+    /// It makes its block as large as a state, where there are states, rather than being told one.
+    pub(crate) block_follows_states: bool,
+    /// It is told how many states to hold.
+    pub(crate) slots_are_told: bool,
+    /// It does not say what its states take.
+    pub(crate) leaves_out_states: bool,
+    /// It is told how many cells to hold, rather than dividing bytes.
+    pub(crate) divides_cells: bool,
+}
+
+impl Words {
+    /// What holds of an engine unless it says otherwise.
+    pub(crate) const OF_NONE: Self = Self {
+        starts: &[],
+        lines: &[],
+        drafts: &[],
+        tries: &[],
+        complete: &[],
+        example: "",
+        block_follows_states: false,
+        slots_are_told: false,
+        leaves_out_states: false,
+        divides_cells: false,
+    };
+}
+
+impl EngineLog {
+    /// What it says of one thing.
+    pub fn get(&self, fact: Fact) -> Option<Logged> {
+        self.facts.get(&fact).copied()
+    }
+
+    /// Everything that it says.
+    pub fn facts(&self) -> impl Iterator<Item = (Fact, Logged)> {
+        self.facts.iter().map(|(fact, logged)| (*fact, *logged))
+    }
+
+    /// A number that was printed in full.
+    fn count(&self, fact: Fact) -> Option<u64> {
+        self.get(fact).map(Logged::middle)
+    }
+
+    fn words(&self) -> &'static Words {
+        self.engine.description().log
+    }
+
+    fn switch(&self, fact: Fact) -> Option<bool> {
+        self.get(fact).map(|on| on.low == 1)
+    }
+
+    /// Whether prefixes are kept for reuse.
+    fn prefix_caching(&self) -> Option<bool> {
+        let off = self.switch(Fact::NoPrefixCaching).map(|off| !off);
+        self.switch(Fact::PrefixCaching).or(off)
+    }
+}

@@ -1,0 +1,332 @@
+//! What an engine or a profile measured of a device's bytes: one format, its writer and its reader.
+//!
+//! ```toml
+//! engine = "vllm"
+//! version = "0.19.0"
+//! log = "start.log"
+//!
+//! [limits]
+//! tp = 1
+//! max_num_tokens = 8192
+//!
+//! [lines]
+//! weights = { bytes = 18962280612, within = 5368709 }
+//! graphs = { bytes = 697932186, within = 5368709 }
+//! ```
+//!
+//! The lines are those of the ledger, in bytes on one device, each with how far off the true number may be. What is
+//! absent was not measured.
+
+use std::fmt::Write;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::engines::{Engine, EngineSpec, Version};
+use crate::logs::{EngineLog, Fact};
+use crate::{ByteSize, Certainty, LedgerItem, Parallel, PlanError};
+
+/// Measured lines for the ledger of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The engine that logged them; absent where this library measured them itself.
+    pub engine: Option<String>,
+    /// Its version, as it writes it.
+    pub version: Option<String>,
+    /// The name of the log that they were read from.
+    pub log: Option<String>,
+    /// What they were measured with.
+    #[serde(default)]
+    pub limits: MeasuredLimits,
+    /// The lines.
+    pub lines: MeasuredLines,
+}
+
+/// What lines were measured with; absent where nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLimits {
+    /// Tensor-parallel ranks, over which weights are divided.
+    pub tp: Option<u32>,
+    /// Pipeline stages, likewise.
+    pub pp: Option<u32>,
+    /// The most tokens in a step, with which activations grow.
+    pub max_num_tokens: Option<u64>,
+    /// The most sequences in a step.
+    pub max_batch_size: Option<u64>,
+}
+
+/// The lines of the ledger that can be measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLines {
+    /// Weights.
+    pub weights: Option<MeasuredBytes>,
+    /// The peak of one step.
+    pub activations: Option<MeasuredBytes>,
+    /// Captured CUDA graphs.
+    pub graphs: Option<MeasuredBytes>,
+    /// The CUDA context and libraries.
+    pub context: Option<MeasuredBytes>,
+    /// NCCL's buffers.
+    pub nccl: Option<MeasuredBytes>,
+}
+
+/// Bytes on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredBytes {
+    /// How many.
+    pub bytes: u64,
+    /// How far off they may be, as where a log rounds them.
+    #[serde(default)]
+    pub within: u64,
+}
+
+/// A text that holds no measured lines.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{origin}{}: {message}", line.map(|line| format!(":{line}")).unwrap_or_default())]
+pub struct MeasuredError {
+    /// The file.
+    pub origin: String,
+    /// The line at fault.
+    pub line: Option<usize>,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// A log that says nothing but what its caches are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the log of {0} says nothing of weights, activations, graphs or context, so that there is nothing to calibrate"
+)]
+pub struct NothingMeasured(Engine);
+
+impl Measured {
+    /// What `log` says besides its caches; `name` is what the lines will be said to come from.
+    ///
+    /// # Errors
+    /// A log without such a line.
+    pub fn from_log(log: &EngineLog, name: &str) -> Result<Self, NothingMeasured> {
+        let line = |fact: Fact| {
+            let logged = log.get(fact)?;
+            Some(MeasuredBytes { bytes: logged.middle(), within: (logged.high - logged.low).div_ceil(2) })
+        };
+        let count = |fact: Fact| log.get(fact).map(crate::logs::Logged::middle);
+        let small = |fact: Fact| count(fact).and_then(|count| u32::try_from(count).ok());
+        let weights = line(Fact::Weights);
+        // Newer vLLM logs weights and context together.
+        let together = line(Fact::Resident).zip(weights).map(|(resident, weights)| MeasuredBytes {
+            bytes: resident.bytes.saturating_sub(weights.bytes),
+            within: resident.within.saturating_add(weights.within),
+        });
+        let lines = MeasuredLines {
+            weights,
+            activations: line(Fact::Activations),
+            graphs: line(Fact::Graphs),
+            context: line(Fact::Context).or(together),
+            nccl: line(Fact::Nccl),
+        };
+        if lines == MeasuredLines::default() {
+            return Err(NothingMeasured(log.engine));
+        }
+        let limits = MeasuredLimits {
+            tp: small(Fact::Tp),
+            pp: small(Fact::Pp),
+            max_num_tokens: count(Fact::MaxNumTokens),
+            max_batch_size: count(Fact::MaxBatchSize),
+        };
+        let version = log.version.map(|version| EngineSpec { engine: log.engine, version }.version_name());
+        let name: String = name.chars().map(|char| if char.is_control() { '_' } else { char }).collect();
+        Ok(Self { engine: Some(log.engine.name().into()), version, log: Some(name), limits, lines })
+    }
+
+    /// What this library measured of one forward of so many tokens of so many sequences, on one device.
+    pub fn of_forward(weights: u64, activations: u64, tokens: u64, sequences: u64) -> Self {
+        let line = |bytes| Some(MeasuredBytes { bytes, within: 0 });
+        Self {
+            limits: MeasuredLimits {
+                tp: Some(1),
+                pp: Some(1),
+                max_num_tokens: Some(tokens),
+                max_batch_size: Some(sequences),
+            },
+            lines: MeasuredLines { weights: line(weights), activations: line(activations), ..MeasuredLines::default() },
+            ..Self::default()
+        }
+    }
+
+    /// Reads the lines; `origin` names the text in errors.
+    ///
+    /// # Errors
+    /// What is no such TOML, with a key that is not known, or without any line.
+    pub fn from_toml(text: &str, origin: &str) -> Result<Self, MeasuredError> {
+        let wrong = |line: Option<usize>, message: String| MeasuredError { origin: origin.into(), line, message };
+        let read: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| wrong(error.line, error.message))?;
+        if read.engine.as_deref().is_some_and(|name| Engine::all().iter().all(|engine| engine.name() != name)) {
+            return Err(wrong(None, "`engine` is none that is known, such as vllm".into()));
+        }
+        let name = read.log.as_deref().unwrap_or_default();
+        if name.chars().any(char::is_control) {
+            return Err(wrong(None, "`log` has control characters; the name of a file was expected".into()));
+        }
+        if read.version.as_deref().is_some_and(|version| version.parse::<Version>().is_err()) {
+            return Err(wrong(None, "`version` is no version such as 0.19.0".into()));
+        }
+        if read.lines == MeasuredLines::default() {
+            return Err(wrong(
+                None,
+                "`[lines]` is empty; weights, activations, graphs, context or nccl were expected".into(),
+            ));
+        }
+        Ok(read)
+    }
+
+    /// The lines as TOML, which [`Measured::from_toml`] reads.
+    pub fn to_toml(&self) -> String {
+        let mut text = format!("# Bytes on one device, {}.\n", self.origin());
+        let quoted = |text: &str| toml::Value::from(text).to_string();
+        let texts = [("engine", self.engine.clone()), ("version", self.version.clone()), ("log", self.log.clone())];
+        for (key, value) in texts {
+            if let Some(value) = value {
+                let _ = writeln!(text, "{key} = {}", quoted(&value));
+            }
+        }
+        let limits = [
+            ("tp", self.limits.tp.map(u64::from)),
+            ("pp", self.limits.pp.map(u64::from)),
+            ("max_num_tokens", self.limits.max_num_tokens),
+            ("max_batch_size", self.limits.max_batch_size),
+        ];
+        text.push_str("\n[limits]\n");
+        for (key, value) in limits.iter().filter_map(|(key, value)| Some((key, (*value)?))) {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        text.push_str("\n[lines]\n");
+        for (name, line) in self.lines.named() {
+            let MeasuredBytes { bytes, within } = line;
+            let _ = writeln!(text, "{name} = {{ bytes = {bytes}, within = {within} }}  # {}", ByteSize(bytes));
+        }
+        text
+    }
+
+    /// A line for the ledger of a plan for steps of `max_num_tokens`: bytes, how they are known, and where from.
+    pub(crate) fn line(&self, item: &LedgerItem, max_num_tokens: u64) -> Option<(u64, Certainty, String)> {
+        let (_, line) = self.lines.named().find(|(known, _)| known == item)?;
+        let origin = self.origin();
+        let measured_at =
+            self.limits.max_num_tokens.filter(|tokens| *item == LedgerItem::Activations && *tokens != max_num_tokens);
+        let Some(tokens) = measured_at.filter(|tokens| *tokens > 0) else {
+            return Some((line.bytes, Certainty::Measured, origin));
+        };
+        // What holds one step's tokens grows with them.
+        let scaled = u128::from(line.bytes) * u128::from(max_num_tokens) / u128::from(tokens);
+        let note = format!("{origin}, for {tokens} tokens a step; scaled to {max_num_tokens}");
+        Some((u64::try_from(scaled).unwrap_or(u64::MAX), Certainty::Assumed, note))
+    }
+
+    /// Weights that were measured on ranks of another size are not those of this plan.
+    pub(crate) fn refuse_other_ranks(&self, parallel: Parallel) -> Result<(), PlanError> {
+        for (key, measured, planned) in [("tp", self.limits.tp, parallel.tp), ("pp", self.limits.pp, parallel.pp)] {
+            if let Some(measured) = measured.filter(|measured| *measured != planned) {
+                return Err(PlanError::Budget(format!(
+                    "the measured lines are those of {key} {measured}, the plan is for {key} {planned}; measure that"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the lines come from.
+    fn origin(&self) -> String {
+        match (&self.engine, &self.version, &self.log) {
+            (None, _, _) => "measured on the device".into(),
+            (Some(engine), version, log) => {
+                let version = version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+                let log = log.as_ref().map(|log| format!(", {log}")).unwrap_or_default();
+                format!("logged by {engine}{version}{log}")
+            }
+        }
+    }
+}
+
+impl MeasuredLines {
+    /// The lines that there are, by the ledger's names.
+    fn named(self) -> impl Iterator<Item = (LedgerItem, MeasuredBytes)> {
+        let lines = [
+            (LedgerItem::Weights, self.weights),
+            (LedgerItem::Activations, self.activations),
+            (LedgerItem::Graphs, self.graphs),
+            (LedgerItem::Context, self.context),
+            (LedgerItem::Nccl, self.nccl),
+        ];
+        lines.into_iter().filter_map(|(name, line)| Some((name, line?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn measured() -> Measured {
+        let bytes = |bytes| Some(MeasuredBytes { bytes, within: 5_368_709 });
+        Measured {
+            engine: Some("vllm".into()),
+            version: Some("0.19.0".into()),
+            log: Some("start \"1\".log".into()),
+            limits: MeasuredLimits { tp: Some(2), max_num_tokens: Some(8192), ..MeasuredLimits::default() },
+            lines: MeasuredLines {
+                weights: bytes(18_962_280_612),
+                activations: bytes(1 << 30),
+                ..MeasuredLines::default()
+            },
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let measured = measured();
+        assert_eq!(Measured::from_toml(&measured.to_toml(), "measured.toml"), Ok(measured));
+    }
+
+    #[test]
+    fn lines_of_this_library_name_no_engine() {
+        let own = Measured { engine: None, version: None, log: None, ..measured() };
+        assert_eq!(Measured::from_toml(&own.to_toml(), ""), Ok(own.clone()));
+        assert_eq!(own.line(&LedgerItem::Weights, 1).unwrap().2, "measured on the device");
+    }
+
+    #[rstest]
+    #[case("engine = 'vllm'\n[lines]\nweight = { bytes = 1 }\n", Some(3), "unknown field `weight`")]
+    #[case("engin = 'vllm'\n[lines]\nweights = { bytes = 1 }\n", Some(1), "unknown field `engin`")]
+    #[case("[lines]\nweights = { bytes = 1, width = 2 }\n", Some(2), "unknown field `width`")]
+    #[case("[lines]\nweights = { bytes = -1 }\n", Some(2), "-1")]
+    #[case("[lines]\nweights = 1\n", Some(2), "invalid type")]
+    #[case("[lines]\n", None, "`[lines]` is empty")]
+    #[case("log = \"a\\u001b[2J\"\n[lines]\nweights = { bytes = 1 }\n", None, "control characters")]
+    #[case("version = 'new'\n[lines]\nweights = { bytes = 1 }\n", None, "no version")]
+    #[case("engine = 'vlm'\n[lines]\nweights = { bytes = 1 }\n", None, "`engine` is none that is known")]
+    fn what_is_wrong_is_named_with_its_line(#[case] text: &str, #[case] line: Option<usize>, #[case] expected: &str) {
+        let error = Measured::from_toml(text, "measured.toml").unwrap_err();
+        assert_eq!(error.line, line, "{error}");
+        assert!(error.to_string().starts_with("measured.toml") && error.message.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn activations_of_other_steps_are_scaled_and_no_longer_measured() {
+        let (bytes, source, note) = measured().line(&LedgerItem::Activations, 2048).unwrap();
+        assert_eq!((bytes, source), (1 << 28, Certainty::Assumed));
+        assert_eq!(note, "logged by vllm 0.19.0, start \"1\".log, for 8192 tokens a step; scaled to 2048");
+        assert_eq!(measured().line(&LedgerItem::Activations, 8192).unwrap().1, Certainty::Measured);
+        assert_eq!(measured().line(&LedgerItem::Weights, 2048).unwrap().1, Certainty::Measured);
+    }
+
+    #[test]
+    fn lines_of_other_ranks_are_refused() {
+        let error = measured().refuse_other_ranks(Parallel::default()).unwrap_err().to_string();
+        assert!(error.contains("tp 2") && error.contains("tp 1"), "{error}");
+        assert_eq!(measured().refuse_other_ranks(Parallel { tp: 2, ..Parallel::default() }), Ok(()));
+    }
+}

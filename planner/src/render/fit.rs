@@ -1,0 +1,84 @@
+//! Which devices hold what was asked for, for people and for tables elsewhere.
+
+use super::columns::{align, wrap};
+use crate::fit::{Answer, Fit};
+use crate::size::ByteSize;
+
+impl Answer {
+    /// The best layout of each device and dtype, at most 100 columns wide; every number is assumed, as the weights' division
+    /// and the activations are.
+    pub fn table(&self) -> String {
+        let (sequences, context) = (self.sequences, self.context);
+        let mut text = format!("FIT  {sequences} sequences of {context} tokens; every number below is assumed\n\n");
+        let mut rows = vec![["", "device", "layout", "holds", "room", "caches each", "capped by", "an hour"]];
+        let cells: Vec<[String; 8]> = self.best_of_each().into_iter().map(|fit| self.row(fit)).collect();
+        rows.extend(cells.iter().map(|row| row.each_ref().map(String::as_str)));
+        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.map(str::to_owned).to_vec()).collect();
+        text.extend(align(&rows, &[3, 4, 5, 7]).into_iter().map(|line| line + "\n"));
+        match self.best() {
+            Some(best) => {
+                text.push_str("\nBEST\n");
+                let price = best.per_million_tokens.zip(self.currency.as_ref());
+                let price = price.map(|(price, currency)| {
+                    format!("  {price:.4} {currency} an hour for each million tokens of context held\n")
+                });
+                text.push_str(&format!("  {} x {}\n{}", best.devices, best.device, price.unwrap_or_default()));
+                text.push_str(&wrap(&format!("cacheplan plan: {}", best.flags()), 2));
+                text.push_str(&wrap(&format!("vllm serve: {}", best.vllm_flags(self.context)), 2));
+            }
+            None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),
+        }
+        text
+    }
+
+    fn row(&self, fit: &Fit) -> [String; 8] {
+        let room = i128::from(fit.sequences) - i128::from(self.sequences);
+        let price = fit.per_hour.zip(self.currency.as_ref());
+        let layout = fit.flags().replace("--", "");
+        [
+            if fit.holds { "yes" } else { "no" }.into(),
+            format!("{} x {}", fit.devices, fit.device),
+            if layout.is_empty() { "alone".into() } else { layout },
+            fit.sequences.to_string(),
+            format!("{room:+}"),
+            ByteSize(fit.cache_bytes).to_string(),
+            fit.capped_by.clone(),
+            price.map_or_else(|| "-".into(), |(price, currency)| format!("{price:.2} {currency}")),
+        ]
+    }
+
+    /// Every layout that was tried, one a line.
+    pub fn csv(&self) -> String {
+        let mut text =
+            "device,devices,tp,pp,dp,ep,kv_dtype,holds,sequences,capped_by,outside_bytes,cache_bytes,per_hour,\
+                        per_million_tokens\n"
+                .to_owned();
+        for fit in &self.fits {
+            let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
+            let kv_dtype = fit.kv_dtype.map(|dtype| dtype.to_string()).unwrap_or_default();
+            let cells = [
+                quoted(&fit.device),
+                fit.devices.to_string(),
+                fit.parallel.tp.to_string(),
+                fit.parallel.pp.to_string(),
+                fit.parallel.dp.to_string(),
+                fit.parallel.ep.to_string(),
+                kv_dtype,
+                fit.holds.to_string(),
+                fit.sequences.to_string(),
+                quoted(&fit.capped_by),
+                fit.outside_bytes.to_string(),
+                fit.cache_bytes.to_string(),
+                number(fit.per_hour),
+                number(fit.per_million_tokens),
+            ];
+            text.push_str(&(cells.join(",") + "\n"));
+        }
+        text
+    }
+}
+
+/// A cell that may have a comma or a quote.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}

@@ -1,0 +1,129 @@
+//! The largest live set of a step: what lies in memory between and inside the layers, and where tokens are chosen.
+
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
+
+/// Peak bytes of a step besides weights and caches, as they grow with what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepBytes {
+    /// Of each token, on every rank.
+    pub whole: u64,
+    /// Of each token, divided over tensor parallel ranks.
+    pub divided: u64,
+    /// Of each sequence whose next token is chosen, on every rank.
+    pub logits: u64,
+}
+
+/// Bytes of a logit: as the head gives it, and in float32 as it is and after the sampler's softmax.
+const LOGIT_BYTES: u64 = 2 + 4 + 4;
+
+impl StepBytes {
+    /// The largest live set of `model`; `None` where a block's sizes or the vocabulary are not known.
+    pub(crate) fn of(model: &Model) -> Option<Self> {
+        let element = model.info.dtype.row_bytes(1).unwrap_or(2);
+        let hidden = model.hidden_size?;
+        let routed = model.config.get("num_experts_per_tok").or_else(|| model.config.get("num_experts_per_token"));
+        let routed = routed.and_then(serde_json::Value::as_u64).unwrap_or(1);
+        let blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
+        let inside: Option<Vec<[u64; 2]>> = blocks.map(|block| channels(block, hidden, routed)).collect();
+        let [whole, divided] = inside?.into_iter().max_by_key(|[whole, divided]| whole + divided)?;
+        // The residual stream, its norm, and what the block before gave.
+        let whole = whole.checked_add(hidden.checked_mul(3)?)?.checked_mul(element)?;
+        let logits = model.vocab_size?.checked_mul(LOGIT_BYTES)?;
+        Some(Self { whole, divided: divided.checked_mul(element)?, logits })
+    }
+
+    /// Bytes of a step of so many tokens, after which so many sequences get their next, on each of `tp` ranks.
+    pub(crate) const fn peak(&self, tokens: u64, sequences: u64, tp: u64) -> u64 {
+        let inside = tokens.saturating_mul(self.whole.saturating_add(self.divided.div_ceil(tp)));
+        let chosen = sequences.saturating_mul(self.logits);
+        if inside > chosen { inside } else { chosen }
+    }
+}
+
+/// Channels of a token that live at once inside a block besides the residual stream: whole, and divided over ranks.
+fn channels(block: &BlockSpec, hidden: u64, routed: u64) -> Option<[u64; 2]> {
+    let sum = |channels: &[Option<u64>]| channels.iter().try_fold(0u64, |sum, more| sum.checked_add((*more)?));
+    let divided = match block {
+        // Queries, keys and values, and what comes of them.
+        BlockSpec::Attention(dims) => {
+            let head = dims.head_dim.checked_add(dims.value_dim.unwrap_or(dims.head_dim))?;
+            sum(&[dims.num_heads.checked_mul(head), dims.num_kv_heads.checked_mul(head)])
+        }
+        // In a prefill the latent is widened to keys and values of every head.
+        BlockSpec::Mla(dims) => {
+            let key = dims.qk_nope_head_dim.checked_add(dims.qk_rope_head_dim)?;
+            let head = key.checked_add(dims.v_head_dim)?.checked_mul(2)?;
+            dims.num_heads.checked_mul(head)
+        }
+        BlockSpec::CompressedAttention(dims) => dims.num_heads.checked_mul(dims.head_dim)?.checked_mul(2),
+        BlockSpec::Indexer { index_head_dim } => Some(*index_head_dim),
+        BlockSpec::Rwkv4 { width } | BlockSpec::RgLru { width, .. } => width.checked_mul(4),
+        BlockSpec::ShortConv { channels, .. } => channels.checked_mul(4),
+        // Both halves of the projection, the convolved one, and the output.
+        BlockSpec::Mamba1(dims) => dims.d_inner.checked_mul(4),
+        BlockSpec::Mamba2(dims) => {
+            let inner = dims.num_heads.checked_mul(dims.head_dim)?;
+            let groups = dims.n_groups.checked_mul(dims.d_state)?;
+            sum(&[inner.checked_mul(4), groups.checked_mul(4), Some(dims.num_heads)])
+        }
+        BlockSpec::LinearAttention(dims) => {
+            let keys = dims.num_k_heads.checked_mul(dims.head_k_dim)?;
+            let values = dims.num_v_heads.checked_mul(dims.head_v_dim)?;
+            sum(&[keys.checked_mul(4), values.checked_mul(4)])
+        }
+        BlockSpec::FeedForward(dims) => return feed_forward(dims, hidden, routed),
+        BlockSpec::Op(_) => None,
+    };
+    Some([0, divided?])
+}
+
+/// A gate and what it is multiplied with, and the product; with experts for each that a token goes to, whose outputs stand
+/// side by side before they are added.
+fn feed_forward(dims: &FeedForward, hidden: u64, routed: u64) -> Option<[u64; 2]> {
+    let inside = |channels: u64| channels.checked_mul(dims.matrices);
+    if dims.experts == 0 {
+        return Some([0, inside(dims.intermediate_size)?]);
+    }
+    let routed = routed.min(dims.experts);
+    let outputs = routed.checked_mul(dims.latent_size.unwrap_or(hidden))?;
+    let experts = routed.checked_mul(inside(dims.intermediate_size)?)?;
+    Some([outputs, experts.checked_add(inside(dims.shared_size)?)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use cacheplan_transforms::{ReadOptions, read_model};
+
+    use super::*;
+
+    fn read(config: &str) -> StepBytes {
+        let path = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
+        StepBytes::of(&read_model(path.as_ref(), &ReadOptions::default()).unwrap()).unwrap()
+    }
+
+    /// Three times 4,096 channels of the stream, three times 14,336 inside the widest block, two bytes each.
+    #[test]
+    fn the_widest_block_of_llama_is_its_feed_forward_block() {
+        let step = read("meta-llama__Llama-3.1-8B-Instruct");
+        assert_eq!(step, StepBytes { whole: 3 * 4096 * 2, divided: 3 * 14_336 * 2, logits: 128_256 * 10 });
+        assert_eq!(step.peak(8192, 1, 1), 8192 * (24_576 + 86_016));
+        assert_eq!(step.peak(8192, 1, 8), 8192 * (24_576 + 10_752));
+    }
+
+    /// vLLM logged 1.44 GiB for steps of 8,192 tokens and 1,024 sequences (`vllm-0.3x-llama-3.1-8b.log`).
+    #[test]
+    fn the_peak_of_llama_is_near_what_vllm_logged() {
+        let peak = read("meta-llama__Llama-3.1-8B-Instruct").peak(8192, 1024, 1) as f64 / f64::from(1 << 30);
+        assert!((1.0..1.44).contains(&peak), "{peak}");
+        assert!(peak * 1.5 > 1.44, "{peak}");
+    }
+
+    /// Eight experts' outputs of 7,168 channels lie side by side.
+    #[test]
+    fn experts_outputs_are_whole_on_every_rank() {
+        let step = read("deepseek-ai__DeepSeek-V3");
+        assert_eq!(step.whole, (3 + 8) * 7168 * 2);
+        assert_eq!(step.divided, (8 + 1) * 3 * 2048 * 2);
+    }
+}

@@ -1,0 +1,96 @@
+//! Which devices hold what is asked for.
+
+use std::path::Path;
+
+use cacheplan_planner::fit::{Answer, Prices, Question};
+use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Parallel, PlanRequest};
+use cacheplan_transforms::{ReadOptions, collect, read_model};
+use rstest::rstest;
+
+fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
+    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
+    let mut model = read_model(Path::new(&file), &ReadOptions::default()).unwrap();
+    let budget = Budget::default();
+    let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+    let question = Question {
+        context,
+        sequences,
+        devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
+        max_devices: 16,
+        weights: model.info.weights.is_none().then_some(ByteSize(10 << 30)),
+        prices: Prices::from_toml(prices).unwrap(),
+    };
+    Answer::of(&PlanRequest::new(&model.info, &resources, &budget), &model.layers, &question).unwrap()
+}
+
+const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
+
+/// 21 sequences with tensor parallelism, 112 with data-parallel attention: the arithmetic stands with the ranks' tests.
+#[test]
+fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
+    let answer = answer("deepseek-ai__DeepSeek-V3", &["h200"], 32_768, 100, PRICES);
+    let of =
+        |parallel: Parallel| answer.fits.iter().find(|fit| fit.parallel == parallel && fit.kv_dtype.is_none()).unwrap();
+    let attention = of(Parallel { dp: 8, ep: 8, ..Parallel::default() });
+    assert_eq!((attention.sequences, attention.holds, attention.devices), (112, true, 8));
+    assert_eq!(attention.per_hour, Some(32.0));
+    // 32 an hour for 100 * 32,768 tokens.
+    assert!((attention.per_million_tokens.unwrap() - 32.0 / 3.2768).abs() < 1e-12);
+    let tensor = of(Parallel { tp: 8, ..Parallel::default() });
+    assert_eq!((tensor.sequences, tensor.holds), (21, false));
+    let best = answer.best().unwrap();
+    assert_eq!((best.devices, best.parallel), (8, attention.parallel));
+    assert!(answer.table().lines().all(|line| line.chars().count() <= 100), "{}", answer.table());
+    assert!(answer.table().contains("--data-parallel-size 8 --enable-expert-parallel"), "{}", answer.table());
+}
+
+#[test]
+fn the_cheapest_that_holds_comes_first_and_all_that_hold_before_all_that_do_not() {
+    let answer = answer("Qwen__Qwen3-32B", &["h200", "h100", "l4"], 32_768, 20, PRICES);
+    let holds: Vec<bool> = answer.fits.iter().map(|fit| fit.holds).collect();
+    assert!(holds.is_sorted_by(|before, after| before >= after), "{holds:?}");
+    let prices = answer.fits.iter().filter(|fit| fit.holds).map(|fit| fit.per_hour.unwrap_or(f64::INFINITY));
+    assert!(prices.is_sorted());
+    assert!(answer.fits.iter().all(|fit| fit.holds == (fit.sequences >= 20)));
+    assert_eq!(answer.csv().lines().count(), 1 + answer.fits.len());
+}
+
+/// The curve of the best layout passes through what the table says of it.
+#[test]
+fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
+    let answer = answer("Qwen__Qwen3-32B", &["h200", "l4"], 32_768, 20, PRICES);
+    assert_eq!(answer.curves.len(), 2);
+    for curve in &answer.curves {
+        let counts: Vec<u64> = curve.points.iter().map(|point| point.1).collect();
+        assert!(counts.is_sorted_by(|shorter, longer| shorter >= longer), "{counts:?}");
+    }
+    let best = answer.fits.iter().find(|fit| fit.device == "h200" && fit.kv_dtype.is_none()).unwrap();
+    let curve = answer.curves.iter().find(|curve| curve.name.contains("h200")).unwrap();
+    assert!(curve.points.contains(&(32_768, best.sequences)));
+    let svg = answer.svg();
+    assert_eq!(svg.matches("<polyline").count(), 2);
+    let cells = answer.fits.iter().filter(|fit| fit.kv_dtype.is_none()).count();
+    // The first is the ground.
+    assert_eq!(svg.matches("<rect").count(), 1 + cells);
+}
+
+/// Qwen2.5-7B has 28 query heads, of which 8 ranks have no equal share.
+#[rstest]
+#[case("Qwen__Qwen2.5-7B-Instruct", 4)]
+#[case("Qwen__Qwen3-235B-A22B", 8)]
+fn only_layouts_that_an_engine_runs_are_tried(#[case] config: &str, #[case] most: u32) {
+    let answer = answer(config, &["b200"], 4_096, 1, "currency = ''\n[per_hour]\n");
+    assert_eq!(answer.fits.iter().map(|fit| fit.parallel.tp).max(), Some(most));
+    let experts = 128;
+    assert!(answer.fits.iter().all(|fit| fit.parallel.ep == 1 || experts % fit.parallel.ep == 0));
+    assert!(answer.fits.iter().all(|fit| fit.devices <= 16));
+}
+
+#[rstest]
+#[case("[per_hour]\nh100 = 1.0", "currency")]
+#[case("currency = 'USD'\n[per_hour]\nh100 = -1.0", "at least 0")]
+#[case("currency = 'USD'\nper_minute = 1\n[per_hour]\n", "unknown field")]
+fn prices_that_are_none_are_refused(#[case] text: &str, #[case] expected: &str) {
+    let error = Prices::from_toml(text).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}

@@ -1,0 +1,259 @@
+//! What engines' own planners answered, without the engines: rows under `tests/fixtures/oracles`, made by
+//! `cargo xtask oracle`.
+
+use std::path::Path;
+
+use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec, PlanError, PlanRequest, predict};
+use cacheplan_transforms::{FrontendError, Model, ReadOptions, collect, read_config_str, read_model};
+use rstest::rstest;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::common::budget;
+
+/// A question and its answer in one line.
+#[derive(Deserialize)]
+struct Row {
+    #[serde(flatten)]
+    question: Question,
+    answer: Answer,
+}
+
+/// What an engine's planner was asked.
+#[derive(Deserialize)]
+struct Question {
+    model: String,
+    /// The layers that the model has: from the first number to before the second.
+    layers: Option<[usize; 2]>,
+    /// Keys of the config that were changed.
+    #[serde(default)]
+    changes: Map<String, Value>,
+    flags: Flags,
+    bytes: u64,
+    /// Of the GPU, times ten; 90 where absent.
+    capability: Option<u32>,
+}
+
+/// What vLLM was told.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Flags {
+    max_model_len: u64,
+    /// Asked both ways where absent.
+    enable_prefix_caching: Option<bool>,
+    max_num_batched_tokens: Option<u64>,
+    block_size: Option<u64>,
+    kv_cache_dtype: Option<String>,
+    mamba_ssm_cache_dtype: Option<String>,
+    speculative_config: Option<Drafts>,
+    tensor_parallel_size: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Drafts {
+    num_speculative_tokens: u32,
+}
+
+/// What its planner said; `layers` is for people.
+#[derive(Debug, Deserialize)]
+struct Answer {
+    blocks: u64,
+    groups: u64,
+    block: u64,
+    tokens: u64,
+}
+
+impl Answer {
+    /// Four numbers in their order; `-` where the engine refuses the model or a flag.
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split(' ').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Self { blocks: next()?, groups: next()?, block: next()?, tokens: next()? })
+    }
+}
+
+fn fixture(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/oracles").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn lines<T: for<'a> Deserialize<'a>>(text: &str) -> Vec<T> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// The model of a question: a config of the zoo, with what the question changes. None where numbers or counts of
+/// layers stay that are gone, which vLLM passes over and we refuse, and where gpt-oss begins with a layer of full attention,
+/// of which vLLM counts every second whatever its config lists.
+fn model(question: &Question) -> Option<Model> {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
+    let path = zoo.join(format!("{}.json", question.model));
+    if question.changes.is_empty() && question.layers.is_none() {
+        return Some(read_model(&path, &ReadOptions::default()).unwrap());
+    }
+    if question.model.starts_with("openai__gpt-oss") && question.layers.is_some_and(|[first, _]| first % 2 == 1) {
+        return None;
+    }
+    // Python writes infinity, which is no JSON; no cache depends on it.
+    let text = std::fs::read_to_string(path).unwrap().replace("Infinity", "1e300");
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    if let Some([first, end]) = question.layers {
+        cut(&mut config, first, end);
+    }
+    for (key, value) in &question.changes {
+        *config.pointer_mut(&format!("/{}", key.replace('.', "/"))).unwrap() = value.clone();
+    }
+    match read_config_str("config.json", &config.to_string(), &ReadOptions::default()) {
+        Err(FrontendError::BadValue { .. }) if question.layers.is_some() => None,
+        read => Some(read.unwrap_or_else(|error| panic!("{}: {error}", question.model))),
+    }
+}
+
+/// Keeps some of the layers, as the script does that asks: of what has an element or a letter for each of them, those.
+fn cut(config: &mut Value, first: usize, end: usize) {
+    let nested = config.get("text_config").is_some_and(Value::is_object);
+    let section = if nested { &mut config["text_config"] } else { config };
+    let layers = section["num_hidden_layers"].as_u64().unwrap() as usize;
+    for value in section.as_object_mut().unwrap().values_mut() {
+        match value {
+            Value::Array(list) if list.len() == layers => *list = list[first..end].to_vec(),
+            Value::String(text) if text.chars().count() == layers => {
+                *text = text.chars().skip(first).take(end - first).collect();
+            }
+            _ => {}
+        }
+    }
+    section["num_hidden_layers"] = (end - first).into();
+    // transformers makes the last layer of Gemma 4 one of full attention, as those of every published config are.
+    if section["model_type"] == "gemma4_text" {
+        section["layer_types"][end - first - 1] = "full_attention".into();
+    }
+}
+
+fn told(question: &Question, caching: bool) -> Budget {
+    let flags = &question.flags;
+    let mut told = budget("");
+    told.max_seq_len = Some(flags.max_model_len);
+    told.max_num_tokens = flags.max_num_batched_tokens;
+    told.dtypes.kv = flags.kv_cache_dtype.as_ref().map(|dtype| dtype.parse().unwrap());
+    told.dtypes.ssm = flags.mamba_ssm_cache_dtype.as_ref().map(|dtype| dtype.parse().unwrap());
+    told.engine.cache_bytes = Some(ByteSize(question.bytes));
+    told.engine.prefix_caching = Some(caching);
+    told.engine.block_size = flags.block_size;
+    told.engine.compute_capability = question.capability;
+    told.parallel.tp = flags.tensor_parallel_size.unwrap_or(1);
+    if let Some(drafts) = &flags.speculative_config {
+        let text = format!("[speculation]\ndraft_tokens = {}", drafts.num_speculative_tokens);
+        told.speculation = budget(&text).speculation;
+    }
+    told
+}
+
+fn predicted(model: &Model, budget: &Budget, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+    let context = budget.engine_context(&model.info, engine);
+    let resources = collect(&mut model.graph.clone(), &context).unwrap().resources;
+    predict(&PlanRequest::new(&model.info, &resources, budget), engine)
+}
+
+/// What differs from the answer.
+fn difference(model: &Model, budget: &Budget, engine: EngineSpec, answer: &Answer) -> Option<String> {
+    match predicted(model, budget, engine) {
+        Ok(ours) => {
+            let same = ours.num_blocks == Some(answer.blocks)
+                && ours.groups == Some(answer.groups)
+                && ours.block_size == Some(answer.block)
+                && ours.tokens.is_some_and(|tokens| tokens.abs_diff(answer.tokens) <= 1);
+            let ours = (ours.num_blocks, ours.groups, ours.block_size, ours.tokens, ours.blocks_per_request);
+            (!same).then(|| format!("{answer:?}, ours {ours:?}"))
+        }
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Rows in which our model differs: the config, the key that the row changes in it, and the reason.
+const DIFFERENT: [(&str, Option<&str>, &str); 2] = [
+    ("openbmb__MiniCPM3-4B", None, "vLLM runs it as full attention with 40 heads; we predict nothing rather than that"),
+    (
+        "Zyphra__Zamba2-2.7B",
+        Some("num_key_value_heads"),
+        "vLLM gives every head of Zamba2 a key and a value of its own",
+    ),
+];
+
+fn reason(question: &Question) -> Option<&'static str> {
+    let of_question = |(model, key, _): &&(&str, Option<&str>, &str)| {
+        *model == question.model && key.is_none_or(|key| question.changes.contains_key(key))
+    };
+    DIFFERENT.iter().find(of_question).map(|(.., reason)| *reason)
+}
+
+/// How many answers there were, and how many of them differ as they are known to.
+#[derive(Debug, Default)]
+struct Held {
+    answers: usize,
+    explained: usize,
+    /// Those that differ otherwise, or are equal though a reason says not.
+    wrong: Vec<String>,
+}
+
+impl Held {
+    fn to(&mut self, question: &Question, model: &Model, caching: bool, engine: EngineSpec, answer: &Answer) {
+        // Another GPU asks the same configs again.
+        let counted = usize::from(question.capability.is_none());
+        self.answers += counted;
+        let difference = difference(model, &told(question, caching), engine, answer);
+        let at = || {
+            format!(
+                "{} {:?} {:?} {:?} cached {caching}",
+                question.model, question.layers, question.changes, question.flags
+            )
+        };
+        match (difference, reason(question)) {
+            (None, None) => {}
+            (Some(_), Some(_)) => self.explained += counted,
+            (Some(difference), None) => self.wrong.push(format!("{}: {difference}", at())),
+            (None, Some(reason)) => self.wrong.push(format!("{} is equal, though {reason}", at())),
+        }
+    }
+
+    fn end(&self) {
+        assert!(self.wrong.is_empty(), "{} of {}:\n{}", self.wrong.len(), self.answers, self.wrong.join("\n"));
+        assert!(self.explained * 100 <= self.answers * 2, "{} of {} answers differ", self.explained, self.answers);
+    }
+}
+
+#[test]
+fn vllm_0_33_0_plans_as_its_model_says() {
+    let engine: EngineSpec = "vllm@0.33.0".parse().unwrap();
+    let rows: Vec<Row> = lines(&fixture("vllm-0.33.0.jsonl"));
+    assert!(rows.len() > 100, "{} rows", rows.len());
+    let mut held = Held::default();
+    for Row { question, answer } in &rows {
+        held.to(question, &model(question).unwrap(), question.flags.enable_prefix_caching.unwrap(), engine, answer);
+    }
+    held.end();
+}
+
+/// Every config of the zoo and a thousand random hybrids, each with prefix caching off and on.
+#[rstest]
+#[case("0.32.0")]
+#[case("0.33.0")]
+fn every_version_of_vllm_that_was_asked_plans_as_its_model_says(#[case] version: &str) {
+    let engine: EngineSpec = format!("vllm@{version}").parse().unwrap();
+    let mut held = Held::default();
+    for set in ["zoo", "random"] {
+        let questions: Vec<Question> = lines(&fixture(&format!("{set}.jsonl")));
+        let answers = fixture(&format!("vllm-{version}.{set}.txt"));
+        assert_eq!(questions.len(), answers.lines().count(), "{set}");
+        for (question, answers) in questions.iter().zip(answers.lines()) {
+            let answers = answers.split(", ").map(Answer::parse).zip([false, true]);
+            let answers: Vec<(Answer, bool)> =
+                answers.filter_map(|(answer, caching)| Some((answer?, caching))).collect();
+            let Some(model) = (if answers.is_empty() { None } else { model(question) }) else { continue };
+            for (answer, caching) in &answers {
+                held.to(question, &model, *caching, engine, answer);
+            }
+        }
+    }
+    held.end();
+    assert!(held.answers > 1_500, "{} answers", held.answers);
+}

@@ -1,0 +1,57 @@
+"""Plans, proves and keeps the books of the caches of LLM inference.
+
+>>> import cacheplan
+>>> plan = cacheplan.plan("path/to/model", device="h100", max_seq_len=32768)
+>>> plan.capacity.sequences, plan.capacity.capped_by  # doctest: +SKIP
+(24, 'memory')
+"""
+
+from cacheplan._books import Array, CacheBook, Lack, Lease, PoolStep, PrefixReuse, Sequence, Step
+from cacheplan._errors import (
+    BookError,
+    BudgetError,
+    CacheplanError,
+    DoesNotFit,
+    EngineError,
+    ExportError,
+    ModelError,
+    NoRoom,
+    PlanError,
+    PlanFileError,
+)
+from cacheplan._native import __version__
+from cacheplan._plan import BudgetKey, Knob, Model, Plan, budget_keys, model, plan
+from cacheplan._sweep import sweep
+
+for _public in (CacheplanError, *CacheplanError.__subclasses__(), DoesNotFit, PlanFileError, NoRoom):
+    _public.__module__ = __name__
+
+__all__ = [
+    "Array",
+    "BookError",
+    "BudgetError",
+    "BudgetKey",
+    "CacheBook",
+    "CacheplanError",
+    "DoesNotFit",
+    "EngineError",
+    "ExportError",
+    "Knob",
+    "Lack",
+    "Lease",
+    "Model",
+    "ModelError",
+    "NoRoom",
+    "Plan",
+    "PlanError",
+    "PlanFileError",
+    "PoolStep",
+    "PrefixReuse",
+    "Sequence",
+    "Step",
+    "__version__",
+    "budget_keys",
+    "model",
+    "plan",
+    "sweep",
+]

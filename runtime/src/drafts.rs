@@ -1,0 +1,89 @@
+//! The states of a step that verifies drafted tokens: live ones are only read, and one is kept after every candidate.
+//!
+//! A kernel writes the states of a tree into the pool that it reads from, and planned draft rows lie in a pool of their own.
+//! So a layer gets a pool of its own for the time of its kernel: the live states of the step's sequences, and behind them
+//! a row for each candidate, which are brought into the planned rows before the next layer runs.
+
+use std::cell::RefCell;
+
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{StateBatch, StateLayerView, StateWrites};
+use cacheplan_managers::book::StepMetadata;
+use cacheplan_managers::device::{MambaHybridCacheManager, StateLayer};
+use candle_core::Tensor;
+
+use crate::error::RuntimeError;
+use crate::step::StateCache;
+
+/// Where the states of a verifying step are written.
+#[derive(Debug)]
+pub(crate) struct Drafts<'a> {
+    caches: &'a MambaHybridCacheManager,
+    metadata: &'a StepMetadata,
+    /// Rows of the live states; -1 for padding.
+    slots: Vec<i32>,
+    /// The candidate before each, -1 for the first of a sequence.
+    parents: Vec<i32>,
+    /// Rows of the states after each candidate.
+    after: Vec<i32>,
+    /// The pool of the layer that ran last, and what it is a twin of.
+    pending: RefCell<Option<(Tensor, u32, Kind)>>,
+}
+
+impl<'a> Drafts<'a> {
+    /// `None` in a step that does not speculate.
+    pub(crate) fn of(caches: &'a MambaHybridCacheManager, metadata: &'a StepMetadata) -> Option<Self> {
+        if metadata.draft_rows.iter().all(|row| *row < 0) {
+            return None;
+        }
+        let batch = metadata.batch() as i32;
+        let slots = (0..batch).zip(&metadata.slots).map(|(row, slot)| if *slot < 0 { -1 } else { row }).collect();
+        let mut parents: Vec<i32> = (0..metadata.total_tokens() as i32).map(|row| row - 1).collect();
+        for first in &metadata.cu_seqlens {
+            if let Some(parent) = parents.get_mut(*first as usize) {
+                *parent = -1;
+            }
+        }
+        let after = (0..metadata.total_tokens() as i32).map(|row| batch + row).collect();
+        Some(Self { caches, metadata, slots, parents, after, pending: RefCell::new(None) })
+    }
+
+    /// The pool for a layer's kernel.
+    pub(crate) fn state<'b>(
+        &'b self,
+        layer: u32,
+        kind: &Kind,
+        live: &StateLayer<'_>,
+    ) -> Result<StateCache<'b>, RuntimeError> {
+        self.keep()?;
+        let view = live.view;
+        let rows: Vec<u32> = self.metadata.slots.iter().map(|slot| u32::try_from(*slot).unwrap_or(0)).collect();
+        let device = live.pool.device();
+        let own = live.pool.index_select(&Tensor::new(rows, device)?, 0)?.narrow(1, view.layer_offset, view.elems())?;
+        let candidates = Tensor::zeros((self.after.len(), view.elems()), own.dtype(), device)?;
+        let pool = Tensor::cat(&[&own.contiguous()?, &candidates], 0)?;
+        *self.pending.borrow_mut() = Some((pool.clone(), layer, kind.clone()));
+        let writes = StateWrites::Tree { parents: &self.parents, slots: &self.after };
+        let batch = StateBatch { cu_seqlens: &self.metadata.cu_seqlens, slots: &self.slots, writes };
+        Ok(StateCache { pool, view: StateLayerView { slot_elems: view.elems(), layer_offset: 0, ..view }, batch })
+    }
+
+    /// Brings what the last layer wrote into the planned rows.
+    pub(crate) fn keep(&self) -> Result<(), RuntimeError> {
+        let Some((pool, layer, kind)) = self.pending.borrow_mut().take() else { return Ok(()) };
+        let twin = match kind {
+            Kind::Ssm => Kind::IntermediateSsm,
+            Kind::CausalConv => Kind::IntermediateCausalConv,
+            _ => Kind::IntermediateState,
+        };
+        let planned = self.caches.state_layer(self.caches.route(layer, &twin)?)?;
+        let rows = planned.pool.flatten_all()?;
+        for (sequence, range) in self.metadata.cu_seqlens.windows(2).enumerate() {
+            let Ok(row) = usize::try_from(self.metadata.draft_rows[sequence]) else { continue };
+            let (first, count) = (range[0] as usize, (range[1] - range[0]) as usize);
+            let states = pool.narrow(0, self.metadata.batch() + first, count)?.flatten_all()?;
+            rows.slice_set(&states, 0, row * planned.view.slot_elems + planned.view.layer_offset)?;
+        }
+        Ok(())
+    }
+}

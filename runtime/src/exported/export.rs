@@ -1,0 +1,118 @@
+//! Writes the graphs of a model, one for each number of tokens that a call takes.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan_graphs::proto::{KeyValue, ModelProto};
+use cacheplan_transforms::{ReadOptions, read_model};
+use candle_core::{DType, Device};
+use prost::Message;
+use prost::bytes::Bytes;
+
+use super::write::refuse;
+use crate::error::RuntimeError;
+use crate::models;
+use crate::weights::{WeightError, Weights};
+
+/// Weights of at most so many bytes lie in the graph's own file, which cannot be larger than 2 GiB.
+const INSIDE: usize = 1 << 30;
+/// The longest cache: a mask of so many tokens is within the graph.
+const MAX_CACHE_LEN: u64 = 1 << 20;
+
+/// What to export of a model.
+#[derive(Clone, Debug)]
+pub struct GraphExport {
+    /// Tokens of a call, one graph for each; `None` for one that takes any number.
+    pub buckets: Vec<Option<u64>>,
+    /// Tokens that the caches hold.
+    pub max_cache_len: u64,
+    /// Assumptions and descriptions for the front-end.
+    pub read: ReadOptions,
+}
+
+impl GraphExport {
+    /// Writes the graphs of the model in `path` to the folder `out`, which is made; returns their files.
+    ///
+    /// Weights are invented where the folder has none.
+    ///
+    /// # Errors
+    /// A model that cannot be loaded, a layer that cannot be exported, a bucket beyond the cache, a file that cannot be
+    /// written.
+    pub fn write(&self, path: &Path, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+        if self.max_cache_len == 0 || self.max_cache_len > MAX_CACHE_LEN {
+            let found = self.max_cache_len;
+            return Err(refuse("max_cache_len", format!("it is {found}, expected 1 to {MAX_CACHE_LEN}")));
+        }
+        let too_large = |size: &&u64| **size == 0 || **size > self.max_cache_len;
+        if let Some(size) = self.buckets.iter().flatten().find(too_large) {
+            let most = self.max_cache_len;
+            return Err(refuse("the buckets", format!("{size} tokens are none of 1 to {most}, which the caches hold")));
+        }
+        let model = read_model(path, &self.read)?;
+        let weights = match Weights::of_model(path, DType::F32, &Device::Cpu) {
+            Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),
+            read => read?,
+        };
+        let decoder = models::load(&model, &weights)?;
+        let failed = |error: std::io::Error| refuse(&out.display().to_string(), error.to_string());
+        std::fs::create_dir_all(out).map_err(failed)?;
+        let mut files = Vec::new();
+        for bucket in &self.buckets {
+            let name = match bucket {
+                None => "prefill".to_owned(),
+                Some(1) => "decode".to_owned(),
+                Some(size) => format!("prefill_{size}"),
+            };
+            let tokens = bucket.map(|size| size as usize);
+            let graph = decoder.to_graph(tokens, self.max_cache_len as usize)?;
+            files.push(save(graph, out, &name, INSIDE)?);
+        }
+        Ok(files)
+    }
+}
+
+/// Writes a graph; where its weights are more than `inside` bytes, they lie in a file beside it.
+fn save(mut model: ModelProto, folder: &Path, name: &str, inside: usize) -> Result<PathBuf, RuntimeError> {
+    let tensors = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer);
+    let tensors: Vec<_> = tensors.filter(|tensor| tensor.raw_data.len() > 64).collect();
+    if tensors.iter().map(|tensor| tensor.raw_data.len()).sum::<usize>() > inside {
+        let location = format!("{name}.weights");
+        let mut data: Vec<u8> = Vec::new();
+        for tensor in tensors {
+            let pair = |key: &str, value: String| KeyValue { key: key.to_owned(), value };
+            tensor.external_data = vec![
+                pair("location", location.clone()),
+                pair("offset", data.len().to_string()),
+                pair("length", tensor.raw_data.len().to_string()),
+            ];
+            tensor.data_location = 1;
+            data.extend_from_slice(&std::mem::take::<Bytes>(&mut tensor.raw_data));
+        }
+        cacheplan_files::replace_with(&folder.join(&location), &data)?;
+    }
+    let file = folder.join(format!("{name}.onnx"));
+    cacheplan_files::replace_with(&file, &model.encode_to_vec())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_beside_the_graph_are_read_from_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/static_cache/qwen3");
+        let read = read_model(&model, &ReadOptions::default()).unwrap();
+        let weights = Weights::open(&model, DType::F32, &Device::Cpu).unwrap();
+        let graph = || models::load(&read, &weights).unwrap().to_graph(Some(1), 32).unwrap();
+        let inside = save(graph(), folder.path(), "inside", INSIDE).unwrap();
+        let beside = save(graph(), folder.path(), "beside", 0).unwrap();
+        let size = |file: &Path| std::fs::metadata(file).unwrap().len();
+        assert!(size(&beside) < size(&inside) / 4);
+        let loaded = [inside, beside].map(|file| format!("{:?}", cacheplan_graphs::Graph::open(&file).unwrap().inputs));
+        assert_eq!(loaded[0], loaded[1]);
+        std::fs::write(folder.path().join("beside.weights"), [0; 8]).unwrap();
+        let error = cacheplan_graphs::Graph::open(&folder.path().join("beside.onnx")).unwrap_err();
+        assert!(error.to_string().contains("are not in `beside.weights`, which has 8"), "{error}");
+    }
+}

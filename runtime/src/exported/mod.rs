@@ -1,0 +1,333 @@
+//! Exported graphs as a model of text: their states live in planned pools, and a call reads them where they lie.
+//!
+//! A sequence's tokens go through the graphs in calls of the sizes that those take ([`bucket`]). A call is given what the
+//! pools hold of the sequence ([`state`]) and gives back what is new, which alone is written.
+
+mod bucket;
+mod export;
+pub(crate) mod recurrent;
+mod state;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use cacheplan_files::SourceError;
+use cacheplan_graphs::{Element, Graph, Input, Port, Runner, Slice};
+use cacheplan_managers::book::StepMetadata;
+use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart, read_model};
+use candle_core::{Device, Tensor};
+
+use self::bucket::{Call, calls};
+pub use self::export::GraphExport;
+use self::state::{Held, Pools};
+pub(crate) use self::write::{Attending, RECURRENT, Writer, int, refuse};
+use crate::decoder::TextModel;
+use crate::error::{ConfigError, RuntimeError};
+use crate::step::CacheUse;
+
+/// Graphs over the same states, each for another number of tokens.
+#[derive(Debug)]
+pub(crate) struct Exported {
+    /// A runner keeps the buffers of its last run.
+    graphs: Mutex<Vec<BoundGraph>>,
+    /// The tokens of a call of each; `None` for those that take any number.
+    sizes: Vec<Option<usize>>,
+    /// Whether tokens behind the prompt's own change nothing: there is no state that they would be a part of, or the
+    /// graph is told how many count.
+    pads: bool,
+    states: Vec<StateBinding>,
+    caches: Vec<CacheUse>,
+    max_seq_len: Option<u64>,
+    vocab_size: usize,
+    device: Device,
+}
+
+/// A graph and what its inputs and outputs are.
+#[derive(Debug)]
+struct BoundGraph {
+    runner: Runner,
+    inputs: Vec<Role>,
+    /// The output with a row for each token.
+    rows: usize,
+    /// The outputs that take the place of the states, in the order of the bindings.
+    states: Vec<usize>,
+}
+
+/// What an input is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Tokens,
+    /// 1 for the tokens that are there, as far as the cache reaches.
+    Mask,
+    /// The position of each token.
+    Positions,
+    /// How many tokens of the call count.
+    Lengths,
+    State(usize),
+}
+
+impl Role {
+    fn of(port: &Port, states: &[StateBinding]) -> Result<Self, String> {
+        let state = states.iter().position(|state| state.input == port.name);
+        Ok(match port.name.as_str() {
+            _ if state.is_some() => Self::State(state.unwrap_or_default()),
+            "input_ids" => Self::Tokens,
+            "attention_mask" => Self::Mask,
+            "cache_position" | "position_ids" => Self::Positions,
+            "context_lengths" => Self::Lengths,
+            _ => {
+                let known = "input_ids, attention_mask, cache_position, position_ids, context_lengths and states";
+                return Err(format!("nobody knows what to give it; known are {known}"));
+            }
+        })
+    }
+}
+
+/// The graphs in a folder.
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let name = folder.display().to_string();
+    let unread = |source| ConfigError::Source(SourceError::Io { name: name.clone(), source });
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        if path.extension().is_some_and(|extension| extension == "onnx") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// What the graphs in a folder are planned by: the one that takes the most tokens.
+pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>), RuntimeError> {
+    let refuse = |file: &Path, reason: String| RuntimeError::Exported {
+        file: file.display().to_string(),
+        what: "the graph".to_owned(),
+        reason,
+    };
+    let files = files(folder)?;
+    let mut largest: Option<(u64, Model)> = None;
+    for file in &files {
+        let model = read_model(file, &ReadOptions::default())?;
+        let Some(step_tokens) = model.info.step_tokens else {
+            return Err(refuse(file, "its caches have no fixed shapes; run it by itself".to_owned()));
+        };
+        let only_keys =
+            model.states.iter().all(|state| matches!(state.part, StatePart::FixedKeys | StatePart::FixedValues));
+        if only_keys && model.info.layers != native.info.layers {
+            let (own, its) = (native.info.layers, model.info.layers);
+            return Err(refuse(file, format!("it keeps keys of {its} layers, the model has {own}")));
+        }
+        if largest.as_ref().is_none_or(|(tokens, _)| *tokens < step_tokens) {
+            largest = Some((step_tokens, model));
+        }
+    }
+    let (_, mut model) = largest.ok_or_else(|| refuse(folder, "there is no .onnx file in this folder".to_owned()))?;
+    // What is not in a graph is the model's own.
+    model.vocab_size = native.vocab_size;
+    model.hidden_size = native.hidden_size;
+    model.config = native.config.clone();
+    Ok((model, files))
+}
+
+impl Exported {
+    /// The graphs in `files`, whose states `model` names.
+    ///
+    /// # Errors
+    /// A graph that cannot be run, an input that nobody knows what to give, graphs over different states.
+    pub(crate) fn open(files: &[PathBuf], model: &Model, device: &Device) -> Result<Self, RuntimeError> {
+        let mut exported = Self {
+            graphs: Mutex::default(),
+            sizes: Vec::new(),
+            pads: true,
+            states: model.states.clone(),
+            caches: Vec::new(),
+            max_seq_len: model.info.step_tokens.and(model.info.max_position_embeddings),
+            vocab_size: 0,
+            device: device.clone(),
+        };
+        let mut graphs = Vec::new();
+        for file in files {
+            graphs.push(exported.bind(file, model)?);
+        }
+        exported.graphs = Mutex::new(graphs);
+        Ok(exported)
+    }
+
+    fn bind(&mut self, file: &Path, model: &Model) -> Result<BoundGraph, RuntimeError> {
+        let refuse = |what: &str, reason: String| RuntimeError::Exported {
+            file: file.display().to_string(),
+            what: what.to_owned(),
+            reason,
+        };
+        if !self.device.is_cpu() {
+            return Err(refuse("the graph", "graphs run on the CPU only".to_owned()));
+        }
+        if self.states.is_empty() {
+            return Err(refuse(
+                "the graph",
+                "it has states whose use is not known, so that nobody can carry them".to_owned(),
+            ));
+        }
+        let graph = Graph::open(file)?;
+        let mut inputs = Vec::new();
+        for port in &graph.inputs {
+            let role = Role::of(port, &self.states).map_err(|reason| refuse(&port.name, reason))?;
+            let wanted = if matches!(role, Role::State(_)) { Element::Float } else { Element::Int };
+            if port.element != wanted {
+                return Err(refuse(&port.name, format!("it is {:?}, expected {wanted:?}", port.element)));
+            }
+            inputs.push(role);
+        }
+        let port_of = |role: Role| inputs.iter().position(|found| *found == role).map(|at| &graph.inputs[at]);
+        let tokens = port_of(Role::Tokens).ok_or_else(|| refuse("input_ids", "there is no such input".to_owned()))?;
+        let &[batch, size] = tokens.shape.as_slice() else {
+            return Err(refuse("input_ids", format!("it is {:?}, expected [batch, tokens]", tokens.shape)));
+        };
+        if let Some(batch) = batch.filter(|&batch| batch != 1) {
+            let reason = format!("it takes {batch} sequences, which would share one position; export a batch of 1");
+            return Err(refuse("input_ids", reason));
+        }
+        let output = |name: &str| graph.outputs.iter().position(|port| port.name == name);
+        let (mut states, mut caches) = (Vec::new(), Vec::new());
+        for (number, state) in self.states.iter().enumerate() {
+            let port = port_of(Role::State(number)).zip(output(&state.output));
+            let (port, at) =
+                port.ok_or_else(|| refuse(&state.input, "there is no such state in this graph".to_owned()))?;
+            states.push(at);
+            caches.extend(state::cache_of(state, &port.shape).map_err(|reason| refuse(&state.input, reason))?);
+        }
+        if !self.sizes.is_empty() && caches != self.caches {
+            return Err(refuse("the graph", "its states are not those of the graphs beside it".to_owned()));
+        }
+        self.caches = caches;
+        let rest = (0..graph.outputs.len()).find(|at| !states.contains(at));
+        let rows = ["last_hidden_state", "logits"].into_iter().find_map(output).or(rest);
+        let rows = rows.ok_or_else(|| refuse("the graph", "it gives nothing but states".to_owned()))?;
+        let port = &graph.outputs[rows];
+        let [_, _, Some(width)] = port.shape[..] else {
+            return Err(refuse(&port.name, format!("it is {:?}, expected [1, tokens, channels]", port.shape)));
+        };
+        let hidden = port.name == "last_hidden_state";
+        if let Some(expected) = model.hidden_size.filter(|&expected| hidden && expected != width as u64) {
+            return Err(refuse(&port.name, format!("it has {width} channels, the model {expected}")));
+        }
+        self.vocab_size = model.vocab_size.and_then(|size| usize::try_from(size).ok()).unwrap_or(width);
+        let replaced =
+            self.states.iter().any(|state| matches!(state.part, StatePart::Convolution | StatePart::Recurrence));
+        self.pads &= !replaced || inputs.contains(&Role::Lengths);
+        self.sizes.push(size);
+        Ok(BoundGraph { runner: Runner::new(graph), inputs, rows, states })
+    }
+
+    /// Runs one call and writes what is new; returns a row for each of its tokens.
+    fn call(
+        &self,
+        graph: &mut BoundGraph,
+        call: Call,
+        tokens: &[u32],
+        pools: &Pools<'_>,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let Call { past, size, .. } = call;
+        let count = tokens.len();
+        let mut ids: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
+        ids.resize(size, 0);
+        let positions: Vec<i64> = (past as i64..).take(size).collect();
+        let columns = self.max_seq_len.unwrap_or((past + size) as u64) as usize;
+        let mask: Vec<i64> = (0..columns).map(|at| i64::from(at < past + count)).collect();
+        let lengths = [count as i64];
+        let held: Vec<Held<'_>> =
+            self.states.iter().map(|state| pools.held(state, call)).collect::<Result<_, RuntimeError>>()?;
+        let new = {
+            let mut inputs = Vec::with_capacity(graph.inputs.len());
+            for (role, port) in graph.inputs.iter().zip(&graph.runner.graph().inputs) {
+                let flat = |len: usize| if port.shape.len() == 1 { vec![len] } else { vec![1, len] };
+                inputs.push(match *role {
+                    Role::Tokens => Input { data: Slice::Int(&ids), shape: vec![1, size] },
+                    Role::Mask => Input { data: Slice::Int(&mask), shape: flat(columns) },
+                    Role::Positions => Input { data: Slice::Int(&positions), shape: flat(size) },
+                    Role::Lengths => Input { data: Slice::Int(&lengths), shape: vec![1] },
+                    Role::State(state) => {
+                        let held = &held[state];
+                        let shape = held.shape(&port.shape);
+                        Input { data: Slice::Float(held.floats()?), shape }
+                    }
+                });
+            }
+            let outputs = graph.runner.run(&inputs)?;
+            let view = |at: usize| outputs.get(at);
+            let rows = view(graph.rows).and_then(|rows| rows.narrow(1, 0, count)?.floats());
+            let rows = rows.ok_or_else(|| self.odd("the rows of its tokens"))?;
+            let mut new = Vec::with_capacity(self.states.len());
+            for (state, &at) in self.states.iter().zip(&graph.states) {
+                let made = view(at).and_then(|view| state::new_part(state, &view, past, count));
+                new.push(made.ok_or_else(|| self.odd(&state.output))?);
+            }
+            (rows, new)
+        };
+        drop(held);
+        let (rows, new) = new;
+        pools.write(&self.states, new, call, count)?;
+        Ok(rows)
+    }
+
+    fn odd(&self, what: &str) -> RuntimeError {
+        let reason = "it has not the shape that was announced".to_owned();
+        RuntimeError::Exported { file: "the graph".to_owned(), what: what.to_owned(), reason }
+    }
+}
+
+impl TextModel for Exported {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn caches(&self) -> Vec<CacheUse> {
+        self.caches.clone()
+    }
+
+    fn max_seq_len(&self) -> Option<u64> {
+        self.max_seq_len
+    }
+
+    fn forward(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<Tensor, RuntimeError> {
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = Pools { caches, metadata };
+        // All calls are known before the first one writes.
+        let mut plan = Vec::new();
+        for sequence in 0..metadata.batch() {
+            let [first, end] = [sequence, sequence + 1].map(|at| metadata.cu_seqlens[at] as usize);
+            if metadata.kv_lens[sequence] == 0 || first == end {
+                continue;
+            }
+            let past = metadata.positions[first] as usize;
+            let limit = self.max_seq_len.map(|limit| limit as usize);
+            plan.extend(calls(&self.sizes, self.pads, limit, past, end - first, sequence, first)?);
+        }
+        let mut chosen: Vec<Vec<f32>> = vec![Vec::new(); rows.len()];
+        let mut width = 0;
+        for call in plan {
+            let made = self.call(&mut graphs[call.graph], call, &tokens[call.row..call.row + call.tokens], &pools)?;
+            width = made.len() / call.tokens;
+            for (row, chosen) in rows.iter().zip(&mut chosen) {
+                if let Some(at) = (*row as usize).checked_sub(call.row).filter(|&at| at < call.tokens) {
+                    *chosen = made[at * width..][..width].to_vec();
+                }
+            }
+        }
+        chosen.iter_mut().for_each(|row| row.resize(width, 0.0));
+        Ok(Tensor::from_vec(chosen.concat(), (rows.len(), width), &self.device)?)
+    }
+}

@@ -1,0 +1,231 @@
+//! What a graph is given of the pools, and where its outputs go.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, Range};
+
+use cacheplan_graphs::View;
+use cacheplan_handlers::Kind;
+use cacheplan_kernels::{KvWrite, StateLayerView};
+use cacheplan_managers::ManagerError;
+use cacheplan_managers::book::StepMetadata;
+use cacheplan_managers::device::{KvLayer, MambaHybridCacheManager, StateLayer};
+use cacheplan_transforms::{StateBinding, StatePart};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+
+use super::bucket::Call;
+use crate::error::RuntimeError;
+use crate::step::CacheUse;
+
+/// The step's pools.
+pub(super) struct Pools<'a> {
+    pub(super) caches: &'a MambaHybridCacheManager,
+    pub(super) metadata: &'a StepMetadata,
+}
+
+/// What a graph is given for a state.
+pub(super) enum Held<'a> {
+    /// Where it lies in its pool.
+    Lent(Box<dyn Deref<Target = Storage> + 'a>, Range<usize>),
+    /// Put together for this call.
+    Gathered(Vec<f32>, Vec<usize>),
+}
+
+impl Held<'_> {
+    pub(super) fn floats(&self) -> Result<&[f32], RuntimeError> {
+        match self {
+            Self::Gathered(values, _) => Ok(values),
+            Self::Lent(storage, range) => Ok(&floats(storage)?[range.clone()]),
+        }
+    }
+
+    /// Its shape, for an input whose batch may be open.
+    pub(super) fn shape(&self, port: &[Option<usize>]) -> Vec<usize> {
+        match self {
+            Self::Gathered(_, shape) => shape.clone(),
+            Self::Lent(..) => port.iter().map(|size| size.unwrap_or(1)).collect(),
+        }
+    }
+}
+
+fn floats(storage: &Storage) -> Result<&[f32], RuntimeError> {
+    match storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Ok(values),
+        _ => Err(RuntimeError::NotF32),
+    }
+}
+
+/// The cache that a state is, as far as the graph's own shapes tell: of a convolution they do not.
+pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<Option<CacheUse>, String> {
+    let layer = state.layer;
+    Ok(match (state.part, shape) {
+        (StatePart::FixedKeys, &[Some(layers), Some(1), Some(heads), Some(tokens), Some(head_dim)]) => {
+            Some(CacheUse::new(layer, Kind::State, [2, layers, heads, tokens, head_dim]))
+        }
+        (StatePart::Keys, &[_, Some(heads), None, Some(head_dim)]) => {
+            Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
+        }
+        (StatePart::Recurrence, &[_, Some(heads), Some(head_dim), Some(d_state)]) => {
+            Some(CacheUse::new(layer, Kind::Ssm, [heads, head_dim, d_state]))
+        }
+        (StatePart::FixedValues | StatePart::Values, _) | (StatePart::Convolution, &[_, Some(_), Some(_)]) => None,
+        _ => return Err(format!("a state of shape {shape:?} is not carried")),
+    })
+}
+
+/// Of an output that takes the place of a state: what is new.
+pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count: usize) -> Option<Vec<f32>> {
+    match state.part {
+        StatePart::Keys | StatePart::Values => made.narrow(2, past, count)?.floats(),
+        StatePart::FixedKeys | StatePart::FixedValues => made.narrow(3, past, count)?.floats(),
+        _ => made.floats(),
+    }
+}
+
+impl<'a> Pools<'a> {
+    /// What the pools hold of a state.
+    pub(super) fn held(&self, state: &StateBinding, call: Call) -> Result<Held<'a>, RuntimeError> {
+        match state.part {
+            StatePart::Keys => self.gathered(state.layer, 0, call),
+            StatePart::Values => self.gathered(state.layer, 1, call),
+            StatePart::Convolution => self.convolution(state.layer, call),
+            part => {
+                let (layer, range) = self.row(state, part, call)?;
+                Ok(Held::Lent(Box::new(layer.pool.storage_and_layout().0), range))
+            }
+        }
+    }
+
+    /// Where a state lies that is its input as it is.
+    fn row(
+        &self,
+        state: &StateBinding,
+        part: StatePart,
+        call: Call,
+    ) -> Result<(StateLayer<'a>, Range<usize>), RuntimeError> {
+        let kind = if part == StatePart::Recurrence { Kind::Ssm } else { Kind::State };
+        let (layer, start) = self.state(state.layer, &kind, call)?;
+        let elems = layer.view.elems();
+        let range = match part {
+            StatePart::FixedKeys => start..start + elems / 2,
+            StatePart::FixedValues => start + elems / 2..start + elems,
+            _ => start..start + elems,
+        };
+        Ok((layer, range))
+    }
+
+    /// A layer's state and the first element of the sequence's part of its pool.
+    fn state(&self, layer: u32, kind: &Kind, call: Call) -> Result<(StateLayer<'a>, usize), RuntimeError> {
+        let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
+        let slot = self.metadata.slots.get(call.sequence).and_then(|&slot| usize::try_from(slot).ok());
+        let slot = slot.ok_or_else(|| ManagerError::UnknownLayer { layer, kind: kind.clone() })?;
+        Ok((state, slot * state.view.slot_elems + state.view.layer_offset))
+    }
+
+    /// Keys or values of the tokens so far, `[1, heads, past, head_dim]`.
+    fn gathered(&self, layer: u32, kv: usize, call: Call) -> Result<Held<'a>, RuntimeError> {
+        let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
+        let step = &self.metadata.pools[paged];
+        let table = &step.block_tables[call.sequence * step.max_blocks..][..step.max_blocks];
+        let guard = pool.storage_and_layout().0;
+        let stored = floats(&guard)?;
+        let (heads, head_dim) = (view.num_kv_heads, view.head_dim);
+        let mut values = Vec::with_capacity(heads * call.past * head_dim);
+        for head in 0..heads {
+            for token in 0..call.past {
+                let block = usize::try_from(table[token / view.tokens_per_block]).unwrap_or(0);
+                let at = block * view.block_elems + view.row_offset(kv, head, token % view.tokens_per_block);
+                values.extend_from_slice(&stored[at..at + head_dim]);
+            }
+        }
+        Ok(Held::Gathered(values, vec![1, heads, call.past, head_dim]))
+    }
+
+    /// The last inputs of a convolution, `[1, channels, columns]`. Graphs may keep a column more than the pool does, which
+    /// carries nothing.
+    fn convolution(&self, layer: u32, call: Call) -> Result<Held<'a>, RuntimeError> {
+        let (state, start) = self.state(layer, &Kind::CausalConv, call)?;
+        let guard = state.pool.storage_and_layout().0;
+        let stored = &floats(&guard)?[start..start + state.view.elems()];
+        let StateLayerView { shape: [kept, channels, _], .. } = state.view;
+        let columns = kept + 1;
+        let mut values = vec![0.0; channels * columns];
+        for (column, row) in stored.chunks_exact(channels).enumerate() {
+            row.iter().enumerate().for_each(|(channel, value)| values[channel * columns + column + 1] = *value);
+        }
+        Ok(Held::Gathered(values, vec![1, channels, columns]))
+    }
+
+    /// Writes what is new of all states.
+    pub(super) fn write(
+        &self,
+        states: &[StateBinding],
+        new: Vec<Vec<f32>>,
+        call: Call,
+        count: usize,
+    ) -> Result<(), RuntimeError> {
+        let mut paged: BTreeMap<u32, [Option<Vec<f32>>; 2]> = BTreeMap::new();
+        for (state, values) in states.iter().zip(new) {
+            match state.part {
+                StatePart::Keys => paged.entry(state.layer).or_default()[0] = Some(values),
+                StatePart::Values => paged.entry(state.layer).or_default()[1] = Some(values),
+                StatePart::Convolution => {
+                    let (layer, start) = self.state(state.layer, &Kind::CausalConv, call)?;
+                    let [kept, channels, _] = layer.view.shape;
+                    let columns = values.len() / channels;
+                    // The last columns, one behind the other.
+                    let rows = (columns - kept..columns).flat_map(|column| {
+                        let values = &values;
+                        (0..channels).map(move |channel| values[channel * columns + column])
+                    });
+                    let rows: Vec<f32> = rows.collect();
+                    layer.pool.inplace_op1(&Write { starts: vec![start], values: &rows })?;
+                }
+                part => {
+                    let (layer, range) = self.row(state, part, call)?;
+                    let starts = if part == StatePart::Recurrence {
+                        vec![range.start]
+                    } else {
+                        // One stretch of columns for each head of each layer.
+                        let [_, tokens, head_dim] = layer.view.shape;
+                        range.step_by(tokens * head_dim).map(|head| head + call.past * head_dim).collect()
+                    };
+                    layer.pool.inplace_op1(&Write { starts, values: &values })?;
+                }
+            }
+        }
+        for (layer, [keys, values]) in paged {
+            let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
+            let slot_mapping = &self.metadata.pools[paged].slot_mapping[call.row..call.row + count];
+            let rows = |values: Option<Vec<f32>>| {
+                let values = values.unwrap_or_default();
+                Tensor::from_vec(values, (view.num_kv_heads, count, view.head_dim), &Device::Cpu)?
+                    .transpose(0, 1)?
+                    .contiguous()
+            };
+            let (k, v) = (rows(keys)?, rows(values)?);
+            KvWrite { k: &k, v: Some(&v), slot_mapping, quant: None }.run(pool, &view)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes stretches of equal length into a pool.
+struct Write<'a> {
+    starts: Vec<usize>,
+    values: &'a [f32],
+}
+
+impl InplaceOp1 for Write<'_> {
+    fn name(&self) -> &'static str {
+        "write_state"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        let CpuStorage::F32(stored) = storage else { candle_core::bail!("the pool is not {:?}", DType::F32) };
+        let len = self.values.len() / self.starts.len().max(1);
+        for (&start, values) in self.starts.iter().zip(self.values.chunks_exact(len.max(1))) {
+            stored[start..start + len].copy_from_slice(values);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! From a model's layers and weights to its decoder: what all architectures have in common.
+
+use cacheplan_kernels::Window;
+use cacheplan_transforms::{
+    Model,
+    layers::{Attention, BlockSpec, LayerSpec, Mamba2 as Mamba2Spec, Mla},
+};
+
+use crate::decoder::{Block, Blocks, Decoder, Head};
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{Activation, AttentionShape, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size};
+use crate::weights::{Scope, Weights};
+
+/// What stands around the layers, and what it is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    /// What the names of all tensors but the head's begin with.
+    pub(crate) root: &'static str,
+    pub(crate) embedding: &'static str,
+    /// The norm behind the last layer.
+    pub(crate) norm: &'static str,
+    /// The epsilon of all norms.
+    pub(crate) eps: f64,
+    /// Whether the weights of norms are stored as their distance from one.
+    pub(crate) norms_from_one: bool,
+    /// Whether the embedding is the vocabulary projection too.
+    pub(crate) tied: bool,
+    /// Factor on the embedded tokens.
+    pub(crate) embedding_scale: f64,
+    /// Factor on the logits.
+    pub(crate) logit_scale: f64,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub(crate) logit_softcap: Option<f64>,
+}
+
+impl Frame {
+    /// The names that most models have.
+    pub(crate) fn new(eps: f64, tied: bool) -> Self {
+        Self {
+            root: "model",
+            embedding: "embed_tokens",
+            norm: "norm",
+            eps,
+            norms_from_one: false,
+            tied,
+            embedding_scale: 1.0,
+            logit_scale: 1.0,
+            logit_softcap: None,
+        }
+    }
+
+    /// The names that models have whose first ancestor was Mamba.
+    pub(crate) fn backbone(eps: f64, tied: bool) -> Self {
+        Self { root: "backbone", embedding: "embeddings", norm: "norm_f", ..Self::new(eps, tied) }
+    }
+
+    fn norm(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
+        if self.norms_from_one {
+            RmsNorm::load_from_one(weights, size, self.eps)
+        } else {
+            Ok(RmsNorm::load(weights, size, self.eps)?)
+        }
+    }
+}
+
+/// A layer that is being loaded.
+pub(crate) struct Layer<'a> {
+    /// Its absolute number.
+    pub(crate) index: u32,
+    /// What it is made of.
+    pub(crate) blocks: &'a [BlockSpec],
+    /// Channels of the residual stream.
+    pub(crate) hidden: usize,
+    /// Its weights.
+    pub(crate) weights: Scope<'a>,
+    frame: Frame,
+    spec: &'a LayerSpec,
+    decoder: &'a str,
+}
+
+/// Builds a decoder around the blocks that `blocks_of` makes of each layer.
+pub(crate) fn decoder<'a>(
+    model: &'a Model,
+    weights: &'a Weights,
+    frame: Frame,
+    mut blocks_of: impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
+) -> Result<Decoder, RuntimeError> {
+    let hidden = size(model.hidden_size.ok_or(ConfigError::Missing { key: "hidden_size" })?);
+    let vocab_size = size(model.vocab_size.ok_or(ConfigError::Missing { key: "vocab_size" })?);
+    let root = weights.scope(frame.root);
+    let mut blocks = Vec::new();
+    for (index, spec) in (0..).zip(&model.layers) {
+        let weights = root.enter("layers").enter(index);
+        let decoder = model.decoder.as_str();
+        blocks.extend(blocks_of(&Layer { index, blocks: &spec.blocks, hidden, weights, frame, spec, decoder })?);
+    }
+    let embedding = root.enter(frame.embedding).product("weight", [vocab_size, hidden])?;
+    let norm = frame.norm(&root.enter(frame.norm), hidden)?;
+    let head = Head::load(&embedding, weights, hidden, frame.tied)?;
+    let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
+    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale };
+    Ok(Decoder::new(text, Some(head)).with_mapped(weights.mapped_bytes()))
+}
+
+impl<'a> Layer<'a> {
+    /// Its weights under a name.
+    pub(crate) fn enter(&self, name: impl std::fmt::Display) -> Scope<'a> {
+        self.weights.enter(name)
+    }
+
+    /// Its norm of that name, over the residual stream.
+    pub(crate) fn norm(&self, name: &str) -> Result<RmsNorm, RuntimeError> {
+        self.norm_of(&self.enter(name), self.hidden)
+    }
+
+    /// A norm over `size` channels.
+    pub(crate) fn norm_of(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
+        self.frame.norm(weights, size)
+    }
+
+    /// The shape of its attention, which must keep keys and values of its own and of one size.
+    pub(crate) fn attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape, RuntimeError> {
+        let Attention { num_heads, num_kv_heads, head_dim, value_dim, window, shares_layer, .. } = *dims;
+        if shares_layer.is_some() || value_dim.is_some_and(|values| values != head_dim) {
+            return Err(self.refuse("attention over keys of its own, with values of their size"));
+        }
+        Ok(AttentionShape {
+            hidden: self.hidden,
+            heads: size(num_heads),
+            kv_heads: size(num_kv_heads),
+            head_dim: size(head_dim),
+            window: window.map_or(Window::Full, |window| Window::Sliding(size(window))),
+            bias,
+        })
+    }
+
+    /// The shape of its latent attention, which must see everything.
+    pub(crate) fn mla(&self, dims: &Mla, bias: bool) -> Result<MlaShape, RuntimeError> {
+        if dims.window.is_some() {
+            return Err(self.refuse("latent attention without a window"));
+        }
+        let (nope, rope) = (size(dims.qk_nope_head_dim), size(dims.qk_rope_head_dim));
+        Ok(MlaShape {
+            hidden: self.hidden,
+            heads: size(dims.num_heads),
+            q_lora_rank: dims.q_lora_rank.map(size),
+            kv_lora_rank: size(dims.kv_lora_rank),
+            nope,
+            rope,
+            value: size(dims.v_head_dim),
+            bias,
+            scale: 1.0 / ((nope + rope) as f64).sqrt(),
+            interleaved: false,
+        })
+    }
+
+    /// Its Mamba-2 mixer, whose weights are under `name`.
+    pub(crate) fn mamba2(&self, name: &str, dims: &Mamba2Spec, rules: Mamba2Rules) -> Result<Mamba2, RuntimeError> {
+        Mamba2::load(&self.enter(name), self.index, Mamba2Shape::new(self.hidden, dims), rules)
+    }
+
+    /// The shape of a feed-forward layer without biases.
+    pub(crate) fn mlp(&self, intermediate: u64, activation: Activation) -> MlpShape {
+        MlpShape { hidden: self.hidden, intermediate: size(intermediate), bias: false, activation }
+    }
+
+    /// The error for a layer that this decoder cannot run, and what it can.
+    pub(crate) fn refuse(&self, known: &'static str) -> RuntimeError {
+        let facts = self.spec.known.iter().map(|fact| format!("{} = {} ({})", fact.what, fact.value, fact.from));
+        let found = format!("{}: {}", self.spec, facts.collect::<Vec<_>>().join(", "));
+        RuntimeError::Layer { layer: self.index, decoder: self.decoder.to_owned(), found, known }
+    }
+}

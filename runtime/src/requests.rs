@@ -1,0 +1,260 @@
+//! Requests as lines of a file, and what came of them as lines of another.
+
+use std::time::Duration;
+
+use cacheplan_files::{Limit, Shown, Source, SourceError, json};
+use cacheplan_text::Message;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::prompts::Prompt;
+use crate::request::{Finish, Output};
+use crate::sampling::SamplingOptions;
+
+/// A request as a line states it: `docs/run.md` has the keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestLine {
+    /// Its line in the file, from 1 on.
+    pub line: usize,
+    /// What the line calls it.
+    pub id: Option<String>,
+    /// What to go on from.
+    pub prompt: Prompt,
+    /// The most tokens to generate.
+    pub max_tokens: Option<usize>,
+    /// Strings that end its text.
+    pub stop: Vec<String>,
+    /// How to sample.
+    pub sampling: SamplingOptions,
+    /// When it comes.
+    pub arrival: Duration,
+    /// Whose it is.
+    pub tenant: Option<String>,
+}
+
+/// Requests that cannot be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RequestsError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// There is none.
+    #[error("{}: it holds no request; a request is a line such as {{\"prompt\": \"Once\"}}", Shown(.file))]
+    None {
+        /// The file.
+        file: String,
+    },
+    /// A line that is no request.
+    #[error("{}, line {line}: {}", Shown(.file), Shown(.reason))]
+    Line {
+        /// The file.
+        file: String,
+        /// Its line, from 1 on.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The keys of a line.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    id: Option<String>,
+    prompt: Option<String>,
+    prompt_ids: Option<Vec<u32>>,
+    messages: Option<Vec<Message>>,
+    max_tokens: Option<usize>,
+    #[serde(default)]
+    stop: Stop,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<u64>,
+    #[serde(default)]
+    arrival: f64,
+    tenant: Option<String>,
+}
+
+/// One string or several.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "`stop` is a string or a list of strings")]
+enum Stop {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+/// The longest that a request may wait for its time: a week.
+const LONGEST: f64 = 7.0 * 24.0 * 3600.0;
+
+impl RequestLine {
+    /// The requests of a file of JSON lines. Empty lines are none.
+    ///
+    /// # Errors
+    /// A file that cannot be read, the first line that is no request, or no line at all.
+    pub fn read(source: &Source) -> Result<Vec<Self>, RequestsError> {
+        let text = source.text(Limit::REQUESTS)?;
+        let lines = text.lines().zip(1..).filter(|(text, _)| !text.trim().is_empty());
+        let requests = lines.map(|(text, line)| {
+            Self::parse(text, line).map_err(|reason| RequestsError::Line {
+                file: source.name().to_owned(),
+                line,
+                reason,
+            })
+        });
+        let requests = requests.collect::<Result<Vec<_>, _>>()?;
+        if requests.is_empty() { Err(RequestsError::None { file: source.name().to_owned() }) } else { Ok(requests) }
+    }
+
+    fn parse(text: &str, line: usize) -> Result<Self, String> {
+        let keys: Keys = json::parse(text.as_bytes(), Limit::REQUESTS)
+            // It is always the first line of what was parsed.
+            .map_err(|error| error.to_string().replace(" line 1 column ", " column "))?;
+        let prompt = match (keys.prompt, keys.prompt_ids, keys.messages) {
+            (Some(text), None, None) => Prompt::Text(text),
+            (None, Some(ids), None) => Prompt::Ids(ids),
+            (None, None, Some(messages)) => Prompt::Chat(messages),
+            _ => return Err("a request has one of `prompt`, `prompt_ids` and `messages`".to_owned()),
+        };
+        if !(0.0..=LONGEST).contains(&keys.arrival) {
+            return Err(format!("`arrival` is {}; it must be seconds from 0 to {LONGEST}", keys.arrival));
+        }
+        let stop = match keys.stop {
+            Stop::One(stop) => vec![stop],
+            Stop::Several(stop) => stop,
+        };
+        Ok(Self {
+            line,
+            id: keys.id,
+            prompt,
+            max_tokens: keys.max_tokens,
+            stop,
+            sampling: SamplingOptions {
+                temperature: keys.temperature,
+                top_k: keys.top_k,
+                top_p: keys.top_p,
+                min_p: keys.min_p,
+                repetition_penalty: keys.repetition_penalty,
+                presence_penalty: keys.presence_penalty,
+                frequency_penalty: keys.frequency_penalty,
+                seed: keys.seed,
+            },
+            arrival: Duration::from_secs_f64(keys.arrival),
+            tenant: keys.tenant,
+        })
+    }
+}
+
+/// What came of a request, as a line of JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct OutputLine<'a> {
+    /// The request's line in its file.
+    pub line: usize,
+    /// What that line calls it.
+    pub id: Option<&'a str>,
+    /// The generated text, where the model has a tokenizer that was used.
+    pub text: Option<&'a str>,
+    /// The generated tokens.
+    pub tokens: &'a [u32],
+    /// Why it ended.
+    pub finish_reason: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, those whose caches were already there.
+    pub cached_tokens: usize,
+    /// Times that it lost its caches to make room.
+    pub preemptions: u32,
+    /// From its arrival to its admission.
+    pub queued_seconds: Option<f64>,
+    /// From its arrival to its first token.
+    pub first_token_seconds: Option<f64>,
+    /// From its arrival to its end.
+    pub total_seconds: Option<f64>,
+}
+
+impl<'a> OutputLine<'a> {
+    /// What came of a request of `prompt_tokens` tokens.
+    #[must_use]
+    pub fn new(request: &'a RequestLine, prompt_tokens: usize, output: &'a Output, text: Option<&'a str>) -> Self {
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        Self {
+            line: request.line,
+            id: request.id.as_deref(),
+            text,
+            tokens: &output.tokens,
+            finish_reason: output.finish,
+            prompt_tokens,
+            cached_tokens: output.cached_tokens,
+            preemptions: output.preemptions,
+            queued_seconds: seconds(output.times.queued),
+            first_token_seconds: seconds(output.times.first_token),
+            total_seconds: seconds(output.times.total),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[test]
+    fn every_key_of_a_line_is_read() {
+        let text = r#"
+{"prompt": "a", "stop": "x"}
+
+{"id": "b", "prompt_ids": [1, 2], "max_tokens": 4, "stop": ["x", "y"], "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 18446744073709551615, "arrival": 1.5, "tenant": "t"}
+{"messages": [{"role": "user", "content": "hi"}]}
+"#;
+        let lines = RequestLine::read(&Source::memory("r.jsonl", text)).unwrap();
+        assert_eq!(lines.iter().map(|line| line.line).collect::<Vec<_>>(), [2, 4, 5]);
+        assert_eq!((&lines[0].prompt, &lines[0].stop), (&Prompt::Text("a".into()), &vec!["x".to_owned()]));
+        let all = &lines[1];
+        assert_eq!((all.id.as_deref(), &all.prompt, all.max_tokens), (Some("b"), &Prompt::Ids(vec![1, 2]), Some(4)));
+        assert_eq!((all.stop.len(), all.arrival, all.tenant.as_deref()), (2, Duration::from_millis(1500), Some("t")));
+        let sampling = SamplingOptions {
+            temperature: Some(0.5),
+            top_k: Some(3),
+            top_p: Some(0.9),
+            min_p: Some(0.1),
+            repetition_penalty: Some(1.1),
+            presence_penalty: Some(0.2),
+            frequency_penalty: Some(0.3),
+            seed: Some(u64::MAX),
+        };
+        assert_eq!(all.sampling, sampling);
+        assert_eq!(lines[2].prompt, Prompt::Chat(vec![Message::new("user", "hi")]));
+    }
+
+    #[rstest]
+    #[case(
+        "{\"prompt\": \"a\"}\n{\"prompt\": ",
+        "r.jsonl, line 2: not valid JSON: EOF while parsing a value at column 11"
+    )]
+    #[case("{\"promt\": \"a\"}", "r.jsonl, line 1: JSON of another kind: unknown field `promt`")]
+    #[case("\n\n[1]", "r.jsonl, line 3: JSON of another kind: ")]
+    #[case(
+        "{\"prompt\": \"a\", \"prompt_ids\": [1]}",
+        "line 1: a request has one of `prompt`, `prompt_ids` and `messages`"
+    )]
+    #[case("{}", "line 1: a request has one of ")]
+    #[case("{\"prompt\": \"a\", \"arrival\": -1}", "line 1: `arrival` is -1; it must be seconds from 0")]
+    #[case("{\"prompt\": \"a\", \"stop\": 3}", "`stop` is a string or a list of strings")]
+    #[case("{\"prompt\": \"a\", \"max_tokens\": -3}", "line 1: JSON of another kind: invalid value: integer `-3`")]
+    #[case(" \n", "r.jsonl: it holds no request")]
+    fn a_line_that_is_no_request_is_named(#[case] text: &str, #[case] expected: &str) {
+        let error = RequestLine::read(&Source::memory("r.jsonl", text)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

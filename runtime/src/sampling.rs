@@ -1,0 +1,325 @@
+//! How the next token is chosen from logits.
+//!
+//! The order is that of Hugging Face's `generate`: penalties, temperature, top-k, top-p, min-p; then one draw. Presence and
+//! frequency, which it lacks, come behind repetition as in vLLM. The draw of a position depends on the request's seed and
+//! on the position alone, so that a request gives the same tokens whatever else is in the batch, and however often it was
+//! preempted.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How tokens are chosen. The default takes the most likely one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sampling {
+    /// What logits are divided by; 0 takes the most likely token and draws nothing.
+    pub temperature: f32,
+    /// Only so many of the most likely tokens, and those as likely as the last of them; 0 for all.
+    pub top_k: usize,
+    /// The fewest most likely tokens that have this share together; 1 for all.
+    pub top_p: f32,
+    /// Only tokens at least this likely, in proportion to the most likely one; 0 for all.
+    pub min_p: f32,
+    /// What the logits of tokens of the prompt and the output are divided by, or multiplied with below 0; 1 for none.
+    pub repetition_penalty: f32,
+    /// What is taken from the logits of tokens of the output.
+    pub presence_penalty: f32,
+    /// What is taken from them for each time they occur.
+    pub frequency_penalty: f32,
+    /// What the draws follow from.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// What somebody says of sampling; the rest is left to whoever comes before.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "each is the field of `Sampling` of the same name")]
+pub struct SamplingOptions {
+    pub temperature: Option<f32>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub seed: Option<u64>,
+}
+
+impl SamplingOptions {
+    /// What is said, in place of what `base` has. Whoever says which tokens may be drawn, and no temperature, wants them
+    /// drawn: then it is 1 where `base` takes the most likely ones.
+    #[must_use]
+    pub fn over(&self, base: &Sampling) -> Sampling {
+        let draws = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let unsaid = if draws && base.temperature == 0.0 { 1.0 } else { base.temperature };
+        Sampling {
+            temperature: self.temperature.unwrap_or(unsaid),
+            top_k: self.top_k.unwrap_or(base.top_k),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            seed: self.seed.unwrap_or(base.seed),
+        }
+    }
+}
+
+/// A value that nothing can be sampled with.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("`{key}` is {found}; it must be {known}")]
+pub struct SamplingError {
+    /// Which.
+    pub key: &'static str,
+    /// Its value.
+    pub found: f32,
+    /// What would do.
+    pub known: &'static str,
+}
+
+/// A token and how likely it is.
+type Candidate = (u32, f64);
+
+impl Sampling {
+    /// That every value is one that can be sampled with.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        type Rule = (&'static str, f32, fn(f32) -> bool, &'static str);
+        let rules: [Rule; 6] = [
+            ("temperature", self.temperature, |it| it >= 0.0, "a number from 0 on"),
+            ("top_p", self.top_p, |it| it > 0.0 && it <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, |it| (0.0..=1.0).contains(&it), "from 0 to 1"),
+            ("repetition_penalty", self.repetition_penalty, |it| it > 0.0, "a number above 0"),
+            ("presence_penalty", self.presence_penalty, |_| true, "a number"),
+            ("frequency_penalty", self.frequency_penalty, |_| true, "a number"),
+        ];
+        match rules.into_iter().find(|(_, value, holds, _)| !value.is_finite() || !holds(*value)) {
+            Some((key, found, _, known)) => Err(SamplingError { key, found, known }),
+            None => Ok(()),
+        }
+    }
+
+    /// The token that follows `tokens`, of which the first `prompt` are the prompt's; `None` if the logits are no numbers.
+    #[must_use]
+    pub fn choose(&self, logits: &[f32], tokens: &[u32], prompt: usize) -> Option<u32> {
+        if self.temperature == 0.0 {
+            return greedy(&self.penalised(logits, tokens, prompt));
+        }
+        let candidates = self.distribution(logits, tokens, prompt)?;
+        let mut left = uniform(self.seed, tokens.len() as u64);
+        let drawn = candidates.iter().find(|(_, share)| {
+            left -= share;
+            left < 0.0
+        });
+        // Rounding may leave a little behind the last one.
+        drawn.or(candidates.last()).map(|(token, _)| *token)
+    }
+
+    /// The tokens that may follow and how likely each is; `None` if the logits are no numbers.
+    #[must_use]
+    pub fn distribution(&self, logits: &[f32], tokens: &[u32], prompt: usize) -> Option<Vec<Candidate>> {
+        if self.temperature == 0.0 {
+            return Some(vec![(greedy(&self.penalised(logits, tokens, prompt))?, 1.0)]);
+        }
+        let penalised = self.penalised(logits, tokens, prompt);
+        let highest = penalised
+            .iter()
+            .copied()
+            .try_fold(f32::NEG_INFINITY, |highest, logit| if logit.is_nan() { None } else { Some(highest.max(logit)) });
+        let highest = f64::from(highest.filter(|highest| highest.is_finite())?);
+        let temperature = f64::from(self.temperature);
+        // Relative to the most likely one, which is 1: nothing overflows, however low the temperature.
+        let relative = |(token, &logit): (u32, &f32)| (token, ((f64::from(logit) - highest) / temperature).exp());
+        let mut candidates: Vec<Candidate> = (0..).zip(penalised.iter()).map(relative).collect();
+        if self.top_k > 0 && self.top_k < candidates.len() {
+            let (_, &mut (_, least), _) = candidates.select_nth_unstable_by(self.top_k - 1, likelier);
+            candidates.retain(|(_, share)| *share >= least);
+            candidates.sort_unstable_by(likelier);
+        }
+        if self.top_p < 1.0 {
+            keep_share(&mut candidates, f64::from(self.top_p));
+        }
+        let least = f64::from(self.min_p);
+        candidates.retain(|(_, share)| *share >= least);
+        let sum: f64 = candidates.iter().map(|(_, share)| share).sum();
+        candidates.iter_mut().for_each(|(_, share)| *share /= sum);
+        Some(candidates)
+    }
+
+    /// Logits with the penalties for tokens that have occurred.
+    pub(crate) fn penalised<'a>(&self, logits: &'a [f32], tokens: &[u32], prompt: usize) -> Cow<'a, [f32]> {
+        let neutral = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0);
+        if neutral {
+            return logits.into();
+        }
+        let mut counts: HashMap<u32, u32> = tokens.iter().map(|&token| (token, 0)).collect();
+        for token in &tokens[prompt..] {
+            counts.entry(*token).and_modify(|count| *count += 1);
+        }
+        let mut logits = logits.to_vec();
+        for (token, count) in counts {
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
+            let factor = self.repetition_penalty;
+            *logit = if *logit < 0.0 { *logit * factor } else { *logit / factor };
+            if count > 0 {
+                *logit -= self.frequency_penalty * count as f32 + self.presence_penalty;
+            }
+        }
+        logits.into()
+    }
+}
+
+/// The more likely first; of equals the lower number.
+fn likelier(left: &Candidate, right: &Candidate) -> Ordering {
+    right.1.total_cmp(&left.1).then(left.0.cmp(&right.0))
+}
+
+/// Keeps the fewest most likely candidates that have `share` of the sum together, in order.
+fn keep_share(candidates: &mut Vec<Candidate>, share: f64) {
+    let enough = share * candidates.iter().map(|(_, share)| share).sum::<f64>();
+    // They are mostly few of very many: only as many are sorted as are needed.
+    let mut head = 64;
+    loop {
+        head = head.min(candidates.len());
+        if head < candidates.len() {
+            candidates.select_nth_unstable_by(head, likelier);
+        }
+        candidates[..head].sort_unstable_by(likelier);
+        let mut sum = 0.0;
+        let last = candidates[..head].iter().position(|(_, share)| {
+            sum += share;
+            sum >= enough
+        });
+        match last {
+            Some(last) => return candidates.truncate(last + 1),
+            None if head == candidates.len() => return,
+            None => head *= 8,
+        }
+    }
+}
+
+/// A number from 0 to below 1 that follows from a seed and a position alone.
+fn uniform(seed: u64, position: u64) -> f64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&seed.to_le_bytes()).update(&position.to_le_bytes());
+    let mut bits = [0; 8];
+    hasher.finalize_xof().fill(&mut bits);
+    (u64::from_le_bytes(bits) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The place of the largest logit, the first of several; `None` if one of them is not a number.
+pub(crate) fn greedy(logits: &[f32]) -> Option<u32> {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit.is_nan() {
+            return None;
+        }
+        if logit > best.1 {
+            best = (token, logit);
+        }
+    }
+    Some(best.0 as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[test]
+    fn the_first_of_equal_logits_wins() {
+        assert_eq!(greedy(&[0.5, 2.0, 2.0]), Some(1));
+    }
+
+    #[rstest]
+    #[case(f32::NAN)]
+    #[case(f32::INFINITY)]
+    fn logits_that_are_no_numbers_choose_nothing(#[case] bad: f32) {
+        assert_eq!(greedy(&[0.5, f32::NAN, 2.0]), None);
+        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+        assert_eq!(sampling.choose(&[0.5, bad, 2.0], &[0], 1), None);
+        assert_eq!(sampling.choose(&[f32::NEG_INFINITY; 3], &[0], 1), None);
+    }
+
+    #[test]
+    fn draws_are_even_and_follow_from_seed_and_position() {
+        let draws: Vec<f64> = (0..4096).map(|position| uniform(7, position)).collect();
+        let mut tenths = [0u32; 10];
+        draws.iter().for_each(|draw| tenths[(draw * 10.0) as usize] += 1);
+        // Nine degrees of freedom: above 27.9 in one of a thousand seeds.
+        let squared: f64 = tenths.iter().map(|&count| (f64::from(count) - 409.6).powi(2) / 409.6).sum();
+        assert!(squared < 27.9, "{squared}");
+        assert_eq!(uniform(7, 5), draws[5]);
+        assert_ne!(uniform(8, 5), draws[5]);
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_they_are_likely() {
+        let logits = [1.0, 0.0, -1.0, 2.0, 0.5];
+        let mut counts = [0u32; 5];
+        let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
+        const DRAWS: u32 = 20_000;
+        for seed in 0..u64::from(DRAWS) {
+            let token = Sampling { seed, ..sampling.clone() }.choose(&logits, &[1, 2], 1).unwrap();
+            counts[token as usize] += 1;
+        }
+        let expected = sampling.distribution(&logits, &[1, 2], 1).unwrap();
+        let squared: f64 = expected
+            .iter()
+            .map(|&(token, share)| {
+                (f64::from(counts[token as usize]) - share * f64::from(DRAWS)).powi(2) / (share * f64::from(DRAWS))
+            })
+            .sum();
+        // Four degrees of freedom: above 18.5 in one of a thousand.
+        assert!(squared < 18.5, "{counts:?}, {squared}");
+    }
+
+    #[test]
+    fn a_share_of_many_is_found_in_the_order_of_likelihood() {
+        let logits: Vec<f32> = (0..5000).map(|at| (at as f32 * 0.37).sin()).collect();
+        let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
+        let kept = sampling.distribution(&logits, &[], 0).unwrap();
+        let mut all = Sampling { top_p: 1.0, ..sampling }.distribution(&logits, &[], 0).unwrap();
+        all.sort_unstable_by(likelier);
+        let mut sum = 0.0;
+        let count = all
+            .iter()
+            .take_while(|(_, share)| {
+                let before = sum;
+                sum += share;
+                before < 0.9
+            })
+            .count();
+        assert_eq!(kept.len(), count);
+        assert!(kept.iter().zip(&all).all(|(kept, all)| kept.0 == all.0));
+    }
+
+    #[rstest]
+    #[case(Sampling { temperature: -1.0, ..Sampling::default() }, "`temperature` is -1; it must be a number from 0 on")]
+    #[case(Sampling { top_p: 0.0, ..Sampling::default() }, "`top_p` is 0; it must be above 0 and at most 1")]
+    #[case(Sampling { min_p: 1.5, ..Sampling::default() }, "`min_p` is 1.5")]
+    #[case(Sampling { repetition_penalty: f32::NAN, ..Sampling::default() }, "`repetition_penalty` is NaN")]
+    fn values_that_nothing_is_sampled_with_are_named(#[case] sampling: Sampling, #[case] message: &str) {
+        assert!(sampling.check().unwrap_err().to_string().starts_with(message));
+    }
+}

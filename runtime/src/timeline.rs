@@ -1,0 +1,172 @@
+//! How full the pools were while requests were served, and a picture of it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use cacheplan_files::Shown;
+
+/// The most moments that are kept; of longer runs every second, fourth, … one.
+const MOMENTS: usize = 2048;
+
+/// How full the pools were from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// The pools, in the order of [`Moment::used`].
+    pools: Vec<(String, u64)>,
+    moments: Vec<Moment>,
+    /// Every so many steps are kept.
+    stride: u64,
+    steps: u64,
+}
+
+/// How full the pools were after a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Moment {
+    pub(crate) at: Duration,
+    pub(crate) running: usize,
+    pub(crate) waiting: usize,
+    /// Units in use of each pool.
+    pub(crate) used: Vec<u64>,
+}
+
+impl Timeline {
+    /// Nothing yet of pools with these names and capacities.
+    pub(crate) fn new(pools: Vec<(String, u64)>) -> Self {
+        Self { pools, moments: Vec::new(), stride: 1, steps: 0 }
+    }
+
+    pub(crate) fn push(&mut self, moment: impl FnOnce() -> Moment) {
+        if self.steps.is_multiple_of(self.stride) {
+            self.moments.push(moment());
+        }
+        self.steps += 1;
+        if self.moments.len() == MOMENTS {
+            let mut keep = false;
+            self.moments.retain(|_| {
+                keep = !keep;
+                keep
+            });
+            self.stride *= 2;
+        }
+    }
+
+    /// A picture, 1000 pixels wide: sequences that run and wait, and below it a band for each pool, from empty to full.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        let bands = 1 + self.pools.len();
+        let height = TOP + bands as f64 * BAND + 30.0;
+        let end = self.moments.last().map_or(0.0, |moment| moment.at.as_secs_f64());
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
+             height=\"{height}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+             <text x=\"{MARGIN}\" y=\"24\" font-size=\"16\">{} steps in {end:.2} s</text>\n",
+            self.steps
+        );
+        let most = self.moments.iter().map(|moment| moment.running + moment.waiting).max().unwrap_or(0) as u64;
+        let count = |counted: fn(&Moment) -> usize| self.moments.iter().map(move |moment| counted(moment) as u64);
+        self.band(
+            &mut svg,
+            0,
+            &format!("sequences, at most {most}, {}", "running below waiting"),
+            &[
+                (count(|moment| moment.running + moment.waiting).collect(), WAITING),
+                (count(|moment| moment.running).collect(), RUNNING),
+            ],
+            most,
+        );
+        for (place, (id, capacity)) in self.pools.iter().enumerate() {
+            let used: Vec<u64> = self.moments.iter().map(|moment| moment.used[place]).collect();
+            let highest = used.iter().max().copied().unwrap_or(0);
+            let name = format!("{}: at most {highest} of {capacity} units", escaped(id));
+            self.band(&mut svg, place + 1, &name, &[(used, USED)], *capacity);
+        }
+        let _ = writeln!(
+            svg,
+            "<text x=\"{MARGIN}\" y=\"{0}\">0 s</text>\n<text x=\"{1}\" y=\"{0}\" text-anchor=\"end\">{end:.2} s</text>",
+            height - 10.0,
+            WIDTH - MARGIN
+        );
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    /// Areas over time, from 0 to `full`, behind one another.
+    fn band(&self, svg: &mut String, place: usize, name: &str, areas: &[(Vec<u64>, &str)], full: u64) {
+        let top = TOP + place as f64 * BAND;
+        let (bottom, wide) = (top + BAND - 12.0, WIDTH - 2.0 * MARGIN);
+        let tall = bottom - top - 18.0;
+        let end = self.moments.last().map_or(0.0, |moment| moment.at.as_secs_f64()).max(f64::MIN_POSITIVE);
+        let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{}\">{name}</text>", top + 12.0);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{MARGIN}\" y=\"{}\" width=\"{wide}\" height=\"{tall}\" fill=\"#f4f4f4\"/>",
+            bottom - tall
+        );
+        for (values, fill) in areas {
+            let mut points = format!("{MARGIN},{bottom}");
+            let mut before = bottom;
+            for (moment, &value) in self.moments.iter().zip(values) {
+                let x = MARGIN + wide * moment.at.as_secs_f64() / end;
+                let y = bottom - tall * value as f64 / full.max(1) as f64;
+                // What was used stayed so until the step was done.
+                let _ = write!(points, " {x:.1},{before:.1} {x:.1},{y:.1}");
+                before = y;
+            }
+            let _ = writeln!(svg, "<polygon points=\"{points} {},{bottom}\" fill=\"{fill}\"/>", WIDTH - MARGIN);
+        }
+    }
+}
+
+const WIDTH: f64 = 1000.0;
+const MARGIN: f64 = 24.0;
+const TOP: f64 = 40.0;
+const BAND: f64 = 90.0;
+
+/// Fills that stay apart for colour-blind readers (after Okabe and Ito).
+const RUNNING: &str = "#009e73";
+const WAITING: &str = "#e69f00";
+const USED: &str = "#56b4e9";
+
+fn escaped(text: &str) -> String {
+    Shown(text).to_string().replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeline(steps: usize) -> Timeline {
+        let pool = |id: &str| (id.to_owned(), 10);
+        let mut timeline = Timeline { pools: vec![pool("kv"), pool("a<b&c>")], stride: 1, ..Timeline::default() };
+        for step in 0..steps {
+            let at = Duration::from_millis(step as u64);
+            timeline.push(|| Moment { at, running: 2, waiting: 1, used: vec![step as u64 % 11, 3] });
+        }
+        timeline
+    }
+
+    #[test]
+    fn a_long_run_keeps_a_bounded_number_of_moments_over_all_of_it() {
+        let timeline = timeline(100_000);
+        assert!((MOMENTS / 2..MOMENTS).contains(&timeline.moments.len()));
+        assert_eq!(timeline.moments[0].at, Duration::ZERO);
+        assert!(timeline.moments.last().unwrap().at > Duration::from_millis(99_000));
+        let gaps: Vec<_> = timeline.moments.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+        assert!(gaps.iter().all(|gap| *gap == gaps[0]));
+    }
+
+    #[test]
+    fn the_picture_names_every_pool_and_its_highest_use() {
+        for steps in [0, 1, 50] {
+            let svg = timeline(steps).svg();
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+            assert!(
+                svg.contains("a&lt;b&amp;c&gt;: at most ") && !svg.contains("NaN") && !svg.contains("inf"),
+                "{svg}"
+            );
+            assert!(svg.contains(&format!(">{steps} steps in ")));
+        }
+        assert!(timeline(50).svg().contains("kv: at most 10 of 10 units"));
+    }
+}

@@ -1,0 +1,329 @@
+//! Exported graphs generate in planned caches as native models do.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use cacheplan_graphs::proto::{GraphProto, ModelProto, ValueInfo};
+use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
+use cacheplan_planner::{Budget, Unit};
+use cacheplan_runtime::{GraphExport, Request, RequestError, RuntimeError, Session, SessionOptions, Weights};
+use cacheplan_transforms::ReadOptions;
+use candle_core::{DType, Device, Tensor};
+use prost::Message;
+use rstest::rstest;
+
+#[global_allocator]
+static ALLOCATOR: cacheplan_managers::CountingAllocator = cacheplan_managers::CountingAllocator;
+
+fn fixture(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(file)
+}
+
+fn options(budget: &str) -> SessionOptions {
+    let budget = Budget::from_toml(budget, "test").unwrap();
+    SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }
+}
+
+fn native(budget: &str) -> Session {
+    Session::open(&fixture("static_cache/qwen3"), options(budget)).unwrap()
+}
+
+fn with_graphs(folder: &Path, budget: &str) -> Result<Session, RuntimeError> {
+    let options = SessionOptions { static_graphs: Some(folder.to_owned()), ..options(budget) };
+    Session::open(&fixture("static_cache/qwen3"), options)
+}
+
+fn exported(budget: &str) -> Session {
+    with_graphs(&fixture("static_cache"), budget).unwrap()
+}
+
+fn ids(file: &str, name: &str) -> Vec<u32> {
+    let tensors = candle_core::safetensors::load(fixture(file), &Device::Cpu).unwrap();
+    tensors[name].flatten_all().unwrap().to_vec1::<i64>().unwrap().into_iter().map(|id| id as u32).collect()
+}
+
+fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
+    Request::new(prompt.to_vec(), max_new_tokens)
+}
+
+/// Five prompts of different lengths.
+fn prompts() -> Vec<Request> {
+    let prompt = |start: u32, len: u32| (start..start + len).map(|token| token * 53 % 320).collect::<Vec<_>>();
+    [(1, 13), (40, 1), (7, 33), (90, 2), (150, 60)].map(|(start, len)| request(&prompt(start, len), 64)).to_vec()
+}
+
+fn generated(session: &mut Session, requests: &[Request]) -> Vec<Vec<u32>> {
+    session.generate(requests, false).unwrap().outputs.into_iter().map(|output| output.tokens).collect()
+}
+
+#[test]
+fn a_static_cache_gives_the_golden_tokens() {
+    let prompt = ids("static_cache/golden.safetensors", "input_ids");
+    let tokens = generated(&mut exported(""), &[request(&prompt, 24)]);
+    assert_eq!(tokens[0], ids("static_cache/golden.safetensors", "greedy"));
+}
+
+#[rstest]
+#[case::one_at_a_time("")]
+#[case::three_at_once("max_batch_size = 3\n")]
+#[case::prompts_in_pieces("max_batch_size = 2\nmax_num_tokens = 8\n")]
+fn five_prompts_get_the_tokens_of_the_native_model(#[case] budget: &str) {
+    let expected = generated(&mut native("max_seq_len = 128\n"), &prompts());
+    assert_eq!(generated(&mut exported(budget), &prompts()), expected);
+}
+
+/// 128 columns of one sequence in each slot, nothing in pages, and what was planned is what was allocated.
+#[test]
+fn a_static_cache_is_planned_in_slots() {
+    let mut session = exported("");
+    let requests = [request(&[1, 2, 3], 4)];
+    let generation = session.generate(&requests, false).unwrap();
+    let plan = session.plan();
+    assert!(plan.pools.iter().all(|pool| pool.unit == Unit::Slot));
+    let bytes = 2 * 4 * 2 * 128 * 32 * 4;
+    assert_eq!(plan.pools.iter().map(|pool| pool.unit_bytes).sum::<u64>(), bytes);
+    assert_eq!((plan.limits.max_seq_len, plan.limits.max_batch_size, plan.limits.max_num_tokens), (128, 1, 128));
+    let report = session.report(&requests, &generation).unwrap().report;
+    assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
+}
+
+#[rstest]
+#[case("18")]
+#[case("23")]
+fn a_hybrid_generates_what_onnx_runtime_did(#[case] opset: &str) {
+    let golden = format!("onnx/hybrid_opset{opset}.golden.safetensors");
+    let prompt = ids(&golden, "prompt");
+    for budget in ["max_seq_len = 64\n", "max_seq_len = 64\nmax_num_tokens = 5\ntokens_per_block = 4\n"] {
+        let mut session = Session::open(&fixture(&format!("onnx/hybrid_opset{opset}.onnx")), options(budget)).unwrap();
+        let other: Vec<u32> = prompt.iter().rev().copied().collect();
+        let requests = [request(&prompt, 12), request(&other, 9), request(&prompt, 12)];
+        let generation = session.generate(&requests, false).unwrap();
+        assert_eq!(generation.outputs[0].tokens, ids(&golden, "greedy"));
+        assert_eq!(generation.outputs[2].tokens, ids(&golden, "greedy"));
+        let report = session.report(&requests, &generation).unwrap().report;
+        assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
+    }
+}
+
+/// The logits behind the last of `tokens`.
+fn step(session: &mut Session, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
+    let (decoder, caches) = session.parts();
+    let caches = caches.manager_mut().unwrap();
+    let mut metadata = StepMetadata::default();
+    caches.step(&[Work { sequence, tokens: tokens.len() as u32 }], &mut metadata).unwrap();
+    let logits: Tensor = decoder.forward(tokens, &[tokens.len() as u32 - 1], caches, &metadata).unwrap();
+    logits.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn admit(session: &mut Session, tokens: usize) -> SequenceId {
+    session.parts().1.manager_mut().unwrap().admit(tokens as u32).unwrap()
+}
+
+#[test]
+fn pieces_dirt_forks_and_restores_change_no_bit() {
+    let budget = "max_batch_size = 4\n[workload]\ncheckpoints_per_sequence = 1\n";
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
+    let mut session = exported(budget);
+    let whole = admit(&mut session, 13);
+    let expected = step(&mut session, whole, &prompt);
+    let next = step(&mut session, whole, &[5]);
+    session.parts().1.manager_mut().unwrap().finish(whole).unwrap();
+
+    session.parts().1.manager().unwrap().fill_free(1e3).unwrap();
+    let cut = admit(&mut session, 13);
+    step(&mut session, cut, &prompt[..8]);
+    let kept = session.parts().1.manager_mut().unwrap().checkpoint(cut).unwrap();
+    assert_eq!(step(&mut session, cut, &prompt[8..]), expected, "in pieces, over dirt");
+    let fork = session.parts().1.manager_mut().unwrap().fork(cut).unwrap();
+    step(&mut session, cut, &[6]);
+    assert_eq!(step(&mut session, fork, &[5]), next, "a fork");
+    session.parts().1.manager_mut().unwrap().rewind(cut, kept, 8).unwrap();
+    assert_eq!(step(&mut session, cut, &prompt[8..]), expected, "restored");
+    assert_eq!(step(&mut session, cut, &[5]), next, "restored, one more");
+}
+
+/// A graph of one size pads; what it pads with is written nowhere.
+#[test]
+fn padded_prompts_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture("static_cache/decode.onnx"), folder.path().join("decode.onnx")).unwrap();
+    rewrite("static_cache/prefill.onnx", &folder.path().join("prefill_64.onnx"), |graph| {
+        for port in &mut graph.input {
+            resize(port, |_, size| size.is_none().then_some(64));
+        }
+    });
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
+    let (mut padded, mut exact) = (with_graphs(folder.path(), "").unwrap(), exported(""));
+    let sequences = [admit(&mut padded, 13), admit(&mut exact, 13)];
+    for tokens in [&prompt[..], &[3], &[4, 5, 6]] {
+        assert_eq!(step(&mut padded, sequences[0], tokens), step(&mut exact, sequences[1], tokens));
+    }
+}
+
+#[test]
+fn what_the_caches_have_no_room_for_is_refused_before_anything_is_written() {
+    let mut session = exported("");
+    let long = request(&[1; 120], 9);
+    let error = session.generate(&[long], false).unwrap_err();
+    assert!(matches!(error, RuntimeError::Request(RequestError::TooLong { limit: 128, .. })), "{error}");
+    let error = with_graphs(&fixture("static_cache"), "max_seq_len = 129\n").unwrap_err();
+    assert!(matches!(error, RuntimeError::BeyondGraph { tokens: 129, limit: 128 }), "{error}");
+}
+
+fn rewrite(from: &str, to: &Path, change: impl FnOnce(&mut GraphProto)) {
+    let mut model = ModelProto::decode(std::fs::read(fixture(from)).unwrap().as_slice()).unwrap();
+    change(model.graph.as_mut().unwrap());
+    std::fs::write(to, model.encode_to_vec()).unwrap();
+}
+
+/// Sets the sizes of axes for which `to` gives one.
+fn resize(port: &mut ValueInfo, to: impl Fn(usize, Option<i64>) -> Option<i64>) {
+    let shape = port.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap().shape.as_mut().unwrap();
+    for (axis, dim) in shape.dim.iter_mut().enumerate() {
+        if let Some(size) = to(axis, dim.dim_value) {
+            (dim.dim_value, dim.dim_param) = (Some(size), None);
+        }
+    }
+}
+
+#[rstest]
+#[case::an_unknown_operator("hybrid", |graph: &mut GraphProto| {
+    let node = graph.node.iter_mut().find(|node| node.op_type == "Sigmoid").unwrap();
+    (node.op_type, node.name) = ("Mish".to_owned(), "gate".to_owned());
+}, "node `gate` (Mish): this operator is not run")]
+#[case::a_value_that_nobody_makes("hybrid", |graph: &mut GraphProto| {
+    let node = graph.node.iter_mut().find(|node| node.op_type == "Sigmoid").unwrap();
+    (node.input[0], node.name) = ("nobody".to_owned(), "gate".to_owned());
+}, "node `gate` (Sigmoid): it reads `nobody`, which nothing before it makes")]
+#[case::an_input_of_unknown_use("hybrid", |graph: &mut GraphProto| {
+    graph.input[0].name = "tokens".to_owned();
+    graph.node.iter_mut().flat_map(|node| &mut node.input).filter(|name| *name == "input_ids").for_each(|name| {
+        *name = "tokens".to_owned();
+    });
+}, "tokens: nobody knows what to give it")]
+#[case::several_sequences("static", |graph: &mut GraphProto| {
+    for port in graph.input.iter_mut().chain(&mut graph.output).filter(|port| port.name.ends_with("_k") || port.name.ends_with("_v")) {
+        resize(port, |axis, _| (axis == 1).then_some(2));
+    }
+}, "state `past_k`: it holds 2 sequences, which would share one position")]
+fn a_graph_that_cannot_run_says_which_part_of_it(
+    #[case] which: &str,
+    #[case] change: fn(&mut GraphProto),
+    #[case] message: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("graph.onnx");
+    let opened = if which == "hybrid" {
+        rewrite("onnx/hybrid_opset18.onnx", &file, change);
+        Session::open(&file, options(""))
+    } else {
+        rewrite("static_cache/decode.onnx", &file, change);
+        with_graphs(folder.path(), "")
+    };
+    let error = opened.unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
+    if which == "hybrid" {
+        assert_eq!(error.exit_code(), 4);
+    }
+}
+
+#[test]
+fn graphs_of_another_model_are_refused() {
+    let options = SessionOptions { static_graphs: Some(fixture("static_cache")), ..options("") };
+    let error = Session::open(&fixture("models/llama"), options).unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+    let error = with_graphs(&fixture("static_cache/qwen3"), "").unwrap_err();
+    assert!(error.to_string().contains("there is no .onnx file in this folder"), "{error}");
+}
+
+fn export(model: &Path, buckets: &[Option<u64>], max_cache_len: u64, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    GraphExport { buckets: buckets.to_vec(), max_cache_len, read: ReadOptions::default() }.write(model, out)
+}
+
+/// What is exported of a model gives the model's own tokens, whichever buckets there are.
+fn export_and_compare(model: &Path, vocab_size: u32) {
+    let prompt = |len: u32| (0..len).map(|token| (token * 29 + len) % vocab_size).collect::<Vec<_>>();
+    let requests = [request(&prompt(5), 12), request(&prompt(23), 12), request(&prompt(1), 12)];
+    let expected = generated(&mut Session::open(model, options("max_seq_len = 48\n")).unwrap(), &requests);
+    for buckets in [&[None, Some(1)][..], &[Some(16), Some(1)], &[Some(8)], &[Some(64), None, Some(1)]] {
+        let folder = tempfile::tempdir().unwrap();
+        let files = export(model, buckets, 64, folder.path()).unwrap();
+        assert_eq!(files.len(), buckets.len());
+        let options =
+            SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("max_batch_size = 2\n") };
+        let mut session = Session::open(model, options).unwrap();
+        assert!(session.plan().pools.iter().all(|pool| pool.unit == Unit::Slot));
+        assert_eq!(generated(&mut session, &requests), expected, "{buckets:?}");
+    }
+}
+
+#[rstest]
+#[case("models/llama", 96)]
+#[case("models/qwen3", 320)]
+#[case("variants/qwen2_window", 32)]
+#[case("variants/mistral_window", 32)]
+fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_size: u32) {
+    export_and_compare(&fixture(model), vocab_size);
+}
+
+/// A hybrid without experts, whose weights nobody trained.
+#[test]
+fn an_exported_hybrid_gives_the_native_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{
+        "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 32, "vocab_size": 96, "intermediate_size": 48,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
+        "n_groups": 2, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu", "use_conv_bias": true, "time_step_min": 0.001, "tie_word_embeddings": false,
+        "max_position_embeddings": 256, "mamba_ssm_cache_dtype": "float32"
+    }"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![
+        ("backbone.embeddings.weight".into(), vec![96, 32]),
+        ("backbone.norm_f.weight".into(), vec![32]),
+        ("lm_head.weight".into(), vec![96, 32]),
+    ];
+    let mamba: &[(&str, &[usize])] = &[
+        ("in_proj.weight", &[64 + 96 + 4, 32]),
+        ("conv1d.weight", &[96, 1, 4]),
+        ("conv1d.bias", &[96]),
+        ("A_log", &[4]),
+        ("D", &[4]),
+        ("dt_bias", &[4]),
+        ("norm.weight", &[64]),
+        ("out_proj.weight", &[32, 64]),
+    ];
+    let attention: &[(&str, &[usize])] = &[
+        ("q_proj.weight", &[64, 32]),
+        ("k_proj.weight", &[32, 32]),
+        ("v_proj.weight", &[32, 32]),
+        ("o_proj.weight", &[32, 64]),
+    ];
+    let mlp: &[(&str, &[usize])] = &[("up_proj.weight", &[48, 32]), ("down_proj.weight", &[32, 48])];
+    for (layer, mixer) in [mamba, attention, mlp, mamba].into_iter().enumerate() {
+        shapes.push((format!("backbone.layers.{layer}.norm.weight"), vec![32]));
+        let named =
+            |(name, shape): &(&str, &[usize])| (format!("backbone.layers.{layer}.mixer.{name}"), shape.to_vec());
+        shapes.extend(mixer.iter().map(named));
+    }
+    let invented = Weights::invented(DType::F32, &Device::Cpu);
+    let tensors: HashMap<String, Tensor> =
+        shapes.into_iter().map(|(name, shape)| (name.clone(), invented.get(&name, shape).unwrap())).collect();
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    export_and_compare(folder.path(), 96);
+}
+
+#[test]
+fn what_cannot_be_exported_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("graphs");
+    let refused = |model: &str, buckets: &[Option<u64>], len: u64| {
+        let error = export(&fixture(model), buckets, len, &out).unwrap_err();
+        assert_eq!(error.exit_code(), 4);
+        error.to_string()
+    };
+    assert!(refused("models/nemotron_h", &[None], 64).contains("Moe: a layer of this kind is not exported"));
+    assert!(refused("models/qwen3", &[Some(65)], 64).contains("65 tokens are none of 1 to 64"));
+    assert!(refused("models/qwen3", &[None], 0).contains("max_cache_len"));
+}

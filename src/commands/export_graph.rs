@@ -1,0 +1,48 @@
+//! `cacheplan export-graph`: a model as ONNX graphs over caches of fixed shapes.
+
+use std::path::PathBuf;
+
+use cacheplan::runtime::GraphExport;
+use cacheplan::transforms::ReadOptions;
+
+use crate::commands::run::failure;
+use crate::failure::{Failure, print};
+use crate::progress;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A folder with config.json, and with weights unless they are to be invented
+    model: PathBuf,
+
+    /// Tokens of a call, one graph for each; `dynamic` for one that takes any number
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "dynamic,1", value_parser = bucket)]
+    buckets: Vec<Bucket>,
+
+    /// Tokens that the caches hold
+    #[arg(long, value_name = "N")]
+    max_cache_len: u64,
+
+    /// The folder to write the graphs to
+    #[arg(long, short, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Clone)]
+struct Bucket(Option<u64>);
+
+fn bucket(text: &str) -> Result<Bucket, String> {
+    match text.trim() {
+        "dynamic" => Ok(Bucket(None)),
+        size => size
+            .parse()
+            .map(|size| Bucket(Some(size)))
+            .map_err(|_| format!("`{text}` is neither a number nor `dynamic`")),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
+    let export = GraphExport { buckets, max_cache_len: args.max_cache_len, read: ReadOptions::default() };
+    let files = progress::during("writing the graphs", || export.write(&args.model, &args.out)).map_err(failure)?;
+    files.iter().try_for_each(|file| print(&format!("{}\n", file.display())))
+}

@@ -1,0 +1,119 @@
+//! `cacheplan fit`: which devices, how many and divided how hold so many sequences of so many tokens.
+
+use std::path::PathBuf;
+
+use cacheplan::files::Limit;
+use cacheplan::planner::fit::{Answer, Prices, Question};
+use cacheplan::planner::{Budget, ByteSize, DeviceInfo, PlanRequest};
+use cacheplan::transforms::{Assumption, ReadOptions};
+use clap::ValueEnum;
+use miette::miette;
+
+use crate::commands::load::{open, say_why_weights_are_unknown, unread, walk};
+use crate::failure::{Failure, in_file, note, print, read};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in
+    model: PathBuf,
+
+    /// Tokens of each sequence, prompt and output, such as 32k (32,768)
+    #[arg(long, value_name = "TOKENS", value_parser = tokens)]
+    context: u64,
+
+    /// Sequences at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    sequences: u64,
+
+    /// Devices to choose among
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "h100,h200,b200,mi300x", value_parser = device)]
+    gpus: Vec<(String, DeviceInfo)>,
+
+    /// The most devices
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_gpus: u32,
+
+    /// Prices (TOML): `currency = "USD"` and `[per_hour]` with a number for each device
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
+
+    /// Weights over all devices, where no file tells
+    #[arg(long, value_name = "SIZE")]
+    weights: Option<ByteSize>,
+
+    /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
+    #[arg(long, value_name = "KEY=VALUE")]
+    assume: Vec<Assumption>,
+
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// The best layout of each device, at most 100 columns wide
+    Table,
+    /// Every layout that was tried
+    Json,
+    /// The same, one a line
+    Csv,
+    /// Capacity over context and a map of devices by layout, 1000 pixels wide
+    Svg,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
+    let mut model = open(&args.model, &options).map_err(|error| unread(&args.model, error))?;
+    model.doubts.iter().for_each(|said| note(said));
+    if args.weights.is_none() {
+        say_why_weights_are_unknown(&model);
+    }
+    let budget = Budget::default();
+    let resources = walk(&mut model.graph, &budget.pass_context(&model.info))?.resources;
+    let prices = match &args.prices {
+        None => Prices::default(),
+        Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
+    };
+    let question = Question {
+        context: args.context,
+        sequences: args.sequences,
+        devices: args.gpus.clone(),
+        max_devices: args.max_gpus,
+        weights: args.weights,
+        prices,
+    };
+    let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(&model);
+    let answer = Answer::of(&request, &model.layers, &question);
+    let answer = answer.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    match args.format {
+        Format::Table => print(&answer.table())?,
+        Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
+        Format::Csv => print(&answer.csv())?,
+        Format::Svg => print(&answer.svg())?,
+    }
+    match answer.best() {
+        Some(_) => Ok(()),
+        None => Err(Failure::new(3, miette!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
+    }
+}
+
+/// A device and the name it was asked for by, which is that of its price.
+fn device(text: &str) -> Result<(String, DeviceInfo), String> {
+    let device: DeviceInfo = text.parse().map_err(|error| format!("{error}"))?;
+    Ok((text.trim().to_lowercase(), device))
+}
+
+/// A count of tokens, where `k` and `m` are binary: a context of 32k is 32,768 tokens.
+fn tokens(text: &str) -> Result<u64, String> {
+    let text = text.trim().to_lowercase();
+    let (number, scale) = match (text.strip_suffix('k'), text.strip_suffix('m')) {
+        (Some(number), _) => (number, 1 << 10),
+        (_, Some(number)) => (number, 1 << 20),
+        _ => (text.as_str(), 1),
+    };
+    let count = number.parse::<u64>().ok().and_then(|count| count.checked_mul(scale));
+    count
+        .filter(|count| (1..=1 << 32).contains(count))
+        .ok_or_else(|| "a number of tokens up to 2^32 was expected, such as 32768, 32k or 1m".to_owned())
+}

@@ -1,0 +1,42 @@
+//! `cacheplan profile`: what a model's weights and one forward of it take, as lines for the next plan.
+
+use std::path::PathBuf;
+
+use cacheplan::candle::Device;
+use cacheplan::runtime::{RuntimeError, SessionOptions, open_device};
+
+use crate::commands::load::ModelArgs;
+use crate::commands::run::{failure, open};
+use crate::failure::{Failure, print, write};
+use crate::progress;
+
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    source: ModelArgs,
+
+    /// Where the lines go, for `plan --measured FILE`; they are printed where absent
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
+    #[arg(long, default_value = "cpu", value_parser = open_device)]
+    device: Device,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
+    let options = SessionOptions { device: args.device.clone(), ..args.source.session_options()? };
+    let session = open(&args.source.model, options);
+    let mut session = session.map_err(|error| match error {
+        RuntimeError::Frontend(error) => args.source.reading.unread(&args.source.model, error),
+        error => failure(error),
+    })?;
+    let profile = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
+    let lines = session.measured(&profile).map_err(failure)?.to_toml();
+    match &args.out {
+        Some(path) => write(path, &lines),
+        None => print(&lines),
+    }
+}

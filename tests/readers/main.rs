@@ -1,0 +1,358 @@
+//! Mutated files of every kind are read or refused within the limits that `SECURITY.md` states.
+//!
+//! Each reader gets a second; `CACHEPLAN_SOAK_SECONDS` gives each more, as `cargo xtask soak` does.
+
+mod limits;
+mod mutation;
+mod prefix_files;
+
+use std::fs;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use cacheplan::candle::{DType, Device};
+use cacheplan::files::{Limit, Source, json};
+use cacheplan::managers::book::{CacheBook, Stats, read_trace};
+use cacheplan::planner::fit::Prices;
+use cacheplan::planner::{
+    Budget, CachePlan, Measured, Measurement, PlanRequest, RankPlans, Serving, Target, export, logs, plan,
+};
+use cacheplan::runtime::Weights;
+use cacheplan::transforms::{Model, PassContext, ReadOptions, collect, read_config_str, read_model, read_source};
+use serde_json::{Map, Value};
+
+use limits::{survive, survive_all};
+
+fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)
+}
+
+/// The files of a folder with this ending.
+fn seeds(folder: &str, ending: &str) -> Vec<Vec<u8>> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(fixture(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.to_string_lossy().ends_with(ending));
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder} has no files");
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+/// The beginning of a fixture: a header and a little of what follows.
+fn beginning(path: &str, length: usize) -> Vec<u8> {
+    let mut bytes = fs::read(fixture(path)).unwrap();
+    bytes.truncate(length);
+    bytes
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn walk(mut model: Model) {
+    let _ = collect(&mut model.graph, &PassContext::default());
+}
+
+/// A model in memory under this name, with these files beside it.
+fn model(name: &str, bytes: &[u8], beside: &[Source]) -> Option<Model> {
+    read_source(&Source::memory(name, bytes), beside, &ReadOptions::default()).ok()
+}
+
+/// A real file, of which only a part is held in memory, as what `read` makes of it.
+fn a_file<T>(name: &str, read: impl Fn(&Path) -> Option<T>) -> impl Fn(&[u8]) -> Option<T> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    move |bytes| {
+        let _until_dropped = &folder;
+        fs::write(&path, bytes).unwrap();
+        read(&path)
+    }
+}
+
+fn model_of(path: &Path) -> Option<Model> {
+    read_model(path, &ReadOptions::default()).ok()
+}
+
+fn nothing<T>(_: T) {}
+
+#[test]
+fn configs() {
+    let is_read = |bytes: &Vec<u8>| model("config.json", bytes, &[]).is_some();
+    let seeds: Vec<Vec<u8>> = seeds("configs", ".json").into_iter().filter(is_read).collect();
+    assert!(seeds.len() > 20, "{} configs are read", seeds.len());
+    survive("configs", Limit::CONFIG, &seeds, |bytes| model("config.json", bytes, &[]), walk);
+}
+
+#[test]
+fn calibrations() {
+    let config = Source::memory("config.json", beginning("models/llama/config.json", usize::MAX));
+    let config = config.bytes(Limit::CONFIG).unwrap();
+    let seed =
+        br#"{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}"#;
+    let read = |bytes: &[u8]| model("config.json", &config, &[Source::memory("hf_quant_config.json", bytes)]);
+    survive("calibrations", Limit::CONFIG, &[seed.to_vec()], read, walk);
+}
+
+#[test]
+fn runtime_configs() {
+    let seed = beginning("edge_llm/config.json", usize::MAX);
+    survive("runtime configs", Limit::CONFIG, &[seed], |bytes| model("config.json", bytes, &[]), walk);
+}
+
+/// `generation_config.json`, as `run` reads it.
+#[test]
+fn generation_configs() {
+    let seed = br#"{"bos_token_id": 1, "eos_token_id": [2, 3], "temperature": 0.6, "x": {"y": [null, "z"]}}"#.to_vec();
+    let read = |bytes: &[u8]| Source::memory("g", bytes).json::<Map<String, Value>>(Limit::CONFIG).ok();
+    survive("generation configs", Limit::CONFIG, &[seed], read, nothing);
+}
+
+#[test]
+fn descriptions() {
+    let guide = fs::read_to_string(fixture("../../docs/adding-a-model.md")).unwrap();
+    let block = |language: &str| {
+        let start = guide.split_once(&format!("```{language}\n")).unwrap().1;
+        start.split_once("```").unwrap().0.to_owned()
+    };
+    let config = block("json");
+    let read = |bytes: &[u8]| {
+        let descriptions = vec![Source::memory("d", bytes).text(Limit::TOML).ok()?];
+        read_config_str("config.json", &config, &ReadOptions { descriptions, ..ReadOptions::default() }).ok()
+    };
+    survive("descriptions", Limit::TOML, &[block("toml").into_bytes()], read, walk);
+}
+
+#[test]
+fn safetensors_headers() {
+    let config = beginning("models/llama/config.json", usize::MAX);
+    let seed = fs::read(fixture("models/llama/model.safetensors")).unwrap();
+    let read = |bytes: &[u8]| model("model.safetensors", bytes, &[Source::memory("config.json", config.clone())]);
+    survive("safetensors headers", Limit::SAFETENSORS, &[header(&seed)], read, walk);
+}
+
+/// A safetensors file of which only a tensor is kept, since mutations should meet the header.
+fn header(file: &[u8]) -> Vec<u8> {
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    file[..(8 + length + 4096).min(file.len())].to_vec()
+}
+
+#[test]
+fn indices_of_shards() {
+    let config = beginning("models/llama/config.json", usize::MAX);
+    let seed = br#"{"metadata": {"total_size": 10000000},
+        "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    let read = |bytes: &[u8]| {
+        fs::write(folder.path().join("model.safetensors.index.json"), bytes).unwrap();
+        read_model(folder.path(), &ReadOptions::default()).ok()
+    };
+    survive("indices of shards", Limit::INDEX, &[seed.to_vec()], read, walk);
+}
+
+/// The headers as `run` reads them.
+#[test]
+fn weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let seed = fs::read(fixture("models/llama/model.safetensors")).unwrap();
+    let read = |bytes: &[u8]| {
+        fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        Weights::open(folder.path(), DType::F32, &Device::Cpu).ok()
+    };
+    survive("weights", Limit::SAFETENSORS, &[seed], read, nothing);
+}
+
+#[test]
+fn gguf_headers() {
+    survive("GGUF headers", Limit::GGUF, &seeds("gguf", ".gguf"), a_file("m.gguf", model_of), walk);
+}
+
+#[test]
+fn onnx_graphs() {
+    survive("ONNX graphs", Limit::ONNX, &seeds("onnx", ".onnx"), a_file("m.onnx", model_of), walk);
+}
+
+#[test]
+fn budgets() {
+    let seed = b"max_seq_len = 8192\nmax_batch_size = 4\n[memory]\nfraction = 0.9\nof = \"free\"\n[dtypes]\nkv = \"fp8\"\n\
+                 [workload]\nprompt = { histogram = [[100, 3], [900, 1]] }\noutput = { lognormal = { median = 300 } }\n";
+    let llama = model("config.json", &beginning("models/llama/config.json", usize::MAX), &[]).unwrap();
+    let read = |bytes: &[u8]| Budget::from_toml(&Source::memory("b", bytes).text(Limit::TOML).ok()?, "mutated").ok();
+    // Whatever a budget asks for, a plan or an error comes at once.
+    survive("budgets", Limit::TOML, &[seed.to_vec()], read, |budget| {
+        let mut graph = llama.graph.clone();
+        let Ok(collected) = collect(&mut graph, &budget.pass_context(&llama.info)) else { return };
+        let _ = plan(&PlanRequest::new(&llama.info, &collected.resources, &budget));
+    });
+}
+
+#[test]
+fn histograms() {
+    let seed = b"# tokens,weight\n100,3\n900,1\n4000,2\n".to_vec();
+    let read = |bytes: &[u8]| {
+        let text = Source::memory("h", bytes).text(Limit::HISTOGRAM).ok()?;
+        let budget = Budget::from_toml("[workload]\nprompt = { file = \"h\" }\n", "b").ok()?;
+        budget.workload.unwrap().load(|_| Ok(text.clone())).ok()
+    };
+    survive("histograms", Limit::HISTOGRAM, &[seed], read, nothing);
+}
+
+#[test]
+fn prices() {
+    let seed = b"currency = \"USD\"\n[per_hour]\nh100 = 2.5\n\"my card\" = 0.3\n".to_vec();
+    let read = |bytes: &[u8]| Prices::from_toml(&Source::memory("p", bytes).text(Limit::TOML).ok()?).ok();
+    survive("prices", Limit::TOML, &[seed], read, nothing);
+}
+
+/// What `calibrate` writes.
+#[test]
+fn measured() {
+    let logs = seeds("logs", ".log");
+    let toml = |log: &Vec<u8>| Some(Measured::from_log(&logs::read(&log[..], None).ok()?, "a.log").ok()?.to_toml());
+    let seeds: Vec<Vec<u8>> = logs.iter().filter_map(toml).map(String::into_bytes).collect();
+    let read = |bytes: &[u8]| Measured::from_toml(&Source::memory("m", bytes).text(Limit::TOML).ok()?, "m").ok();
+    survive("measured", Limit::TOML, &seeds, read, |measured| {
+        assert!(!measured.to_toml().contains('\u{1b}'));
+    });
+}
+
+/// What a profile writes.
+#[test]
+fn measurements() {
+    let seed = br#"{"resident_bytes": 123456789, "forward_bytes": 12345678, "free_bytes": 1234567890}"#.to_vec();
+    let read = |bytes: &[u8]| json::parse::<Measurement>(within(bytes, Limit::MEASURED)?, Limit::MEASURED).ok();
+    survive("measurements", Limit::MEASURED, &[seed], read, nothing);
+}
+
+#[test]
+fn statistics() {
+    let seed = serde_json::to_vec(&CacheBook::new(&small_plan("")).unwrap().stats()).unwrap();
+    let read = |bytes: &[u8]| json::parse::<Stats>(within(bytes, Limit::MEASURED)?, Limit::MEASURED).ok();
+    survive("statistics", Limit::MEASURED, &[seed], read, |stats| drop((stats.to_string(), stats.prometheus())));
+}
+
+/// What is not longer than its limit, as `Source` hands it on.
+fn within(bytes: &[u8], limit: Limit) -> Option<&[u8]> {
+    (bytes.len() as u64 <= limit.bytes).then_some(bytes)
+}
+
+#[test]
+fn logs_of_engines() {
+    let read = a_file("a.log", |path| {
+        let source = Source::open(path).unwrap();
+        source.within(Limit::LOG).ok()?;
+        logs::read(BufReader::new(source.reader()), None).ok()
+    });
+    let seeds: Vec<Vec<u8>> = seeds("logs", ".log").into_iter().filter(|log| read(log).is_some()).collect();
+    assert!(seeds.len() > 10, "{} logs are read", seeds.len());
+    let plan = small_plan("");
+    survive("logs", Limit::LOG, &seeds, read, |log| {
+        let _ = (logs::check(&plan, &log, None), Measured::from_log(&log, "a.log"));
+    });
+}
+
+#[test]
+fn traces() {
+    let seeds = [include_str!("seeds/ours.jsonl"), include_str!("seeds/mooncake.jsonl")];
+    let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
+    let read = a_file("t.jsonl", |path| read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok());
+    survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
+}
+
+/// Any content of a snapshot whose header and checksum are right. It is as long as the cache and has no limit.
+#[test]
+fn snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let taken = survive_all(
+        "snapshots",
+        |random| {
+            let length = if random.below(500) == 0 { 1 << 20 } else { 200 };
+            (0..random.below(length)).map(|_| random.below(256) as u8).collect()
+        },
+        |bytes| prefix_files::check_snapshot(&path, bytes).then_some(()),
+        nothing,
+    );
+    assert!(taken > 0);
+}
+
+/// A snapshot's own bytes, whose checksum is wrong nearly always, or whose header is another's.
+#[test]
+fn damaged_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let seed = prefix_files::a_snapshot(&path);
+    let read = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        prefix_files::restores(&path).then_some(())
+    };
+    assert!(read(&seed).is_some());
+    survive_all(
+        "damaged snapshots",
+        // Every tenth is left as it is.
+        |random| match random.below(10) {
+            0 => seed.clone(),
+            _ => mutation::mutated(std::slice::from_ref(&seed), 1 << 20, random),
+        },
+        read,
+        nothing,
+    );
+}
+
+#[test]
+fn plans() {
+    let seeds = [
+        small_plan("max_batch_size = 2"),
+        small_plan("[memory]\nbytes = '64MiB'\n[workload]\ncheckpoints_per_sequence = 1\n[host]\nbytes = '8MiB'"),
+    ];
+    let seeds = seeds.map(|plan| serde_json::to_vec_pretty(&plan).unwrap());
+    let read = |bytes: &[u8]| CachePlan::from_json(&text(within(bytes, Limit::PLAN)?), "mutated").ok();
+    survive("plans", Limit::PLAN, &seeds, read, |plan| {
+        let shown = plan.table() + &plan.markdown() + &plan.svg() + &plan.yaml();
+        assert!(!shown.contains(['\u{1b}', '\u{2028}']), "{shown}");
+        for target in Target::all() {
+            let serving = Serving { model: Some("m".into()), ..Serving::default() };
+            if let Ok(export) = export(&plan, target, None, &serving) {
+                assert!(!export.text.contains(['\u{1b}', '\u{2028}']), "{}", export.text);
+            }
+        }
+        assert!(CacheBook::new(&plan).is_ok());
+    });
+}
+
+/// The plans of all stages, which a library may read.
+#[test]
+fn plans_of_ranks() {
+    let model = small_model();
+    let budget = Budget::from_toml("max_batch_size = 2\n[parallel]\npp = 2", "b").unwrap();
+    let resources = collect(&mut model.graph.clone(), &budget.pass_context(&model.info)).unwrap().resources;
+    let plans = RankPlans::of(&PlanRequest::new(&model.info, &resources, &budget)).unwrap();
+    let seed = serde_json::to_vec(&plans).unwrap();
+    let read = |bytes: &[u8]| json::parse::<RankPlans>(within(bytes, Limit::PLAN)?, Limit::PLAN).ok();
+    survive("plans of ranks", Limit::PLAN, &[seed], read, |plans| {
+        plans.stages.iter().for_each(|plan| assert!(CacheBook::new(plan).is_ok()));
+    });
+}
+
+fn small_model() -> Model {
+    read_model(&fixture("models/nemotron_h/config.json"), &ReadOptions::default()).unwrap()
+}
+
+/// A plan of a small hybrid.
+fn small_plan(budget: &str) -> CachePlan {
+    let model = small_model();
+    let budget = Budget::from_toml(budget, "b").unwrap();
+    let resources = collect(&mut model.graph.clone(), &budget.pass_context(&model.info)).unwrap().resources;
+    plan(&PlanRequest::new(&model.info, &resources, &budget)).unwrap()
+}
+
+/// Limits of files that have no reader here yet: exported graphs with their weights, and what text is made of.
+const WITHOUT_A_READER: [&str; 4] = ["ONNX_WITH_WEIGHTS", "TOKENIZER", "PROMPT", "REQUESTS"];
+
+/// A limit that is added gets a reader here.
+#[test]
+fn every_limit_has_a_reader_that_is_tested() {
+    let limits = fs::read_to_string(fixture("../../files/src/limits.rs")).unwrap();
+    let names = limits.lines().filter_map(|line| line.trim().strip_prefix("pub const ")?.split_once(": Self"));
+    let (used, missing): (Vec<&str>, Vec<&str>) =
+        names.map(|(name, _)| name).partition(|name| include_str!("main.rs").contains(&format!(", Limit::{name}, ")));
+    assert_eq!((used.len() > 10, missing.as_slice()), (true, &WITHOUT_A_READER[..]));
+}

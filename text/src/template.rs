@@ -1,0 +1,187 @@
+//! Conversations to prompts, as the template beside the model says.
+//!
+//! Templates are programs of strangers: they get a bounded number of steps and a bounded text.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use cacheplan_files::{Limit, Source};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::TextError;
+use crate::to_json::to_json;
+
+const CONFIG: &str = "tokenizer_config.json";
+const FILE: &str = "chat_template.jinja";
+const KEY: &str = "chat_template";
+
+/// Instructions that a template may take; the longest known ones take a few thousand for each message.
+const FUEL: u64 = 20_000_000;
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    /// Who says it: `system`, `user`, `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// What somebody says.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: content.into() }
+    }
+}
+
+/// A model's chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    /// Where it stands, in the words of an error.
+    file: String,
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and their like.
+    special: BTreeMap<String, String>,
+}
+
+impl ChatTemplate {
+    /// That of a model's folder: `chat_template.jinja`, or what stands in `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// None there; one that cannot be read, or is not of its language.
+    pub fn beside(folder: &Path) -> Result<Self, TextError> {
+        let source = Source::beside(folder, CONFIG)?;
+        let config: Map<String, Value> =
+            source.as_ref().map(|source| source.json(Limit::CONFIG)).transpose()?.unwrap_or_default();
+        let special = config.iter().filter(|(key, _)| key.ends_with("_token"));
+        let special = special.filter_map(|(key, value)| Some((key.clone(), token_text(value)?))).collect();
+        if let Some(own) = Source::beside(folder, FILE)? {
+            return Self::new(own.name(), &own.text(Limit::CONFIG)?, special);
+        }
+        let none = || TextError::NoTemplate { folder: folder.display().to_string() };
+        let source = source.ok_or_else(none)?;
+        let text = stated(config.get(KEY).unwrap_or(&Value::Null)).map_err(|found| TextError::Value {
+            file: source.name().to_owned(),
+            key: KEY,
+            found,
+            known: "a template, or a list of named templates, one of them `default`",
+        })?;
+        Self::new(&format!("{}: {KEY}", source.name()), text.ok_or_else(none)?, special)
+    }
+
+    fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
+        let mut environment = Environment::new();
+        // As transformers sets them.
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(FUEL));
+        environment.add_filter("tojson", |value: minijinja::Value, options: minijinja::value::Kwargs| {
+            to_json(&value, &options)
+        });
+        environment.add_function("raise_exception", |message: String| -> Result<(), Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_function("strftime_now", |format: String| {
+            jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
+                .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+        });
+        let added = environment.add_template_owned(KEY, without_generation(text));
+        added.map_err(|error| template_error(file, &error))?;
+        Ok(Self { file: file.to_owned(), environment, special })
+    }
+
+    /// The prompt of a conversation that the model is to answer.
+    ///
+    /// # Errors
+    /// A template that fails at these messages, never ends, or makes too long a text of them.
+    pub fn render(&self, messages: &[Message]) -> Result<String, TextError> {
+        #[derive(Serialize)]
+        struct Context<'a> {
+            messages: &'a [Message],
+            add_generation_prompt: bool,
+            tools: Option<()>,
+            #[serde(flatten)]
+            special: &'a BTreeMap<String, String>,
+        }
+        let failed = |error| template_error(&self.file, &error);
+        let template = self.environment.get_template(KEY).map_err(failed)?;
+        let context = Context { messages, add_generation_prompt: true, tools: None, special: &self.special };
+        let mut prompt = Bounded(Vec::new());
+        template.render_captured_to(context, &mut prompt).map_err(failed)?;
+        String::from_utf8(prompt.0).map_err(|_| {
+            let error = Error::new(ErrorKind::InvalidOperation, "the prompt is no text");
+            template_error(&self.file, &error)
+        })
+    }
+}
+
+/// A special token is stated as its text, or as an object with its text in `content`.
+fn token_text(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+/// The template of a config; what was found instead, if it is none.
+fn stated(value: &Value) -> Result<Option<&str>, String> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        Value::Array(named) => {
+            let default = named.iter().find(|named| named["name"] == "default");
+            let text = default.and_then(|default| default["template"].as_str());
+            text.map(Some).ok_or_else(|| format!("a list of {} without `default`", named.len()))
+        }
+        other => Err(other.to_string()),
+    }
+}
+
+/// `{% generation %}` marks what a model is trained on. It does nothing here, and is no block of the language.
+fn without_generation(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("{%") {
+        let Some(end) = rest[start..].find("%}").map(|end| start + end) else { break };
+        let inner = &rest[start + 2..end];
+        let word = inner.trim_matches(['-', '+']).trim();
+        let instead = match word {
+            "generation" => inner.replace(word, "if true"),
+            "endgeneration" => inner.replace(word, "endif"),
+            _ => inner.to_owned(),
+        };
+        out += &rest[..start + 2];
+        out += &instead;
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
+fn template_error(file: &str, error: &Error) -> TextError {
+    let mut reason = error.kind().to_string();
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    for more in error.detail().map(str::to_owned).into_iter().chain(source) {
+        reason += &format!(": {more}");
+    }
+    TextError::Template { file: file.to_owned(), line: error.line(), reason }
+}
+
+/// As much text as a prompt may have.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > Limit::PROMPT.bytes as usize {
+            return Err(io::Error::other(format!("the prompt has more than {} bytes", Limit::PROMPT.bytes)));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Beside what transformers makes of the same tokenizers and templates.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan_text::{ChatTemplate, Message, TextError, TextStream, Tokenizer};
+use proptest::prelude::*;
+use rstest::rstest;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn read<T: DeserializeOwned>(name: &str) -> T {
+    serde_json::from_slice(&std::fs::read(fixtures().join(name)).unwrap()).unwrap()
+}
+
+fn tokenizer(name: &str) -> Tokenizer {
+    Tokenizer::beside(&fixtures().join(name), 400).unwrap()
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    text: String,
+    ids: Vec<u32>,
+    with_special: Vec<u32>,
+    decoded: String,
+}
+
+#[rstest]
+fn text_becomes_the_golden_tokens_and_text_again(#[values("byte_level", "byte_fallback", "tiny")] name: &str) {
+    let tokenizer = tokenizer(name);
+    let samples: Vec<Sample> = read(&format!("{name}/golden.json"));
+    assert!(samples.len() > 10);
+    for sample in samples {
+        assert_eq!(tokenizer.encode(&sample.text, false).unwrap(), sample.ids, "{:?}", sample.text);
+        assert_eq!(tokenizer.encode(&sample.text, true).unwrap(), sample.with_special, "{:?}", sample.text);
+        assert_eq!(tokenizer.decode(&sample.ids).unwrap(), sample.decoded, "{:?}", sample.text);
+    }
+}
+
+/// What a stream lets out of tokens that follow a prompt, and its pieces.
+fn streamed(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32], stop: &[&str]) -> (String, Vec<String>) {
+    let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
+    let mut stream = TextStream::new(tokenizer, prompt, stop);
+    let mut pieces = Vec::new();
+    for &token in tokens {
+        let piece = stream.push(token).unwrap();
+        pieces.push(piece.text);
+        if piece.stopped {
+            return (pieces.concat(), pieces);
+        }
+    }
+    (pieces.concat() + &stream.finish().unwrap(), pieces)
+}
+
+#[rstest]
+fn a_stream_gives_the_text_and_never_a_cut_character(#[values("byte_level", "byte_fallback", "tiny")] name: &str) {
+    let tokenizer = tokenizer(name);
+    for sample in read::<Vec<Sample>>(&format!("{name}/golden.json")) {
+        let whole = tokenizer.decode(&sample.ids).unwrap();
+        for cut in 0..=sample.ids.len() {
+            let (prompt, tokens) = sample.ids.split_at(cut);
+            let (text, pieces) = streamed(&tokenizer, prompt, tokens, &[]);
+            // What a decoder drops of the beginning of a text does not count.
+            let before = tokenizer.decode(prompt).unwrap();
+            if whole.starts_with(&before) {
+                assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
+                assert_eq!((before + &text).trim_start(), whole.trim_start(), "{cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn characters_come_out_when_their_last_token_has_come() {
+    let tokenizer = tokenizer("byte_level");
+    let ids = tokenizer.encode("x🙂", false).unwrap();
+    assert!(ids.len() > 2, "{ids:?}");
+    let (text, pieces) = streamed(&tokenizer, &[], &ids, &[]);
+    assert_eq!(text, "x🙂");
+    assert_eq!((pieces[0].as_str(), pieces[1].as_str()), ("x", ""));
+    assert_eq!(pieces.last().unwrap(), "🙂");
+}
+
+#[test]
+fn what_never_becomes_a_character_is_let_out_in_the_end() {
+    let tokenizer = tokenizer("byte_level");
+    let first = tokenizer.encode("🙂", false).unwrap()[0];
+    let (text, pieces) = streamed(&tokenizer, &[], &[first; 40], &[]);
+    assert_eq!(text.chars().count(), 40);
+    assert!(text.chars().all(|character| character == '\u{fffd}'));
+    assert!(pieces.iter().take(12).any(|piece| !piece.is_empty()), "it is not held back for ever");
+}
+
+#[rstest]
+#[case(&["owner"], "every block has an ")]
+#[case(&["an owner, and", "every owner"], "every block has ")]
+#[case(&["k has", "block"], "every ")]
+#[case(&["nothing", ""], "every block has an owner, and every owner knows why.")]
+fn a_stop_string_ends_a_text_across_tokens(
+    #[case] stop: &[&str],
+    #[case] expected: &str,
+    #[values("byte_level", "byte_fallback")] name: &str,
+) {
+    let tokenizer = tokenizer(name);
+    let prompt = tokenizer.encode("live in pools;", true).unwrap();
+    let whole = tokenizer.encode("live in pools; every block has an owner, and every owner knows why.", true).unwrap();
+    let (text, _) = streamed(&tokenizer, &prompt, &whole[prompt.len()..], stop);
+    assert_eq!(text.trim_start(), expected);
+}
+
+proptest! {
+    /// No tokens make a stream panic, and it lets out what the tokens say.
+    #[test]
+    fn a_stream_of_any_tokens_ends(tokens in prop::collection::vec(0u32..420, 0..40)) {
+        let tokenizer = tokenizer("byte_level");
+        let (text, _) = streamed(&tokenizer, &[], &tokens, &[]);
+        let whole = tokenizer.decode(&tokens).unwrap();
+        let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+        prop_assert_eq!(letters(&text), letters(&whole));
+        // Here a byte that fits nowhere takes those before it with it, when they are decoded at once.
+        streamed(&self::tokenizer("byte_fallback"), &[], &tokens, &[]);
+    }
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused_with_its_last_token() {
+    let error = Tokenizer::beside(&fixtures().join("byte_level"), 96).unwrap_err();
+    assert!(matches!(error, TextError::Vocabulary { vocab_size: 96, .. }));
+    let text = error.to_string();
+    assert!(text.contains("tokenizer.json: it is not this model's tokenizer: token `"), "{text}");
+    assert!(text.ends_with("and the model knows 96 tokens"), "{text}");
+}
+
+#[rstest]
+#[case::none(None, "there is no tokenizer.json here")]
+#[case::broken(Some("{"), "tokenizer.json: not a tokenizer: EOF")]
+#[case::other(Some("[1, 2]"), "tokenizer.json: not a tokenizer: ")]
+#[case::model(
+    Some(r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}"#),
+    "tokenizer.json: not a tokenizer: "
+)]
+fn what_is_no_tokenizer_is_named(#[case] content: Option<&str>, #[case] expected: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    if let Some(content) = content {
+        std::fs::write(folder.path().join("tokenizer.json"), content).unwrap();
+    }
+    let error = Tokenizer::beside(folder.path(), 400).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[derive(Deserialize)]
+struct Conversation {
+    template: String,
+    messages: Vec<Message>,
+    prompt: Option<String>,
+    error: Option<String>,
+}
+
+/// A folder with these files.
+fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).unwrap();
+    }
+    folder
+}
+
+fn config(template: Option<serde_json::Value>) -> (&'static str, String) {
+    let mut config = serde_json::json!({"bos_token": "<s>", "eos_token": {"content": "</s>", "special": true}});
+    if let Some(template) = template {
+        config["chat_template"] = template;
+    }
+    ("tokenizer_config.json", config.to_string())
+}
+
+#[test]
+fn templates_give_the_golden_prompts_and_errors() {
+    let conversations: Vec<Conversation> = read("templates.json");
+    assert!(conversations.iter().any(|case| case.error.is_some()));
+    for case in conversations {
+        let beside = folder(&[config(None), ("chat_template.jinja", case.template.clone())]);
+        let inside = folder(&[config(Some(case.template.clone().into()))]);
+        for (folder, file) in
+            [(&beside, "chat_template.jinja, line 1: "), (&inside, "tokenizer_config.json: chat_template, line 1: ")]
+        {
+            let rendered = ChatTemplate::beside(folder.path()).unwrap().render(&case.messages);
+            match (&case.prompt, &case.error) {
+                (Some(prompt), _) => assert_eq!(&rendered.unwrap(), prompt),
+                (None, Some(error)) => {
+                    let text = rendered.unwrap_err().to_string();
+                    assert!(text.contains(file) && text.contains(error.as_str()), "{text}");
+                }
+                (None, None) => panic!("a case without an outcome"),
+            }
+        }
+    }
+}
+
+#[rstest]
+#[case::syntax("a\nb {% if %}\n", "chat_template.jinja, line 2: syntax error: ")]
+#[case::unknown("a\n\n{{ nothing.of.it }}", "chat_template.jinja, line 3: undefined value")]
+#[case::endless("{% macro m() %}{{ m() }}{% endmacro %}\n{{ m() }}", "chat_template.jinja, line ")]
+#[case::steps(
+    "{% for a in range(9999) %}{% for b in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",
+    "ran out of fuel"
+)]
+#[case::long("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "more than 8388608 bytes")]
+fn a_template_that_fails_names_its_file_and_line(#[case] template: &str, #[case] expected: &str) {
+    let folder = folder(&[("chat_template.jinja", template.to_owned())]);
+    let rendered =
+        ChatTemplate::beside(folder.path()).and_then(|template| template.render(&[Message::new("user", "a")]));
+    let error = rendered.unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn named_templates_have_a_default() {
+    let named = serde_json::json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
+    let folder = folder(&[config(Some(named))]);
+    assert_eq!(ChatTemplate::beside(folder.path()).unwrap().render(&[]).unwrap(), "d");
+}
+
+#[rstest]
+#[case(None, "there is no chat template here")]
+#[case(Some(serde_json::json!(3)), "`chat_template` is 3; known is a template")]
+#[case(Some(serde_json::json!([{"name": "tool_use", "template": "t"}])), "`chat_template` is a list of 1 without `default`")]
+fn a_folder_without_a_template_says_so(#[case] template: Option<serde_json::Value>, #[case] expected: &str) {
+    let folder = folder(&[config(template)]);
+    let error = ChatTemplate::beside(folder.path()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn dates_are_formatted_as_python_does() {
+    let folder = folder(&[("chat_template.jinja", "{{ strftime_now('%Y-%m-%d|%d %b %Y|%B|%A') }}".to_owned())]);
+    let text = ChatTemplate::beside(folder.path()).unwrap().render(&[]).unwrap();
+    let parts: Vec<&str> = text.split('|').collect();
+    assert_eq!((parts[0].len(), parts[1].len()), (10, 11), "{text}");
+    assert!(parts[3].ends_with("day"), "{text}");
+}

@@ -1,0 +1,16 @@
+//! Element types that a budget states.
+
+use cacheplan_handlers::DType;
+
+/// Element types of caches as the budget states them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CacheDTypes {
+    /// Keys, values and latents; `None` is "auto": what the model states, else the dtype of the keys.
+    pub kv: Option<DType>,
+    /// Recurrent states of models that state none themselves, as an engine chooses; `None` is float32.
+    pub state: Option<DType>,
+    /// Recurrent states whatever the model states.
+    pub state_override: Option<DType>,
+    /// Convolution states; `None` is the activation dtype.
+    pub conv: Option<DType>,
+}

@@ -1,0 +1,64 @@
+//! The index of a model whose weights are in several files: JSON that maps each tensor to its file.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// The most files that the weights of a model are split into.
+const MAX_SHARDS: usize = 10_000;
+
+/// What is kept of an index.
+#[derive(Deserialize)]
+pub(super) struct Index {
+    #[serde(default)]
+    metadata: Metadata,
+    weight_map: Shards,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    total_size: Option<serde_json::Number>,
+}
+
+/// The files, each once: what the tensors are called is read from their headers.
+struct Shards(BTreeSet<String>);
+
+impl Index {
+    /// The names of the files.
+    pub(super) fn shards(&self) -> impl Iterator<Item = &str> {
+        self.weight_map.0.iter().map(String::as_str)
+    }
+
+    /// Bytes of all tensors, as it states them.
+    pub(super) fn total_size(&self) -> Option<u64> {
+        self.metadata.total_size.as_ref()?.as_u64()
+    }
+}
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Shards;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors and their files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+                let mut shards = BTreeSet::new();
+                while let Some((IgnoredAny, shard)) = map.next_entry::<IgnoredAny, String>()? {
+                    shards.insert(shard);
+                    if shards.len() > MAX_SHARDS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_SHARDS} files")));
+                    }
+                }
+                Ok(Shards(shards))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}

@@ -1,0 +1,270 @@
+"""vLLM's own planner on a CPU: one line of answers per question, which is a line of JSON.
+
+Usage: vllm_planner.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "layers": [first, end] of those that the model has, "changes": keys of the
+config that differ, "flags": arguments of EngineArgs, "bytes": bytes for caches of the first rank}. It is asked with
+prefix caching off and on, unless its flags say; an answer is "blocks groups block tokens", or "-" where the engine
+refuses, and answers of a line stand in that order with a comma between. Why it refuses goes to stderr.
+
+Weights are on the meta device and the platform is a CUDA device that is not there, of the capability that the
+environment variable CAPABILITY states (9.0 where it does not). Ranks are alone: they are told that there are others.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import types
+
+# The engine logs to stdout, where only answers belong.
+ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+import vllm.platforms
+from torch.overrides import TorchFunctionMode
+from vllm.platforms.cuda import CudaPlatformBase
+from vllm.platforms.interface import DeviceCapability
+
+CAPABILITY = tuple(int(part) for part in os.environ.get("CAPABILITY", "9.0").split("."))
+
+
+class AbsentDevice(CudaPlatformBase):
+    """An H100, as far as planning asks."""
+
+    @classmethod
+    def get_device_capability(cls, device_id=0):
+        return DeviceCapability(*CAPABILITY)
+
+    @classmethod
+    def has_device_capability(cls, capability, device_id=0):
+        least = capability if isinstance(capability, tuple) else divmod(capability, 10)
+        return CAPABILITY >= tuple(least)
+
+    @classmethod
+    def get_device_name(cls, device_id=0):
+        return "NVIDIA H100 80GB HBM3"
+
+    @classmethod
+    def get_device_uuid(cls, device_id=0):
+        return "GPU-0"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id=0):
+        return 80 * 2**30
+
+    @classmethod
+    def is_fully_connected(cls, ids):
+        return True
+
+    @classmethod
+    def device_count(cls):
+        return 8
+
+    @classmethod
+    def num_compute_units(cls, device_id=0):
+        return 132
+
+    @classmethod
+    def is_pin_memory_available(cls):
+        return False
+
+    @classmethod
+    def get_cuda_runtime_major(cls):
+        return 13
+
+    @classmethod
+    def is_integrated_gpu(cls, device_id=0):
+        return False
+
+
+class Stub:
+    """A CUDA stream or event that does nothing."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+class OnMeta(TorchFunctionMode):
+    """Whatever is made on a CUDA device is made on the meta device."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and (isinstance(device, int) or "cuda" in str(device)):
+            kwargs["device"] = "meta"
+        return function(*args, **kwargs)
+
+
+def without_a_device():
+    vllm.platforms.current_platform = AbsentDevice()
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda.current_stream = lambda *args: Stub()
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda *args: types.SimpleNamespace(
+        name=AbsentDevice.get_device_name(),
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=AbsentDevice.get_device_total_memory(),
+        multi_processor_count=AbsentDevice.num_compute_units(),
+        is_integrated=False,
+    )
+    torch.cuda.Stream = torch.cuda.Event = Stub
+    torch.accelerator.current_device_index = lambda: 0
+    import vllm.model_executor.models.registry as registry
+
+    # A subprocess would not know of the device.
+    registry._run_in_subprocess = lambda function: function()
+    import vllm.triton_utils as triton
+
+    if not triton.HAS_TRITON:
+        triton.triton.Config = lambda values=None, **rest: types.SimpleNamespace(
+            kwargs=values or {}, num_stages=rest.get("num_stages", 1), num_warps=rest.get("num_warps", 4)
+        )
+
+
+def folder_of(question):
+    folder = tempfile.mkdtemp()
+    with open(os.path.join(sys.argv[1], question["model"] + ".json")) as file:
+        config = json.load(file)
+    if "layers" in question:
+        cut(config, *question["layers"])
+    for path, value in question.get("changes", {}).items():
+        *sections, last = path.split(".")
+        place = config
+        for section in sections:
+            place = place[section]
+        place[last] = value
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+    return folder
+
+
+def cut(config, first, end):
+    """Keeps some of the layers: of what has an element or a letter for each of them, those elements."""
+    section = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    layers = section["num_hidden_layers"]
+    for key, value in section.items():
+        if isinstance(value, (list, str)) and len(value) == layers:
+            section[key] = value[first:end]
+    section["num_hidden_layers"] = end - first
+
+
+class Alone:
+    """A group of ranks of which only the first is here."""
+
+    def __init__(self, group, ranks):
+        self.group, self.world_size, self.rank_in_group = group, ranks, 0
+
+    def __getattr__(self, name):
+        return getattr(self.group, name)
+
+
+def be_first_of(ranks):
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment, parallel_state
+
+    if not torch.distributed.is_initialized():
+        address = f"tcp://127.0.0.1:{os.environ.get('ORACLE_PORT', '29578')}"
+        init_distributed_environment(1, 0, address, 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        # Only a first model with experts would make their group.
+        if getattr(parallel_state, "_EP", None) is None:
+            parallel_state._EP = parallel_state.init_model_parallel_group([[0]], 0, "gloo", group_name="ep")
+    group = getattr(parallel_state._TP, "group", None) if isinstance(parallel_state._TP, Alone) else parallel_state._TP
+    parallel_state._TP = Alone(group, ranks)
+
+
+def configured(question, caching, folder):
+    from vllm.engine.arg_utils import EngineArgs
+
+    flags = {"enable_prefix_caching": caching, **question["flags"]}
+    args = EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **flags)
+    return args.create_engine_config()
+
+
+def plan(question, caching):
+    """The functions that make the plan have moved between versions."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    folder = folder_of(question)
+    try:
+        config = configured(question, caching, folder)
+        torch.set_default_dtype(config.model_config.dtype)
+        with set_current_vllm_config(config):
+            be_first_of(question["flags"].get("tensor_parallel_size", 1))
+            with torch.device("meta"), OnMeta():
+                initialize_model(vllm_config=config)
+            vllm.platforms.current_platform.update_block_size_for_backend(config)
+            layers = config.compilation_config.static_forward_context.items()
+            specs = {
+                name: layer.get_kv_cache_spec(config) for name, layer in layers if isinstance(layer, AttentionLayerBase)
+            }
+            specs = {name: spec for name, spec in specs.items() if spec is not None}
+            planned, concurrency = ADAPTERS[version()](config, specs, question["bytes"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+        shutil.rmtree(folder)
+    block, length = config.cache_config.block_size, config.model_config.max_model_len
+    return f"{planned.num_blocks} {len(planned.kv_cache_groups)} {block} {int(concurrency * length)}"
+
+
+def planned_by_0_33(config, specs, available):
+    from vllm.v1.core import kv_cache_planning as planning
+    from vllm.v1.core import kv_cache_utils as utils
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+
+    register_all_kvcache_specs(config)
+    config.cache_config.kv_cache_layout = "LBNHC"
+    groups = planning.get_global_kv_cache_groups(config, [specs])
+    config.adjust_dcp_kv_cache_interleave_size(groups)
+    planned = planning.get_kv_cache_configs(config, [specs], [available], groups)[0]
+    return planned, utils.get_max_concurrency_for_kv_cache_config(config, planned)
+
+
+def planned_by_0_32(config, specs, available):
+    from vllm.v1.core import kv_cache_utils as utils
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+
+    register_all_kvcache_specs(config)
+    config.cache_config.kv_cache_layout = "LBNHC"
+    planned = utils.get_kv_cache_configs(config, [specs], [available])[0]
+    return planned, utils.get_max_concurrency_for_kv_cache_config(config, planned)
+
+
+ADAPTERS = {"0.32": planned_by_0_32, "0.33": planned_by_0_33}
+
+
+def version():
+    from importlib.metadata import version
+
+    return ".".join(version("vllm").split(".")[:2])
+
+
+def answer(question, caching):
+    try:
+        return plan(question, caching)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
+        return "-"
+
+
+def main():
+    without_a_device()
+    for line in sys.stdin:
+        question = json.loads(line)
+        stated = question["flags"].get("enable_prefix_caching")
+        asked = [False, True] if stated is None else [stated]
+        print(", ".join(answer(question, caching) for caching in asked), file=ANSWERS, flush=True)
+
+
+if __name__ == "__main__":
+    main()
