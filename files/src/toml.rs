@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
 use serde::de::DeserializeOwned;
+use toml_parser::lexer::TokenKind;
 
 use crate::Source;
 
@@ -27,9 +28,9 @@ impl Display for TomlError {
     }
 }
 
-/// The most dots of a line. A key of as many parts makes tables that deep, which are dropped one inside the other, and
-/// the stack of a thread holds no more than some ten thousand.
-const MOST_DOTS: usize = 100;
+/// The most tables and arrays inside each other, counted over brackets and the parts of keys. They are dropped one
+/// inside the other, on a thread's stack.
+const MOST_NESTED: usize = 80;
 
 impl Source {
     /// Reads TOML, of no more than [`Limit::TOML`](crate::Limit::TOML).
@@ -42,30 +43,49 @@ impl Source {
 }
 
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, TomlError> {
-    let too_deep = text.lines().position(|line| line.matches('.').count() > MOST_DOTS);
-    if let Some(before) = too_deep {
-        let message = format!("there are more than {MOST_DOTS} dots; no key has so many parts");
-        return Err(TomlError { message, span: None, line: Some(before + 1) });
-    }
-    toml::from_str(text).map_err(|error| {
-        let (message, span) = match error.span() {
-            // Of a key with too many parts the parser does not say where it is.
-            None if error.message() == "recursion limit" => ("a key has too many parts".to_owned(), most_dots(text)),
-            span => (error.message().to_owned(), span),
-        };
-        let line = span.as_ref().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        TomlError { message, span, line }
+    check_nesting(text).and_then(|()| {
+        toml::from_str(text).map_err(|error| {
+            let span = error.span();
+            let line = span.as_ref().map(|span| line(text, span.start));
+            TomlError { message: error.message().to_owned(), span, line }
+        })
     })
 }
 
-/// The line with the most dots.
-fn most_dots(text: &str) -> Option<Range<usize>> {
-    let mut start = 0;
-    let lines = text.split_inclusive('\n').map(|line| {
-        start += line.len();
-        (line.matches('.').count(), start - line.len())
-    });
-    lines.max().map(|(_, start)| start..start)
+/// Refuses what is nested too deep, and brackets that do not match: where they do not, the parser guesses how to go on,
+/// and its own limit loses count.
+fn check_nesting(text: &str) -> Result<(), TomlError> {
+    // Of each bracket that is open, and of none: what closes it, and the dots of the key that is being read in it.
+    let mut open = vec![(None, 0)];
+    for token in toml_parser::Source::new(text).lex() {
+        let span = token.span();
+        let wrong = |message: String| {
+            Err(TomlError { message, span: Some(span.start()..span.end()), line: Some(line(text, span.start())) })
+        };
+        let (closes, dots) = open.last_mut().expect("what is outside all brackets stays");
+        match token.kind() {
+            TokenKind::Dot => *dots += 1,
+            TokenKind::Comma | TokenKind::Newline => *dots = 0,
+            TokenKind::LeftSquareBracket => open.push((Some(TokenKind::RightSquareBracket), 0)),
+            TokenKind::LeftCurlyBracket => open.push((Some(TokenKind::RightCurlyBracket), 0)),
+            kind @ (TokenKind::RightSquareBracket | TokenKind::RightCurlyBracket) => {
+                if *closes != Some(kind) {
+                    return wrong(format!("{} closes nothing", kind.description()));
+                }
+                open.pop();
+            }
+            _ => {}
+        }
+        if open.len() - 1 + open.iter().map(|(_, dots)| dots).sum::<usize>() > MOST_NESTED {
+            return wrong(format!("more than {MOST_NESTED} tables or arrays inside each other"));
+        }
+    }
+    Ok(())
+}
+
+/// The line, from 1, of a byte.
+fn line(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
 }
 
 #[cfg(test)]
@@ -76,11 +96,24 @@ mod tests {
     #[rstest]
     #[case("a = 1\nb =\n", "line 2: ")]
     #[case("a = 1\na = 2\n", "line 2: duplicate key")]
-    #[case(&format!("\n\na = {}", "[".repeat(1000)), "line 3: cannot recurse further")]
-    #[case(&format!("b = 1.5\n\na{} = 1\nc = 1\n", ".a".repeat(90)), "line 3: a key has too many parts")]
-    #[case(&format!("b = 1.5\n\n[a{}]\n", ".a".repeat(60_000)), "line 3: there are more than 100 dots")]
+    #[case(&format!("\n\na = {}", "[".repeat(1000)), "line 3: more than 80 tables or arrays inside each other")]
+    #[case(&format!("b = 1.5\n\na{} = 1\nc = 1\n", ".a".repeat(90)), "line 3: more than 80 tables")]
+    #[case(&format!("b = 1.5\n\n[a{}]\n", ".a".repeat(60_000)), "line 3: more than 80 tables")]
+    #[case(&"[a]\nb = { c = 1\n".repeat(2_000), "line 161: more than 80 tables")]
+    #[case(&format!("a = {}", "{ [], b = ".repeat(2_000)), "line 1: more than 80 tables")]
+    #[case(&"a = { b = 1 ]\n".repeat(2_000), "line 1: `]` closes nothing")]
+    #[case("a = 1 }\n", "line 1: `}` closes nothing")]
+    #[case("a = [1,\n2\n", "line 2: unclosed array")]
     fn what_is_wrong_has_a_line(#[case] text: &str, #[case] expected: &str) {
         let error = parse::<toml::Table>(text).unwrap_err().to_string();
         assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
+    }
+
+    #[rstest]
+    #[case::dots_in_values(&format!("a = \"{0}\" # {0}\nb = [{1}]\n", "....{{[[".repeat(100), "1.5, ".repeat(1000)))]
+    #[case::many_tables(&"[[a]]\nb.c = { d = [1, 2], e.f = 1 }\n".repeat(1000))]
+    #[case::nested(&format!("a = {}{}\n", "[".repeat(75), "]".repeat(75)))]
+    fn what_is_long_and_flat_is_read(#[case] text: &str) {
+        parse::<toml::Table>(text).unwrap();
     }
 }
