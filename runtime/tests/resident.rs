@@ -1,5 +1,5 @@
-//! A run maps its weights, and allocates its planned caches and little else. Alone in its process, whose memory it
-//! counts: how much of it is resident depends on the size of the machine's pages.
+//! A run holds its weights, its planned caches, and little else. Alone in its process, whose allocations it counts: how
+//! much more is resident depends on the size of the machine's pages.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ const CONFIG: &str = r#"{
 }"#;
 
 #[test]
-fn what_is_allocated_beyond_the_caches_is_less_than_a_tenth_of_weights_and_caches() {
+fn memory_beyond_weights_and_caches_is_less_than_a_tenth_of_them() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
     {
@@ -57,6 +57,6 @@ fn what_is_allocated_beyond_the_caches_is_less_than_a_tenth_of_weights_and_cache
     let caches: u64 = session.plan().pools.iter().map(|pool| pool.bytes).sum();
     let grown = CountingAllocator::peak().unwrap() - before;
     assert!(weights > 60_000_000, "{weights}");
-    let beyond = grown.checked_sub(caches).expect("the caches are allocated");
-    assert!(10 * beyond < weights + caches, "{beyond} bytes for weights of {weights} and caches of {caches}");
+    assert!(grown >= caches, "{grown} bytes, with caches of {caches}");
+    assert!(10 * grown < 11 * (weights + caches), "{grown} bytes for weights of {weights} and caches of {caches}");
 }
