@@ -40,9 +40,11 @@ impl Limit {
     /// The log of an engine.
     pub const LOG: Self = Self { what: "a log", bytes: 32 << 20, per_value: 0 };
     /// A tokenizer; Gemma's has 33 MiB.
-    pub const TOKENIZER: Self = Self { what: "a tokenizer", bytes: 64 << 20, per_value: 0 };
+    pub const TOKENIZER: Self = Self { what: "a tokenizer", bytes: 48 << 20, per_value: 0 };
     /// The text of a prompt.
     pub const PROMPT: Self = Self { what: "a prompt", bytes: 8 << 20, per_value: 0 };
-    /// Requests, one on each line.
-    pub const REQUESTS: Self = Self { what: "a list of requests", bytes: 64 << 20, per_value: 0 };
+    /// The template of a model's conversations; the longest known ones have 60 KiB.
+    pub const TEMPLATE: Self = Self { what: "a chat template", bytes: 256 << 10, per_value: 0 };
+    /// Requests, one on each line; what is kept of them may take as much. Token ids of a million tokens fit a line.
+    pub const REQUESTS: Self = Self { what: "a list of requests", bytes: 40 << 20, per_value: 48 };
 }

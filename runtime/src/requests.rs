@@ -1,10 +1,13 @@
 //! Requests as lines of a file, and what came of them as lines of another.
 
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
 use cacheplan_files::{Limit, Shown, Source, SourceError, json};
 use cacheplan_text::Message;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::prompts::Prompt;
@@ -55,7 +58,20 @@ pub enum RequestsError {
         /// What is wrong with it.
         reason: String,
     },
+    /// More than is kept in memory.
+    #[error("{}, line {line}: the requests to here take more than {bytes} bytes; split the file", Shown(.file))]
+    TooMany {
+        /// The file.
+        file: String,
+        /// The line that is too much, from 1 on.
+        line: usize,
+        /// What they may take.
+        bytes: u64,
+    },
 }
+
+/// The most bytes of a line.
+const LONGEST_LINE: u64 = Limit::PROMPT.bytes;
 
 /// The keys of a line.
 #[derive(Deserialize)]
@@ -81,17 +97,41 @@ struct Keys {
     tenant: Option<String>,
 }
 
-/// One string or several.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "`stop` is a string or a list of strings")]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
-}
+/// The most strings that a request may end at.
+const MOST_STOPS: usize = 64;
 
-impl Default for Stop {
-    fn default() -> Self {
-        Self::Several(Vec::new())
+/// One string or several.
+#[derive(Default)]
+struct Stop(Vec<String>);
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Stop;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a string or a list of at most {MOST_STOPS} strings")
+            }
+
+            fn visit_str<E: de::Error>(self, one: &str) -> Result<Stop, E> {
+                Ok(Stop(vec![one.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
+                let mut several = Vec::new();
+                while let Some(stop) = list.next_element()? {
+                    if several.len() == MOST_STOPS {
+                        return Err(de::Error::invalid_length(several.len() + 1, &self));
+                    }
+                    several.push(stop);
+                }
+                Ok(Stop(several))
+            }
+        }
+
+        deserializer.deserialize_any(OneOrSeveral)
     }
 }
 
@@ -104,21 +144,49 @@ impl RequestLine {
     /// # Errors
     /// A file that cannot be read, the first line that is no request, or no line at all.
     pub fn read(source: &Source) -> Result<Vec<Self>, RequestsError> {
-        let text = source.text(Limit::REQUESTS)?;
-        let lines = text.lines().zip(1..).filter(|(text, _)| !text.trim().is_empty());
-        let requests = lines.map(|(text, line)| {
-            Self::parse(text, line).map_err(|reason| RequestsError::Line {
-                file: source.name().to_owned(),
-                line,
-                reason,
-            })
-        });
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        if requests.is_empty() { Err(RequestsError::None { file: source.name().to_owned() }) } else { Ok(requests) }
+        source.within(Limit::REQUESTS)?;
+        let file = || source.name().to_owned();
+        let mut reader = BufReader::new(source.reader());
+        let (mut requests, mut text, mut kept) = (Vec::new(), Vec::new(), 0);
+        for line in 1.. {
+            text.clear();
+            let read = reader.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut text);
+            if read.map_err(|source| SourceError::Io { name: file(), source })? == 0 {
+                break;
+            }
+            // Editors on Windows put a mark in front.
+            let said = text.strip_prefix("\u{feff}".as_bytes()).filter(|_| line == 1).unwrap_or(&text).trim_ascii();
+            let request = match text.len() as u64 > LONGEST_LINE {
+                true => Err(format!("a line has at most {LONGEST_LINE} bytes")),
+                false if said.is_empty() => continue,
+                false => Self::parse(said, line),
+            };
+            let request = request.map_err(|reason| RequestsError::Line { file: file(), line, reason })?;
+            kept += request.bytes() as u64;
+            if kept > Limit::REQUESTS.bytes {
+                return Err(RequestsError::TooMany { file: file(), line, bytes: Limit::REQUESTS.bytes });
+            }
+            requests.push(request);
+        }
+        if requests.is_empty() { Err(RequestsError::None { file: file() }) } else { Ok(requests) }
     }
 
-    fn parse(text: &str, line: usize) -> Result<Self, String> {
-        let keys: Keys = json::parse(text.as_bytes(), Limit::REQUESTS)
+    /// About what it takes in memory, while the list that it is in grows.
+    fn bytes(&self) -> usize {
+        let prompt = match &self.prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Ids(ids) => size_of_val(ids.as_slice()),
+            Prompt::Chat(messages) => {
+                messages.iter().map(|said| size_of::<Message>() + said.role.len() + said.content.len()).sum()
+            }
+        };
+        let names = self.id.as_ref().map_or(0, String::len) + self.tenant.as_ref().map_or(0, String::len);
+        let stop: usize = self.stop.iter().map(|stop| size_of::<String>() + stop.len()).sum();
+        2 * size_of::<Self>() + prompt + names + stop
+    }
+
+    fn parse(text: &[u8], line: usize) -> Result<Self, String> {
+        let keys: Keys = json::parse(text, Limit::REQUESTS)
             // It is always the first line of what was parsed.
             .map_err(|error| error.to_string().replace(" line 1 column ", " column "))?;
         let prompt = match (keys.prompt, keys.prompt_ids, keys.messages) {
@@ -130,16 +198,12 @@ impl RequestLine {
         if !(0.0..=LONGEST).contains(&keys.arrival) {
             return Err(format!("`arrival` is {}; it must be seconds from 0 to {LONGEST}", keys.arrival));
         }
-        let stop = match keys.stop {
-            Stop::One(stop) => vec![stop],
-            Stop::Several(stop) => stop,
-        };
         Ok(Self {
             line,
             id: keys.id,
             prompt,
             max_tokens: keys.max_tokens,
-            stop,
+            stop: keys.stop.0,
             sampling: SamplingOptions {
                 temperature: keys.temperature,
                 top_k: keys.top_k,

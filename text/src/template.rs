@@ -5,13 +5,15 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread;
 
-use cacheplan_files::{Limit, Source};
+use cacheplan_files::{Limit, Source, SourceError};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::TextError;
+use crate::guarded::guarded;
 use crate::to_json::to_json;
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -60,7 +62,7 @@ impl ChatTemplate {
         let special = config.iter().filter(|(key, _)| key.ends_with("_token"));
         let special = special.filter_map(|(key, value)| Some((key.clone(), token_text(value)?))).collect();
         if let Some(own) = Source::beside(folder, FILE)? {
-            return Self::new(own.name(), &own.text(Limit::CONFIG)?, special);
+            return Self::new(own.name(), &own.text(Limit::TEMPLATE)?, special);
         }
         let none = || TextError::NoTemplate { folder: folder.display().to_string() };
         let source = source.ok_or_else(none)?;
@@ -74,6 +76,9 @@ impl ChatTemplate {
     }
 
     fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
+        if text.len() as u64 > Limit::TEMPLATE.bytes {
+            return Err(SourceError::TooLong { name: file.to_owned(), limit: Limit::TEMPLATE }.into());
+        }
         let mut environment = Environment::new();
         // As transformers sets them.
         environment.set_trim_blocks(true);
@@ -91,8 +96,8 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
                 .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
         });
-        let added = environment.add_template_owned(KEY, without_generation(text));
-        added.map_err(|error| template_error(file, &error))?;
+        let added = deep(|| guarded(|| environment.add_template_owned(KEY, without_generation(text))));
+        added.map_err(|reason| failed(file, reason))?.map_err(|error| template_error(file, &error))?;
         Ok(Self { file: file.to_owned(), environment, special })
     }
 
@@ -109,11 +114,12 @@ impl ChatTemplate {
             #[serde(flatten)]
             special: &'a BTreeMap<String, String>,
         }
-        let failed = |error| template_error(&self.file, &error);
-        let template = self.environment.get_template(KEY).map_err(failed)?;
+        let wrong = |error| template_error(&self.file, &error);
+        let template = self.environment.get_template(KEY).map_err(wrong)?;
         let context = Context { messages, add_generation_prompt: true, tools: None, special: &self.special };
         let mut prompt = Bounded(Vec::new());
-        template.render_captured_to(context, &mut prompt).map_err(failed)?;
+        let rendered = guarded(|| template.render_captured_to(context, &mut prompt).map(drop));
+        rendered.map_err(|reason| failed(&self.file, reason))?.map_err(wrong)?;
         String::from_utf8(prompt.0).map_err(|_| {
             let error = Error::new(ErrorKind::InvalidOperation, "the prompt is no text");
             template_error(&self.file, &error)
@@ -145,19 +151,37 @@ fn without_generation(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find("{%") {
-        let Some(end) = rest[start..].find("%}").map(|end| start + end) else { break };
-        let inner = &rest[start + 2..end];
+        let begin = start + 2;
+        let Some(end) = rest[begin..].find("%}").map(|end| begin + end) else { break };
+        let inner = &rest[begin..end];
         let word = inner.trim_matches(['-', '+']).trim();
         let instead = match word {
             "generation" => inner.replace(word, "if true"),
             "endgeneration" => inner.replace(word, "endif"),
             _ => inner.to_owned(),
         };
-        out += &rest[..start + 2];
+        out += &rest[..begin];
         out += &instead;
         rest = &rest[end..];
     }
     out + rest
+}
+
+/// The library goes down a sum of many parts part by part, on the stack: for the longest template it takes some 100 MiB.
+const STACK: usize = 512 << 20;
+
+/// Calls on a stack that is deep enough for any template; what is not used of it takes no memory.
+fn deep<T: Send>(call: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, call);
+        let thread = thread.map_err(|error| format!("there is no memory for its stack: {error}"))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Of a template that the library does not bear.
+fn failed(file: &str, reason: String) -> TextError {
+    TextError::Template { file: file.to_owned(), line: None, reason }
 }
 
 fn template_error(file: &str, error: &Error) -> TextError {

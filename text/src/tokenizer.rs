@@ -3,9 +3,11 @@
 use std::fmt;
 use std::path::Path;
 
-use cacheplan_files::{Limit, Source};
+use cacheplan_files::{Limit, Source, SourceError, json};
+use serde::de::IgnoredAny;
 
 use crate::error::TextError;
+use crate::guarded::guarded;
 
 const FILE: &str = "tokenizer.json";
 
@@ -34,8 +36,12 @@ impl Tokenizer {
     pub fn read(source: &Source, vocab_size: usize) -> Result<Self, TextError> {
         let file = source.name().to_owned();
         let bytes = source.bytes(Limit::TOKENIZER)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| TextError::NotATokenizer { file: file.clone(), reason: error.to_string() })?;
+        // The library takes its own files for well-formed.
+        let well_formed = json::parse::<IgnoredAny>(&bytes, Limit::TOKENIZER);
+        well_formed.map_err(|source| SourceError::Json { name: file.clone(), source })?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
+            .flatten()
+            .map_err(|reason| TextError::NotATokenizer { file: file.clone(), reason })?;
         // Prompts are neither cut nor filled up, whatever the tokenizer was trained with.
         inner.with_padding(None);
         if let Err(error) = inner.with_truncation(None) {
@@ -57,8 +63,7 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer refuses.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.encode_fast(text, special).map_err(|error| self.refused(&*error))?;
-        Ok(encoding.get_ids().to_vec())
+        self.guarded(|inner| Ok(inner.encode_fast(text, special)?.get_ids().to_vec()))
     }
 
     /// The text of tokens, without those that only steer a model. What is no UTF-8 becomes U+FFFD.
@@ -66,11 +71,13 @@ impl Tokenizer {
     /// # Errors
     /// Tokens that the tokenizer refuses.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        self.inner.decode(tokens, true).map_err(|error| self.refused(&*error))
+        self.guarded(|inner| inner.decode(tokens, true))
     }
 
-    fn refused(&self, error: &dyn std::error::Error) -> TextError {
-        TextError::Refused { file: self.file.clone(), reason: error.to_string() }
+    fn guarded<T>(&self, call: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T, TextError> {
+        guarded(|| call(&self.inner).map_err(|error| error.to_string()))
+            .flatten()
+            .map_err(|reason| TextError::Refused { file: self.file.clone(), reason })
     }
 }
 

@@ -136,7 +136,7 @@ fn a_tokenizer_of_another_model_is_refused_with_its_last_token() {
 
 #[rstest]
 #[case::none(None, "there is no tokenizer.json here")]
-#[case::broken(Some("{"), "tokenizer.json: not a tokenizer: EOF")]
+#[case::broken(Some("{"), "tokenizer.json: not valid JSON: EOF")]
 #[case::other(Some("[1, 2]"), "tokenizer.json: not a tokenizer: ")]
 #[case::model(
     Some(r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}"#),
@@ -149,6 +149,17 @@ fn what_is_no_tokenizer_is_named(#[case] content: Option<&str>, #[case] expected
     }
     let error = Tokenizer::beside(folder.path(), 400).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_tokenizer_that_the_library_panics_at_is_an_error() {
+    const FILE: &str = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "post_processor":
+        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}], "pair": [],
+        "special_tokens": {}}}"#;
+    let folder = folder(&[("tokenizer.json", FILE.to_owned())]);
+    let encoded = Tokenizer::beside(folder.path(), 400).and_then(|tokenizer| tokenizer.encode("a", true));
+    let error = encoded.unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json: ") && error.contains("the library that reads it failed"), "{error}");
 }
 
 #[derive(Deserialize)]
@@ -207,6 +218,8 @@ fn templates_give_the_golden_prompts_and_errors() {
     "{% for a in range(9999) %}{% for b in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",
     "ran out of fuel"
 )]
+#[case::never_begun("{%}{%}", "chat_template.jinja, line 1: syntax error: ")]
+#[case::too_long(&" ".repeat(300_000), "a chat template of more than 262144 bytes is not read")]
 #[case::long("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "more than 8388608 bytes")]
 fn a_template_that_fails_names_its_file_and_line(#[case] template: &str, #[case] expected: &str) {
     let folder = folder(&[("chat_template.jinja", template.to_owned())]);
@@ -214,6 +227,20 @@ fn a_template_that_fails_names_its_file_and_line(#[case] template: &str, #[case]
         ChatTemplate::beside(folder.path()).and_then(|template| template.render(&[Message::new("user", "a")]));
     let error = rendered.unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_sum_of_very_many_parts_is_one() {
+    let folder = folder(&[("chat_template.jinja", format!("{{{{ 1{} }}}}", "~1".repeat(130_000)))]);
+    let prompt = ChatTemplate::beside(folder.path()).unwrap().render(&[]).unwrap();
+    assert_eq!(prompt.len(), 130_001);
+}
+
+#[test]
+fn a_template_inside_a_config_is_no_longer_than_one_beside_it() {
+    let folder = folder(&[config(Some(" ".repeat(300_000).into()))]);
+    let error = ChatTemplate::beside(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("chat_template: a chat template of more than 262144 bytes is not read"), "{error}");
 }
 
 #[test]

@@ -21,12 +21,22 @@ const MAX_RANKS: usize = 4096;
 ///
 /// # Errors
 /// A log without a complete start, of several engines, or with numbers that no device has; see [`LogError`].
-pub fn read(log: impl BufRead, asked: Option<Engine>) -> Result<EngineLog, LogError> {
+pub fn read(mut log: impl BufRead, asked: Option<Engine>) -> Result<EngineLog, LogError> {
+    read_from(&mut log, asked)
+}
+
+fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, LogError> {
     let engines = Engine::all().iter().copied().filter(|engine| asked.is_none_or(|asked| asked == *engine));
     let mut readers: Vec<(Engine, Reader)> = engines.map(|engine| (engine, Reader::of(engine))).collect();
+    let mut beginnings = Beginnings::of(readers.iter().map(|(_, reader)| reader.words));
     let lines = each_line(log, |number, line| {
-        for (_, reader) in &mut readers {
-            reader.line(number, line)?;
+        // Nearly all lines say nothing.
+        if !beginnings.look(line) {
+            return Ok(());
+        }
+        let line = &beginnings.text;
+        for ((_, reader), has) in readers.iter_mut().zip(&beginnings.has).filter(|(_, has)| has.contains(&true)) {
+            reader.line(number, line, has)?;
         }
         Ok(())
     })?;
@@ -41,8 +51,8 @@ pub fn read(log: impl BufRead, asked: Option<Engine>) -> Result<EngineLog, LogEr
     }
 }
 
-/// Calls `each` with the number and the text of each line; gives their number.
-fn each_line(mut log: impl BufRead, mut each: impl FnMut(u64, &str) -> Result<(), LogError>) -> Result<u64, LogError> {
+/// Calls `each` with the number and the bytes of each line; gives their number.
+fn each_line(log: &mut dyn BufRead, mut each: impl FnMut(u64, &[u8]) -> Result<(), LogError>) -> Result<u64, LogError> {
     let mut number = 1;
     let mut line = Vec::new();
     loop {
@@ -61,24 +71,25 @@ fn each_line(mut log: impl BufRead, mut each: impl FnMut(u64, &str) -> Result<()
         let used = part.len() + usize::from(end.is_some());
         log.consume(used);
         if let Some(byte) = ends {
-            each(number, &plain(&line))?;
+            each(number, &line)?;
             line.clear();
             // Bars of progress are drawn over each other on one line.
             number += u64::from(byte == b'\n');
         }
     }
     if !line.is_empty() {
-        each(number, &plain(&line))?;
+        each(number, &line)?;
         number += 1;
     }
     Ok(number - 1)
 }
 
-/// The text of a line: without colours, and with one space where there are several or other control characters.
-fn plain(line: &[u8]) -> String {
+/// Makes `plain` the text of a line: without colours, and with one space where there are several or other control
+/// characters.
+fn plain(line: &[u8], plain: &mut String) {
     const ESCAPE: char = '\u{1b}';
     let text = String::from_utf8_lossy(line);
-    let mut plain = String::with_capacity(text.len());
+    plain.clear();
     let mut chars = text.chars().peekable();
     while let Some(char) = chars.next() {
         if char == ESCAPE && chars.next_if_eq(&'[').is_some() {
@@ -93,16 +104,64 @@ fn plain(line: &[u8]) -> String {
             plain.push(char);
         }
     }
-    plain
+}
+
+/// Finds in one go all that a line may begin to say to any engine's reader.
+struct Beginnings {
+    automaton: AhoCorasick,
+    /// Whose each is: the reader, and its place among that reader's.
+    of: Vec<(usize, usize)>,
+    /// What the shortest has.
+    least_bytes: usize,
+    /// The last line that was looked at.
+    text: String,
+    /// Which of them it has, for each reader.
+    has: Vec<Vec<bool>>,
+}
+
+impl Beginnings {
+    fn of(readers: impl Iterator<Item = &'static Words>) -> Self {
+        let texts: Vec<Vec<&str>> = readers.map(Words::beginnings).collect();
+        let of =
+            texts.iter().enumerate().flat_map(|(reader, texts)| (0..texts.len()).map(move |i| (reader, i))).collect();
+        let has = texts.iter().map(|texts| vec![false; texts.len()]).collect();
+        let texts = texts.concat();
+        let least_bytes = texts.iter().map(|text| text.len()).min().unwrap_or_default();
+        // A few dozen short texts are always few enough for an automaton.
+        let automaton = AhoCorasick::new(texts).expect("few and short texts");
+        Self { automaton, of, least_bytes, text: String::new(), has }
+    }
+
+    /// Notes what a line has, if anything.
+    fn look(&mut self, line: &[u8]) -> bool {
+        if line.len() < self.least_bytes {
+            return false;
+        }
+        plain(line, &mut self.text);
+        let mut found = self.automaton.find_overlapping_iter(&self.text).peekable();
+        if found.peek().is_none() {
+            return false;
+        }
+        self.has.iter_mut().for_each(|has| has.fill(false));
+        for found in found {
+            let (reader, place) = self.of[found.pattern()];
+            self.has[reader][place] = true;
+        }
+        true
+    }
+}
+
+impl Words {
+    /// What a line may begin to say: starts, drafts, tries and lines, in this order.
+    fn beginnings(&self) -> Vec<&'static str> {
+        let fixed = self.starts.iter().chain(self.drafts).copied().chain(self.tries.iter().map(|(text, _)| *text));
+        fixed.chain(self.lines.iter().map(Wording::beginning)).collect()
+    }
 }
 
 /// What one engine's words say of a log.
 struct Reader {
     words: &'static Words,
-    /// Finds in one go all that a line may begin to say: starts, drafts, tries and lines, in this order.
-    beginnings: AhoCorasick,
-    /// Which of these the line has.
-    has: Vec<bool>,
     starts: u64,
     /// The last complete start before the current one.
     complete: Option<Start>,
@@ -121,28 +180,12 @@ struct Start {
 
 impl Reader {
     fn of(engine: Engine) -> Self {
-        let words = engine.description().log;
-        let fixed = words.starts.iter().chain(words.drafts).copied().chain(words.tries.iter().map(|(text, _)| *text));
-        let beginnings: Vec<&str> = fixed.chain(words.lines.iter().map(Wording::beginning)).collect();
-        let has = vec![false; beginnings.len()];
-        // A few dozen short texts are always few enough for an automaton.
-        let beginnings = AhoCorasick::new(beginnings).expect("few and short texts");
-        Self { words, beginnings, has, starts: 0, complete: None, current: Start::default() }
+        Self { words: engine.description().log, starts: 0, complete: None, current: Start::default() }
     }
 
-    fn line(&mut self, number: u64, line: &str) -> Result<(), LogError> {
-        self.has.fill(false);
-        self.beginnings.find_overlapping_iter(line).for_each(|found| self.has[found.pattern()] = true);
-        if !self.has.contains(&true) {
-            return Ok(());
-        }
-        let (words, has) = (self.words, std::mem::take(&mut self.has));
-        let read = self.words_of(number, line, words, &has);
-        self.has = has;
-        read
-    }
-
-    fn words_of(&mut self, number: u64, line: &str, words: &'static Words, has: &[bool]) -> Result<(), LogError> {
+    /// A line that `has` some of the beginnings.
+    fn line(&mut self, number: u64, line: &str, has: &[bool]) -> Result<(), LogError> {
+        let words = self.words;
         let (starts, has) = has.split_at(words.starts.len());
         let (drafts, has) = has.split_at(words.drafts.len());
         let (tries, lines) = has.split_at(words.tries.len());
