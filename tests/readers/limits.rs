@@ -28,7 +28,7 @@ pub(crate) fn survive<T>(
     read: impl Fn(&[u8]) -> Option<T>,
     use_it: impl Fn(T),
 ) {
-    let longest = if seconds() < 10 { LONGEST } else { u64::MAX };
+    let longest = if is_soak() { u64::MAX } else { LONGEST };
     let most = (limit.bytes + limit.bytes / 16).min(longest) as usize;
     for seed in seeds {
         assert!(read(seed).is_some(), "{name}: a seed is not read: {:.300}", String::from_utf8_lossy(seed));
@@ -38,6 +38,12 @@ pub(crate) fn survive<T>(
 
 fn seconds() -> u64 {
     std::env::var("CACHEPLAN_SOAK_SECONDS").map_or(1, |text| text.parse().unwrap())
+}
+
+/// Whether other files are tried each time, and the longest ones. In less than a minute they are always the same, so that
+/// a machine finds nothing that no other has found.
+fn is_soak() -> bool {
+    seconds() >= 60
 }
 
 /// Reads what `make` makes, and gives how many were read. Of what is refused there must be some.
@@ -50,7 +56,7 @@ pub(crate) fn survive_all<T>(
 ) -> u64 {
     let deadline = Instant::now() + Duration::from_secs(seconds());
     // The suite tries the same files each time, a soak others.
-    let other = if seconds() < 10 { 0 } else { u64::from(std::process::id()) };
+    let other = if is_soak() { u64::from(std::process::id()) } else { 0 };
     let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ other);
     let (mut cases, mut accepted, mut worst) = (0u64, 0u64, Cost::default());
     while Instant::now() < deadline || cases < 20 {
@@ -102,7 +108,7 @@ impl std::fmt::Display for Cost {
 fn measured<T>(name: &str, bytes: &[u8], run: impl FnOnce() -> T) -> (T, Cost) {
     let result = Cell::new(None);
     // A stack that overflows ends the process without a word: a soak keeps every file before it is read.
-    if seconds() >= 10 {
+    if is_soak() {
         keep(name, bytes);
     }
     let start = ThreadTime::now();
@@ -110,7 +116,7 @@ fn measured<T>(name: &str, bytes: &[u8], run: impl FnOnce() -> T) -> (T, Cost) {
     let cost = Cost { bytes: memory.bytes_max, time: start.elapsed() };
     match result.take() {
         Some(Ok(found)) => {
-            if seconds() >= 10 {
+            if is_soak() {
                 let _ = std::fs::remove_file(kept(name));
             }
             (found, cost)

@@ -1,6 +1,6 @@
 //! Mutated files of every kind are read or refused within the limits that `SECURITY.md` states.
 //!
-//! Each reader gets a second; `CACHEPLAN_SOAK_SECONDS` gives each more, as `cargo xtask soak` does.
+//! Each reader gets a second; `CACHEPLAN_SOAK_SECONDS` gives each more. CI gives ten, `cargo xtask soak` ten minutes.
 
 mod limits;
 mod mutation;
