@@ -16,7 +16,7 @@ impl Limit {
     pub const MEMORY: u64 = 56 << 20;
 
     /// A model's config, and what calibration wrote beside it. The largest ones, with a list of every tensor, are 2 MiB.
-    pub const CONFIG: Self = Self { what: "a config", bytes: 8 << 20, per_value: 96 };
+    pub const CONFIG: Self = Self { what: "a config", bytes: 8 << 20, per_value: 256 };
     /// A budget, an architecture description: TOML takes some 500 bytes for each key.
     pub const TOML: Self = Self { what: "a TOML file", bytes: 128 << 10, per_value: 0 };
     /// A histogram of lengths. More rows than a thousand make no better plan.
