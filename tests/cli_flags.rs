@@ -269,6 +269,27 @@ fn the_plan_of_a_full_device_says_which_change_admits_more() {
     assert!(!unlimited.contains("KNOBS"), "{unlimited}");
 }
 
+/// A number of devices is stated with a layout for as many.
+#[rstest]
+#[case::that_fits("8xh200", "KNOBS")]
+#[case::that_does_not_fit("8xh100", "try ")]
+fn what_is_suggested_is_taken_as_it_stands(#[case] devices: &str, #[case] before: &str) {
+    const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3.json";
+    let folder = tempfile::tempdir().unwrap();
+    let run = |flags: &[&str]| cacheplan(&["plan"], Some(DEEPSEEK), flags, folder.path());
+    let output = run(&["--device-memory", devices]);
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let lines = said.lines().filter_map(|line| line.split_once("--device-memory "));
+    let (word, rest) = lines.last().unwrap_or_else(|| panic!("{said}"));
+    assert!(said.contains(before) && !word.contains("note"), "{said}");
+    let changes = rest.split([':', 'w']).next().unwrap();
+    let flags: Vec<&str> = std::iter::once("--device-memory").chain(changes.split_whitespace()).collect();
+    let taken = stdout(&run(&flags));
+    let sequences: String = rest.chars().skip(changes.len()).skip_while(|c| !c.is_ascii_digit()).collect();
+    let sequences = sequences.split_whitespace().next().unwrap();
+    assert!(taken.contains(&format!("IN ALL    {sequences} sequences")), "{flags:?}: {sequences}\n{taken}");
+}
+
 /// Who wrote a file is told what to write in it.
 #[test]
 fn changes_are_worded_as_the_budget_is_stated() {

@@ -35,6 +35,8 @@ pub struct PlanRequest<'a> {
     pub step: Option<StepBytes>,
     /// How the budget was stated, in whose words changes to it are suggested.
     pub stated: Stated,
+    /// What a device is called, `h100` of `8xh100`, where its number was stated with it: more of them are suggested so.
+    pub counted_device: Option<&'a str>,
 }
 
 /// How a budget is stated.
@@ -74,6 +76,7 @@ impl<'a> PlanRequest<'a> {
             agreement: None,
             step: None,
             stated: Stated::Keys,
+            counted_device: None,
         }
     }
 

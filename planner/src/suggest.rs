@@ -185,7 +185,15 @@ fn more_devices(request: &PlanRequest<'_>) -> Vec<Suggestion> {
         ];
         let plans = layouts.into_iter().flatten().filter_map(|parallel| {
             let plan = with_budget(request, |budget| budget.parallel = parallel)?;
-            Some(suggestion(request, &parallel.changes(now), &plan))
+            Some(match request.counted_device {
+                None => suggestion(request, &parallel.changes(now), &plan),
+                // Their number and the layout are stated together, or contradict each other.
+                Some(device) => {
+                    let mut all = suggestion(request, &parallel.changes(Parallel::default()), &plan);
+                    all.change = format!("--device-memory {}x{device} {}", parallel.world_size(), all.change);
+                    all
+                }
+            })
         });
         let mut found: Vec<Suggestion> = plans.collect();
         found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));

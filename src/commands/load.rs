@@ -70,8 +70,25 @@ pub(crate) struct OnDevice {
     /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100 (8xh100 for eight);
     /// 0.9 of it is divided where the
     /// budget states no [memory]
-    #[arg(long, value_name = "SIZE|DEVICE", value_parser = DeviceInfo::several)]
-    device_memory: Option<(u32, DeviceInfo)>,
+    #[arg(long, value_name = "SIZE|DEVICE", value_parser = Devices::parse)]
+    device_memory: Option<Devices>,
+}
+
+/// What `--device-memory` names.
+#[derive(Clone)]
+struct Devices {
+    count: u32,
+    device: DeviceInfo,
+    /// One of them in the user's words, where there are several.
+    word: Option<String>,
+}
+
+impl Devices {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (count, device) = DeviceInfo::several(text).map_err(|error| error.to_string())?;
+        let word = text.split_once(['x', 'X', '*']).filter(|_| count > 1).map(|(_, word)| word.trim().to_owned());
+        Ok(Self { count, device, word })
+    }
 }
 
 impl OnDevice {
@@ -81,12 +98,12 @@ impl OnDevice {
         let stated = self.device_memory.as_ref();
         let mut config = resolve(budget, stated.is_some())?;
         let mut notes = Vec::new();
-        if let Some((_, device)) = stated.filter(|(_, device)| device.is_nominal()) {
+        if let Some(device) = stated.map(|stated| &stated.device).filter(|device| device.is_nominal()) {
             let size = ByteSize(device.total_bytes);
             let tool = if device.name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
             notes.push(format!("{} has {size}, as {tool} reports it; state the size where yours differs", device.name));
         }
-        if let Some((count, _)) = stated {
+        if let Some(Devices { count, .. }) = stated {
             notes.extend(divide_over(*count, &mut config.budget)?);
         }
         Ok((config, notes))
@@ -108,7 +125,7 @@ pub(crate) struct Loaded {
     unwalked: Graph,
     pub(crate) budget: Budget,
     pub(crate) collected: Collected,
-    device: Option<DeviceInfo>,
+    device: Option<Devices>,
     draft: Option<Drafting>,
     measurement: Option<Measurement>,
     measured: Option<Measured>,
@@ -230,7 +247,7 @@ impl Reading {
         if target.needs_weights(&budget) {
             say_why_weights_are_unknown(&model);
         }
-        let device = target.device.device_memory.clone().map(|(_, device)| device);
+        let device = target.device.device_memory.clone();
         Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, in_flags })
     }
 }
@@ -262,7 +279,8 @@ impl Loaded {
 
     fn request_with<'a>(&'a self, resources: &'a Resources, drafting: Option<&'a Resources>) -> PlanRequest<'a> {
         let request = PlanRequest {
-            device: self.device.as_ref(),
+            device: self.device.as_ref().map(|named| &named.device),
+            counted_device: self.device.as_ref().and_then(|named| named.word.as_deref()),
             draft: self.draft.as_ref().zip(drafting).map(|(draft, resources)| Draft { model: &draft.info, resources }),
             measurement: self.measurement.as_ref(),
             measured: self.measured.as_ref(),
