@@ -144,15 +144,16 @@ fn an_index_is_not_believed_about_shards_that_are_not_there() {
     assert!(!index(1_000_000).unwrap().info.weights.unwrap().exact);
 }
 
-#[test]
-fn an_index_of_endless_shards_is_refused() {
+#[rstest]
+#[case::shards((0..1_000_000).map(|n| format!("\"{n}\":\"{n}\",")).collect(), "more than 10000 files")]
+#[case::a_name(format!("\"x\":\"{}\",", "b".repeat(17 << 20)), "a file name of more than 255 bytes")]
+fn an_index_of_endless_shards_is_refused(#[case] map: String, #[case] expected: &str) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), format!("{{{LLAMA}}}")).unwrap();
-    let map: String = (0..1_000_000).map(|n| format!("\"{n}\":\"{n}\",")).collect();
     fs::write(folder.path().join("model.safetensors.index.json"), format!("{{\"weight_map\": {{{map}\"a\":\"b\"}}}}"))
         .unwrap();
     let message = file(folder.path()).unwrap_err().to_string();
-    assert!(message.contains("more than 10000 files"), "{message}");
+    assert!(message.contains(expected), "{message}");
 }
 
 /// A field of a message that is a message or a text.

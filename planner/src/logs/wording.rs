@@ -228,7 +228,8 @@ fn printed(mantissa: u64, decimals: u32, scale: u64) -> Result<Logged, TooLarge>
     let low = bytes(twice.saturating_sub(1))?.div_ceil(denominator);
     let high = bytes(twice + 1)? / denominator;
     let narrow = |bytes: u128| u64::try_from(bytes).map_err(|_| TooLarge);
-    Ok(Logged { low: narrow(low)?, high: narrow(high)? })
+    // So many decimals may name a part of a byte.
+    Ok(Logged { low: narrow(low)?, high: narrow(high.max(low))? })
 }
 
 #[cfg(test)]
@@ -250,10 +251,12 @@ mod tests {
     #[case("67.7229 GB", 67.72285, 67.72295)]
     #[case("1024.00 MiB", 0.999_995_1, 1.000_004_9)]
     #[case("15 GiB", 14.5, 15.5)]
+    #[case("2.321474836470 GiB", 2.321_474_8, 2.321_474_8)]
     fn a_size_is_every_size_that_rounds_to_it(#[case] text: &str, #[case] low: f64, #[case] high: f64) {
         let size = bytes(text).unwrap();
         assert!((size.low as f64 - low * GIB).abs() < 100.0, "{size:?}");
         assert!((size.high as f64 - high * GIB).abs() < 100.0, "{size:?}");
+        assert!((size.low..=size.high).contains(&size.middle()), "{size:?}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The index of a model whose weights are in several files: JSON that maps each tensor to its file.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -8,6 +9,13 @@ use serde::{Deserialize, Deserializer};
 
 /// The most files that the weights of a model are split into.
 const MAX_SHARDS: usize = 10_000;
+
+/// The longest name that file systems have.
+const MAX_NAME: usize = 255;
+
+/// Of the index's own bytes, since it may be longer than any name.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// What is kept of an index.
 #[derive(Deserialize)]
@@ -50,8 +58,11 @@ impl<'de> Deserialize<'de> for Shards {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
                 let mut shards = BTreeSet::new();
-                while let Some((IgnoredAny, shard)) = map.next_entry::<IgnoredAny, String>()? {
-                    shards.insert(shard);
+                while let Some((IgnoredAny, Name(shard))) = map.next_entry::<IgnoredAny, Name<'de>>()? {
+                    if shard.len() > MAX_NAME {
+                        return Err(A::Error::custom(format_args!("a file name of more than {MAX_NAME} bytes")));
+                    }
+                    shards.insert(shard.into_owned());
                     if shards.len() > MAX_SHARDS {
                         return Err(A::Error::custom(format_args!("more than {MAX_SHARDS} files")));
                     }
