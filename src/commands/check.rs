@@ -7,6 +7,7 @@ use cacheplan::files::Shown;
 use cacheplan::planner::{self, Fingerprint, check};
 use miette::miette;
 
+use crate::commands::hub;
 use crate::commands::load::{Reading, Target, read_plan};
 use crate::failure::{DRIFT, Failure, print};
 
@@ -16,7 +17,7 @@ pub(crate) struct Args {
     file: PathBuf,
 
     /// The model it was made for; without it only what the plan says of itself is proved
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", value_parser = hub::model())]
     model: Option<PathBuf>,
 
     #[command(flatten)]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cacheplan::runtime::GraphExport;
 use cacheplan::transforms::ReadOptions;
 
+use crate::commands::hub;
 use crate::commands::run::failure;
 use crate::failure::{Failure, print};
 use crate::progress;
@@ -12,6 +13,7 @@ use crate::progress;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A folder with config.json, and with weights unless they are to be invented
+    #[arg(value_parser = hub::model())]
     model: PathBuf,
 
     /// Tokens of a call, one graph for each; `dynamic` for one that takes any number

@@ -9,12 +9,15 @@ use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 use miette::miette;
 
+use crate::commands::hub;
 use crate::commands::load::{open, say_why_weights_are_unknown, unread, walk};
 use crate::failure::{Failure, in_file, note, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in
+    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in; org/name as
+    /// the hub's own tools have it on this disk
+    #[arg(value_parser = hub::model())]
     model: PathBuf,
 
     /// Tokens of each sequence, prompt and output, such as 32k (32,768)

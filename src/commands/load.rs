@@ -18,12 +18,15 @@ use cacheplan::transforms::{
 use miette::{LabeledSpan, NamedSource, miette};
 
 use crate::commands::budget::BudgetArgs;
+use crate::commands::hub;
 use crate::failure::{Failure, in_file, note, read};
 
 /// What every subcommand that plans a model takes.
 #[derive(clap::Args)]
 pub(crate) struct ModelArgs {
-    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json piped in
+    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json piped in;
+    /// org/name[@revision] for what the hub's own tools have put on this disk
+    #[arg(value_parser = hub::model())]
     pub(crate) model: PathBuf,
 
     #[command(flatten)]
@@ -52,7 +55,7 @@ pub(crate) struct Target {
     device: OnDevice,
 
     /// Draft model, whose caches and weights the same plan holds; needs --draft-tokens or [speculation]
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", value_parser = hub::model())]
     draft: Option<PathBuf>,
 
     /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
@@ -312,7 +315,9 @@ pub(crate) fn open(path: &Path, options: &ReadOptions) -> Result<Model, Frontend
 pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
     match error {
         FrontendError::Source(SourceError::Io { name, source }) if source.kind() == ErrorKind::NotFound => {
-            let nothing = "there is no such file or folder; models are read from disk, nothing is downloaded";
+            let nothing = hub::advice(path).unwrap_or_else(|| {
+                "there is no such file or folder; models are read from disk, nothing is downloaded".to_owned()
+            });
             if path.exists() { in_file(name.as_ref(), source) } else { in_file(path, nothing) }
         }
         error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),

@@ -14,6 +14,7 @@ pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod export_graph;
 pub(crate) mod fit;
+pub(crate) mod hub;
 pub(crate) mod inspect;
 pub(crate) mod load;
 pub(crate) mod man;

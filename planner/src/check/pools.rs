@@ -162,7 +162,7 @@ fn layout(facts: &Facts<'_>, members: &[&PlannedResource], plan: &CachePlan, poo
         Growth::Paged { stride, window } => {
             // Whole entries: the budget's block, rounded up to one.
             let entries = facts.tokens_per_block.div_ceil(stride.into());
-            (Some(entries * u64::from(stride)), window, entries, 1)
+            (Some(entries.saturating_mul(stride.into())), window, entries, 1)
         }
         Growth::PerSlotToken => (None, None, plan.limits.max_seq_len, 1),
         Growth::PerSequence => (None, None, 1, 1),

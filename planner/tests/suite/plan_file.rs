@@ -76,6 +76,16 @@ fn a_cap_that_is_none_is_refused_on_reading() {
     assert!(matches!(&error, PlanFileError::Malformed { .. }) && error.to_string().contains("weather"), "{error}");
 }
 
+/// Blocks whose tokens are beyond 64 bits.
+#[test]
+fn numbers_that_overflow_are_refused_on_reading() {
+    let text = serde_json::to_string(&mixed()).unwrap();
+    let other = text.replace("\"stride\":1", "\"stride\":2147483647");
+    let other = other.replace("\"tokens_per_block\":8", "\"tokens_per_block\":18446744073709551615");
+    assert_ne!(text, other);
+    assert!(CachePlan::from_json(&other, "plan.json").is_err());
+}
+
 #[rstest]
 #[case::a_hybrid_that_speculates(written().0)]
 #[case::every_kind_of_pool(mixed())]
