@@ -279,8 +279,8 @@ fn what_is_suggested_is_taken_as_it_stands(#[case] devices: &str, #[case] before
     let run = |flags: &[&str]| cacheplan(&["plan"], Some(DEEPSEEK), flags, folder.path());
     let output = run(&["--device-memory", devices]);
     let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    let lines = said.lines().filter_map(|line| line.split_once("--device-memory "));
-    let (word, rest) = lines.last().unwrap_or_else(|| panic!("{said}"));
+    let mut lines = said.lines().filter_map(|line| line.split_once("--device-memory "));
+    let (word, rest) = lines.next_back().unwrap_or_else(|| panic!("{said}"));
     assert!(said.contains(before) && !word.contains("note"), "{said}");
     let changes = rest.split([':', 'w']).next().unwrap();
     let flags: Vec<&str> = std::iter::once("--device-memory").chain(changes.split_whitespace()).collect();

@@ -2,9 +2,10 @@
 
 use crate::launch::Machine;
 use crate::memory::BUFFER_BITS;
+use crate::op::{HalfFloat, Op, Shuffle, Vote};
 use crate::report::Fault;
 use crate::shadow::{Access, Cell, Conflict, Moment};
-use crate::table::{HalfFloat, Op, SHARED_WINDOW, Shuffle, Vote, insert_bits};
+use crate::table::{SHARED_WINDOW, insert_bits};
 use crate::types::{Bits, Register, Space, Type, mask};
 use crate::warp::{Copy, LANES, Mask, Warp, lanes};
 use half::{bf16, f16};
@@ -427,7 +428,7 @@ impl Machine<'_> {
         warp: &mut Warp,
         at: usize,
         into: &[Register],
-        address: &crate::parse::Address,
+        address: &crate::types::Address,
         transposed: bool,
     ) {
         for (matrix, &register) in into.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! Launches: buffers, blocks, the warps of a block, and where the lanes of a warp meet again.
 
+use crate::kernel::{Instruction, Kernel};
 use crate::memory::{BUFFER_BITS, Buffer, Region};
-use crate::parse::{Instruction, Kernel};
+use crate::op::Op;
 use crate::report::{Fault, Report};
 use crate::stats::Stats;
-use crate::table::Op;
 use crate::warp::{Group, LANES, Mask, Place, Status, Waiting, Warp};
 use thiserror::Error;
 

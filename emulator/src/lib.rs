@@ -5,14 +5,16 @@
 //! of memory that nobody wrote, races, copies that have not landed and barriers that part of a warp misses show
 //! whatever the values are. `docs/emulator.md` says what that proves and what it does not.
 //!
-//! Read `parse` and `table` for what PTX is understood, `launch` for how blocks and warps take turns, `execute` for
+//! Read `parse` and `table` for what PTX is understood, `op` for what it becomes, `launch` for how blocks and warps take turns, `execute` for
 //! what an instruction does, `shadow` for what a race is.
 #![forbid(unsafe_code)]
 
 mod execute;
 mod float;
+mod kernel;
 mod launch;
 mod memory;
+mod op;
 mod parse;
 mod report;
 mod shadow;
@@ -21,8 +23,9 @@ mod table;
 mod types;
 mod warp;
 
+pub use kernel::Kernel;
 pub use launch::{BufferId, Device, LaunchError, Options, Run, Shape};
-pub use parse::{Kernel, Module};
+pub use parse::Module;
 pub use report::{Fault, Report};
 pub use stats::Stats;
 

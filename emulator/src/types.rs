@@ -127,3 +127,20 @@ impl Bits for bool {
         u64::from(self)
     }
 }
+
+/// An operand as written.
+#[derive(Clone, Debug)]
+pub(crate) enum Operand {
+    Register(Register),
+    Address(Address),
+    Vector(Vec<Option<Register>>),
+    Pair(Register, Register),
+    Label(usize),
+}
+
+/// `[base + offset]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    pub(crate) base: Option<Register>,
+    pub(crate) offset: i64,
+}

@@ -1,7 +1,8 @@
 //! The state of one warp: its registers, where its lanes are, and the copies that they have under way.
 
-use crate::parse::{Address, Guard, Kernel, Special};
+use crate::kernel::{Guard, Kernel, Special};
 use crate::stats::Stats;
+use crate::types::Address;
 use crate::types::Register;
 use std::collections::VecDeque;
 

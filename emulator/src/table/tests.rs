@@ -1,7 +1,8 @@
 //! Each instruction against a definition of its own: integers by bits and wide arithmetic, formats by all of their
 //! codes, directed roundings by exact sums.
 
-use super::{Op, Scalar, insert_bits};
+use super::insert_bits;
+use crate::op::{Op, Scalar};
 use crate::parse::Module;
 use crate::types::{Type, mask};
 use rstest::rstest;
