@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for Stop {
             type Value = Stop;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a string or a list of at most {MOST_STOPS} strings")
+                write!(f, "`stop` as a string or a list of at most {MOST_STOPS} strings")
             }
 
             fn visit_str<E: de::Error>(self, one: &str) -> Result<Stop, E> {
@@ -155,10 +155,11 @@ impl RequestLine {
                 break;
             }
             // Editors on Windows put a mark in front.
-            let said = text.strip_prefix("\u{feff}".as_bytes()).filter(|_| line == 1).unwrap_or(&text).trim_ascii();
+            let said = text.strip_prefix("\u{feff}".as_bytes()).filter(|_| line == 1).unwrap_or(&text);
+            let said = said.strip_suffix(b"\n").unwrap_or(said);
             let request = match text.len() as u64 > LONGEST_LINE {
                 true => Err(format!("a line has at most {LONGEST_LINE} bytes")),
-                false if said.is_empty() => continue,
+                false if said.trim_ascii().is_empty() => continue,
                 false => Self::parse(said, line),
             };
             let request = request.map_err(|reason| RequestsError::Line { file: file(), line, reason })?;
@@ -314,7 +315,7 @@ mod tests {
     )]
     #[case("{}", "line 1: a request has one of ")]
     #[case("{\"prompt\": \"a\", \"arrival\": -1}", "line 1: `arrival` is -1; it must be seconds from 0")]
-    #[case("{\"prompt\": \"a\", \"stop\": 3}", "`stop` is a string or a list of strings")]
+    #[case("{\"prompt\": \"a\", \"stop\": 3}", "expected `stop` as a string or a list of at most 64 strings")]
     #[case("{\"prompt\": \"a\", \"max_tokens\": -3}", "line 1: JSON of another kind: invalid value: integer `-3`")]
     #[case(" \n", "r.jsonl: it holds no request")]
     fn a_line_that_is_no_request_is_named(#[case] text: &str, #[case] expected: &str) {
