@@ -7,8 +7,8 @@ use cacheplan::candle::Device;
 use cacheplan::managers::CountingAllocator;
 use cacheplan::managers::book::{StepMetadata, Work};
 use cacheplan::managers::device::CacheSet;
-use cacheplan::planner::{Budget, PlanRequest, plan};
-use cacheplan::transforms::{ReadOptions, collect, read_model};
+use cacheplan::planner::{Budget, PlanRequest};
+use cacheplan::transforms::{Model, ReadOptions};
 
 /// Without it nobody counts what the CPU really allocates.
 #[global_allocator]
@@ -21,9 +21,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // 1. Plan: which pools there are, and how large.
     let budget = Budget::from_toml("max_seq_len = 128\nmax_batch_size = 4", "budget.toml")?;
-    let mut model = read_model(path.as_ref(), &ReadOptions::default())?;
-    let collected = collect(&mut model.graph, &budget.pass_context(&model.info))?;
-    let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
+    let mut model = Model::read(path.as_ref(), &ReadOptions::default())?;
+    let collected = model.graph.collect(&budget.pass_context(&model.info))?;
+    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
 
     // 2. Allocate exactly that; `Device::new_cuda(0)` would put it on a GPU.
     let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;

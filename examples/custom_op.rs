@@ -7,9 +7,9 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use cacheplan::handlers::{DType, ResourceHandler};
-use cacheplan::planner::{Budget, PlanRequest, plan};
+use cacheplan::planner::{Budget, PlanRequest};
 use cacheplan::transforms::{
-    GraphBuilder, Stage, collect,
+    GraphBuilder,
     layers::Attention,
     registry::{Cache, Descriptor, Registry},
 };
@@ -18,7 +18,7 @@ const RING: &str = "acme.embedding_ring";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut registry = Registry::default();
-    registry.register(Descriptor::new(RING, Stage::InsertCustomCaches, |op| {
+    registry.register(Descriptor::new(RING, |op| {
         let length = op.dim("length", "ring", 2)?;
         let channels = op.dim("channels", "ring", 3)?;
         let handler = ResourceHandler::state(&[length, channels], DType::F16)?;
@@ -34,12 +34,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let budget = Budget::from_toml("max_batch_size = 4\nmax_seq_len = 1024", "budget")?;
     let context = cacheplan::transforms::PassContext { registry, ..budget.pass_context(&model.info) };
-    let collected = collect(&mut model.graph, &context)?;
+    let collected = model.graph.collect(&context)?;
     for report in &collected.reports {
         println!("{:<26} matched {}", report.pass, report.matched.len());
     }
 
-    let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
+    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
     println!("\n{}", plan.table());
     Ok(())
 }

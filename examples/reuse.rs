@@ -7,8 +7,8 @@ use cacheplan::managers::ManagerError;
 use cacheplan::managers::book::{
     CacheBook, Key, Namespace, PrefixReuse, StepMetadata, Strategy, TenantId, Token, Work,
 };
-use cacheplan::planner::{Budget, PlanRequest, plan};
-use cacheplan::transforms::{ReadOptions, collect, read_model};
+use cacheplan::planner::{Budget, PlanRequest};
+use cacheplan::transforms::{Model, ReadOptions};
 
 const SMALL_HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/nemotron_h/config.json");
 
@@ -24,9 +24,9 @@ checkpoints_per_sequence = 4
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let budget = Budget::from_toml(BUDGET, "budget.toml")?;
-    let mut model = read_model(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
-    let collected = collect(&mut model.graph, &budget.pass_context(&model.info))?;
-    let plan = plan(&PlanRequest::new(&model.info, &collected.resources, &budget))?;
+    let mut model = Model::read(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
+    let collected = model.graph.collect(&budget.pass_context(&model.info))?;
+    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
 
     let mut book = CacheBook::new(&plan)?;
     let mut reuse = PrefixReuse::new(&plan, &mut book, Strategy::complete(Some(256)))?;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cacheplan::managers::book::CacheBook;
-use cacheplan::planner::{Budget, CachePlan, PlanRequest, RankPlans, Serving, Target, export, plan};
-use cacheplan::transforms::{ReadOptions, collect, read_model};
+use cacheplan::planner::{Budget, CachePlan, PlanRequest, RankPlans, Serving, Target};
+use cacheplan::transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -15,12 +15,12 @@ const MAX_BYTES: u64 = 64 << 20;
 
 fn planned(model: &str, budget: &str) -> CachePlan {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(model);
-    let model = read_model(&path, &ReadOptions::default()).unwrap();
+    let model = Model::read(&path, &ReadOptions::default()).unwrap();
     let budget = Budget::from_toml(budget, "budget").unwrap();
-    let resources = collect(&mut model.graph.clone(), &budget.pass_context(&model.info)).unwrap().resources;
+    let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
     let request = PlanRequest::new(&model.info, &resources, &budget);
     if budget.parallel == Default::default() {
-        return plan(&request).unwrap();
+        return request.plan().unwrap();
     }
     RankPlans::of(&request).unwrap().stages.swap_remove(0)
 }
@@ -31,7 +31,7 @@ type Told = Vec<(Target, Option<BTreeMap<String, Value>>)>;
 fn told(plan: &CachePlan) -> Told {
     let serving = Serving { model: Some("m".into()), ..Serving::default() };
     let settings = |target| {
-        let export = export(plan, target, None, &serving).ok()?;
+        let export = plan.export(target, None, &serving).ok()?;
         Some(export.settings.into_iter().map(|setting| (setting.key, setting.value)).collect())
     };
     Target::all().map(|target| (target, settings(target))).collect()

@@ -3,7 +3,7 @@
 
 mod limits;
 
-use cacheplan_transforms::{ReadOptions, read_config_str};
+use cacheplan_transforms::{Model, ReadOptions};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| limits::walk(|| read_config_str("fuzzed", text, &ReadOptions::default())));
+fuzz_target!(|text: &str| limits::walk(|| Model::read_config("fuzzed", text, &ReadOptions::default())));

@@ -3,7 +3,7 @@
 
 mod limits;
 
-use cacheplan_transforms::{ReadOptions, read_config_str};
+use cacheplan_transforms::{Model, ReadOptions};
 use libfuzzer_sys::fuzz_target;
 
 const CONFIG: &str = r#"{
@@ -15,5 +15,5 @@ const CONFIG: &str = r#"{
 
 fuzz_target!(|text: &str| {
     let options = ReadOptions { descriptions: vec![text.to_owned()], ..ReadOptions::default() };
-    limits::walk(|| read_config_str("fuzzed", CONFIG, &options));
+    limits::walk(|| Model::read_config("fuzzed", CONFIG, &options));
 });

@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
     let index = FOLDER.path().join("model.safetensors.index.json");
     if bytes.starts_with(b"{") {
         if std::fs::write(&index, bytes).is_ok() {
-            limits::walk(|| cacheplan_transforms::read_model(FOLDER.path(), &Default::default()));
+            limits::walk(|| cacheplan_transforms::Model::read(FOLDER.path(), &Default::default()));
             let _ = std::fs::remove_file(&index);
         }
     } else {

@@ -1,8 +1,8 @@
 //! A graph for inputs of one shape: its steps, and the buffers that they share.
 
+use crate::Graph;
 use crate::builder::{Buffer, Builder, Step};
 use crate::error::GraphError;
-use crate::graph::Graph;
 use crate::kernels::{Operand, run};
 use crate::nodes::lower;
 use crate::tensor::{Data, Element, Layout, Place, Slice, Value, View, count};

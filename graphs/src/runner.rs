@@ -1,7 +1,7 @@
 //! Runs a graph, with a program for each shape of its inputs.
 
+use crate::Graph;
 use crate::error::GraphError;
-use crate::graph::Graph;
 use crate::program::{Input, Memory, Program, check, shapes};
 use crate::tensor::View;
 

@@ -17,8 +17,8 @@
 //! let mut model = builder.build();
 //!
 //! let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 4", "budget.toml")?;
-//! let resources = collect(&mut model.graph, &budget.pass_context(&model.info))?.resources;
-//! let plan = plan(&PlanRequest::new(&model.info, &resources, &budget))?;
+//! let resources = model.graph.collect(&budget.pass_context(&model.info))?.resources;
+//! let plan = PlanRequest::new(&model.info, &resources, &budget).plan()?;
 //!
 //! let mut book = CacheBook::new(&plan)?;
 //! let sequence = book.admit(40)?;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Budget, Engine, EngineSpec, PlanRequest, check, compare, plan};
-use cacheplan_transforms::{ModelInfo, ReadOptions, Resource, Resources, collect, read_model};
+use cacheplan_planner::{Budget, Engine, EngineSpec, PlanRequest};
+use cacheplan_transforms::{Model, ModelInfo, ReadOptions, Resource, Resources};
 use divan::{Bencher, black_box};
 
 fn main() {
@@ -21,8 +21,8 @@ const ZOO: [&str; 5] = [
 
 fn read(name: &str) -> (ModelInfo, Resources) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/configs/{name}.json"));
-    let mut model = read_model(&path, &ReadOptions::default()).expect("a config of the zoo");
-    let resources = collect(&mut model.graph, &Budget::default().pass_context(&model.info)).expect("caches").resources;
+    let mut model = Model::read(&path, &ReadOptions::default()).expect("a config of the zoo");
+    let resources = model.graph.collect(&Budget::default().pass_context(&model.info)).expect("caches").resources;
     (model.info, resources)
 }
 
@@ -34,7 +34,7 @@ fn budget() -> Budget {
 fn plan_a_model(bencher: Bencher<'_, '_>, name: &str) {
     let ((model, resources), budget) = (read(name), budget());
     let request = PlanRequest::new(&model, &resources, &budget);
-    bencher.bench_local(|| plan(black_box(&request)));
+    bencher.bench_local(|| black_box(&request).plan());
 }
 
 /// Prints the slowest of the zoo's models: the goal is below 100 microseconds for each.
@@ -45,13 +45,13 @@ fn plan_the_slowest_of_the_zoo(bencher: Bencher<'_, '_>) {
     let files = std::fs::read_dir(folder).expect("the zoo").map(|entry| entry.expect("a config").path());
     let budget = budget();
     let median = |path: std::path::PathBuf| {
-        let mut model = read_model(&path, &ReadOptions::default()).ok()?;
-        let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).ok()?.resources;
+        let mut model = Model::read(&path, &ReadOptions::default()).ok()?;
+        let resources = model.graph.collect(&budget.pass_context(&model.info)).ok()?.resources;
         let request = PlanRequest::new(&model.info, &resources, &budget);
         let mut times: Vec<_> = (0..101)
             .map(|_| {
                 let start = std::time::Instant::now();
-                drop(black_box(plan(black_box(&request))));
+                drop(black_box(black_box(&request).plan()));
                 start.elapsed()
             })
             .collect();
@@ -68,8 +68,8 @@ fn plan_the_slowest_of_the_zoo(bencher: Bencher<'_, '_>) {
 fn check_a_plan(bencher: Bencher<'_, '_>, name: &str) {
     let ((model, resources), budget) = (read(name), budget());
     let request = PlanRequest::new(&model, &resources, &budget);
-    let plan = plan(&request).expect("a plan");
-    bencher.bench_local(|| check(black_box(&request), black_box(&plan)));
+    let plan = request.plan().expect("a plan");
+    bencher.bench_local(|| black_box(&request).check(black_box(&plan)));
 }
 
 #[divan::bench]
@@ -77,7 +77,7 @@ fn compare_with_every_engine(bencher: Bencher<'_, '_>) {
     let ((model, resources), budget) = (read(ZOO[0]), budget());
     let request = PlanRequest::new(&model, &resources, &budget);
     bencher.bench_local(|| {
-        let sequences = |engine| compare(black_box(&request), EngineSpec::from(engine)).map(|row| row.sequences);
+        let sequences = |engine| black_box(&request).compare(EngineSpec::from(engine)).map(|row| row.sequences);
         Engine::all().iter().copied().map(sequences).collect::<Vec<_>>()
     });
 }
@@ -104,5 +104,5 @@ fn plan_many_layers(bencher: Bencher<'_, '_>, layers: u32) {
     }
     let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 1", "bench").expect("a budget");
     let request = PlanRequest::new(&model, &resources, &budget);
-    bencher.bench_local(|| plan(black_box(&request)));
+    bencher.bench_local(|| black_box(&request).plan());
 }

@@ -8,8 +8,8 @@ use std::io::Write as _;
 use std::path::Path;
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{Budget, ByteSize, Comparison, Engine, EngineSpec, PlanError, PlanRequest, compare};
-use cacheplan_transforms::{ReadOptions, Resources, collect, read_model};
+use cacheplan_planner::{Budget, ByteSize, Comparison, Engine, EngineSpec, PlanError, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions, Resources};
 
 /// Name, what it is, budget, and whether the goals of the engines are stated for it.
 const WORKLOADS: [(&str, &str, &str); 4] = [
@@ -57,20 +57,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut paths: Vec<_> = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     for path in paths {
-        let Ok(model) = read_model(&path, &ReadOptions::default()) else { continue };
+        let Ok(model) = Model::read(&path, &ReadOptions::default()) else { continue };
         let name = path.file_stem().unwrap_or_default().to_string_lossy().replace("__", "/");
         for engine in Engine::all().iter().copied().map(EngineSpec::from) {
             for (workload, (_, _, text)) in WORKLOADS.iter().enumerate() {
                 let mut budget = Budget::from_toml(text, "workload")?;
                 let context = budget.engine_context(&model.info, engine);
-                let Ok(collected) = collect(&mut model.graph.clone(), &context) else { continue };
+                let Ok(collected) = model.graph.clone().collect(&context) else { continue };
                 let resources = collected.resources;
                 if !is_hybrid(&resources) && !is_windowed(&resources) {
                     continue;
                 }
                 for device_gb in DEVICES_GB {
                     budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
-                    let comparison = match compare(&PlanRequest::new(&model.info, &resources, &budget), engine) {
+                    let comparison = match PlanRequest::new(&model.info, &resources, &budget).compare(engine) {
                         Err(PlanError::Engine(_)) => continue,
                         comparison => comparison?,
                     };

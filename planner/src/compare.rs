@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Memory;
-use crate::engines::{EngineSpec, predict};
+use crate::engines::EngineSpec;
 use crate::make::{available_bytes, load, make};
-use crate::{ByteSize, Grouping, PlanError, PlanRequest, plan};
+use crate::{ByteSize, Grouping, PlanError, PlanRequest};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;
@@ -35,60 +35,62 @@ pub struct Comparison {
     pub why: Vec<String>,
 }
 
-/// Compares `by-key` with `engine` at the same bytes.
-///
-/// The resources must have been collected in [`engine_context`](crate::Budget::engine_context), so that both store the
-/// same dtypes. Both keep the same features on; our blocks are at most as large as the engine's.
-///
-/// # Errors
-/// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
-/// fit into memory that is left counts as no sequences.
-pub fn compare(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<Comparison, PlanError> {
-    request.budget.validate().map_err(PlanError::Budget)?;
-    let load = load(request.budget, request.budget.max_seq_len_for(request.model))?;
-    let bytes = match request.budget.engine.cache_bytes {
-        Some(bytes) => bytes.0,
-        None => available_bytes(request, &load)?.ok_or_else(|| {
-            let ways = "`[memory]` (--memory-bytes), a device (--device-memory), or cache bytes (--cache-bytes)";
-            PlanError::Budget(format!("a comparison needs bytes: state {ways}"))
-        })?,
-    };
-    if bytes == 0 {
-        // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
-        plan(request)?;
+impl PlanRequest<'_> {
+    /// Compares `by-key` with `engine` at the same bytes.
+    ///
+    /// The resources must have been collected in [`engine_context`](crate::Budget::engine_context), so that both store the
+    /// same dtypes. Both keep the same features on; our blocks are at most as large as the engine's.
+    ///
+    /// # Errors
+    /// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
+    /// fit into memory that is left counts as no sequences.
+    pub fn compare(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
+        self.budget.validate().map_err(PlanError::Budget)?;
+        let load = load(self.budget, self.budget.max_seq_len_for(self.model))?;
+        let bytes = match self.budget.engine.cache_bytes {
+            Some(bytes) => bytes.0,
+            None => available_bytes(self, &load)?.ok_or_else(|| {
+                let ways = "`[memory]` (--memory-bytes), a device (--device-memory), or cache bytes (--cache-bytes)";
+                PlanError::Budget(format!("a comparison needs bytes: state {ways}"))
+            })?,
+        };
+        if bytes == 0 {
+            // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
+            self.plan()?;
+        }
+        let mut budget = self.budget.clone();
+        budget.engine.cache_bytes = Some(ByteSize(bytes));
+        budget.grouping = Some(Grouping::ByKey);
+        budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
+        let theirs = match (PlanRequest { budget: &budget, ..*self }).predict(engine) {
+            Ok(prediction) => Some(prediction),
+            Err(PlanError::DoesNotFit(_)) => None,
+            Err(other) => return Err(other),
+        };
+        let block = theirs.as_ref().and_then(|theirs| theirs.block_size).unwrap_or(1);
+        budget.tokens_per_block = Some(budget.tokens_per_block.unwrap_or(LARGEST_BLOCK).min(block));
+        let ours = match make(&PlanRequest { budget: &budget, ..*self }) {
+            Ok(plan) => Some(plan),
+            Err(PlanError::DoesNotFit(_)) => None,
+            Err(other) => return Err(other),
+        };
+        // What a sequence needs is the same for both, so that the engine's waste gives ours.
+        let engine_sequences = theirs.as_ref().map_or(0, |theirs| theirs.sequences);
+        let engine_wasted_bytes = theirs.as_ref().map_or(bytes, |theirs| theirs.wasted_bytes);
+        let sequences = ours.as_ref().map_or(0, |plan| plan.capacity.sequences);
+        let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*self }, &load, engine)?;
+        let used = u64::try_from(needed * u128::from(sequences)).unwrap_or(u64::MAX);
+        Ok(Comparison {
+            engine: engine.engine.to_string(),
+            version: engine.version_name(),
+            bytes,
+            sequences,
+            engine_sequences,
+            tokens: ours.and_then(|plan| plan.capacity.tokens),
+            engine_tokens: theirs.as_ref().and_then(|theirs| theirs.tokens),
+            wasted_bytes: bytes.saturating_sub(used),
+            engine_wasted_bytes,
+            why: theirs.map_or_else(|| vec!["not one sequence fits".into()], |theirs| theirs.notes),
+        })
     }
-    let mut budget = request.budget.clone();
-    budget.engine.cache_bytes = Some(ByteSize(bytes));
-    budget.grouping = Some(Grouping::ByKey);
-    budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
-    let theirs = match predict(&PlanRequest { budget: &budget, ..*request }, engine) {
-        Ok(prediction) => Some(prediction),
-        Err(PlanError::DoesNotFit(_)) => None,
-        Err(other) => return Err(other),
-    };
-    let block = theirs.as_ref().and_then(|theirs| theirs.block_size).unwrap_or(1);
-    budget.tokens_per_block = Some(budget.tokens_per_block.unwrap_or(LARGEST_BLOCK).min(block));
-    let ours = match make(&PlanRequest { budget: &budget, ..*request }) {
-        Ok(plan) => Some(plan),
-        Err(PlanError::DoesNotFit(_)) => None,
-        Err(other) => return Err(other),
-    };
-    // What a sequence needs is the same for both, so that the engine's waste gives ours.
-    let engine_sequences = theirs.as_ref().map_or(0, |theirs| theirs.sequences);
-    let engine_wasted_bytes = theirs.as_ref().map_or(bytes, |theirs| theirs.wasted_bytes);
-    let sequences = ours.as_ref().map_or(0, |plan| plan.capacity.sequences);
-    let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*request }, &load, engine)?;
-    let used = u64::try_from(needed * u128::from(sequences)).unwrap_or(u64::MAX);
-    Ok(Comparison {
-        engine: engine.engine.to_string(),
-        version: engine.version_name(),
-        bytes,
-        sequences,
-        engine_sequences,
-        tokens: ours.and_then(|plan| plan.capacity.tokens),
-        engine_tokens: theirs.as_ref().and_then(|theirs| theirs.tokens),
-        wasted_bytes: bytes.saturating_sub(used),
-        engine_wasted_bytes,
-        why: theirs.map_or_else(|| vec!["not one sequence fits".into()], |theirs| theirs.notes),
-    })
 }

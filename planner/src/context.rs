@@ -25,7 +25,7 @@ impl Budget {
         })
     }
 
-    /// What [`collect`](cacheplan_transforms::collect) needs of this budget, with the built-in descriptors.
+    /// What [`Graph::collect`](cacheplan_transforms::Graph::collect) needs of this budget, with the built-in descriptors.
     pub fn pass_context(&self, model: &ModelInfo) -> PassContext {
         PassContext {
             dtypes: CacheDTypes {

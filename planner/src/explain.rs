@@ -12,7 +12,7 @@ use crate::budget::{Base, Memory, nearest};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
 use crate::{
-    Budget, CachePlan, Cap, HostPlan, LedgerItem, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit, plan,
+    Budget, CachePlan, Cap, HostPlan, LedgerItem, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit,
 };
 
 /// A statement and the statements that it follows from.
@@ -57,43 +57,45 @@ pub enum ExplainError {
     Plan(#[from] PlanError),
 }
 
-/// Explains `capacity`, `host`, or the resource, pool, ledger line or layer number that `subject` names.
-///
-/// `plan` must be the plan of `request`, which holds what the plan does not: the tensors behind each dimension, and
-/// which limits the budget states.
-///
-/// # Errors
-/// A name that is not in the plan, or a request that cannot be planned.
-pub fn explain(request: &PlanRequest<'_>, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
-    let held = request.held()?;
-    let explainer = Explainer { request, plan, held: &held.resources };
-    if subject == "capacity" {
-        return Ok(explainer.capacity());
+impl PlanRequest<'_> {
+    /// Explains `capacity`, `host`, or the resource, pool, ledger line or layer number that `subject` names.
+    ///
+    /// `plan` must be the plan of this request, which holds what the plan does not: the tensors behind each dimension, and
+    /// which limits the budget states.
+    ///
+    /// # Errors
+    /// A name that is not in the plan, or a request that cannot be planned.
+    pub fn explain(&self, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
+        let held = self.held()?;
+        let explainer = Explainer { request: self, plan, held: &held.resources };
+        if subject == "capacity" {
+            return Ok(explainer.capacity());
+        }
+        if let Some(host) = plan.host.as_ref().filter(|_| subject == "host") {
+            return Ok(explainer.host(host));
+        }
+        if let Some(resource) = plan.resource(subject) {
+            return Ok(explainer.resource(resource));
+        }
+        if let Some(pool) = plan.pool(subject) {
+            return Ok(explainer.pool(pool));
+        }
+        if let Some(line) = plan.ledger.iter().find(|line| line.name.name() == subject) {
+            return Ok(explainer.ledger_line(line));
+        }
+        if let Ok(layer) = subject.trim_start_matches("layers.").parse() {
+            return explainer.layer(layer);
+        }
+        if subject == "host" {
+            return Err(ExplainError::NoHost);
+        }
+        let resources = plan.resources.iter().map(|resource| resource.name.as_str());
+        let pools = plan.pools.iter().map(|pool| pool.id.as_str());
+        let lines = || plan.ledger.iter().map(|line| line.name.name());
+        let nearest = nearest(subject, resources.chain(pools).chain(lines()).chain(["capacity", "host"]));
+        let names = lines().map(|line| format!("`{line}`")).collect();
+        Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
     }
-    if let Some(host) = plan.host.as_ref().filter(|_| subject == "host") {
-        return Ok(explainer.host(host));
-    }
-    if let Some(resource) = plan.resource(subject) {
-        return Ok(explainer.resource(resource));
-    }
-    if let Some(pool) = plan.pool(subject) {
-        return Ok(explainer.pool(pool));
-    }
-    if let Some(line) = plan.ledger.iter().find(|line| line.name.name() == subject) {
-        return Ok(explainer.ledger_line(line));
-    }
-    if let Ok(layer) = subject.trim_start_matches("layers.").parse() {
-        return explainer.layer(layer);
-    }
-    if subject == "host" {
-        return Err(ExplainError::NoHost);
-    }
-    let resources = plan.resources.iter().map(|resource| resource.name.as_str());
-    let pools = plan.pools.iter().map(|pool| pool.id.as_str());
-    let lines = || plan.ledger.iter().map(|line| line.name.name());
-    let nearest = nearest(subject, resources.chain(pools).chain(lines()).chain(["capacity", "host"]));
-    let names = lines().map(|line| format!("`{line}`")).collect();
-    Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
 }
 
 impl Derivation {
@@ -432,7 +434,7 @@ impl Explainer<'_> {
             Cap::Memory => {
                 let mut budget = self.budget().clone();
                 (budget.memory, budget.max_batch_size, budget.maximize) = (None, Some(more), None);
-                let grown = plan(&PlanRequest { budget: &budget, agreement: None, ..*self.request });
+                let grown = PlanRequest { budget: &budget, agreement: None, ..*self.request }.plan();
                 Derivation::given(match grown {
                     Ok(grown) => {
                         let needed = grown.totals.managed_bytes + grown.totals.unmanaged_bytes;

@@ -6,25 +6,23 @@ use serde::Serialize;
 
 use crate::{Fingerprint, PlanRequest};
 
-impl Fingerprint {
-    /// The fingerprint of a request.
-    pub fn of(request: &PlanRequest<'_>) -> Self {
-        let mut model = Vec::with_capacity(64 * request.resources.len());
-        field(&mut model, request.model.fingerprint.as_bytes());
-        write_resources(&mut model, request.resources);
-        if let Some(draft) = request.draft {
+impl PlanRequest<'_> {
+    /// What a plan of this request bears, and no other: a plan with another fingerprint was made of something else.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let mut model = Vec::with_capacity(64 * self.resources.len());
+        field(&mut model, self.model.fingerprint.as_bytes());
+        write_resources(&mut model, self.resources);
+        if let Some(draft) = self.draft {
             field(&mut model, draft.model.fingerprint.as_bytes());
             write_resources(&mut model, draft.resources);
         }
-        Self {
+        Fingerprint {
             model: hex(&model),
-            budget: hash(request.budget),
-            device: match request.measured {
+            budget: hash(self.budget),
+            device: match self.measured {
                 // Plans without measured lines keep the fingerprint that they had before there were any.
-                None => hash(&(request.device, request.measurement, request.stage, request.agreement)),
-                Some(measured) => {
-                    hash(&(request.device, request.measurement, measured, request.stage, request.agreement))
-                }
+                None => hash(&(self.device, self.measurement, self.stage, self.agreement)),
+                Some(measured) => hash(&(self.device, self.measurement, measured, self.stage, self.agreement)),
             },
         }
     }

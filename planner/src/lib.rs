@@ -1,11 +1,11 @@
 //! From resources and a budget to a [`CachePlan`]: pure, no device, no IO.
 //!
-//! [`plan`] groups the resources of a model into pools, sizes the pools for the most sequences that the budget admits,
-//! and says who owns every byte and why. [`check`](fn@check) proves a plan from the request alone.
+//! [`PlanRequest::plan`] groups the resources of a model into pools, sizes the pools for the most sequences that the budget admits,
+//! and says who owns every byte and why. [`PlanRequest::check`] proves a plan from the request alone.
 //!
 //! ```
 //! use cacheplan_handlers::{DType, ResourceHandler};
-//! use cacheplan_planner::{Budget, PlanRequest, plan};
+//! use cacheplan_planner::{Budget, PlanRequest};
 //! use cacheplan_transforms::{ModelInfo, Resource, Resources};
 //!
 //! let mut resources = Resources::default();
@@ -27,7 +27,7 @@
 //!     step_tokens: None,
 //! };
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
-//! let plan = plan(&PlanRequest::new(&model, &resources, &budget))?;
+//! let plan = PlanRequest::new(&model, &resources, &budget).plan()?;
 //! assert_eq!(plan.capacity.sequences, 15);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -70,19 +70,16 @@ mod weights;
 mod workload;
 
 pub use budget::{Budget, BudgetError, Memory};
-pub use check::check;
-pub use compare::{Comparison, compare};
+pub use compare::Comparison;
 pub use config::{Config, Key, Origin, Override, Values};
 pub use device::{DeviceInfo, DeviceKind};
-pub use engines::{Engine, EnginePlan, EngineSpec, predict};
-pub use error::{PlanError, Suggestion};
-pub use explain::explain;
-pub use export::{ExportError, Serving, Target, export};
-pub use make::plan;
+pub use engines::{Engine, EngineSpec};
+pub use error::PlanError;
+pub use export::{ExportError, Serving, Target};
 pub use measured::Measured;
 pub use plan::{
-    CachePlan, Cap, Capacity, Certainty, Fingerprint, Grouping, HostPlan, LedgerItem, Limits, ManagerKind, Member,
-    Owner, PlannedResource, Pool, SlotDomain, Totals, Unit,
+    CachePlan, Certainty, Grouping, HostPlan, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain,
+    Unit,
 };
 pub use ranks::{Parallel, RankPlans};
 pub use request::{Draft, Measurement, PlanRequest};
@@ -91,8 +88,8 @@ pub use size::ByteSize;
 // What only this crate names.
 use budget::{Base, Fraction};
 use engines::EngineOptions;
-use error::Shortfall;
-use plan::{HostPool, LedgerLine, SCHEMA_VERSION};
+use error::{Shortfall, Suggestion};
+use plan::{Cap, Capacity, Fingerprint, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Totals};
 use ranks::Agreement;
 use speculation::{Scheme, Speculation};
 use workload::{CheckpointDType, Lengths, Workload};

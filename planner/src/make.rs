@@ -11,9 +11,9 @@ use crate::plan::Deployment;
 use crate::request::Held;
 use crate::solve::{self, CacheBytes, Cost, Solution};
 use crate::{
-    CachePlan, Cap, Capacity, Certainty, Fingerprint, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner,
-    Parallel, PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals, Unit,
-    checkpoints, host, suggest, weights,
+    CachePlan, Cap, Capacity, Certainty, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner, Parallel,
+    PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals, Unit, checkpoints,
+    host, suggest, weights,
 };
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
@@ -22,20 +22,22 @@ const DEFAULT_NUM_TOKENS: u64 = 2_048;
 const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
 const PADDING_SLOTS: u64 = 1;
 
-/// Plans the caches of a model: who owns each, how large each pool is, and why.
-///
-/// Pure: the same request gives the same plan, and nothing is read, allocated or measured.
-///
-/// # Errors
-/// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
-pub fn plan(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
-    make(request).map_err(|error| match error {
-        PlanError::DoesNotFit(mut shortfall) => {
-            shortfall.suggestions = suggest::suggestions(request);
-            PlanError::DoesNotFit(shortfall)
-        }
-        other => other,
-    })
+impl PlanRequest<'_> {
+    /// Plans the caches of a model: who owns each, how large each pool is, and why.
+    ///
+    /// Pure: the same request gives the same plan, and nothing is read, allocated or measured.
+    ///
+    /// # Errors
+    /// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
+    pub fn plan(&self) -> Result<CachePlan, PlanError> {
+        make(self).map_err(|error| match error {
+            PlanError::DoesNotFit(mut shortfall) => {
+                shortfall.suggestions = suggest::suggestions(self);
+                PlanError::DoesNotFit(shortfall)
+            }
+            other => other,
+        })
+    }
 }
 
 /// Bytes that the budget leaves for caches; `None` if it states no memory.
@@ -45,7 +47,7 @@ pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<
     Ok(memory.map(|memory| memory.paged_share.of(memory.bytes)))
 }
 
-/// [`plan`] without suggestions where it does not fit.
+/// [`PlanRequest::plan`] without suggestions where it does not fit.
 pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     let stated = request;
     let budget = request.budget.or_fixed(request.model);
@@ -96,7 +98,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
     Ok(CachePlan {
         schema_version: SCHEMA_VERSION,
         tool_version: env!("CARGO_PKG_VERSION").into(),
-        fingerprint: Fingerprint::of(stated),
+        fingerprint: stated.fingerprint(),
         model: request.model.clone(),
         policy,
         manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },

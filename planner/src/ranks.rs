@@ -6,7 +6,7 @@ use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
 
-use crate::{CachePlan, Key, PlanError, PlanRequest, make, plan};
+use crate::{CachePlan, Key, PlanError, PlanRequest, make};
 
 /// Sizes of the groups that ranks form; 1 each where absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,9 +150,9 @@ impl RankPlans {
     /// would leave ranks with other pools out of step.
     ///
     /// # Errors
-    /// As [`plan`], or sizes that do not divide the model.
+    /// As [`PlanRequest::plan`], or sizes that do not divide the model.
     pub fn of(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
-        Self::each(request, plan)
+        Self::each(request, |request| request.plan())
     }
 
     /// The same without suggestions where it does not fit.

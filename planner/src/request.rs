@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::measured::Measured;
 use crate::speculation;
 use crate::step::StepBytes;
-use crate::{Agreement, Budget, CachePlan, DeviceInfo, Parallel, PlanError, Speculation, plan, ranks};
+use crate::{Agreement, Budget, CachePlan, DeviceInfo, Parallel, PlanError, Speculation, ranks};
 
 /// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -174,8 +174,8 @@ impl PlanRequest<'_> {
     /// The plan for what was measured: `paged = (free - states - forward) * fraction`, the rest as before.
     ///
     /// # Errors
-    /// As [`plan`].
+    /// As [`PlanRequest::plan`].
     pub fn resized(&self, measurement: &Measurement) -> Result<CachePlan, PlanError> {
-        plan(&PlanRequest { measurement: Some(measurement), ..*self })
+        PlanRequest { measurement: Some(measurement), ..*self }.plan()
     }
 }

@@ -93,13 +93,13 @@ fn feed_forward(dims: &FeedForward, hidden: u64, routed: u64) -> Option<[u64; 2]
 
 #[cfg(test)]
 mod tests {
-    use cacheplan_transforms::{ReadOptions, read_model};
+    use cacheplan_transforms::ReadOptions;
 
     use super::*;
 
     fn read(config: &str) -> StepBytes {
         let path = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-        StepBytes::of(&read_model(path.as_ref(), &ReadOptions::default()).unwrap()).unwrap()
+        StepBytes::of(&Model::read(path.as_ref(), &ReadOptions::default()).unwrap()).unwrap()
     }
 
     /// Three times 4,096 channels of the stream, three times 14,336 inside the widest block, two bytes each.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan_transforms::{Assumption, ReadOptions, read_config_str, read_model};
+use cacheplan_transforms::{Assumption, ReadOptions};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -24,7 +24,7 @@ impl Model {
     #[staticmethod]
     fn read(py: Python<'_>, path: PathBuf, assume: Vec<String>, descriptions: Vec<String>) -> PyResult<Self> {
         let options = options(assume, descriptions)?;
-        py.detach(|| read_model(&path, &options)).map(Self).map_err(errors::model)
+        py.detach(|| cacheplan_transforms::Model::read(&path, &options)).map(Self).map_err(errors::model)
     }
 
     /// Reads the text of a config.json; `name` stands for the file in errors.
@@ -37,7 +37,7 @@ impl Model {
         descriptions: Vec<String>,
     ) -> PyResult<Self> {
         let options = options(assume, descriptions)?;
-        py.detach(|| read_config_str(name, text, &options)).map(Self).map_err(errors::model)
+        py.detach(|| cacheplan_transforms::Model::read_config(name, text, &options)).map(Self).map_err(errors::model)
     }
 
     /// The `model_type` that its files state.

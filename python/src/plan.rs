@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cacheplan_files::{Limit, Source};
 use cacheplan_planner::{
     Budget, CachePlan, Config, DeviceInfo, Draft, Engine, EngineSpec, Key, Measured, Origin, Override, Parallel,
-    PlanError, PlanRequest, RankPlans, Serving, Target, Values, check, compare, explain, export, plan, predict,
+    PlanError, PlanRequest, RankPlans, Serving, Target, Values,
 };
-use cacheplan_transforms::{PassContext, Resources, collect, graph::Graph};
+use cacheplan_transforms::{Graph, PassContext, Resources};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -47,7 +47,7 @@ impl Collected {
 }
 
 fn walk(graph: &Graph, context: &PassContext) -> PyResult<Resources> {
-    let collected = collect(&mut graph.clone(), context);
+    let collected = graph.clone().collect(context);
     collected.map(|collected| collected.resources).map_err(|failed| error("ModelError", failed, Said::default()))
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn make(
         inputs.stage = stage;
         let planned = match &inputs.ranks {
             None if stage > 0 => None,
-            None => Some(plan(&inputs.own_request()).map_err(errors::plan)?),
+            None => Some(inputs.own_request().plan().map_err(errors::plan)?),
             Some(ranks) => ranks.stages.get(stage as usize).cloned(),
         };
         let planned = planned.ok_or_else(|| {
@@ -256,7 +256,7 @@ impl Plan {
 
     fn explain(&self, py: Python<'_>, subject: &str) -> PyResult<String> {
         let inputs = self.inputs()?;
-        let derived = py.detach(|| explain(&inputs.own_request(), &self.plan, subject));
+        let derived = py.detach(|| inputs.own_request().explain(&self.plan, subject));
         let derived = derived.map_err(|failed| {
             error("PlanError", failed, Said { key: Some("subject".into()), found: Some(subject.into()), hint: None })
         });
@@ -272,7 +272,7 @@ impl Plan {
     /// Everything that the independent checker finds wrong.
     fn violations(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let inputs = self.inputs()?;
-        let checked = py.detach(|| check(&inputs.own_request(), &self.plan));
+        let checked = py.detach(|| inputs.own_request().check(&self.plan));
         Ok(checked.err().unwrap_or_default().iter().map(ToString::to_string).collect())
     }
 
@@ -282,20 +282,20 @@ impl Plan {
         let failed = |failed| error("ExportError", failed, Said { key: Some("target".into()), ..Said::default() });
         let target: Target = target.parse().map_err(failed)?;
         let serving = Serving { model, parallel: Some(self.plan.parallel), host_bytes: None };
-        let exported = export(&self.plan, target, version, &serving).map_err(failed)?;
+        let exported = self.plan.export(target, version, &serving).map_err(failed)?;
         json(&exported)
     }
 
     /// What an engine would allocate, as JSON.
     fn engine(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
         let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(engine, |request| predict(request, engine)))?)
+        json(&py.detach(|| inputs.with_engine(engine, |request| request.predict(engine)))?)
     }
 
     /// Our plan beside an engine's allocation, as JSON.
     fn compare(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
         let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(engine, |request| compare(request, engine)))?)
+        json(&py.detach(|| inputs.with_engine(engine, |request| request.compare(engine)))?)
     }
 
     fn __eq__(&self, other: &Self) -> bool {

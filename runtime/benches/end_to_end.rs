@@ -12,7 +12,7 @@ use cacheplan_kernels::roofline::ReadBuffer;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::{Budget, CachePlan};
 use cacheplan_runtime::{RuntimeError, Session, SessionOptions, Weights, load};
-use cacheplan_transforms::{Model, ReadOptions, read_model};
+use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
 
 /// Tokens of the prompt.
@@ -63,7 +63,7 @@ impl Bench {
     /// Opens a model, with invented weights where a dtype is given.
     fn open(path: &Path, invented: Option<DType>) -> Result<Self, Box<dyn std::error::Error>> {
         let options = SessionOptions { budget: Budget::from_toml(BUDGET, "bench")?, ..SessionOptions::default() };
-        let model = read_model(path, &ReadOptions::default())?;
+        let model = Model::read(path, &ReadOptions::default())?;
         let mut weights = model.info.weights.ok_or("weights of unknown size")?.bytes as f64;
         let mut name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let session = match invented {

@@ -4,7 +4,7 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_kernels::GateOrder;
 use cacheplan_planner::{Budget, DeviceInfo, DeviceKind, Grouping, Memory};
 use cacheplan_transforms::{
-    GraphBuilder, Model, Stage,
+    GraphBuilder, Model,
     layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec},
     registry::{Cache, Descriptor, Registry},
 };
@@ -65,7 +65,7 @@ pub fn session(device: Device) -> Result<Session, RuntimeError> {
     let device_info =
         DeviceInfo { name: "demo".to_owned(), total_bytes: 64 << 20, free_bytes: 64 << 20, kind: DeviceKind::Cpu };
     let mut registry = Registry::default();
-    registry.register(Descriptor::new(TOKEN_SHIFT, Stage::InsertCustomCaches, |op| {
+    registry.register(Descriptor::new(TOKEN_SHIFT, |op| {
         let hidden = op.dim("hidden", "x", 2)?;
         Ok(vec![Cache { suffix: "token_shift".into(), handler: ResourceHandler::state(&[1, hidden], DType::F32)? }])
     }));

@@ -8,8 +8,8 @@ use cacheplan_handlers::DType;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::{CacheSet, measure_peak};
 use cacheplan_managers::{CountingAllocator, ManagerError};
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest, plan};
-use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, collect, read_model, registry::Registry};
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, registry::Registry};
 use candle_core::{Device, Tensor};
 
 use crate::beam::{Beams, Hypothesis, Search};
@@ -133,7 +133,7 @@ impl Session {
     /// # Errors
     /// Whatever is wrong with the config, the weights, the budget or the device.
     pub fn open(path: &Path, options: SessionOptions) -> Result<Self, RuntimeError> {
-        let model = read_model(path, &options.read)?;
+        let model = Model::read(path, &options.read)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let mut generation = GenerationConfig::read(folder, &model.config)?;
         if options.ignore_eos {
@@ -174,11 +174,11 @@ impl Session {
     ) -> Result<Self, RuntimeError> {
         let SessionOptions { budget, settings, device, device_info: stated, registry, reuse_prefixes, .. } = options;
         let context = PassContext { registry, ..budget.pass_context(&model.info) };
-        let resources = collect(&mut model.graph, &context)?.resources;
+        let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
-        let first =
-            plan(&PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) })?;
+        let first = PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
+            .plan()?;
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
             true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first)))?),

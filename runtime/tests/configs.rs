@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan_runtime::{ConfigError, Decoder, RuntimeError, WeightError, Weights};
-use cacheplan_transforms::{ReadOptions, read_config_str, read_model};
+use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn config(model: &str, changes: &Value) -> Value {
 
 /// The decoder of a config, read as any config is.
 fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let model = read_config_str("config.json", &config.to_string(), &ReadOptions::default())?;
+    let model = Model::read_config("config.json", &config.to_string(), &ReadOptions::default())?;
     cacheplan_runtime::load(&model, weights)
 }
 
@@ -41,7 +41,7 @@ fn published_configs_give_their_decoders_all_they_need() {
     let mut decoders = 0;
     for entry in std::fs::read_dir(configs).unwrap() {
         let path = entry.unwrap().path();
-        let Ok(model) = read_model(&path, &ReadOptions::default()) else { continue };
+        let Ok(model) = Model::read(&path, &ReadOptions::default()) else { continue };
         if model.config.contains_key("_zoo_note") {
             // Reconstructed: it has the fields that decide cache sizes and no others.
             continue;

@@ -6,9 +6,7 @@ use cacheplan_handlers::{Growth, Kind};
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::Budget;
 use cacheplan_runtime::{CacheUse, ConfigError, RuntimeError, Session, SessionOptions, Weights, load};
-use cacheplan_transforms::{
-    Assumption, Model, PassContext, ReadOptions, Resources, collect, read_config_str, read_model,
-};
+use cacheplan_transforms::{Assumption, Model, PassContext, ReadOptions, Resources};
 use candle_core::{DType, Device};
 use rstest::rstest;
 use serde_json::{Map, Value, json};
@@ -19,7 +17,7 @@ fn fixtures() -> PathBuf {
 
 fn read(config: &Value, assume: &[String]) -> Model {
     let assume = assume.iter().map(|text| text.parse::<Assumption>().unwrap()).collect();
-    read_config_str("config.json", &config.to_string(), &ReadOptions { assume, ..ReadOptions::default() }).unwrap()
+    Model::read_config("config.json", &config.to_string(), &ReadOptions { assume, ..ReadOptions::default() }).unwrap()
 }
 
 /// How many layers from the first on have all combinations of blocks that the model has.
@@ -170,7 +168,7 @@ fn completed(mut config: Map<String, Value>, model_type: &str) -> Map<String, Va
 /// The model's caches as they are collected for a plan, in the words of a decoder, and in an order of their own.
 fn planned(model: &Model) -> Vec<CacheUse> {
     let mut model = model.clone();
-    let resources: Resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources: Resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let uses = resources.iter().map(|resource| CacheUse {
         layer: resource.layer.unwrap(),
         kind: resource.handler.kind().clone(),
@@ -248,7 +246,7 @@ fn a_decoder_keeps_what_is_planned_with_and_without_assumptions() {
     for entry in std::fs::read_dir(fixtures().join("configs")).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        let full = read_model(&path, &ReadOptions::default()).unwrap();
+        let full = Model::read(&path, &ReadOptions::default()).unwrap();
         let loaded = load(&full, &no_weights);
         if matches!(loaded, Err(RuntimeError::Config(ConfigError::Unsupported { key: "model_type", .. }))) {
             continue;
@@ -340,7 +338,7 @@ dense_size = "ffn_width"
 
 fn described(description: &str) -> Model {
     let descriptions = vec![description.to_owned()];
-    read_config_str("config.json", HERON, &ReadOptions { descriptions, ..ReadOptions::default() }).unwrap()
+    Model::read_config("config.json", HERON, &ReadOptions { descriptions, ..ReadOptions::default() }).unwrap()
 }
 
 #[test]
@@ -377,7 +375,7 @@ fn a_decoder_that_keeps_other_caches_than_are_planned_is_refused() {
 #[test]
 fn a_gguf_of_an_architecture_without_a_decoder_tells_its_layers_and_is_refused_by_name() {
     let file = fixtures().join("gguf/jamba.gguf");
-    let model = read_model(&file, &ReadOptions::default()).unwrap();
+    let model = Model::read(&file, &ReadOptions::default()).unwrap();
     assert_eq!(model.layers.len() as u32, model.info.layers);
     assert!(model.layers.iter().all(|layer| !layer.blocks.is_empty()));
     let error = Session::open(&file, SessionOptions::default()).unwrap_err();

@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cacheplan::files::Shown;
-use cacheplan::planner::{self, Fingerprint, check};
 use miette::miette;
 
 use crate::commands::hub;
@@ -45,16 +44,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let loaded = args.reading.load(model, &args.target, None)?;
     let stages = loaded.stages()?;
-    let own = stages.iter().find(|request| Fingerprint::of(request) == plan.fingerprint);
+    let own = stages.iter().find(|request| request.fingerprint() == plan.fingerprint);
     let request = own.unwrap_or(&stages[0]);
-    let stale = plan.fingerprint.differences(&Fingerprint::of(request));
+    let stale = plan.fingerprint.differences(&request.fingerprint());
     if !stale.is_empty() {
-        let anew = planner::plan(request).map(|anew| plan.diff(&anew).table()).unwrap_or_default();
+        let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();
         let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
         let others = stale.join(" and another ");
         return Err(Failure::new(DRIFT, miette!("{file} was made for another {others}; plan anew{lines}")));
     }
-    check(request, &plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
+    request.check(&plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
     let (resources, pools) = (plan.resources.len(), plan.pools.len());
     print(&format!("{file}: {resources} resources in {pools} pools are proved for this model, budget and device\n"))
 }

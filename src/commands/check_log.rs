@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::planner::logs::{Drift, EngineLog, LogCheck, check, read};
+use cacheplan::planner::logs::{Drift, EngineLog, LogCheck};
 use cacheplan::planner::{Engine, EngineSpec};
 use miette::miette;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let log = args.log.read()?;
     // The newest is taken where nobody says a version.
     let version = args.log.engine.map(|engine| engine.version).filter(|version| *version != log.engine.newest());
-    let found = check(&plan, &log, version).map_err(|error| {
+    let found = log.check(&plan, version).map_err(|error| {
         Failure::new(error.exit_code(), miette!("{}: as {} sees it: {error}", args.plan.display(), log.engine))
     })?;
     match args.format {
@@ -71,7 +71,7 @@ impl Log {
         let engine: Option<Engine> = self.engine.map(|spec| spec.engine);
         let source = Source::named(&self.log, Limit::LOG).map_err(Failure::error)?;
         source.within(Limit::LOG).map_err(Failure::error)?;
-        read(BufReader::new(source.reader()), engine).map_err(|error| in_file(&self.log, error))
+        EngineLog::read(BufReader::new(source.reader()), engine).map_err(|error| in_file(&self.log, error))
     }
 
     /// What to call it where its lines are kept.

@@ -1,6 +1,6 @@
 //! `cacheplan compare`: our plan beside each engine's allocation, for the same bytes and workload.
 
-use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError, compare};
+use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError};
 use miette::miette;
 
 use crate::commands::Format;
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for &engine in engines {
         // Each engine stores states in a dtype of its own choice, and so does our plan beside it.
         let collected = loaded.for_engine(engine)?;
-        match compare(&loaded.request_of(&collected), engine) {
+        match loaded.request_of(&collected).compare(engine) {
             // Others may still be known.
             Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread),
             row => rows.push(row.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?),

@@ -1,6 +1,5 @@
 //! `cacheplan plan explain`: where a number of a plan comes from.
 
-use cacheplan::planner::{explain, plan};
 use clap::ValueEnum;
 use miette::miette;
 
@@ -42,8 +41,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let request = stages.get(args.stage as usize).ok_or_else(|| {
         Failure::new(2, miette!("there is no stage {}; the stages are 0 to {}", args.stage, stages.len() - 1))
     })?;
-    let plan = plan(request).map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
-    let derivation = explain(request, &plan, &args.subject).map_err(Failure::error)?;
+    let plan = request.plan().map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let derivation = request.explain(&plan, &args.subject).map_err(Failure::error)?;
     match args.format {
         Format::Outline => print(&derivation.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&derivation).map_err(Failure::error)? + "\n")),

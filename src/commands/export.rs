@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, ExportError, Parallel, Serving, Target, export};
+use cacheplan::planner::{ByteSize, ExportError, Parallel, Serving, Target};
 use clap::ValueEnum;
 use miette::miette;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }),
         host_bytes: args.host_memory.map(|size| size.0),
     };
-    let export = export(&plan, args.to, args.engine_version.as_deref(), &serving).map_err(|error| match error {
+    let export = plan.export(args.to, args.engine_version.as_deref(), &serving).map_err(|error| match error {
         ExportError::Version { .. } => Failure::new(2, miette!("{error}")),
         error => Failure::error(error),
     })?;

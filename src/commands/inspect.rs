@@ -1,7 +1,6 @@
 //! `cacheplan inspect`: what was read of a model, from where, and what had to be assumed.
 
 use cacheplan::planner::Key;
-use cacheplan::transforms::{Inspection, graph::Dot};
 use clap::{Arg, ValueEnum};
 
 use crate::commands::load::{ModelArgs, Target};
@@ -35,7 +34,7 @@ fn of_the_model(arg: Arg) -> Arg {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let loaded = args.source.load(&Target::default())?;
     match args.graph {
-        Some(GraphFormat::Dot) => print(&Dot(&loaded.model.graph).to_string()),
-        None => print(&Inspection { model: &loaded.model, collected: &loaded.collected }.to_string()),
+        Some(GraphFormat::Dot) => print(&loaded.model.graph.dot().to_string()),
+        None => print(&loaded.model.inspection(&loaded.collected).to_string()),
     }
 }

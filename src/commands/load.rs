@@ -12,8 +12,7 @@ use cacheplan::planner::{
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{
-    Assumption, Collected, FrontendError, Model, ModelInfo, PassContext, ReadOptions, Resources, collect, graph::Graph,
-    read_model, read_source,
+    Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources,
 };
 use miette::{LabeledSpan, NamedSource, miette};
 
@@ -307,9 +306,9 @@ impl Loaded {
 
 pub(crate) fn open(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
     if path == Path::new("-") {
-        return read_source(&Source::stdin(Limit::CONFIG)?, &[], options);
+        return Model::read_source(&Source::stdin(Limit::CONFIG)?, &[], options);
     }
-    read_model(path, options)
+    Model::read(path, options)
 }
 
 pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
@@ -332,7 +331,7 @@ fn context(info: &ModelInfo, budget: &Budget, engine: Option<EngineSpec>) -> Pas
 }
 
 pub(crate) fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> {
-    collect(graph, context).map_err(|error| Failure::new(4, miette!("{error}")))
+    graph.collect(context).map_err(|error| Failure::new(4, miette!("{error}")))
 }
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.

@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{
-    EnginePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans, Suggestion, plan, predict,
-};
-use cacheplan::transforms::graph::Dot;
+use cacheplan::planner::{CachePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
 use clap::ValueEnum;
 use miette::miette;
 
@@ -98,7 +95,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     let loaded = reading.load(&args.source.model, &args.target, args.engine)?;
     if args.format == Format::Dot {
         refuse_beside(args, "the model's graph")?;
-        return print(&Dot(&loaded.model.graph).to_string());
+        return print(&loaded.model.graph.dot().to_string());
     }
     let request = loaded.request();
     let failed = |error: PlanError| Failure::new(error.exit_code(), miette!("{error}"));
@@ -110,7 +107,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     if let (true, Some(ranks)) = (args.ranks, &ranks) {
         return show_ranks(args, ranks);
     }
-    let alone = if ranks.is_none() { Some(plan(&request).map_err(failed)?) } else { None };
+    let alone = if ranks.is_none() { Some(request.plan().map_err(failed)?) } else { None };
     let of_stage = |ranks: &RankPlans| ranks.stages.get(args.stage as usize).cloned();
     let stages = loaded.budget.parallel.pp;
     let plan = alone.or_else(|| ranks.as_ref().and_then(of_stage)).ok_or_else(|| {
@@ -127,10 +124,10 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg()),
-            Format::Table | Format::Dot => print(&(heading + &plan.table() + &turned(&request.knobs(&plan)))),
+            Format::Table | Format::Dot => print(&(heading + &plan.table() + &knobs(&request, &plan))),
         };
     };
-    let both = EnginePlan { plan: &plan, engine: predict(&request, engine).map_err(failed)? };
+    let both = request.predict(engine).map_err(failed)?.beside(&plan);
     match args.format {
         Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
         Format::Yaml => print(&both.yaml()),
@@ -158,8 +155,8 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
 }
 
 /// What each change by itself would admit.
-fn turned(knobs: &[Suggestion]) -> String {
-    let lines = knobs.iter().enumerate().map(|(at, knob)| {
+fn knobs(request: &PlanRequest<'_>, plan: &CachePlan) -> String {
+    let lines = request.knobs(plan).into_iter().enumerate().map(|(at, knob)| {
         let label = if at == 0 { "KNOBS" } else { "" };
         format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences)
     });

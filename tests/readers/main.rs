@@ -15,11 +15,10 @@ use cacheplan::candle::{DType, Device};
 use cacheplan::files::{Limit, Source, json};
 use cacheplan::managers::book::{CacheBook, Stats, read_trace};
 use cacheplan::planner::fit::Prices;
-use cacheplan::planner::{
-    Budget, CachePlan, Measured, Measurement, PlanRequest, RankPlans, Serving, Target, export, logs, plan,
-};
+use cacheplan::planner::logs::EngineLog;
+use cacheplan::planner::{Budget, CachePlan, Measured, Measurement, PlanRequest, RankPlans, Serving, Target};
 use cacheplan::runtime::Weights;
-use cacheplan::transforms::{Model, PassContext, ReadOptions, collect, read_config_str, read_model, read_source};
+use cacheplan::transforms::{Model, PassContext, ReadOptions};
 use serde_json::{Map, Value};
 
 use limits::{survive, survive_all};
@@ -49,12 +48,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn walk(mut model: Model) {
-    let _ = collect(&mut model.graph, &PassContext::default());
+    let _ = model.graph.collect(&PassContext::default());
 }
 
 /// A model in memory under this name, with these files beside it.
 fn model(name: &str, bytes: &[u8], beside: &[Source]) -> Option<Model> {
-    read_source(&Source::memory(name, bytes), beside, &ReadOptions::default()).ok()
+    Model::read_source(&Source::memory(name, bytes), beside, &ReadOptions::default()).ok()
 }
 
 /// A real file, of which only a part is held in memory, as what `read` makes of it.
@@ -69,7 +68,7 @@ fn a_file<T>(name: &str, read: impl Fn(&Path) -> Option<T>) -> impl Fn(&[u8]) ->
 }
 
 fn model_of(path: &Path) -> Option<Model> {
-    read_model(path, &ReadOptions::default()).ok()
+    Model::read(path, &ReadOptions::default()).ok()
 }
 
 fn nothing<T>(_: T) {}
@@ -116,7 +115,7 @@ fn descriptions() {
     let config = block("json");
     let read = |bytes: &[u8]| {
         let descriptions = vec![Source::memory("d", bytes).text(Limit::TOML).ok()?];
-        read_config_str("config.json", &config, &ReadOptions { descriptions, ..ReadOptions::default() }).ok()
+        Model::read_config("config.json", &config, &ReadOptions { descriptions, ..ReadOptions::default() }).ok()
     };
     survive("descriptions", Limit::TOML, &[block("toml").into_bytes()], read, walk);
 }
@@ -144,7 +143,7 @@ fn indices_of_shards() {
     fs::write(folder.path().join("config.json"), config).unwrap();
     let read = |bytes: &[u8]| {
         fs::write(folder.path().join("model.safetensors.index.json"), bytes).unwrap();
-        read_model(folder.path(), &ReadOptions::default()).ok()
+        Model::read(folder.path(), &ReadOptions::default()).ok()
     };
     survive("indices of shards", Limit::INDEX, &[seed.to_vec()], read, walk);
 }
@@ -180,8 +179,8 @@ fn budgets() {
     // Whatever a budget asks for, a plan or an error comes at once.
     survive("budgets", Limit::TOML, &[seed.to_vec()], read, |budget| {
         let mut graph = llama.graph.clone();
-        let Ok(collected) = collect(&mut graph, &budget.pass_context(&llama.info)) else { return };
-        let _ = plan(&PlanRequest::new(&llama.info, &collected.resources, &budget));
+        let Ok(collected) = graph.collect(&budget.pass_context(&llama.info)) else { return };
+        let _ = PlanRequest::new(&llama.info, &collected.resources, &budget).plan();
     });
 }
 
@@ -207,7 +206,8 @@ fn prices() {
 #[test]
 fn measured() {
     let logs = seeds("logs", ".log");
-    let toml = |log: &Vec<u8>| Some(Measured::from_log(&logs::read(&log[..], None).ok()?, "a.log").ok()?.to_toml());
+    let toml =
+        |log: &Vec<u8>| Some(Measured::from_log(&EngineLog::read(&log[..], None).ok()?, "a.log").ok()?.to_toml());
     let seeds: Vec<Vec<u8>> = logs.iter().filter_map(toml).map(String::into_bytes).collect();
     let read = |bytes: &[u8]| Measured::from_toml(&Source::memory("m", bytes).text(Limit::TOML).ok()?, "m").ok();
     survive("measured", Limit::TOML, &seeds, read, |measured| {
@@ -240,13 +240,13 @@ fn logs_of_engines() {
     let read = a_file("a.log", |path| {
         let source = Source::open(path).unwrap();
         source.within(Limit::LOG).ok()?;
-        logs::read(BufReader::new(source.reader()), None).ok()
+        EngineLog::read(BufReader::new(source.reader()), None).ok()
     });
     let seeds: Vec<Vec<u8>> = seeds("logs", ".log").into_iter().filter(|log| read(log).is_some()).collect();
     assert!(seeds.len() > 10, "{} logs are read", seeds.len());
     let plan = small_plan("");
     survive("logs", Limit::LOG, &seeds, read, |log| {
-        let _ = (logs::check(&plan, &log, None), Measured::from_log(&log, "a.log"));
+        let _ = (log.check(&plan, None), Measured::from_log(&log, "a.log"));
     });
 }
 
@@ -311,7 +311,7 @@ fn plans() {
         assert!(!shown.contains(['\u{1b}', '\u{2028}']), "{shown}");
         for target in Target::all() {
             let serving = Serving { model: Some("m".into()), ..Serving::default() };
-            if let Ok(export) = export(&plan, target, None, &serving) {
+            if let Ok(export) = plan.export(target, None, &serving) {
                 assert!(!export.text.contains(['\u{1b}', '\u{2028}']), "{}", export.text);
             }
         }
@@ -324,7 +324,7 @@ fn plans() {
 fn plans_of_ranks() {
     let model = small_model();
     let budget = Budget::from_toml("max_batch_size = 2\n[parallel]\npp = 2", "b").unwrap();
-    let resources = collect(&mut model.graph.clone(), &budget.pass_context(&model.info)).unwrap().resources;
+    let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
     let plans = RankPlans::of(&PlanRequest::new(&model.info, &resources, &budget)).unwrap();
     let seed = serde_json::to_vec(&plans).unwrap();
     let read = |bytes: &[u8]| json::parse::<RankPlans>(within(bytes, Limit::PLAN)?, Limit::PLAN).ok();
@@ -334,15 +334,15 @@ fn plans_of_ranks() {
 }
 
 fn small_model() -> Model {
-    read_model(&fixture("models/nemotron_h/config.json"), &ReadOptions::default()).unwrap()
+    Model::read(&fixture("models/nemotron_h/config.json"), &ReadOptions::default()).unwrap()
 }
 
 /// A plan of a small hybrid.
 fn small_plan(budget: &str) -> CachePlan {
     let model = small_model();
     let budget = Budget::from_toml(budget, "b").unwrap();
-    let resources = collect(&mut model.graph.clone(), &budget.pass_context(&model.info)).unwrap().resources;
-    plan(&PlanRequest::new(&model.info, &resources, &budget)).unwrap()
+    let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
+    PlanRequest::new(&model.info, &resources, &budget).plan().unwrap()
 }
 
 /// Limits of files that have no reader here yet: exported graphs with their weights.

@@ -5,9 +5,8 @@ use std::sync::LazyLock;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{
-    GraphBuilder, Model, PassContext, ReadOptions, collect,
+    GraphBuilder, Model, PassContext, ReadOptions,
     layers::{Attention, Mamba2},
-    read_config_str, read_model,
 };
 use divan::Bencher;
 
@@ -32,16 +31,16 @@ fn fixture(path: &str) -> PathBuf {
 fn read_and_walk(bencher: Bencher<'_, '_>, name: &String) {
     let text = std::fs::read_to_string(fixture("configs").join(name)).expect("a fixture");
     bencher.bench(|| {
-        let mut model = read_config_str(name, &text, &ReadOptions::default()).expect("a real config");
-        collect(&mut model.graph, &PassContext::default()).expect("a graph that can be walked")
+        let mut model = Model::read_config(name, &text, &ReadOptions::default()).expect("a real config");
+        model.graph.collect(&PassContext::default()).expect("a graph that can be walked")
     });
 }
 
 #[divan::bench(args = ["onnx/hybrid_opset18.onnx", "gguf/nemotron_h.gguf", "models/nemotron_h"])]
 fn read_and_walk_other_formats(bencher: Bencher<'_, '_>, path: &str) {
     bencher.bench(|| {
-        let mut model = read_model(&fixture(path), &ReadOptions::default()).expect("a fixture");
-        collect(&mut model.graph, &PassContext::default()).expect("a graph that can be walked")
+        let mut model = Model::read(&fixture(path), &ReadOptions::default()).expect("a fixture");
+        model.graph.collect(&PassContext::default()).expect("a graph that can be walked")
     });
 }
 
@@ -68,5 +67,5 @@ fn build_layers(bencher: Bencher<'_, '_>, layers: u32) {
 fn walk_layers(bencher: Bencher<'_, '_>, layers: u32) {
     bencher
         .with_inputs(|| hybrid(layers))
-        .bench_refs(|model| collect(&mut model.graph, &PassContext::default()).expect("a graph that can be walked"));
+        .bench_refs(|model| model.graph.collect(&PassContext::default()).expect("a graph that can be walked"));
 }

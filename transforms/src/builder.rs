@@ -26,7 +26,7 @@ use crate::weights::WeightBytes;
 /// builder.attention(&Attention::grouped(4, 2, 16));
 /// let mut model = builder.build();
 ///
-/// let collected = collect(&mut model.graph, &PassContext::default())?;
+/// let collected = model.graph.collect(&PassContext::default())?;
 /// let names: Vec<&str> = collected.resources.iter().map(|resource| resource.name.as_str()).collect();
 /// assert_eq!(names, ["kv_cache_1", "ssm_state_0", "conv_state_0"]);
 /// # Ok::<(), cacheplan_transforms::PassError>(())

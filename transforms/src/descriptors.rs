@@ -3,24 +3,23 @@
 use cacheplan_handlers::{DType, DecayKind, Recurrence, ResourceHandler};
 
 use crate::graph::{Attribute, Op};
-use crate::passes::Stage;
 use crate::registry::{Cache, DescribeError, Descriptor, OpView};
 
 type Caches = Result<Vec<Cache>, DescribeError>;
 
 pub(crate) fn built_in() -> [Descriptor; 11] {
     [
-        Descriptor::new(Op::ATTENTION, Stage::InsertCachedAttention, attention),
-        Descriptor::new(Op::MLA, Stage::InsertCachedMla, mla),
-        Descriptor::new(Op::INDEXER, Stage::InsertCachedMla, indexer),
-        Descriptor::new(Op::COMPRESSED_ATTENTION, Stage::InsertCachedMla, compressed_attention),
-        Descriptor::new(Op::RWKV4, Stage::InsertCachedSsm, rwkv4),
-        Descriptor::new(Op::SSD, Stage::InsertCachedSsm, ssd),
-        Descriptor::new(Op::SELECTIVE_SCAN, Stage::InsertCachedSsm, selective_scan),
-        Descriptor::new(Op::LINEAR_ATTENTION, Stage::InsertCachedSsm, linear_attention),
-        Descriptor::new(Op::RG_LRU, Stage::InsertCachedSsm, rg_lru),
-        Descriptor::new(Op::STATE, Stage::InsertCustomCaches, state),
-        Descriptor::new(Op::CAUSAL_CONV, Stage::InsertCachedCausalConv, causal_conv),
+        Descriptor::new(Op::ATTENTION, attention),
+        Descriptor::new(Op::MLA, mla),
+        Descriptor::new(Op::INDEXER, indexer),
+        Descriptor::new(Op::COMPRESSED_ATTENTION, compressed_attention),
+        Descriptor::new(Op::RWKV4, rwkv4),
+        Descriptor::new(Op::SSD, ssd),
+        Descriptor::new(Op::SELECTIVE_SCAN, selective_scan),
+        Descriptor::new(Op::LINEAR_ATTENTION, linear_attention),
+        Descriptor::new(Op::RG_LRU, rg_lru),
+        Descriptor::new(Op::STATE, state),
+        Descriptor::new(Op::CAUSAL_CONV, causal_conv),
     ]
 }
 

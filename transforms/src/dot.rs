@@ -7,9 +7,14 @@ use petgraph::visit::EdgeRef;
 
 use crate::graph::{Graph, Op, Tensor};
 
-/// Prints a graph in DOT: `println!("{}", Dot(&graph))`.
-#[derive(Clone, Copy, Debug)]
-pub struct Dot<'a>(pub &'a Graph);
+impl Graph {
+    /// The graph in DOT.
+    pub fn dot(&self) -> impl Display {
+        Dot(self)
+    }
+}
+
+struct Dot<'a>(&'a Graph);
 
 impl Display for Dot<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -10,10 +10,8 @@ use petgraph::visit::EdgeRef;
 
 use crate::weights::{WeightClass, WeightClasses};
 
-pub use crate::dot::Dot;
-
 /// A node of the graph.
-pub type OpId = NodeIndex<u32>;
+pub(crate) type OpId = NodeIndex<u32>;
 
 /// The name of an op or a tensor: the layer it belongs to and the part it plays there, `layers.5.attention`.
 ///
@@ -137,21 +135,21 @@ pub struct Op {
 
 impl Op {
     /// An op without ports; add them with [`Op::input`] and [`Op::attribute`].
-    pub fn new(name: Name, kind: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(name: Name, kind: impl Into<Cow<'static, str>>) -> Self {
         let (inputs, outputs, attributes, caches) = Default::default();
         Self { name, kind: kind.into(), inputs, outputs, attributes, caches }
     }
 
     /// The same op reading `tensor` at `port`.
     #[must_use]
-    pub fn input(mut self, port: impl Into<Cow<'static, str>>, tensor: TensorId) -> Self {
+    pub(crate) fn input(mut self, port: impl Into<Cow<'static, str>>, tensor: TensorId) -> Self {
         self.inputs.push((port.into(), tensor));
         self
     }
 
     /// The same op with one more attribute.
     #[must_use]
-    pub fn attribute(mut self, key: impl Into<Cow<'static, str>>, value: Attribute) -> Self {
+    pub(crate) fn attribute(mut self, key: impl Into<Cow<'static, str>>, value: Attribute) -> Self {
         self.attributes.push((key.into(), value));
         self
     }
@@ -206,18 +204,18 @@ impl Graph {
     }
 
     /// Adds a tensor that is given with each step.
-    pub fn add_input(&mut self, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
+    pub(crate) fn add_input(&mut self, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
         self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Input })
     }
 
     /// Adds a weight.
-    pub fn add_parameter(&mut self, name: Name, shape: &[u64], dtype: DType) -> TensorId {
+    pub(crate) fn add_parameter(&mut self, name: Name, shape: &[u64], dtype: DType) -> TensorId {
         let shape = shape.iter().map(|&size| Extent::Known(size)).collect();
         self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Parameter })
     }
 
     /// Adds an op, with an edge from the producer of each of its inputs.
-    pub fn add_op(&mut self, op: Op) -> OpId {
+    pub(crate) fn add_op(&mut self, op: Op) -> OpId {
         let inputs = op.inputs.len();
         let id = self.ops.add_node(op);
         for input in 0..inputs {
@@ -228,7 +226,7 @@ impl Graph {
     }
 
     /// Adds an output to an op.
-    pub fn add_output(&mut self, op: OpId, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
+    pub(crate) fn add_output(&mut self, op: OpId, name: Name, shape: Vec<Extent>, dtype: DType) -> TensorId {
         let tensor = self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Op(op) });
         if let Some(op) = self.ops.node_weight_mut(op) {
             op.outputs.push(tensor);

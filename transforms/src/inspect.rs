@@ -11,13 +11,16 @@ use crate::resources::{Resource, Resources};
 
 const WIDTH: usize = 100;
 
-/// Shows a model and its caches: `println!("{}", Inspection { model: &model, collected: &collected })`.
-#[derive(Clone, Copy, Debug)]
-pub struct Inspection<'a> {
-    /// The model as it was read.
-    pub model: &'a Model,
-    /// What the passes collected from it.
-    pub collected: &'a Collected,
+impl Model {
+    /// The model as it was read, and what the passes collected from it.
+    pub fn inspection<'a>(&'a self, collected: &'a Collected) -> impl Display + 'a {
+        Inspection { model: self, collected }
+    }
+}
+
+struct Inspection<'a> {
+    model: &'a Model,
+    collected: &'a Collected,
 }
 
 impl Display for Inspection<'_> {

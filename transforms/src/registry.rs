@@ -34,16 +34,16 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// A descriptor of ops of `kind`, run by the pass `stage`.
+    /// A descriptor of ops of `kind`.
     ///
     /// `derive` reads the dimensions from the op's tensors and returns the caches; none means that this op, with these
     /// dimensions, keeps nothing.
     pub fn new(
         kind: impl Into<Cow<'static, str>>,
-        stage: Stage,
         derive: impl Fn(&mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> + Send + Sync + 'static,
     ) -> Self {
-        Self { kind: kind.into(), stage, derive: Arc::new(derive), takes_masks: false }
+        let kind = kind.into();
+        Self { stage: Stage::of(&kind), kind, derive: Arc::new(derive), takes_masks: false }
     }
 
     /// The same descriptor, of ops whose kernels take a mask beside causality.

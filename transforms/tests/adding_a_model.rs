@@ -2,7 +2,7 @@
 
 mod support;
 
-use cacheplan_transforms::{FrontendError, Inspection, PassContext, ReadOptions, collect, read_config_str};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions};
 
 /// The first block of a language in the guide.
 fn block(language: &str) -> String {
@@ -15,13 +15,13 @@ fn block(language: &str) -> String {
 #[test]
 fn a_made_up_architecture_is_added_by_a_description_alone() {
     let (config, description) = (block("json"), block("toml"));
-    let unknown = read_config_str("config.json", &config, &ReadOptions::default()).unwrap_err();
+    let unknown = Model::read_config("config.json", &config, &ReadOptions::default()).unwrap_err();
     assert!(matches!(unknown, FrontendError::UnknownModelType { .. }), "{unknown}");
 
     let options = ReadOptions { descriptions: vec![description], ..ReadOptions::default() };
-    let mut model = read_config_str("config.json", &config, &options).unwrap();
-    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
-    let shown = Inspection { model: &model, collected: &collected }.to_string();
+    let mut model = Model::read_config("config.json", &config, &options).unwrap();
+    let collected = model.graph.collect(&PassContext::default()).unwrap();
+    let shown = model.inspection(&collected).to_string();
     let (read, _) = shown.split_once("\nRead\n").unwrap();
     assert_eq!(read, block("text"));
 }
@@ -30,7 +30,7 @@ fn a_made_up_architecture_is_added_by_a_description_alone() {
 fn a_wrong_description_says_what_is_wrong() {
     let wrong = |from: &str, to: &str| {
         let descriptions = vec![block("toml").replace(from, to)];
-        read_config_str("config.json", &block("json"), &ReadOptions { descriptions, ..ReadOptions::default() })
+        Model::read_config("config.json", &block("json"), &ReadOptions { descriptions, ..ReadOptions::default() })
             .unwrap_err()
             .to_string()
     };

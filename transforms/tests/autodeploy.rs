@@ -2,8 +2,7 @@
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    CacheDTypes, Collected, GraphBuilder, Model, PassContext, PassError, Stage, collect,
-    graph::Op,
+    CacheDTypes, Collected, GraphBuilder, Model, Op, PassContext, PassError,
     layers::{Attention, Mla},
     registry::{Cache, Descriptor, Registry},
 };
@@ -69,7 +68,7 @@ fn row_2_a_multimodal_model_has_one_mask_for_all_layers() {
 #[test]
 fn rows_3_and_4_kernels_that_take_masks_get_the_prepared_one_last() {
     let mut model = multimodal();
-    let collected = collect(&mut model.graph, &kernels_with_masks()).unwrap();
+    let collected = model.graph.collect(&kernels_with_masks()).unwrap();
     assert_eq!(matched(&collected, "prepare_masks"), 3);
     assert_eq!(ops_of(&model, Op::MASK), 1, "one for all layers");
     for id in model.graph.op_ids().filter(|&id| model.graph.op(id).kind == Op::ATTENTION) {
@@ -85,8 +84,8 @@ fn rows_3_and_4_kernels_that_take_masks_get_the_prepared_one_last() {
 fn row_5_kernels_without_masks_refuse_and_name_those_that_take_them() {
     let mut context = PassContext::default();
     let derive = |_: &mut cacheplan_transforms::registry::OpView<'_>| Ok(Vec::new());
-    context.registry.register(Descriptor::new("acme.attention", Stage::InsertCustomCaches, derive).taking_masks());
-    let error = collect(&mut multimodal().graph, &context).unwrap_err();
+    context.registry.register(Descriptor::new("acme.attention", derive).taking_masks());
+    let error = multimodal().graph.collect(&context).unwrap_err();
     assert!(matches!(&error, PassError::Mask { .. }));
     let text = error.to_string();
     assert!(
@@ -98,13 +97,13 @@ fn row_5_kernels_without_masks_refuse_and_name_those_that_take_them() {
 /// Rows 7 and 8 are rows of the resize, which the planner's `autodeploy.rs` holds.
 #[test]
 fn row_6_initialisation_is_not_skipped() {
-    let collected = collect(&mut eight_heads().graph, &PassContext::default()).unwrap();
+    let collected = eight_heads().graph.collect(&PassContext::default()).unwrap();
     assert_eq!(matched(&collected, "initialize_caches"), 1);
 }
 
 #[test]
 fn row_9_insertion_registers_a_paged_resource() {
-    let collected = collect(&mut eight_heads().graph, &PassContext::default()).unwrap();
+    let collected = eight_heads().graph.collect(&PassContext::default()).unwrap();
     let resource = collected.resources.iter().next().unwrap();
     assert!(resource.name.starts_with("kv_cache") && resource.handler.is_paged());
 }
@@ -112,7 +111,7 @@ fn row_9_insertion_registers_a_paged_resource() {
 #[test]
 fn row_10_a_stated_dtype_holds_for_every_handler() {
     let dtypes = CacheDTypes { kv: Some(DType::Bf16), ..CacheDTypes::default() };
-    let collected = collect(&mut eight_heads().graph, &PassContext { dtypes, ..PassContext::default() }).unwrap();
+    let collected = eight_heads().graph.collect(&PassContext { dtypes, ..PassContext::default() }).unwrap();
     assert!(collected.resources.iter().all(|resource| resource.handler.dtype() == DType::Bf16));
 }
 
@@ -121,7 +120,7 @@ fn row_10_a_stated_dtype_holds_for_every_handler() {
 #[case::row_11(512, 64)]
 #[case::row_12(256, 64)]
 fn a_latent_cache_is_of_one_kind_whatever_kernel_its_sizes_suit(#[case] rank: u64, #[case] rope: u64) {
-    let collected = collect(&mut latent(rank, rope).graph, &PassContext::default()).unwrap();
+    let collected = latent(rank, rope).graph.collect(&PassContext::default()).unwrap();
     let handler = &collected.resources.get("ckv_cache_0").unwrap().handler;
     assert_eq!((handler.kind(), handler.unit_bytes()), (&Kind::MlaPaged, (rank + rope) * 2));
 }
@@ -130,7 +129,7 @@ fn a_latent_cache_is_of_one_kind_whatever_kernel_its_sizes_suit(#[case] rank: u6
 #[test]
 fn row_13_a_requested_kernel_is_kept_with_the_caches_that_it_wants() {
     let mut context = PassContext::default();
-    context.registry.register(Descriptor::new(Op::MLA, Stage::InsertCachedMla, |op| {
+    context.registry.register(Descriptor::new(Op::MLA, |op| {
         let cache = |suffix: &'static str, handler| Cache { suffix: suffix.into(), handler };
         let (rank, rope) = (op.dim("kv_lora_rank", "latent", 2)?, op.dim("qk_rope_head_dim", "rope_key", 2)?);
         let dtype = op.kv_dtype("latent")?;
@@ -139,7 +138,7 @@ fn row_13_a_requested_kernel_is_kept_with_the_caches_that_it_wants() {
             cache("kpe_cache", ResourceHandler::mla_paged(rope, 0, dtype)?),
         ])
     }));
-    let collected = collect(&mut latent(512, 64).graph, &context).unwrap();
+    let collected = latent(512, 64).graph.collect(&context).unwrap();
     let bytes: Vec<_> = collected.resources.iter().map(|r| (r.name.as_str(), r.handler.unit_bytes())).collect();
     assert_eq!(bytes, [("ckv_cache_0", 1024), ("kpe_cache_0", 128)]);
 }

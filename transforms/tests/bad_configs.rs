@@ -3,7 +3,7 @@
 mod support;
 
 use cacheplan_files::SourceError;
-use cacheplan_transforms::{Assumption, FrontendError, ReadOptions, read_config_str, read_model};
+use cacheplan_transforms::{Assumption, FrontendError, Model, ReadOptions};
 use rstest::rstest;
 
 use support::fixture;
@@ -11,7 +11,7 @@ use support::fixture;
 const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}"#;
 
 fn error(text: &str) -> FrontendError {
-    read_config_str("config.json", text, &ReadOptions::default()).unwrap_err()
+    Model::read_config("config.json", text, &ReadOptions::default()).unwrap_err()
 }
 
 #[rstest]
@@ -58,7 +58,7 @@ fn an_unknown_layer_kind_names_the_layer_and_an_assumption_settles_it() {
     assert!(error.to_string().contains("layer 2 is of unknown kind `perceiver`"), "{error}");
 
     let assume: Vec<Assumption> = vec!["layer.2=full_attention".parse().unwrap()];
-    let model = read_config_str("c", text, &ReadOptions { assume, ..ReadOptions::default() }).unwrap();
+    let model = Model::read_config("c", text, &ReadOptions { assume, ..ReadOptions::default() }).unwrap();
     assert_eq!(support::layer_kinds(&model), ["attention", "attention", "attention"]);
     assert!(model.facts.iter().any(|fact| fact.what == "layer 2" && fact.assumed));
 }
@@ -66,7 +66,7 @@ fn an_unknown_layer_kind_names_the_layer_and_an_assumption_settles_it() {
 #[test]
 fn an_assumption_outside_the_model_is_refused() {
     let assume = vec!["layer.9=attention".parse().unwrap()];
-    let result = read_config_str("c", LLAMA, &ReadOptions { assume, ..ReadOptions::default() });
+    let result = Model::read_config("c", LLAMA, &ReadOptions { assume, ..ReadOptions::default() });
     assert!(matches!(result, Err(FrontendError::Assumption { .. })));
 }
 
@@ -99,7 +99,7 @@ fn a_byte_order_mark_is_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.json");
     std::fs::write(&file, format!("\u{feff}{LLAMA}")).unwrap();
-    assert_eq!(read_model(&file, &ReadOptions::default()).unwrap().info.layers, 2);
+    assert_eq!(Model::read(&file, &ReadOptions::default()).unwrap().info.layers, 2);
 }
 
 #[rstest]
@@ -110,13 +110,13 @@ fn a_folder_without_a_config_says_what_would_do(#[case] files: &[&str], #[case] 
     for file in files {
         std::fs::write(folder.path().join(file), "").unwrap();
     }
-    let message = read_model(folder.path(), &ReadOptions::default()).unwrap_err().to_string();
+    let message = Model::read(folder.path(), &ReadOptions::default()).unwrap_err().to_string();
     assert!(message.contains("there is no config.json in this folder") && message.contains(expected), "{message}");
 }
 
 #[test]
 fn a_missing_file_is_named() {
-    let error = read_model(&fixture("configs/no_such_file.json"), &ReadOptions::default()).unwrap_err();
+    let error = Model::read(&fixture("configs/no_such_file.json"), &ReadOptions::default()).unwrap_err();
     assert!(matches!(&error, FrontendError::Source(SourceError::Io { .. })));
     assert!(error.to_string().contains("no_such_file.json"), "{error}");
 }

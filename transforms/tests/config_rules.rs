@@ -3,9 +3,7 @@
 mod support;
 
 use cacheplan_handlers::{DType, Growth};
-use cacheplan_transforms::{
-    Assumption, FrontendError, Model, PassContext, PassError, ReadOptions, Resources, collect, read_config_str,
-};
+use cacheplan_transforms::{Assumption, FrontendError, Model, PassContext, PassError, ReadOptions, Resources};
 use rstest::rstest;
 use serde_json::{Map, Value};
 
@@ -24,12 +22,12 @@ fn changed(config: &str, changes: &str) -> String {
 
 fn read(text: &str, assume: &[&str]) -> Result<Model, FrontendError> {
     let assume: Vec<Assumption> = assume.iter().map(|text| text.parse().unwrap()).collect();
-    read_config_str("config.json", text, &ReadOptions { assume, ..ReadOptions::default() })
+    Model::read_config("config.json", text, &ReadOptions { assume, ..ReadOptions::default() })
 }
 
 fn resources(config: &str, changes: &str) -> Resources {
     let mut model = read(&changed(config, changes), &[]).unwrap();
-    collect(&mut model.graph, &PassContext::default()).unwrap().resources
+    model.graph.collect(&PassContext::default()).unwrap().resources
 }
 
 fn windows(resources: &Resources) -> Vec<Option<u32>> {
@@ -53,7 +51,7 @@ fn the_last_layers_of_gemma_3n_share_by_default() {
     let text = r#"{"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text", "hidden_size": 2048,
         "num_hidden_layers": 35, "num_attention_heads": 8}}"#;
     let mut model = read(text, &[]).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     assert_eq!(resources.len(), 20);
     assert_eq!(resources.get("kv_cache_19").unwrap().shared_by, [24, 29, 34]);
     assert_eq!(windows(&resources)[15..], [Some(512), Some(512), Some(512), Some(512), None]);
@@ -116,8 +114,8 @@ fn a_calibration_beside_the_config_states_it_too() {
     std::fs::copy(support::fixture("configs/Qwen__Qwen3-8B.json"), folder.path().join("config.json")).unwrap();
     let calibration = r#"{"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}"#;
     std::fs::write(folder.path().join("hf_quant_config.json"), calibration).unwrap();
-    let mut model = cacheplan_transforms::read_model(folder.path(), &ReadOptions::default()).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let mut model = Model::read(folder.path(), &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     assert!(resources.iter().all(|resource| resource.handler.dtype() == DType::F8E4m3));
     assert_eq!(model.info.weights, None);
 }
@@ -162,7 +160,7 @@ fn a_null_is_not_an_absent_key(#[case] keys: &str, #[case] heads: u64, #[case] w
     config.extend(serde_json::from_str::<Map<String, Value>>(sizes).unwrap());
     let mut model = read(&serde_json::to_string(&config).unwrap(), &[]).unwrap();
     assert_eq!(model.facts.iter().any(|fact| fact.assumed && fact.what.ends_with("num_kv_heads")), keys == "{}");
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     assert_eq!(resources.get("kv_cache_0").unwrap().handler.dim("num_kv_heads"), Some(heads));
     assert_eq!(windows(&resources), [window]);
 }
@@ -237,7 +235,7 @@ fn an_unknown_wrapper_is_read_as_the_decoder_that_it_wraps() {
 #[test]
 fn an_assumption_replaces_a_key_even_inside_an_object() {
     let mut model = read(&changed("state-spaces__mamba2-2.7b", "{}"), &["ssm_cfg.d_state=64"]).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     assert_eq!(resources.get("ssm_state_0").unwrap().handler.dim("d_state"), Some(64));
     assert!(model.facts.iter().any(|fact| fact.assumed && fact.what == "ssm_cfg.d_state"));
 }
@@ -264,7 +262,7 @@ fn a_builder_cannot_share_with_a_layer_that_has_no_keys() {
     builder.layer();
     builder.attention(&Attention { shares_layer: Some(0), ..Attention::grouped(4, 2, 16) });
     let mut model = builder.build();
-    let error = collect(&mut model.graph, &PassContext::default()).unwrap_err();
+    let error = model.graph.collect(&PassContext::default()).unwrap_err();
     assert!(matches!(&error, PassError::Alias { .. }));
     assert!(error.to_string().contains("`layers.0`: that layer comes later or has no keys"), "{error}");
 }
@@ -273,7 +271,7 @@ fn a_builder_cannot_share_with_a_layer_that_has_no_keys() {
 #[test]
 fn experts_in_mxfp4_are_counted_in_blocks_and_the_rest_as_it_is() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs/openai__gpt-oss-120b.json");
-    let model = cacheplan_transforms::read_model(std::path::Path::new(file), &ReadOptions::default()).unwrap();
+    let model = Model::read(std::path::Path::new(file), &ReadOptions::default()).unwrap();
     let classes = model.info.weights.unwrap().classes.unwrap();
     assert_eq!(classes.routed, 36 * 128 * 3 * 2880 * (2880 / 32 * 17));
     // 64 query heads, 8 of keys and of values, all 64 wide, and back.

@@ -2,14 +2,14 @@
 
 mod support;
 
-use cacheplan_transforms::{Assumption, FrontendError, Model, PassContext, ReadOptions, collect, read_config_str};
+use cacheplan_transforms::{Assumption, FrontendError, Model, PassContext, ReadOptions};
 use rstest::rstest;
 
 use support::ranges;
 
 fn read(text: &str, assume: &[&str]) -> Result<Model, FrontendError> {
     let assume: Vec<Assumption> = assume.iter().map(|text| text.parse().unwrap()).collect();
-    read_config_str("config.json", text, &ReadOptions { assume, ..ReadOptions::default() })
+    Model::read_config("config.json", text, &ReadOptions { assume, ..ReadOptions::default() })
 }
 
 /// A decoder of 8 layers with 8 heads of 16, and some keys more.
@@ -99,7 +99,7 @@ fn the_second_half_of_phi4flash_shares_one_cache(#[case] keys: &str) {
         support::layer_kinds(&model).join(" "),
         "mamba sliding_attention mamba sliding_attention mamba attention memory shared_attention"
     );
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let names: Vec<&str> = resources.iter().map(|resource| resource.name.as_str()).collect();
     let expected =
         "kv_cache_1 kv_cache_3 kv_cache_5 ssm_state_0 ssm_state_2 ssm_state_4 conv_state_0 conv_state_2 conv_state_4";
@@ -112,7 +112,7 @@ fn a_row_of_mimo_v2_holds_a_key_and_a_narrower_value() {
     let keys = r#""hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 0], "v_head_dim": 12, "swa_head_dim": 24, "swa_v_head_dim": 8,
         "swa_num_key_value_heads": 2, "swa_num_attention_heads": 4, "sliding_window_size": 64, "sliding_window": 64"#;
     let mut model = read(&decoder("mimo_v2", keys), &[]).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let bytes = |name: &str| resources.get(name).unwrap().handler.bytes_per_token().unwrap().0;
     assert_eq!((bytes("kv_cache_0"), bytes("kv_cache_1")), (4 * (16 + 12) * 2, 2 * (24 + 8) * 2));
 }
@@ -145,7 +145,7 @@ fn sizes_beside_a_decoder_are_not_those_of_the_decoder() {
     let outer = outer.replace(r#""head_dim": 16"#, r#""head_dim": null"#);
     let dims = |text: &str| {
         let mut model = read(text, &[]).unwrap();
-        let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+        let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
         resources.iter().map(|resource| resource.handler.clone()).collect::<Vec<_>>()
     };
     assert_eq!(dims(&outer), dims(&inner));

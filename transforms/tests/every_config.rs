@@ -5,8 +5,6 @@ mod support;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use cacheplan_transforms::Inspection;
-
 use support::{collected, names};
 
 /// One snapshot per model type: layers, kinds, bytes, facts and passes of each of its models.
@@ -17,7 +15,7 @@ fn each_family_has_the_layers_and_bytes_of_its_snapshot() {
         let (mut model, collected) = collected(&format!("configs/{name}"));
         model.source = name;
         let text = families.entry(model.info.model_type.clone()).or_default();
-        writeln!(text, "{}", Inspection { model: &model, collected: &collected }).unwrap();
+        writeln!(text, "{}", model.inspection(&collected)).unwrap();
     }
     for (family, text) in families {
         assert!(text.lines().all(|line| line.chars().count() <= 100));

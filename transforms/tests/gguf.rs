@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 
 use cacheplan_handlers::Growth;
-use cacheplan_transforms::{FrontendError, PassContext, ReadOptions, collect, read_model};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions};
 use rstest::rstest;
 
 use support::{essence, fixture};
@@ -75,13 +75,13 @@ fn a_split_model_weighs_what_all_its_files_weigh() {
         fs::write(file(number), header("llama", &numbers, elements)).unwrap();
     };
     part(1, 1000);
-    let alone = read_model(&file(1), &ReadOptions::default()).unwrap();
+    let alone = Model::read(&file(1), &ReadOptions::default()).unwrap();
     assert_eq!(alone.info.weights, None);
     assert!(alone.facts.iter().any(|fact| fact.assumed && fact.value == "file 2 is absent"));
     part(2, 234);
-    let whole = read_model(&file(1), &ReadOptions::default()).unwrap().info.weights.unwrap();
+    let whole = Model::read(&file(1), &ReadOptions::default()).unwrap().info.weights.unwrap();
     assert_eq!((whole.bytes, whole.exact), (1234 * 4, true));
-    let second = read_model(&file(2), &ReadOptions::default()).unwrap_err();
+    let second = Model::read(&file(2), &ReadOptions::default()).unwrap_err();
     assert!(second.to_string().contains("the first file of the split"), "{second}");
 }
 
@@ -98,8 +98,8 @@ fn headers_say_which_layers_see_everything(
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     fs::write(&path, header(architecture, &[&SIZES[..], more].concat(), 16)).unwrap();
-    let mut model = read_model(&path, &ReadOptions::default()).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let full = Growth::Paged { stride: 1, window: None };
     let found: Vec<u32> = resources.iter().filter(|r| r.handler.growth() == full).filter_map(|r| r.layer).collect();
     assert_eq!(found, expected);
@@ -112,7 +112,7 @@ fn a_header_cut_anywhere_is_an_error_and_no_panic() {
     let path = folder.path().join("cut.gguf");
     for length in (0..whole.len() - 64).step_by(13) {
         fs::write(&path, &whole[..length]).unwrap();
-        let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+        let error = Model::read(&path, &ReadOptions::default()).unwrap_err();
         assert!(matches!(error, FrontendError::Truncated { .. }), "{length}: {error}");
     }
 }
@@ -125,7 +125,7 @@ fn an_unknown_architecture_is_unsupported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     fs::write(&path, file).unwrap();
-    let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+    let error = Model::read(&path, &ReadOptions::default()).unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("gguf:xlama"), "{error}");
 }
 
@@ -134,6 +134,6 @@ fn an_unknown_architecture_is_unsupported() {
 fn a_quantised_cache_keeps_its_scales() {
     let mut model = support::read("gguf/qwen3.gguf");
     let dtypes = cacheplan_transforms::CacheDTypes { kv: Some(cacheplan_handlers::DType::Q8_0), ..Default::default() };
-    let resources = collect(&mut model.graph, &PassContext { dtypes, ..PassContext::default() }).unwrap().resources;
+    let resources = model.graph.collect(&PassContext { dtypes, ..PassContext::default() }).unwrap().resources;
     assert_eq!(resources.get("kv_cache_0").unwrap().handler.unit_bytes(), 2 * 2 * 34);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cacheplan_files::Source;
-use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, collect, read_model, read_source};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions};
 use cpu_time::ThreadTime;
 use rstest::rstest;
 
@@ -29,11 +29,11 @@ fn within_limits(bytes: u64, read: impl FnOnce() -> Result<Model, FrontendError>
 
 fn config(text: String) -> Result<Model, FrontendError> {
     let length = text.len() as u64;
-    within_limits(length, || read_source(&Source::memory("config.json", text), &[], &ReadOptions::default()))
+    within_limits(length, || Model::read_source(&Source::memory("config.json", text), &[], &ReadOptions::default()))
 }
 
 fn file(path: &Path) -> Result<Model, FrontendError> {
-    within_limits(fs::metadata(path).unwrap().len(), || read_model(path, &ReadOptions::default()))
+    within_limits(fs::metadata(path).unwrap().len(), || Model::read(path, &ReadOptions::default()))
 }
 
 const LLAMA: &str = r#""model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -68,7 +68,7 @@ fn a_large_honest_config_is_read() {
 )]
 fn the_most_layers_that_are_read_stay_within_the_limit(#[case] keys: &str, #[case] layers: String) {
     let mut model = config(format!("{{{keys}: {layers}}}")).unwrap();
-    let memory = allocation_counter::measure(|| assert!(collect(&mut model.graph, &PassContext::default()).is_ok()));
+    let memory = allocation_counter::measure(|| assert!(model.graph.collect(&PassContext::default()).is_ok()));
     assert!(memory.bytes_max <= 128 * MIB, "walking took {} bytes", memory.bytes_max);
 }
 
@@ -238,10 +238,10 @@ fn a_model_in_memory_reads_as_the_folder_does() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/llama");
     let memory = |name: &str| Source::memory(name, fs::read(folder.join(name)).unwrap());
     let (weights, config) = (memory("model.safetensors"), memory("config.json"));
-    let from_memory = read_source(&weights, &[config], &ReadOptions::default()).unwrap();
-    let from_folder = read_model(&folder, &ReadOptions::default()).unwrap();
+    let from_memory = Model::read_source(&weights, &[config], &ReadOptions::default()).unwrap();
+    let from_folder = Model::read(&folder, &ReadOptions::default()).unwrap();
     assert_eq!(from_memory.info, from_folder.info);
-    let alone = read_source(&weights, &[], &ReadOptions::default()).unwrap_err();
+    let alone = Model::read_source(&weights, &[], &ReadOptions::default()).unwrap_err();
     assert!(matches!(alone, FrontendError::NoConfig { .. }), "{alone}");
 }
 
@@ -250,10 +250,11 @@ fn a_description_that_counts_below_zero_says_so() {
     let description = "model_types = [\"odd\"]\nlayers = \"1 - 5\"\n".to_owned();
     let options = ReadOptions { descriptions: vec![description], ..ReadOptions::default() };
     let text = format!("{{{LLAMA}}}").replace("llama", "odd");
-    let error = read_source(&Source::memory("config.json", text), &[], &options).unwrap_err().to_string();
+    let error = Model::read_source(&Source::memory("config.json", text), &[], &options).unwrap_err().to_string();
     assert_eq!(error, "architecture description of `odd`: `1 - 5` is not a whole number in range");
     let descriptions = vec!["model_types = [\"odd\"]\n\nlayers = 7\n".to_owned()];
     let options = ReadOptions { descriptions, ..ReadOptions::default() };
-    let error = read_source(&Source::memory("c", "{\"model_type\": \"odd\"}"), &[], &options).unwrap_err().to_string();
+    let error =
+        Model::read_source(&Source::memory("c", "{\"model_type\": \"odd\"}"), &[], &options).unwrap_err().to_string();
     assert!(error.contains("line 3: ") && !error.contains('\n'), "{error}");
 }

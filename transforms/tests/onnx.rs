@@ -7,9 +7,8 @@ use std::path::PathBuf;
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence};
 use cacheplan_transforms::{
-    FrontendError, GraphBuilder, Model, PassContext, ReadOptions, Resources, StatePart, collect,
+    FrontendError, GraphBuilder, Model, PassContext, ReadOptions, Resources, StatePart,
     layers::{Attention, Mamba2},
-    read_config_str, read_model,
 };
 use rstest::rstest;
 
@@ -25,7 +24,7 @@ const HYBRID: &str = r#"{
 }"#;
 
 fn resources(mut model: Model) -> Resources {
-    collect(&mut model.graph, &PassContext::default()).unwrap().resources
+    model.graph.collect(&PassContext::default()).unwrap().resources
 }
 
 fn built() -> Model {
@@ -43,7 +42,7 @@ fn built() -> Model {
 
 #[test]
 fn export_config_and_builder_agree_to_the_last_provenance() {
-    let config = resources(read_config_str("config.json", HYBRID, &ReadOptions::default()).unwrap());
+    let config = resources(Model::read_config("config.json", HYBRID, &ReadOptions::default()).unwrap());
     assert_eq!(config.len(), 5);
     assert_eq!(resources(built()), config);
     for file in ["onnx/hybrid_opset18.onnx", "onnx/hybrid_opset23.onnx"] {
@@ -113,7 +112,7 @@ const SLIDING: &str = r#"{
 #[case("23")]
 fn a_mask_that_the_graph_computes_tells_the_window(#[case] opset: &str) {
     let (model, from_export) = collected(&format!("onnx/sliding_opset{opset}.onnx"));
-    let from_config = resources(read_config_str("config.json", SLIDING, &ReadOptions::default()).unwrap());
+    let from_config = resources(Model::read_config("config.json", SLIDING, &ReadOptions::default()).unwrap());
     assert_eq!(essence(&from_export.resources), essence(&from_config));
     assert_eq!(support::layer_kinds(&model), ["sliding_attention", "attention"]);
     assert!(model.facts.iter().all(|fact| !fact.assumed));
@@ -123,7 +122,7 @@ fn a_mask_that_the_graph_computes_tells_the_window(#[case] opset: &str) {
 #[test]
 fn a_mask_that_tells_nothing_is_full_attention_by_assumption() {
     let (_folder, path) = patched("onnx/sliding_opset23.onnx", b"\x22\x03And", b"\x22\x03Xor");
-    let model = read_model(&path, &ReadOptions::default()).unwrap();
+    let model = Model::read(&path, &ReadOptions::default()).unwrap();
     let assumed: Vec<&str> = model.facts.iter().filter(|fact| fact.assumed).map(|fact| fact.what.as_str()).collect();
     assert_eq!(assumed, ["layer 1: tokens that attention sees"]);
     assert_eq!(resources(model).get("kv_cache_1").unwrap().handler.growth(), Growth::Paged { stride: 1, window: None });
@@ -188,7 +187,7 @@ fn patched(file: &str, from: &[u8], to: &[u8]) -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn an_attribute_that_contradicts_the_shapes_is_refused() {
     let (_folder, path) = patched("onnx/hybrid_opset23.onnx", b"\x0a\x06dstate\x18\x10", b"\x0a\x06dstate\x18\x11");
-    let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+    let error = Model::read(&path, &ReadOptions::default()).unwrap_err();
     assert!(matches!(error, FrontendError::Onnx { .. }));
     assert!(error.to_string().contains("attribute dstate is 17, the shapes say 16"), "{error}");
 }
@@ -198,7 +197,7 @@ fn an_attribute_that_contradicts_the_shapes_is_refused() {
 fn an_unknown_attention_is_refused_with_what_is_near() {
     let file = "onnx/packed_attention_without_past.onnx";
     let (_folder, path) = patched(file, b"GroupQueryAttention", b"GroopQueryAttention");
-    let error = read_model(&path, &ReadOptions::default()).unwrap_err();
+    let error = Model::read(&path, &ReadOptions::default()).unwrap_err();
     assert!(error.is_unsupported());
     assert!(error.to_string().contains("near: com.microsoft.GroupQueryAttention"), "{error}");
 }
@@ -206,7 +205,7 @@ fn an_unknown_attention_is_refused_with_what_is_near() {
 #[test]
 fn an_assumption_about_a_graph_is_refused() {
     let options = ReadOptions { assume: vec!["head_dim=8".parse().unwrap()], ..ReadOptions::default() };
-    let error = read_model(&fixture("onnx/hybrid_opset23.onnx"), &options).unwrap_err();
+    let error = Model::read(&fixture("onnx/hybrid_opset23.onnx"), &options).unwrap_err();
     assert!(matches!(error, FrontendError::Assumption { .. }), "{error}");
 }
 
@@ -217,7 +216,7 @@ fn a_cut_export_is_an_error() {
     let path = folder.path().join("cut.onnx");
     for length in [3, 100, bytes.len() / 2, bytes.len() - 1] {
         fs::write(&path, &bytes[..length]).unwrap();
-        assert!(read_model(&path, &ReadOptions::default()).is_err(), "{length}");
+        assert!(Model::read(&path, &ReadOptions::default()).is_err(), "{length}");
     }
 }
 

@@ -4,8 +4,7 @@ mod support;
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    Collected, GraphBuilder, Model, PassContext, PassError, PassReport, Stage, collect,
-    graph::{Dot, Op},
+    Collected, GraphBuilder, Model, Op, PassContext, PassError,
     layers::{Attention, FeedForward, Mamba2},
     registry::{Cache, Descriptor},
 };
@@ -40,11 +39,7 @@ fn hybrid() -> Model {
 }
 
 fn run(mut model: Model, context: &PassContext) -> Result<Collected, PassError> {
-    collect(&mut model.graph, context)
-}
-
-fn report<'a>(collected: &'a Collected, pass: &str) -> &'a PassReport {
-    collected.reports.iter().find(|report| report.pass == pass).unwrap()
+    model.graph.collect(context)
 }
 
 #[test]
@@ -77,8 +72,8 @@ fn insertion_registers_paged_resources_named_by_layer() {
 #[test]
 fn initialisation_makes_a_node_for_every_resource_as_long_as_its_blocks_or_slots() {
     let mut model = hybrid();
-    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
-    assert_eq!(report(&collected, "initialize_caches").matched.len(), 3);
+    let collected = model.graph.collect(&PassContext::default()).unwrap();
+    assert_eq!(collected.report("initialize_caches").unwrap().matched.len(), 3);
     let nodes = model.graph.op_ids().map(|id| model.graph.op(id)).filter(|op| op.kind == Op::CACHE);
     let units: Vec<_> =
         nodes.map(|op| (op.name.to_string(), model.graph.tensor(op.outputs[0]).shape[0].to_string())).collect();
@@ -103,7 +98,7 @@ fn layers_that_share_keys_have_one_cache() {
     let collected = run(attentions(&layers), &PassContext::default()).unwrap();
     let shared: Vec<_> = collected.resources.iter().map(|r| (r.name.as_str(), r.shared_by.clone())).collect();
     assert_eq!(shared, [("kv_cache_0", vec![2]), ("kv_cache_1", vec![3, 4])]);
-    let skipped = &report(&collected, "insert_cached_attention").skipped;
+    let skipped = &collected.report("insert_cached_attention").unwrap().skipped;
     assert_eq!(skipped.len(), 3);
     assert!(skipped.iter().all(|skipped| skipped.reason == "it reads keys cached elsewhere"));
 }
@@ -128,7 +123,7 @@ fn acme() -> Model {
 #[test]
 fn a_framework_registers_state_and_unpaged_resources_for_its_own_op() {
     let mut context = PassContext::default();
-    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |op| {
+    context.registry.register(Descriptor::new("acme.retention", |op| {
         let (heads, width) = (op.dim("heads", "decay", 2)?, op.dim("width", "decay", 3)?);
         let average = ResourceHandler::state(&[heads, width], op.state_dtype())?;
         let features = ResourceHandler::unpaged(&[width], op.dtype("x")?)?;
@@ -150,9 +145,7 @@ fn an_op_that_keeps_state_and_that_no_descriptor_knows_is_an_error() {
 #[test]
 fn a_dimension_known_only_at_run_time_is_an_error_that_names_it() {
     let mut context = PassContext::default();
-    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |op| {
-        op.dim("tokens", "x", 1).map(|_| Vec::new())
-    }));
+    context.registry.register(Descriptor::new("acme.retention", |op| op.dim("tokens", "x", 1).map(|_| Vec::new())));
     let text = run(acme(), &context).unwrap_err().to_string();
     assert!(text.contains("tokens cannot be told: axis 1 of input `x` is the symbol `sequence`"), "{text}");
 }
@@ -160,7 +153,7 @@ fn a_dimension_known_only_at_run_time_is_an_error_that_names_it() {
 #[test]
 fn two_caches_of_one_name_are_an_error() {
     let mut context = PassContext::default();
-    context.registry.register(Descriptor::new("acme.retention", Stage::InsertCustomCaches, |_| {
+    context.registry.register(Descriptor::new("acme.retention", |_| {
         let handler = ResourceHandler::state(&[1], DType::F32)?;
         Ok(vec![Cache { suffix: "twice".into(), handler: handler.clone() }, Cache { suffix: "twice".into(), handler }])
     }));
@@ -174,21 +167,21 @@ fn a_convolution_of_width_one_keeps_nothing() {
     builder.mamba2(&Mamba2 { d_conv: 1, ..MAMBA });
     let collected = run(builder.build(), &PassContext::default()).unwrap();
     assert_eq!(support::count(&collected.resources, &Kind::CausalConv), 0);
-    assert_eq!(report(&collected, "insert_cached_causal_conv").skipped.len(), 1);
+    assert_eq!(collected.report("insert_cached_causal_conv").unwrap().skipped.len(), 1);
 }
 
 #[test]
 fn a_graph_is_walked_once() {
     let mut model = hybrid();
-    collect(&mut model.graph, &PassContext::default()).unwrap();
-    assert!(matches!(collect(&mut model.graph, &PassContext::default()), Err(PassError::Walked { .. })));
+    model.graph.collect(&PassContext::default()).unwrap();
+    assert!(matches!(model.graph.collect(&PassContext::default()), Err(PassError::Walked { .. })));
 }
 
 #[test]
 fn dot_makes_caches_and_their_readers_stand_out() {
     let mut model = hybrid();
-    collect(&mut model.graph, &PassContext::default()).unwrap();
-    let dot = Dot(&model.graph).to_string();
+    model.graph.collect(&PassContext::default()).unwrap();
+    let dot = model.graph.dot().to_string();
     assert_eq!(dot.matches("fillcolor=lightblue").count(), 3);
     assert_eq!(dot.matches("fillcolor=gold").count(), 3);
     assert!(dot.starts_with("digraph") && dot.ends_with("}\n"));

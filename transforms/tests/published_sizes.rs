@@ -3,7 +3,7 @@
 mod support;
 
 use cacheplan_handlers::{DType, Kind};
-use cacheplan_transforms::{CacheDTypes, PassContext, Resources, collect};
+use cacheplan_transforms::{CacheDTypes, PassContext, Resources};
 use rstest::rstest;
 
 use support::{bytes_per_token, read, state_bytes};
@@ -14,7 +14,7 @@ const MIB: f64 = 1024.0 * KIB;
 fn resources(config: &str, dtypes: CacheDTypes) -> Resources {
     let mut model = read(&format!("configs/{config}.json"));
     let context = PassContext { dtypes, ..PassContext::default() };
-    collect(&mut model.graph, &context).unwrap().resources
+    model.graph.collect(&context).unwrap().resources
 }
 
 fn kv(dtype: DType) -> CacheDTypes {

@@ -5,14 +5,14 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use cacheplan_transforms::{FrontendError, Model, ReadOptions, read_model};
+use cacheplan_transforms::{FrontendError, Model, ReadOptions};
 use rstest::rstest;
 use tempfile::TempDir;
 
 use support::{fixture, names};
 
 fn read(path: &Path) -> Result<Model, FrontendError> {
-    read_model(path, &ReadOptions::default())
+    Model::read(path, &ReadOptions::default())
 }
 
 /// A copy of a tiny model, its config changed by `edit`.

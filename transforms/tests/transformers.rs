@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Growth, Kind};
-use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, Resource, collect, read_config_str};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, Resource};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -66,12 +66,12 @@ fn without(config: &Map<String, Value>, keys: &[&str]) -> String {
 }
 
 fn read(name: &str, text: &str) -> Model {
-    read_config_str(name, text, &ReadOptions::default()).unwrap()
+    Model::read_config(name, text, &ReadOptions::default()).unwrap()
 }
 
 /// What each layer caches, in the words of the fixture.
 fn caches(mut model: Model) -> BTreeMap<String, String> {
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for resource in &resources {
         by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
@@ -136,7 +136,7 @@ fn heads_are_as_many_without_keys_that_state_them() {
         // A wrapper's defaults are those of the decoder that it happens to wrap; `CHANGES` of make.py are no defaults.
         let Some(config) = known.config.as_ref().filter(|_| !NO_DEFAULTS.contains(&name.as_str())) else { continue };
         for keys in KEYS {
-            match read_config_str(&name, &without(config, keys), &ReadOptions::default()).map(caches) {
+            match Model::read_config(&name, &without(config, keys), &ReadOptions::default()).map(caches) {
                 Ok(found) if found == known.caches => compared += 1,
                 Err(FrontendError::Missing { .. } | FrontendError::BadValue { .. }) => {}
                 Ok(_) => wrong.push(format!("{name} without {keys:?} is read as something else")),

@@ -6,7 +6,7 @@ use std::alloc::System;
 use std::path::Path;
 use std::time::Duration;
 
-use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, collect, read_model};
+use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, };
 use cap::Cap;
 use cpu_time::ThreadTime;
 
@@ -34,7 +34,7 @@ pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
     within(|| {
         if let Ok(mut model) = read() {
             MEMORY.set_limit(WALKING).expect("more than is in use");
-            let _ = collect(&mut model.graph, &PassContext::default());
+            let _ = model.graph.collect(&PassContext::default());
             drop(model);
             MEMORY.set_limit(READING).expect("the model is gone");
         }
@@ -44,6 +44,6 @@ pub fn walk(read: impl FnOnce() -> Result<Model, FrontendError>) {
 /// Walks what a file of this name holds.
 pub fn walk_file(path: &Path, bytes: &[u8]) {
     if std::fs::write(path, bytes).is_ok() {
-        walk(|| read_model(path, &ReadOptions::default()));
+        walk(|| Model::read(path, &ReadOptions::default()));
     }
 }

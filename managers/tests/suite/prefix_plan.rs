@@ -4,8 +4,8 @@ use std::path::Path;
 
 use cacheplan_managers::book::prefix::{CheckpointFormat, HostTier, PrefixError, Provision};
 use cacheplan_managers::book::{Piece, Policy, Request, Scenario, Workload, simulate};
-use cacheplan_planner::{Budget, CachePlan, PlanRequest, Pool, Unit, plan};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::{Budget, CachePlan, PlanRequest, Pool, Unit};
+use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
 #[rstest]
@@ -32,11 +32,11 @@ const CHECKPOINTS: &str = "[workload]\ncheckpoints_per_sequence = 4\nprompt = { 
 
 fn plan_of(config: &str, budget: &str) -> CachePlan {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(CONFIGS).join(config);
-    let mut model = read_model(&config, &ReadOptions::default()).unwrap();
+    let mut model = Model::read(&config, &ReadOptions::default()).unwrap();
     let limits = "max_seq_len = 4096\nmax_batch_size = 3\nmax_num_tokens = 2048\ntokens_per_block = 32\n";
     let budget = Budget::from_toml(&format!("{limits}{budget}"), "budget.toml").unwrap();
-    let collected = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap();
-    plan(&PlanRequest::new(&model.info, &collected.resources, &budget)).unwrap()
+    let collected = model.graph.collect(&budget.pass_context(&model.info)).unwrap();
+    PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap()
 }
 
 #[test]

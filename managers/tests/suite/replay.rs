@@ -9,8 +9,8 @@ use cacheplan_kernels::{
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, ReplayLayer};
-use cacheplan_planner::{Budget, CachePlan, PlanRequest, PlannedResource, check, plan};
-use cacheplan_transforms::{GraphBuilder, PassContext, collect, layers::Attention};
+use cacheplan_planner::{Budget, CachePlan, PlanRequest, PlannedResource};
+use cacheplan_transforms::{GraphBuilder, PassContext, layers::Attention};
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
 
@@ -61,15 +61,15 @@ fn planned(mixers: &[Mixer], candidates: usize, activations: DType, state_dtype:
         };
     }
     let mut model = builder.build();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let budget = format!(
         "max_seq_len = 64\nmax_batch_size = 2\n[speculation]\ndraft_tokens = {}\nscheme = 'replay'",
         candidates - 1
     );
     let budget = Budget::from_toml(&budget, "budget.toml").unwrap();
     let request = PlanRequest::new(&model.info, &resources, &budget);
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     plan
 }
 
@@ -312,9 +312,9 @@ fn convolutions_without_a_recurrence_move_on_by_themselves() {
     builder.layer();
     builder.short_conv(8, 3);
     let mut model = builder.build();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let budget = "max_seq_len = 64\nmax_batch_size = 2\n[speculation]\ndraft_tokens = 3\nscheme = 'replay'";
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
-    let plan = plan(&PlanRequest::new(&model.info, &resources, &budget)).unwrap();
+    let plan = PlanRequest::new(&model.info, &resources, &budget).plan().unwrap();
     assert_replay_is_stepping(&plan, 5, &[(vec![-1, 0, 0, 2], Some(3)), (vec![-1, 0], None)]);
 }

@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use cacheplan_managers::book::{Accepted, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, ReplayLayer};
-use cacheplan_planner::{Budget, CachePlan, PlanRequest, plan};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::{Budget, CachePlan, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::Device;
 use rstest::rstest;
 
 const SMALL: &str = "max_seq_len = 32\nmax_batch_size = 1\nmax_num_tokens = 32\ntokens_per_block = 16\n";
 
 fn planned(config: &Path, budget: &str) -> Option<CachePlan> {
-    let mut model = read_model(config, &ReadOptions::default()).ok()?;
+    let mut model = Model::read(config, &ReadOptions::default()).ok()?;
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
-    let collected = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap();
-    Some(plan(&PlanRequest::new(&model.info, &collected.resources, &budget)).unwrap())
+    let collected = model.graph.collect(&budget.pass_context(&model.info)).unwrap();
+    Some(PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap())
 }
 
 /// Allocates a plan, compares its bytes, and runs a sequence to the limit.

@@ -20,7 +20,7 @@ use cacheplan_files::Shown;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{CachePlan, Fingerprint, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
+use crate::{CachePlan, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
 
 /// Something in a plan that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
@@ -103,24 +103,26 @@ impl Findings {
     }
 }
 
-/// Proves that `plan` is right for `request`: coverage, layout, sizes, capacity, maximality and ledger.
-///
-/// # Errors
-/// Everything that is not as it must be.
-pub fn check(request: &PlanRequest<'_>, plan: &CachePlan) -> Result<(), Vec<Violation>> {
-    let mut findings = Findings::default();
-    identity(request, plan, &mut findings);
-    let budget = request.budget.or_fixed(request.model);
-    let request = &PlanRequest { budget: &budget, ..*request };
-    let facts = capacity::Facts::of(request, plan).map_err(|error| vec![unreadable(&error)])?;
-    coverage::check(&facts, request, plan, &mut findings);
-    resources::check(plan, &mut findings);
-    rollback::check(request, plan, &mut findings);
-    pools::check(&facts, plan, &mut findings);
-    capacity::check(&facts, request, plan, &mut findings);
-    ledger::check(&facts, request, plan, &mut findings);
-    host::check(&facts, request, plan, &mut findings);
-    if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+impl PlanRequest<'_> {
+    /// Proves that `plan` is right for this request: coverage, layout, sizes, capacity, maximality and ledger.
+    ///
+    /// # Errors
+    /// Everything that is not as it must be.
+    pub fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
+        let mut findings = Findings::default();
+        identity(self, plan, &mut findings);
+        let budget = self.budget.or_fixed(self.model);
+        let request = &PlanRequest { budget: &budget, ..*self };
+        let facts = capacity::Facts::of(request, plan).map_err(|error| vec![unreadable(&error)])?;
+        coverage::check(&facts, request, plan, &mut findings);
+        resources::check(plan, &mut findings);
+        rollback::check(request, plan, &mut findings);
+        pools::check(&facts, plan, &mut findings);
+        capacity::check(&facts, request, plan, &mut findings);
+        ledger::check(&facts, request, plan, &mut findings);
+        host::check(&facts, request, plan, &mut findings);
+        if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+    }
 }
 
 fn unreadable(error: &PlanError) -> Violation {
@@ -135,7 +137,7 @@ fn unreadable(error: &PlanError) -> Violation {
 fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
     findings.expect(Rule::Fingerprint, "schema_version", plan.schema_version, SCHEMA_VERSION);
     findings.expect(Rule::Fingerprint, "model", &plan.model, request.model);
-    findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &Fingerprint::of(request));
+    findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &request.fingerprint());
     findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());
     findings.expect(Rule::Fingerprint, "parallel", plan.parallel, request.budget.parallel);
     manager(plan, findings);

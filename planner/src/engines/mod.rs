@@ -18,7 +18,6 @@ use crate::demand::Load;
 use crate::{ByteSize, PlanError, PlanRequest, Shortfall, make};
 
 pub(crate) use options::{EngineOptions, MambaCacheMode, MlaCache};
-pub use prediction::EnginePlan;
 pub(crate) use prediction::EnginePrediction;
 pub(crate) use version::Version;
 pub use version::{Engine, EngineSpec};
@@ -40,57 +39,61 @@ struct Situation<'a> {
     version: Version,
 }
 
-/// Predicts what `engine` would allocate for the model and budget of `request`.
-///
-/// The resources must have been collected in [`engine_context`](crate::Budget::engine_context).
-///
-/// # Errors
-/// A budget that does not hold one sequence, or without any bytes where the engine needs them.
-pub fn predict(request: &PlanRequest<'_>, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-    request.budget.validate().map_err(PlanError::Budget)?;
-    let held = request.held_by_engine()?;
-    let max_seq_len = request.budget.max_seq_len_for(request.model);
-    let load = make::load(request.budget, max_seq_len)?;
-    let options = &request.budget.engine;
-    let bytes = match options.cache_bytes {
-        Some(bytes) => Some(bytes.0),
-        None => make::available_bytes(request, &load)?,
-    };
-    let draft_tokens = request.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
-    if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next() {
-        return Err(PlanError::Engine(format!(
-            "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
-            engine.engine, unread.name
-        )));
+impl PlanRequest<'_> {
+    /// Predicts what `engine` would allocate for the model and budget of this request.
+    ///
+    /// The resources must have been collected in [`engine_context`](crate::Budget::engine_context).
+    ///
+    /// # Errors
+    /// A budget that does not hold one sequence, or without any bytes where the engine needs them.
+    pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        self.budget.validate().map_err(PlanError::Budget)?;
+        let held = self.held_by_engine()?;
+        let max_seq_len = self.budget.max_seq_len_for(self.model);
+        let load = make::load(self.budget, max_seq_len)?;
+        let options = &self.budget.engine;
+        let bytes = match options.cache_bytes {
+            Some(bytes) => Some(bytes.0),
+            None => make::available_bytes(self, &load)?,
+        };
+        let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
+        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next() {
+            return Err(PlanError::Engine(format!(
+                "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
+                engine.engine, unread.name
+            )));
+        }
+        let description = engine.engine.description();
+        let caches = Caches::of(&held, max_seq_len, options.mla_cache, description.storage);
+        let mut situation = Situation {
+            caches,
+            load,
+            options,
+            budget: self.budget,
+            model: self.model,
+            bytes,
+            draft_tokens,
+            version: engine.version,
+        };
+        let predicted = (description.predict)(&situation);
+        let mut prediction = predicted.map_err(|error| with_what_is_missing(error, &mut situation, description))?;
+        prediction.name = engine.engine.to_string();
+        prediction.version = engine.version_name();
+        prediction.notes.extend(engine.unread());
+        if let (Some(stated), Ok(Some(planned))) = (options.cache_bytes, make::available_bytes(self, &situation.load))
+            && stated.0 != planned
+        {
+            let (stated, planned) = (stated, ByteSize(planned));
+            prediction
+                .notes
+                .insert(0, format!("for the {stated} that it is said to have, not the {planned} of the plan"));
+        }
+        if let Some(bytes) = bytes {
+            let needed = u128::from(prediction.sequences) * situation.caches.bytes_per_sequence(&situation.load);
+            prediction.wasted_bytes = bytes.saturating_sub(u64::try_from(needed).unwrap_or(u64::MAX));
+        }
+        Ok(prediction)
     }
-    let description = engine.engine.description();
-    let caches = Caches::of(&held, max_seq_len, options.mla_cache, description.storage);
-    let mut situation = Situation {
-        caches,
-        load,
-        options,
-        budget: request.budget,
-        model: request.model,
-        bytes,
-        draft_tokens,
-        version: engine.version,
-    };
-    let predicted = (description.predict)(&situation);
-    let mut prediction = predicted.map_err(|error| with_what_is_missing(error, &mut situation, description))?;
-    prediction.name = engine.engine.to_string();
-    prediction.version = engine.version_name();
-    prediction.notes.extend(engine.unread());
-    if let (Some(stated), Ok(Some(planned))) = (options.cache_bytes, make::available_bytes(request, &situation.load))
-        && stated.0 != planned
-    {
-        let (stated, planned) = (stated, ByteSize(planned));
-        prediction.notes.insert(0, format!("for the {stated} that it is said to have, not the {planned} of the plan"));
-    }
-    if let Some(bytes) = bytes {
-        let needed = u128::from(prediction.sequences) * situation.caches.bytes_per_sequence(&situation.load);
-        prediction.wasted_bytes = bytes.saturating_sub(u64::try_from(needed).unwrap_or(u64::MAX));
-    }
-    Ok(prediction)
 }
 
 /// Bytes that one sequence of the workload needs at least as the engine stores it.

@@ -73,6 +73,13 @@ pub struct EnginePrediction {
     pub notes: Vec<String>,
 }
 
+impl EnginePrediction {
+    /// The prediction beside the plan of the same request.
+    pub fn beside(self, plan: &CachePlan) -> EnginePlan<'_> {
+        EnginePlan { plan, engine: self }
+    }
+}
+
 /// A plan with an engine's prediction beside it, as one JSON object.
 #[derive(Clone, Debug, Serialize)]
 pub struct EnginePlan<'a> {

@@ -5,7 +5,7 @@ use cacheplan_transforms::{Resource, Resources};
 use super::Setting;
 use super::dialect::{Dialect, Told};
 use super::input::Input;
-use crate::engines::{EnginePrediction, EngineSpec, predict};
+use crate::engines::{EnginePrediction, EngineSpec};
 use crate::workload::Lengths;
 use crate::{Budget, CachePlan, PlanError, PlanRequest, Scheme, Speculation, Workload};
 
@@ -36,7 +36,7 @@ pub(crate) fn predicted(
     };
     let resources = held(plan)?;
     let request = PlanRequest::new(&plan.model, &resources, &budget);
-    Some(predict(&request, EngineSpec { engine, version }))
+    Some(request.predict(EngineSpec { engine, version }))
 }
 
 /// One rank's caches without what only our own rollback needs; `None` where that changes the shape of others.

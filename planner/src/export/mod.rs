@@ -118,64 +118,61 @@ pub enum ExportError {
     },
 }
 
-/// Says `plan` in the words of `target` at `version`, or at the newest known one.
-///
-/// The version is that of the engine; for Dynamo it is Dynamo's own, which decides the engine's.
-///
-/// # Errors
-/// A version whose keys are not known, or a plan that is damaged or that the engine has no words for.
-pub fn export(
-    plan: &CachePlan,
-    target: Target,
-    version: Option<&str>,
-    serving: &Serving,
-) -> Result<Export, ExportError> {
-    let (deployment, release) = target.resolve(version)?;
-    let dialect = deployment.dialect;
-    let host_bytes = serving.host_bytes.or(plan.host.as_ref().map(|host| host.bytes));
-    let serving = &Serving { host_bytes, ..serving.clone() };
-    let input = Input { plan, serving, release };
-    input.refuse_damage()?;
-    input.refuse_split(dialect.name)?;
-    if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
-        return Err(ExportError::Model { found: model.to_owned() });
-    }
-    if let Some(what) = (dialect.refuses)(&input) {
-        return Err(ExportError::Unsupported { engine: dialect.name, what });
-    }
-    let settings = dialect.settings(&input);
-    let mut not_expressed = dialect.not_expressed(&input);
-    let admits = match admitted::admitted(dialect, &input, &settings) {
-        Some(Ok(prediction)) => Some((prediction.sequences, prediction.notes.join("; "))),
-        Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
-        Some(Err(other)) => {
-            not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
-            None
+impl CachePlan {
+    /// Says the plan in the words of `target` at `version`, or at the newest known one.
+    ///
+    /// The version is that of the engine; for Dynamo it is Dynamo's own, which decides the engine's.
+    ///
+    /// # Errors
+    /// A version whose keys are not known, or a plan that is damaged or that the engine has no words for.
+    pub fn export(&self, target: Target, version: Option<&str>, serving: &Serving) -> Result<Export, ExportError> {
+        let (deployment, release) = target.resolve(version)?;
+        let dialect = deployment.dialect;
+        let host_bytes = serving.host_bytes.or(self.host.as_ref().map(|host| host.bytes));
+        let serving = &Serving { host_bytes, ..serving.clone() };
+        let input = Input { plan: self, serving, release };
+        input.refuse_damage()?;
+        input.refuse_split(dialect.name)?;
+        if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
+            return Err(ExportError::Model { found: model.to_owned() });
         }
-        None => None,
-    };
-    if let Some((admitted, why)) = &admits
-        && *admitted < plan.capacity.sequences
-    {
-        let (planned, name) = (plan.capacity.sequences, dialect.name);
-        not_expressed.push(format!("{admitted} of the plan's {planned} sequences run at once in {name}: {why}"));
+        if let Some(what) = (dialect.refuses)(&input) {
+            return Err(ExportError::Unsupported { engine: dialect.name, what });
+        }
+        let settings = dialect.settings(&input);
+        let mut not_expressed = dialect.not_expressed(&input);
+        let admits = match admitted::admitted(dialect, &input, &settings) {
+            Some(Ok(prediction)) => Some((prediction.sequences, prediction.notes.join("; "))),
+            Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
+            Some(Err(other)) => {
+                not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
+                None
+            }
+            None => None,
+        };
+        if let Some((admitted, why)) = &admits
+            && *admitted < self.capacity.sequences
+        {
+            let (planned, name) = (self.capacity.sequences, dialect.name);
+            not_expressed.push(format!("{admitted} of the plan's {planned} sequences run at once in {name}: {why}"));
+        }
+        let admits = admits.map(|(admitted, _)| admitted);
+        let unnamed = serving.model.is_none() && target.names_model();
+        not_expressed.extend(unnamed.then(|| "which model it is: replace <MODEL> by its name or path".into()));
+        not_expressed.extend((deployment.gaps)(serving));
+        let engine = format!("{} {}", dialect.name, dialect.versions[release]);
+        let text = (deployment.write)(&File {
+            engine: &engine,
+            model: input.model(),
+            model_type: &self.model.model_type,
+            tool_version: &self.tool_version,
+            parallel: input.parallel(),
+            settings: &settings,
+            not_expressed: &not_expressed,
+        });
+        let file_name = deployment.file_name.into();
+        Ok(Export { target: target.to_string(), engine, file_name, text, settings, admits, not_expressed })
     }
-    let admits = admits.map(|(admitted, _)| admitted);
-    let unnamed = serving.model.is_none() && target.names_model();
-    not_expressed.extend(unnamed.then(|| "which model it is: replace <MODEL> by its name or path".into()));
-    not_expressed.extend((deployment.gaps)(serving));
-    let engine = format!("{} {}", dialect.name, dialect.versions[release]);
-    let text = (deployment.write)(&File {
-        engine: &engine,
-        model: input.model(),
-        model_type: &plan.model.model_type,
-        tool_version: &plan.tool_version,
-        parallel: input.parallel(),
-        settings: &settings,
-        not_expressed: &not_expressed,
-    });
-    let file_name = deployment.file_name.into();
-    Ok(Export { target: target.to_string(), engine, file_name, text, settings, admits, not_expressed })
 }
 
 /// Whether no shell, parser or engine can take it for anything but a name.

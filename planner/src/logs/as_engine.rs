@@ -4,7 +4,7 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::Words;
-use crate::engines::{EnginePrediction, EngineSpec, predict};
+use crate::engines::{EnginePrediction, EngineSpec};
 use crate::{Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, Scheme, Speculation};
 
 /// A plan's caches, which are those of one rank already.
@@ -117,7 +117,7 @@ impl<'a> AsEngine<'a> {
         if [told.tokens_per_block, told.shared_cells, told.ubatch].contains(&Some(0)) {
             return Err(PlanError::Engine("the log says that a block, a context or a step has 0 tokens".into()));
         }
-        predict(&PlanRequest::new(&self.plan.model, &self.resources, &budget), engine)
+        PlanRequest::new(&self.plan.model, &self.resources, &budget).predict(engine)
     }
 }
 

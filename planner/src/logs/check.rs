@@ -60,60 +60,62 @@ pub enum Drift {
     Drift,
 }
 
-/// Sets `plan` beside `log`, in the terms of the engine that wrote it.
-///
-/// `version` is the engine's where the log does not say it; the newest that is modelled where absent too. Counts must be
-/// equal, sizes within the digits that are printed.
-///
-/// # Errors
-/// A plan that holds nothing the engine can be asked about, or whose memory does not hold one sequence there.
-pub fn check(plan: &CachePlan, log: &EngineLog, version: Option<Version>) -> Result<LogCheck, PlanError> {
-    let newest = log.engine.newest();
-    let said = log.version.or(version);
-    let engine = EngineSpec { engine: log.engine, version: modelled(log.engine, said.unwrap_or(newest)) };
-    let caches = AsEngine::of(plan)?;
-    let mut told = caches.told(log.words())?;
-    // What a plan does not say, the engine was told by whoever started it.
-    told.prefix_caching = log.prefix_caching();
-    told.ubatch = log.count(Fact::Ubatch);
-    let own_block = plan.pools.iter().find_map(|pool| pool.tokens_per_block);
-    told.tokens_per_block = log.count(Fact::TokensPerBlock).filter(|block| Some(*block) == own_block);
-    let planned = caches.predict(engine, &told)?;
+impl EngineLog {
+    /// Sets `plan` beside the log, in the terms of the engine that wrote it.
+    ///
+    /// `version` is the engine's where the log does not say it; the newest that is modelled where absent too. Counts must be
+    /// equal, sizes within the digits that are printed.
+    ///
+    /// # Errors
+    /// A plan that holds nothing the engine can be asked about, or whose memory does not hold one sequence there.
+    pub fn check(&self, plan: &CachePlan, version: Option<Version>) -> Result<LogCheck, PlanError> {
+        let newest = self.engine.newest();
+        let said = self.version.or(version);
+        let engine = EngineSpec { engine: self.engine, version: modelled(self.engine, said.unwrap_or(newest)) };
+        let caches = AsEngine::of(plan)?;
+        let mut told = caches.told(self.words())?;
+        // What a plan does not say, the engine was told by whoever started it.
+        told.prefix_caching = self.prefix_caching();
+        told.ubatch = self.count(Fact::Ubatch);
+        let own_block = plan.pools.iter().find_map(|pool| pool.tokens_per_block);
+        told.tokens_per_block = self.count(Fact::TokensPerBlock).filter(|block| Some(*block) == own_block);
+        let planned = caches.predict(engine, &told)?;
 
-    // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
-    let makes_block = log.words().block_follows_states && caches.has_states();
-    let mut rows = told_rows(plan, log, &told, &planned, makes_block);
-    let other: Vec<&str> = rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name.name()).collect();
-    let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
-    let really = really_told(log, &told, &planned, makes_block);
-    // SGLang also starts where the longest sequence does not fit, of which the engine's model knows nothing.
-    let shorter = really.map(|(least, most)| {
-        let max_seq_len = told.max_seq_len.min(least.max_seq_len);
-        (Told { max_seq_len, ..least }, Told { max_seq_len, ..most })
-    });
-    let really = really.filter(|told| Expected::of(&caches, engine, Some(told)).is_some()).or(shorter);
-    let expected = Expected::of(&caches, engine, really.as_ref());
-    let explained = outcomes(log, makes_block)
-        .any(|(fact, logged)| !expected.as_ref().is_some_and(|expected| expected.meets(fact, logged)))
-        .then(|| explanation(&caches, log, engine, said, makes_block, really.as_ref()))
-        .flatten();
-    for (fact, logged) in outcomes(log, makes_block) {
-        let Some(value) = outcome(&planned, fact, told.max_seq_len) else { continue };
-        let follows_from_told = expected.as_ref().is_some_and(|expected| expected.meets(fact, logged));
-        let (drift, reason) = if logged.meets(Logged::exact(value)) {
-            (Drift::None, String::new())
-        } else if follows_from_told {
-            (Drift::Follows, format!("follows from {follows}"))
-        } else {
-            let unexplained = || "neither the plan nor the engine's rules give it".to_owned();
-            (Drift::Drift, explained.clone().unwrap_or_else(unexplained))
-        };
-        rows.push(Row { name: fact, unit: fact.unit(), planned: value, logged, drift, reason });
+        // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
+        let makes_block = self.words().block_follows_states && caches.has_states();
+        let mut rows = told_rows(plan, self, &told, &planned, makes_block);
+        let other: Vec<&str> = rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name.name()).collect();
+        let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
+        let really = really_told(self, &told, &planned, makes_block);
+        // SGLang also starts where the longest sequence does not fit, of which the engine's model knows nothing.
+        let shorter = really.map(|(least, most)| {
+            let max_seq_len = told.max_seq_len.min(least.max_seq_len);
+            (Told { max_seq_len, ..least }, Told { max_seq_len, ..most })
+        });
+        let really = really.filter(|told| Expected::of(&caches, engine, Some(told)).is_some()).or(shorter);
+        let expected = Expected::of(&caches, engine, really.as_ref());
+        let explained = outcomes(self, makes_block)
+            .any(|(fact, logged)| !expected.as_ref().is_some_and(|expected| expected.meets(fact, logged)))
+            .then(|| explanation(&caches, self, engine, said, makes_block, really.as_ref()))
+            .flatten();
+        for (fact, logged) in outcomes(self, makes_block) {
+            let Some(value) = outcome(&planned, fact, told.max_seq_len) else { continue };
+            let follows_from_told = expected.as_ref().is_some_and(|expected| expected.meets(fact, logged));
+            let (drift, reason) = if logged.meets(Logged::exact(value)) {
+                (Drift::None, String::new())
+            } else if follows_from_told {
+                (Drift::Follows, format!("follows from {follows}"))
+            } else {
+                let unexplained = || "neither the plan nor the engine's rules give it".to_owned();
+                (Drift::Drift, explained.clone().unwrap_or_else(unexplained))
+            };
+            rows.push(Row { name: fact, unit: fact.unit(), planned: value, logged, drift, reason });
+        }
+        rows.extend(estimates(plan, self));
+        let drifted = rows.iter().any(|row| row.drift == Drift::Drift);
+        let notes = notes(self, engine, said);
+        Ok(LogCheck { engine: self.engine.to_string(), version: engine.version_name(), drifted, rows, notes })
     }
-    rows.extend(estimates(plan, log));
-    let drifted = rows.iter().any(|row| row.drift == Drift::Drift);
-    let notes = notes(log, engine, said);
-    Ok(LogCheck { engine: log.engine.to_string(), version: engine.version_name(), drifted, rows, notes })
 }
 
 /// The version, or the newest that is modelled where it is newer.

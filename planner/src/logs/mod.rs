@@ -1,7 +1,7 @@
 //! What an engine logs when it starts, read from its log.
 //!
-//! [`read`] goes through the log once, line by line, and keeps numbers only: no text of a log is ever passed on.
-//! [`check`] sets a plan beside them. Each engine's wordings stand in a file of their own.
+//! [`EngineLog::read`] goes through the log once, line by line, and keeps numbers only: no text of a log is ever passed on.
+//! [`EngineLog::check`] sets a plan beside them. Each engine's wordings stand in a file of their own.
 
 mod as_engine;
 mod check;
@@ -16,9 +16,8 @@ use thiserror::Error;
 
 use crate::engines::{Engine, Version};
 
-pub use check::{Drift, LogCheck, check};
+pub use check::{Drift, LogCheck};
 pub(crate) use fact::Fact;
-pub use reader::read;
 pub(crate) use wording::Logged;
 use wording::Unit;
 

@@ -14,15 +14,17 @@ const MAX_LINE: usize = 64 << 10;
 /// Processes that are told apart; more are taken for one.
 const MAX_RANKS: usize = 4096;
 
-/// Reads the last complete start in a log.
-///
-/// Memory is bounded whatever the log holds: of each line the first 64 KiB are looked at. Lines may end in CR or LF, be
-/// coloured, and be those of several ranks in any order. Where `asked` names an engine, only its lines count.
-///
-/// # Errors
-/// A log without a complete start, of several engines, or with numbers that no device has; see [`LogError`].
-pub fn read(mut log: impl BufRead, asked: Option<Engine>) -> Result<EngineLog, LogError> {
-    read_from(&mut log, asked)
+impl EngineLog {
+    /// Reads the last complete start in a log.
+    ///
+    /// Memory is bounded whatever the log holds: of each line the first 64 KiB are looked at. Lines may end in CR or LF, be
+    /// coloured, and be those of several ranks in any order. Where `asked` names an engine, only its lines count.
+    ///
+    /// # Errors
+    /// A log without a complete start, of several engines, or with numbers that no device has; see [`LogError`].
+    pub fn read(mut log: impl BufRead, asked: Option<Engine>) -> Result<Self, LogError> {
+        read_from(&mut log, asked)
+    }
 }
 
 fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, LogError> {

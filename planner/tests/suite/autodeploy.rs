@@ -5,9 +5,7 @@
 //! at tensors, these look at the plan that would allocate them.
 
 use cacheplan_handlers::{AllocationDims, DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{
-    Budget, CachePlan, Fraction, Grouping, ManagerKind, Measurement, Owner, PlanError, Unit, check, plan,
-};
+use cacheplan_planner::{Budget, CachePlan, Fraction, Grouping, ManagerKind, Measurement, Owner, PlanError, Unit};
 use rstest::rstest;
 
 use super::common::{Model, budget, mamba2};
@@ -45,8 +43,8 @@ fn model(handlers: Vec<ResourceHandler>) -> Model {
 
 fn planned(handlers: Vec<ResourceHandler>, budget: &Budget) -> CachePlan {
     let model = model(handlers);
-    let plan = plan(&model.request(budget)).unwrap();
-    assert_eq!(check(&model.request(budget), &plan), Ok(()));
+    let plan = model.request(budget).plan().unwrap();
+    assert_eq!(model.request(budget).check(&plan), Ok(()));
     plan
 }
 
@@ -102,7 +100,7 @@ fn windows_have_a_pool_each(#[case] handlers: Vec<ResourceHandler>, #[case] pool
 fn row_12_caches_that_must_be_uniform_and_are_not(#[values(Grouping::ByWindow, Grouping::ByKey)] policy: Grouping) {
     let budget = Budget { grouping: Some(policy), require_uniform: true, ..by_window() };
     let mixed = model(vec![kv(8, 64), windowed(8, 80, 32)]);
-    let error = plan(&mixed.request(&budget)).unwrap_err();
+    let error = mixed.request(&budget).plan().unwrap_err();
     assert!(matches!(error, PlanError::Grouping(_)) && error.to_string().contains("not uniform"), "{error}");
     assert_eq!(planned(vec![kv(8, 64), kv(8, 64), ssm()], &budget).pools.len(), 2);
 }
@@ -121,7 +119,7 @@ fn row_63_windows_are_64_and_all_tokens() {
 #[case::row_14_attention_types(vec![kv(8, 64), ResourceHandler::mla_paged(48, 16, DType::F16).unwrap()], "attention types")]
 fn a_mix_inside_one_window_is_an_error(#[case] handlers: Vec<ResourceHandler>, #[case] expected: &str) {
     let model = model(handlers);
-    let error = plan(&model.request(&by_window())).unwrap_err();
+    let error = model.request(&by_window()).plan().unwrap_err();
     assert!(matches!(error, PlanError::Grouping(_)), "{error}");
     assert!(error.to_string().contains(expected), "{error}");
 }
@@ -189,7 +187,7 @@ fn generic_state() -> ResourceHandler {
 #[test]
 fn row_53_a_state_without_a_manager_is_refused_by_name() {
     let model = model(vec![kv(8, 64), generic_state()]);
-    let error = plan(&model.request(&rejecting())).unwrap_err();
+    let error = model.request(&rejecting()).plan().unwrap_err();
     assert!(matches!(error, PlanError::Grouping(_)) && error.to_string().contains("`r_1` (state)"), "{error}");
 }
 
@@ -220,7 +218,7 @@ fn row_57_a_generic_state_beside_replay_buffers_is_refused_and_they_are_not(
     #[values(Grouping::FirstReference, Grouping::ByWindow, Grouping::ByKey)] policy: Grouping,
 ) {
     let model = model(vec![ssm(), conv(320), ssm(), conv(320), generic_state()]);
-    let error = plan(&model.request(&replaying(policy))).unwrap_err().to_string();
+    let error = model.request(&replaying(policy)).plan().unwrap_err().to_string();
     assert!(error.contains("`r_4`") && !error.contains("replay_"), "{error}");
 }
 
@@ -238,7 +236,7 @@ fn row_25_without_memory_a_resize_changes_nothing() {
     let model = model(vec![kv(8, 64)]);
     let budget = first_reference();
     let measured = Measurement { resident_bytes: 1 << 30, forward_bytes: 1 << 28, free_bytes: 1 << 34 };
-    let (before, after) = (plan(&model.request(&budget)).unwrap(), model.request(&budget).resized(&measured).unwrap());
+    let (before, after) = (model.request(&budget).plan().unwrap(), model.request(&budget).resized(&measured).unwrap());
     assert_eq!((before.pools, before.capacity), (after.pools, after.capacity));
 }
 
@@ -307,7 +305,7 @@ fn tokens_are_clamped_to_what_the_batch_can_use(#[case] tokens: u64, #[case] pla
     let mut budget = budget(&format!("{SETTING}[memory]\nbytes = 1"));
     let null_block = 32;
     budget.memory.as_mut().unwrap().bytes = Some(cacheplan_planner::ByteSize((tokens + null_block) * 2048));
-    assert_eq!(plan(&model.request(&budget)).ok().and_then(|plan| plan.capacity.tokens), planned);
+    assert_eq!(model.request(&budget).plan().ok().and_then(|plan| plan.capacity.tokens), planned);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
     CachePlan, Cap, DeviceInfo, DeviceKind, Grouping, ManagerKind, Measurement, Member, Owner, PlanRequest, Rule, Unit,
-    check, plan,
 };
 use rstest::rstest;
 use serde_json::Value;
@@ -73,8 +72,8 @@ fn every_policy_and_budget_gives_a_plan_that_checks(
     let measurement = Measurement { resident_bytes: 2 << 30, forward_bytes: 1 << 28, free_bytes: 20 << 30 };
     let request =
         PlanRequest { device: Some(&device), measurement: measured.then_some(&measurement), ..model.request(&budget) };
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
 }
 
 #[rstest]
@@ -82,7 +81,7 @@ fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] tex
     let (model, device) = (mixed(), device());
     let budget = budget(text);
     let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
-    let json = serde_json::to_value(plan(&request).unwrap()).unwrap();
+    let json = serde_json::to_value(request.plan().unwrap()).unwrap();
     let numbers = numbers(&json, &mut String::new());
     assert!(numbers.len() > 150, "{} numbers", numbers.len());
     for pointer in numbers {
@@ -95,7 +94,7 @@ fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] tex
             *corrupt.pointer_mut(&pointer).unwrap() = changed.into();
             // A shape that no handler can have is refused on reading, which is found as well.
             if let Ok(plan) = Unproved::deserialize(corrupt) {
-                assert!(check(&request, &plan).is_err(), "{pointer}: {original} -> {changed} was not found");
+                assert!(request.check(&plan).is_err(), "{pointer}: {original} -> {changed} was not found");
             }
         }
     }
@@ -184,10 +183,10 @@ fn corruption_is_found_by_its_rule(#[case] rule: Rule, #[case] corrupt: fn(&mut 
          [workload]\nprompt = { fixed = 8192 }\ncheckpoints_per_sequence = 1\ncheckpoint_dtype = 'int8'",
     );
     let request = model.request(&budget);
-    let mut plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let mut plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     corrupt(&mut plan);
-    let violations = check(&request, &plan).unwrap_err();
+    let violations = request.check(&plan).unwrap_err();
     assert!(violations.iter().any(|violation| violation.rule == rule), "{violations:#?}");
 }
 
@@ -196,9 +195,9 @@ fn a_violation_says_where_and_what() {
     let model = nemotron_3_nano();
     let budget = budget("max_batch_size = 1");
     let request = model.request(&budget);
-    let mut plan = plan(&request).unwrap();
+    let mut plan = request.plan().unwrap();
     plan.slots.padding = 0;
-    let violations: Vec<_> = check(&request, &plan).unwrap_err().iter().map(ToString::to_string).collect();
+    let violations: Vec<_> = request.check(&plan).unwrap_err().iter().map(ToString::to_string).collect();
     assert_eq!(violations, ["limits: slots.padding is 0, expected 1"]);
 }
 
@@ -213,12 +212,12 @@ fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp
     ));
     for stage in 0..pp {
         let request = PlanRequest { draft: Some(draft.draft()), stage, ..model.request(&budget) };
-        let made = plan(&request).unwrap();
-        assert_eq!(check(&request, &made), Ok(()));
+        let made = request.plan().unwrap();
+        assert_eq!(request.check(&made), Ok(()));
         for at in 0..made.resources.len() {
             let mut fewer = made.clone();
             fewer.resources.remove(at);
-            assert!(check(&request, &fewer).is_err(), "without {}", made.resources[at].name);
+            assert!(request.check(&fewer).is_err(), "without {}", made.resources[at].name);
             let mut undivided = made.clone();
             let handler = &undivided.resources[at].handler;
             let mut shape = handler.shape().to_vec();
@@ -226,7 +225,7 @@ fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp
             let (kind, growth) = (handler.kind().clone(), handler.growth());
             undivided.resources[at].handler =
                 ResourceHandler::new(kind, growth, shape, handler.dtype(), handler.layout()).unwrap();
-            let violations = check(&request, &undivided).unwrap_err();
+            let violations = request.check(&undivided).unwrap_err();
             let found = |rule: Rule| violations.iter().any(|violation| violation.rule == rule);
             assert!(found(Rule::Coverage) || found(Rule::Rollback), "{violations:#?}");
         }

@@ -1,6 +1,6 @@
 //! Our plan beside the engines'.
 
-use cacheplan_planner::{Comparison, Engine, EngineSpec, Objective, compare, plan, predict};
+use cacheplan_planner::{Comparison, Engine, EngineSpec, Objective};
 
 use rstest::rstest;
 
@@ -12,10 +12,8 @@ const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\nou
 fn every_engine_has_a_row_and_the_table_is_at_most_100_columns_wide() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[memory]\nbytes = '24GiB'"));
-    let rows: Vec<_> = Engine::all()
-        .iter()
-        .map(|&engine| compare(&model.request(&budget), EngineSpec::from(engine)).unwrap())
-        .collect();
+    let rows: Vec<_> =
+        Engine::all().iter().map(|&engine| model.request(&budget).compare(EngineSpec::from(engine)).unwrap()).collect();
     for row in &rows {
         assert_eq!(row.bytes, 24 << 30);
         assert!(row.sequences >= row.engine_sequences, "{row:?}");
@@ -31,7 +29,7 @@ fn a_prediction_prints_within_100_columns() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[engine]\ncache_bytes = '24GiB'"));
     let tables: Vec<String> =
-        Engine::all().iter().map(|&engine| predict(&model.request(&budget), engine.into()).unwrap().table()).collect();
+        Engine::all().iter().map(|&engine| model.request(&budget).predict(engine.into()).unwrap().table()).collect();
     let text = tables.join("\n");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);
@@ -41,14 +39,14 @@ fn a_prediction_prints_within_100_columns() {
 fn a_budget_too_small_for_one_sequence_compares_as_none() {
     let model = nemotron_3_nano();
     let budget = budget(&format!("{CHAT}[memory]\nbytes = '50MiB'"));
-    let row = compare(&model.request(&budget), "vllm".parse().unwrap()).unwrap();
+    let row = model.request(&budget).compare("vllm".parse().unwrap()).unwrap();
     assert_eq!((row.sequences, row.engine_sequences), (0, 0));
 }
 
 #[test]
 fn a_comparison_without_bytes_is_an_error() {
     let model = nemotron_3_nano();
-    let error = compare(&model.request(&budget(CHAT)), "vllm".parse().unwrap()).unwrap_err();
+    let error = model.request(&budget(CHAT)).compare("vllm".parse().unwrap()).unwrap_err();
     assert!(error.to_string().contains("needs bytes"), "{error}");
 }
 
@@ -56,9 +54,9 @@ fn a_comparison_without_bytes_is_an_error() {
 fn the_most_tokens_at_a_given_concurrency_fill_the_bytes() {
     let model = nemotron_3_nano();
     let mut budget = budget("max_seq_len = 8192\nmax_batch_size = 4\n[memory]\nbytes = '8GiB'");
-    let fixed = plan(&model.request(&budget)).unwrap();
+    let fixed = model.request(&budget).plan().unwrap();
     budget.maximize = Some(Objective::Tokens);
-    let filled = plan(&model.request(&budget)).unwrap();
+    let filled = model.request(&budget).plan().unwrap();
     assert_eq!((fixed.capacity.sequences, filled.capacity.sequences), (4, 4));
     assert_eq!(fixed.capacity.tokens, Some(4 * 8192));
     // 8 GiB less 5 slots, in blocks of 16 tokens, block 0 of which is padding.
@@ -77,7 +75,7 @@ fn shared_keys_and_values(#[case] engine: &str, #[case] caches: u64) {
     model.resources = cacheplan_transforms::Resources::default();
     model.resources.push(shared).unwrap();
     let budget = budget("max_seq_len = 1024\n[engine]\ncache_bytes = '1GiB'");
-    let prediction = predict(&model.request(&budget), engine.parse().unwrap()).unwrap();
+    let prediction = model.request(&budget).predict(engine.parse().unwrap()).unwrap();
     assert_eq!(prediction.tokens, Some((1 << 30) / 4096 / caches));
 }
 
@@ -87,7 +85,7 @@ fn context_parallel_ranks_multiply_the_tokens_that_vllm_reports() {
     let at = |version: &str, cp: u32| {
         let text = format!("max_seq_len = 262144\n[parallel]\ncp = {cp}\n[engine]\ncache_bytes = '24GiB'");
         let engine: EngineSpec = version.parse().unwrap();
-        predict(&model.request(&budget(&text)), engine).unwrap().tokens.unwrap()
+        model.request(&budget(&text)).predict(engine).unwrap().tokens.unwrap()
     };
     assert_eq!(at("vllm@0.19.0", 2), 2 * at("vllm@0.19.0", 1));
     assert!(at("vllm@0.33.0", 2) > at("vllm@0.33.0", 1) * 19 / 10);

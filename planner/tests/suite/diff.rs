@@ -1,13 +1,13 @@
 //! A diff names what changed and nothing else.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Side, plan};
+use cacheplan_planner::{CachePlan, Side};
 use rstest::rstest;
 
 use super::common::{Model, budget, nemotron_3_nano, nemotron_3_nano_with};
 
 fn planned(model: &Model, text: &str) -> CachePlan {
-    plan(&model.request(&budget(text))).unwrap()
+    model.request(&budget(text)).plan().unwrap()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every number of a plan can be traced to a tensor, a key of the budget or a stated default.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError, PlanRequest, explain, plan};
+use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError, PlanRequest};
 use cacheplan_transforms::{Resource, Resources};
 use rstest::rstest;
 
@@ -24,7 +24,7 @@ fn traced() -> Model {
 fn explained(text: &str, subject: &str) -> Derivation {
     let (model, budget) = (traced(), budget(text));
     let request = model.request(&budget);
-    explain(&request, &plan(&request).unwrap(), subject).unwrap()
+    request.explain(&request.plan().unwrap(), subject).unwrap()
 }
 
 #[rstest]
@@ -46,9 +46,9 @@ fn the_bytes_of_a_pool_are_the_product_of_the_numbers_below_it() {
     let model = nemotron_3_nano();
     let budget = budget(BUDGET);
     let request = model.request(&budget);
-    let plan = plan(&request).unwrap();
+    let plan = request.plan().unwrap();
     for pool in &plan.pools {
-        let derivation = explain(&request, &plan, &pool.id).unwrap();
+        let derivation = request.explain(&plan, &pool.id).unwrap();
         let first = |derivation: &Derivation| -> u64 { derivation.claim.split(' ').next().unwrap().parse().unwrap() };
         let units = &derivation.from[0];
         assert_eq!(first(units), units.from.iter().map(first).sum::<u64>(), "{derivation}");
@@ -71,7 +71,7 @@ fn a_fraction_names_the_device_and_what_is_taken_from_it() {
     let budget = budget("[memory]\nfraction = 0.9\nof = 'total'\nweights = '3GiB'\nreserve = '1GiB'");
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 24 << 30, free_bytes: 23 << 30, kind: DeviceKind::Cuda };
     let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
-    let text = explain(&request, &plan(&request).unwrap(), "capacity").unwrap().to_string();
+    let text = request.explain(&request.plan().unwrap(), "capacity").unwrap().to_string();
     assert!(text.contains("0.9 of the device's 25769803776 bytes (24.00 GiB) (`memory.fraction` of total)"), "{text}");
     assert!(text.contains("less weights 3221225472 bytes (3.00 GiB)"), "{text}");
     assert!(text.contains("less reserve 1073741824 bytes (1.00 GiB)"), "{text}");
@@ -97,8 +97,8 @@ fn windows_unpaged_tokens_and_readers_are_named() {
         .unwrap();
     let budget = budget("max_seq_len = 1024");
     let request = model.request(&budget);
-    let plan = plan(&request).unwrap();
-    let text = |subject: &str| explain(&request, &plan, subject).unwrap().to_string();
+    let plan = request.plan().unwrap();
+    let text = |subject: &str| request.explain(&plan, subject).unwrap().to_string();
     assert!(text("kv_paged.0").contains("a window of 256 tokens stops the growth"));
     assert!(text("extra_1").contains("1024 tokens, held whole by each slot, of 12 bytes"));
     assert!(text("3").contains("reads kv_2, which another layer owns"));
@@ -119,6 +119,6 @@ fn windows_unpaged_tokens_and_readers_are_named() {
 fn what_is_not_in_the_plan_is_an_error(#[case] subject: &str, #[case] expected: &str) {
     let (model, budget) = (nemotron_3_nano(), budget(BUDGET));
     let request = model.request(&budget);
-    let error: ExplainError = explain(&request, &plan(&request).unwrap(), subject).unwrap_err();
+    let error: ExplainError = request.explain(&request.plan().unwrap(), subject).unwrap_err();
     assert_eq!(error.to_string(), expected);
 }

@@ -2,7 +2,7 @@
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Export, ExportError, Owner, Parallel, Serving, Target, export, plan};
+use cacheplan_planner::{CachePlan, Export, ExportError, Owner, Parallel, Serving, Target};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn hybrid() -> CachePlan {
         "max_seq_len = 8192\ntokens_per_block = 32\nmax_num_tokens = 4096\n[memory]\nbytes = '24GiB'\n\
          [workload]\nprompt = { fixed = 3000 }\noutput = { fixed = 500 }\ncheckpoints_per_sequence = 2",
     );
-    plan(&model.request(&budget)).unwrap()
+    model.request(&budget).plan().unwrap()
 }
 
 /// Full attention and windows, keys and values in 8 bits.
@@ -25,7 +25,7 @@ fn windowed() -> CachePlan {
     for layer in 0..6 {
         model = model.with("kv", layer, if layer % 2 == 0 { kv() } else { kv().with_window(1024).unwrap() });
     }
-    plan(&model.request(&budget("max_seq_len = 16384\n[memory]\nbytes = '2GiB'"))).unwrap()
+    model.request(&budget("max_seq_len = 16384\n[memory]\nbytes = '2GiB'")).plan().unwrap()
 }
 
 fn serving() -> Serving {
@@ -37,7 +37,7 @@ fn target(name: &str) -> Target {
 }
 
 fn newest(plan: &CachePlan, target: Target) -> Export {
-    export(plan, target, None, &serving()).unwrap()
+    plan.export(target, None, &serving()).unwrap()
 }
 
 fn cache_bytes(plan: &CachePlan) -> u64 {
@@ -99,7 +99,7 @@ fn every_file_reads_back_as_the_values_that_it_is_said_to_have(
     for target in Target::all().filter(|target| which == "hybrid" || target.name() != "edge-llm") {
         for version in target.versions() {
             let plan = if target.name() == "edge-llm" { half_hybrid() } else { plan.clone() };
-            let export = export(&plan, target, Some(version), &serving).unwrap();
+            let export = plan.export(target, Some(version), &serving).unwrap();
             let arguments = arguments(target, &export);
             assert!(export.settings.len() >= 6, "{target}");
             for setting in &export.settings {
@@ -205,7 +205,7 @@ fn a_step_is_never_below_the_block_that_vllm_aligns() {
         1,
         ResourceHandler::ssm(128, 64, 128, DType::F32).unwrap(),
     );
-    let plan = plan(&model.request(&budget("max_seq_len = 65536\n[memory]\nbytes = '8GiB'"))).unwrap();
+    let plan = model.request(&budget("max_seq_len = 65536\n[memory]\nbytes = '8GiB'")).plan().unwrap();
     let arguments = arguments(target("vllm"), &newest(&plan, target("vllm")));
     // 4 MiB of state over 128 bytes a token.
     assert_eq!(arguments["max-num-batched-tokens"], 32_768);
@@ -214,7 +214,7 @@ fn a_step_is_never_below_the_block_that_vllm_aligns() {
 #[test]
 fn latents_are_stored_in_blocks_that_their_kernels_read() {
     let model = Model::new("latent", 1).with("ckv", 0, ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap());
-    let plan = plan(&model.request(&budget("[memory]\nbytes = '1GiB'"))).unwrap();
+    let plan = model.request(&budget("[memory]\nbytes = '1GiB'")).plan().unwrap();
     assert_eq!(yaml(&newest(&plan, target("vllm")))["block-size"], 64);
 }
 
@@ -259,7 +259,7 @@ fn a_block_size_is_stated_where_the_engine_does_not_align_it_to_states() {
 fn offloading_is_counted_as_each_engine_counts() {
     let parallel = Parallel { tp: 2, ..Parallel::default() };
     let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
-    let of = |target| arguments(target, &export(&hybrid(), target, None, &serving).unwrap());
+    let of = |target| arguments(target, &hybrid().export(target, None, &serving).unwrap());
     assert_eq!(of(target("vllm"))["kv-offloading-size"], 128.0, "GiB over both ranks");
     assert_eq!(of(target("sglang"))["hicache-size"], 68, "whole GB of each rank");
     assert_eq!(of(target("tensorrt-llm"))["kv_cache_config"]["host_cache_size"], HOST_BYTES);
@@ -268,7 +268,7 @@ fn offloading_is_counted_as_each_engine_counts() {
 #[test]
 fn a_key_that_a_version_lacks_is_said_to_be_missing() {
     let serving = Serving { host_bytes: Some(HOST_BYTES), ..serving() };
-    let old = export(&hybrid(), target("vllm"), Some("0.11.0"), &serving).unwrap();
+    let old = hybrid().export(target("vllm"), Some("0.11.0"), &serving).unwrap();
     assert_eq!(yaml(&old).get("kv-offloading-size"), None);
     let said = |what: &str| old.not_expressed.iter().any(|gap| gap.starts_with(what));
     assert!(said("`kv-offloading-size` = 64.0: this version has no such key"), "{:?}", old.not_expressed);
@@ -278,7 +278,7 @@ fn a_key_that_a_version_lacks_is_said_to_be_missing() {
 fn a_name_that_breaks_lines_is_refused() {
     let serving = Serving { model: Some("a\nkv-cache-memory-bytes: 1\rb".into()), ..Serving::default() };
     for target in Target::all() {
-        let error = export(&windowed(), target, None, &serving).unwrap_err();
+        let error = windowed().export(target, None, &serving).unwrap_err();
         assert!(matches!(error, ExportError::Model { .. }), "{error}");
         assert!(error.to_string().contains("a\\u000akv-cache-memory-bytes: 1\\u000db"), "{error}");
     }
@@ -290,7 +290,7 @@ fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, fa
     let name = if stated { "org/Hybrid-30B" } else { "<MODEL>" };
     let serving = if stated { serving() } else { Serving::default() };
     for target in Target::all().filter(|target| target.names_model()) {
-        let export = export(&hybrid(), target, None, &serving).unwrap();
+        let export = hybrid().export(target, None, &serving).unwrap();
         let values = match target.name() {
             "sglang" => words_of_a_shell(&export.text).join("\n"),
             _ => yaml(&export).to_string(),
@@ -299,7 +299,7 @@ fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, fa
         let said = export.not_expressed.iter().any(|gap| gap.contains("replace <MODEL>"));
         assert_eq!(said, !stated, "{target}: {:?}", export.not_expressed);
     }
-    let vllm = export(&hybrid(), target("vllm"), None, &serving).unwrap();
+    let vllm = hybrid().export(target("vllm"), None, &serving).unwrap();
     let usage = if stated {
         format!("# vllm serve {name} --config FILE")
     } else {
@@ -310,7 +310,7 @@ fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, fa
 
 #[test]
 fn dynamos_version_decides_the_engines() {
-    let engine = |target, version| export(&hybrid(), target, Some(version), &serving()).unwrap().engine;
+    let engine = |target, version| hybrid().export(target, Some(version), &serving()).unwrap().engine;
     assert_eq!(engine(target("dynamo"), "1.3.0"), "vLLM 0.24.0");
     assert_eq!(engine(target("dynamo-sglang"), "1.3.0"), "SGLang 0.5.16");
     assert_eq!(engine(target("dynamo-tensorrt-llm"), "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
@@ -326,7 +326,7 @@ fn an_unknown_version_is_an_error_that_lists_the_known_ones(
     #[case] version: &str,
     #[case] expected: &str,
 ) {
-    let error = export(&hybrid(), target, Some(version), &serving()).unwrap_err().to_string();
+    let error = hybrid().export(target, Some(version), &serving()).unwrap_err().to_string();
     assert!(error.starts_with(expected), "{error}");
 }
 
@@ -340,7 +340,7 @@ fn what_engines_cannot_be_told_is_said() {
         "grouping = 'first-reference'\nmax_seq_len = 4096\n[memory]\nbytes = '4GiB'\nreserve = '1GiB'\n\
          [speculation]\ndraft_tokens = 3",
     );
-    let mut plan = plan(&mixed.request(&budget)).unwrap();
+    let mut plan = mixed.request(&budget).plan().unwrap();
     let second = plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()).nth(1).unwrap();
     second.tokens_per_block = Some(64);
     let parallel = Parallel { dp: 2, ..Parallel::default() };
@@ -358,7 +358,7 @@ fn what_engines_cannot_be_told_is_said() {
         (target("dynamo"), "each container's image: "),
     ];
     for (target, gap) in expected {
-        let said = export(&plan, target, None, &serving).unwrap().not_expressed;
+        let said = plan.export(target, None, &serving).unwrap().not_expressed;
         assert!(said.iter().any(|sentence| sentence.starts_with(gap)), "{target}: {gap} is not in {said:#?}");
     }
 }
@@ -375,7 +375,7 @@ fn a_damaged_plan_is_refused() {
         let mut plan = hybrid();
         damage(&mut plan);
         for target in Target::all() {
-            let error = export(&plan, target, None, &serving()).unwrap_err();
+            let error = plan.export(target, None, &serving()).unwrap_err();
             assert!(matches!(error, ExportError::Damaged(_)), "{error}");
         }
     }
@@ -393,7 +393,7 @@ fn targets_read_by_name_and_an_unknown_one_lists_them() {
 /// What Edge-LLM has words for: 16-bit states are among them.
 fn half_hybrid() -> CachePlan {
     let model = super::common::nemotron_3_nano_with(DType::F16, DType::F32);
-    plan(&model.request(&budget("max_seq_len = 4096\nmax_batch_size = 4"))).unwrap()
+    model.request(&budget("max_seq_len = 4096\nmax_batch_size = 4")).plan().unwrap()
 }
 
 #[test]
@@ -430,8 +430,8 @@ fn edge_llm_gets_one_entry_per_layer_with_a_cache() {
     "`kv_cache_dtype` takes one of"
 )]
 fn edge_llm_refuses_what_one_number_cannot_say(#[case] model: Model, #[case] expected: &str) {
-    let plan = plan(&model.request(&budget(""))).unwrap();
-    match export(&plan, target("edge-llm"), None, &serving()) {
+    let plan = model.request(&budget("")).plan().unwrap();
+    match plan.export(target("edge-llm"), None, &serving()) {
         Err(ExportError::Unsupported { what, .. }) => assert!(what.starts_with(expected), "{what}"),
         other => panic!("{other:?}"),
     }
@@ -468,7 +468,7 @@ fn the_file_of_edge_llm() {
 fn the_offloading_size_of_vllm_is_that_of_all_ranks() {
     let parallel = Parallel { tp: 2, pp: 4, ..Parallel::default() };
     let serving = Serving { parallel: Some(parallel), host_bytes: Some(HOST_BYTES), ..serving() };
-    let export = export(&hybrid(), target("vllm"), None, &serving).unwrap();
+    let export = hybrid().export(target("vllm"), None, &serving).unwrap();
     assert_eq!(yaml(&export)["kv-offloading-size"], 8.0 * 64.0);
 }
 
@@ -478,7 +478,7 @@ fn the_offloading_size_of_vllm_is_that_of_all_ranks() {
 fn a_host_tier_that_an_engine_does_not_get_is_said(#[case] target: Target, #[case] host_bytes: u64) {
     let plan = if target.name() == "edge-llm" { half_hybrid() } else { hybrid() };
     let serving = Serving { host_bytes: Some(host_bytes), ..serving() };
-    let export = export(&plan, target, None, &serving).unwrap();
+    let export = plan.export(target, None, &serving).unwrap();
     let said = export.not_expressed.iter().any(|gap| gap.contains(&format!("{host_bytes} bytes of host memory")));
     assert!(said, "{:?}", export.not_expressed);
 }
@@ -488,13 +488,13 @@ fn a_host_tier_that_an_engine_does_not_get_is_said(#[case] target: Target, #[cas
 fn an_export_states_the_ranks_of_the_plan() {
     let budget = budget("max_seq_len = 4096\n[memory]\nbytes = '4GiB'\n[parallel]\ntp = 2");
     let model = Model::new("m", 1).with("a", 0, kv(8, 128));
-    let written = serde_json::to_string(&plan(&model.request(&budget)).unwrap()).unwrap();
+    let written = serde_json::to_string(&model.request(&budget).plan().unwrap()).unwrap();
     let plan: CachePlan = serde_json::from_str(&written).unwrap();
     for (target, flag) in [(target("vllm"), "\"tensor-parallel-size\": 2"), (target("sglang"), "--tp-size=2")] {
         assert!(newest(&plan, target).text.contains(flag), "{}", newest(&plan, target).text);
     }
     let other = Serving { parallel: Some(Parallel { tp: 4, ..Parallel::default() }), ..serving() };
-    let text = export(&plan, target("vllm"), None, &other).unwrap().text;
+    let text = plan.export(target("vllm"), None, &other).unwrap().text;
     assert!(text.contains("\"tensor-parallel-size\": 4"), "{text}");
 }
 
@@ -522,7 +522,7 @@ fn hostile_names_are_refused_or_read_back_as_they_are() {
     for name in names {
         for target in Target::all().filter(|target| target.name() != "edge-llm") {
             let serving = Serving { model: Some(name.clone()), ..Serving::default() };
-            let export = match export(&hybrid(), target, None, &serving) {
+            let export = match hybrid().export(target, None, &serving) {
                 Ok(export) => export,
                 Err(error) => {
                     assert!(matches!(error, ExportError::Model { .. }), "{error}");
@@ -563,7 +563,7 @@ fn a_model_type_ends_no_comment() {
         let mut plan = hybrid();
         plan.model.model_type = format!("m{separator}trust-remote-code: true");
         for target in Target::all().filter(|target| target.name() != "edge-llm" && target.name() != "sglang") {
-            let export = export(&plan, target, None, &Serving::default()).unwrap();
+            let export = plan.export(target, None, &Serving::default()).unwrap();
             assert!(!export.text.contains(separator) || separator == '\n', "{}", export.text);
             assert!(yaml(&export).get("trust-remote-code").is_none(), "{}", export.text);
         }

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use cacheplan_planner::fit::{Answer, Prices, Question};
 use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Parallel, PlanRequest};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
 fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(Path::new(&file), &ReadOptions::default()).unwrap();
+    let mut model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let budget = Budget::default();
-    let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+    let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
     let question = Question {
         context,
         sequences,

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec, plan, predict};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec};
+use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 
 use super::common::{Model, budget, nemotron_3_nano_with};
@@ -99,11 +99,11 @@ fn config_of(id: &str) -> Option<(&'static str, Option<DType>)> {
 fn read(id: &str, engine: EngineSpec, budget: &Budget) -> Option<Model> {
     let (name, kv) = config_of(id)?;
     let file = format!("{}/../tests/fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+    let mut model = cacheplan_transforms::Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
     let mut budget = budget.clone();
     budget.dtypes.kv = kv;
     let context = budget.engine_context(&model.info, engine);
-    let resources = collect(&mut model.graph, &context).unwrap().resources;
+    let resources = model.graph.collect(&context).unwrap().resources;
     Some(Model { info: model.info, resources })
 }
 
@@ -160,7 +160,7 @@ fn row(id: &str) -> Vec<String> {
 fn predicted(id: &str, engine: &str, budget: &Budget) -> EnginePrediction {
     let engine: EngineSpec = engine.parse().unwrap();
     let model = read(id, engine, budget).unwrap_or_else(|| model_of(id));
-    predict(&model.request(budget), engine).unwrap_or_else(|error| panic!("{id}: {error}"))
+    model.request(budget).predict(engine).unwrap_or_else(|error| panic!("{id}: {error}"))
 }
 
 /// Whether `value` prints as `printed`, to the last digit that is shown.
@@ -259,7 +259,7 @@ fn v9_blocks_give_its_tokens() {
 #[test]
 fn b10_tokens_are_those_of_attention_alone() {
     let model = model_of("B10");
-    let per_token = plan(&model.request(&budget(""))).unwrap().totals.kv_bytes_per_token;
+    let per_token = model.request(&budget("")).plan().unwrap().totals.kv_bytes_per_token;
     assert_eq!(Some((1 << 30) / per_token), field(&row("B10"), "stated_tokens").parse().ok());
 }
 
@@ -267,7 +267,7 @@ fn b10_tokens_are_those_of_attention_alone() {
 fn b11_bytes_are_those_of_one_of_eight_ranks() {
     let budget = budget("[parallel]\ntp = 8");
     let model = read("B11", "vllm".parse().unwrap(), &budget).unwrap();
-    let plan = plan(&model.request(&budget)).unwrap();
+    let plan = model.request(&budget).plan().unwrap();
     let first = |kind: &str| plan.resources.iter().find(|resource| resource.kind == kind).unwrap();
     // The row's convolution is float32, ours bfloat16: twice as many bytes for as many elements.
     let (ssm, conv) = (first("ssm").bytes_per_sequence, first("causal_conv").bytes_per_sequence);

@@ -1,7 +1,7 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Certainty, DeviceInfo, DeviceKind, LedgerItem, PlanError, PlanRequest, check, plan};
+use cacheplan_planner::{Certainty, DeviceInfo, DeviceKind, LedgerItem, PlanError, PlanRequest};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -31,8 +31,8 @@ fn the_lines_add_up_to_the_share_of_the_device() {
          activations = '2GiB'",
     );
     let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.ledger.iter().map(|line| line.bytes).sum::<u64>(), (80u64 << 30) / 10 * 9);
     let sources: Vec<(&str, Certainty)> = plan.ledger.iter().map(|line| (line.name.name(), line.source)).collect();
     assert_eq!(
@@ -57,7 +57,7 @@ fn the_lines_add_up_to_the_share_of_the_device() {
 fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: DeviceKind, #[case] bytes: u64) {
     let (model, device) = (model(), device(kind));
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n[host]\nbytes = '8GiB'");
-    let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
+    let plan = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap();
     let line = plan.ledger.iter().find(|line| line.name == LedgerItem::HostTier);
     assert_eq!(line.map_or(0, |line| line.bytes), bytes);
 }
@@ -67,14 +67,14 @@ fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: De
 #[case("[workload]\ncheckpoints_per_sequence = 1", "no managed state")]
 fn a_budget_that_nothing_consumes_is_an_error(#[case] text: &str, #[case] expected: &str) {
     let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
-    let error = plan(&model.request(&budget(text))).unwrap_err().to_string();
+    let error = model.request(&budget(text)).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }
 
 #[test]
 fn memory_for_a_model_without_caches_is_an_error() {
     let model = Model::new("m", 1);
-    let error = plan(&model.request(&budget("[memory]\nbytes = '1GiB'"))).unwrap_err().to_string();
+    let error = model.request(&budget("[memory]\nbytes = '1GiB'")).plan().unwrap_err().to_string();
     assert!(error.contains("the model has no cache"), "{error}");
 }
 
@@ -84,7 +84,7 @@ fn weights_that_take_more_than_all_are_what_does_not_fit() {
     model.info.weights = Some(WeightBytes::new(100 << 30, true));
     let device = device(DeviceKind::Cuda);
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.5\nof = 'total'\nactivations = '2GiB'");
-    let error = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap_err();
+    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err();
     let text = error.to_string();
     // 40 GiB are allowed; weights, 512 MiB of context and 2 GiB of activations take 102.5.
     let expected =
@@ -98,7 +98,7 @@ fn weights_that_take_more_than_all_are_what_does_not_fit() {
 fn what_does_not_fit_comes_with_changes_that_would() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let budget = budget("max_seq_len = 65536\n[memory]\nbytes = '200MiB'");
-    let error = plan(&model.request(&budget)).unwrap_err();
+    let error = model.request(&budget).plan().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
     // 200 MiB are 3,200 blocks of 64 KiB: the null block and 3,199 of 16 tokens.
@@ -118,8 +118,8 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
             "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = {safe}\n[parallel]\ntp = 2"
         ));
         let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
-        let plan = plan(&request).unwrap();
-        assert_eq!(check(&request, &plan), Ok(()));
+        let plan = request.plan().unwrap();
+        assert_eq!(request.check(&plan), Ok(()));
         plan
     };
     let (plain, safe) = (planned(false), planned(true));

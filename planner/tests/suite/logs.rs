@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use crate::engines::Version;
 use cacheplan_planner::Measured;
-use cacheplan_planner::logs::{Drift, EngineLog, Fact, LogCheck, LogError, Logged, check, read};
-use cacheplan_planner::{Budget, CachePlan, Certainty, DeviceInfo, Engine, EngineSpec, PlanRequest, plan};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::logs::{Drift, EngineLog, Fact, LogCheck, LogError, Logged};
+use cacheplan_planner::{Budget, CachePlan, Certainty, DeviceInfo, Engine, EngineSpec, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -24,7 +24,7 @@ fn engine(name: &str) -> Engine {
 }
 
 fn read_text(text: &str) -> Result<EngineLog, LogError> {
-    read(Cursor::new(text.as_bytes()), None)
+    EngineLog::read(Cursor::new(text.as_bytes()), None)
 }
 
 fn log(name: &str) -> EngineLog {
@@ -198,9 +198,9 @@ fn lines_of_two_engines_need_the_name_of_one() {
     let both = text("vllm-0.2x-windows") + &text("sglang-0.5-b200");
     let mixed = read_text(&both).unwrap_err().to_string();
     assert!(mixed.starts_with("lines of both vllm and sglang"), "{mixed}");
-    let one = read(Cursor::new(both.as_bytes()), Some(engine("sglang"))).unwrap();
+    let one = EngineLog::read(Cursor::new(both.as_bytes()), Some(engine("sglang"))).unwrap();
     assert_eq!(one.get(Fact::Tokens), Some(Logged::exact(2_243_474)));
-    let none = read(Cursor::new(both.as_bytes()), Some(engine("llama.cpp"))).unwrap_err().to_string();
+    let none = EngineLog::read(Cursor::new(both.as_bytes()), Some(engine("llama.cpp"))).unwrap_err().to_string();
     assert!(none.contains("of the start of llama.cpp; expected, for instance, `llama_kv_cache: size"), "{none}");
 }
 
@@ -226,7 +226,7 @@ fn a_line_without_end_takes_no_more_memory_than_the_longest_that_counts() {
     let endless = std::io::Read::take(std::io::repeat(b'x'), 64 << 20);
     let rest = Cursor::new(b"\nGPU KV cache size: 16 tokens\n".to_vec());
     let reader = std::io::BufReader::new(std::io::Read::chain(endless, rest));
-    assert_eq!(read(reader, None).unwrap().get(Fact::Tokens), Some(Logged::exact(16)));
+    assert_eq!(EngineLog::read(reader, None).unwrap().get(Fact::Tokens), Some(Logged::exact(16)));
 }
 
 #[test]
@@ -239,10 +239,10 @@ fn text_behind_the_first_64_kib_of_a_line_is_not_looked_at() {
 fn planned(config: &str, engine: &str, budget: &str) -> CachePlan {
     let engine: EngineSpec = engine.parse().unwrap();
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+    let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
-    let collected = collect(&mut model.graph, &budget.engine_context(&model.info, engine)).unwrap();
-    plan(&PlanRequest::new(&model.info, &collected.resources, &budget)).unwrap()
+    let collected = model.graph.collect(&budget.engine_context(&model.info, engine)).unwrap();
+    PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap()
 }
 
 fn row(found: &LogCheck, name: Fact) -> (Drift, &str) {
@@ -271,8 +271,7 @@ fn a_plan_for_what_the_engine_was_given_has_no_drift(
     #[case] budget: &str,
     #[case] name: &str,
 ) {
-    let found =
-        check(&planned(config, engine, budget), &log(name), Some(engine.parse::<EngineSpec>().unwrap().version));
+    let found = log(name).check(&planned(config, engine, budget), Some(engine.parse::<EngineSpec>().unwrap().version));
     let found = found.unwrap();
     assert_eq!(drifts(&found), [], "{}", found.table());
     assert!(!found.drifted);
@@ -283,7 +282,7 @@ fn a_plan_for_what_the_engine_was_given_has_no_drift(
 #[test]
 fn less_memory_is_drift_and_fewer_tokens_follow_from_it() {
     let plan = planned("Qwen__Qwen3.5-9B", "vllm@0.19.0", &QWEN.replace("20.27", "24"));
-    let found = check(&plan, &log("vllm-0.19.0-qwen3.5-9b"), None).unwrap();
+    let found = log("vllm-0.19.0-qwen3.5-9b").check(&plan, None).unwrap();
     assert_eq!(drifts(&found), [Fact::CacheBytes]);
     let (_, reason) = row(&found, Fact::CacheBytes);
     assert!(reason.starts_with("the engine has 3.73 GiB less"), "{reason}");
@@ -295,7 +294,7 @@ fn less_memory_is_drift_and_fewer_tokens_follow_from_it() {
 #[test]
 fn another_length_is_drift_by_name() {
     let plan = planned("Qwen__Qwen3.5-9B", "vllm@0.19.0", &QWEN.replace("262144", "131072"));
-    let found = check(&plan, &log("vllm-0.19.0-qwen3.5-9b"), None).unwrap();
+    let found = log("vllm-0.19.0-qwen3.5-9b").check(&plan, None).unwrap();
     assert_eq!(drifts(&found), [Fact::MaxSeqLen]);
     assert_eq!(row(&found, Fact::Concurrency).0, Drift::Follows);
 }
@@ -304,7 +303,7 @@ fn another_length_is_drift_by_name() {
 fn an_engine_that_starts_without_room_for_its_longest_sequence_is_checked_all_the_same() {
     let budget = "max_seq_len = 8192\nmax_num_tokens = 2048\nmax_batch_size = 1\n[memory]\nbytes = '1.64GiB'";
     let plan = planned("Qwen__Qwen3-0.6B", "sglang@0.5.9", budget);
-    let found = check(&plan, &log("sglang-0.4.6-qwen3-0.6b"), None).unwrap();
+    let found = log("sglang-0.4.6-qwen3-0.6b").check(&plan, None).unwrap();
     assert_eq!(drifts(&found), [Fact::MaxSeqLen], "{}", found.table());
     assert_eq!(row(&found, Fact::Tokens), (Drift::Follows, "follows from max_seq_len"));
     assert!(found.notes[0].starts_with("the log does not say the engine's version"), "{:?}", found.notes);
@@ -315,7 +314,7 @@ fn a_dtype_that_explains_the_log_is_named() {
     // The engine stored keys and values in fp8, which the plan does not know of.
     let plan =
         planned("meta-llama__Llama-3.1-8B-Instruct", "tensorrt-llm", &LLAMA_FP8.replace("[dtypes]\nkv = 'fp8'\n", ""));
-    let found = check(&plan, &log("tensorrt-llm-llama-3.1-8b-fp8"), None).unwrap();
+    let found = log("tensorrt-llm-llama-3.1-8b-fp8").check(&plan, None).unwrap();
     assert!(found.drifted);
     assert_eq!(row(&found, Fact::Tokens), (Drift::Drift, "would be as logged with keys and values in f8_e4m3"));
 }
@@ -323,7 +322,7 @@ fn a_dtype_that_explains_the_log_is_named() {
 #[test]
 fn another_model_is_drift_that_nothing_explains() {
     let plan = planned("Qwen__Qwen3-0.6B", "vllm@0.19.0", &QWEN.replace("262144", "131072"));
-    let found = check(&plan, &log("vllm-0.19.0-qwen3.5-9b"), None).unwrap();
+    let found = log("vllm-0.19.0-qwen3.5-9b").check(&plan, None).unwrap();
     assert_eq!(row(&found, Fact::Tokens), (Drift::Drift, "neither the plan nor the engine's rules give it"));
     assert_eq!(row(&found, Fact::TokensPerBlock).0, Drift::Drift);
 }
@@ -334,18 +333,18 @@ fn a_log_turns_into_lines_that_the_next_plan_has() {
     let text = measured.to_toml();
     assert_eq!(Measured::from_toml(&text, "measured.toml").unwrap(), measured);
     let file = format!("{}/../tests/fixtures/configs/Qwen__Qwen3.5-9B.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+    let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
     let budget =
         Budget::from_toml("max_seq_len = 8192\nmax_num_tokens = 8192\n[memory]\nfraction = 0.9\nof = 'total'", "")
             .unwrap();
-    let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+    let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
     let device: DeviceInfo = "l40s".parse().unwrap();
     let request = PlanRequest {
         device: Some(&device),
         measured: Some(&measured),
         ..PlanRequest::new(&model.info, &resources, &budget)
     };
-    let made = plan(&request).unwrap();
+    let made = request.plan().unwrap();
     let line = |name: &str| made.ledger.iter().find(|line| line.name.name() == name).unwrap();
     let weights = line("weights");
     assert_eq!((weights.bytes, weights.source), ((17.66 * GIB) as u64, Certainty::Measured));
@@ -354,7 +353,7 @@ fn a_log_turns_into_lines_that_the_next_plan_has() {
     // What was not logged is assumed as before.
     assert_eq!((line("activations").bytes, line("activations").source), (8192 * (256 << 10), Certainty::Assumed));
     assert_eq!(line("context").source, Certainty::Assumed);
-    assert_eq!(cacheplan_planner::check(&request, &made), Ok(()));
+    assert_eq!(request.check(&made), Ok(()));
 }
 
 #[test]
@@ -438,11 +437,11 @@ proptest! {
     fn a_damaged_log_is_read_or_refused(name in 0..NAMES.len(), changes in proptest::collection::vec(change(), 1..6)) {
         let mut bytes = text(NAMES[name]).into_bytes();
         changes.iter().for_each(|change| apply(&mut bytes, change));
-        if let Ok(log) = read(Cursor::new(&bytes), None) {
+        if let Ok(log) = EngineLog::read(Cursor::new(&bytes), None) {
             for (fact, logged) in log.facts() {
                 prop_assert!(logged.low <= logged.high, "{fact:?} {logged:?}");
             }
-            if let Ok(found) = check(&SMALL_PLAN, &log, None) {
+            if let Ok(found) = log.check(&SMALL_PLAN, None) {
                 let table = found.table();
                 prop_assert!(table.chars().all(|char| char == '\n' || !char.is_control()), "{table:?}");
             }

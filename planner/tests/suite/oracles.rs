@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec, PlanError, PlanRequest, predict};
-use cacheplan_transforms::{FrontendError, Model, ReadOptions, collect, read_config_str, read_model};
+use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec, PlanError, PlanRequest};
+use cacheplan_transforms::{FrontendError, Model, ReadOptions};
 use rstest::rstest;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -88,7 +88,7 @@ fn model(question: &Question) -> Option<Model> {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
     let path = zoo.join(format!("{}.json", question.model));
     if question.changes.is_empty() && question.layers.is_none() {
-        return Some(read_model(&path, &ReadOptions::default()).unwrap());
+        return Some(Model::read(&path, &ReadOptions::default()).unwrap());
     }
     if question.model.starts_with("openai__gpt-oss") && question.layers.is_some_and(|[first, _]| first % 2 == 1) {
         return None;
@@ -102,7 +102,7 @@ fn model(question: &Question) -> Option<Model> {
     for (key, value) in &question.changes {
         *config.pointer_mut(&format!("/{}", key.replace('.', "/"))).unwrap() = value.clone();
     }
-    match read_config_str("config.json", &config.to_string(), &ReadOptions::default()) {
+    match Model::read_config("config.json", &config.to_string(), &ReadOptions::default()) {
         Err(FrontendError::BadValue { .. }) if question.layers.is_some() => None,
         read => Some(read.unwrap_or_else(|error| panic!("{}: {error}", question.model))),
     }
@@ -150,8 +150,8 @@ fn told(question: &Question, caching: bool) -> Budget {
 
 fn predicted(model: &Model, budget: &Budget, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
     let context = budget.engine_context(&model.info, engine);
-    let resources = collect(&mut model.graph.clone(), &context).unwrap().resources;
-    predict(&PlanRequest::new(&model.info, &resources, budget), engine)
+    let resources = model.graph.clone().collect(&context).unwrap().resources;
+    PlanRequest::new(&model.info, &resources, budget).predict(engine)
 }
 
 /// What differs from the answer.

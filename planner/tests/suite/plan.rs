@@ -2,16 +2,14 @@
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{
-    DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain, check, plan,
-};
+use cacheplan_planner::{DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain};
 use rstest::rstest;
 
 #[test]
 fn nemotron_3_nano_is_all_managed_and_its_bytes_are_known() {
     let model = nemotron_3_nano();
     let plan =
-        plan(&model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'"))).unwrap();
+        model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'")).plan().unwrap();
     let count = |kind: &str| plan.resources.iter().filter(|resource| resource.kind == kind).count();
     assert_eq!((count("ssm"), count("causal_conv"), count("kv_paged")), (23, 23, 6));
     assert!(plan.resources.iter().all(|resource| resource.owner.is_managed()));
@@ -32,7 +30,7 @@ fn what_sequences_leave_behind_says_nothing_about_their_length() {
     let model = nemotron_3_nano();
     let memory = "max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'\n";
     let budget = budget(&format!("{memory}[workload]\ncheckpoints_per_sequence = 1"));
-    let plan = plan(&model.request(&budget)).unwrap();
+    let plan = model.request(&budget).plan().unwrap();
     // 24 GiB = (1 + 2 n) slots + (1 + 256 n) blocks of 32 tokens.
     let (slot, block) = (49_082_368, 32 * 6_144);
     assert_eq!(plan.capacity.sequences, ((24u64 << 30) - slot - block) / (2 * slot + 256 * block));
@@ -43,7 +41,7 @@ fn what_sequences_leave_behind_says_nothing_about_their_length() {
 fn too_many_checkpoints_are_told_how_many_would_do() {
     let model = nemotron_3_nano();
     let budget = budget("[memory]\nbytes = '1GiB'\n[workload]\ncheckpoints_per_sequence = 4000000000");
-    let error = plan(&model.request(&budget)).unwrap_err().to_string();
+    let error = model.request(&budget).plan().unwrap_err().to_string();
     // 1 GiB = (2 + n) slots and 257 blocks of 16 tokens, of which 19 slots fit.
     assert!(error.contains("workload.checkpoints_per_sequence = 19: 1 sequence(s)"), "{error}");
 }
@@ -52,7 +50,7 @@ fn too_many_checkpoints_are_told_how_many_would_do() {
 fn capacity_is_stated_for_the_sequences_that_were_counted() {
     let model = nemotron_3_nano();
     let lengths = "[workload]\nprompt = { histogram = [[3000, 1], [100, 2]] }\noutput = { fixed = 500 }";
-    let plan = plan(&model.request(&budget(&format!("max_seq_len = 8192\n{lengths}")))).unwrap();
+    let plan = model.request(&budget(&format!("max_seq_len = 8192\n{lengths}"))).plan().unwrap();
     // (3500 + 2 * 600) / 3, rounded up.
     assert_eq!(plan.capacity.tokens_per_sequence, 1_567);
     assert!(plan.table().contains("CAPACITY  8 sequences of 1567 tokens, "), "{}", plan.table());
@@ -61,7 +59,9 @@ fn capacity_is_stated_for_the_sequences_that_were_counted() {
 #[test]
 fn the_table_of_nemotron_3_nano_shows_owner_and_reason_within_100_columns() {
     let model = nemotron_3_nano();
-    let table = plan(&model.request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'")))
+    let table = model
+        .request(&budget("max_seq_len = 8192\ntokens_per_block = 32\n[memory]\nbytes = '24GiB'"))
+        .plan()
         .unwrap()
         .table();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
@@ -71,7 +71,7 @@ fn the_table_of_nemotron_3_nano_shows_owner_and_reason_within_100_columns() {
 #[test]
 fn the_json_reads_back_and_has_the_keys_of_the_contract() {
     let model = nemotron_3_nano();
-    let made = plan(&model.request(&budget("max_batch_size = 2"))).unwrap();
+    let made = model.request(&budget("max_batch_size = 2")).plan().unwrap();
     let json = serde_json::to_value(&made).unwrap();
     for key in ["schema_version", "model", "manager", "resources", "pools", "capacity", "totals"] {
         assert!(json.get(key).is_some(), "{key}");
@@ -86,7 +86,7 @@ fn the_json_reads_back_and_has_the_keys_of_the_contract() {
 #[test]
 fn members_of_a_unit_stand_one_after_the_other() {
     let model = Model::new("m", 3).with("kv", 0, kv(8, 64)).with("kv", 1, kv(2, 64)).with("kv", 2, kv(8, 64));
-    let plan = plan(&model.request(&budget("tokens_per_block = 16"))).unwrap();
+    let plan = model.request(&budget("tokens_per_block = 16")).plan().unwrap();
     let places: Vec<_> = plan.pools[0].members.iter().map(|member| (member.offset, member.bytes)).collect();
     assert_eq!(places, [(0, 32_768), (32_768, 8_192), (40_960, 32_768)]);
     assert_eq!(plan.pools[0].unit_bytes, 73_728);
@@ -96,13 +96,13 @@ fn members_of_a_unit_stand_one_after_the_other() {
 #[test]
 fn the_first_reference_decides_what_is_managed_and_keys_leave_nothing_out() {
     let model = Model::new("m", 3).with("kv", 0, kv(8, 64)).with("kv", 1, kv(8, 128)).with("kv", 2, kv(2, 64));
-    let by_reference = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let by_reference = model.request(&budget("grouping = 'first-reference'")).plan().unwrap();
     let owners: Vec<_> = by_reference.resources.iter().map(|resource| resource.owner).collect();
     assert_eq!(owners, [Owner::KvCacheManager, Owner::Local, Owner::KvCacheManager]);
     assert_eq!(by_reference.resources[1].reason, "unlike the reference `kv_0`: head_dim 128 differs from 64");
     assert_eq!(by_reference.pools[1].units, by_reference.pools[0].units);
     assert_eq!(by_reference.totals.unmanaged_bytes, by_reference.pools[1].bytes);
-    let by_key = plan(&model.request(&budget(""))).unwrap();
+    let by_key = model.request(&budget("")).plan().unwrap();
     assert_eq!(by_key.totals.unmanaged_bytes, 0);
     assert_eq!(by_key.pools.len(), 2);
 }
@@ -116,7 +116,7 @@ fn the_first_reference_keeps_only_as_many_state_layers_as_both_lists_have() {
     for layer in 0..2 {
         model = model.with("conv", layer, ResourceHandler::causal_conv(320, 4, vec![], DType::F32).unwrap());
     }
-    let plan = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let plan = model.request(&budget("grouping = 'first-reference'")).plan().unwrap();
     let local: Vec<_> = plan
         .resources
         .iter()
@@ -133,7 +133,7 @@ fn a_convolution_that_no_group_count_explains_is_local() {
         0,
         ResourceHandler::causal_conv(255, 4, vec![], DType::F32).unwrap(),
     );
-    let plan = plan(&model.request(&budget("grouping = 'first-reference'"))).unwrap();
+    let plan = model.request(&budget("grouping = 'first-reference'")).plan().unwrap();
     let conv = plan.resource("conv_0").unwrap();
     assert_eq!(conv.owner, Owner::Local);
     assert!(conv.reason.contains("conv_dim 255 = 64 * 4 + 2 * n_groups * 16"), "{}", conv.reason);
@@ -145,7 +145,7 @@ fn a_window_pool_stops_growing() {
     let windowed = kv(8, 64).with_window(1024).unwrap();
     let model = Model::new("m", 2).with("kv", 0, windowed).with("kv", 1, kv(8, 64));
     let text = "max_seq_len = 65536\nmax_batch_size = 4\nmax_num_tokens = 2048\ntokens_per_block = 32";
-    let plan = plan(&model.request(&budget(text))).unwrap();
+    let plan = model.request(&budget(text)).plan().unwrap();
     assert_eq!(plan.pools[1].units, 1 + 4 * 2048);
     // 4 windows of 33 blocks, and 2,044 further tokens of a step: 4 of them enter a new block after 2 tokens each.
     assert_eq!(plan.pools[0].units, 1 + 4 * 33 + 4 + (2044 - 4 * 2) / 32);
@@ -155,7 +155,7 @@ fn a_window_pool_stops_growing() {
 #[test]
 fn a_window_that_never_binds_is_full_attention() {
     let model = Model::new("m", 2).with("kv", 0, kv(8, 64).with_window(4096).unwrap()).with("kv", 1, kv(8, 64));
-    let plan = plan(&model.request(&budget("max_seq_len = 4096"))).unwrap();
+    let plan = model.request(&budget("max_seq_len = 4096")).plan().unwrap();
     assert_eq!(plan.pools.len(), 1);
     assert_eq!(plan.pools[0].window, None);
 }
@@ -168,7 +168,7 @@ fn one_sequence_too_many_names_the_shortfall(#[case] grouping: &str) {
     let model = nemotron_3_nano();
     let text =
         format!("grouping = '{grouping}'\nmax_seq_len = 4096\ntokens_per_block = 32\n[memory]\nbytes = '100MiB'");
-    let error = plan(&model.request(&budget(&text))).unwrap_err();
+    let error = model.request(&budget(&text)).plan().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let PlanError::DoesNotFit(shortfall) = error else { panic!("{error}") };
     let needed = 2 * 49_082_368 + (1 + 128) * 32 * 6_144;
@@ -196,7 +196,7 @@ fn free_and_total_are_different_bases() {
             "tokens_per_block = 32\n[memory]\nfraction = 0.5\nof = '{base}'\nweights = '2GiB'\nactivations = '1GiB'"
         );
         let budget = budget(&text);
-        let plan = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap();
+        let plan = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap();
         plan.totals.managed_bytes
     };
     let block = 32 * 4096;
@@ -208,7 +208,7 @@ fn free_and_total_are_different_bases() {
 #[test]
 fn a_fraction_without_a_device_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
-    let error = plan(&model.request(&budget("[memory]\nfraction = 0.5\nof = 'total'"))).unwrap_err();
+    let error = model.request(&budget("[memory]\nfraction = 0.5\nof = 'total'")).plan().unwrap_err();
     assert!(error.to_string().contains("no device"), "{error}");
 }
 
@@ -219,7 +219,7 @@ fn a_fraction_beside_weights_of_unknown_size_is_an_error(#[case] base: &str) {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
     let budget = budget(&format!("[memory]\nfraction = 0.5\nof = '{base}'"));
-    let error = plan(&PlanRequest { device: Some(&device), ..model.request(&budget) }).unwrap_err();
+    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err();
     assert!(error.to_string().contains("state `memory.weights` (--weights)"), "{error}");
 }
 
@@ -230,7 +230,7 @@ fn a_static_cache_is_one_tensor_per_layer_for_the_whole_batch() {
     let entry = || ResourceHandler::unpaged(&[2, heads, head_dim], DType::Bf16).unwrap();
     let model = (0..layers).fold(Model::new("static", layers), |model, layer| model.with("static", layer, entry()));
     let budget = budget(&format!("max_seq_len = {max_cache_len}\nmax_batch_size = {batch}"));
-    let plan = plan(&model.request(&budget)).unwrap();
+    let plan = model.request(&budget).plan().unwrap();
     // One more row pads the batch.
     let per_row = 2 * heads * max_cache_len * head_dim * 2;
     assert_eq!(plan.totals.unmanaged_bytes, u64::from(layers) * (batch + 1) * per_row);
@@ -243,7 +243,7 @@ fn histograms_whose_pairs_are_too_many_to_count_are_refused() {
     let lengths: Vec<String> = (1..=3000).map(|tokens| format!("[{tokens}, 1]")).collect();
     let lengths = lengths.join(", ");
     let text = format!("[workload]\nprompt = {{ histogram = [{lengths}] }}\noutput = {{ histogram = [{lengths}] }}");
-    let error = plan(&model.request(&budget(&text))).unwrap_err().to_string();
+    let error = model.request(&budget(&text)).plan().unwrap_err().to_string();
     assert!(error.contains("3000 prompt lengths and 3000 output lengths"), "{error}");
 }
 
@@ -254,8 +254,8 @@ fn a_stated_step_caps_the_sequences() {
     let planned = |text: &str| {
         let budget = budget(&format!("max_seq_len = 64\n[memory]\nbytes = '80GiB'\n{text}"));
         let budget = cacheplan_planner::Budget { max_num_tokens: Some(512), ..budget };
-        let plan = plan(&model.request(&budget)).unwrap();
-        assert_eq!(check(&model.request(&budget), &plan), Ok(()));
+        let plan = model.request(&budget).plan().unwrap();
+        assert_eq!(model.request(&budget).check(&plan), Ok(()));
         plan
     };
     let alone = planned("");

@@ -1,14 +1,14 @@
 //! A plan that was written reads back as itself; anything else is a typed error.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, DeviceInfo, DeviceKind, Fingerprint, PlanFileError, PlanRequest, plan};
+use cacheplan_planner::{CachePlan, DeviceInfo, DeviceKind, PlanFileError, PlanRequest};
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};
 
 fn written() -> (CachePlan, String) {
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\n[speculation]\ndraft_tokens = 3");
-    let plan = plan(&nemotron_3_nano().request(&budget)).unwrap();
+    let plan = nemotron_3_nano().request(&budget).plan().unwrap();
     let text = serde_json::to_string_pretty(&plan).unwrap();
     (plan, text)
 }
@@ -46,7 +46,7 @@ fn a_fingerprint_says_what_is_another() {
         DeviceInfo { name: "gpu".into(), total_bytes: 1 << 30, free_bytes: 1 << 30, kind: DeviceKind::Cuda },
     );
     let (left, right) = (budget("max_seq_len = 1"), budget("max_seq_len = 2"));
-    let of = |request: &PlanRequest<'_>| Fingerprint::of(request);
+    let of = |request: &PlanRequest<'_>| request.fingerprint();
     let base = of(&model.request(&left));
     assert_eq!(base.differences(&base), [""; 0]);
     assert_eq!(base.differences(&of(&model.request(&right))), ["budget"]);
@@ -64,7 +64,7 @@ fn mixed() -> CachePlan {
         .with("conv", 2, ResourceHandler::causal_conv(320, 4, vec![256, 32, 32], DType::Bf16).unwrap())
         .with("extra", 4, ResourceHandler::unpaged(&[3], DType::Int32).unwrap());
     let budget = budget("max_seq_len = 2048\ntokens_per_block = 8\n[speculation]\ndraft_tokens = 3\nscheme = 'replay'");
-    plan(&model.request(&budget)).unwrap()
+    model.request(&budget).plan().unwrap()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! `CACHEPLAN_SOAK_CASES` sets the number of cases; 2,000 where absent.
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler};
-use cacheplan_planner::{Budget, CachePlan, PlanError, Pool, Unit, check, plan};
+use cacheplan_planner::{Budget, CachePlan, PlanError, Pool, Unit};
 
 use super::common::{Model, budget};
 
@@ -174,7 +174,7 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
         let budget = random_budget(&mut random);
         let request = model.request(&budget);
         let bytes = budget.memory.as_ref().unwrap().bytes.unwrap().0;
-        let plan = match plan(&request) {
+        let plan = match request.plan() {
             Ok(plan) => plan,
             Err(PlanError::DoesNotFit(shortfall)) => {
                 refused += 1;
@@ -183,7 +183,7 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
                 let mut enough = budget.clone();
                 enough.memory.as_mut().unwrap().bytes = Some(cacheplan_planner::ByteSize(shortfall.needed));
                 enough.host = None;
-                let plan = cacheplan_planner::plan(&model.request(&enough)).unwrap();
+                let plan = model.request(&enough).plan().unwrap();
                 assert_eq!(counted_bytes(&plan, &enough, 1), shortfall.needed, "seed {seed}");
                 continue;
             }
@@ -201,7 +201,7 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
             Err(error) => panic!("seed {seed}: {error}"),
         };
         planned += 1;
-        assert_eq!(check(&request, &plan), Ok(()), "seed {seed}");
+        assert_eq!(request.check(&plan), Ok(()), "seed {seed}");
         if let Some(host) = &plan.host {
             let parked = |sequences| parked_bytes(&plan, &budget, sequences);
             assert_eq!(parked(host.sequences) + host.unused_bytes, host.bytes, "seed {seed}");

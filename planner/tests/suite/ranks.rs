@@ -1,8 +1,8 @@
 //! Several ranks: what each holds, what all agree on.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest, RankPlans, check, plan};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest, RankPlans};
+use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};
@@ -12,8 +12,8 @@ fn tensor_parallel_ranks_hold_a_share_of_heads_and_channels() {
     let model = nemotron_3_nano();
     let budget = budget("max_batch_size = 2\n[parallel]\ntp = 4");
     let request = model.request(&budget);
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     // 2 KV heads over 4 ranks: one each, twice. 64 state heads and 6,144 channels in sections divide.
     assert_eq!(plan.totals.kv_bytes_per_token, 6_144 / 2);
     assert_eq!(plan.totals.state_bytes_per_sequence, (48_234_496 + 847_872) / 4);
@@ -22,9 +22,9 @@ fn tensor_parallel_ranks_hold_a_share_of_heads_and_channels() {
 #[test]
 fn a_size_that_does_not_divide_the_model_is_an_error_that_names_it() {
     let model = nemotron_3_nano();
-    let error = plan(&model.request(&budget("[parallel]\ntp = 3"))).unwrap_err().to_string();
+    let error = model.request(&budget("[parallel]\ntp = 3")).plan().unwrap_err().to_string();
     assert!(error.contains("tp 3 does not divide"), "{error}");
-    let error = plan(&model.request(&budget("[parallel]\npp = 100"))).unwrap_err().to_string();
+    let error = model.request(&budget("[parallel]\npp = 100")).plan().unwrap_err().to_string();
     assert!(error.contains("more than the 52 layers"), "{error}");
 }
 
@@ -33,7 +33,7 @@ fn context_parallel_ranks_hold_a_share_of_the_tokens() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let at = |cp: u32| {
         let budget = budget(&format!("max_seq_len = 4096\nmax_batch_size = 1\n[parallel]\ncp = {cp}"));
-        plan(&model.request(&budget)).unwrap().pools[0].units - 1
+        model.request(&budget).plan().unwrap().pools[0].units - 1
     };
     assert_eq!((at(1), at(4)), (256, 64));
 }
@@ -58,7 +58,7 @@ fn stages_agree_on_what_the_poorest_can_serve() {
     let budget = budget("max_seq_len = 4096\n[parallel]\npp = 2\n[memory]\nbytes = '1GiB'");
     let request = model.request(&budget);
     let alone: Vec<u64> =
-        (0..2).map(|stage| plan(&PlanRequest { stage, ..request }).unwrap().capacity.sequences).collect();
+        (0..2).map(|stage| PlanRequest { stage, ..request }.plan().unwrap().capacity.sequences).collect();
     let ranks = RankPlans::of(&request).unwrap();
     assert_ne!(alone[0], alone[1]);
     assert_eq!(ranks.agreement.sequences, *alone.iter().min().unwrap());
@@ -66,7 +66,7 @@ fn stages_agree_on_what_the_poorest_can_serve() {
         assert_eq!(plan.capacity.sequences, ranks.agreement.sequences);
         assert_eq!(plan.capacity.spare_tokens, ranks.agreement.spare_tokens);
         let agreed = PlanRequest { stage, agreement: Some(ranks.agreement), ..request };
-        assert_eq!(check(&agreed, plan), Ok(()));
+        assert_eq!(agreed.check(plan), Ok(()));
     }
     let layers: Vec<u32> = ranks.stages[1].resources.iter().filter_map(|resource| resource.layer).collect();
     assert_eq!(layers, [4, 5, 6, 7]);
@@ -89,12 +89,12 @@ fn deepseek_v3(parallel: &str) -> cacheplan_planner::CachePlan {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs/deepseek-ai__DeepSeek-V3.json");
     let text = format!("max_seq_len = 32768\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\n{parallel}");
     let budget = budget(&text);
-    let mut model = read_model(std::path::Path::new(file), &ReadOptions::default()).unwrap();
-    let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+    let mut model = cacheplan_transforms::Model::read(std::path::Path::new(file), &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
     let device: DeviceInfo = "h200".parse().unwrap();
     let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     plan
 }
 
@@ -168,7 +168,7 @@ fn decode_context_parallel_ranks_divide_a_latents_tokens() {
 fn context_is_divided_among_ranks_that_hold_the_same_heads(#[case] parallel: &str, #[case] expected: &str) {
     let model = Model::new("m", 1).with("kv", 0, kv(2, 128));
     let budget: cacheplan_planner::Budget = toml::from_str(&format!("[parallel]\n{parallel}")).unwrap();
-    let error = plan(&model.request(&budget)).unwrap_err().to_string();
+    let error = model.request(&budget).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }
 
@@ -180,7 +180,7 @@ fn the_one_group_of_all_heads_is_on_every_rank() {
     let model = Model::new("m", 1).with("ssm", 0, state).with("conv", 0, conv);
     let budget = budget("max_batch_size = 2\n[parallel]\ntp = 2");
     let request = model.request(&budget);
-    let plan = plan(&request).unwrap();
-    assert_eq!(check(&request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.totals.state_bytes_per_sequence, 64 * 64 * 128 * 4 + (4096 + 2 * 128) * 3 * 2);
 }

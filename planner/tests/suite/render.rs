@@ -1,6 +1,6 @@
 //! A plan's formats hold what the plan holds, and hostile names stay text.
 
-use cacheplan_planner::{CachePlan, plan};
+use cacheplan_planner::CachePlan;
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -10,13 +10,13 @@ fn nemotron() -> CachePlan {
     let mut model = nemotron_3_nano();
     model.info.weights = Some(WeightBytes::new(63_000_000_000, true));
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\nreserve = '64MiB'");
-    plan(&model.request(&budget)).unwrap()
+    model.request(&budget).plan().unwrap()
 }
 
 /// Names that end strings, cells and tags if nobody stops them.
 fn hostile() -> CachePlan {
     let model = Model::new("a<b>|\"&'\n- x: y", 1).with("kv", 0, kv(8, 64));
-    plan(&model.request(&budget(""))).unwrap()
+    model.request(&budget("")).plan().unwrap()
 }
 
 /// Every number of a format that stands between non-letters.

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cacheplan_planner::{EnginePlan, EngineSpec, PlanRequest, plan, predict};
-use cacheplan_transforms::{ReadOptions, collect, read_model};
+use cacheplan_planner::{EngineSpec, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions};
 use serde_json::{Map, Value, json};
 
 use super::common::budget;
@@ -35,15 +35,15 @@ fn plans() -> Vec<Value> {
         let file = format!("{}/../tests/fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
         for text in BUDGETS {
             let budget = budget(text);
-            let mut model = read_model(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
-            let resources = collect(&mut model.graph, &budget.pass_context(&model.info)).unwrap().resources;
+            let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+            let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
             let request = PlanRequest::new(&model.info, &resources, &budget);
             // A budget that this model has no use for.
-            let Ok(plan) = plan(&request) else { continue };
+            let Ok(plan) = request.plan() else { continue };
             plans.push(serde_json::to_value(&plan).unwrap());
             for engine in ["vllm", "sglang", "tensorrt-llm", "llama.cpp"] {
-                if let Ok(engine) = predict(&request, engine.parse::<EngineSpec>().unwrap()) {
-                    plans.push(serde_json::to_value(EnginePlan { plan: &plan, engine }).unwrap());
+                if let Ok(engine) = request.predict(engine.parse::<EngineSpec>().unwrap()) {
+                    plans.push(serde_json::to_value(engine.beside(&plan)).unwrap());
                 }
             }
         }

@@ -1,15 +1,15 @@
 //! Speculative decoding: twins, stashes, and the caches of what drafts.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{CachePlan, LedgerItem, Owner, PlanError, PlanRequest, Rule, Scheme, check, plan};
-use cacheplan_transforms::{PassContext, ReadOptions, collect, read_model};
+use cacheplan_planner::{CachePlan, LedgerItem, Owner, PlanError, PlanRequest, Rule, Scheme};
+use cacheplan_transforms::{PassContext, ReadOptions};
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 
 fn planned(request: &PlanRequest<'_>) -> CachePlan {
-    let plan = plan(request).unwrap();
-    assert_eq!(check(request, &plan), Ok(()));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.check_alone(), Ok(()));
     plan
 }
@@ -47,8 +47,8 @@ fn replay_keeps_inputs_instead_of_states_and_widens_the_convolution() {
 /// A published model with its caches.
 fn published(config: &str) -> Model {
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = read_model(file.as_ref(), &ReadOptions::default()).unwrap();
-    let resources = collect(&mut model.graph, &PassContext::default()).unwrap().resources;
+    let mut model = cacheplan_transforms::Model::read(file.as_ref(), &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     Model { info: model.info, resources }
 }
 
@@ -108,7 +108,7 @@ fn a_state_whose_recurrence_is_not_known_is_no_replay(#[case] model: Model, #[ca
     let budget = |scheme: &str| {
         budget(&format!("max_batch_size = 1\nmax_seq_len = 1024\n[speculation]\ndraft_tokens = 2\nscheme = '{scheme}'"))
     };
-    let error = plan(&model.request(&budget("replay"))).unwrap_err();
+    let error = model.request(&budget("replay")).plan().unwrap_err();
     assert!(matches!(error, PlanError::NoReplay { .. }) && error.to_string().contains(message), "{error}");
     assert!(error.to_string().contains("scheme = \"snapshots\""), "{error}");
     let plan = planned(&model.request(&budget("snapshots")));
@@ -134,7 +134,7 @@ fn a_state_without_a_way_back_is_found(#[case] scheme: &str, #[case] corrupt: fn
     let request = model.request(&budget);
     let mut plan = planned(&request);
     corrupt(&mut plan);
-    for violations in [check(&request, &plan).unwrap_err(), plan.check_alone().unwrap_err()] {
+    for violations in [request.check(&plan).unwrap_err(), plan.check_alone().unwrap_err()] {
         assert!(violations.iter().any(|violation| violation.rule == Rule::Rollback), "{violations:#?}");
     }
 }
@@ -192,7 +192,7 @@ fn a_prediction_head_keeps_what_the_last_attention_keeps(#[case] config: &str, #
 fn a_draft_model_without_speculation_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let budget = budget("");
-    let error = plan(&PlanRequest { draft: Some(model.draft()), ..model.request(&budget) }).unwrap_err();
+    let error = PlanRequest { draft: Some(model.draft()), ..model.request(&budget) }.plan().unwrap_err();
     assert!(error.to_string().contains("`[speculation]` (--draft-tokens) is not"), "{error}");
 }
 

@@ -1,7 +1,7 @@
 //! Where states wait: in the host tier and as checkpoints in 8 bits.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Parallel, RankPlans, check, explain, plan};
+use cacheplan_planner::{CachePlan, Parallel, RankPlans};
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
@@ -13,7 +13,7 @@ const CHECKPOINTS: &str = "max_seq_len = 4096\nmax_batch_size = 3\n[workload]\np
 fn a_host_holds_whole_sequences_pool_by_pool() {
     let model = nemotron_3_nano();
     let budget = budget("max_seq_len = 4096\nmax_batch_size = 2\n[host]\nbytes = '1GiB'");
-    let plan = plan(&model.request(&budget)).unwrap();
+    let plan = model.request(&budget).plan().unwrap();
     let host = plan.host.as_ref().unwrap();
     // 256 blocks of 6 layers x 1,024 bytes x 16 tokens, and 23 layers of a 2 MiB state and of 6,144 x 3 channels.
     let [blocks, states, convs] = [256 * 6 * 1024 * 16, 23 * (2 << 20), 23 * 6144 * 3 * 2];
@@ -24,7 +24,7 @@ fn a_host_holds_whole_sequences_pool_by_pool() {
     assert_eq!(of("ssm.0"), Some((sequences, sequences * states)));
     assert_eq!(of("causal_conv.0"), Some((sequences, sequences * convs)));
     assert_eq!(host.unused_bytes, (1 << 30) - sequences * (blocks + states + convs));
-    let text = explain(&model.request(&budget), &plan, "host").unwrap().to_string();
+    let text = model.request(&budget).explain(&plan, "host").unwrap().to_string();
     assert!(text.contains(&format!("the host tier holds {sequences} sequences in 1073741824 bytes")), "{text}");
     assert!(plan.table().contains(&format!("\nHOST TIER\n{sequences} sequences in 1.00 GiB\n")));
 }
@@ -32,21 +32,21 @@ fn a_host_holds_whole_sequences_pool_by_pool() {
 #[test]
 fn a_host_without_room_for_a_sequence_is_an_error() {
     let model = nemotron_3_nano();
-    let error = plan(&model.request(&budget("max_seq_len = 4096\n[host]\nbytes = '8MiB'"))).unwrap_err().to_string();
+    let error = model.request(&budget("max_seq_len = 4096\n[host]\nbytes = '8MiB'")).plan().unwrap_err().to_string();
     assert!(error.contains("`host.bytes` 8.00 MiB holds no sequence of 4096 tokens, which takes 70.81 MiB"), "{error}");
 }
 
 #[test]
 fn checkpoints_in_8_bits_take_a_quarter_of_the_bytes() {
     let model = nemotron_3_nano();
-    let own = plan(&model.request(&budget(CHECKPOINTS))).unwrap();
+    let own = model.request(&budget(CHECKPOINTS)).plan().unwrap();
     assert_eq!((own.checkpoints(), own.slots.checkpoints, own.pool("ssm.0").unwrap().units), (6, 6, 10));
 
     let text = format!("{CHECKPOINTS}checkpoint_dtype = 'int8'");
     let budget = budget(&text);
     let request = model.request(&budget);
-    let int8 = plan(&request).unwrap();
-    assert_eq!(check(&request, &int8), Ok(()));
+    let int8 = request.plan().unwrap();
+    assert_eq!(request.check(&int8), Ok(()));
     assert_eq!((int8.checkpoints(), int8.slots.checkpoints, int8.slots.total()), (6, 0, 4));
     let stored = int8.pool("checkpoint.ssm.0").unwrap();
     assert_eq!((stored.dtype, stored.units, stored.reserved), (DType::Int8, 6, 0));
@@ -59,7 +59,7 @@ fn checkpoints_in_8_bits_take_a_quarter_of_the_bytes() {
     assert_eq!(int8.totals.managed_bytes, bytes(&int8));
     let saved = 6 * 23 * (64 * 64 * 128 * 4 - 557_056);
     assert_eq!(bytes(&own) - bytes(&int8), saved);
-    let text = explain(&request, &int8, "checkpoint.ssm.0").unwrap().to_string();
+    let text = request.explain(&int8, "checkpoint.ssm.0").unwrap().to_string();
     assert!(text.contains("6 checkpoints") && text.contains("in int8: 64 x 64 x 128 bytes"), "{text}");
 }
 
@@ -72,7 +72,7 @@ fn states_that_int8_makes_no_smaller_are_an_error(
 ) {
     let model = Model::new("m", 1).with("state", 0, state.unwrap());
     let text = format!("{CHECKPOINTS}checkpoint_dtype = 'int8'");
-    let error = plan(&model.request(&budget(&text))).unwrap_err().to_string();
+    let error = model.request(&budget(&text)).plan().unwrap_err().to_string();
     assert!(error.contains("no state of the model is smaller in it"), "{error}");
 }
 
@@ -87,7 +87,7 @@ fn another_dtype_or_no_checkpoints_are_errors(#[case] keys: &str, #[case] expect
 #[test]
 fn a_plan_without_tiers_reads_and_writes_as_before() {
     let model = Model::new("m", 1).with("kv", 0, kv(2, 64));
-    let json = serde_json::to_value(plan(&model.request(&budget("max_batch_size = 1"))).unwrap()).unwrap();
+    let json = serde_json::to_value(model.request(&budget("max_batch_size = 1")).plan().unwrap()).unwrap();
     assert!(json.get("host").is_none() && json.pointer("/pools/0/checkpoints_of").is_none());
     assert!(serde_json::from_value::<CachePlan>(json).is_ok());
 }

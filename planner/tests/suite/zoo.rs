@@ -4,10 +4,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{
-    ByteSize, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target, check, compare, export, plan,
-};
-use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, collect, read_model};
+use cacheplan_planner::{ByteSize, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target};
+use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources};
 
 use super::common::budget;
 
@@ -24,12 +22,12 @@ fn configs() -> Vec<PathBuf> {
 fn models() -> impl Iterator<Item = (String, Model)> {
     configs().into_iter().filter_map(|path| {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        Some((name, read_model(&path, &ReadOptions::default()).ok()?))
+        Some((name, Model::read(&path, &ReadOptions::default()).ok()?))
     })
 }
 
 fn collected(model: &Model, context: &PassContext) -> Option<Resources> {
-    Some(collect(&mut model.graph.clone(), context).ok()?.resources)
+    Some(model.graph.clone().collect(context).ok()?.resources)
 }
 
 #[test]
@@ -40,10 +38,10 @@ fn every_config_plans_and_checks_under_every_policy() {
             let budget = budget(&format!("grouping = '{grouping}'\nmax_seq_len = 8192\nmax_batch_size = 4"));
             let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
             let request = PlanRequest::new(&model.info, &resources, &budget);
-            match plan(&request) {
+            match request.plan() {
                 Ok(plan) => {
                     checked += 1;
-                    assert_eq!(check(&request, &plan), Ok(()), "{name} {grouping}");
+                    assert_eq!(request.check(&plan), Ok(()), "{name} {grouping}");
                     let table = plan.table();
                     assert!(table.lines().all(|line| line.chars().count() <= 100), "{name}\n{table}");
                 }
@@ -107,7 +105,7 @@ fn by_key_admits_at_least_what_every_engine_admits() {
                 for device_gb in [24, 80, 141] {
                     // Half of the device, as if weights took the other.
                     budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
-                    let row = compare(&PlanRequest::new(&model.info, resources, &budget), engine);
+                    let row = PlanRequest::new(&model.info, resources, &budget).compare(engine);
                     let row = match row {
                         Err(PlanError::Engine(_)) => continue,
                         row => row.unwrap_or_else(|error| panic!("{name}: {error}")),
@@ -142,8 +140,8 @@ fn exports_of_the_zoo_admit_what_the_plan_says_or_say_what_is_lost() {
         for engine in Engine::all().iter().copied().map(EngineSpec::from) {
             let Ok(target) = engine.engine.name().parse::<Target>() else { continue };
             let Some(resources) = collected(&model, &budget.engine_context(&model.info, engine)) else { continue };
-            let Ok(plan) = plan(&PlanRequest::new(&model.info, &resources, &budget)) else { continue };
-            let Ok(export) = export(&plan, target, None, &Serving::default()) else { continue };
+            let Ok(plan) = PlanRequest::new(&model.info, &resources, &budget).plan() else { continue };
+            let Ok(export) = plan.export(target, None, &Serving::default()) else { continue };
             let planned = plan.capacity.sequences;
             let said = match export.admits {
                 Some(admits) if admits >= planned => false,

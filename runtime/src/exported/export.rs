@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan_graphs::proto::{KeyValue, ModelProto};
-use cacheplan_transforms::{ReadOptions, read_model};
+use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -47,7 +47,7 @@ impl GraphExport {
             let most = self.max_cache_len;
             return Err(refuse("the buckets", format!("{size} tokens are none of 1 to {most}, which the caches hold")));
         }
-        let model = read_model(path, &self.read)?;
+        let model = Model::read(path, &self.read)?;
         let weights = match Weights::of_model(path, DType::F32, &Device::Cpu) {
             Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),
             read => read?,
@@ -102,7 +102,7 @@ mod tests {
     fn weights_beside_the_graph_are_read_from_there() {
         let folder = tempfile::tempdir().unwrap();
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/static_cache/qwen3");
-        let read = read_model(&model, &ReadOptions::default()).unwrap();
+        let read = Model::read(&model, &ReadOptions::default()).unwrap();
         let weights = Weights::open(&model, DType::F32, &Device::Cpu).unwrap();
         let graph = || models::load(&read, &weights).unwrap().to_graph(Some(1), 32).unwrap();
         let inside = save(graph(), folder.path(), "inside", INSIDE).unwrap();

@@ -16,7 +16,7 @@ use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, Graph, Input, Port, Runner, Slice};
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
-use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart, read_model};
+use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
 
 use self::bucket::{Call, calls};
@@ -110,7 +110,7 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
     let files = files(folder)?;
     let mut largest: Option<(u64, Model)> = None;
     for file in &files {
-        let model = read_model(file, &ReadOptions::default())?;
+        let model = Model::read(file, &ReadOptions::default())?;
         let Some(step_tokens) = model.info.step_tokens else {
             return Err(refuse(file, "its caches have no fixed shapes; run it by itself".to_owned()));
         };

@@ -28,27 +28,37 @@ pub struct ReadOptions {
     pub descriptions: Vec<String>,
 }
 
-/// Reads a model: a folder with `config.json` and perhaps weights, or one file of a known format.
-///
-/// Of weights only the headers are read; they check the config and give its exact size.
-///
-/// # Errors
-/// See [`FrontendError`]; each names the file and the key.
-pub fn read_model(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    if path.is_dir() {
-        return read_folder(&Files::Folder(path), options);
+impl Model {
+    /// Reads a model: a folder with `config.json` and perhaps weights, or one file of a known format.
+    ///
+    /// Of weights only the headers are read; they check the config and give its exact size.
+    ///
+    /// # Errors
+    /// See [`FrontendError`]; each names the file and the key.
+    pub fn read(path: &Path, options: &ReadOptions) -> Result<Self, FrontendError> {
+        if path.is_dir() {
+            return read_folder(&Files::Folder(path), options);
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        read_file(&Source::open(path)?, &Files::Folder(folder), options)
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
-    read_file(&Source::open(path)?, &Files::Folder(folder), options)
-}
 
-/// Reads a model from anywhere: `model` as one file of a known format, which the end of its name tells, and `beside` as
-/// the files that lie beside it.
-///
-/// # Errors
-/// See [`FrontendError`]; each names the source and the key.
-pub fn read_source(model: &Source, beside: &[Source], options: &ReadOptions) -> Result<Model, FrontendError> {
-    read_file(model, &Files::Given(beside), options)
+    /// Reads a model from anywhere: `model` as one file of a known format, which the end of its name tells, and `beside` as
+    /// the files that lie beside it.
+    ///
+    /// # Errors
+    /// See [`FrontendError`]; each names the source and the key.
+    pub fn read_source(model: &Source, beside: &[Source], options: &ReadOptions) -> Result<Self, FrontendError> {
+        read_file(model, &Files::Given(beside), options)
+    }
+
+    /// Reads the text of a `config.json`; `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// See [`FrontendError`].
+    pub fn read_config(name: &str, text: &str, options: &ReadOptions) -> Result<Self, FrontendError> {
+        config::read(name, text, None, options)
+    }
 }
 
 fn read_file(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
@@ -103,12 +113,4 @@ fn no_model(folder: &Files<'_>) -> FrontendError {
         names => format!("name one of its files instead: {}{more}", names.join(", ")),
     };
     FrontendError::NoModel { folder: folder.to_string(), instead }
-}
-
-/// Reads the text of a `config.json`; `name` stands for the file in errors.
-///
-/// # Errors
-/// See [`FrontendError`].
-pub fn read_config_str(name: &str, text: &str, options: &ReadOptions) -> Result<Model, FrontendError> {
-    config::read(name, text, None, options)
 }

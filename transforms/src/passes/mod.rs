@@ -5,10 +5,6 @@
 mod alias_shared_kv;
 mod initialize_caches;
 mod insert_cached_attention;
-mod insert_cached_causal_conv;
-mod insert_cached_mla;
-mod insert_cached_ssm;
-mod insert_custom_caches;
 mod prepare_masks;
 mod resolve_windows;
 mod verify_caches;
@@ -21,13 +17,13 @@ use cacheplan_handlers::KvLayout;
 use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
-use crate::graph::{Graph, Name, OpId};
+use crate::graph::{Graph, Name, Op, OpId};
 use crate::registry::{DescribeError, Descriptor, Registry};
 use crate::resources::{ResourceError, Resources};
 
-/// The insertion pass that a descriptor belongs to.
+/// The insertion pass that an op belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// Attention over keys and values.
     InsertCachedAttention,
     /// Multi-head latent attention.
@@ -38,6 +34,19 @@ pub enum Stage {
     InsertCachedCausalConv,
     /// Whatever a framework adds that is none of these.
     InsertCustomCaches,
+}
+
+impl Stage {
+    /// The pass of an op of `kind`: what is none of the known kinds of caches comes after them all.
+    pub(crate) fn of(kind: &str) -> Self {
+        match kind {
+            Op::ATTENTION => Self::InsertCachedAttention,
+            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::InsertCachedMla,
+            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::InsertCachedSsm,
+            Op::CAUSAL_CONV => Self::InsertCachedCausalConv,
+            _ => Self::InsertCustomCaches,
+        }
+    }
 }
 
 /// What the passes need besides the graph.
@@ -80,6 +89,13 @@ pub struct Collected {
     pub resources: Resources,
     /// One report per pass, in the order they ran.
     pub reports: Vec<PassReport>,
+}
+
+impl Collected {
+    /// What the pass of that name did.
+    pub fn report(&self, pass: &str) -> Option<&PassReport> {
+        self.reports.iter().find(|report| report.pass == pass)
+    }
 }
 
 /// A graph whose caches cannot be collected.
@@ -184,12 +200,12 @@ const PASSES: [Pass; 10] = [
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
     // whose first resource of a kind is the reference of `first-reference`.
     ("insert_cached_attention", insert_cached_attention::run),
-    ("insert_cached_mla", insert_cached_mla::run),
+    ("insert_cached_mla", |walk| walk.insert_all(Stage::InsertCachedMla)),
     // States before convolutions: a convolution's pool is checked against the state it feeds.
-    ("insert_cached_ssm", insert_cached_ssm::run),
-    ("insert_cached_causal_conv", insert_cached_causal_conv::run),
+    ("insert_cached_ssm", |walk| walk.insert_all(Stage::InsertCachedSsm)),
+    ("insert_cached_causal_conv", |walk| walk.insert_all(Stage::InsertCachedCausalConv)),
     // After the known kinds, so that a framework's resources never move theirs.
-    ("insert_custom_caches", insert_custom_caches::run),
+    ("insert_custom_caches", |walk| walk.insert_all(Stage::InsertCustomCaches)),
     // After all owners exist: a layer can share only what was inserted.
     ("alias_shared_kv", alias_shared_kv::run),
     // When the list is complete: gives every resource its node, in registration order.
@@ -200,28 +216,30 @@ const PASSES: [Pass; 10] = [
     ("verify_caches", verify_caches::run),
 ];
 
-/// Runs all passes over a graph: every op that keeps state gets its caches.
-///
-/// The graph is changed: cache nodes are added and their readers refer to them.
-///
-/// # Errors
-/// An op that cannot be described, or that keeps state nobody knows how to cache; a graph that was walked before.
-pub fn collect(graph: &mut Graph, context: &PassContext) -> Result<Collected, PassError> {
-    let keepers = keepers(graph, &context.registry)?;
-    let mut resources = Resources::default();
-    let mut reports = Vec::with_capacity(PASSES.len());
-    for (pass, run) in PASSES {
-        let report = PassReport { pass, matched: Vec::new(), skipped: Vec::new() };
-        let mut walk = Walk { graph, context, resources: &mut resources, keepers: &keepers, pass, report };
-        run(&mut walk)?;
-        let mut report = walk.report;
-        if report.matched.is_empty() && report.skipped.is_empty() {
-            report.skipped.push(Skipped { node: None, reason: "no node needs it".into() });
+impl Graph {
+    /// Runs all passes over the graph: every op that keeps state gets its caches.
+    ///
+    /// The graph is changed: cache nodes are added and their readers refer to them.
+    ///
+    /// # Errors
+    /// An op that cannot be described, or that keeps state nobody knows how to cache; a graph that was walked before.
+    pub fn collect(&mut self, context: &PassContext) -> Result<Collected, PassError> {
+        let keepers = keepers(self, &context.registry)?;
+        let mut resources = Resources::default();
+        let mut reports = Vec::with_capacity(PASSES.len());
+        for (pass, run) in PASSES {
+            let report = PassReport { pass, matched: Vec::new(), skipped: Vec::new() };
+            let mut walk = Walk { graph: self, context, resources: &mut resources, keepers: &keepers, pass, report };
+            run(&mut walk)?;
+            let mut report = walk.report;
+            if report.matched.is_empty() && report.skipped.is_empty() {
+                report.skipped.push(Skipped { node: None, reason: "no node needs it".into() });
+            }
+            tracing::debug!(pass, matched = report.matched.len(), skipped = report.skipped.len(), "pass done");
+            reports.push(report);
         }
-        tracing::debug!(pass, matched = report.matched.len(), skipped = report.skipped.len(), "pass done");
-        reports.push(report);
+        Ok(Collected { resources, reports })
     }
-    Ok(Collected { resources, reports })
 }
 
 fn keepers<'a>(graph: &Graph, registry: &'a Registry) -> Result<Vec<(OpId, &'a Descriptor)>, PassError> {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
-use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resources, collect, read_model};
+use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resources};
 
 /// A file or folder of the fixtures.
 pub(crate) fn fixture(path: &str) -> PathBuf {
@@ -13,13 +13,13 @@ pub(crate) fn fixture(path: &str) -> PathBuf {
 
 /// Reads a fixture without any assumption.
 pub(crate) fn read(path: &str) -> Model {
-    read_model(&fixture(path), &ReadOptions::default()).unwrap()
+    Model::read(&fixture(path), &ReadOptions::default()).unwrap()
 }
 
 /// Reads a fixture and runs the passes over it.
 pub(crate) fn collected(path: &str) -> (Model, Collected) {
     let mut model = read(path);
-    let collected = collect(&mut model.graph, &PassContext::default()).unwrap();
+    let collected = model.graph.collect(&PassContext::default()).unwrap();
     (model, collected)
 }
 

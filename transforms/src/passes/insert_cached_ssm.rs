@@ -1,7 +1,0 @@
-//! Recurrent states, one per sequence.
-
-use super::{PassError, Stage, Walk};
-
-pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
-    walk.insert_all(Stage::InsertCachedSsm)
-}
