@@ -4,10 +4,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::managers::book::Reuse;
-use cacheplan::managers::book::{
-    Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
-};
+use cacheplan::managers::book::{Policy, Report, Request, Scenario, Workload};
 use clap::ValueEnum;
 
 use crate::commands::Format;
@@ -98,13 +95,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let requests = args.requests.load()?;
     let scenario = args.scenario()?;
     let policies = if args.policy.is_empty() { PolicyName::value_variants() } else { &args.policy };
-    let reports: Result<Vec<Report>, SimulateError> =
-        policies.iter().map(|&policy| simulate(&requests, Scenario { policy: policy.into(), ..scenario })).collect();
+    let reports: Result<Vec<Report>, _> =
+        policies.iter().map(|&policy| Scenario { policy: policy.into(), ..scenario }.run(&requests)).collect();
     let reports = reports.map_err(Failure::error)?;
     if let Some(path) = &args.svg {
-        write(path, &chart(&args.requests.title(), &reports))?;
+        write(path, &Report::chart(&args.requests.title(), &reports))?;
     }
-    if let Some(report) = reports.first().filter(|report| report.reuse != Reuse::On) {
+    if let Some(report) = reports.first().filter(|report| !report.reuse.is_on()) {
         note(&report.reuse.to_string());
     }
     match args.format {
@@ -124,7 +121,8 @@ impl Requests {
         if let Some(path) = &self.trace {
             let source = Source::named(path, Limit::TRACE).map_err(Failure::error)?;
             source.within(Limit::TRACE).map_err(Failure::error)?;
-            let requests = read_trace(BufReader::new(source.reader())).map_err(|error| in_file(path, error))?;
+            let requests =
+                Request::read_trace(BufReader::new(source.reader())).map_err(|error| in_file(path, error))?;
             if requests.is_empty() {
                 return Err(in_file(path, "the trace holds no request"));
             }

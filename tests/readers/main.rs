@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::candle::{DType, Device};
 use cacheplan::files::{Limit, Source, json};
-use cacheplan::managers::book::{CacheBook, Stats, read_trace};
+use cacheplan::managers::book::{CacheBook, Stats};
 use cacheplan::planner::fit::Prices;
 use cacheplan::planner::logs::EngineLog;
 use cacheplan::planner::{Budget, CachePlan, Measured, Measurement, PlanRequest, RankPlans, Serving, Target};
@@ -254,7 +254,7 @@ fn logs_of_engines() {
 fn traces() {
     let seeds = [include_str!("seeds/ours.jsonl"), include_str!("seeds/mooncake.jsonl")];
     let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
-    let read = a_file("t.jsonl", |path| read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok());
+    let read = a_file("t.jsonl", |path| cacheplan::managers::book::Request::read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok());
     survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
 }
 

@@ -31,34 +31,37 @@ mod step;
 mod table;
 
 pub use advance::Work;
-pub use cache::{CacheBook, Prefix, SlotMove};
+pub use cache::CacheBook;
 pub use commit::Accepted;
 pub use exposition::Exposition;
 pub use ids::{BlockId, SlotId};
-pub use layout::{Layout, Place, Windows};
+pub use layout::Windows;
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
-pub use park::SetAside;
-pub use prefix::{Key, Metrics, Namespace, Reuse, Strategy, TenantId, Token};
+pub use prefix::{Key, Metrics, Namespace, Strategy, TenantId, Token};
 pub use reuse::{NoReuse, PrefixReuse, ReuseLease};
 pub use sequence::{Residency, SequenceId};
-pub use simulate::{Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate};
+pub use simulate::{Policy, Report, Request, Scenario, Workload};
 pub use stats::Stats;
-pub use step::{PoolStep, StepMetadata};
+pub use step::StepMetadata;
 
-pub(crate) use layout::PagedSpec;
+pub(crate) use cache::SlotMove;
+pub(crate) use layout::{Layout, PagedSpec, Place};
 // What engines name that keep blocks and slots themselves, and otherwise only this crate.
 #[cfg(feature = "prefix-tree")]
 pub use {
     blocks::BlockAllocator,
+    cache::Prefix,
     layout::Indexing,
-    simulate::{Ceiling, Piece},
+    park::SetAside,
+    simulate::{Ceiling, Piece, SimulateError},
     slots::{SlotAllocator, SlotRole},
 };
 #[cfg(not(feature = "prefix-tree"))]
 #[allow(unused_imports, reason = "tensors name more of it than books")]
 pub(crate) use {
     blocks::BlockAllocator,
+    cache::Prefix,
     layout::Indexing,
     slots::{SlotAllocator, SlotRole},
 };

@@ -7,33 +7,35 @@
 use cacheplan_kernels::MlaCacheMode;
 use candle_core::{D, DType, Tensor};
 
-use super::hybrid::Route;
+use super::hybrid::{MambaHybridCacheManager, Route};
 use crate::ManagerError;
 
-/// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
-///
-/// `oldest` `[conv_dim]` is the column that goes in front; without it that column is zero, which changes no output.
-///
-/// # Errors
-/// Shapes that do not fit each other.
-pub fn widen_conv_state(state: &Tensor, oldest: Option<&Tensor>) -> Result<Tensor, ManagerError> {
-    let (_, conv_dim) = state.dims2()?;
-    let oldest = match oldest {
-        Some(column) => column.reshape((1, conv_dim))?,
-        None => Tensor::zeros((1, conv_dim), state.dtype(), state.device())?,
-    };
-    Ok(Tensor::cat(&[&oldest, state], 0)?.t()?.contiguous()?)
-}
+impl MambaHybridCacheManager {
+    /// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
+    ///
+    /// `oldest` `[conv_dim]` is the column that goes in front; without it that column is zero, which changes no output.
+    ///
+    /// # Errors
+    /// Shapes that do not fit each other.
+    pub fn widen_conv_state(state: &Tensor, oldest: Option<&Tensor>) -> Result<Tensor, ManagerError> {
+        let (_, conv_dim) = state.dims2()?;
+        let oldest = match oldest {
+            Some(column) => column.reshape((1, conv_dim))?,
+            None => Tensor::zeros((1, conv_dim), state.dtype(), state.device())?,
+        };
+        Ok(Tensor::cat(&[&oldest, state], 0)?.t()?.contiguous()?)
+    }
 
-/// A state `[conv_dim, d_conv]` as our `[d_conv - 1, conv_dim]`, and the oldest column `[conv_dim]` that it leaves out.
-///
-/// # Errors
-/// A state without columns.
-pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor), ManagerError> {
-    let columns = state.t()?.contiguous()?;
-    let (d_conv, _) = columns.dims2()?;
-    let kept = columns.narrow(0, 1, d_conv.saturating_sub(1))?.copy()?;
-    Ok((kept, columns.get(0)?.copy()?))
+    /// A state `[conv_dim, d_conv]` as our `[d_conv - 1, conv_dim]`, and the oldest column `[conv_dim]` that it leaves out.
+    ///
+    /// # Errors
+    /// A state without columns.
+    pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor), ManagerError> {
+        let columns = state.t()?.contiguous()?;
+        let (d_conv, _) = columns.dims2()?;
+        let kept = columns.narrow(0, 1, d_conv.saturating_sub(1))?.copy()?;
+        Ok((kept, columns.get(0)?.copy()?))
+    }
 }
 
 /// Where a layer's MLA cache lies, and in which of the four modes.

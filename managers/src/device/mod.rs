@@ -20,8 +20,8 @@ mod sequences;
 mod set;
 
 pub use hybrid::{MambaHybridCacheManager, Route};
-pub use interchange::{MlaBlocks, MlaCache, narrow_conv_state, widen_conv_state};
-pub use kv::{KvCacheManager, KvLayer};
-pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
+pub use interchange::{MlaBlocks, MlaCache};
+pub use kv::KvLayer;
+pub use mamba::{CapturedState, ReplayLayer, StateLayer};
 pub use peak::measure_peak;
-pub use set::{CacheSet, PoolBytes};
+pub use set::CacheSet;

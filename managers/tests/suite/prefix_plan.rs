@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cacheplan_managers::book::prefix::{CheckpointFormat, HostTier, PrefixError, Provision};
-use cacheplan_managers::book::{Piece, Policy, Request, Scenario, Workload, simulate};
+use cacheplan_managers::book::{Piece, Policy, Request, Scenario, Workload};
 use cacheplan_planner::{Budget, CachePlan, PlanRequest, Pool, Unit};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
@@ -11,7 +11,7 @@ use rstest::rstest;
 #[rstest]
 fn pages_of_a_plan_cost_little_of_the_hit_rate(#[values(16, 32, 64)] page: usize) {
     let requests = &Workload::Chat.requests()[..400];
-    let rate = |policy, page| simulate(requests, Scenario { policy, page, ..Scenario::default() }).unwrap().hit_rate;
+    let rate = |policy, page| Scenario { policy, page, ..Scenario::default() }.run(requests).unwrap().hit_rate;
     let (exact, paged) = (rate(Policy::Coverage, 1), rate(Policy::Coverage, page));
     assert!(paged > 0.9 * exact, "{paged} against {exact}");
     assert!(paged >= rate(Policy::DoubleBuffered, page));
@@ -21,7 +21,7 @@ fn pages_of_a_plan_cost_little_of_the_hit_rate(#[values(16, 32, 64)] page: usize
 fn without_states_every_policy_hits_what_is_resident() {
     let requests = &Workload::Rag.requests()[..200];
     let scenario = Scenario { states: false, page: 16, ..Scenario::default() };
-    let report = simulate(requests, scenario).unwrap();
+    let report = scenario.run(requests).unwrap();
     assert_eq!(report.hit_rate, report.kv_hit_rate);
     assert!(report.hit_rate > 0.0);
 }
@@ -106,7 +106,7 @@ fn what_the_cache_takes_never_exceeds_the_planned_bytes(
     let plan = plan_of(HYBRID, &text);
     let shape = Provision::of_plan(&plan, 128).unwrap().shape;
     let requests: Vec<Request> = Workload::Chat.requests().into_iter().filter(|r| tokens(r) < 4000).take(300).collect();
-    let report = simulate(&requests, Scenario::of_plan(&plan, 128).unwrap()).unwrap();
+    let report = Scenario::of_plan(&plan, 128).unwrap().run(&requests).unwrap();
     let peak = report.peak;
     assert!(report.metrics.states_evicted > 0 && report.metrics.tokens_evicted > 0, "there was not enough for all");
 

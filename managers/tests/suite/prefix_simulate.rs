@@ -2,14 +2,12 @@
 
 use crate::traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, Traffic, conversations};
 use cacheplan_managers::book::prefix::Metrics;
-use cacheplan_managers::book::{
-    Ceiling, Piece, Policy, Report, Request, Scenario, SimulateError, Workload, chart, read_trace, simulate,
-};
+use cacheplan_managers::book::{Ceiling, Piece, Policy, Report, Request, Scenario, SimulateError, Workload};
 use rstest::rstest;
 
 fn hit_rate(requests: &[Request], policy: Policy, checkpoints: Option<usize>) -> f64 {
     let scenario = Scenario { policy, checkpoints, ..Scenario::default() };
-    simulate(requests, scenario).unwrap().hit_rate
+    scenario.run(requests).unwrap().hit_rate
 }
 
 #[rstest]
@@ -43,7 +41,7 @@ fn hit_after_three_chains(policy: Policy, checkpoints: usize, last: Vec<Piece>) 
     let request = |prompt| Request { prompt, output: Piece::Run { id: 99, len: 1 }, tenant: 0 };
     let mut requests: Vec<Request> = (0..3).map(|id| request(vec![Piece::Run { id, len: 32_768 }])).collect();
     requests.push(request(last));
-    simulate(&requests, scenario).unwrap().metrics.hit_tokens
+    scenario.run(&requests).unwrap().metrics.hit_tokens
 }
 
 #[rstest]
@@ -63,7 +61,7 @@ fn a_chain_sent_again_hits_deep() {
 #[test]
 fn a_simulation_repeats_itself() {
     let requests = &Workload::Chat.requests()[..200];
-    let run = || simulate(requests, Scenario::default()).unwrap();
+    let run = || Scenario::default().run(requests).unwrap();
     assert_eq!(run(), run());
 }
 
@@ -72,7 +70,7 @@ fn a_small_kv_pool_is_never_exceeded_and_costs_hits() {
     let requests = &Workload::Rag.requests()[..300];
     let with = |kv_tokens| {
         let scenario = Scenario { kv_tokens, checkpoints: None, ..Scenario::default() };
-        simulate(requests, scenario).unwrap()
+        scenario.run(requests).unwrap()
     };
     let (small, large) = (with(Some(60_000)), with(None));
     assert!(small.metrics.tokens_evicted > 0);
@@ -82,7 +80,7 @@ fn a_small_kv_pool_is_never_exceeded_and_costs_hits() {
 #[test]
 fn a_request_of_absurd_length_is_refused_before_it_is_written_out() {
     let trace = format!(r#"{{"prompt": [{{"id": 1, "len": {}}}], "output": {{"id": 2, "len": 1}}}}"#, usize::MAX);
-    let refused = simulate(&read_trace(trace.as_bytes()).unwrap(), Scenario::default());
+    let refused = Scenario::default().run(&Request::read_trace(trace.as_bytes()).unwrap());
     assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: usize::MAX, .. })));
 }
 
@@ -91,7 +89,7 @@ fn a_request_that_fits_no_pool_is_refused_by_name() {
     let requests =
         [Request { prompt: vec![Piece::Run { id: 1, len: 5000 }], output: Piece::Run { id: 2, len: 10 }, tenant: 0 }];
     let scenario = Scenario { kv_tokens: Some(4096), ..Scenario::default() };
-    let refused = simulate(&requests, scenario);
+    let refused = scenario.run(&requests);
     assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: 5010, available: 4096 })));
 }
 
@@ -102,10 +100,10 @@ fn a_mooncake_trace_shares_by_its_hash_ids() {
         {"timestamp": 9, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 4]}
         {"timestamp": 12, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 5]}
     "#;
-    let requests = read_trace(trace.as_bytes()).unwrap();
+    let requests = Request::read_trace(trace.as_bytes()).unwrap();
     let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
     assert_eq!(lens, [512, 512, 376]);
-    let metrics: Metrics = simulate(&requests, Scenario::default()).unwrap().metrics;
+    let metrics: Metrics = Scenario::default().run(&requests).unwrap().metrics;
     assert_eq!(metrics.kv_hit_tokens, 2 * 1024);
     assert_eq!(metrics.hit_tokens, 1024, "the second request finds KV alone and leaves the branch checkpoint");
 }
@@ -124,10 +122,10 @@ fn a_mooncake_trace_shares_by_its_hash_ids() {
     "  {\"hash_ids\": [7], \"type\": \"text\", \"turn\": 1, \"output_length\": 1, \"input_length\": 9, \"timestamp\": 4}\r", &[9]
 )]
 fn an_unusual_mooncake_line_is_read(#[case] line: &str, #[case] blocks: &[usize]) {
-    let requests = read_trace(line.as_bytes()).unwrap();
+    let requests = Request::read_trace(line.as_bytes()).unwrap();
     let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
     assert_eq!(lens, blocks);
-    let metrics = simulate(&[requests[0].clone(), requests[0].clone()], Scenario::default()).unwrap().metrics;
+    let metrics = Scenario::default().run(&[requests[0].clone(), requests[0].clone()]).unwrap().metrics;
     assert_eq!(metrics.prompt_tokens, 2 * blocks.iter().sum::<usize>() as u64);
 }
 
@@ -137,7 +135,11 @@ fn mooncake_requests_run_in_the_order_of_their_timestamps() {
         format!("{{\"timestamp\": {time}, \"input_length\": {len}, \"output_length\": 1, \"hash_ids\": [{time}]}}\n")
     };
     let trace = [line(9, 3), line(2, 1), line(9, 4), line(5, 2)].concat();
-    let lens = read_trace(trace.as_bytes()).unwrap().iter().map(|request| request.prompt[0].len()).collect::<Vec<_>>();
+    let lens = Request::read_trace(trace.as_bytes())
+        .unwrap()
+        .iter()
+        .map(|request| request.prompt[0].len())
+        .collect::<Vec<_>>();
     assert_eq!(lens, [1, 2, 3, 4]);
 }
 
@@ -166,7 +168,7 @@ fn holds_against_the_double_buffer(requests: &[Request]) -> [f64; 3] {
 
 #[rstest]
 fn coverage_hits_a_tenth_more_than_the_double_buffer_on_traces_in_mooncakes_format(#[values(15, 60)] open: usize) {
-    let requests = read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
+    let requests = Request::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
     let [ours, unlimited, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= goal(theirs, unlimited), "{ours} against {theirs}");
 }
@@ -174,14 +176,14 @@ fn coverage_hits_a_tenth_more_than_the_double_buffer_on_traces_in_mooncakes_form
 /// Three conversations per checkpoint and more, each as likely to be next as any other: the gain is smaller.
 #[rstest]
 fn coverage_gains_less_where_conversations_are_many_times_the_checkpoints(#[values(400)] open: usize) {
-    let requests = read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
+    let requests = Request::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
     let [ours, _, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= 1.05 * theirs, "{ours} against {theirs}");
 }
 
 #[test]
 fn no_policy_exceeds_the_ceiling_and_it_is_what_unlimited_checkpoints_hit_where_slots_suffice() {
-    let requests = read_trace(conversations(300, 30, 7).as_bytes()).unwrap();
+    let requests = Request::read_trace(conversations(300, 30, 7).as_bytes()).unwrap();
     let ceiling = Ceiling::new(&requests, Scenario::default()).unwrap();
     let unlimited = hit_rate(&requests, Policy::Coverage, None);
     let mut fewer = 0.0;
@@ -201,7 +203,7 @@ fn coverage_hits_more_on_traffic_like_mooncakes(
     #[values(CONVERSATION, TOOL_AGENT, SYNTHETIC)] traffic: Traffic,
     #[values(1101)] seed: u64,
 ) {
-    let requests = read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
+    let requests = Request::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
     let [ours, _, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= 1.07 * theirs, "{ours} against {theirs}");
 }
@@ -222,8 +224,8 @@ fn coverage_hits_more_on_workloads_of_other_seeds(
 #[case(SYNTHETIC, 15_325, 0.66)]
 fn generated_traffic_resembles_mooncakes(#[case] traffic: Traffic, #[case] prompt: u64, #[case] seen: f64) {
     let runs = [1101, 1102].map(|seed| {
-        let requests = read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
-        simulate(&requests, Scenario { checkpoints: None, ..Scenario::default() }).unwrap().metrics
+        let requests = Request::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
+        Scenario { checkpoints: None, ..Scenario::default() }.run(&requests).unwrap().metrics
     });
     let (tokens, hits) =
         runs.into_iter().fold((0, 0), |(tokens, hits), run| (tokens + run.prompt_tokens, hits + run.kv_hit_tokens));
@@ -235,9 +237,9 @@ fn generated_traffic_resembles_mooncakes(#[case] traffic: Traffic, #[case] promp
 fn our_traces_read_back_as_they_were_written() {
     let requests = Workload::Agents.requests();
     let lines: Vec<String> = requests[..20].iter().map(|r| serde_json::to_string(r).unwrap()).collect();
-    assert_eq!(read_trace(lines.join("\n").as_bytes()).unwrap(), requests[..20]);
+    assert_eq!(Request::read_trace(lines.join("\n").as_bytes()).unwrap(), requests[..20]);
     let literal = r#"{"prompt": [{"tokens": [5, 6, 7]}], "output": {"id": 1, "len": 2}, "tenant": 3}"#;
-    assert_eq!(read_trace(literal.as_bytes()).unwrap()[0].prompt[0].len(), 3);
+    assert_eq!(Request::read_trace(literal.as_bytes()).unwrap()[0].prompt[0].len(), 3);
 }
 
 #[rstest]
@@ -250,24 +252,22 @@ fn our_traces_read_back_as_they_were_written() {
 )]
 #[case::unknown_field("{\"prompt\": [], \"output\": {\"id\": 1, \"len\": 2}, \"tenat\": 3}", 1)]
 fn a_line_that_is_no_request_is_named(#[case] trace: &str, #[case] expected: usize) {
-    assert!(matches!(read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected));
+    assert!(matches!(Request::read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected));
 }
 
 #[test]
 fn a_mooncake_line_whose_blocks_do_not_hold_its_tokens_is_refused() {
     let trace = r#"{"timestamp": 0, "input_length": 1400, "output_length": 20, "hash_ids": [1, 2]}"#;
-    let refused = read_trace(trace.as_bytes());
+    let refused = Request::read_trace(trace.as_bytes());
     assert!(matches!(refused, Err(SimulateError::BlockCount { line: 1, blocks: 2, tokens: 1400 })));
 }
 
 #[test]
 fn the_chart_has_a_line_and_a_label_per_report() {
     let requests = &Workload::Chat.requests()[..50];
-    let reports: Vec<Report> = Policy::ALL
-        .iter()
-        .map(|&policy| simulate(requests, Scenario { policy, ..Scenario::default() }).unwrap())
-        .collect();
-    let svg = chart("chat <64>", &reports);
+    let reports: Vec<Report> =
+        Policy::ALL.iter().map(|&policy| Scenario { policy, ..Scenario::default() }.run(requests).unwrap()).collect();
+    let svg = Report::chart("chat <64>", &reports);
     assert_eq!(svg.matches("<polyline").count(), 4);
     assert!(svg.contains("chat &lt;64&gt;") && svg.contains("double-buffered · 64 ·"));
 }

@@ -179,6 +179,11 @@ impl fmt::Display for Reuse {
 }
 
 impl Reuse {
+    /// Whether prefixes can be reused at all.
+    pub fn is_on(self) -> bool {
+        self == Self::On
+    }
+
     pub(super) fn judge(config: &TreeConfig, checkpoint_slots: usize, typical_prompt: usize) -> Self {
         let grid = if config.states { config.grid() } else { config.page };
         if config.states && checkpoint_slots == 0 {

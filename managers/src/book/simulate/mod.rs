@@ -12,9 +12,8 @@ mod trace;
 mod workload;
 
 pub use ceiling::Ceiling;
-pub use chart::chart;
 pub use error::SimulateError;
 pub use report::Report;
-pub use run::{Policy, Scenario, simulate};
-pub use trace::{Piece, Request, read_trace};
+pub use run::{Policy, Scenario};
+pub use trace::{Piece, Request};
 pub use workload::Workload;

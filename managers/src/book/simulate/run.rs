@@ -127,42 +127,44 @@ impl Scenario {
 /// No request is longer, in tokens: a trace that says so is wrong, and would not fit the memory of the simulation.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// Runs the requests in order.
-///
-/// # Errors
-/// A scenario that the cache refuses, or a request that does not fit the KV pool.
-pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, SimulateError> {
-    refuse_endless(requests, scenario)?;
-    let mut run = Run::new(scenario)?;
-    let every = (requests.len() / 200).max(1);
-    let mut course = Vec::new();
-    for (i, request) in requests.iter().enumerate() {
-        run.give_way()?;
-        run.start(i, request)?;
-        if (i + 1) % every == 0 || i + 1 == requests.len() {
-            course.push(Point {
-                requests: i + 1,
-                hit_rate: run.cache.metrics().hit_rate(),
-                checkpoints: run.checkpoints(),
-            });
+impl Scenario {
+    /// Runs the requests in order.
+    ///
+    /// # Errors
+    /// A scenario that the cache refuses, or a request that does not fit the KV pool.
+    pub fn run(self, requests: &[Request]) -> Result<Report, SimulateError> {
+        refuse_endless(requests, self)?;
+        let mut run = Run::new(self)?;
+        let every = (requests.len() / 200).max(1);
+        let mut course = Vec::new();
+        for (i, request) in requests.iter().enumerate() {
+            run.give_way()?;
+            run.start(i, request)?;
+            if (i + 1) % every == 0 || i + 1 == requests.len() {
+                course.push(Point {
+                    requests: i + 1,
+                    hit_rate: run.cache.metrics().hit_rate(),
+                    checkpoints: run.checkpoints(),
+                });
+            }
         }
+        while !run.open.is_empty() {
+            run.finish_oldest()?;
+        }
+        let metrics = *run.cache.metrics();
+        let mean = metrics.prompt_tokens / metrics.requests.max(1);
+        Ok(Report {
+            scenario: self,
+            hit_rate: metrics.hit_rate(),
+            kv_hit_rate: metrics.kv_hit_rate(),
+            computed_tokens: metrics.prompt_tokens - metrics.hit_tokens,
+            peak_checkpoints: run.peak.checkpoints,
+            peak: run.peak,
+            metrics,
+            reuse: run.cache.reuse(self.checkpoints.unwrap_or(usize::MAX), mean as usize),
+            course,
+        })
     }
-    while !run.open.is_empty() {
-        run.finish_oldest()?;
-    }
-    let metrics = *run.cache.metrics();
-    let mean = metrics.prompt_tokens / metrics.requests.max(1);
-    Ok(Report {
-        scenario,
-        hit_rate: metrics.hit_rate(),
-        kv_hit_rate: metrics.kv_hit_rate(),
-        computed_tokens: metrics.prompt_tokens - metrics.hit_tokens,
-        peak_checkpoints: run.peak.checkpoints,
-        peak: run.peak,
-        metrics,
-        reuse: run.cache.reuse(scenario.checkpoints.unwrap_or(usize::MAX), mean as usize),
-        course,
-    })
 }
 
 /// The most tokens of all requests together, and the most steps that they take.

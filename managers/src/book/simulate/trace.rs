@@ -95,38 +95,40 @@ struct Probe {
 /// The most bytes of a line; a request of a million tokens, each written out, has 8 MiB.
 const MAX_LINE: u64 = 16 << 20;
 
-/// Reads a trace in either format. Empty lines are passed over.
-///
-/// # Errors
-/// Names the line that is not a request, or that there are too many before.
-pub fn read_trace(mut reader: impl BufRead) -> Result<Vec<Request>, SimulateError> {
-    let mut requests: Vec<(f64, Request)> = Vec::new();
-    let (mut text, mut kept) = (String::new(), 0);
-    for line in 1.. {
-        text.clear();
-        if reader.by_ref().take(MAX_LINE).read_line(&mut text)? == 0 {
-            break;
+impl Request {
+    /// Reads a trace in either format. Empty lines are passed over.
+    ///
+    /// # Errors
+    /// Names the line that is not a request, or that there are too many before.
+    pub fn read_trace(mut reader: impl BufRead) -> Result<Vec<Self>, SimulateError> {
+        let mut requests: Vec<(f64, Request)> = Vec::new();
+        let (mut text, mut kept) = (String::new(), 0);
+        for line in 1.. {
+            text.clear();
+            if reader.by_ref().take(MAX_LINE).read_line(&mut text)? == 0 {
+                break;
+            }
+            if text.len() as u64 == MAX_LINE || kept > Limit::TRACE.bytes {
+                return Err(SimulateError::TooLong { line });
+            }
+            if text.trim().is_empty() {
+                continue;
+            }
+            let malformed = |source| SimulateError::Line { line, source };
+            let probe: Probe = serde_json::from_str(&text).map_err(malformed)?;
+            requests.push(if probe.hash_ids.is_some() {
+                let request: Mooncake = serde_json::from_str(&text).map_err(malformed)?;
+                (request.timestamp, from_mooncake(request, line)?)
+            } else {
+                // Ours say by their order alone when they arrive.
+                let now = requests.last().map_or(0.0, |(timestamp, _)| *timestamp);
+                (now, serde_json::from_str(&text).map_err(malformed)?)
+            });
+            kept += requests.last().map_or(0, |(_, request)| request.bytes());
         }
-        if text.len() as u64 == MAX_LINE || kept > Limit::TRACE.bytes {
-            return Err(SimulateError::TooLong { line });
-        }
-        if text.trim().is_empty() {
-            continue;
-        }
-        let malformed = |source| SimulateError::Line { line, source };
-        let probe: Probe = serde_json::from_str(&text).map_err(malformed)?;
-        requests.push(if probe.hash_ids.is_some() {
-            let request: Mooncake = serde_json::from_str(&text).map_err(malformed)?;
-            (request.timestamp, from_mooncake(request, line)?)
-        } else {
-            // Ours say by their order alone when they arrive.
-            let now = requests.last().map_or(0.0, |(timestamp, _)| *timestamp);
-            (now, serde_json::from_str(&text).map_err(malformed)?)
-        });
-        kept += requests.last().map_or(0, |(_, request)| request.bytes());
+        requests.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        Ok(requests.into_iter().map(|(_, request)| request).collect())
     }
-    requests.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    Ok(requests.into_iter().map(|(_, request)| request).collect())
 }
 
 impl Request {
