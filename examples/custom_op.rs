@@ -11,19 +11,18 @@ use cacheplan::planner::{Budget, PlanRequest};
 use cacheplan::transforms::{
     GraphBuilder,
     layers::Attention,
-    registry::{Cache, Descriptor, Registry},
+    registry::{Cache, Descriptor},
 };
 
 const RING: &str = "acme.embedding_ring";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut registry = Registry::default();
-    registry.register(Descriptor::new(RING, |op| {
+    let ring = Descriptor::new(RING, |op| {
         let length = op.dim("length", "ring", 2)?;
         let channels = op.dim("channels", "ring", 3)?;
         let handler = ResourceHandler::state(&[length, channels], DType::F16)?;
         Ok(vec![Cache { suffix: "embedding_ring".into(), handler }])
-    }));
+    });
 
     let mut builder = GraphBuilder::new("acme_decoder", 256, DType::Bf16);
     builder.layer();
@@ -33,7 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut model = builder.build();
 
     let budget = Budget::from_toml("max_batch_size = 4\nmax_seq_len = 1024", "budget")?;
-    let context = cacheplan::transforms::PassContext { registry, ..budget.pass_context(&model.info) };
+    let mut context = budget.pass_context(&model.info);
+    context.registry.register(ring);
     let collected = model.graph.collect(&context)?;
     for report in &collected.reports {
         println!("{:<26} matched {}", report.pass, report.matched.len());

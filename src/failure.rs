@@ -2,11 +2,11 @@
 //!
 //! All that a command prints goes through here, where what would steer a terminal is escaped.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cacheplan::files::{Limit, Shown, Source, printable, replace_with};
+use cacheplan::files::{Limit, Shown, Source, replace};
 use miette::Report;
 
 /// The exit code of a plan that is not, or no longer, right.
@@ -53,7 +53,7 @@ pub(crate) fn read(path: &Path, limit: Limit) -> Result<String, Failure> {
 
 /// Writes a file anew.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    replace_with(path, text.as_bytes()).map_err(Failure::error)
+    replace(path, |out| out.write_all(text.as_bytes())).map_err(Failure::error)
 }
 
 /// The error's message followed by those of its causes, as far as it does not end with them already.
@@ -66,8 +66,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// Prints data to stdout; a reader that went away (`| head`) ends the command quietly.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    use std::io::Write;
-    match std::io::stdout().lock().write_all(printable(text).as_bytes()) {
+    match std::io::stdout().lock().write_all(Shown::printable(text).as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::error(error)),
         _ => Ok(()),
     }
@@ -75,7 +74,6 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// As [`print`], at once.
 pub(crate) fn print_now(text: &str) -> Result<(), Failure> {
-    use std::io::Write;
     print(text)?;
     match std::io::stdout().lock().flush() {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::error(error)),
@@ -90,6 +88,5 @@ pub(crate) fn note(text: &str) {
 
 /// Writes to stderr; where nobody reads it, there is nobody to tell.
 pub(crate) fn say(text: &str) {
-    use std::io::Write;
-    let _ = std::io::stderr().lock().write_all(printable(text).as_bytes());
+    let _ = std::io::stderr().lock().write_all(Shown::printable(text).as_bytes());
 }

@@ -28,14 +28,23 @@ pub enum JsonError {
     OtherKind(serde_json::Error),
 }
 
-/// Reads a value from `text`, which is charged against [`Limit::MEMORY`] with each of its values.
-///
-/// # Errors
-/// No JSON, JSON of another kind, a key that stands twice in an object, or more than the memory that reading may take;
-/// each with its line and column.
-pub fn parse<T: DeserializeOwned>(text: &[u8], limit: Limit) -> Result<T, JsonError> {
-    walk(text, limit)?;
-    serde_json::from_slice(text).map_err(JsonError::OtherKind)
+impl JsonError {
+    /// Whether the text is JSON, and says something else than was expected.
+    pub fn is_other_kind(&self) -> bool {
+        matches!(self, Self::OtherKind(_))
+    }
+}
+
+impl Limit {
+    /// Reads a value from the JSON of a stranger, which is charged against [`Limit::MEMORY`] with each of its values.
+    ///
+    /// # Errors
+    /// No JSON, JSON of another kind, a key that stands twice in an object, or more than the memory that reading may take;
+    /// each with its line and column.
+    pub fn parse_json<T: DeserializeOwned>(self, text: &[u8]) -> Result<T, JsonError> {
+        walk(text, self)?;
+        serde_json::from_slice(text).map_err(JsonError::OtherKind)
+    }
 }
 
 /// Looks at every value and keeps none.
@@ -164,7 +173,7 @@ mod tests {
     use serde_json::Value;
 
     fn read(text: &str) -> Result<Value, String> {
-        parse(text.as_bytes(), Limit::CONFIG).map_err(|error| error.to_string())
+        Limit::CONFIG.parse_json(text.as_bytes()).map_err(|error| error.to_string())
     }
 
     #[rstest]

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-pub mod json;
+mod json;
 mod limits;
 mod lines;
 mod replace;
@@ -17,6 +17,6 @@ mod toml;
 
 pub use limits::Limit;
 pub use lines::Lines;
-pub use replace::{ReplaceError, replace, replace_with};
-pub use shown::{Shown, printable};
+pub use replace::{ReplaceError, replace};
+pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError, SourceReader};

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::replace::{ReplaceError, replace_with};
+use crate::replace::{ReplaceError, replace};
 
 /// A file that lines are written to as they come.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Lines {
     /// # Errors
     /// As [`replace`](crate::replace()).
     pub fn create(path: &Path) -> Result<Self, ReplaceError> {
-        replace_with(path, b"")?;
+        replace(path, |out| out.write_all(b""))?;
         let opened = OpenOptions::new().append(true).open(path);
         let file = opened.map_err(|source| ReplaceError::Io { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), file, len: 0 })

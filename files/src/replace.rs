@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -81,14 +81,6 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Res
         let _ = folder.sync_all();
     }
     Ok(())
-}
-
-/// As [`replace`] with all the bytes.
-///
-/// # Errors
-/// [`ReplaceError`].
-pub fn replace_with(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
-    replace(path, |out| out.write_all(bytes))
 }
 
 /// Where a path leads, whether something is there or not.

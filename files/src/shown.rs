@@ -24,6 +24,24 @@ impl<T: Display> Display for Shown<T> {
     }
 }
 
+impl Shown<&str> {
+    /// How many letters to change, leave out or put in to make another name of it; only the first 64 characters count, which bounds the work on hostile input.
+    pub fn distance(self, other: &str) -> usize {
+        let right: Vec<char> = other.chars().take(64).collect();
+        let mut row: Vec<usize> = (0..=right.len()).collect();
+        for (i, l) in self.0.chars().take(64).enumerate() {
+            let mut diagonal = row[0];
+            row[0] = i + 1;
+            for (j, &r) in right.iter().enumerate() {
+                let substituted = diagonal + usize::from(l != r);
+                diagonal = row[j + 1];
+                row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+            }
+        }
+        row[right.len()]
+    }
+}
+
 struct Line<'a, 'b> {
     out: &'a mut Formatter<'b>,
     left: usize,
@@ -42,23 +60,25 @@ impl Write for Line<'_, '_> {
     }
 }
 
-/// The text with everything escaped that steers a terminal, but for the ends of lines and tabs.
-///
-/// It is the last thing that happens to all that is printed. The escapes are those of JSON, YAML and TOML strings, so
-/// that data in these formats stays the same data.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let harmful = |character: char| steers(character) && !matches!(character, '\n' | '\t');
-    if !text.contains(harmful) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        match harmful(character) {
-            true => out.push_str(&Escape(character).to_string()),
-            false => out.push(character),
+impl Shown<()> {
+    /// The text with everything escaped that steers a terminal, but for the ends of lines and tabs.
+    ///
+    /// It is the last thing that happens to all that is printed. The escapes are those of JSON, YAML and TOML strings, so
+    /// that data in these formats stays the same data.
+    pub fn printable(text: &str) -> Cow<'_, str> {
+        let harmful = |character: char| steers(character) && !matches!(character, '\n' | '\t');
+        if !text.contains(harmful) {
+            return Cow::Borrowed(text);
         }
+        let mut out = String::with_capacity(text.len() + 16);
+        for character in text.chars() {
+            match harmful(character) {
+                true => out.push_str(&Escape(character).to_string()),
+                false => out.push(character),
+            }
+        }
+        Cow::Owned(out)
     }
-    Cow::Owned(out)
 }
 
 /// Control characters, marks and overrides of the writing direction, separators of lines and paragraphs, marks of byte
@@ -106,9 +126,15 @@ mod tests {
     fn what_is_printed_keeps_its_lines_and_stays_the_same_data() {
         let names = ["\u{9b}2J", "\u{202e}", "\u{2028}", "\u{7f}", "a\nb"];
         let json = serde_json::to_string_pretty(&names).unwrap();
-        let printed = printable(&json);
+        let printed = Shown::printable(&json);
         assert!(!printed.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{7f}']), "{printed}");
         assert_eq!(serde_json::from_str::<Vec<String>>(&printed).unwrap(), names);
-        assert!(matches!(printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
+        assert!(matches!(Shown::printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
+    }
+
+    #[test]
+    fn the_distance_of_names_is_in_letters() {
+        assert_eq!(Shown("kitten").distance("sitting"), 3);
+        assert_eq!(Shown("same").distance("same"), 0);
     }
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::Limit;
 use crate::Shown;
-use crate::json::{self, JsonError};
+use crate::json::JsonError;
 
 /// Bytes of a known length that can be read at any place: those of a regular file, of standard input, in memory, or of
 /// whatever implements [`ReadAt`].
@@ -206,12 +206,12 @@ impl Source {
         Ok(text)
     }
 
-    /// All bytes as JSON, see [`json::parse`].
+    /// All bytes as JSON, see [`Limit::parse_json`].
     ///
     /// # Errors
     /// As [`Source::bytes`]; [`SourceError::Json`].
     pub fn json<T: DeserializeOwned>(&self, limit: Limit) -> Result<T, SourceError> {
-        let parsed = json::parse(&self.bytes(limit)?, limit);
+        let parsed = limit.parse_json(&self.bytes(limit)?);
         parsed.map_err(|source| SourceError::Json { name: self.name.clone(), source })
     }
 

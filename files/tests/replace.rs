@@ -1,12 +1,13 @@
 //! A file that is written is the old one or the new one, whatever happens to the writer.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use cacheplan_files::{ReplaceError, replace, replace_with};
+use cacheplan_files::{ReplaceError, replace};
 
 /// One content of many: its number over and over, so that a mixture of two is none.
 fn content(number: u64) -> Vec<u8> {
@@ -31,7 +32,7 @@ const PLACE: &str = "CACHEPLAN_TEST_PLACE";
 fn writer() {
     let Ok(place) = std::env::var(PLACE) else { return };
     for number in u64::from(std::process::id()) << 32.. {
-        replace_with(place.as_ref(), &content(number)).unwrap();
+        replace(place.as_ref(), |out| out.write_all(&content(number))).unwrap();
     }
 }
 
@@ -41,7 +42,7 @@ fn a_killed_writer_leaves_the_old_file_or_the_new_one() {
     let kills = kills();
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("plan.json");
-    replace_with(&place, &content(0)).unwrap();
+    replace(&place, |out| out.write_all(&content(0))).unwrap();
     let (mut replaced, mut last) = (0, content(0));
     for kill in 0..kills {
         let mut writer = start_writer(&place);
@@ -57,7 +58,7 @@ fn a_killed_writer_leaves_the_old_file_or_the_new_one() {
     println!("{kills} kills, after {replaced} of them another file");
     assert!(kills < 100 || replaced > 0, "no writer ever came to an end of a write");
     // Whoever writes next clears up.
-    replace_with(&place, &content(1)).unwrap();
+    replace(&place, |out| out.write_all(&content(1))).unwrap();
     assert_eq!(partial_files(folder.path()), 0);
 }
 
@@ -81,7 +82,9 @@ fn many_writers_at_once_leave_one_whole_file() {
     std::thread::scope(|scope| {
         for writer in 0..8 {
             let place = &place;
-            scope.spawn(move || (0..20).for_each(|n| replace_with(place, &content(100 * writer + n)).unwrap()));
+            scope.spawn(move || {
+                (0..20).for_each(|n| replace(place, |out| out.write_all(&content(100 * writer + n))).unwrap())
+            });
         }
     });
     assert!(is_whole(&fs::read(&place).unwrap()));
@@ -95,7 +98,7 @@ fn writers_that_are_killed_disturb_no_other() {
     let kills = kills() / 4;
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("plan.json");
-    replace_with(&place, &content(0)).unwrap();
+    replace(&place, |out| out.write_all(&content(0))).unwrap();
     let left = AtomicU64::new(kills);
     let another = || left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
     std::thread::scope(|scope| {
@@ -116,7 +119,7 @@ fn writers_that_are_killed_disturb_no_other() {
             let (place, left) = (&place, &left);
             scope.spawn(move || {
                 for n in 0.. {
-                    replace_with(place, &content(1000 * writer + n % 1000)).unwrap();
+                    replace(place, |out| out.write_all(&content(1000 * writer + n % 1000))).unwrap();
                     assert!(is_whole(&fs::read(place).unwrap()));
                     if left.load(Relaxed) == 0 {
                         break;
@@ -125,7 +128,7 @@ fn writers_that_are_killed_disturb_no_other() {
             });
         }
     });
-    replace_with(&place, &content(1)).unwrap();
+    replace(&place, |out| out.write_all(&content(1))).unwrap();
     assert_eq!(partial_files(folder.path()), 0);
 }
 
@@ -156,7 +159,7 @@ mod unix {
         fs::write(&place, "old").unwrap();
         fs::set_permissions(&place, fs::Permissions::from_mode(0o640)).unwrap();
         symlink("real", &link).unwrap();
-        replace_with(&link, b"new").unwrap();
+        replace(&link, |out| out.write_all(b"new")).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&place).unwrap(), b"new");
         assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o640);
@@ -166,10 +169,13 @@ mod unix {
     fn a_link_to_nothing_leads_to_a_new_file() {
         let folder = tempfile::tempdir().unwrap();
         symlink("new", folder.path().join("link")).unwrap();
-        replace_with(&folder.path().join("link"), b"new").unwrap();
+        replace(&folder.path().join("link"), |out| out.write_all(b"new")).unwrap();
         assert_eq!(fs::read(folder.path().join("new")).unwrap(), b"new");
         symlink("circle", folder.path().join("circle")).unwrap();
-        assert!(matches!(replace_with(&folder.path().join("circle"), b""), Err(ReplaceError::Io { .. })));
+        assert!(matches!(
+            replace(&folder.path().join("circle"), |out| out.write_all(b"")),
+            Err(ReplaceError::Io { .. })
+        ));
     }
 
     #[test]
@@ -179,7 +185,7 @@ mod unix {
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         symlink("/dev/null", folder.path().join("device")).unwrap();
         for (place, expected) in [("pipe", "a pipe"), ("device", "a device"), (".", "a folder")] {
-            let error = replace_with(&folder.path().join(place), b"new").unwrap_err();
+            let error = replace(&folder.path().join(place), |out| out.write_all(b"new")).unwrap_err();
             assert!(matches!(error, ReplaceError::NotRegular { found, .. } if found == expected), "{error}");
         }
         assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
@@ -209,7 +215,7 @@ mod unix {
         let (place, other) = (folder.path().join("plan.json"), folder.path().join("kept.json"));
         fs::write(&place, "old").unwrap();
         fs::hard_link(&place, &other).unwrap();
-        replace_with(&place, b"new").unwrap();
+        replace(&place, |out| out.write_all(b"new")).unwrap();
         assert_eq!((fs::read(&place).unwrap(), fs::read(&other).unwrap()), (b"new".to_vec(), b"old".to_vec()));
     }
 
@@ -221,7 +227,7 @@ mod unix {
         fs::write(&place, "old").unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
         let is_root = fs::File::create(folder.path().join("probe")).is_ok();
-        let written = replace_with(&place, b"new");
+        let written = replace(&place, |out| out.write_all(b"new"));
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(written.is_ok(), is_root);
         assert_eq!(fs::read(&place).unwrap(), if is_root { b"new" } else { b"old" });
@@ -234,7 +240,7 @@ mod unix {
         let place = folder.path().join("kept");
         fs::write(&place, "old").unwrap();
         fs::set_permissions(&place, fs::Permissions::from_mode(0o444)).unwrap();
-        assert!(matches!(replace_with(&place, b"new"), Err(ReplaceError::ReadOnly { .. })));
+        assert!(matches!(replace(&place, |out| out.write_all(b"new")), Err(ReplaceError::ReadOnly { .. })));
         assert_eq!(fs::read(&place).unwrap(), b"old");
     }
 }

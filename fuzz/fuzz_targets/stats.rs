@@ -3,12 +3,12 @@
 
 mod limits;
 
-use cacheplan_files::{json, Limit as of_files};
+use cacheplan_files::Limit as of_files;
 use cacheplan_managers::book::Stats;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| limits::within(|| {
-    if let Ok(stats) = json::parse::<Stats>(bytes, of_files::MEASURED) {
+    if let Ok(stats) = of_files::MEASURED.parse_json::<Stats>(bytes) {
         let _ = (stats.to_string(), stats.prometheus());
     }
 }));

@@ -25,5 +25,5 @@ mod tensor;
 pub use error::GraphError;
 pub use graph::{Graph, Port};
 pub use program::Input;
-pub use runner::{Outputs, Runner};
+pub use runner::Runner;
 pub use tensor::{Element, Slice, View};

@@ -366,21 +366,6 @@ pub enum HandlerError {
     UnknownDType(String),
 }
 
-/// What an allocation outside a manager's pool depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocationDims {
-    /// Blocks of the paged pools.
-    pub num_blocks: u64,
-    /// Tokens in a block.
-    pub tokens_per_block: u64,
-    /// Sequence slots, padding included.
-    pub num_slots: u64,
-    /// The longest sequence in tokens.
-    pub max_seq_len: u64,
-    /// Candidate positions of a speculative step, the committed one included; 1 without speculation.
-    pub draft_positions: u64,
-}
-
 impl ResourceHandler {
     /// A handler of any kind; the constructors of the known kinds call this.
     ///
@@ -505,7 +490,10 @@ impl ResourceHandler {
     ///
     /// Paged: `(num_blocks, kv_factor, heads, tokens, head_dim)` in HND order and
     /// `(num_blocks, kv_factor, tokens, heads, head_dim)` in NHD order, `(num_blocks, tokens, …)` without a layout.
-    pub fn allocation_shape(&self, dims: &AllocationDims) -> Vec<u64> {
+    ///
+    /// `units` are blocks of paged growth and slots of every other; `rows` the tokens in a block, the tokens of the
+    /// longest sequence or the candidate positions of a step, whichever a unit grows with.
+    pub fn allocation_shape(&self, units: u64, rows: u64) -> Vec<u64> {
         let unit = self.shape.iter().map(|dim| dim.size);
         match self.growth {
             Growth::Paged { .. } => {
@@ -515,13 +503,12 @@ impl ResourceHandler {
                     Some(KvLayout::Nhd) => 2,
                     Some(KvLayout::Hnd) => 3,
                 };
-                let mut shape: Vec<u64> = std::iter::once(dims.num_blocks).chain(unit).collect();
-                shape.insert(position.min(shape.len()), dims.tokens_per_block);
+                let mut shape: Vec<u64> = std::iter::once(units).chain(unit).collect();
+                shape.insert(position.min(shape.len()), rows);
                 shape
             }
-            Growth::PerSlotToken => [dims.num_slots, dims.max_seq_len].into_iter().chain(unit).collect(),
-            Growth::PerSequence => std::iter::once(dims.num_slots).chain(unit).collect(),
-            Growth::PerDraftPosition => [dims.num_slots, dims.draft_positions].into_iter().chain(unit).collect(),
+            Growth::PerSlotToken | Growth::PerDraftPosition => [units, rows].into_iter().chain(unit).collect(),
+            Growth::PerSequence => std::iter::once(units).chain(unit).collect(),
             Growth::Fixed => unit.collect(),
         }
     }

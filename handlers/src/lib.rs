@@ -22,5 +22,5 @@ mod recurrence;
 
 pub use compat::{CompatKey, Mismatch};
 pub use dtype::DType;
-pub use handler::{AllocationDims, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Shape, Split};
+pub use handler::{Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Shape, Split};
 pub use recurrence::{DecayKind, Recurrence};

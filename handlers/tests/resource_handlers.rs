@@ -4,15 +4,17 @@
 //! here what they are for: the growth, since one struct describes every kind.
 
 use cacheplan_handlers::{
-    AllocationDims, DType, DecayKind, Dim, Growth, HandlerError, Kind, KvLayout, Mismatch, Recurrence, ResourceHandler,
-    Shape,
+    DType, DecayKind, Dim, Growth, HandlerError, Kind, KvLayout, Mismatch, Recurrence, ResourceHandler, Shape,
 };
 use rstest::rstest;
 
 const MAX_SEQ_LEN: u64 = 4096;
 
-const DIMS: AllocationDims =
-    AllocationDims { num_blocks: 10, tokens_per_block: 32, num_slots: 5, max_seq_len: 128, draft_positions: 3 };
+const BLOCKS: u64 = 10;
+const TOKENS_PER_BLOCK: u64 = 32;
+const SLOTS: u64 = 5;
+const LONGEST: u64 = 128;
+const DRAFT_POSITIONS: u64 = 3;
 
 fn kv(heads: u64, head_dim: u64, dtype: DType) -> ResourceHandler {
     ResourceHandler::kv_paged(heads, head_dim, dtype).unwrap()
@@ -53,7 +55,7 @@ fn kv_paged_keeps_its_fields(
 #[case::row_3a(KvLayout::Hnd, &[10, 2, 8, 32, 64])]
 #[case::row_3b(KvLayout::Nhd, &[10, 2, 32, 8, 64])]
 fn kv_paged_allocates_blocks(#[case] layout: KvLayout, #[case] expected: &[u64]) {
-    assert_eq!(kv(8, 64, DType::F16).with_layout(layout).allocation_shape(&DIMS), expected);
+    assert_eq!(kv(8, 64, DType::F16).with_layout(layout).allocation_shape(BLOCKS, TOKENS_PER_BLOCK), expected);
 }
 
 #[test]
@@ -75,7 +77,7 @@ fn state_keeps_shape_and_dtype(#[case] dims: &[u64], #[case] dtype: DType) {
 #[test]
 fn row_9_state_allocates_a_row_per_slot() {
     let handler = ResourceHandler::state(&[4, 64, 16], DType::Bf16).unwrap();
-    assert_eq!(handler.allocation_shape(&DIMS), [5, 4, 64, 16]);
+    assert_eq!(handler.allocation_shape(SLOTS, LONGEST), [5, 4, 64, 16]);
 }
 
 #[test]
@@ -98,7 +100,7 @@ fn unpaged_keeps_its_token_shape(#[case] token_shape: &[u64], #[case] dtype: DTy
 #[case::row_13c(&[1, 64], DType::F32)]
 fn unpaged_allocates_every_token_of_every_slot(#[case] token_shape: &[u64], #[case] dtype: DType) {
     let handler = ResourceHandler::unpaged(token_shape, dtype).unwrap();
-    assert_eq!(handler.allocation_shape(&DIMS), [&[5, 128], token_shape].concat());
+    assert_eq!(handler.allocation_shape(SLOTS, LONGEST), [&[5, 128], token_shape].concat());
     assert_eq!(handler.dtype(), dtype);
 }
 
@@ -235,7 +237,7 @@ fn only_convolutions_have_columns_of_candidates() {
 #[test]
 fn a_twin_allocates_every_draft_position() {
     let twin = conv(256, 4, DType::F32).intermediate().unwrap();
-    assert_eq!(twin.allocation_shape(&DIMS), [5, 3, 256, 3]);
+    assert_eq!(twin.allocation_shape(SLOTS, DRAFT_POSITIONS), [5, 3, 256, 3]);
 }
 
 #[rstest]

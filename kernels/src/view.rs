@@ -1,16 +1,8 @@
 //! Where one layer's cache lies inside a pool.
 
 use crate::error::{KernelError, Result};
+use cacheplan_handlers::KvLayout;
 use candle_core::Tensor;
-
-/// The order of the dimensions of one layer inside a KV block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvOrder {
-    /// `[kv_factor, num_kv_heads, tokens_per_block, head_dim]`.
-    Hnd,
-    /// `[kv_factor, tokens_per_block, num_kv_heads, head_dim]`.
-    Nhd,
-}
 
 /// One layer of a KV pool `[num_blocks, block_elems]`.
 ///
@@ -30,7 +22,7 @@ pub struct KvLayerView {
     /// Tokens in a block.
     pub tokens_per_block: usize,
     /// The order of the dimensions.
-    pub order: KvOrder,
+    pub order: KvLayout,
 }
 
 impl KvLayerView {
@@ -52,16 +44,16 @@ impl KvLayerView {
     /// Number of a row among the layer's rows in a block.
     pub(crate) fn row(&self, kv: usize, head: usize, token: usize) -> usize {
         match self.order {
-            KvOrder::Hnd => (kv * self.num_kv_heads + head) * self.tokens_per_block + token,
-            KvOrder::Nhd => (kv * self.tokens_per_block + token) * self.num_kv_heads + head,
+            KvLayout::Hnd => (kv * self.num_kv_heads + head) * self.tokens_per_block + token,
+            KvLayout::Nhd => (kv * self.tokens_per_block + token) * self.num_kv_heads + head,
         }
     }
 
     /// Rows from one token of a head to its next.
     pub(crate) fn token_rows(&self) -> usize {
         match self.order {
-            KvOrder::Hnd => 1,
-            KvOrder::Nhd => self.num_kv_heads,
+            KvLayout::Hnd => 1,
+            KvLayout::Nhd => self.num_kv_heads,
         }
     }
 
@@ -172,7 +164,7 @@ mod tests {
                 num_kv_heads,
                 head_dim: 16,
                 tokens_per_block: 1,
-                order: KvOrder::Hnd,
+                order: KvLayout::Hnd,
             };
             assert!(view.check("op", &pool).unwrap_err().to_string().contains("ends beyond"));
         }

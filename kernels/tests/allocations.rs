@@ -1,6 +1,7 @@
 //! A decode step allocates nothing but what candle needs for an output tensor and for reaching a pool in place, once the
 //! first steps have grown the kept buffers.
 
+use cacheplan_handlers::KvLayout;
 use cacheplan_kernels::*;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -111,7 +112,7 @@ fn steps() {
         let input = RgLruScan { x: &x, input_gate: &z, recurrence_gate: &dt, a_param: &d, positions: &positions };
         assert_of_a_state("rg_lru", allocations(|| input.run(&unit, &view, &batch).unwrap()));
 
-        let norm = || gated_rms_norm(&x, &z, &d, 1e-5, 32, GateOrder::GateThenNorm).unwrap();
+        let norm = || RmsNorm { weight: &d, eps: 1e-5 }.run_gated(&x, &z, 32, GateOrder::GateThenNorm).unwrap();
         assert_eq!(allocations(norm), of_a_tensor, "norm");
 
         let accepted = [1; BATCH / 2];
@@ -129,7 +130,7 @@ fn steps() {
 
 fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
     const CONTEXT: usize = 600;
-    let rope = Rope::new(1e4, 32, RopeLayout::Neox, &RopeScaling::None).unwrap();
+    let rope = Rope::new(1e4, 32, &RopeScaling::None).unwrap();
     for (dtype, quant, row) in [
         (DType::F32, None, 32),
         (DType::BF16, None, 32),
@@ -143,7 +144,7 @@ fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
             num_kv_heads: 2,
             head_dim: row,
             tokens_per_block: 16,
-            order: KvOrder::Hnd,
+            order: KvLayout::Hnd,
         };
         let blocks = CONTEXT.div_ceil(16);
         let pool = Tensor::zeros((blocks, view.block_elems), dtype, &Device::Cpu).unwrap();

@@ -7,8 +7,9 @@
 mod support;
 
 use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, measure_peak};
+use cacheplan_managers::device::CacheSet;
 use candle_core::Device;
 use support::Setup;
 
@@ -59,7 +60,7 @@ fn a_rebalance_on_the_device_holds_no_pool_twice() {
     let larger = setup().blocks(3000).plan();
     let bytes = |set: &CacheSet| set.plan().pools.iter().map(|pool| pool.bytes).sum::<u64>();
     let before = bytes(&set);
-    let (done, peak) = measure_peak(&device, || set.rebalance(&larger));
+    let (done, peak) = CountingAllocator::measure_peak(&device, || set.rebalance(&larger));
     done.unwrap();
     assert_close(&set);
     let (more, beyond) = (bytes(&set) - before, peak.unwrap().beyond_bytes);

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::{DType, KvLayout};
-use cacheplan_transforms::edit_distance;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
@@ -336,7 +335,7 @@ pub(crate) fn nearest_key(message: &str) -> Option<String> {
 /// The known name that `unknown` was probably meant to be.
 pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     known
-        .map(|known| (edit_distance(unknown, known), known))
+        .map(|known| (Shown(unknown).distance(known), known))
         .min()
         .filter(|(distance, known)| *distance <= known.len().div_ceil(2))
         .map(|(_, known)| known.to_owned())

@@ -20,6 +20,18 @@ pub struct DeviceInfo {
     pub kind: DeviceKind,
 }
 
+impl DeviceInfo {
+    /// The host, for pools in its own memory.
+    pub fn cpu(name: impl Into<String>, total_bytes: u64, free_bytes: u64) -> Self {
+        Self { name: name.into(), total_bytes, free_bytes, kind: DeviceKind::Cpu }
+    }
+
+    /// A GPU with memory of its own.
+    pub fn cuda(name: impl Into<String>, total_bytes: u64, free_bytes: u64) -> Self {
+        Self { name: name.into(), total_bytes, free_bytes, kind: DeviceKind::Cuda }
+    }
+}
+
 /// What sort of memory a device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -145,7 +157,7 @@ impl DeviceInfo {
     }
 
     fn with(name: String, bytes: u64) -> Self {
-        Self { name, total_bytes: bytes, free_bytes: bytes, kind: DeviceKind::Cuda }
+        Self::cuda(name, bytes, bytes)
     }
 }
 

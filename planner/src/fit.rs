@@ -15,7 +15,7 @@ use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, Parallel, PlanError, Pla
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct FitQuestion {
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -118,25 +118,25 @@ struct Divisors {
     layers: u32,
 }
 
-impl Answer {
+impl PlanRequest<'_> {
     /// Plans every layout of a model whose layers are `layers`.
     ///
     /// # Errors
     /// A model of whose weights nobody knows the size.
-    pub fn of(request: &PlanRequest<'_>, layers: &[LayerSpec], question: &Question) -> Result<Self, PlanError> {
-        if request.model.weights.is_none() && question.weights.is_none() {
+    pub fn fit(&self, layers: &[LayerSpec], question: &FitQuestion) -> Result<Answer, PlanError> {
+        if self.model.weights.is_none() && question.weights.is_none() {
             let unknown = "the size of the model's weights is unknown, so what they leave for caches is too; state it with --weights";
             return Err(PlanError::Budget(unknown.into()));
         }
         let divisors = Divisors::of(layers);
-        let smaller = in_eight_bits(request.resources).filter(|smaller| smaller != request.resources);
+        let smaller = in_eight_bits(self.resources).filter(|smaller| smaller != self.resources);
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             for parallel in divisors.layouts(question.max_devices) {
-                let widths = [(None, Some(request.resources)), (Some(DType::F8E4m3), smaller.as_ref())];
+                let widths = [(None, Some(self.resources)), (Some(DType::F8E4m3), smaller.as_ref())];
                 for (kv_dtype, resources) in widths {
                     let Some(resources) = resources else { continue };
-                    let request = PlanRequest { resources, device: Some(device), ..*request };
+                    let request = PlanRequest { resources, device: Some(device), ..*self };
                     fits.extend(
                         tried(&request, parallel, question).map(|tried| tried.priced(name, kv_dtype, question)),
                     );
@@ -155,11 +155,13 @@ impl Answer {
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let mut answer =
-            Self { context: question.context, sequences: question.sequences, currency, fits, curves: Vec::new() };
-        answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(request, fit, question)).collect();
+            Answer { context: question.context, sequences: question.sequences, currency, fits, curves: Vec::new() };
+        answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(self, fit, question)).collect();
         Ok(answer)
     }
+}
 
+impl Answer {
     /// The best that holds what was asked for.
     pub fn best(&self) -> Option<&Fit> {
         self.fits.first().filter(|fit| fit.holds)
@@ -178,11 +180,11 @@ impl Answer {
 }
 
 /// What the layout of `fit` holds at other lengths, with the model's own dtype of keys and values.
-fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &Question) -> Option<Curve> {
+fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &FitQuestion) -> Option<Curve> {
     let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.kv_dtype.is_none())?;
     let request = PlanRequest { device: Some(device), ..*request };
     let points = CURVE.filter_map(|power| {
-        let question = Question { context: 1 << power, ..question.clone() };
+        let question = FitQuestion { context: 1 << power, ..question.clone() };
         Some((question.context, tried(&request, fit.parallel, &question)?.sequences))
     });
     let layout = fit.flags().replace("--", "");
@@ -240,7 +242,7 @@ struct Tried {
 }
 
 /// Plans all stages; `None` where the model cannot be divided so.
-fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &Question) -> Option<Tried> {
+fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &FitQuestion) -> Option<Tried> {
     let memory = Memory {
         fraction: Fraction::new(0.9),
         of: Some(Base::Total),
@@ -296,7 +298,7 @@ fn largest_pool(plan: &CachePlan) -> String {
 }
 
 impl Tried {
-    fn priced(self, device: &str, kv_dtype: Option<DType>, question: &Question) -> Fit {
+    fn priced(self, device: &str, kv_dtype: Option<DType>, question: &FitQuestion) -> Fit {
         let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
         let devices = parallel.world_size();
         let per_hour = question.prices.per_hour.get(device).map(|price| price * devices as f64);

@@ -48,11 +48,11 @@ mod error;
 mod explain;
 mod export;
 mod fingerprint;
-pub mod fit;
+mod fit;
 mod group;
 mod host;
 mod ledger;
-pub mod logs;
+mod logs;
 mod make;
 mod measured;
 mod notes;
@@ -71,26 +71,28 @@ mod workload;
 
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
-pub use config::{Config, Key, Origin, Override, Values};
-pub use device::{DeviceInfo, DeviceKind};
+pub use config::{Config, Key, Override, Values};
+pub use device::DeviceInfo;
 pub use engines::{Engine, EngineSpec};
 pub use error::PlanError;
 pub use export::{ExportError, Serving, Target};
+pub use fit::{FitQuestion, Prices};
+pub use logs::EngineLog;
 pub use measured::Measured;
-pub use plan::{
-    CachePlan, Certainty, Grouping, HostPlan, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain,
-    Unit,
-};
+pub use plan::{CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain, Unit};
 pub use ranks::{Parallel, RankPlans};
-pub use request::{Draft, Measurement, PlanRequest};
+pub use request::{Measurement, PlanRequest};
 pub use size::ByteSize;
 
 // What only this crate names.
 use budget::{Base, Fraction};
+use config::Origin;
+use device::DeviceKind;
 use engines::EngineOptions;
 use error::{Shortfall, Suggestion};
-use plan::{Cap, Capacity, Fingerprint, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Totals};
+use plan::{Cap, Capacity, Certainty, Fingerprint, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Totals};
 use ranks::Agreement;
+use request::Draft;
 use speculation::{Scheme, Speculation};
 use workload::{CheckpointDType, Lengths, Workload};
 

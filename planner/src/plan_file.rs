@@ -1,7 +1,6 @@
 //! A plan read back from JSON, and whether it still holds.
 
-use cacheplan_files::json::JsonError;
-use cacheplan_files::{Limit, Shown, json};
+use cacheplan_files::{Limit, Shown};
 use cacheplan_transforms::ModelInfo;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -90,13 +89,13 @@ impl CachePlan {
             schema_version: Value,
         }
         let origin = || origin.to_owned();
-        let schema: Schema = match json::parse(text.as_bytes(), Limit::PLAN) {
+        let schema: Schema = match Limit::PLAN.parse_json(text.as_bytes()) {
             // A list would be taken for the values of the keys in order.
             Ok(_) if !text.trim_start().starts_with('{') => {
                 return Err(PlanFileError::NoSchemaVersion { origin: origin() });
             }
             Ok(schema) => schema,
-            Err(JsonError::OtherKind(_)) => return Err(PlanFileError::NoSchemaVersion { origin: origin() }),
+            Err(error) if error.is_other_kind() => return Err(PlanFileError::NoSchemaVersion { origin: origin() }),
             Err(error) => return Err(PlanFileError::NotJson { origin: origin(), message: error.to_string() }),
         };
         match schema.schema_version.as_u64() {

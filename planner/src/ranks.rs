@@ -151,6 +151,7 @@ impl RankPlans {
     ///
     /// # Errors
     /// As [`PlanRequest::plan`], or sizes that do not divide the model.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method itself is of one lifetime only")]
     pub fn of(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
         Self::each(request, |request| request.plan())
     }

@@ -86,6 +86,12 @@ impl<'a> PlanRequest<'a> {
         Self { step: StepBytes::of(model), ..self }
     }
 
+    /// The same with a draft model and its caches.
+    #[must_use]
+    pub const fn drafted_by(self, model: &'a ModelInfo, resources: &'a Resources) -> Self {
+        Self { draft: Some(Draft { model, resources }), ..self }
+    }
+
     /// The same of a budget that flags of the command state.
     #[must_use]
     pub const fn stated_in_flags(self) -> Self {

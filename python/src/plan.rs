@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cacheplan_files::{Limit, Source};
+use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    Budget, CachePlan, Config, DeviceInfo, Draft, Engine, EngineSpec, Key, Measured, Origin, Override, Parallel,
-    PlanError, PlanRequest, RankPlans, Serving, Target, Values,
+    Budget, CachePlan, Config, DeviceInfo, Engine, EngineSpec, Key, Measured, Override, Parallel, PlanError,
+    PlanRequest, RankPlans, Serving, Target, Values,
 };
 use cacheplan_transforms::{Graph, PassContext, Resources};
 use pyo3::prelude::*;
@@ -53,16 +53,18 @@ fn walk(graph: &Graph, context: &PassContext) -> PyResult<Resources> {
 
 impl Inputs {
     fn request<'a>(&'a self, own: &'a Resources, draft: Option<&'a Resources>) -> PlanRequest<'a> {
-        let drafting = self.draft.as_ref().zip(draft);
-        PlanRequest {
+        let request = PlanRequest {
             device: self.device.as_ref(),
-            draft: drafting.map(|(draft, resources)| Draft { model: &draft.model.info, resources }),
             measured: self.measured.as_ref(),
             stage: self.stage,
             agreement: self.ranks.as_ref().filter(|_| self.budget.parallel.pp > 1).map(|ranks| ranks.agreement),
             ..PlanRequest::new(&self.own.model.info, own, &self.budget)
-        }
-        .with_step_of(&self.own.model)
+        };
+        let request = match self.draft.as_ref().zip(draft) {
+            Some((draft, resources)) => request.drafted_by(&draft.model.info, resources),
+            None => request,
+        };
+        request.with_step_of(&self.own.model)
     }
 
     fn own_request(&self) -> PlanRequest<'_> {
@@ -164,10 +166,10 @@ fn resolve(
 /// `memory_bytes` is the flag `--memory-bytes`, the key `memory.bytes`.
 fn of_keyword(name: String, value: String) -> PyResult<Override> {
     match Key::all().iter().find(|key| keyword(key) == name) {
-        Some(key) => Ok(Override { key: key.path.into(), value, origin: Origin::Flag(name) }),
+        Some(key) => Ok(Override::by_flag(key.path, value, name)),
         None => {
             let known = Key::all().iter().map(keyword);
-            let nearest = known.min_by_key(|known| cacheplan_transforms::edit_distance(known, &name));
+            let nearest = known.min_by_key(|known| Shown(known.as_str()).distance(&name));
             let hint = nearest.map(|nearest| format!("did you mean `{nearest}`?"));
             let message = format!("`{name}` is no key of a budget; {}", hint.clone().unwrap_or_default());
             Err(error("BudgetError", message, Said { key: Some(name), hint, found: None }))

@@ -11,7 +11,7 @@ use std::time::Instant;
 use cacheplan_kernels::roofline::ReadBuffer;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::{Budget, CachePlan};
-use cacheplan_runtime::{RuntimeError, Session, SessionOptions, Weights, load};
+use cacheplan_runtime::{Decoder, RuntimeError, Session, SessionOptions, Weights};
 use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
 
@@ -72,8 +72,9 @@ impl Bench {
                 // The configs state f32.
                 weights *= dtype.size_in_bytes() as f64 / DType::F32.size_in_bytes() as f64;
                 name += &format!(" {}", dtype.as_str());
-                let load =
-                    |model: &Model, device: &Device| load(model, &Weights::invented_as(dtype, DType::F32, device));
+                let load = |model: &Model, device: &Device| {
+                    Decoder::load(model, &Weights::invented_as(dtype, DType::F32, device))
+                };
                 Session::new(model, options, load)?
             }
         };

@@ -18,7 +18,7 @@ use crate::weights::{Matrix, Weights};
 /// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
 ///
 /// All that lasts beyond the step is in the pools.
-pub trait TextModel: Debug + Send + Sync {
+pub(crate) trait TextModel: Debug + Send + Sync {
     /// How many tokens the model knows.
     fn vocab_size(&self) -> usize;
 
@@ -179,7 +179,7 @@ impl Decoder {
         Self { text: Box::new(text), ..self }
     }
 
-    /// The model without its vocabulary projection as an ONNX graph, see [`TextModel::to_graph`].
+    /// The model without its vocabulary projection as an ONNX graph, see `docs/graphs.md`.
     ///
     /// # Errors
     /// As there.

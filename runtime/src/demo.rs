@@ -2,11 +2,11 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_kernels::GateOrder;
-use cacheplan_planner::{Budget, DeviceInfo, DeviceKind, Grouping, Memory};
+use cacheplan_planner::{Budget, DeviceInfo, Grouping, Memory};
 use cacheplan_transforms::{
     GraphBuilder, Model,
     layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec},
-    registry::{Cache, Descriptor, Registry},
+    registry::{Cache, Descriptor},
 };
 use candle_core::Device;
 
@@ -45,39 +45,46 @@ const MAMBA2_RULES: Mamba2Rules = Mamba2Rules {
     dt_limit: (0.0, f32::INFINITY),
 };
 
-/// Plans and allocates the demo's caches and invents its weights.
-///
-/// The plan is made for a device of 64 MiB, whatever the real one has, so that a plan, its measurement and its resize
-/// can be compared between machines.
-///
-/// # Errors
-/// A device without the memory.
-pub fn session(device: Device) -> Result<Session, RuntimeError> {
-    let budget = Budget {
-        // The original's rule: it leaves generic states to local allocation, so that the demo shows both owners.
-        grouping: Some(Grouping::FirstReference),
-        max_seq_len: Some(512),
-        max_num_tokens: Some(128),
-        tokens_per_block: Some(16),
-        memory: Memory::of_free(0.9),
-        ..Budget::default()
-    };
-    let device_info =
-        DeviceInfo { name: "demo".to_owned(), total_bytes: 64 << 20, free_bytes: 64 << 20, kind: DeviceKind::Cpu };
-    let mut registry = Registry::default();
-    registry.register(Descriptor::new(TOKEN_SHIFT, |op| {
-        let hidden = op.dim("hidden", "x", 2)?;
-        Ok(vec![Cache { suffix: "token_shift".into(), handler: ResourceHandler::state(&[1, hidden], DType::F32)? }])
-    }));
-    let options =
-        SessionOptions { budget, device, device_info: Some(device_info), registry, ..SessionOptions::default() };
-    Session::new(model(), options, |model, device| decoder(model, &Weights::invented(candle_core::DType::F32, device)))
+impl Session {
+    /// Plans and allocates the demo's caches and invents its weights.
+    ///
+    /// The plan is made for a device of 64 MiB, whatever the real one has, so that a plan, its measurement and its resize
+    /// can be compared between machines.
+    ///
+    /// # Errors
+    /// A device without the memory.
+    pub fn demo(device: Device) -> Result<Self, RuntimeError> {
+        let budget = Budget {
+            // The original's rule: it leaves generic states to local allocation, so that the demo shows both owners.
+            grouping: Some(Grouping::FirstReference),
+            max_seq_len: Some(512),
+            max_num_tokens: Some(128),
+            tokens_per_block: Some(16),
+            memory: Memory::of_free(0.9),
+            ..Budget::default()
+        };
+        let device_info = DeviceInfo::cpu("demo", 64 << 20, 64 << 20);
+        let descriptor = Descriptor::new(TOKEN_SHIFT, |op| {
+            let hidden = op.dim("hidden", "x", 2)?;
+            Ok(vec![Cache { suffix: "token_shift".into(), handler: ResourceHandler::state(&[1, hidden], DType::F32)? }])
+        });
+        let options = SessionOptions {
+            budget,
+            device,
+            device_info: Some(device_info),
+            descriptors: vec![descriptor],
+            ..SessionOptions::default()
+        };
+        Self::new(model(), options, |model, device| decoder(model, &Weights::invented(candle_core::DType::F32, device)))
+    }
 }
 
-/// Three prompts of different lengths.
-pub fn requests() -> Vec<Request> {
-    let prompt = |start: u32, len: u32| (start..start + len).map(|token| token * 7 % VOCAB_SIZE as u32).collect();
-    [(1, 40), (50, 9), (120, 150)].into_iter().map(|(start, len)| Request::new(prompt(start, len), 16)).collect()
+impl Request {
+    /// Three prompts of different lengths.
+    pub fn demo() -> Vec<Self> {
+        let prompt = |start: u32, len: u32| (start..start + len).map(|token| token * 7 % VOCAB_SIZE as u32).collect();
+        [(1, 40), (50, 9), (120, 150)].into_iter().map(|(start, len)| Self::new(prompt(start, len), 16)).collect()
+    }
 }
 
 fn model() -> Model {

@@ -1,26 +1,29 @@
 //! What can be learned of the device that the caches will live on.
 
-use cacheplan_planner::{DeviceInfo, DeviceKind};
+use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
 use crate::error::RuntimeError;
+use crate::session::Session;
 
-/// The device called `cpu` or `cuda:N`.
-///
-/// # Errors
-/// Another name, a build without CUDA, a device that does not answer.
-pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
-    let ordinal = match name.split_once(':') {
-        None if name == "cpu" => return Ok(Device::Cpu),
-        Some(("cuda", ordinal)) => ordinal.parse().ok(),
-        _ => None,
-    };
-    let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
-    if cfg!(feature = "cuda") { Ok(Device::new_cuda(ordinal)?) } else { Err(RuntimeError::WithoutCuda) }
+impl Session {
+    /// The device called `cpu` or `cuda:N`.
+    ///
+    /// # Errors
+    /// Another name, a build without CUDA, a device that does not answer.
+    pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
+        let ordinal = match name.split_once(':') {
+            None if name == "cpu" => return Ok(Device::Cpu),
+            Some(("cuda", ordinal)) => ordinal.parse().ok(),
+            _ => None,
+        };
+        let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
+        if cfg!(feature = "cuda") { Ok(Device::new_cuda(ordinal)?) } else { Err(RuntimeError::WithoutCuda) }
+    }
 }
 
 /// The device's memory as it is now; `None` where the platform does not tell.
-pub fn device_info(device: &Device) -> Option<DeviceInfo> {
+pub(crate) fn device_info(device: &Device) -> Option<DeviceInfo> {
     match device {
         Device::Cpu => host_memory(),
         Device::Cuda(cuda) => cuda_memory(cuda),
@@ -35,12 +38,8 @@ fn host_memory() -> Option<DeviceInfo> {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
         line.trim_start_matches(':').trim().trim_end_matches("kB").trim().parse::<u64>().ok()
     };
-    Some(DeviceInfo {
-        name: "cpu".to_owned(),
-        total_bytes: kibibytes("MemTotal")?.checked_mul(1024)?,
-        free_bytes: kibibytes("MemAvailable")?.checked_mul(1024)?,
-        kind: DeviceKind::Cpu,
-    })
+    let (total, free) = (kibibytes("MemTotal")?.checked_mul(1024)?, kibibytes("MemAvailable")?.checked_mul(1024)?);
+    Some(DeviceInfo::cpu("cpu", total, free))
 }
 
 #[cfg(feature = "cuda")]
@@ -48,12 +47,7 @@ fn cuda_memory(device: &candle_core::CudaDevice) -> Option<DeviceInfo> {
     let stream = device.cuda_stream();
     let context = stream.context();
     let (free, total) = context.mem_get_info().ok()?;
-    Some(DeviceInfo {
-        name: context.name().ok()?,
-        total_bytes: total as u64,
-        free_bytes: free as u64,
-        kind: DeviceKind::Cuda,
-    })
+    Some(DeviceInfo::cuda(context.name().ok()?, total as u64, free as u64))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -67,10 +61,13 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_refused_by_name() {
-        assert!(open_device("cpu").unwrap().is_cpu());
-        assert_eq!(open_device("tpu:0").unwrap_err().to_string(), "unknown device `tpu:0`; name `cpu` or `cuda:N`");
+        assert!(Session::open_device("cpu").unwrap().is_cpu());
+        assert_eq!(
+            Session::open_device("tpu:0").unwrap_err().to_string(),
+            "unknown device `tpu:0`; name `cpu` or `cuda:N`"
+        );
         if !cfg!(feature = "cuda") {
-            assert!(matches!(open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
+            assert!(matches!(Session::open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
         }
     }
 

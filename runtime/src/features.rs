@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cacheplan_planner::{CachePlan, Origin, Override, Parallel};
+use cacheplan_planner::{CachePlan, Override, Parallel};
 use thiserror::Error;
 
 /// A part of a plan that serves only those who use it.
@@ -63,8 +63,8 @@ pub struct UnusedFeature {
 impl UnusedFeature {
     /// The exit code of a command that ends with this error: 2 where a flag asked for it, else 1.
     #[must_use]
-    pub const fn exit_code(&self) -> u8 {
-        if matches!(self.asked_by, Some(Override { origin: Origin::Flag(_), .. })) { 2 } else { 1 }
+    pub fn exit_code(&self) -> u8 {
+        if self.asked_by.as_ref().and_then(Override::flag).is_some() { 2 } else { 1 }
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn refuse_unused(
     let key = feature.key();
     let asks = |setting: &&Override| {
         let rest = setting.key.strip_prefix(key);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && setting.origin != Origin::Default
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && !setting.is_default()
     };
     Err(Box::new(UnusedFeature { feature, asked_by: settings.iter().find(asks).cloned(), reason }))
 }

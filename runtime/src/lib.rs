@@ -1,13 +1,13 @@
 //! Decoders over managed pools: load, plan, allocate, profile, resize, generate, report.
 //!
 //! [`Session`] is the whole way in one object; [`Decoder`] is for those who schedule themselves. Generation knows of a
-//! model what [`TextModel`] says.
+//! model what `TextModel` says.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod beam;
 mod decoder;
-pub mod demo;
+mod demo;
 mod device;
 mod drafts;
 mod error;
@@ -35,18 +35,15 @@ mod totals;
 mod weights;
 
 pub use beam::Beams;
-pub use decoder::{Decoder, TextModel};
-pub use device::{device_info, open_device};
+pub use decoder::Decoder;
 pub use error::{ConfigError, RequestError, RuntimeError};
 pub use exported::GraphExport;
 pub use follow::{Admission, Follow};
-pub use models::load;
-pub use profile::MemoryProfile;
 pub use prompts::{Prompt, Prompts};
 pub use replies::{Replies, Reply};
 pub use report::RunReport;
 pub use request::{Finish, Output, Request};
-pub use requests::{OutputLine, RequestLine, RequestsError};
+pub use requests::RequestLine;
 pub use sampling::{Sampling, SamplingOptions};
 pub use session::{Generation, Session, SessionOptions};
 pub use step::CacheUse;

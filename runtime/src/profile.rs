@@ -1,7 +1,8 @@
 //! What one forward needs besides what is resident, measured.
 
+use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{StepMetadata, Work};
-use cacheplan_managers::device::{MambaHybridCacheManager, measure_peak};
+use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_managers::{ManagerError, book::SequenceId};
 use cacheplan_planner::Limits;
 use serde::Serialize;
@@ -35,7 +36,7 @@ pub(crate) fn profile(
         let tokens = vec![0; metadata.total_tokens()];
         let last_rows: Vec<u32> = metadata.cu_seqlens[1..].iter().map(|end| end - 1).collect();
         let forward = || decoder.forward(&tokens, &last_rows, caches, &metadata);
-        let (forward, peak) = measure_peak(decoder.device(), forward);
+        let (forward, peak) = CountingAllocator::measure_peak(decoder.device(), forward);
         forward?;
         let peak = peak.ok_or(RuntimeError::Unmeasured)?;
         Ok(MemoryProfile {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
-use cacheplan_files::{Limit, Shown, Source, SourceError, json};
+use cacheplan_files::{Limit, Shown, Source, SourceError};
 use cacheplan_text::Message;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -187,7 +187,8 @@ impl RequestLine {
     }
 
     fn parse(text: &[u8], line: usize) -> Result<Self, String> {
-        let keys: Keys = json::parse(text, Limit::REQUESTS)
+        let keys: Keys = Limit::REQUESTS
+            .parse_json(text)
             // It is always the first line of what was parsed.
             .map_err(|error| error.to_string().replace(" line 1 column ", " column "))?;
         let prompt = match (keys.prompt, keys.prompt_ids, keys.messages) {
@@ -221,6 +222,13 @@ impl RequestLine {
     }
 }
 
+impl RequestLine {
+    /// The error of this line, which stands in `file`.
+    pub fn refused(&self, file: impl Into<String>, reason: impl Into<String>) -> RequestsError {
+        RequestsError::Line { file: file.into(), line: self.line, reason: reason.into() }
+    }
+}
+
 /// What came of a request, as a line of JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct OutputLine<'a> {
@@ -248,14 +256,14 @@ pub struct OutputLine<'a> {
     pub total_seconds: Option<f64>,
 }
 
-impl<'a> OutputLine<'a> {
-    /// What came of a request of `prompt_tokens` tokens.
+impl RequestLine {
+    /// What came of the request, whose prompt has `prompt_tokens` tokens.
     #[must_use]
-    pub fn new(request: &'a RequestLine, prompt_tokens: usize, output: &'a Output, text: Option<&'a str>) -> Self {
+    pub fn answered<'a>(&'a self, prompt_tokens: usize, output: &'a Output, text: Option<&'a str>) -> OutputLine<'a> {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-        Self {
-            line: request.line,
-            id: request.id.as_deref(),
+        OutputLine {
+            line: self.line,
+            id: self.id.as_deref(),
             text,
             tokens: &output.tokens,
             finish_reason: output.finish,

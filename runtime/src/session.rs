@@ -1,15 +1,17 @@
 //! The whole way: read, plan, load, allocate; then profile, resize, generate, report.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cacheplan_files::replace;
 use cacheplan_handlers::DType;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
-use cacheplan_managers::device::{CacheSet, measure_peak};
+use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest};
-use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources, registry::Registry};
+use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
 use candle_core::{Device, Tensor};
 
 use crate::beam::{Beams, Hypothesis, Search};
@@ -44,7 +46,7 @@ pub struct SessionOptions {
     /// Assumptions and descriptions for the front-end.
     pub read: ReadOptions,
     /// How ops become cache resources.
-    pub registry: Registry,
+    pub descriptors: Vec<Descriptor>,
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
     /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
@@ -59,7 +61,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
-        let (budget, settings, device_info, read, registry, static_graphs, loading) = Default::default();
+        let (budget, settings, device_info, read, descriptors, static_graphs, loading) = Default::default();
         let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
         Self {
             budget,
@@ -67,7 +69,7 @@ impl Default for SessionOptions {
             device,
             device_info,
             read,
-            registry,
+            descriptors,
             reuse_prefixes,
             ignore_eos,
             static_graphs,
@@ -122,7 +124,7 @@ impl Generation {
         let tensors: HashMap<String, Tensor> =
             kept.filter_map(|(request, output)| Some((name(request), output.logits.clone()?))).collect();
         let bytes = safetensors::serialize(tensors, None).map_err(|error| RuntimeError::Logits(Box::new(error)))?;
-        Ok(cacheplan_files::replace_with(file, &bytes)?)
+        Ok(replace(file, |out| out.write_all(&bytes))?)
     }
 }
 
@@ -143,7 +145,7 @@ impl Session {
         let own = |model: &Model, device: &Device| {
             models::refuse_unknown(model)?;
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
-            models::load(model, &weights.shown_in(loading))
+            Decoder::load(model, &weights.shown_in(loading))
         };
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
         let session = match options.static_graphs.clone() {
@@ -172,8 +174,9 @@ impl Session {
         options: SessionOptions,
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
-        let SessionOptions { budget, settings, device, device_info: stated, registry, reuse_prefixes, .. } = options;
-        let context = PassContext { registry, ..budget.pass_context(&model.info) };
+        let SessionOptions { budget, settings, device, device_info: stated, descriptors, reuse_prefixes, .. } = options;
+        let mut context = budget.pass_context(&model.info);
+        descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
         let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
@@ -382,7 +385,7 @@ impl Session {
             follower,
             recorder: &mut recorder,
         });
-        let (outputs, peak) = measure_peak(self.decoder.device(), || generator.run(requests));
+        let (outputs, peak) = CountingAllocator::measure_peak(self.decoder.device(), || generator.run(requests));
         let peak_bytes = peak.map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);
         let (speed, timeline) = recorder.done();
         Ok(Generation { outputs: outputs?, peak_bytes, speed, timeline })

@@ -28,7 +28,7 @@ fn config(model: &str, changes: &Value) -> Value {
 /// The decoder of a config, read as any config is.
 fn load(config: &Value, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let model = Model::read_config("config.json", &config.to_string(), &ReadOptions::default())?;
-    cacheplan_runtime::load(&model, weights)
+    cacheplan_runtime::Decoder::load(&model, weights)
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn published_configs_give_their_decoders_all_they_need() {
             // Reconstructed: it has the fields that decide cache sizes and no others.
             continue;
         }
-        match cacheplan_runtime::load(&model, &no_weights) {
+        match cacheplan_runtime::Decoder::load(&model, &no_weights) {
             Err(RuntimeError::Weights(WeightError::Missing { .. })) => decoders += 1,
             Err(RuntimeError::Config(ConfigError::Unsupported { .. } | ConfigError::Missing { key: "model_type" })) => {
             }

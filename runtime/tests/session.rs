@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cacheplan_managers::CountingAllocator;
 use cacheplan_planner::{Budget, Owner};
-use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions, demo};
+use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
 use candle_core::Device;
 
 #[global_allocator]
@@ -28,14 +28,14 @@ fn assert_planned_equals_actual(session: &Session) {
 /// One test, since counts are of the whole process.
 #[test]
 fn a_session_plans_allocates_profiles_resizes_and_generates() {
-    let mut session = demo::session(Device::Cpu).unwrap();
+    let mut session = Session::demo(Device::Cpu).unwrap();
     let owners: Vec<Owner> = session.plan().pools.iter().map(|pool| pool.owner).collect();
     for owner in [Owner::KvCacheManager, Owner::MambaCacheManager, Owner::Local] {
         assert!(owners.contains(&owner), "no pool is owned by {owner:?}");
     }
     assert_planned_equals_actual(&session);
 
-    let requests = demo::requests();
+    let requests = Request::demo();
     let before = session.generate(&requests, false).unwrap();
     let profile = session.profile().unwrap();
     // The step's hidden states and logits alone are live at once at the end of a forward.

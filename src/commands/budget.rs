@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, Key, Origin, Override, Values};
+use cacheplan::planner::{ByteSize, Key, Override, Values};
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 use miette::miette;
@@ -22,7 +22,7 @@ impl BudgetArgs {
     /// Flags that only tell an engine something are wrong where there is none.
     pub(crate) fn refuse_engine_flags(&self, instead: &str) -> Result<(), Failure> {
         let told = self.overrides.iter().find(|set| set.key.starts_with("engine."));
-        let Some(Override { origin: Origin::Flag(flag), .. }) = told else { return Ok(()) };
+        let Some(flag) = told.and_then(Override::flag) else { return Ok(()) };
         Err(Failure::new(2, miette!("{flag} tells an engine something; {instead}")))
     }
 
@@ -54,7 +54,7 @@ impl clap::FromArgMatches for BudgetArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let overrides = Key::all().iter().filter_map(|key| {
             let value = matches.get_one::<String>(key.path)?.clone();
-            Some(Override { key: key.path.into(), value, origin: Origin::Flag(key.flag.into()) })
+            Some(Override::by_flag(key.path, value, key.flag))
         });
         Ok(Self { budget: matches.get_one("budget").cloned(), overrides: overrides.collect() })
     }

@@ -4,8 +4,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::planner::logs::{Drift, EngineLog, LogCheck};
-use cacheplan::planner::{Engine, EngineSpec};
+use cacheplan::planner::{Engine, EngineLog, EngineSpec};
 use miette::miette;
 
 use crate::commands::Format;
@@ -56,12 +55,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Format::Table => print(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
     }
-    if found.drifted { Err(Failure::new(DRIFT, miette!("{}", drift(args, &found)))) } else { Ok(()) }
+    if found.drifted { Err(Failure::new(DRIFT, miette!("{}", drift(args, &found.drifting())))) } else { Ok(()) }
 }
 
-fn drift(args: &Args, found: &LogCheck) -> String {
-    let names = found.rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name.name());
-    let names: Vec<&str> = names.collect();
+fn drift(args: &Args, names: &[&str]) -> String {
     format!("{} is not as {} plans it: {}", args.log.log.display(), args.plan.display(), names.join(", "))
 }
 

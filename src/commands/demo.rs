@@ -1,6 +1,6 @@
 //! `cacheplan demo`: the whole way on a small hybrid model that is built in.
 
-use cacheplan::runtime::demo;
+use cacheplan::runtime::{Request, Session};
 
 use crate::commands::run::results::ResultArgs;
 use crate::commands::run::{OutputArgs, failure, serve};
@@ -13,6 +13,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut session = demo::session(args.output.device.clone()).map_err(failure)?;
-    serve(&mut session, &demo::requests(), args.output.format, None, &ResultArgs::default())
+    let mut session = Session::demo(args.output.device.clone()).map_err(failure)?;
+    serve(&mut session, &Request::demo(), args.output.format, None, &ResultArgs::default())
 }

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::files::Limit;
-use cacheplan::planner::fit::{Answer, Prices, Question};
-use cacheplan::planner::{Budget, ByteSize, DeviceInfo, PlanRequest};
+use cacheplan::planner::{Budget, ByteSize, DeviceInfo, FitQuestion, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 use miette::miette;
@@ -78,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
-    let question = Question {
+    let question = FitQuestion {
         context: args.context,
         sequences: args.sequences,
         devices: args.gpus.clone(),
@@ -87,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prices,
     };
     let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(&model);
-    let answer = Answer::of(&request, &model.layers, &question);
+    let answer = request.fit(&model.layers, &question);
     let answer = answer.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
     match args.format {
         Format::Table => print(&answer.table())?,

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use cacheplan::files::{Limit, Source, SourceError, json};
+use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::Measured;
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Draft, EngineSpec, Measurement, Memory, Override,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, EngineSpec, Measurement, Memory, Override,
     PlanRequest, RankPlans,
 };
 use cacheplan::runtime::SessionOptions;
@@ -283,10 +283,13 @@ impl Loaded {
         let request = PlanRequest {
             device: self.device.as_ref().map(|named| &named.device),
             counted_device: self.device.as_ref().and_then(|named| named.word.as_deref()),
-            draft: self.draft.as_ref().zip(drafting).map(|(draft, resources)| Draft { model: &draft.info, resources }),
             measurement: self.measurement.as_ref(),
             measured: self.measured.as_ref(),
             ..PlanRequest::new(&self.model.info, resources, &self.budget)
+        };
+        let request = match self.draft.as_ref().zip(drafting) {
+            Some((draft, resources)) => request.drafted_by(&draft.info, resources),
+            None => request,
         };
         let request = request.with_step_of(&self.model);
         if self.in_flags { request.stated_in_flags() } else { request }
@@ -371,7 +374,8 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
 
 fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
     let keys = "JSON with resident_bytes, forward_bytes and free_bytes was expected";
-    json::parse(read(path, Limit::MEASURED)?.as_bytes(), Limit::MEASURED)
+    Limit::MEASURED
+        .parse_json(read(path, Limit::MEASURED)?.as_bytes())
         .map_err(|error| in_file(path, format!("no measurement: {error}; {keys}")))
 }
 

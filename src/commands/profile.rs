@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{RuntimeError, SessionOptions, open_device};
+use cacheplan::runtime::{RuntimeError, Session, SessionOptions};
 
 use crate::commands::load::ModelArgs;
 use crate::commands::run::{failure, open};
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
-    #[arg(long, default_value = "cpu", value_parser = open_device)]
+    #[arg(long, default_value = "cpu", value_parser = Session::open_device)]
     device: Device,
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod results;
 use std::path::{Path, PathBuf};
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, open_device};
+use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
 use miette::{Report, miette};
 
 use crate::commands::Format;
@@ -58,7 +58,7 @@ pub(crate) struct Args {
 #[derive(clap::Args)]
 pub(crate) struct OutputArgs {
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
-    #[arg(long, default_value = "cpu", value_parser = open_device)]
+    #[arg(long, default_value = "cpu", value_parser = Session::open_device)]
     pub(crate) device: Device,
 
     /// What to print

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::files::{Limit, json};
+use cacheplan::files::Limit;
 use cacheplan::managers::book::Stats;
 use clap::ValueEnum;
 
@@ -30,7 +30,7 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let text = read(&args.snapshot, Limit::MEASURED)?;
-    let stats: Stats = json::parse(text.as_bytes(), Limit::MEASURED).map_err(|error| {
+    let stats: Stats = Limit::MEASURED.parse_json(text.as_bytes()).map_err(|error| {
         in_file(&args.snapshot, format!("no snapshot: {error}; `cacheplan run MODEL --stats FILE` writes one"))
     })?;
     match args.format {

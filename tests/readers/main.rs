@@ -12,11 +12,11 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use cacheplan::candle::{DType, Device};
-use cacheplan::files::{Limit, Source, json};
+use cacheplan::files::{Limit, Source};
 use cacheplan::managers::book::{CacheBook, Stats};
-use cacheplan::planner::fit::Prices;
-use cacheplan::planner::logs::EngineLog;
-use cacheplan::planner::{Budget, CachePlan, Measured, Measurement, PlanRequest, RankPlans, Serving, Target};
+use cacheplan::planner::{
+    Budget, CachePlan, EngineLog, Measured, Measurement, PlanRequest, Prices, RankPlans, Serving, Target,
+};
 use cacheplan::runtime::Weights;
 use cacheplan::transforms::{Model, PassContext, ReadOptions};
 use serde_json::{Map, Value};
@@ -219,14 +219,14 @@ fn measured() {
 #[test]
 fn measurements() {
     let seed = br#"{"resident_bytes": 123456789, "forward_bytes": 12345678, "free_bytes": 1234567890}"#.to_vec();
-    let read = |bytes: &[u8]| json::parse::<Measurement>(within(bytes, Limit::MEASURED)?, Limit::MEASURED).ok();
+    let read = |bytes: &[u8]| Limit::MEASURED.parse_json::<Measurement>(within(bytes, Limit::MEASURED)?).ok();
     survive("measurements", Limit::MEASURED, &[seed], read, nothing);
 }
 
 #[test]
 fn statistics() {
     let seed = serde_json::to_vec(&CacheBook::new(&small_plan("")).unwrap().stats()).unwrap();
-    let read = |bytes: &[u8]| json::parse::<Stats>(within(bytes, Limit::MEASURED)?, Limit::MEASURED).ok();
+    let read = |bytes: &[u8]| Limit::MEASURED.parse_json::<Stats>(within(bytes, Limit::MEASURED)?).ok();
     survive("statistics", Limit::MEASURED, &[seed], read, |stats| drop((stats.to_string(), stats.prometheus())));
 }
 
@@ -254,7 +254,9 @@ fn logs_of_engines() {
 fn traces() {
     let seeds = [include_str!("seeds/ours.jsonl"), include_str!("seeds/mooncake.jsonl")];
     let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
-    let read = a_file("t.jsonl", |path| cacheplan::managers::book::Request::read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok());
+    let read = a_file("t.jsonl", |path| {
+        cacheplan::managers::book::Request::read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok()
+    });
     survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
 }
 
@@ -327,7 +329,7 @@ fn plans_of_ranks() {
     let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
     let plans = RankPlans::of(&PlanRequest::new(&model.info, &resources, &budget)).unwrap();
     let seed = serde_json::to_vec(&plans).unwrap();
-    let read = |bytes: &[u8]| json::parse::<RankPlans>(within(bytes, Limit::PLAN)?, Limit::PLAN).ok();
+    let read = |bytes: &[u8]| Limit::PLAN.parse_json::<RankPlans>(within(bytes, Limit::PLAN)?).ok();
     survive("plans of ranks", Limit::PLAN, &[seed], read, |plans| {
         plans.stages.iter().for_each(|plan| assert!(CacheBook::new(plan).is_ok()));
     });

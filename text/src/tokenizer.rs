@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use cacheplan_files::{Limit, Source, SourceError, json};
+use cacheplan_files::{Limit, Source, SourceError};
 use serde::de::IgnoredAny;
 
 use crate::error::TextError;
@@ -37,7 +37,7 @@ impl Tokenizer {
         let file = source.name().to_owned();
         let bytes = source.bytes(Limit::TOKENIZER)?;
         // The library takes its own files for well-formed.
-        let well_formed = json::parse::<IgnoredAny>(&bytes, Limit::TOKENIZER);
+        let well_formed = Limit::TOKENIZER.parse_json::<IgnoredAny>(&bytes);
         well_formed.map_err(|source| SourceError::Json { name: file.clone(), source })?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
             .flatten()

@@ -23,10 +23,9 @@ mod weights;
 
 pub use builder::GraphBuilder;
 pub use cache_dtypes::CacheDTypes;
-pub use frontend::{Assumption, FrontendError, ReadOptions, gguf_files};
+pub use frontend::{Assumption, FrontendError, ReadOptions};
 pub use graph::{Attribute, Graph, Op};
 pub use model::{Model, ModelInfo, StateBinding, StatePart};
-pub use near::edit_distance;
 pub use passes::{Collected, PassContext, PassError};
 pub use resources::{Resource, Resources};
 pub use weights::{WeightBytes, WeightClasses};

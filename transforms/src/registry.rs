@@ -1,7 +1,6 @@
 //! How an op becomes cache resources: descriptors, which a framework can add to.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use cacheplan_files::Shown;
@@ -9,7 +8,6 @@ use cacheplan_handlers::{DType, HandlerError, ResourceHandler};
 use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
-use crate::descriptors;
 use crate::graph::{Attribute, Extent, Graph, Op};
 use crate::passes::Stage;
 
@@ -50,42 +48,6 @@ impl Descriptor {
     #[must_use]
     pub fn taking_masks(self) -> Self {
         Self { takes_masks: true, ..self }
-    }
-}
-
-/// The descriptors in force: the built-in ones and those a framework registers.
-#[derive(Clone)]
-pub struct Registry(HashMap<Cow<'static, str>, Descriptor>);
-
-impl Default for Registry {
-    fn default() -> Self {
-        let mut registry = Self(HashMap::new());
-        for descriptor in descriptors::built_in() {
-            registry.register(descriptor);
-        }
-        registry
-    }
-}
-
-impl Registry {
-    /// Adds a descriptor; it replaces an earlier one of the same op kind.
-    pub fn register(&mut self, descriptor: Descriptor) {
-        self.0.insert(descriptor.kind.clone(), descriptor);
-    }
-
-    /// The descriptor of an op kind.
-    pub fn get(&self, kind: &str) -> Option<&Descriptor> {
-        self.0.get(kind)
-    }
-
-    /// Op kinds whose kernels take masks, in no particular order.
-    pub(crate) fn taking_masks(&self) -> impl Iterator<Item = &str> {
-        self.0.values().filter(|descriptor| descriptor.takes_masks).map(|descriptor| descriptor.kind.as_ref())
-    }
-
-    /// Op kinds that have a descriptor, in no particular order.
-    pub fn kinds(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(Cow::as_ref)
     }
 }
 

@@ -4,7 +4,7 @@ use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::{
     CacheDTypes, Collected, GraphBuilder, Model, Op, PassContext, PassError,
     layers::{Attention, Mla},
-    registry::{Cache, Descriptor, Registry},
+    registry::{Cache, Descriptor},
 };
 use rstest::rstest;
 
@@ -47,7 +47,7 @@ fn ops_of(model: &Model, kind: &str) -> usize {
 
 /// What a framework registers whose attention kernels take masks.
 fn kernels_with_masks() -> PassContext {
-    let attention = Registry::default().get(Op::ATTENTION).unwrap().clone();
+    let attention = PassContext::default().registry.get(Op::ATTENTION).unwrap().clone();
     let mut context = PassContext::default();
     context.registry.register(attention.taking_masks());
     context

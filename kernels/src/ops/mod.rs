@@ -34,8 +34,10 @@ use kv_cache::KvWrite;
 use linear_attention::LinearAttentionScan;
 use mamba1::Mamba1Scan;
 use mamba2::{Mamba2Scan, ScanInput};
-use mla::{MlaCacheMode, MlaPreprocess, MlaStep};
-use norm::GateOrder;
+use mla::MlaCacheMode;
+#[cfg(any(test, feature = "mla-preprocess"))]
+use mla::{MlaPreprocess, MlaStep};
+use norm::{GateOrder, RmsNorm};
 use pool::PoolRows;
 use rg_lru::RgLruScan;
 use rope::Rope;
@@ -199,25 +201,22 @@ impl StoredMatrix {
     }
 }
 
-/// `x / rms(x) * weight` over the last dimension of `x`, whose size `weight` has. Sums are in f32.
-pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
-    norm::check_plain(x, weight)?;
-    on_device_of!(x, norm::rms_norm(x, weight, eps))
-}
+impl RmsNorm<'_> {
+    /// `x / rms(x) * weight` over the last dimension of `x`, whose size the weight has. Sums are in f32.
+    pub fn run(&self, x: &Tensor) -> Result<Tensor> {
+        let Self { weight, eps } = *self;
+        norm::check_plain(x, weight)?;
+        on_device_of!(x, norm::rms_norm(x, weight, eps))
+    }
 
-/// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.
-///
-/// `weight` is `[width]`, or `[group_size]` and shared by the groups. Sums and gates are in f32.
-pub fn gated_rms_norm(
-    x: &Tensor,
-    z: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-    group_size: usize,
-    order: GateOrder,
-) -> Result<Tensor> {
-    norm::check_gated(x, z, weight, group_size)?;
-    on_device_of!(x, norm::gated_rms_norm(x, z, weight, eps, group_size, order))
+    /// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.
+    ///
+    /// The weight is `[width]`, or `[group_size]` and shared by the groups. Sums and gates are in f32.
+    pub fn run_gated(&self, x: &Tensor, z: &Tensor, group_size: usize, order: GateOrder) -> Result<Tensor> {
+        let Self { weight, eps } = *self;
+        norm::check_gated(x, z, weight, group_size)?;
+        on_device_of!(x, norm::gated_rms_norm(x, z, weight, eps, group_size, order))
+    }
 }
 
 /// `silu(gate) * up` of rows `[rows, 2 * width]` that hold the gate first, as `[rows, width]`.
@@ -278,6 +277,7 @@ impl PoolRows<'_> {
     }
 }
 
+#[cfg(any(test, feature = "mla-preprocess"))]
 impl MlaPreprocess {
     /// Makes the queries of a step and writes its latents and rope keys into the cache.
     ///

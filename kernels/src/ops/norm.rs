@@ -4,6 +4,15 @@ use super::check;
 use crate::error::{KernelError, Result};
 use candle_core::{D, Tensor};
 
+/// Divides rows by the root of their mean square, and multiplies them with a weight.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm<'a> {
+    /// One factor per element of a row.
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// Where the gate `silu(z)` stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateOrder {

@@ -9,7 +9,7 @@ const OP: &str = "rope";
 
 /// Which elements of a head form a rotated pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeLayout {
+pub(crate) enum RopeLayout {
     /// Element `i` with `i + rotary_dim / 2` (GPT-NeoX, Llama).
     Neox,
     /// Element `2 i` with `2 i + 1` (GPT-J, DeepSeek).
@@ -71,7 +71,9 @@ pub struct Rope {
 impl Rope {
     /// The embedding of the first `rotary_dim` elements of each head; an odd number is rounded up after the frequencies
     /// were made for it.
-    pub fn new(theta: f32, rotary_dim: usize, layout: RopeLayout, scaling: &RopeScaling) -> Result<Self> {
+    ///
+    /// Element `i` is rotated with `i + rotary_dim / 2`, as in GPT-NeoX and Llama.
+    pub fn new(theta: f32, rotary_dim: usize, scaling: &RopeScaling) -> Result<Self> {
         let is_odd = !rotary_dim.is_multiple_of(2);
         if rotary_dim == 0 || (is_odd && matches!(scaling, RopeScaling::Yarn { .. })) {
             let reason = format!("rotary_dim {rotary_dim} is not positive, or odd where YaRN blends frequencies");
@@ -129,7 +131,18 @@ impl Rope {
                 (scaled, *attention_factor)
             }
         };
-        Ok(Self { axes: vec![0; inverse_frequencies.len()], inverse_frequencies, attention_factor, layout })
+        Ok(Self {
+            axes: vec![0; inverse_frequencies.len()],
+            inverse_frequencies,
+            attention_factor,
+            layout: RopeLayout::Neox,
+        })
+    }
+
+    /// The same with element `2 i` rotated with `2 i + 1`, as in GPT-J and DeepSeek.
+    #[must_use]
+    pub fn interleaved(self) -> Self {
+        Self { layout: RopeLayout::Interleaved, ..self }
     }
 
     /// Makes frequencies follow several position axes: `sections[a]` of them follow axis `a`.

@@ -3,9 +3,10 @@
 use super::Bound;
 use crate::error::Result;
 use crate::{
-    CausalConv1d, KvLayerView, KvOrder, KvWrite, LinearAttentionScan, Mamba2Scan, PagedAttention, PagedBatch, PoolRows,
+    CausalConv1d, KvLayerView, KvWrite, LinearAttentionScan, Mamba2Scan, PagedAttention, PagedBatch, PoolRows,
     ScanInput, StateBatch, StateDecay, StateLayerView, TimeStep, linear,
 };
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 
 /// One op at one shape.
@@ -114,7 +115,7 @@ fn kv_view() -> KvLayerView {
         num_kv_heads: KV_HEADS,
         head_dim: KV_DIM,
         tokens_per_block: BLOCK,
-        order: KvOrder::Hnd,
+        order: KvLayout::Hnd,
     }
 }
 

@@ -4,7 +4,8 @@
 //! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
 
 use crate::reference::*;
-use crate::{KvLayerView, KvOrder, KvWrite, Rope, RopeLayout, RopeScaling};
+use crate::{KvLayerView, KvWrite, Rope, RopeScaling};
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 use safetensors::SafeTensors;
@@ -309,8 +310,10 @@ fn rotations(#[case] name: &str, #[case] scaling: RopeScaling) {
         }
         scaling => scaling,
     };
-    let layout = if name == "interleaved" { RopeLayout::Interleaved } else { RopeLayout::Neox };
-    let mut rope = Rope::new(1e4, 16, layout, &scaling).unwrap();
+    let mut rope = Rope::new(1e4, 16, &scaling).unwrap();
+    if name == "interleaved" {
+        rope = rope.interleaved();
+    }
     let multimodal = name.starts_with("mrope");
     if multimodal {
         rope = rope.with_mrope(&[4, 2, 2], name == "mrope_interleaved").unwrap();
@@ -344,7 +347,7 @@ fn written_keys(x: &Tensor, rope: &Rope, positions: &[u32]) -> Tensor {
         num_kv_heads: heads,
         head_dim: dim,
         tokens_per_block: tokens,
-        order: KvOrder::Nhd,
+        order: KvLayout::Nhd,
     };
     let pool = Tensor::zeros((1, view.block_elems), DType::F32, &Device::Cpu).unwrap();
     let slots: Vec<i64> = (0..tokens as i64).collect();

@@ -3,6 +3,7 @@
 use super::{Random, assert_close, values};
 use crate::reference::{self, AttentionCase};
 use crate::*;
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
@@ -24,7 +25,7 @@ pub(super) struct Layout {
     pub(super) head_dim: usize,
     pub(super) kv_factor: usize,
     pub(super) block: usize,
-    pub(super) order: KvOrder,
+    pub(super) order: KvLayout,
     pub(super) dtype: DType,
 }
 
@@ -159,7 +160,7 @@ fn plain(head_dim: usize) -> PagedAttention<'static> {
 fn shapes(
     #[values(1, 2, 4, 16)] group: usize,
     #[values(16, 80, 128, 512)] head_dim: usize,
-    #[values((16, KvOrder::Hnd), (32, KvOrder::Nhd), (1, KvOrder::Hnd))] blocks: (usize, KvOrder),
+    #[values((16, KvLayout::Hnd), (32, KvLayout::Nhd), (1, KvLayout::Hnd))] blocks: (usize, KvLayout),
 ) {
     let layout = Layout { kv_heads: 2, head_dim, kv_factor: 2, block: blocks.0, order: blocks.1, dtype: DType::F32 };
     Paged::new(&layout, &SEQUENCES).check(2 * group, &plain(head_dim), 1e-5);
@@ -168,7 +169,7 @@ fn shapes(
 /// The pool's values are rounded before they are compared, so that the tolerance is that of the arithmetic.
 #[rstest]
 fn narrow_pools(#[values(DType::F16, DType::BF16)] dtype: DType, #[values(1, 16)] group: usize) {
-    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvOrder::Hnd, dtype };
+    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvLayout::Hnd, dtype };
     Paged::new(&layout, &SEQUENCES).check(2 * group, &plain(64), 1e-5);
 }
 
@@ -184,7 +185,7 @@ fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)]
         num_kv_heads: 1,
         head_dim: 32,
         tokens_per_block: 8,
-        order: KvOrder::Hnd,
+        order: KvLayout::Hnd,
     };
     let mut random = Random::new(23);
     let [k, v] = [(); 2].map(|()| random.tensor(&[20, 1, 32]));
@@ -219,7 +220,7 @@ fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)]
     a.alibi_slopes = Some(&SLOPES);
 })]
 fn options(#[case] change: fn(&mut PagedAttention<'_>), #[values(1, 4)] kv_heads: usize) {
-    let layout = Layout { kv_heads, head_dim: 32, kv_factor: 2, block: 8, order: KvOrder::Hnd, dtype: DType::F32 };
+    let layout = Layout { kv_heads, head_dim: 32, kv_factor: 2, block: 8, order: KvLayout::Hnd, dtype: DType::F32 };
     let mut attention = plain(32);
     change(&mut attention);
     Paged::new(&layout, &SEQUENCES).check(16, &attention, 1e-5);
@@ -231,7 +232,7 @@ const SLOPES: [f32; 16] = [1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.02, 0.01, 0.9, 0
 /// Absorbed MLA: one latent head, values that are the first part of the keys.
 #[rstest]
 fn latent_pools(#[values(1, 16)] heads: usize) {
-    let layout = Layout { kv_heads: 1, head_dim: 96, kv_factor: 1, block: 16, order: KvOrder::Hnd, dtype: DType::F32 };
+    let layout = Layout { kv_heads: 1, head_dim: 96, kv_factor: 1, block: 16, order: KvLayout::Hnd, dtype: DType::F32 };
     let attention = PagedAttention { value_dim: 64, ..plain(96) };
     Paged::new(&layout, &SEQUENCES).check(heads, &attention, 1e-5);
 }
@@ -239,7 +240,7 @@ fn latent_pools(#[values(1, 16)] heads: usize) {
 /// Long contexts are split and merged.
 #[rstest]
 fn long_contexts(#[values(1, 16)] group: usize) {
-    let layout = Layout { kv_heads: 1, head_dim: 32, kv_factor: 2, block: 32, order: KvOrder::Hnd, dtype: DType::F32 };
+    let layout = Layout { kv_heads: 1, head_dim: 32, kv_factor: 2, block: 32, order: KvLayout::Hnd, dtype: DType::F32 };
     let mut attention = plain(32);
     Paged::new(&layout, &[(1, 1500), (2, 512), (1, 513), (40, 1100)]).check(group, &attention, 1e-5);
     attention.window = Window::Sliding(700);
@@ -249,7 +250,7 @@ fn long_contexts(#[values(1, 16)] group: usize) {
 /// A window pool gives back the blocks that no query sees any more.
 #[test]
 fn blocks_out_of_the_window_are_not_needed() {
-    let layout = Layout { kv_heads: 1, head_dim: 16, kv_factor: 2, block: 4, order: KvOrder::Hnd, dtype: DType::F32 };
+    let layout = Layout { kv_heads: 1, head_dim: 16, kv_factor: 2, block: 4, order: KvLayout::Hnd, dtype: DType::F32 };
     let mut paged = Paged::new(&layout, &[(1, 15)]);
     paged.block_tables[0] = -1;
     paged.block_tables[1] = -1;
@@ -262,7 +263,7 @@ fn blocks_out_of_the_window_are_not_needed() {
 
 #[test]
 fn the_place_in_the_batch_changes_no_bit() {
-    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvOrder::Hnd, dtype: DType::F32 };
+    let layout = Layout { kv_heads: 2, head_dim: 64, kv_factor: 2, block: 16, order: KvLayout::Hnd, dtype: DType::F32 };
     let paged = Paged::new(&layout, &SEQUENCES);
     let q = Random::new(22).tensor(&[85, 8, 64]);
     let attention = plain(64);

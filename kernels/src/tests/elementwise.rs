@@ -1,7 +1,7 @@
 //! Fused passes are the candle ops that they stand for.
 
 use super::{Random, assert_close, values};
-use crate::{portable, rms_norm, silu_product, weighted_sum};
+use crate::{RmsNorm, portable, silu_product, weighted_sum};
 use candle_core::{D, Tensor};
 use rstest::rstest;
 
@@ -22,7 +22,7 @@ fn a_norm_divides_by_the_root_mean_square(#[values(1, 3, 40)] rows: usize, #[val
     let (wide, weight) = (random.tensor(&[rows, 4, width + 2]), random.tensor(&[width]));
     let strided = wide.narrow(2, 1, width).unwrap();
     for x in [strided.get_on_dim(1, 2).unwrap(), strided.contiguous().unwrap(), strided] {
-        let found = rms_norm(&x, &weight, 1e-5).unwrap();
+        let found = RmsNorm { weight: &weight, eps: 1e-5 }.run(&x).unwrap();
         assert_eq!(found.dims(), x.dims());
         let scale = (x.sqr().unwrap().mean_keepdim(D::Minus1).unwrap() + 1e-5).unwrap().sqrt().unwrap();
         let expected = x.broadcast_div(&scale).unwrap().broadcast_mul(&weight).unwrap();
@@ -37,7 +37,7 @@ fn shapes_that_do_not_fit_are_refused() {
     let refused = [
         silu_product(&x).unwrap_err(),
         weighted_sum(&x, 1.0, &random.tensor(&[2, 4]), 1.0).unwrap_err(),
-        rms_norm(&x, &Tensor::ones(4, x.dtype(), x.device()).unwrap(), 1e-5).unwrap_err(),
+        RmsNorm { weight: &Tensor::ones(4, x.dtype(), x.device()).unwrap(), eps: 1e-5 }.run(&x).unwrap_err(),
     ];
     let operands = ["`gate_up`", "`y`", "`weight`"];
     for (error, operand) in refused.iter().zip(operands) {

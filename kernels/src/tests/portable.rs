@@ -3,10 +3,11 @@
 use super::{Ragged, Random, assert_close, cu_seqlens, values};
 use crate::portable;
 use crate::*;
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
-fn kv_view(kv_factor: usize, order: KvOrder) -> KvLayerView {
+fn kv_view(kv_factor: usize, order: KvLayout) -> KvLayerView {
     KvLayerView {
         block_elems: 2 * 2 * 3 * 4 * 16,
         layer_offset: 2 * 4 * 16,
@@ -18,10 +19,15 @@ fn kv_view(kv_factor: usize, order: KvOrder) -> KvLayerView {
     }
 }
 
+fn rope(rotary_dim: usize, interleaved: bool) -> Rope {
+    let rope = Rope::new(1e4, rotary_dim, &RopeScaling::None).unwrap();
+    if interleaved { rope.interleaved() } else { rope }
+}
+
 #[rstest]
 fn cache_writes_agree(
     #[values(1, 2)] kv_factor: usize,
-    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+    #[values(KvLayout::Hnd, KvLayout::Nhd)] order: KvLayout,
     #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
 ) {
     let mut random = Random::new(1);
@@ -41,17 +47,17 @@ fn cache_writes_agree(
 fn quantised_writes_and_reads_agree(
     #[values(1, 2)] kv_factor: usize,
     #[values(DType::U8, DType::F8E4M3)] dtype: DType,
-    #[values(RopeLayout::Neox, RopeLayout::Interleaved)] layout: RopeLayout,
+    #[values(false, true)] interleaved: bool,
 ) {
     let mut random = Random::new(17);
-    let view = kv_view(kv_factor, KvOrder::Hnd);
+    let view = kv_view(kv_factor, KvLayout::Hnd);
     let [q, k, v] = [(); 3].map(|()| random.tensor(&[5, 3, 16]));
     let v = (kv_factor == 2).then_some(&v);
     let scales = KvScales { k: 0.01, v: 0.006 };
     let slots = [7, 4, 5, 11, 6];
     let fast = Tensor::zeros((3, view.block_elems), dtype, &Device::Cpu).unwrap();
     let slow = fast.copy().unwrap();
-    let rope = Rope::new(1e4, 12, layout, &RopeScaling::None).unwrap();
+    let rope = rope(12, interleaved);
     let positions = [3, 0, 1, 9, 2];
     let table = rope.table(&positions, 5, 16).unwrap();
     KvWrite { k: &k, v, slot_mapping: &slots, quant: Some(scales.into()) }
@@ -83,7 +89,7 @@ fn quantised_writes_and_reads_agree(
 fn attention_agrees(
     #[case] change: fn(&mut PagedAttention<'_>),
     #[values(1, 2)] kv_factor: usize,
-    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+    #[values(KvLayout::Hnd, KvLayout::Nhd)] order: KvLayout,
 ) {
     let mut random = Random::new(2);
     let view = kv_view(kv_factor, order);
@@ -170,19 +176,16 @@ fn gated_norm_agrees(
     let mut random = Random::new(5);
     let (x, z) = (random.tensor(&[5, 24]), random.tensor(&[5, 24]));
     let weight = random.tensor(&[weights]);
-    let fast = gated_rms_norm(&x, &z, &weight, 1e-5, 8, order).unwrap();
+    let fast = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&x, &z, 8, order).unwrap();
     let slow = portable::norm::gated_rms_norm(&x, &z, &weight, 1e-5, 8, order).unwrap();
     assert_close(&values(&fast), &values(&slow), 1e-6);
 }
 
 #[rstest]
-fn rotation_agrees(
-    #[values(RopeLayout::Neox, RopeLayout::Interleaved)] layout: RopeLayout,
-    #[values(8, 16)] rotary_dim: usize,
-) {
+fn rotation_agrees(#[values(false, true)] interleaved: bool, #[values(8, 16)] rotary_dim: usize) {
     let mut random = Random::new(6);
     let x = random.tensor(&[3, 2, 16]);
-    let rope = Rope::new(1e4, rotary_dim, layout, &RopeScaling::None).unwrap();
+    let rope = rope(rotary_dim, interleaved);
     let table = rope.table(&[0, 7, 1000], 3, 16).unwrap();
     let fast = rope.apply(&x, &[0, 7, 1000]).unwrap();
     let slow = portable::rope::apply(&x, &table).unwrap();
@@ -193,7 +196,7 @@ fn rotation_agrees(
         .zip([0.0, 0.0, 7.0, 7.0, 1000.0, 1000.0])
         .flat_map(|(x, position)| {
             let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
-            reference::rotate(&x, position, &frequencies, layout == RopeLayout::Interleaved)
+            reference::rotate(&x, position, &frequencies, interleaved)
         })
         .map(|x| x as f32)
         .collect();

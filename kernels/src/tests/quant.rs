@@ -3,6 +3,7 @@
 use super::{Random, assert_close, values};
 use crate::portable;
 use crate::*;
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
@@ -74,7 +75,7 @@ fn attention_sees_what_is_stored(
         (Kind::Grouped(GroupFormat::Nvfp4), DType::U8)
     )]
     (kind, dtype): (Kind, DType),
-    #[values(KvOrder::Hnd, KvOrder::Nhd)] order: KvOrder,
+    #[values(KvLayout::Hnd, KvLayout::Nhd)] order: KvLayout,
     #[values(1, 2)] kv_factor: usize,
     #[values(32, 40)] head_dim: usize,
     #[values(1, 8)] group: usize,
@@ -212,7 +213,7 @@ fn rows_too_small_for_a_scale_become_0(#[values(DType::U8, DType::F8E4M3)] dtype
         num_kv_heads: 1,
         head_dim: 4,
         tokens_per_block: BLOCK,
-        order: KvOrder::Hnd,
+        order: KvLayout::Hnd,
     };
     let k = Tensor::new(&[[[1e-37f32, 0.0, -1e-38, 0.0]]], &Device::Cpu).unwrap();
     let zeros = |width: usize, dtype| Tensor::zeros((1, width), dtype, &Device::Cpu).unwrap();
@@ -250,7 +251,7 @@ fn what_does_not_fit_is_refused(
         num_kv_heads: HEADS,
         head_dim: row,
         tokens_per_block: BLOCK,
-        order: KvOrder::Hnd,
+        order: KvLayout::Hnd,
     };
     let pool = Tensor::zeros((2, view.block_elems), dtype, &Device::Cpu).unwrap();
     let q = Tensor::zeros((1, HEADS, 8), DType::F32, &Device::Cpu).unwrap();

@@ -358,7 +358,7 @@ fn gated_norm(#[values(true, false)] norm_before_gate: bool, #[values(96, 32)] w
     let mut random = Random::new(16);
     let (x, z, weight) = (random.tensor(&[7, 96]), random.tensor(&[7, 96]), random.tensor(&[weights]));
     let order = if norm_before_gate { GateOrder::NormThenGate } else { GateOrder::GateThenNorm };
-    let found = gated_rms_norm(&x, &z, &weight, 1e-5, 32, order).unwrap();
+    let found = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&x, &z, 32, order).unwrap();
     let w = |tensor: &Tensor| wide(&values(tensor));
     let expected = reference::gated_rms_norm(&w(&x), &w(&z), &w(&weight), 1e-5f32.into(), 32, norm_before_gate);
     assert_close(&values(&found), &narrow(&expected), 1e-5);

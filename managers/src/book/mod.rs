@@ -45,8 +45,11 @@ pub use simulate::{Policy, Report, Request, Scenario, Workload};
 pub use stats::Stats;
 pub use step::StepMetadata;
 
+#[cfg(feature = "device")]
 pub(crate) use cache::SlotMove;
-pub(crate) use layout::{Layout, PagedSpec, Place};
+#[cfg(feature = "device")]
+pub(crate) use layout::Place;
+pub(crate) use layout::{Layout, PagedSpec};
 // What engines name that keep blocks and slots themselves, and otherwise only this crate.
 #[cfg(feature = "prefix-tree")]
 pub use {
@@ -63,5 +66,6 @@ pub(crate) use {
     blocks::BlockAllocator,
     cache::Prefix,
     layout::Indexing,
+    park::SetAside,
     slots::{SlotAllocator, SlotRole},
 };

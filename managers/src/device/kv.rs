@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
-use cacheplan_kernels::{GroupFormat, KvLayerView, KvOrder, KvQuant, KvScales, MlaCacheMode};
+use cacheplan_kernels::{GroupFormat, KvLayerView, KvQuant, KvScales, MlaCacheMode};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -182,8 +182,8 @@ impl KvCacheManager {
         let units = member.read(&pool.tensor, &blocks)?;
         let axes = match view.order {
             _ if member.settings.nz => MlaCacheMode::from_nz(&units)?.reshape((1, blocks.len(), per_block, 1, dim))?,
-            KvOrder::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
-            KvOrder::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
+            KvLayout::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
+            KvLayout::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
         };
         let dense = axes.contiguous()?.reshape((kv, blocks.len() * per_block, heads, dim))?.narrow(1, 0, entries)?;
         let part = |index: usize| dense.narrow(0, index, 1)?.squeeze(0)?.contiguous();
@@ -343,9 +343,6 @@ fn view(
         num_kv_heads: num_kv_heads as usize,
         head_dim: elems(row_bytes)?,
         tokens_per_block: spec.entries_per_block as usize,
-        order: match handler.layout() {
-            Some(KvLayout::Hnd) => KvOrder::Hnd,
-            Some(KvLayout::Nhd) | None => KvOrder::Nhd,
-        },
+        order: handler.layout().unwrap_or(KvLayout::Nhd),
     })
 }

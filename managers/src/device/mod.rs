@@ -23,5 +23,4 @@ pub use hybrid::{MambaHybridCacheManager, Route};
 pub use interchange::{MlaBlocks, MlaCache};
 pub use kv::KvLayer;
 pub use mamba::{CapturedState, ReplayLayer, StateLayer};
-pub use peak::measure_peak;
 pub use set::CacheSet;

@@ -15,24 +15,26 @@ pub struct Peak {
     pub method: &'static str,
 }
 
-/// What `body` returns, and its peak; `None` if nothing counts the device's bytes.
-///
-/// On the CPU every thread of the process counts, so that nothing else should run meanwhile.
-pub fn measure_peak<R>(device: &Device, body: impl FnOnce() -> R) -> (R, Option<Peak>) {
-    match device {
-        Device::Cpu => {
-            let before = CountingAllocator::current();
-            CountingAllocator::reset_peak();
-            let result = body();
-            let peak = before.zip(CountingAllocator::peak()).map(|(before, peak)| Peak {
-                resident_bytes: before,
-                beyond_bytes: peak.saturating_sub(before),
-                method: "counting allocator",
-            });
-            (result, peak)
+impl CountingAllocator {
+    /// What `body` returns, and its peak; `None` if nothing counts the device's bytes.
+    ///
+    /// On the CPU every thread of the process counts, so that nothing else should run meanwhile.
+    pub fn measure_peak<R>(device: &Device, body: impl FnOnce() -> R) -> (R, Option<Peak>) {
+        match device {
+            Device::Cpu => {
+                let before = Self::current();
+                Self::reset_peak();
+                let result = body();
+                let peak = before.zip(Self::peak()).map(|(before, peak)| Peak {
+                    resident_bytes: before,
+                    beyond_bytes: peak.saturating_sub(before),
+                    method: "counting allocator",
+                });
+                (result, peak)
+            }
+            Device::Cuda(cuda) => cuda_peak(cuda, body),
+            Device::Metal(_) => (body(), None),
         }
-        Device::Cuda(cuda) => cuda_peak(cuda, body),
-        Device::Metal(_) => (body(), None),
     }
 }
 

@@ -2,9 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
-use cacheplan_planner::{
-    CachePlan, Certainty, HostPlan, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain, Unit,
-};
+use cacheplan_planner::{CachePlan, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain, Unit};
+use serde::de::DeserializeOwned;
 
 /// What a test plan is made from.
 pub struct Setup {
@@ -136,7 +135,7 @@ impl Setup {
             bytes_per_sequence: 0,
             bytes_fixed: 0,
             reason: "test".into(),
-            source: Certainty::Exact,
+            source: serde_json::from_value("exact".into()).unwrap(),
             handler: handler.clone(),
             shared_by: Vec::new(),
             drafts: false,
@@ -171,14 +170,14 @@ fn nothing() -> CachePlan {
 }
 
 /// As many units of each pool of blocks and slots as half of the bytes hold, so that sequences can wait beside them.
-fn host(bytes: u64, pools: &[Pool]) -> HostPlan {
+fn host<T: DeserializeOwned>(bytes: u64, pools: &[Pool]) -> T {
     let held = || pools.iter().filter(|pool| pool.unit != Unit::Fixed && !pool.id.starts_with("intermediate"));
     let units = bytes / 2 / held().map(|pool| pool.unit_bytes).sum::<u64>().max(1);
     host_plan(bytes, held().map(|pool| (pool, units)))
 }
 
 /// A host tier of so many units of these pools.
-pub fn host_plan<'a>(bytes: u64, pools: impl Iterator<Item = (&'a Pool, u64)>) -> HostPlan {
+pub fn host_plan<'a, T: DeserializeOwned>(bytes: u64, pools: impl Iterator<Item = (&'a Pool, u64)>) -> T {
     let share = |(pool, units): (&Pool, u64)| {
         let bytes = units * pool.unit_bytes;
         serde_json::json!({ "pool": pool.id, "units": units, "unit_bytes": pool.unit_bytes, "bytes": bytes })

@@ -63,6 +63,23 @@ pub struct Override {
     pub origin: Origin,
 }
 
+impl Override {
+    /// A value that a flag sets.
+    pub fn by_flag(key: impl Into<String>, value: impl Into<String>, flag: impl Into<String>) -> Self {
+        Self { key: key.into(), value: value.into(), origin: Origin::Flag(flag.into()) }
+    }
+
+    /// The flag that set it, where one did.
+    pub fn flag(&self) -> Option<&str> {
+        if let Origin::Flag(flag) = &self.origin { Some(flag) } else { None }
+    }
+
+    /// Whether nobody stated it.
+    pub fn is_default(&self) -> bool {
+        self.origin == Origin::Default
+    }
+}
+
 /// A key with its value and where that came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigValue {

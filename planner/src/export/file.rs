@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use cacheplan_files::{Shown, printable};
+use cacheplan_files::Shown;
 use serde_json::{Map, Value, json};
 use shlex::Quoter;
 
@@ -29,7 +29,7 @@ impl File<'_> {
     pub(crate) fn yaml(&self, usage: &str, document: &Value) -> String {
         let sources: String =
             self.settings.iter().map(|setting| comment("", &format!("{}: {}", setting.key, setting.source))).collect();
-        self.commented(usage, &format!("{sources}{}\n", printable(&format!("{document:#}"))))
+        self.commented(usage, &format!("{sources}{}\n", Shown::printable(&format!("{document:#}"))))
     }
 
     /// `body` below what it is for and how it is used, above what it cannot say.

@@ -12,7 +12,7 @@ mod llm_d;
 mod ray;
 mod target;
 
-use cacheplan_files::{Shown, printable};
+use cacheplan_files::Shown;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
@@ -177,7 +177,7 @@ impl CachePlan {
 
 /// Whether no shell, parser or engine can take it for anything but a name.
 fn is_name(model: &str) -> bool {
-    !model.is_empty() && !model.starts_with('-') && printable(model) == model && !model.contains(['\n', '\t'])
+    !model.is_empty() && !model.starts_with('-') && Shown::printable(model) == model && !model.contains(['\n', '\t'])
 }
 
 impl Serving {

@@ -57,7 +57,8 @@ pub enum Drift {
     /// It is an estimate of the plan, for which the log has the measured number.
     Estimate,
     /// It is not.
-    Drift,
+    #[serde(rename = "drift")]
+    Unexplained,
 }
 
 impl EngineLog {
@@ -84,7 +85,8 @@ impl EngineLog {
         // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
         let makes_block = self.words().block_follows_states && caches.has_states();
         let mut rows = told_rows(plan, self, &told, &planned, makes_block);
-        let other: Vec<&str> = rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name.name()).collect();
+        let other: Vec<&str> =
+            rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name()).collect();
         let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
         let really = really_told(self, &told, &planned, makes_block);
         // SGLang also starts where the longest sequence does not fit, of which the engine's model knows nothing.
@@ -107,12 +109,12 @@ impl EngineLog {
                 (Drift::Follows, format!("follows from {follows}"))
             } else {
                 let unexplained = || "neither the plan nor the engine's rules give it".to_owned();
-                (Drift::Drift, explained.clone().unwrap_or_else(unexplained))
+                (Drift::Unexplained, explained.clone().unwrap_or_else(unexplained))
             };
             rows.push(Row { name: fact, unit: fact.unit(), planned: value, logged, drift, reason });
         }
         rows.extend(estimates(plan, self));
-        let drifted = rows.iter().any(|row| row.drift == Drift::Drift);
+        let drifted = rows.iter().any(|row| row.drift == Drift::Unexplained);
         let notes = notes(self, engine, said);
         Ok(LogCheck { engine: self.engine.to_string(), version: engine.version_name(), drifted, rows, notes })
     }
@@ -154,7 +156,7 @@ fn told_rows(
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut row = |name: Fact, planned: u64, logged: Logged, differs: bool, reason: String| {
-        let drift = if differs { Drift::Drift } else { Drift::None };
+        let drift = if differs { Drift::Unexplained } else { Drift::None };
         let reason = if differs { reason } else { String::new() };
         rows.push(Row { name, unit: name.unit(), planned, logged, drift, reason });
     };
@@ -239,6 +241,11 @@ fn estimates(plan: &CachePlan, log: &EngineLog) -> impl Iterator<Item = Row> {
 }
 
 impl LogCheck {
+    /// The names of the numbers in which the engine is not what the plan says.
+    pub fn drifting(&self) -> Vec<&'static str> {
+        self.rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name()).collect()
+    }
+
     /// As a text table, at most 100 columns wide.
     pub fn table(&self) -> String {
         let mut text = format!("{} {}\n", self.engine, self.version);
@@ -250,7 +257,7 @@ impl LogCheck {
                 Drift::None => "equal as printed",
                 Drift::Follows => "follows",
                 Drift::Estimate => "estimate",
-                Drift::Drift => "DRIFT",
+                Drift::Unexplained => "DRIFT",
             };
             vec![row.name.name().to_owned(), shown(row.unit, row.planned), shown(row.unit, logged), verdict.to_owned()]
         });

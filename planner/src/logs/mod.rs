@@ -16,7 +16,8 @@ use thiserror::Error;
 
 use crate::engines::{Engine, Version};
 
-pub use check::{Drift, LogCheck};
+#[cfg(test)]
+pub(crate) use check::{Drift, LogCheck};
 pub(crate) use fact::Fact;
 pub(crate) use wording::Logged;
 use wording::Unit;

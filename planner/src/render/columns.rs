@@ -1,6 +1,6 @@
 //! Aligned text columns within a fixed width.
 
-use cacheplan_files::{Shown, printable};
+use cacheplan_files::Shown;
 
 /// The widest line of a table.
 pub(crate) const WIDTH: usize = 100;
@@ -57,7 +57,7 @@ const LEAST_WRAPPED: usize = 20;
 
 /// `text` broken at blanks and commas so that each line, indent included, is at most [`WIDTH`] wide.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
-    let text = printable(text).replace('\n', "\\u000a");
+    let text = Shown::printable(text).replace('\n', "\\u000a");
     let pad = " ".repeat(indent);
     broken(&text, WIDTH - indent).iter().map(|line| format!("{pad}{line}\n")).collect()
 }

@@ -1,6 +1,6 @@
 //! JSON values as YAML 1.2 in block style.
 
-use cacheplan_files::printable;
+use cacheplan_files::Shown;
 use serde_json::Value;
 
 use crate::CachePlan;
@@ -84,7 +84,7 @@ pub(crate) fn string(text: &str) -> String {
         text.to_owned()
     } else {
         // The escapes of JSON are YAML's as well.
-        printable(&Value::from(text).to_string()).into_owned()
+        Shown::printable(&Value::from(text).to_string()).into_owned()
     }
 }
 

@@ -4,7 +4,7 @@
 //! The shared setting is that of its tests: max_seq_len 128, batch 4, pages of 32 tokens. Where AutoDeploy's tests look
 //! at tensors, these look at the plan that would allocate them.
 
-use cacheplan_handlers::{AllocationDims, DType, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_planner::{Budget, CachePlan, Fraction, Grouping, ManagerKind, Measurement, Owner, PlanError, Unit};
 use rstest::rstest;
 
@@ -156,9 +156,7 @@ fn row_19_unpaged_data_has_a_row_per_slot() {
     let plan = planned(vec![ResourceHandler::unpaged(&[8, 64], DType::F16).unwrap()], &first_reference());
     let pool = &plan.pools[0];
     assert_eq!((pool.owner, pool.units, pool.unit_bytes), (Owner::Local, 5, 128 * 8 * 64 * 2));
-    let dims =
-        AllocationDims { num_blocks: 0, tokens_per_block: 32, num_slots: 5, max_seq_len: 128, draft_positions: 1 };
-    assert_eq!(plan.resources[0].handler.allocation_shape(&dims), [5, 128, 8, 64]);
+    assert_eq!(plan.resources[0].handler.allocation_shape(5, 128), [5, 128, 8, 64]);
 }
 
 #[rstest]

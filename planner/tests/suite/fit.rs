@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cacheplan_planner::fit::{Answer, Prices, Question};
+use cacheplan_planner::fit::{Answer, FitQuestion, Prices};
 use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
@@ -12,7 +12,7 @@ fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: 
     let mut model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let budget = Budget::default();
     let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
-    let question = Question {
+    let question = FitQuestion {
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
@@ -20,7 +20,7 @@ fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: 
         weights: model.info.weights.is_none().then_some(ByteSize(10 << 30)),
         prices: Prices::from_toml(prices).unwrap(),
     };
-    Answer::of(&PlanRequest::new(&model.info, &resources, &budget), &model.layers, &question).unwrap()
+    PlanRequest::new(&model.info, &resources, &budget).fit(&model.layers, &question).unwrap()
 }
 
 const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";

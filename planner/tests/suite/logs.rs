@@ -251,7 +251,7 @@ fn row(found: &LogCheck, name: Fact) -> (Drift, &str) {
 }
 
 fn drifts(found: &LogCheck) -> Vec<Fact> {
-    found.rows.iter().filter(|row| row.drift == Drift::Drift).map(|row| row.name).collect()
+    found.rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name).collect()
 }
 
 const QWEN: &str = "max_seq_len = 262144\nmax_num_tokens = 8192\n[memory]\nbytes = '20.27GiB'";
@@ -316,15 +316,15 @@ fn a_dtype_that_explains_the_log_is_named() {
         planned("meta-llama__Llama-3.1-8B-Instruct", "tensorrt-llm", &LLAMA_FP8.replace("[dtypes]\nkv = 'fp8'\n", ""));
     let found = log("tensorrt-llm-llama-3.1-8b-fp8").check(&plan, None).unwrap();
     assert!(found.drifted);
-    assert_eq!(row(&found, Fact::Tokens), (Drift::Drift, "would be as logged with keys and values in f8_e4m3"));
+    assert_eq!(row(&found, Fact::Tokens), (Drift::Unexplained, "would be as logged with keys and values in f8_e4m3"));
 }
 
 #[test]
 fn another_model_is_drift_that_nothing_explains() {
     let plan = planned("Qwen__Qwen3-0.6B", "vllm@0.19.0", &QWEN.replace("262144", "131072"));
     let found = log("vllm-0.19.0-qwen3.5-9b").check(&plan, None).unwrap();
-    assert_eq!(row(&found, Fact::Tokens), (Drift::Drift, "neither the plan nor the engine's rules give it"));
-    assert_eq!(row(&found, Fact::TokensPerBlock).0, Drift::Drift);
+    assert_eq!(row(&found, Fact::Tokens), (Drift::Unexplained, "neither the plan nor the engine's rules give it"));
+    assert_eq!(row(&found, Fact::TokensPerBlock).0, Drift::Unexplained);
 }
 
 #[test]

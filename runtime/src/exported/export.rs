@@ -1,7 +1,9 @@
 //! Writes the graphs of a model, one for each number of tokens that a call takes.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use cacheplan_files::replace;
 use cacheplan_graphs::proto::{KeyValue, ModelProto};
 use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
@@ -9,8 +11,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use super::write::refuse;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
-use crate::models;
 use crate::weights::{WeightError, Weights};
 
 /// Weights of at most so many bytes lie in the graph's own file, which cannot be larger than 2 GiB.
@@ -52,7 +54,7 @@ impl GraphExport {
             Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),
             read => read?,
         };
-        let decoder = models::load(&model, &weights)?;
+        let decoder = Decoder::load(&model, &weights)?;
         let failed = |error: std::io::Error| refuse(&out.display().to_string(), error.to_string());
         std::fs::create_dir_all(out).map_err(failed)?;
         let mut files = Vec::new();
@@ -87,10 +89,10 @@ fn save(mut model: ModelProto, folder: &Path, name: &str, inside: usize) -> Resu
             tensor.data_location = 1;
             data.extend_from_slice(&std::mem::take::<Bytes>(&mut tensor.raw_data));
         }
-        cacheplan_files::replace_with(&folder.join(&location), &data)?;
+        replace(&folder.join(&location), |out| out.write_all(&data))?;
     }
     let file = folder.join(format!("{name}.onnx"));
-    cacheplan_files::replace_with(&file, &model.encode_to_vec())?;
+    replace(&file, |out| out.write_all(&model.encode_to_vec()))?;
     Ok(file)
 }
 
@@ -104,7 +106,7 @@ mod tests {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/static_cache/qwen3");
         let read = Model::read(&model, &ReadOptions::default()).unwrap();
         let weights = Weights::open(&model, DType::F32, &Device::Cpu).unwrap();
-        let graph = || models::load(&read, &weights).unwrap().to_graph(Some(1), 32).unwrap();
+        let graph = || Decoder::load(&read, &weights).unwrap().to_graph(Some(1), 32).unwrap();
         let inside = save(graph(), folder.path(), "inside", INSIDE).unwrap();
         let beside = save(graph(), folder.path(), "beside", 0).unwrap();
         let size = |file: &Path| std::fs::metadata(file).unwrap().len();

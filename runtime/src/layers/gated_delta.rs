@@ -1,7 +1,7 @@
 //! The gated delta net: projections, causal convolution, delta rule with a decay per head, gated norm, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, LinearAttentionScan, StateDecay, gated_rms_norm};
+use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, StateDecay};
 use candle_core::{DType, Tensor};
 
 use super::{Activation, CausalConv, Linear, Mixer, softplus};
@@ -108,7 +108,8 @@ impl Mixer for GatedDelta {
         };
         let y = input.run(&state.pool, &state.view, &state.batch)?;
         let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
-        let y = gated_rms_norm(&y, &z.forward(x)?, &self.norm_weight, eps, group, GateOrder::NormThenGate)?;
+        let y =
+            RmsNorm { weight: &self.norm_weight, eps }.run_gated(&y, &z.forward(x)?, group, GateOrder::NormThenGate)?;
         Ok(self.out_proj.forward(&y)?)
     }
 

@@ -2,7 +2,7 @@
 
 use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, Mamba2Scan, ScanInput, TimeStep, gated_rms_norm};
+use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, ScanInput, TimeStep};
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
@@ -160,7 +160,7 @@ impl Mixer for Mamba2 {
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let y = parameters.run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
         let group = d_inner / n_groups;
-        let y = gated_rms_norm(&y, &z, &self.norm_weight, norm_eps, group, gate)?;
+        let y = RmsNorm { weight: &self.norm_weight, eps: norm_eps }.run_gated(&y, &z, group, gate)?;
         Ok(self.out_proj.forward(&y)?)
     }
 

@@ -33,6 +33,6 @@ impl RmsNorm {
 
     /// Normalises each row.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(cacheplan_kernels::rms_norm(x, &self.weight, self.eps)?)
+        Ok(cacheplan_kernels::RmsNorm { weight: &self.weight, eps: self.eps }.run(x)?)
     }
 }

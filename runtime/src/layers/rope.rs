@@ -1,6 +1,6 @@
 //! From the rope section of a config to the kernel's rotary embedding.
 
-use cacheplan_kernels::{Rope, RopeLayout, RopeScaling};
+use cacheplan_kernels::{Rope, RopeScaling};
 use serde::Deserialize;
 
 use crate::error::{ConfigError, RuntimeError};
@@ -75,8 +75,8 @@ impl RopeConfig {
             Some(divisors) => RopeScaling::PerFrequency { divisors: divisors.clone(), attention_factor: 1.0 },
             None => parameters.scaling(self.max_position_embeddings)?,
         };
-        let layout = if self.rope_interleaved { RopeLayout::Interleaved } else { RopeLayout::Neox };
-        parameters.embedding(head_dim, layout, &scaling)
+        let rope = parameters.embedding(head_dim, &scaling)?;
+        Ok(if self.rope_interleaved { rope.interleaved() } else { rope })
     }
 
     /// For a file that states what each frequency is divided by.
@@ -143,13 +143,13 @@ impl RopeParameters {
 
     /// The embedding of heads of `head_dim` elements, halves paired.
     pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
-        self.embedding(head_dim, RopeLayout::Neox, &self.scaling(max_position)?)
+        self.embedding(head_dim, &self.scaling(max_position)?)
     }
 
-    fn embedding(&self, head_dim: usize, layout: RopeLayout, scaling: &RopeScaling) -> Result<Rope, RuntimeError> {
+    fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope, RuntimeError> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
         let rotary_dim = (head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
-        Ok(Rope::new(theta, rotary_dim, layout, scaling)?)
+        Ok(Rope::new(theta, rotary_dim, scaling)?)
     }
 
     fn scaling(&self, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {

@@ -35,42 +35,44 @@ const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granit
                      llama, mamba, mamba2, minimax, mistral, mixtral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
                      qwen3_moe, qwen3_next and zamba2";
 
-/// Builds the decoder of a model: its layers are those of the model, the rest is in its config.
-///
-/// # Errors
-/// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
-/// mis-shaped tensor.
-pub fn load(model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    macro_rules! by {
-        ($load:path) => {
-            $load(&parse(&model.config)?, model, weights)
-        };
-    }
-    let relative = |relative| llama::load(relative, &parse(&model.config)?, model, weights);
-    match model.decoder.as_str() {
-        "bamba" => by!(bamba::load),
-        "deepseek_v3" => by!(deepseek_v3::load),
-        "falcon_h1" => by!(falcon_h1::load),
-        "gemma3_text" => by!(gemma3::load),
-        "gpt_oss" => by!(gpt_oss::load),
-        "granitemoehybrid" => by!(granitemoehybrid::load),
-        "jamba" => by!(jamba::load),
-        "kimi_linear" => by!(kimi_linear::load),
-        "lfm2" => by!(lfm2::load),
-        "llama" => relative(&llama::LLAMA),
-        "mamba" => by!(mamba::load),
-        "mamba2" => by!(mamba2::load),
-        "minimax" => by!(minimax::load),
-        "mistral" => relative(&llama::MISTRAL),
-        "mixtral" => relative(&llama::MIXTRAL),
-        "nemotron_h" => by!(nemotron_h::load),
-        "qwen2" => relative(&llama::QWEN2),
-        "qwen3" => relative(&llama::QWEN3),
-        "qwen3_5_text" => by!(qwen3_next::load_qwen3_5),
-        "qwen3_moe" => relative(&llama::QWEN3_MOE),
-        "qwen3_next" => by!(qwen3_next::load),
-        "zamba2" => by!(zamba2::load),
-        _ => Err(unknown(model).into()),
+impl Decoder {
+    /// Builds the decoder of a model: its layers are those of the model, the rest is in its config.
+    ///
+    /// # Errors
+    /// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
+    /// mis-shaped tensor.
+    pub fn load(model: &Model, weights: &Weights) -> Result<Self, RuntimeError> {
+        macro_rules! by {
+            ($load:path) => {
+                $load(&parse(&model.config)?, model, weights)
+            };
+        }
+        let relative = |relative| llama::load(relative, &parse(&model.config)?, model, weights);
+        match model.decoder.as_str() {
+            "bamba" => by!(bamba::load),
+            "deepseek_v3" => by!(deepseek_v3::load),
+            "falcon_h1" => by!(falcon_h1::load),
+            "gemma3_text" => by!(gemma3::load),
+            "gpt_oss" => by!(gpt_oss::load),
+            "granitemoehybrid" => by!(granitemoehybrid::load),
+            "jamba" => by!(jamba::load),
+            "kimi_linear" => by!(kimi_linear::load),
+            "lfm2" => by!(lfm2::load),
+            "llama" => relative(&llama::LLAMA),
+            "mamba" => by!(mamba::load),
+            "mamba2" => by!(mamba2::load),
+            "minimax" => by!(minimax::load),
+            "mistral" => relative(&llama::MISTRAL),
+            "mixtral" => relative(&llama::MIXTRAL),
+            "nemotron_h" => by!(nemotron_h::load),
+            "qwen2" => relative(&llama::QWEN2),
+            "qwen3" => relative(&llama::QWEN3),
+            "qwen3_5_text" => by!(qwen3_next::load_qwen3_5),
+            "qwen3_moe" => relative(&llama::QWEN3_MOE),
+            "qwen3_next" => by!(qwen3_next::load),
+            "zamba2" => by!(zamba2::load),
+            _ => Err(unknown(model).into()),
+        }
     }
 }
 

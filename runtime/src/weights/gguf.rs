@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use cacheplan_kernels::StoredMatrix;
-use cacheplan_transforms::gguf_files;
+use cacheplan_transforms::Model;
 use candle_core::Tensor;
 
 use super::gguf_names::{Place, Undo, place};
@@ -39,7 +39,7 @@ struct Found<'a> {
 impl Gguf {
     /// Maps the files and finds the tensors in them.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let found = gguf_files(path)?;
+        let found = Model::gguf_files(path)?;
         let (files, mapped_bytes, tensors) = Default::default();
         let mut gguf = Self { architecture: found.architecture, files, mapped_bytes, tensors };
         for file in found.files {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_files::Shown;
-use cacheplan_files::{Limit, Source, SourceError, json};
+use cacheplan_files::{Limit, Source, SourceError};
 use cacheplan_kernels::StoredMatrix;
 use cacheplan_transforms::FrontendError;
 use candle_core::{DType, Device, Shape, Tensor};
@@ -361,7 +361,7 @@ impl Files {
         let mut header = vec![0; header_bytes as usize];
         file.read_exact_at(&mut header, 8)?;
         let metadata: Metadata =
-            json::parse(&header, Limit::SAFETENSORS).map_err(|e| malformed(format!("its header: {e}")))?;
+            Limit::SAFETENSORS.parse_json(&header).map_err(|e| malformed(format!("its header: {e}")))?;
         let data = 8 + header_bytes;
         for (name, info) in metadata.tensors() {
             let (begin, end) = info.data_offsets;

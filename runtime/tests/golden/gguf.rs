@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan_runtime::{RuntimeError, Session, SessionOptions, WeightError};
-use cacheplan_transforms::gguf_files;
+use cacheplan_transforms::Model;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 use tempfile::TempDir;
@@ -92,7 +92,7 @@ fn a_file_that_is_cut_off_names_the_tensor_that_is_gone() {
 
 #[test]
 fn numbers_that_are_none_name_file_and_tensor() {
-    let files = gguf_files(&file("llama.gguf")).unwrap().files;
+    let files = Model::gguf_files(&file("llama.gguf")).unwrap().files;
     let norm = files[0].tensors.iter().find(|tensor| tensor.name == "output_norm.weight").unwrap();
     let at = norm.offset as usize;
     let error = refused("llama", |bytes| bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes()));

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 
 use cacheplan::files::Lines;
-use cacheplan::runtime::{
-    Admission, OutputLine, Prompt, Prompts, Replies, Reply, Request, RequestLine, RequestsError, Session,
-};
+use cacheplan::runtime::{Admission, Prompt, Prompts, Replies, Reply, Request, RequestLine, Session};
 use cacheplan::text::TextStream;
 use miette::miette;
 
@@ -24,8 +22,7 @@ pub(super) fn serve(
     let mut requests = Vec::with_capacity(lines.len());
     let mut streams = Vec::with_capacity(lines.len());
     for (place, line) in lines.iter().enumerate() {
-        let refused =
-            |reason: String| Failure::error(RequestsError::Line { file: args.ask.file(), line: line.line, reason });
+        let refused = |reason: String| Failure::error(line.refused(args.ask.file(), reason));
         let next = u16::try_from(tenants.len()).map_err(|_| refused("there are too many tenants".to_owned()))?;
         let tenant = *tenants.entry(line.tenant.as_deref()).or_insert(next);
         let ids = prompts.ids(&line.prompt).map_err(|error| refused(error.to_string()))?;
@@ -52,7 +49,7 @@ pub(super) fn serve(
         let Reply::Done(text, output) = reply else { return written.is_ok() };
         if written.is_ok() {
             finished += 1;
-            let line = OutputLine::new(&lines[place], requests[place].prompt.len(), output, text);
+            let line = lines[place].answered(requests[place].prompt.len(), output, text);
             written = serde_json::to_string(&line).map_err(Failure::error).and_then(|line| match &mut out {
                 Some(out) => out.push(&line).map_err(Failure::error),
                 None => print_now(&(line + "\n")),

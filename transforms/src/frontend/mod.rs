@@ -17,7 +17,6 @@ use crate::model::Model;
 
 pub use config::Assumption;
 pub use error::FrontendError;
-pub use gguf::gguf_files;
 
 /// What the caller adds to a model's own description.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,7 @@ use crate::graph::{Attribute, OpId, TensorId};
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut owners: HashMap<TensorId, OpId> = HashMap::new();
-    for &(id, _) in walk.keepers.iter().filter(|(_, found)| found.stage == Stage::InsertCachedAttention) {
+    for &(id, _) in walk.keepers.iter().filter(|(_, found)| found.stage == Stage::Attention) {
         let op = walk.graph.op(id);
         let Some(key) = op.port("key") else { continue };
         match owners.get(&key) {

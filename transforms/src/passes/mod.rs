@@ -17,34 +17,35 @@ use cacheplan_handlers::KvLayout;
 use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
+use crate::descriptors::Registry;
 use crate::graph::{Graph, Name, Op, OpId};
-use crate::registry::{DescribeError, Descriptor, Registry};
+use crate::registry::{DescribeError, Descriptor};
 use crate::resources::{ResourceError, Resources};
 
 /// The insertion pass that an op belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
     /// Attention over keys and values.
-    InsertCachedAttention,
+    Attention,
     /// Multi-head latent attention.
-    InsertCachedMla,
+    Mla,
     /// Recurrent states.
-    InsertCachedSsm,
+    Ssm,
     /// Convolution states.
-    InsertCachedCausalConv,
+    CausalConv,
     /// Whatever a framework adds that is none of these.
-    InsertCustomCaches,
+    Custom,
 }
 
 impl Stage {
     /// The pass of an op of `kind`: what is none of the known kinds of caches comes after them all.
     pub(crate) fn of(kind: &str) -> Self {
         match kind {
-            Op::ATTENTION => Self::InsertCachedAttention,
-            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::InsertCachedMla,
-            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::InsertCachedSsm,
-            Op::CAUSAL_CONV => Self::InsertCachedCausalConv,
-            _ => Self::InsertCustomCaches,
+            Op::ATTENTION => Self::Attention,
+            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::Mla,
+            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::Ssm,
+            Op::CAUSAL_CONV => Self::CausalConv,
+            _ => Self::Custom,
         }
     }
 }
@@ -200,12 +201,12 @@ const PASSES: [Pass; 10] = [
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
     // whose first resource of a kind is the reference of `first-reference`.
     ("insert_cached_attention", insert_cached_attention::run),
-    ("insert_cached_mla", |walk| walk.insert_all(Stage::InsertCachedMla)),
+    ("insert_cached_mla", |walk| walk.insert_all(Stage::Mla)),
     // States before convolutions: a convolution's pool is checked against the state it feeds.
-    ("insert_cached_ssm", |walk| walk.insert_all(Stage::InsertCachedSsm)),
-    ("insert_cached_causal_conv", |walk| walk.insert_all(Stage::InsertCachedCausalConv)),
+    ("insert_cached_ssm", |walk| walk.insert_all(Stage::Ssm)),
+    ("insert_cached_causal_conv", |walk| walk.insert_all(Stage::CausalConv)),
     // After the known kinds, so that a framework's resources never move theirs.
-    ("insert_custom_caches", |walk| walk.insert_all(Stage::InsertCustomCaches)),
+    ("insert_custom_caches", |walk| walk.insert_all(Stage::Custom)),
     // After all owners exist: a layer can share only what was inserted.
     ("alias_shared_kv", alias_shared_kv::run),
     // When the list is complete: gives every resource its node, in registration order.

@@ -4,15 +4,16 @@ use super::{assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::Device;
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
-use crate::{KvOrder, PagedAttention, Window};
+use crate::{PagedAttention, Window};
 use cacheplan_emulator::Options;
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Tensor};
 use rstest::rstest;
 
 /// Padding with and without rows, one token, and contexts around tiles, blocks, warps and splits.
 const SEQUENCES: [(usize, usize); 8] = [(1, 1), (1, 16), (3, 0), (1, 17), (0, 20), (1, 130), (1, 300), (0, 0)];
 
-fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvOrder, dtype: DType) -> Layout {
+fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype: DType) -> Layout {
     Layout { kv_heads, head_dim, kv_factor: 2, block, order, dtype }
 }
 
@@ -33,10 +34,10 @@ enum Extra {
 fn paged_decode(
     #[values(DType::BF16, DType::F16)] dtype: DType,
     #[values(64, 128)] head_dim: usize,
-    #[values((1, 16, KvOrder::Hnd), (4, 32, KvOrder::Nhd), (16, 64, KvOrder::Hnd))] (group, block, order): (
+    #[values((1, 16, KvLayout::Hnd), (4, 32, KvLayout::Nhd), (16, 64, KvLayout::Hnd))] (group, block, order): (
         usize,
         usize,
-        KvOrder,
+        KvLayout,
     ),
     #[values(Extra::Plain, Extra::Sliding, Extra::Chunked, Extra::Sinks, Extra::SoftCap)] extra: Extra,
 ) {
@@ -75,7 +76,7 @@ fn paged_decode_mutants(#[values(DType::BF16, DType::F16)] dtype: DType, #[value
     if !prove_all() && (dtype, head_dim) != (DType::BF16, 64) {
         return;
     }
-    let paged = Paged::new(&layout(1, head_dim, 16, KvOrder::Hnd, dtype), &[(1, 300)]);
+    let paged = Paged::new(&layout(1, head_dim, 16, KvLayout::Hnd, dtype), &[(1, 300)]);
     let q = Tensor::ones((1, 4, head_dim), dtype, &candle_core::Device::Cpu).unwrap();
     let attention = PagedAttention::new(0.1, head_dim);
     let batch = paged.batch();
@@ -90,7 +91,7 @@ fn paged_decode_mutants(#[values(DType::BF16, DType::F16)] dtype: DType, #[value
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn paged_decode_traffic(#[case] head_dim: usize, #[case] warp_instructions_per_kib: f64) {
     let context = 1024;
-    let paged = Paged::new(&layout(1, head_dim, 32, KvOrder::Hnd, DType::BF16), &[(1, context)]);
+    let paged = Paged::new(&layout(1, head_dim, 32, KvLayout::Hnd, DType::BF16), &[(1, context)]);
     let q = Tensor::ones((1, 4, head_dim), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let attention = PagedAttention::new(0.1, head_dim);
     let batch = paged.batch();

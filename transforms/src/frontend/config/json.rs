@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use cacheplan_files::json::JsonError;
-use cacheplan_files::{Limit, json};
+use cacheplan_files::{Limit, SourceError};
 use serde_json::{Map, Value};
 
 /// Parses a JSON object; bare `Infinity`, `-Infinity` and `NaN` become strings.
-pub(super) fn parse(text: &str) -> Result<Map<String, Value>, JsonError> {
-    json::parse(quote_non_numbers(text).as_bytes(), Limit::CONFIG)
+pub(super) fn parse(file: &str, text: &str) -> Result<Map<String, Value>, SourceError> {
+    let parsed = Limit::CONFIG.parse_json(quote_non_numbers(text).as_bytes());
+    parsed.map_err(|source| SourceError::Json { name: file.to_owned(), source })
 }
 
 fn quote_non_numbers(text: &str) -> Cow<'_, str> {
@@ -65,6 +65,6 @@ mod tests {
     #[case(r#"{"Infinity": "NaN \" Infinity"}"#, r#"{"Infinity": "NaN \" Infinity"}"#)]
     #[case(r#"{"a": -3, "b": "Infinity"}"#, r#"{"a": -3, "b": "Infinity"}"#)]
     fn bare_words_become_strings_and_nothing_else_changes(#[case] text: &str, #[case] same_as: &str) {
-        assert_eq!(parse(text).unwrap(), parse(same_as).unwrap());
+        assert_eq!(parse("c", text).unwrap(), parse("c", same_as).unwrap());
     }
 }

@@ -14,7 +14,6 @@ mod values;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use cacheplan_files::SourceError;
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
@@ -40,12 +39,9 @@ pub(super) fn read(
     calibration: Option<(&str, &str)>,
     options: &ReadOptions,
 ) -> Result<Model, FrontendError> {
-    let parse = |file: &str, text: &str| {
-        json::parse(text).map_err(|source| SourceError::Json { name: file.to_owned(), source })
-    };
-    let mut json = parse(file, text)?;
+    let mut json = json::parse(file, text)?;
     if let Some((file, text)) = calibration {
-        quantization::merge(&mut json, parse(file, text)?);
+        quantization::merge(&mut json, json::parse(file, text)?);
     }
     let mut values = Values::new(file, json);
     for assumption in &options.assume {

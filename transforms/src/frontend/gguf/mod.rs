@@ -80,54 +80,56 @@ pub struct GgufTensor {
     pub offset: u64,
 }
 
-/// The tensors of the GGUF file at `path`, and of those that it was split into.
-///
-/// # Errors
-/// A file of the split that is absent, a malformed header, more tensors than are kept.
-pub fn gguf_files(path: &Path) -> Result<GgufFiles, FrontendError> {
-    let source = Source::open(path)?;
-    let beside = Files::Folder(path.parent().unwrap_or(Path::new("")));
-    let (mut architecture, mut files, mut count) = (String::new(), Vec::<GgufFile>::new(), 1);
-    let mut next = Some(source);
-    while let Some(source) = next.take() {
-        let mut tensors = Vec::new();
-        let mut kept = 0;
-        let header = Header::read_tensors(&source, |tensor| {
-            kept += size_of::<GgufTensor>() + 8 * tensor.shape.len() + tensor.name.len();
-            if kept > MAX_TENSORS_KEPT {
-                let (key, found) = ("tensor count".to_owned(), "far too many".to_owned());
-                let expected = format!("at most {MAX_TENSORS_KEPT} bytes of tensor names and shapes are kept");
-                return Err(FrontendError::BadValue { file: source.name().to_owned(), key, found, expected });
+impl Model {
+    /// The tensors of the GGUF file at `path`, and of those that it was split into.
+    ///
+    /// # Errors
+    /// A file of the split that is absent, a malformed header, more tensors than are kept.
+    pub fn gguf_files(path: &Path) -> Result<GgufFiles, FrontendError> {
+        let source = Source::open(path)?;
+        let beside = Files::Folder(path.parent().unwrap_or(Path::new("")));
+        let (mut architecture, mut files, mut count) = (String::new(), Vec::<GgufFile>::new(), 1);
+        let mut next = Some(source);
+        while let Some(source) = next.take() {
+            let mut tensors = Vec::new();
+            let mut kept = 0;
+            let header = Header::read_tensors(&source, |tensor| {
+                kept += size_of::<GgufTensor>() + 8 * tensor.shape.len() + tensor.name.len();
+                if kept > MAX_TENSORS_KEPT {
+                    let (key, found) = ("tensor count".to_owned(), "far too many".to_owned());
+                    let expected = format!("at most {MAX_TENSORS_KEPT} bytes of tensor names and shapes are kept");
+                    return Err(FrontendError::BadValue { file: source.name().to_owned(), key, found, expected });
+                }
+                let reader::TensorInfo { name, mut shape, kind, offset } = tensor;
+                shape.reverse();
+                tensors.push(GgufTensor { name, shape, kind, offset });
+                Ok(())
+            })?;
+            for tensor in &mut tensors {
+                tensor.offset = tensor.offset.saturating_add(header.data());
             }
-            let reader::TensorInfo { name, mut shape, kind, offset } = tensor;
-            shape.reverse();
-            tensors.push(GgufTensor { name, shape, kind, offset });
-            Ok(())
-        })?;
-        for tensor in &mut tensors {
-            tensor.offset = tensor.offset.saturating_add(header.data());
+            if files.is_empty() {
+                count = header.number("split.count").unwrap_or(1).min(MAX_SPLIT);
+                header.text("general.architecture").unwrap_or_default().clone_into(&mut architecture);
+            }
+            files.push(GgufFile { source, tensors });
+            let number = files.len() as u64 + 1;
+            if number <= count {
+                let name = sibling(files[0].source.name(), number);
+                let found = name.as_deref().map(|name| beside.open(name)).transpose()?.flatten();
+                next = Some(found.ok_or_else(|| FrontendError::BadValue {
+                    file: files[0].source.name().to_owned(),
+                    key: "split.count".to_owned(),
+                    found: format!("file {number} of {count} is absent"),
+                    expected: format!(
+                        "{} beside the first",
+                        name.as_deref().unwrap_or("a file named -0000N-of-0000M.gguf")
+                    ),
+                })?);
+            }
         }
-        if files.is_empty() {
-            count = header.number("split.count").unwrap_or(1).min(MAX_SPLIT);
-            header.text("general.architecture").unwrap_or_default().clone_into(&mut architecture);
-        }
-        files.push(GgufFile { source, tensors });
-        let number = files.len() as u64 + 1;
-        if number <= count {
-            let name = sibling(files[0].source.name(), number);
-            let found = name.as_deref().map(|name| beside.open(name)).transpose()?.flatten();
-            next = Some(found.ok_or_else(|| FrontendError::BadValue {
-                file: files[0].source.name().to_owned(),
-                key: "split.count".to_owned(),
-                found: format!("file {number} of {count} is absent"),
-                expected: format!(
-                    "{} beside the first",
-                    name.as_deref().unwrap_or("a file named -0000N-of-0000M.gguf")
-                ),
-            })?);
-        }
+        Ok(GgufFiles { architecture, files })
     }
-    Ok(GgufFiles { architecture, files })
 }
 
 /// Bytes that the names and shapes of a file's tensors may take in memory.

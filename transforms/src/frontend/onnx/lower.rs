@@ -10,12 +10,12 @@ use super::lookup::Lookup;
 use super::mask::{Sight, sight};
 use super::proto::NodeProto;
 use super::states::{State, States};
+use crate::descriptors::Registry;
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
 use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
-use crate::registry::Registry;
 
 /// No model has as many layers as this.
 const MAX_LAYER: u32 = 10_000;

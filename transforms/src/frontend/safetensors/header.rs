@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cacheplan_files::{Limit, Source, SourceError, json};
+use cacheplan_files::{Limit, Source, SourceError};
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -60,8 +60,8 @@ impl Header {
         let present = source.len().checked_sub(bytes).ok_or_else(|| truncated(bytes))?;
         let mut text = vec![0; length as usize];
         source.read_exact_at(&mut text, 8)?;
-        let Entries(mut tensors) = json::parse(&text, Limit::SAFETENSORS)
-            .map_err(|error| SourceError::Json { name: file(), source: error })?;
+        let Entries(mut tensors) =
+            Limit::SAFETENSORS.parse_json(&text).map_err(|error| SourceError::Json { name: file(), source: error })?;
         drop(text);
 
         tensors.sort_by_key(|tensor| (tensor.begin, tensor.end));
