@@ -167,7 +167,6 @@ impl Visitor<'_> for Key<'_, '_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::Limit;
     use rstest::rstest;
     use serde_json::Value;

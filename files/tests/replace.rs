@@ -83,7 +83,7 @@ fn many_writers_at_once_leave_one_whole_file() {
         for writer in 0..8 {
             let place = &place;
             scope.spawn(move || {
-                (0..20).for_each(|n| replace(place, |out| out.write_all(&content(100 * writer + n))).unwrap())
+                (0..20).for_each(|n| replace(place, |out| out.write_all(&content(100 * writer + n))).unwrap());
             });
         }
     });
