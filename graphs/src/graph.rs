@@ -24,6 +24,10 @@ pub struct Graph {
     pub inputs: Vec<Port>,
     /// What a run gives.
     pub outputs: Vec<Port>,
+    /// The numbers of the inputs among all values.
+    pub(crate) given: Vec<usize>,
+    /// Those of the outputs.
+    pub(crate) made: Vec<usize>,
     /// Those that depend on the inputs, in their order.
     pub(crate) nodes: Vec<Node>,
     /// The values by number: what is constant.
@@ -39,8 +43,6 @@ pub struct Port {
     pub element: Element,
     /// Its axes; `None` for those that are open.
     pub shape: Vec<Option<usize>>,
-    /// Its number among all values.
-    pub(crate) value: usize,
 }
 
 /// A node whose values have numbers.
@@ -129,10 +131,6 @@ impl Graph {
     pub(crate) fn refuse(&self, node: usize, reason: String) -> GraphError {
         refuse(&self.file, &self.nodes[node], reason)
     }
-
-    pub(crate) fn refuse_port(&self, port: &str, reason: String) -> GraphError {
-        GraphError::Port { file: self.file.clone(), port: port.to_owned(), reason }
-    }
 }
 
 fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
@@ -180,13 +178,14 @@ impl Loader<'_> {
             self.constants[number] = Some(value);
         }
         let mut made: Vec<bool> = self.constants.iter().map(Option::is_some).collect();
-        let mut inputs = Vec::new();
+        let (mut inputs, mut given) = (Vec::new(), Vec::new());
         for info in &graph.input {
             // Old exports list their weights as inputs too.
             let number = self.number(&info.name);
             made.resize(self.constants.len(), false);
             if !made[number] {
-                inputs.push(self.port(info, number)?);
+                inputs.push(self.port(info)?);
+                given.push(number);
                 made[number] = true;
             }
         }
@@ -216,10 +215,10 @@ impl Loader<'_> {
                 }
             }
         }
-        let mut outputs = Vec::new();
+        let (mut outputs, mut results) = (Vec::new(), Vec::new());
         for info in &graph.output {
             let number = self.number(&info.name);
-            let port = self.port(info, number)?;
+            let port = self.port(info)?;
             if made.get(number) != Some(&true) {
                 return Err(GraphError::Port {
                     file: self.file.to_owned(),
@@ -228,8 +227,10 @@ impl Loader<'_> {
                 });
             }
             outputs.push(port);
+            results.push(number);
         }
-        Ok(Graph { file: self.file.to_owned(), inputs, outputs, nodes, constants: self.constants })
+        let (file, constants) = (self.file.to_owned(), self.constants);
+        Ok(Graph { file, inputs, outputs, given, made: results, nodes, constants })
     }
 
     fn node(&mut self, proto: NodeProto) -> Node {
@@ -245,7 +246,7 @@ impl Loader<'_> {
         Node { name, op, inputs, outputs, attributes: proto.attribute }
     }
 
-    fn port(&self, info: &ValueInfo, value: usize) -> Result<Port, GraphError> {
+    fn port(&self, info: &ValueInfo) -> Result<Port, GraphError> {
         let refuse = |reason: String| GraphError::Port { file: self.file.to_owned(), port: info.name.clone(), reason };
         let tensor = info.r#type.as_ref().and_then(|found| found.tensor_type.as_ref());
         let tensor = tensor.ok_or_else(|| refuse("it is no tensor".to_owned()))?;
@@ -258,7 +259,7 @@ impl Loader<'_> {
         };
         let dims = tensor.shape.iter().flat_map(|shape| &shape.dim);
         let shape = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok()));
-        Ok(Port { name: info.name.clone(), element, shape: shape.collect(), value })
+        Ok(Port { name: info.name.clone(), element, shape: shape.collect() })
     }
 
     /// The bytes of a weight that lies in another file.

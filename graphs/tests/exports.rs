@@ -38,7 +38,7 @@ impl Hybrid {
     fn new(opset: &str) -> Self {
         let runner = runner(&format!("onnx/hybrid_opset{opset}.onnx"));
         let mut states = HashMap::new();
-        for port in runner.graph().inputs.iter().filter(|port| port.element == Element::Float) {
+        for port in runner.inputs().iter().filter(|port| port.element == Element::Float) {
             let open = |axis: usize| usize::from(axis == 0);
             let shape: Vec<usize> =
                 port.shape.iter().enumerate().map(|(axis, size)| size.unwrap_or_else(|| open(axis))).collect();
@@ -50,7 +50,7 @@ impl Hybrid {
     /// The logits of all tokens.
     fn step(&mut self, tokens: &[i64]) -> Vec<f32> {
         let lengths = [tokens.len() as i64];
-        let ports = self.runner.graph().inputs.clone();
+        let ports = self.runner.inputs().clone();
         let inputs: Vec<Input<'_>> = ports
             .iter()
             .map(|port| match port.name.as_str() {
@@ -59,7 +59,7 @@ impl Hybrid {
                 name => Input { data: Slice::Float(&self.states[name].0), shape: self.states[name].1.clone() },
             })
             .collect();
-        let names: Vec<String> = self.runner.graph().outputs.iter().map(|port| port.name.clone()).collect();
+        let names: Vec<String> = self.runner.outputs().iter().map(|port| port.name.clone()).collect();
         let outputs = self.runner.run(&inputs).unwrap();
         let mut made: Vec<(Vec<f32>, Vec<usize>)> = Vec::new();
         for at in 0..names.len() {
@@ -91,7 +91,7 @@ fn a_hybrid_gives_what_onnx_runtime_gave(#[case] opset: &str) {
     let mut logits = hybrid.step(&prompt);
     let flat = |name: &str| golden[name].flatten_all().unwrap().to_vec1::<f32>().unwrap();
     assert!(farthest(&logits, &flat("prefill.logits")) < 1e-4);
-    let outputs: Vec<String> = hybrid.runner.graph().outputs[1..].iter().map(|port| port.name.clone()).collect();
+    let outputs: Vec<String> = hybrid.runner.outputs()[1..].iter().map(|port| port.name.clone()).collect();
     for output in outputs {
         let state = &hybrid.states[&output.replace("present", "past").replace("_out", "")];
         assert!(farthest(&state.0, &flat(&format!("prefill.{output}"))) < 1e-4, "{output}");

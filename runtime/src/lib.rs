@@ -35,6 +35,7 @@ mod totals;
 mod weights;
 
 pub use beam::Beams;
+pub use cacheplan_graphs::GraphEngine;
 pub use decoder::{Decoder, TextModel};
 pub use device::{device_info, open_device};
 pub use error::{ConfigError, RequestError, RuntimeError};

@@ -38,15 +38,13 @@ impl GraphExport {
     /// A model that cannot be loaded, a layer that cannot be exported, a bucket beyond the cache, a file that cannot be
     /// written.
     pub fn write(&self, path: &Path, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
-        if self.max_cache_len == 0 || self.max_cache_len > MAX_CACHE_LEN {
-            let found = self.max_cache_len;
-            return Err(refuse("max_cache_len", format!("it is {found}, expected 1 to {MAX_CACHE_LEN}")));
-        }
-        let too_large = |size: &&u64| **size == 0 || **size > self.max_cache_len;
-        if let Some(size) = self.buckets.iter().flatten().find(too_large) {
-            let most = self.max_cache_len;
-            return Err(refuse("the buckets", format!("{size} tokens are none of 1 to {most}, which the caches hold")));
-        }
+        let within = |what, found, most, bound| match found {
+            found if (1..=most).contains(&found) => Ok(()),
+            found => Err(RuntimeError::OutOfRange { what, found, most, bound }),
+        };
+        within("a cache", self.max_cache_len, MAX_CACHE_LEN, "the longest one")?;
+        let mut sizes = self.buckets.iter().flatten();
+        sizes.try_for_each(|&size| within("a bucket", size, self.max_cache_len, "what the cache holds"))?;
         let model = read_model(path, &self.read)?;
         let weights = match Weights::of_model(path, DType::F32, &Device::Cpu) {
             Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),

@@ -1,14 +1,15 @@
 //! Exported graphs generate in planned caches as native models do.
 
-use std::collections::HashMap;
+mod engines;
+mod exporter;
+
 use std::path::{Path, PathBuf};
 
 use cacheplan_graphs::proto::{GraphProto, ModelProto, ValueInfo};
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_planner::{Budget, Unit};
-use cacheplan_runtime::{GraphExport, Request, RequestError, RuntimeError, Session, SessionOptions, Weights};
-use cacheplan_transforms::ReadOptions;
-use candle_core::{DType, Device, Tensor};
+use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
+use candle_core::{Device, Tensor};
 use prost::Message;
 use rstest::rstest;
 
@@ -234,96 +235,4 @@ fn graphs_of_another_model_are_refused() {
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = with_graphs(&fixture("static_cache/qwen3"), "").unwrap_err();
     assert!(error.to_string().contains("there is no .onnx file in this folder"), "{error}");
-}
-
-fn export(model: &Path, buckets: &[Option<u64>], max_cache_len: u64, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
-    GraphExport { buckets: buckets.to_vec(), max_cache_len, read: ReadOptions::default() }.write(model, out)
-}
-
-/// What is exported of a model gives the model's own tokens, whichever buckets there are.
-fn export_and_compare(model: &Path, vocab_size: u32) {
-    let prompt = |len: u32| (0..len).map(|token| (token * 29 + len) % vocab_size).collect::<Vec<_>>();
-    let requests = [request(&prompt(5), 12), request(&prompt(23), 12), request(&prompt(1), 12)];
-    let expected = generated(&mut Session::open(model, options("max_seq_len = 48\n")).unwrap(), &requests);
-    for buckets in [&[None, Some(1)][..], &[Some(16), Some(1)], &[Some(8)], &[Some(64), None, Some(1)]] {
-        let folder = tempfile::tempdir().unwrap();
-        let files = export(model, buckets, 64, folder.path()).unwrap();
-        assert_eq!(files.len(), buckets.len());
-        let options =
-            SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("max_batch_size = 2\n") };
-        let mut session = Session::open(model, options).unwrap();
-        assert!(session.plan().pools.iter().all(|pool| pool.unit == Unit::Slot));
-        assert_eq!(generated(&mut session, &requests), expected, "{buckets:?}");
-    }
-}
-
-#[rstest]
-#[case("models/llama", 96)]
-#[case("models/qwen3", 320)]
-#[case("variants/qwen2_window", 32)]
-#[case("variants/mistral_window", 32)]
-fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_size: u32) {
-    export_and_compare(&fixture(model), vocab_size);
-}
-
-/// A hybrid without experts, whose weights nobody trained.
-#[test]
-fn an_exported_hybrid_gives_the_native_tokens() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = r#"{
-        "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 32, "vocab_size": 96, "intermediate_size": 48,
-        "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
-        "n_groups": 2, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
-        "mamba_hidden_act": "silu", "use_conv_bias": true, "time_step_min": 0.001, "tie_word_embeddings": false,
-        "max_position_embeddings": 256, "mamba_ssm_cache_dtype": "float32"
-    }"#;
-    std::fs::write(folder.path().join("config.json"), config).unwrap();
-    let mut shapes: Vec<(String, Vec<usize>)> = vec![
-        ("backbone.embeddings.weight".into(), vec![96, 32]),
-        ("backbone.norm_f.weight".into(), vec![32]),
-        ("lm_head.weight".into(), vec![96, 32]),
-    ];
-    let mamba: &[(&str, &[usize])] = &[
-        ("in_proj.weight", &[64 + 96 + 4, 32]),
-        ("conv1d.weight", &[96, 1, 4]),
-        ("conv1d.bias", &[96]),
-        ("A_log", &[4]),
-        ("D", &[4]),
-        ("dt_bias", &[4]),
-        ("norm.weight", &[64]),
-        ("out_proj.weight", &[32, 64]),
-    ];
-    let attention: &[(&str, &[usize])] = &[
-        ("q_proj.weight", &[64, 32]),
-        ("k_proj.weight", &[32, 32]),
-        ("v_proj.weight", &[32, 32]),
-        ("o_proj.weight", &[32, 64]),
-    ];
-    let mlp: &[(&str, &[usize])] = &[("up_proj.weight", &[48, 32]), ("down_proj.weight", &[32, 48])];
-    for (layer, mixer) in [mamba, attention, mlp, mamba].into_iter().enumerate() {
-        shapes.push((format!("backbone.layers.{layer}.norm.weight"), vec![32]));
-        let named =
-            |(name, shape): &(&str, &[usize])| (format!("backbone.layers.{layer}.mixer.{name}"), shape.to_vec());
-        shapes.extend(mixer.iter().map(named));
-    }
-    let invented = Weights::invented(DType::F32, &Device::Cpu);
-    let tensors: HashMap<String, Tensor> =
-        shapes.into_iter().map(|(name, shape)| (name.clone(), invented.get(&name, shape).unwrap())).collect();
-    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
-    export_and_compare(folder.path(), 96);
-}
-
-#[test]
-fn what_cannot_be_exported_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("graphs");
-    let refused = |model: &str, buckets: &[Option<u64>], len: u64| {
-        let error = export(&fixture(model), buckets, len, &out).unwrap_err();
-        assert_eq!(error.exit_code(), 4);
-        error.to_string()
-    };
-    assert!(refused("models/nemotron_h", &[None], 64).contains("Moe: a layer of this kind is not exported"));
-    assert!(refused("models/qwen3", &[Some(65)], 64).contains("65 tokens are none of 1 to 64"));
-    assert!(refused("models/qwen3", &[None], 0).contains("max_cache_len"));
 }
