@@ -1,6 +1,7 @@
 //! A graph as it is read: its nodes, and what of it is constant.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Component, Path};
 
 use cacheplan_files::{Limit, Source};
@@ -11,19 +12,23 @@ use crate::builder::Builder;
 use crate::error::GraphError;
 use crate::nodes::{full_type, is_known, lower};
 use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
-use crate::tensor::{Data, Element, Value, count};
+use crate::tensor::{Data, Element, MAX_RANK, Value, count};
+use crate::weigh::{Part, weigh};
+
+/// Numbers that are computed when a graph is loaded, besides as many as its weights have.
+const COMPUTED: usize = 1 << 21;
 
 /// Versions of the standard operators that are run.
 const OPSETS: std::ops::RangeInclusive<i64> = 13..=24;
 
 /// A graph that can be run.
 #[derive(Debug)]
-pub struct Graph {
+pub(crate) struct Graph {
     pub(crate) file: String,
     /// What a run is given.
-    pub inputs: Vec<Port>,
+    pub(crate) inputs: Vec<Port>,
     /// What a run gives.
-    pub outputs: Vec<Port>,
+    pub(crate) outputs: Vec<Port>,
     /// The numbers of the inputs among all values.
     pub(crate) given: Vec<usize>,
     /// Those of the outputs.
@@ -102,20 +107,10 @@ impl Node {
 
 impl Graph {
     /// Reads a graph and its weights; weights in other files must lie in the folder of this one.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no graph, a weight that is not there, an operator that is not run.
-    pub fn open(path: &Path) -> Result<Self, GraphError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, GraphError> {
         let source = Source::open(path)?;
-        let model = decode(&source)?;
-        Self::new(source.name(), model, path.parent().unwrap_or(Path::new("")))
-    }
-
-    /// A graph in memory; `folder` is where weights in other files lie.
-    ///
-    /// # Errors
-    /// As [`Graph::open`].
-    pub fn new(file: &str, model: ModelProto, folder: &Path) -> Result<Self, GraphError> {
+        let (model, file) = (decode(&source)?, source.name());
+        let folder = path.parent().unwrap_or(Path::new(""));
         let malformed = |reason: String| GraphError::Malformed { file: file.to_owned(), reason };
         let standard = model.opset_import.iter().find(|opset| matches!(opset.domain.as_str(), "" | "ai.onnx"));
         let version = standard.map_or(0, |opset| opset.version);
@@ -138,11 +133,14 @@ fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
 }
 
 fn decode(source: &Source) -> Result<ModelProto, GraphError> {
+    let malformed = |reason: String| GraphError::Malformed { file: source.name().to_owned(), reason };
+    let invalid = |error| malformed(format!("not a valid ONNX message: {error}"));
     let bytes = Bytes::from(source.bytes(Limit::ONNX_WITH_WEIGHTS)?);
-    ModelProto::decode(bytes).map_err(|error| GraphError::Malformed {
-        file: source.name().to_owned(),
-        reason: format!("not a valid ONNX message: {error}"),
-    })
+    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
+    if !weigh(Part::Model, &bytes, &mut left).map_err(invalid)? {
+        return Err(malformed(format!("its nodes, values and names take more than {} bytes", Limit::MEMORY)));
+    }
+    ModelProto::decode(bytes).map_err(invalid)
 }
 
 struct Loader<'a> {
@@ -165,7 +163,13 @@ impl Loader<'_> {
     }
 
     fn load(mut self, graph: GraphProto) -> Result<Graph, GraphError> {
+        // What cannot be run is refused before any weight is read.
+        let mut unknown = graph.node.iter().filter(|node| !is_known(&full_type(&node.domain, &node.op_type)));
+        if let Some(node) = unknown.next() {
+            return Err(refuse(self.file, &self.node(node.clone()), "this operator is not run".to_owned()));
+        }
         let mut files = HashMap::new();
+        let mut weights = 0usize;
         for tensor in graph.initializer {
             let name = tensor.name.clone();
             let elsewhere = self.elsewhere(&tensor, &mut files)?;
@@ -174,6 +178,7 @@ impl Loader<'_> {
                 tensor: name.clone(),
                 reason,
             })?;
+            weights = weights.saturating_add(value.layout.len());
             let number = self.number(&name);
             self.constants[number] = Some(value);
         }
@@ -190,13 +195,10 @@ impl Loader<'_> {
             }
         }
         let mut nodes = Vec::new();
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(weights.saturating_add(COMPUTED));
         for proto in graph.node {
             let node = self.node(proto);
             made.resize(self.constants.len(), false);
-            if !is_known(&node.op) {
-                return Err(refuse(self.file, &node, "this operator is not run".to_owned()));
-            }
             if let Some(missing) = node.inputs.iter().flatten().find(|&&input| !made[input]) {
                 let name = self.numbers.iter().find(|(_, number)| *number == missing).map_or("", |(name, _)| name);
                 return Err(refuse(self.file, &node, format!("it reads `{name}`, which nothing before it makes")));
@@ -208,7 +210,13 @@ impl Loader<'_> {
                 nodes.push(node);
                 continue;
             }
-            let values = lower(&mut builder, &node, &known).map_err(|reason| refuse(self.file, &node, reason))?;
+            let values = match lower(&mut builder, &node, &known) {
+                Err(_) if builder.put_off() => {
+                    nodes.push(node);
+                    continue;
+                }
+                values => values.map_err(|reason| refuse(self.file, &node, reason))?,
+            };
             for (output, value) in node.outputs.iter().zip(values) {
                 if let Some(output) = *output {
                     self.constants[output] = Some(value);
@@ -258,15 +266,18 @@ impl Loader<'_> {
             }
         };
         let dims = tensor.shape.iter().flat_map(|shape| &shape.dim);
-        let shape = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok()));
-        Ok(Port { name: info.name.clone(), element, shape: shape.collect() })
+        let shape: Vec<_> = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok())).collect();
+        if shape.len() > MAX_RANK {
+            return Err(refuse(format!("it has {} axes; tensors have at most {MAX_RANK}", shape.len())));
+        }
+        Ok(Port { name: info.name.clone(), element, shape })
     }
 
     /// The bytes of a weight that lies in another file.
     fn elsewhere(
         &self,
         tensor: &TensorProto,
-        files: &mut HashMap<String, Source>,
+        files: &mut HashMap<String, (Source, u64)>,
     ) -> Result<Option<Bytes>, GraphError> {
         if tensor.data_location == 0 {
             return Ok(None);
@@ -283,16 +294,24 @@ impl Loader<'_> {
             Some(text) => text.parse::<u64>().map_err(|_| refuse(format!("its {key} is `{text}`"))),
             None => Ok(otherwise),
         };
-        if !files.contains_key(location) {
-            files.insert(location.to_owned(), Source::open(&self.folder.join(location))?);
-        }
-        let source = &files[location];
+        let (source, left) = match files.entry(location.to_owned()) {
+            Entry::Occupied(opened) => opened.into_mut(),
+            Entry::Vacant(place) => {
+                let source = Source::open(&self.folder.join(location))?;
+                let left = source.len();
+                place.insert((source, left))
+            }
+        };
         let offset = number("offset", 0)?;
         let length = number("length", source.len().saturating_sub(offset))?;
         if offset.checked_add(length).is_none_or(|end| end > source.len()) {
             let bytes = source.len();
             return Err(refuse(format!("{length} bytes from {offset} on are not in `{location}`, which has {bytes}")));
         }
+        // Else a small graph could read a file many times over.
+        *left = left
+            .checked_sub(length)
+            .ok_or_else(|| refuse(format!("the tensors in `{location}` take more bytes than it has")))?;
         let stated = count(&sizes(tensor).unwrap_or_default()).and_then(|count| count.checked_mul(8));
         let fits = usize::try_from(length).ok().filter(|&length| stated.is_some_and(|stated| length <= stated));
         let length = fits.ok_or_else(|| refuse(format!("{length} bytes are more than its shape says")))?;
@@ -309,7 +328,7 @@ fn sizes(tensor: &TensorProto) -> Option<Vec<usize>> {
 /// A weight or a constant as numbers; 16-bit floats are widened.
 fn value_of(tensor: &TensorProto, elsewhere: Option<&Bytes>) -> Result<Value, String> {
     let shape = sizes(tensor).ok_or("its shape has a negative axis")?;
-    let len = count(&shape).ok_or("its shape is too large")?;
+    let len = count(&shape).filter(|_| shape.len() <= MAX_RANK).ok_or("its shape is too large")?;
     let raw = elsewhere.unwrap_or(&tensor.raw_data);
     let data = match tensor.data_type {
         TensorProto::FLOAT if raw.is_empty() => Data::Float(tensor.float_data.clone()),

@@ -39,7 +39,7 @@ impl Program {
             let layout = Layout::contiguous(shape.clone());
             values[graph.given[number]] = Some(Value { place: Place::Input(number), element: port.element, layout });
         }
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(usize::MAX);
         for (number, node) in graph.nodes.iter().enumerate() {
             builder.node = number;
             let inputs: Vec<Option<Value>> =

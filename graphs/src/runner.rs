@@ -49,7 +49,7 @@ impl Runner {
     /// A file that cannot be read or is no graph, an operator that the engine does not run, an engine that is not there.
     pub fn open(file: &Path, engine: &GraphEngine) -> Result<Self, GraphError> {
         match engine {
-            GraphEngine::Interpreter => Ok(Self::new(Graph::open(file)?)),
+            GraphEngine::Interpreter => Ok(Self(Kind::Interpreter(Interpreter::new(Graph::open(file)?)))),
             #[cfg(feature = "ort")]
             GraphEngine::OnnxRuntime(library) => Ok(Self(Kind::OnnxRuntime(OnnxRuntime::open(file, library)?))),
             #[cfg(not(feature = "ort"))]
@@ -57,11 +57,6 @@ impl Runner {
                 reason: "this build is without it; rebuild with `--features ort`".into(),
             }),
         }
-    }
-
-    /// An interpreter of a graph.
-    pub fn new(graph: Graph) -> Self {
-        Self(Kind::Interpreter(Interpreter::new(graph)))
     }
 
     /// What a run is given.

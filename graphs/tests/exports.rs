@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::{Element, Graph, GraphError, Input, Runner, Slice};
+use cacheplan_graphs::{Element, GraphEngine, GraphError, Input, Runner, Slice};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -12,7 +12,7 @@ fn fixture(file: &str) -> PathBuf {
 }
 
 fn runner(file: &str) -> Runner {
-    Runner::new(Graph::open(&fixture(file)).unwrap())
+    Runner::open(&fixture(file), &GraphEngine::Interpreter).unwrap()
 }
 
 fn golden(file: &str) -> HashMap<String, Tensor> {
@@ -50,7 +50,7 @@ impl Hybrid {
     /// The logits of all tokens.
     fn step(&mut self, tokens: &[i64]) -> Vec<f32> {
         let lengths = [tokens.len() as i64];
-        let ports = self.runner.inputs().clone();
+        let ports = self.runner.inputs().to_vec();
         let inputs: Vec<Input<'_>> = ports
             .iter()
             .map(|port| match port.name.as_str() {
@@ -66,6 +66,7 @@ impl Hybrid {
             let view = outputs.get(at).unwrap();
             made.push((view.floats().unwrap(), view.shape().to_vec()));
         }
+        drop(outputs);
         let mut logits = Vec::new();
         for (name, made) in names.into_iter().zip(made) {
             match name.as_str() {
@@ -165,6 +166,7 @@ impl Static {
         let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
         let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
         let (k, v) = (columns(1), columns(2));
+        drop(outputs);
         for (kept, new) in [(&mut self.k, k), (&mut self.v, v)] {
             for (row, new) in new.chunks_exact(tokens.len() * 32).enumerate() {
                 kept[(row * Self::LEN + self.past) * 32..][..new.len()].copy_from_slice(new);
@@ -214,7 +216,7 @@ fn a_run_refuses_what_is_not_its_input() {
     let mut decode = runner("static_cache/decode.onnx");
     assert!(matches!(decode.run(&[]).unwrap_err(), GraphError::Malformed { .. }));
     let shapes: Vec<Vec<usize>> =
-        decode.graph().inputs.iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
+        decode.inputs().iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
     let (floats, ints) = (vec![0.0; 4 * 2 * 128 * 32], vec![0; 128]);
     let input = |at: usize, shape: &Vec<usize>| {
         let len = shape.iter().product();

@@ -35,7 +35,6 @@ mod totals;
 mod weights;
 
 pub use beam::Beams;
-pub use cacheplan_graphs::GraphEngine;
 pub use decoder::{Decoder, TextModel};
 pub use device::{device_info, open_device};
 pub use error::{ConfigError, RequestError, RuntimeError};

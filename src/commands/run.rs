@@ -10,7 +10,8 @@ pub(crate) mod results;
 use std::path::{Path, PathBuf};
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{GraphEngine, Prompts, Request, RuntimeError, Session, SessionOptions, open_device};
+use cacheplan::graphs::GraphEngine;
+use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, open_device};
 use miette::{Report, miette};
 
 use crate::commands::Format;

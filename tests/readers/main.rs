@@ -2,6 +2,7 @@
 //!
 //! Each reader gets a second; `CACHEPLAN_SOAK_SECONDS` gives each more, as `cargo xtask soak` does.
 
+mod graphs;
 mod limits;
 mod mutation;
 mod prefix_files;

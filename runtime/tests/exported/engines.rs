@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use cacheplan_runtime::{GraphEngine, Request, Sampling, Session, SessionOptions};
+use cacheplan_graphs::GraphEngine;
+use cacheplan_runtime::{Request, Sampling, Session, SessionOptions};
 use rstest::rstest;
 
 use crate::exporter::export;

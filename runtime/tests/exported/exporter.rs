@@ -38,7 +38,11 @@ fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_s
             SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("max_batch_size = 2\n") };
         let mut session = Session::open(&model, options).unwrap();
         assert!(session.plan().pools.iter().all(|pool| pool.unit == Unit::Slot));
-        assert_eq!(generated(&mut session, &requests), expected, "{buckets:?}");
+        let generation = session.generate(&requests, false).unwrap();
+        let report = session.report(&requests, &generation).unwrap().report;
+        assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
+        let tokens: Vec<Vec<u32>> = generation.outputs.into_iter().map(|output| output.tokens).collect();
+        assert_eq!(tokens, expected, "{buckets:?}");
     }
 }
 

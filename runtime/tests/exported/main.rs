@@ -6,12 +6,18 @@ mod exporter;
 use std::path::{Path, PathBuf};
 
 use cacheplan_graphs::proto::{GraphProto, ModelProto, ValueInfo};
+use cacheplan_handlers::Kind;
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_planner::{Budget, Unit};
 use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
 use candle_core::{Device, Tensor};
 use prost::Message;
 use rstest::rstest;
+
+use exporter::export;
+
+/// Room for forks and checkpoints.
+const BUDGET: &str = "max_batch_size = 4\n[workload]\ncheckpoints_per_sequence = 1\n";
 
 #[global_allocator]
 static ALLOCATOR: cacheplan_managers::CountingAllocator = cacheplan_managers::CountingAllocator;
@@ -36,6 +42,14 @@ fn with_graphs(folder: &Path, budget: &str) -> Result<Session, RuntimeError> {
 
 fn exported(budget: &str) -> Session {
     with_graphs(&fixture("static_cache"), budget).unwrap()
+}
+
+/// A hybrid in graphs of these sizes that were exported of it.
+fn hybrid(buckets: &[Option<u64>], budget: &str) -> Session {
+    let (folder, model) = (tempfile::tempdir().unwrap(), fixture("static_cache/nemotron_h"));
+    export(&model, buckets, 64, folder.path()).unwrap();
+    let options = SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options(budget) };
+    Session::open(&model, options).unwrap()
 }
 
 fn ids(file: &str, name: &str) -> Vec<u32> {
@@ -120,11 +134,11 @@ fn admit(session: &mut Session, tokens: usize) -> SequenceId {
     session.parts().1.manager_mut().unwrap().admit(tokens as u32).unwrap()
 }
 
-#[test]
-fn pieces_dirt_forks_and_restores_change_no_bit() {
-    let budget = "max_batch_size = 4\n[workload]\ncheckpoints_per_sequence = 1\n";
-    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
-    let mut session = exported(budget);
+#[rstest]
+#[case::static_cache(exported(BUDGET))]
+#[case::a_hybrid(hybrid(&[None, Some(1)], BUDGET))]
+fn pieces_dirt_forks_and_restores_change_no_bit(#[case] mut session: Session) {
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 96).collect();
     let whole = admit(&mut session, 13);
     let expected = step(&mut session, whole, &prompt);
     let next = step(&mut session, whole, &[5]);
@@ -144,8 +158,7 @@ fn pieces_dirt_forks_and_restores_change_no_bit() {
 }
 
 /// A graph of one size pads; what it pads with is written nowhere.
-#[test]
-fn padded_prompts_change_no_bit() {
+fn padded() -> Session {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(fixture("static_cache/decode.onnx"), folder.path().join("decode.onnx")).unwrap();
     rewrite("static_cache/prefill.onnx", &folder.path().join("prefill_64.onnx"), |graph| {
@@ -153,8 +166,14 @@ fn padded_prompts_change_no_bit() {
             resize(port, |_, size| size.is_none().then_some(64));
         }
     });
-    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
-    let (mut padded, mut exact) = (with_graphs(folder.path(), "").unwrap(), exported(""));
+    with_graphs(folder.path(), "").unwrap()
+}
+
+#[rstest]
+#[case::static_cache(padded(), exported(""))]
+#[case::a_hybrid(hybrid(&[Some(16), Some(1)], ""), hybrid(&[None, Some(1)], ""))]
+fn padded_prompts_change_no_bit(#[case] mut padded: Session, #[case] mut exact: Session) {
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 96).collect();
     let sequences = [admit(&mut padded, 13), admit(&mut exact, 13)];
     for tokens in [&prompt[..], &[3], &[4, 5, 6]] {
         assert_eq!(step(&mut padded, sequences[0], tokens), step(&mut exact, sequences[1], tokens));
@@ -169,6 +188,47 @@ fn what_the_caches_have_no_room_for_is_refused_before_anything_is_written() {
     assert!(matches!(error, RuntimeError::Request(RequestError::TooLong { limit: 128, .. })), "{error}");
     let error = with_graphs(&fixture("static_cache"), "max_seq_len = 129\n").unwrap_err();
     assert!(matches!(error, RuntimeError::BeyondGraph { tokens: 129, limit: 128 }), "{error}");
+}
+
+/// In a step of two sequences the first could be computed.
+#[test]
+fn a_step_that_no_graph_takes_leaves_all_caches_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    export(&fixture("static_cache/qwen3"), &[Some(16)], 128, folder.path()).unwrap();
+    let mut session = with_graphs(folder.path(), "max_batch_size = 2\nmax_num_tokens = 128\n").unwrap();
+    let [first, second] = [admit(&mut session, 16), admit(&mut session, 120)];
+    step(&mut session, second, &[7; 120]);
+    let before = state(&mut session);
+    let (decoder, caches) = session.parts();
+    let caches = caches.manager_mut().unwrap();
+    let mut metadata = StepMetadata::default();
+    let work = [(first, 16), (second, 5)].map(|(sequence, tokens)| Work { sequence, tokens });
+    caches.step(&work, &mut metadata).unwrap();
+    let error = decoder.forward(&[3; 21], &[20], caches, &metadata).unwrap_err();
+    assert!(matches!(error, RuntimeError::NoBucket { tokens: 5, past: 120, .. }), "{error}");
+    assert_eq!(state(&mut session), before);
+}
+
+/// The pool that all keys and values are in.
+fn state(session: &mut Session) -> Vec<f32> {
+    let caches = session.parts().1.manager().unwrap();
+    let layer = caches.state_layer(caches.route(0, &Kind::State).unwrap()).unwrap();
+    layer.pool.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// The graphs have the layers' own.
+#[test]
+fn of_the_model_only_the_weights_around_its_layers_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, path) = (fixture("static_cache/qwen3"), folder.path());
+    std::fs::copy(model.join("config.json"), path.join("config.json")).unwrap();
+    let mut tensors = candle_core::safetensors::load(model.join("model.safetensors"), &Device::Cpu).unwrap();
+    tensors.retain(|name, _| !name.contains("layers."));
+    candle_core::safetensors::save(&tensors, path.join("model.safetensors")).unwrap();
+    let options = SessionOptions { static_graphs: Some(fixture("static_cache")), ..options("") };
+    let prompt = ids("static_cache/golden.safetensors", "input_ids");
+    let tokens = generated(&mut Session::open(path, options).unwrap(), &[request(&prompt, 24)]);
+    assert_eq!(tokens[0], ids("static_cache/golden.safetensors", "greedy"));
 }
 
 fn rewrite(from: &str, to: &Path, change: impl FnOnce(&mut GraphProto)) {
