@@ -29,7 +29,7 @@ pub(crate) enum Part {
     Text,
     /// Numbers one behind the other, each in as little as one byte.
     Numbers,
-    /// Bytes that stay where they are.
+    /// Bytes that stay where they are, or are passed over.
     Bytes,
 }
 
@@ -55,8 +55,10 @@ impl Part {
             (Self::TensorType, 2) => Self::Shape,
             (Self::Shape, 1) => Self::Dimension,
             (Self::Tensor, 1 | 4 | 5 | 7) | (Self::Attribute, 7 | 8) => Self::Numbers,
-            (Self::Tensor, 9) | (Self::Attribute, 4) => Self::Bytes,
-            _ => Self::Text,
+            (Self::Node, 1..=4 | 7) | (Self::Function, 1 | 4..=6 | 10) | (Self::Pair, 1 | 2) => Self::Text,
+            (Self::Model | Self::Graph | Self::Dimension, 2) | (Self::Tensor, 8) => Self::Text,
+            (Self::Opset | Self::Attribute | Self::ValueInfo, 1) => Self::Text,
+            _ => Self::Bytes,
         }
     }
 
