@@ -60,13 +60,11 @@ impl Hybrid {
             })
             .collect();
         let names: Vec<String> = self.runner.outputs().iter().map(|port| port.name.clone()).collect();
-        let outputs = self.runner.run(&inputs).unwrap();
-        let mut made: Vec<(Vec<f32>, Vec<usize>)> = Vec::new();
-        for at in 0..names.len() {
-            let view = outputs.get(at).unwrap();
-            made.push((view.floats().unwrap(), view.shape().to_vec()));
-        }
-        drop(outputs);
+        let made: Vec<(Vec<f32>, Vec<usize>)> = {
+            let outputs = self.runner.run(&inputs).unwrap();
+            let views = (0..names.len()).map(|at| outputs.get(at).unwrap());
+            views.map(|view| (view.floats().unwrap(), view.shape().to_vec())).collect()
+        };
         let mut logits = Vec::new();
         for (name, made) in names.into_iter().zip(made) {
             match name.as_str() {
@@ -162,11 +160,12 @@ impl Static {
             int(&positions, &[1, bucket]),
         ];
         let runner = if bucket == 1 { &mut self.decode } else { &mut self.prefill };
-        let outputs = runner.run(&inputs).unwrap();
-        let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
-        let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
-        let (k, v) = (columns(1), columns(2));
-        drop(outputs);
+        let (hidden, k, v) = {
+            let outputs = runner.run(&inputs).unwrap();
+            let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
+            let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
+            (hidden, columns(1), columns(2))
+        };
         for (kept, new) in [(&mut self.k, k), (&mut self.v, v)] {
             for (row, new) in new.chunks_exact(tokens.len() * 32).enumerate() {
                 kept[(row * Self::LEN + self.past) * 32..][..new.len()].copy_from_slice(new);

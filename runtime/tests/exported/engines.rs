@@ -108,7 +108,8 @@ fn onnx_runtime(test: &str) -> Option<GraphEngine> {
     let library = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty());
     if library.is_none() {
         use std::io::Write;
-        writeln!(std::io::stderr(), "skipped: {test}: ORT_DYLIB_PATH names no library").unwrap();
+        let skipped = format!("skipped: {test}: ORT_DYLIB_PATH names no library\n");
+        std::io::stderr().write_all(skipped.as_bytes()).unwrap();
     }
     library.map(|path| GraphEngine::OnnxRuntime(path.into()))
 }
