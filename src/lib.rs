@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub use cacheplan_files as files;
+pub use cacheplan_graphs as graphs;
 pub use cacheplan_handlers as handlers;
 pub use cacheplan_kernels as kernels;
 pub use cacheplan_managers as managers;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::kernels::{Binary, Cast, Compare, Kernel, Operand, Reduce, Unary, run};
 use crate::nest::Nest;
-use crate::tensor::{Data, Element, Layout, Place, Slice, Value, count};
+use crate::tensor::{Data, Element, Layout, MAX_RANK, Place, Slice, Value, count};
 
-/// More axes than any operator has.
-const MAX_RANK: usize = 12;
 /// Numbers of one tensor: 4 GiB of them.
 const MAX_LEN: usize = 1 << 30;
+/// Numbers of a tensor that says sizes or places: as many as there are axes, or parts.
+const MAX_KNOWN: usize = 1 << 10;
 
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
@@ -38,6 +38,10 @@ pub(crate) struct Builder {
     pub(crate) node: usize,
     pub(crate) steps: Vec<Step>,
     pub(crate) buffers: Vec<Buffer>,
+    /// How much may still be computed at once.
+    allowance: usize,
+    /// Whether that was too little.
+    is_spent: bool,
 }
 
 /// The common shape of operands.
@@ -72,6 +76,28 @@ pub(crate) fn constant(value: &Value) -> Result<Operand<'_>> {
 }
 
 impl Builder {
+    /// A builder that computes at once what takes no more than `allowance` steps together.
+    pub(crate) fn new(allowance: usize) -> Self {
+        Self { allowance, ..Self::default() }
+    }
+
+    /// Whether the last error was that it would take too much to compute a node at once.
+    pub(crate) fn put_off(&mut self) -> bool {
+        std::mem::take(&mut self.is_spent)
+    }
+
+    /// Takes the work of computing something at once from what is left.
+    pub(crate) fn afford(&mut self, work: usize) -> Result<()> {
+        match self.allowance.checked_sub(work) {
+            Some(left) => self.allowance = left,
+            None => {
+                self.is_spent = true;
+                return Err("it takes too much to compute".to_owned());
+            }
+        }
+        Ok(())
+    }
+
     /// What a kernel makes of its operands: at once if they are constants, else when the program runs.
     pub(crate) fn compute(
         &mut self,
@@ -86,6 +112,9 @@ impl Builder {
         }
         let operands: Option<Vec<Operand<'_>>> = inputs.iter().map(operand).collect();
         if let Some(operands) = operands {
+            let read = operands.iter().map(|operand| operand.layout.len());
+            let work = sizes.iter().copied().chain(read).fold(1, usize::saturating_add);
+            self.afford(work.saturating_mul(kernel.depth()))?;
             let zeros = outputs.iter().zip(&sizes).map(|((element, _), &len)| Data::zeros(*element, len));
             let mut made = zeros.collect::<Result<Vec<Data>>>()?;
             run(&kernel, &operands, &mut made)?;
@@ -187,6 +216,9 @@ impl Builder {
     /// Axes of size one at those places of the new shape.
     pub(crate) fn unsqueeze(&mut self, x: &Value, axes: &[i64]) -> Result<Value> {
         let rank = x.layout.rank() + axes.len();
+        if rank > MAX_RANK {
+            return Err(format!("{rank} axes; tensors have at most {MAX_RANK}"));
+        }
         let axes = axes.iter().map(|&found| axis(found, rank)).collect::<Result<Vec<_>>>()?;
         let mut sizes = x.shape().iter().copied();
         let shape: Vec<usize> =
@@ -205,7 +237,8 @@ impl Builder {
 
     pub(crate) fn expand(x: &Value, shape: &[usize]) -> Result<Value> {
         let shape = broadcast(&[x.shape(), shape])?;
-        let layout = x.layout.broadcast(&shape).filter(|_| shape.len() <= MAX_RANK);
+        let fits = shape.len() <= MAX_RANK && count(&shape).is_some_and(|len| len <= MAX_LEN);
+        let layout = x.layout.broadcast(&shape).filter(|_| fits);
         Ok(x.with(layout.ok_or_else(|| format!("{:?} cannot become {shape:?}", x.shape()))?))
     }
 
@@ -325,6 +358,9 @@ impl Builder {
     pub(crate) fn known(value: &Value) -> Option<Vec<i64>> {
         let operand = operand(value)?;
         let Slice::Int(data) = operand.data else { return None };
+        if value.layout.len() > MAX_KNOWN {
+            return None;
+        }
         let mut out = Vec::with_capacity(value.layout.len());
         Nest::new(value.shape(), &[&value.layout]).for_rows(|_, row| {
             out.extend((0..row.len).map(|n| data[row.starts[0] + n * row.strides[0]]));

@@ -28,6 +28,12 @@ pub enum GraphError {
         /// What is wrong with it.
         reason: String,
     },
+    /// ONNX Runtime, which is not there or does not suit.
+    #[error("ONNX Runtime: {reason}", reason = Shown(.reason))]
+    OnnxRuntime {
+        /// Why not.
+        reason: String,
+    },
     /// A node that cannot be computed.
     #[error("{file}: node `{node}` ({op}): {reason}", file = Shown(.file), node = Shown(.node), op = Shown(.op), reason = Shown(.reason))]
     Node {

@@ -1,6 +1,7 @@
 //! A graph as it is read: its nodes, and what of it is constant.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Component, Path};
 
 use cacheplan_files::{Limit, Source};
@@ -11,19 +12,27 @@ use crate::builder::Builder;
 use crate::error::GraphError;
 use crate::nodes::{full_type, is_known, lower};
 use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
-use crate::tensor::{Data, Element, Value, count};
+use crate::tensor::{Data, Element, MAX_RANK, Value, count};
+use crate::weigh::{Part, weigh};
+
+/// Numbers that are computed when a graph is loaded, besides as many as its weights have.
+const COMPUTED: usize = 1 << 21;
 
 /// Versions of the standard operators that are run.
 const OPSETS: std::ops::RangeInclusive<i64> = 13..=24;
 
 /// A graph that can be run.
 #[derive(Debug)]
-pub struct Graph {
+pub(crate) struct Graph {
     pub(crate) file: String,
     /// What a run is given.
-    pub inputs: Vec<Port>,
+    pub(crate) inputs: Vec<Port>,
     /// What a run gives.
-    pub outputs: Vec<Port>,
+    pub(crate) outputs: Vec<Port>,
+    /// The numbers of the inputs among all values.
+    pub(crate) given: Vec<usize>,
+    /// Those of the outputs.
+    pub(crate) made: Vec<usize>,
     /// Those that depend on the inputs, in their order.
     pub(crate) nodes: Vec<Node>,
     /// The values by number: what is constant.
@@ -39,8 +48,6 @@ pub struct Port {
     pub element: Element,
     /// Its axes; `None` for those that are open.
     pub shape: Vec<Option<usize>>,
-    /// Its number among all values.
-    pub(crate) value: usize,
 }
 
 /// A node whose values have numbers.
@@ -100,20 +107,10 @@ impl Node {
 
 impl Graph {
     /// Reads a graph and its weights; weights in other files must lie in the folder of this one.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no graph, a weight that is not there, an operator that is not run.
-    pub fn open(path: &Path) -> Result<Self, GraphError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, GraphError> {
         let source = Source::open(path)?;
-        let model = decode(&source)?;
-        Self::new(source.name(), model, path.parent().unwrap_or(Path::new("")))
-    }
-
-    /// A graph in memory; `folder` is where weights in other files lie.
-    ///
-    /// # Errors
-    /// As [`Graph::open`].
-    pub fn new(file: &str, model: ModelProto, folder: &Path) -> Result<Self, GraphError> {
+        let (model, file) = (decode(&source)?, source.name());
+        let folder = path.parent().unwrap_or(Path::new(""));
         let malformed = |reason: String| GraphError::Malformed { file: file.to_owned(), reason };
         let standard = model.opset_import.iter().find(|opset| matches!(opset.domain.as_str(), "" | "ai.onnx"));
         let version = standard.map_or(0, |opset| opset.version);
@@ -129,10 +126,6 @@ impl Graph {
     pub(crate) fn refuse(&self, node: usize, reason: String) -> GraphError {
         refuse(&self.file, &self.nodes[node], reason)
     }
-
-    pub(crate) fn refuse_port(&self, port: &str, reason: String) -> GraphError {
-        GraphError::Port { file: self.file.clone(), port: port.to_owned(), reason }
-    }
 }
 
 fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
@@ -140,11 +133,14 @@ fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
 }
 
 fn decode(source: &Source) -> Result<ModelProto, GraphError> {
+    let malformed = |reason: String| GraphError::Malformed { file: source.name().to_owned(), reason };
+    let invalid = |error| malformed(format!("not a valid ONNX message: {error}"));
     let bytes = Bytes::from(source.bytes(Limit::ONNX_WITH_WEIGHTS)?);
-    ModelProto::decode(bytes).map_err(|error| GraphError::Malformed {
-        file: source.name().to_owned(),
-        reason: format!("not a valid ONNX message: {error}"),
-    })
+    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
+    if !weigh(Part::Model, &bytes, &mut left).map_err(invalid)? {
+        return Err(malformed(format!("its nodes, values and names take more than {} bytes", Limit::MEMORY)));
+    }
+    ModelProto::decode(bytes).map_err(invalid)
 }
 
 struct Loader<'a> {
@@ -167,7 +163,13 @@ impl Loader<'_> {
     }
 
     fn load(mut self, graph: GraphProto) -> Result<Graph, GraphError> {
+        // What cannot be run is refused before any weight is read.
+        let mut unknown = graph.node.iter().filter(|node| !is_known(&full_type(&node.domain, &node.op_type)));
+        if let Some(node) = unknown.next() {
+            return Err(refuse(self.file, &self.node(node.clone()), "this operator is not run".to_owned()));
+        }
         let mut files = HashMap::new();
+        let mut weights = 0usize;
         for tensor in graph.initializer {
             let name = tensor.name.clone();
             let elsewhere = self.elsewhere(&tensor, &mut files)?;
@@ -176,28 +178,27 @@ impl Loader<'_> {
                 tensor: name.clone(),
                 reason,
             })?;
+            weights = weights.saturating_add(value.layout.len());
             let number = self.number(&name);
             self.constants[number] = Some(value);
         }
         let mut made: Vec<bool> = self.constants.iter().map(Option::is_some).collect();
-        let mut inputs = Vec::new();
+        let (mut inputs, mut given) = (Vec::new(), Vec::new());
         for info in &graph.input {
             // Old exports list their weights as inputs too.
             let number = self.number(&info.name);
             made.resize(self.constants.len(), false);
             if !made[number] {
-                inputs.push(self.port(info, number)?);
+                inputs.push(self.port(info)?);
+                given.push(number);
                 made[number] = true;
             }
         }
         let mut nodes = Vec::new();
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(weights.saturating_add(COMPUTED));
         for proto in graph.node {
             let node = self.node(proto);
             made.resize(self.constants.len(), false);
-            if !is_known(&node.op) {
-                return Err(refuse(self.file, &node, "this operator is not run".to_owned()));
-            }
             if let Some(missing) = node.inputs.iter().flatten().find(|&&input| !made[input]) {
                 let name = self.numbers.iter().find(|(_, number)| *number == missing).map_or("", |(name, _)| name);
                 return Err(refuse(self.file, &node, format!("it reads `{name}`, which nothing before it makes")));
@@ -209,17 +210,23 @@ impl Loader<'_> {
                 nodes.push(node);
                 continue;
             }
-            let values = lower(&mut builder, &node, &known).map_err(|reason| refuse(self.file, &node, reason))?;
+            let values = match lower(&mut builder, &node, &known) {
+                Err(_) if builder.put_off() => {
+                    nodes.push(node);
+                    continue;
+                }
+                values => values.map_err(|reason| refuse(self.file, &node, reason))?,
+            };
             for (output, value) in node.outputs.iter().zip(values) {
                 if let Some(output) = *output {
                     self.constants[output] = Some(value);
                 }
             }
         }
-        let mut outputs = Vec::new();
+        let (mut outputs, mut results) = (Vec::new(), Vec::new());
         for info in &graph.output {
             let number = self.number(&info.name);
-            let port = self.port(info, number)?;
+            let port = self.port(info)?;
             if made.get(number) != Some(&true) {
                 return Err(GraphError::Port {
                     file: self.file.to_owned(),
@@ -228,8 +235,10 @@ impl Loader<'_> {
                 });
             }
             outputs.push(port);
+            results.push(number);
         }
-        Ok(Graph { file: self.file.to_owned(), inputs, outputs, nodes, constants: self.constants })
+        let (file, constants) = (self.file.to_owned(), self.constants);
+        Ok(Graph { file, inputs, outputs, given, made: results, nodes, constants })
     }
 
     fn node(&mut self, proto: NodeProto) -> Node {
@@ -245,7 +254,7 @@ impl Loader<'_> {
         Node { name, op, inputs, outputs, attributes: proto.attribute }
     }
 
-    fn port(&self, info: &ValueInfo, value: usize) -> Result<Port, GraphError> {
+    fn port(&self, info: &ValueInfo) -> Result<Port, GraphError> {
         let refuse = |reason: String| GraphError::Port { file: self.file.to_owned(), port: info.name.clone(), reason };
         let tensor = info.r#type.as_ref().and_then(|found| found.tensor_type.as_ref());
         let tensor = tensor.ok_or_else(|| refuse("it is no tensor".to_owned()))?;
@@ -257,15 +266,18 @@ impl Loader<'_> {
             }
         };
         let dims = tensor.shape.iter().flat_map(|shape| &shape.dim);
-        let shape = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok()));
-        Ok(Port { name: info.name.clone(), element, shape: shape.collect(), value })
+        let shape: Vec<_> = dims.map(|dim| dim.dim_value.and_then(|size| usize::try_from(size).ok())).collect();
+        if shape.len() > MAX_RANK {
+            return Err(refuse(format!("it has {} axes; tensors have at most {MAX_RANK}", shape.len())));
+        }
+        Ok(Port { name: info.name.clone(), element, shape })
     }
 
     /// The bytes of a weight that lies in another file.
     fn elsewhere(
         &self,
         tensor: &TensorProto,
-        files: &mut HashMap<String, Source>,
+        files: &mut HashMap<String, (Source, u64)>,
     ) -> Result<Option<Bytes>, GraphError> {
         if tensor.data_location == 0 {
             return Ok(None);
@@ -282,16 +294,24 @@ impl Loader<'_> {
             Some(text) => text.parse::<u64>().map_err(|_| refuse(format!("its {key} is `{text}`"))),
             None => Ok(otherwise),
         };
-        if !files.contains_key(location) {
-            files.insert(location.to_owned(), Source::open(&self.folder.join(location))?);
-        }
-        let source = &files[location];
+        let (source, left) = match files.entry(location.to_owned()) {
+            Entry::Occupied(opened) => opened.into_mut(),
+            Entry::Vacant(place) => {
+                let source = Source::open(&self.folder.join(location))?;
+                let left = source.len();
+                place.insert((source, left))
+            }
+        };
         let offset = number("offset", 0)?;
         let length = number("length", source.len().saturating_sub(offset))?;
         if offset.checked_add(length).is_none_or(|end| end > source.len()) {
             let bytes = source.len();
             return Err(refuse(format!("{length} bytes from {offset} on are not in `{location}`, which has {bytes}")));
         }
+        // Else a small graph could read a file many times over.
+        *left = left
+            .checked_sub(length)
+            .ok_or_else(|| refuse(format!("the tensors in `{location}` take more bytes than it has")))?;
         let stated = count(&sizes(tensor).unwrap_or_default()).and_then(|count| count.checked_mul(8));
         let fits = usize::try_from(length).ok().filter(|&length| stated.is_some_and(|stated| length <= stated));
         let length = fits.ok_or_else(|| refuse(format!("{length} bytes are more than its shape says")))?;
@@ -308,7 +328,7 @@ fn sizes(tensor: &TensorProto) -> Option<Vec<usize>> {
 /// A weight or a constant as numbers; 16-bit floats are widened.
 fn value_of(tensor: &TensorProto, elsewhere: Option<&Bytes>) -> Result<Value, String> {
     let shape = sizes(tensor).ok_or("its shape has a negative axis")?;
-    let len = count(&shape).ok_or("its shape is too large")?;
+    let len = count(&shape).filter(|_| shape.len() <= MAX_RANK).ok_or("its shape is too large")?;
     let raw = elsewhere.unwrap_or(&tensor.raw_data);
     let data = match tensor.data_type {
         TensorProto::FLOAT if raw.is_empty() => Data::Float(tensor.float_data.clone()),

@@ -33,6 +33,17 @@ pub(crate) enum Kernel {
     Scan(Box<Scan>),
 }
 
+impl Kernel {
+    /// How much is done for each number that it reads or makes, at most.
+    pub(crate) fn depth(&self) -> usize {
+        match self {
+            Self::MatMul { a, .. } => a.shape.last().copied().unwrap_or(1).max(1),
+            Self::Convolution(_) | Self::Scan(_) => 1 << 10,
+            _ => 1,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unary {
     Abs,

@@ -201,7 +201,7 @@ pub(crate) fn lower(builder: &mut Builder, node: &Node, inputs: &[Option<Value>]
         "IsNaN" => builder.is_nan(x()?)?,
         "MatMul" => builder.matmul(x()?, call.input(1)?)?,
         "RMSNormalization" => rms_norm(builder, &call)?,
-        "Range" => range(&call)?,
+        "Range" => range(builder, &call)?,
         "ReduceMax" => reduce(builder, &call, Reduce::Max)?,
         "ReduceMean" => reduce(builder, &call, Reduce::Mean)?,
         "ReduceSum" => reduce(builder, &call, Reduce::Sum)?,
@@ -302,7 +302,7 @@ fn new_shape(old: &[usize], wanted: &[i64], zero_is_zero: bool) -> Result<Vec<us
     Ok(shape)
 }
 
-fn range(call: &Call<'_>) -> Result<Value> {
+fn range(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
     /// Longer than any sequence.
     const LONGEST: i64 = 1 << 28;
     let one = |at: usize| match call.ints(at)?[..] {
@@ -319,6 +319,7 @@ fn range(call: &Call<'_>) -> Result<Value> {
     if count > i128::from(LONGEST) {
         return Err(format!("it would be {count} numbers long"));
     }
+    builder.afford(count.max(0) as usize)?;
     Ok(Builder::whole_numbers((0..count.max(0) as i64).map(|n| start + n * step).collect()))
 }
 
@@ -344,7 +345,9 @@ fn slice(call: &Call<'_>) -> Result<Value> {
         let (start, end) = (clamp(start) as usize, clamp(end) as usize);
         let len = end.saturating_sub(start);
         let mut layout = value.layout.narrow(at, start, len.div_ceil(step));
-        layout.strides[at] *= step;
+        if layout.shape[at] > 1 {
+            layout.strides[at] *= step;
+        }
         value = value.with(layout);
     }
     Ok(value)

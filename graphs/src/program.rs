@@ -1,11 +1,11 @@
 //! A graph for inputs of one shape: its steps, and the buffers that they share.
 
-use crate::Graph;
 use crate::builder::{Buffer, Builder, Step};
 use crate::error::GraphError;
+use crate::graph::{Graph, Port};
 use crate::kernels::{Operand, run};
 use crate::nodes::lower;
-use crate::tensor::{Data, Element, Layout, Place, Slice, Value, View, count};
+use crate::tensor::{Data, Layout, Place, Slice, Value, View, count};
 
 /// What a run is given for one input.
 #[derive(Clone, Debug)]
@@ -37,9 +37,9 @@ impl Program {
         let mut values = graph.constants.clone();
         for (number, (port, shape)) in graph.inputs.iter().zip(shapes).enumerate() {
             let layout = Layout::contiguous(shape.clone());
-            values[port.value] = Some(Value { place: Place::Input(number), element: port.element, layout });
+            values[graph.given[number]] = Some(Value { place: Place::Input(number), element: port.element, layout });
         }
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(usize::MAX);
         for (number, node) in graph.nodes.iter().enumerate() {
             builder.node = number;
             let inputs: Vec<Option<Value>> =
@@ -55,7 +55,7 @@ impl Program {
             }
         }
         let output = |value: usize| values[value].clone();
-        let outputs: Vec<Value> = graph.outputs.iter().filter_map(|port| output(port.value)).collect();
+        let outputs: Vec<Value> = graph.made.iter().filter_map(|&value| output(value)).collect();
         let mut program = Self {
             memory_of: Vec::new(),
             lens: builder.buffers.iter().map(|buffer| buffer.len).collect(),
@@ -98,12 +98,6 @@ impl Program {
             done.dedup();
             free.extend(done.into_iter().map(|buffer| self.memory_of[buffer]));
         }
-    }
-
-    /// Bytes of all buffers together.
-    pub(crate) fn bytes(&self) -> u64 {
-        let bytes = |buffer: &Buffer| buffer.len as u64 * if buffer.element == Element::Float { 4 } else { 8 };
-        self.memory.iter().map(bytes).sum()
     }
 
     /// Runs all steps; what they make is left in `memory`.
@@ -170,13 +164,13 @@ impl Memory {
     }
 }
 
-/// Whether numbers and shape of an input are what its port says.
-pub(crate) fn check(graph: &Graph, inputs: &[Input<'_>]) -> Result<(), GraphError> {
-    if inputs.len() != graph.inputs.len() {
-        let reason = format!("a run was given {} inputs, it has {}", inputs.len(), graph.inputs.len());
-        return Err(GraphError::Malformed { file: graph.file.clone(), reason });
+/// Whether numbers and shape of each input are what its port says.
+pub(crate) fn check(file: &str, ports: &[Port], inputs: &[Input<'_>]) -> Result<(), GraphError> {
+    if inputs.len() != ports.len() {
+        let reason = format!("a run was given {} inputs, it has {}", inputs.len(), ports.len());
+        return Err(GraphError::Malformed { file: file.to_owned(), reason });
     }
-    for (port, input) in graph.inputs.iter().zip(inputs) {
+    for (port, input) in ports.iter().zip(inputs) {
         let alike = port.shape.len() == input.shape.len()
             && port.shape.iter().zip(&input.shape).all(|(size, found)| size.is_none_or(|size| size == *found));
         if !alike || port.element != input.data.element() || count(&input.shape) != Some(input.data.len()) {
@@ -188,7 +182,7 @@ pub(crate) fn check(graph: &Graph, inputs: &[Input<'_>]) -> Result<(), GraphErro
                 port.shape,
                 port.element
             );
-            return Err(graph.refuse_port(&port.name, reason));
+            return Err(GraphError::Port { file: file.to_owned(), port: port.name.clone(), reason });
         }
     }
     Ok(())

@@ -1,39 +1,80 @@
-//! Runs a graph, with a program for each shape of its inputs.
+//! What runs a graph: our interpreter, or ONNX Runtime where it is asked for.
 
-use crate::Graph;
+use std::path::{Path, PathBuf};
+
 use crate::error::GraphError;
-use crate::program::{Input, Memory, Program, check, shapes};
+use crate::graph::{Graph, Port};
+use crate::interpreter::{Interpreter, Made};
+#[cfg(feature = "ort")]
+use crate::onnx_runtime::OnnxRuntime;
+use crate::program::Input;
 use crate::tensor::View;
 
-/// Programs that are kept. More shapes than these come and go: those of a growing past.
-const KEPT: usize = 8;
+/// What graphs are run by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GraphEngine {
+    /// Our interpreter.
+    #[default]
+    Interpreter,
+    /// ONNX Runtime, which is this library; a build with the feature `ort` has it.
+    OnnxRuntime(PathBuf),
+}
 
-/// A graph and the memory that its runs share.
+/// A graph that is ready to run.
 #[derive(Debug)]
-pub struct Runner {
-    graph: Graph,
-    /// The one that ran last is the last.
-    programs: Vec<(Vec<Vec<usize>>, Program)>,
-    memory: Memory,
+pub struct Runner(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Interpreter(Interpreter),
+    #[cfg(feature = "ort")]
+    OnnxRuntime(OnnxRuntime),
 }
 
 /// What a run gave.
 #[derive(Debug)]
-pub struct Outputs<'a> {
-    program: &'a Program,
-    inputs: &'a [Input<'a>],
-    memory: &'a Memory,
+pub struct Outputs<'a>(Given<'a>);
+
+#[derive(Debug)]
+enum Given<'a> {
+    Interpreter(Made<'a>),
+    #[cfg(feature = "ort")]
+    OnnxRuntime(crate::onnx_runtime::Made<'a>),
 }
 
 impl Runner {
-    /// A runner of a graph.
-    pub fn new(graph: Graph) -> Self {
-        Self { graph, programs: Vec::new(), memory: Memory::default() }
+    /// Reads a graph for an engine; weights in other files must lie in the folder of this one.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no graph, an operator that the engine does not run, an engine that is not there.
+    pub fn open(file: &Path, engine: &GraphEngine) -> Result<Self, GraphError> {
+        match engine {
+            GraphEngine::Interpreter => Ok(Self(Kind::Interpreter(Interpreter::new(Graph::open(file)?)))),
+            #[cfg(feature = "ort")]
+            GraphEngine::OnnxRuntime(library) => Ok(Self(Kind::OnnxRuntime(OnnxRuntime::open(file, library)?))),
+            #[cfg(not(feature = "ort"))]
+            GraphEngine::OnnxRuntime(_) => Err(GraphError::OnnxRuntime {
+                reason: "this build is without it; rebuild with `--features ort`".into(),
+            }),
+        }
     }
 
-    /// The graph.
-    pub fn graph(&self) -> &Graph {
-        &self.graph
+    /// What a run is given.
+    pub fn inputs(&self) -> &[Port] {
+        match &self.0 {
+            Kind::Interpreter(interpreter) => &interpreter.graph().inputs,
+            #[cfg(feature = "ort")]
+            Kind::OnnxRuntime(runtime) => &runtime.inputs,
+        }
+    }
+
+    /// What a run gives.
+    pub fn outputs(&self) -> &[Port] {
+        match &self.0 {
+            Kind::Interpreter(interpreter) => &interpreter.graph().outputs,
+            #[cfg(feature = "ort")]
+            Kind::OnnxRuntime(runtime) => &runtime.outputs,
+        }
     }
 
     /// Runs the graph over `inputs`, in the order of its own.
@@ -41,44 +82,21 @@ impl Runner {
     /// # Errors
     /// An input of another shape or type than the graph's, shapes that do not go together, an index out of range.
     pub fn run<'a>(&'a mut self, inputs: &'a [Input<'a>]) -> Result<Outputs<'a>, GraphError> {
-        check(&self.graph, inputs)?;
-        self.prepare(shapes(inputs))?;
-        let Self { graph, programs, memory } = self;
-        let Some((_, program)) = programs.last() else { unreachable!("it was prepared") };
-        program.run(graph, inputs, memory)?;
-        Ok(Outputs { program, inputs, memory })
-    }
-
-    /// The bytes of the buffers of a run over inputs of these shapes.
-    ///
-    /// # Errors
-    /// Shapes that do not go together.
-    pub fn bytes(&mut self, shapes: Vec<Vec<usize>>) -> Result<u64, GraphError> {
-        self.prepare(shapes)?;
-        Ok(self.programs.last().map_or(0, |(_, program)| program.bytes()))
-    }
-
-    /// Makes the program for these shapes the last one.
-    fn prepare(&mut self, shapes: Vec<Vec<usize>>) -> Result<(), GraphError> {
-        let program = match self.programs.iter().position(|(own, _)| *own == shapes) {
-            Some(at) if at + 1 == self.programs.len() => return Ok(()),
-            Some(at) => self.programs.remove(at),
-            None => {
-                let program = Program::new(&self.graph, &shapes)?;
-                (shapes, program)
-            }
-        };
-        if self.programs.len() >= KEPT {
-            self.programs.remove(0);
-        }
-        self.programs.push(program);
-        Ok(())
+        Ok(Outputs(match &mut self.0 {
+            Kind::Interpreter(interpreter) => Given::Interpreter(interpreter.run(inputs)?),
+            #[cfg(feature = "ort")]
+            Kind::OnnxRuntime(runtime) => Given::OnnxRuntime(runtime.run(inputs)?),
+        }))
     }
 }
 
 impl Outputs<'_> {
-    /// The output of that number; `None` where there are not so many.
+    /// The output of that number; `None` where there are not so many, and where ONNX Runtime makes whole numbers.
     pub fn get(&self, at: usize) -> Option<View<'_>> {
-        (at < self.program.outputs.len()).then(|| self.program.output(at, self.inputs, self.memory))
+        match &self.0 {
+            Given::Interpreter(made) => made.get(at),
+            #[cfg(feature = "ort")]
+            Given::OnnxRuntime(made) => made.get(at),
+        }
     }
 }

@@ -130,12 +130,13 @@ impl Slice<'_> {
     }
 }
 
-/// How many elements a shape has, if that can be counted.
+/// More axes than any operator has.
+pub(crate) const MAX_RANK: usize = 12;
+
+/// How many elements a shape has, if that can be counted: also where one of its axes has none, for its strides.
 pub(crate) fn count(shape: &[usize]) -> Option<usize> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
+    let all = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { all })
 }
 
 impl Layout {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::{Element, Graph, GraphError, Input, Runner, Slice};
+use cacheplan_graphs::{Element, GraphEngine, GraphError, Input, Runner, Slice};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -12,7 +12,7 @@ fn fixture(file: &str) -> PathBuf {
 }
 
 fn runner(file: &str) -> Runner {
-    Runner::new(Graph::open(&fixture(file)).unwrap())
+    Runner::open(&fixture(file), &GraphEngine::Interpreter).unwrap()
 }
 
 fn golden(file: &str) -> HashMap<String, Tensor> {
@@ -38,7 +38,7 @@ impl Hybrid {
     fn new(opset: &str) -> Self {
         let runner = runner(&format!("onnx/hybrid_opset{opset}.onnx"));
         let mut states = HashMap::new();
-        for port in runner.graph().inputs.iter().filter(|port| port.element == Element::Float) {
+        for port in runner.inputs().iter().filter(|port| port.element == Element::Float) {
             let open = |axis: usize| usize::from(axis == 0);
             let shape: Vec<usize> =
                 port.shape.iter().enumerate().map(|(axis, size)| size.unwrap_or_else(|| open(axis))).collect();
@@ -50,7 +50,7 @@ impl Hybrid {
     /// The logits of all tokens.
     fn step(&mut self, tokens: &[i64]) -> Vec<f32> {
         let lengths = [tokens.len() as i64];
-        let ports = self.runner.graph().inputs.clone();
+        let ports = self.runner.inputs().to_vec();
         let inputs: Vec<Input<'_>> = ports
             .iter()
             .map(|port| match port.name.as_str() {
@@ -59,13 +59,12 @@ impl Hybrid {
                 name => Input { data: Slice::Float(&self.states[name].0), shape: self.states[name].1.clone() },
             })
             .collect();
-        let names: Vec<String> = self.runner.graph().outputs.iter().map(|port| port.name.clone()).collect();
-        let outputs = self.runner.run(&inputs).unwrap();
-        let mut made: Vec<(Vec<f32>, Vec<usize>)> = Vec::new();
-        for at in 0..names.len() {
-            let view = outputs.get(at).unwrap();
-            made.push((view.floats().unwrap(), view.shape().to_vec()));
-        }
+        let names: Vec<String> = self.runner.outputs().iter().map(|port| port.name.clone()).collect();
+        let made: Vec<(Vec<f32>, Vec<usize>)> = {
+            let outputs = self.runner.run(&inputs).unwrap();
+            let views = (0..names.len()).map(|at| outputs.get(at).unwrap());
+            views.map(|view| (view.floats().unwrap(), view.shape().to_vec())).collect()
+        };
         let mut logits = Vec::new();
         for (name, made) in names.into_iter().zip(made) {
             match name.as_str() {
@@ -91,7 +90,7 @@ fn a_hybrid_gives_what_onnx_runtime_gave(#[case] opset: &str) {
     let mut logits = hybrid.step(&prompt);
     let flat = |name: &str| golden[name].flatten_all().unwrap().to_vec1::<f32>().unwrap();
     assert!(farthest(&logits, &flat("prefill.logits")) < 1e-4);
-    let outputs: Vec<String> = hybrid.runner.graph().outputs[1..].iter().map(|port| port.name.clone()).collect();
+    let outputs: Vec<String> = hybrid.runner.outputs()[1..].iter().map(|port| port.name.clone()).collect();
     for output in outputs {
         let state = &hybrid.states[&output.replace("present", "past").replace("_out", "")];
         assert!(farthest(&state.0, &flat(&format!("prefill.{output}"))) < 1e-4, "{output}");
@@ -161,10 +160,12 @@ impl Static {
             int(&positions, &[1, bucket]),
         ];
         let runner = if bucket == 1 { &mut self.decode } else { &mut self.prefill };
-        let outputs = runner.run(&inputs).unwrap();
-        let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
-        let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
-        let (k, v) = (columns(1), columns(2));
+        let (hidden, k, v) = {
+            let outputs = runner.run(&inputs).unwrap();
+            let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
+            let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
+            (hidden, columns(1), columns(2))
+        };
         for (kept, new) in [(&mut self.k, k), (&mut self.v, v)] {
             for (row, new) in new.chunks_exact(tokens.len() * 32).enumerate() {
                 kept[(row * Self::LEN + self.past) * 32..][..new.len()].copy_from_slice(new);
@@ -214,7 +215,7 @@ fn a_run_refuses_what_is_not_its_input() {
     let mut decode = runner("static_cache/decode.onnx");
     assert!(matches!(decode.run(&[]).unwrap_err(), GraphError::Malformed { .. }));
     let shapes: Vec<Vec<usize>> =
-        decode.graph().inputs.iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
+        decode.inputs().iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
     let (floats, ints) = (vec![0.0; 4 * 2 * 128 * 32], vec![0; 128]);
     let input = |at: usize, shape: &Vec<usize>| {
         let len = shape.iter().product();

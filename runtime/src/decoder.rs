@@ -33,6 +33,11 @@ pub(crate) trait TextModel: Debug + Send + Sync {
         None
     }
 
+    /// Whether the process's allocator counts all that a step takes; a library may have memory of its own.
+    fn is_counted(&self) -> bool {
+        true
+    }
+
     /// The model as an ONNX graph over caches of `max_cache_len` tokens, for calls of `tokens` tokens or of any number.
     ///
     /// # Errors
@@ -205,6 +210,11 @@ impl Decoder {
     /// The most tokens that a sequence may have, where the model's shapes are fixed.
     pub fn max_seq_len(&self) -> Option<u64> {
         self.text.max_seq_len()
+    }
+
+    /// Whether all that a step takes is counted, see [`TextModel::is_counted`].
+    pub(crate) fn is_counted(&self) -> bool {
+        self.text.is_counted()
     }
 
     /// Runs a step's tokens through the model, over the pools of `caches`.

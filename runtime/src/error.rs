@@ -1,6 +1,7 @@
 //! What can go wrong between a model folder and its tokens.
 
 use cacheplan_files::Shown;
+use cacheplan_graphs::GraphError;
 use thiserror::Error;
 
 use crate::features::UnusedFeature;
@@ -70,7 +71,7 @@ pub enum RuntimeError {
     WithoutCuda,
     /// A graph that cannot be run.
     #[error(transparent)]
-    Graph(#[from] cacheplan_graphs::GraphError),
+    Graph(#[from] GraphError),
     /// An exported graph that is no model of text whose states can be carried.
     #[error("{file}: {what}: {reason}", file = Shown(.file), what = Shown(.what), reason = Shown(.reason))]
     Exported {
@@ -88,6 +89,18 @@ pub enum RuntimeError {
         tokens: usize,
         /// Tokens that there is room for.
         limit: usize,
+    },
+    /// A size of an export that it cannot have.
+    #[error("{what} of {found} tokens cannot be exported; it must be from 1 to {most}, {bound}")]
+    OutOfRange {
+        /// Of what.
+        what: &'static str,
+        /// The size.
+        found: u64,
+        /// The most that would do.
+        most: u64,
+        /// What bounds it.
+        bound: &'static str,
     },
     /// Tokens that no exported graph takes.
     #[error(
@@ -110,6 +123,9 @@ pub enum RuntimeError {
     /// Nothing counts the device's bytes.
     #[error("nobody counts allocations; install `CountingAllocator` as the global allocator")]
     Unmeasured,
+    /// A forward in a library that allocates by itself.
+    #[error("nobody counts what ONNX Runtime allocates, so that a forward in it cannot be measured")]
+    Uncounted,
     /// A kernel refused its operands.
     #[error(transparent)]
     Kernel(#[from] cacheplan_kernels::KernelError),
@@ -123,15 +139,16 @@ fn found(planned: Option<&CacheUse>) -> String {
 }
 
 impl RuntimeError {
-    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where the model is of
-    /// a kind that is not known, else 1.
+    /// The exit code of a command that ends with this error: 2 where a size cannot be had, 3 where the budget is too
+    /// small, 4 where the model is of a kind that is not known, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(error) => error.exit_code(),
             Self::Unused(error) => error.exit_code(),
             Self::Frontend(error) if error.is_unsupported() => 4,
-            Self::Graph(cacheplan_graphs::GraphError::Source(_)) => 1,
+            Self::Graph(GraphError::Source(_) | GraphError::OnnxRuntime { .. }) => 1,
             Self::Graph(_) | Self::Exported { .. } => 4,
+            Self::OutOfRange { .. } => 2,
             Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,
         }

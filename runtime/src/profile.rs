@@ -31,6 +31,9 @@ pub(crate) fn profile(
     caches: &mut MambaHybridCacheManager,
     limits: &Limits,
 ) -> Result<MemoryProfile, RuntimeError> {
+    if !decoder.is_counted() {
+        return Err(RuntimeError::Uncounted);
+    }
     let mut sequences = Vec::new();
     let profile = admit_step(caches, limits, &mut sequences).and_then(|metadata| {
         let tokens = vec![0; metadata.total_tokens()];

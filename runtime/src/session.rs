@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cacheplan_files::replace;
+use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::CacheSet;
@@ -54,6 +55,8 @@ pub struct SessionOptions {
     pub ignore_eos: bool,
     /// A folder of graphs with caches of fixed shapes that compute in place of the model's own layers.
     pub static_graphs: Option<PathBuf>,
+    /// What exported graphs are run by.
+    pub graph_engine: GraphEngine,
     /// Where [`Session::open`] shows how far the weights are read.
     pub loading: Arc<Loading>,
 }
@@ -61,7 +64,8 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
-        let (budget, settings, device_info, read, descriptors, static_graphs, loading) = Default::default();
+        let (budget, settings, device_info, read, descriptors) = Default::default();
+        let (static_graphs, graph_engine, loading) = Default::default();
         let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
         Self {
             budget,
@@ -73,6 +77,7 @@ impl Default for SessionOptions {
             reuse_prefixes,
             ignore_eos,
             static_graphs,
+            graph_engine,
             loading,
         }
     }
@@ -147,16 +152,20 @@ impl Session {
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
             Decoder::load(model, &weights.shown_in(loading))
         };
+        let engine = options.graph_engine.clone();
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
         let session = match options.static_graphs.clone() {
             Some(folder) => {
                 let (graphs, files) = exported::read(&folder, &model)?;
+                // Of the model's own weights only those around its layers are read.
+                let mut around = model;
+                around.layers.clear();
                 Self::new(graphs, options, |graphs, device| {
-                    Ok(own(&model, device)?.with_text(Exported::open(&files, graphs, device)?))
+                    Ok(own(&around, device)?.with_text(Exported::open(&files, &engine, graphs, device)?))
                 })?
             }
             None if is_graph => Self::new(model, options, |model, device| {
-                Ok(Decoder::new(Exported::open(&[path.to_owned()], model, device)?, None))
+                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, device)?, None))
             })?,
             None => Self::new(model, options, own)?,
         };
@@ -386,7 +395,9 @@ impl Session {
             recorder: &mut recorder,
         });
         let (outputs, peak) = CountingAllocator::measure_peak(self.decoder.device(), || generator.run(requests));
-        let peak_bytes = peak.map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);
+        let peak_bytes = peak
+            .filter(|_| self.decoder.is_counted())
+            .map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);
         let (speed, timeline) = recorder.done();
         Ok(Generation { outputs: outputs?, peak_bytes, speed, timeline })
     }

@@ -7,9 +7,11 @@ mod cuda_prove;
 mod cuda_toolkit;
 mod dependencies;
 mod fuzz;
+mod onnx;
 mod oracle;
 mod python;
 mod soak;
+mod venv;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,7 @@ Commands:
   check-dependencies Check licences and sources of all dependencies against deny.toml
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
+  onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
   oracle vllm [N]   Ask vLLM's own planners about the zoo and N random hybrids (default 1000); needs Python and 18 GB
   soak [SECONDS [KILLS]]  Give each reader mutated files for SECONDS (default 600) and kill KILLS writers (default 10000)
   soak-machines     Run the randomised tests of planner and managers long
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         "cuda-prove-sample" => cuda_prove::run(false),
         "cuda-test-ptx" => cuda_build::write_test_ptx(),
         "check-dependencies" => dependencies::run(),
+        "onnx" => onnx::run(),
         "python" => python::run(),
         "check-fuzz" => fuzz::check(),
         "soak" => soak::files(seconds, kills),

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::cuda_toolkit::target;
 use crate::sh;
+use crate::venv::environment;
 
 /// The tools and their versions, as pip reads them.
 const TOOLS: &str = "xtask/python.txt";
@@ -14,7 +15,7 @@ const MANIFEST: &str = "python/Cargo.toml";
 
 /// Builds and tests the package. Plans are compared with those of the command where it was built.
 pub(crate) fn run() -> Result<(), String> {
-    let home = environment()?;
+    let home = environment("python", TOOLS)?;
     let tool = |name: &str| Command::new(home.join("bin").join(name));
     sh(Command::new("cargo").args(["fmt", "--check", "--manifest-path", MANIFEST]))?;
     let lints = ["clippy", "--locked", "--release", "--manifest-path", MANIFEST, "--", "-D", "warnings"];
@@ -41,26 +42,6 @@ pub(crate) fn run() -> Result<(), String> {
     let mut stubs = tool("stubtest");
     stubs.args(["cacheplan", "--mypy-config-file"]).arg(absolute("python/pyproject.toml")?).current_dir(&home);
     sh(&mut stubs)
-}
-
-/// The virtual environment, made anew where it has other tools.
-fn environment() -> Result<PathBuf, String> {
-    let home = target("python")?;
-    let wanted = fs::read_to_string(TOOLS).map_err(|error| format!("{TOOLS}: {error}"))?;
-    let installed = home.join("installed.txt");
-    if fs::read_to_string(&installed).is_ok_and(|found| found == wanted) {
-        return Ok(home);
-    }
-    let on_disk = |error: std::io::Error| format!("{}: {error}", home.display());
-    if home.exists() {
-        fs::remove_dir_all(&home).map_err(on_disk)?;
-    }
-    sh(Command::new("python3").args(["-m", "venv"]).arg(&home))?;
-    let install = ["install", "--quiet", "--disable-pip-version-check", "--requirement", TOOLS];
-    sh(Command::new(home.join("bin/pip")).args(install))?;
-    // Written last: without it, an installation that was broken off is none.
-    fs::write(installed, wanted).map_err(on_disk)?;
-    Ok(home)
 }
 
 fn absolute(path: &str) -> Result<PathBuf, String> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use cacheplan_files::SourceError;
-use cacheplan_graphs::{Element, Graph, Input, Port, Runner, Slice};
+use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
@@ -42,6 +42,7 @@ pub(crate) struct Exported {
     max_seq_len: Option<u64>,
     vocab_size: usize,
     device: Device,
+    engine: GraphEngine,
 }
 
 /// A graph and what its inputs and outputs are.
@@ -137,7 +138,12 @@ impl Exported {
     ///
     /// # Errors
     /// A graph that cannot be run, an input that nobody knows what to give, graphs over different states.
-    pub(crate) fn open(files: &[PathBuf], model: &Model, device: &Device) -> Result<Self, RuntimeError> {
+    pub(crate) fn open(
+        files: &[PathBuf],
+        engine: &GraphEngine,
+        model: &Model,
+        device: &Device,
+    ) -> Result<Self, RuntimeError> {
         let mut exported = Self {
             graphs: Mutex::default(),
             sizes: Vec::new(),
@@ -147,6 +153,7 @@ impl Exported {
             max_seq_len: model.info.step_tokens.and(model.info.max_position_embeddings),
             vocab_size: 0,
             device: device.clone(),
+            engine: engine.clone(),
         };
         let mut graphs = Vec::new();
         for file in files {
@@ -171,9 +178,10 @@ impl Exported {
                 "it has states whose use is not known, so that nobody can carry them".to_owned(),
             ));
         }
-        let graph = Graph::open(file)?;
+        let runner = Runner::open(file, &self.engine)?;
+        let ports = runner.inputs();
         let mut inputs = Vec::new();
-        for port in &graph.inputs {
+        for port in ports {
             let role = Role::of(port, &self.states).map_err(|reason| refuse(&port.name, reason))?;
             let wanted = if matches!(role, Role::State(_)) { Element::Float } else { Element::Int };
             if port.element != wanted {
@@ -181,7 +189,7 @@ impl Exported {
             }
             inputs.push(role);
         }
-        let port_of = |role: Role| inputs.iter().position(|found| *found == role).map(|at| &graph.inputs[at]);
+        let port_of = |role: Role| inputs.iter().position(|found| *found == role).map(|at| &ports[at]);
         let tokens = port_of(Role::Tokens).ok_or_else(|| refuse("input_ids", "there is no such input".to_owned()))?;
         let &[batch, size] = tokens.shape.as_slice() else {
             return Err(refuse("input_ids", format!("it is {:?}, expected [batch, tokens]", tokens.shape)));
@@ -190,7 +198,7 @@ impl Exported {
             let reason = format!("it takes {batch} sequences, which would share one position; export a batch of 1");
             return Err(refuse("input_ids", reason));
         }
-        let output = |name: &str| graph.outputs.iter().position(|port| port.name == name);
+        let output = |name: &str| runner.outputs().iter().position(|port| port.name == name);
         let (mut states, mut caches) = (Vec::new(), Vec::new());
         for (number, state) in self.states.iter().enumerate() {
             let port = port_of(Role::State(number)).zip(output(&state.output));
@@ -203,10 +211,10 @@ impl Exported {
             return Err(refuse("the graph", "its states are not those of the graphs beside it".to_owned()));
         }
         self.caches = caches;
-        let rest = (0..graph.outputs.len()).find(|at| !states.contains(at));
+        let rest = (0..runner.outputs().len()).find(|at| !states.contains(at));
         let rows = ["last_hidden_state", "logits"].into_iter().find_map(output).or(rest);
         let rows = rows.ok_or_else(|| refuse("the graph", "it gives nothing but states".to_owned()))?;
-        let port = &graph.outputs[rows];
+        let port = &runner.outputs()[rows];
         let [_, _, Some(width)] = port.shape[..] else {
             return Err(refuse(&port.name, format!("it is {:?}, expected [1, tokens, channels]", port.shape)));
         };
@@ -219,7 +227,7 @@ impl Exported {
             self.states.iter().any(|state| matches!(state.part, StatePart::Convolution | StatePart::Recurrence));
         self.pads &= !replaced || inputs.contains(&Role::Lengths);
         self.sizes.push(size);
-        Ok(BoundGraph { runner: Runner::new(graph), inputs, rows, states })
+        Ok(BoundGraph { runner, inputs, rows, states })
     }
 
     /// Runs one call and writes what is new; returns a row for each of its tokens.
@@ -242,7 +250,7 @@ impl Exported {
             self.states.iter().map(|state| pools.held(state, call)).collect::<Result<_, RuntimeError>>()?;
         let new = {
             let mut inputs = Vec::with_capacity(graph.inputs.len());
-            for (role, port) in graph.inputs.iter().zip(&graph.runner.graph().inputs) {
+            for (role, port) in graph.inputs.iter().zip(graph.runner.inputs()) {
                 let flat = |len: usize| if port.shape.len() == 1 { vec![len] } else { vec![1, len] };
                 inputs.push(match *role {
                     Role::Tokens => Input { data: Slice::Int(&ids), shape: vec![1, size] },
@@ -294,6 +302,10 @@ impl TextModel for Exported {
 
     fn max_seq_len(&self) -> Option<u64> {
         self.max_seq_len
+    }
+
+    fn is_counted(&self) -> bool {
+        self.engine == GraphEngine::Interpreter
     }
 
     fn forward(

@@ -108,7 +108,7 @@ impl Writer {
         self.tokens
     }
 
-    /// A node with several outputs.
+    /// A node with several outputs. What is computed already, of the same values, is there once.
     pub(crate) fn nodes<const N: usize>(
         &mut self,
         domain: &str,
@@ -116,6 +116,14 @@ impl Writer {
         inputs: &[&str],
         attribute: Vec<AttributeProto>,
     ) -> [String; N] {
+        let alike = |node: &&NodeProto| {
+            (node.op_type.as_str(), node.domain.as_str()) == (op, domain)
+                && node.input == inputs
+                && node.attribute == attribute
+        };
+        if let Some(Ok(outputs)) = self.graph.node.iter().find(alike).map(|node| node.output.clone().try_into()) {
+            return outputs;
+        }
         let name = format!("{}_{}", op.to_ascii_lowercase(), self.graph.node.len());
         let outputs: [String; N] = std::array::from_fn(|n| if n == 0 { name.clone() } else { format!("{name}_{n}") });
         self.graph.node.push(NodeProto {
@@ -139,12 +147,11 @@ impl Writer {
     }
 
     fn constant(&mut self, data_type: i32, dims: &[usize], raw: Vec<u8>) -> String {
-        // The same numbers are there once.
+        // The same numbers are there once: every layer has the same tables of its rotation.
         let dims: Vec<i64> = dims.iter().map(|&size| size as i64).collect();
-        let small = raw.len() <= 64;
         let alike =
             |tensor: &&TensorProto| tensor.data_type == data_type && tensor.dims == dims && tensor.raw_data == raw;
-        if let Some(tensor) = self.graph.initializer.iter().find(|tensor| small && alike(tensor)) {
+        if let Some(tensor) = self.graph.initializer.iter().find(alike) {
             return tensor.name.clone();
         }
         let name = format!("constant_{}", self.graph.initializer.len());
@@ -310,7 +317,8 @@ impl Writer {
         let (len, groups) = (self.max_cache_len, heads / kv_heads);
         let positions = self.input("cache_position", TensorProto::INT64, &[self.tokens]);
         let places = self.unsqueeze(&positions, &[1]);
-        let empty = self.floats(&vec![0.0; len * kv_heads * head_dim], &[len, 1, kv_heads, head_dim]);
+        let shape = self.ints(&[len, 1, kv_heads, head_dim].map(|size| size as i64));
+        let empty = self.node("ConstantOfShape", &[&shape]);
         let mut sides = Vec::new();
         let mut kept = Vec::new();
         for (past, new) in [("past_k", k), ("past_v", v)] {

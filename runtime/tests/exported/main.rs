@@ -1,16 +1,23 @@
 //! Exported graphs generate in planned caches as native models do.
 
-use std::collections::HashMap;
+mod engines;
+mod exporter;
+
 use std::path::{Path, PathBuf};
 
 use cacheplan_graphs::proto::{GraphProto, ModelProto, ValueInfo};
+use cacheplan_handlers::Kind;
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_planner::{Budget, Unit};
-use cacheplan_runtime::{GraphExport, Request, RequestError, RuntimeError, Session, SessionOptions, Weights};
-use cacheplan_transforms::ReadOptions;
-use candle_core::{DType, Device, Tensor};
+use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
+use candle_core::{Device, Tensor};
 use prost::Message;
 use rstest::rstest;
+
+use exporter::export;
+
+/// Room for forks and checkpoints.
+const BUDGET: &str = "max_batch_size = 4\n[workload]\ncheckpoints_per_sequence = 1\n";
 
 #[global_allocator]
 static ALLOCATOR: cacheplan_managers::CountingAllocator = cacheplan_managers::CountingAllocator;
@@ -35,6 +42,14 @@ fn with_graphs(folder: &Path, budget: &str) -> Result<Session, RuntimeError> {
 
 fn exported(budget: &str) -> Session {
     with_graphs(&fixture("static_cache"), budget).unwrap()
+}
+
+/// A hybrid in graphs of these sizes that were exported of it.
+fn hybrid(buckets: &[Option<u64>], budget: &str) -> Session {
+    let (folder, model) = (tempfile::tempdir().unwrap(), fixture("static_cache/nemotron_h"));
+    export(&model, buckets, 64, folder.path()).unwrap();
+    let options = SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options(budget) };
+    Session::open(&model, options).unwrap()
 }
 
 fn ids(file: &str, name: &str) -> Vec<u32> {
@@ -119,11 +134,11 @@ fn admit(session: &mut Session, tokens: usize) -> SequenceId {
     session.parts().1.manager_mut().unwrap().admit(tokens as u32).unwrap()
 }
 
-#[test]
-fn pieces_dirt_forks_and_restores_change_no_bit() {
-    let budget = "max_batch_size = 4\n[workload]\ncheckpoints_per_sequence = 1\n";
-    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
-    let mut session = exported(budget);
+#[rstest]
+#[case::static_cache(exported(BUDGET))]
+#[case::a_hybrid(hybrid(&[None, Some(1)], BUDGET))]
+fn pieces_dirt_forks_and_restores_change_no_bit(#[case] mut session: Session) {
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 96).collect();
     let whole = admit(&mut session, 13);
     let expected = step(&mut session, whole, &prompt);
     let next = step(&mut session, whole, &[5]);
@@ -143,8 +158,7 @@ fn pieces_dirt_forks_and_restores_change_no_bit() {
 }
 
 /// A graph of one size pads; what it pads with is written nowhere.
-#[test]
-fn padded_prompts_change_no_bit() {
+fn padded() -> Session {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(fixture("static_cache/decode.onnx"), folder.path().join("decode.onnx")).unwrap();
     rewrite("static_cache/prefill.onnx", &folder.path().join("prefill_64.onnx"), |graph| {
@@ -152,8 +166,14 @@ fn padded_prompts_change_no_bit() {
             resize(port, |_, size| size.is_none().then_some(64));
         }
     });
-    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 320).collect();
-    let (mut padded, mut exact) = (with_graphs(folder.path(), "").unwrap(), exported(""));
+    with_graphs(folder.path(), "").unwrap()
+}
+
+#[rstest]
+#[case::static_cache(padded(), exported(""))]
+#[case::a_hybrid(hybrid(&[Some(16), Some(1)], ""), hybrid(&[None, Some(1)], ""))]
+fn padded_prompts_change_no_bit(#[case] mut padded: Session, #[case] mut exact: Session) {
+    let prompt: Vec<u32> = (0..13).map(|n| n * 37 % 96).collect();
     let sequences = [admit(&mut padded, 13), admit(&mut exact, 13)];
     for tokens in [&prompt[..], &[3], &[4, 5, 6]] {
         assert_eq!(step(&mut padded, sequences[0], tokens), step(&mut exact, sequences[1], tokens));
@@ -168,6 +188,47 @@ fn what_the_caches_have_no_room_for_is_refused_before_anything_is_written() {
     assert!(matches!(error, RuntimeError::Request(RequestError::TooLong { limit: 128, .. })), "{error}");
     let error = with_graphs(&fixture("static_cache"), "max_seq_len = 129\n").unwrap_err();
     assert!(matches!(error, RuntimeError::BeyondGraph { tokens: 129, limit: 128 }), "{error}");
+}
+
+/// In a step of two sequences the first could be computed.
+#[test]
+fn a_step_that_no_graph_takes_leaves_all_caches_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    export(&fixture("static_cache/qwen3"), &[Some(16)], 128, folder.path()).unwrap();
+    let mut session = with_graphs(folder.path(), "max_batch_size = 2\nmax_num_tokens = 128\n").unwrap();
+    let [first, second] = [admit(&mut session, 16), admit(&mut session, 120)];
+    step(&mut session, second, &[7; 120]);
+    let before = state(&mut session);
+    let (decoder, caches) = session.parts();
+    let caches = caches.manager_mut().unwrap();
+    let mut metadata = StepMetadata::default();
+    let work = [(first, 16), (second, 5)].map(|(sequence, tokens)| Work { sequence, tokens });
+    caches.step(&work, &mut metadata).unwrap();
+    let error = decoder.forward(&[3; 21], &[20], caches, &metadata).unwrap_err();
+    assert!(matches!(error, RuntimeError::NoBucket { tokens: 5, past: 120, .. }), "{error}");
+    assert_eq!(state(&mut session), before);
+}
+
+/// The pool that all keys and values are in.
+fn state(session: &mut Session) -> Vec<f32> {
+    let caches = session.parts().1.manager().unwrap();
+    let layer = caches.state_layer(caches.route(0, &Kind::State).unwrap()).unwrap();
+    layer.pool.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// The graphs have the layers' own.
+#[test]
+fn of_the_model_only_the_weights_around_its_layers_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, path) = (fixture("static_cache/qwen3"), folder.path());
+    std::fs::copy(model.join("config.json"), path.join("config.json")).unwrap();
+    let mut tensors = candle_core::safetensors::load(model.join("model.safetensors"), &Device::Cpu).unwrap();
+    tensors.retain(|name, _| !name.contains("layers."));
+    candle_core::safetensors::save(&tensors, path.join("model.safetensors")).unwrap();
+    let options = SessionOptions { static_graphs: Some(fixture("static_cache")), ..options("") };
+    let prompt = ids("static_cache/golden.safetensors", "input_ids");
+    let tokens = generated(&mut Session::open(path, options).unwrap(), &[request(&prompt, 24)]);
+    assert_eq!(tokens[0], ids("static_cache/golden.safetensors", "greedy"));
 }
 
 fn rewrite(from: &str, to: &Path, change: impl FnOnce(&mut GraphProto)) {
@@ -234,96 +295,4 @@ fn graphs_of_another_model_are_refused() {
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = with_graphs(&fixture("static_cache/qwen3"), "").unwrap_err();
     assert!(error.to_string().contains("there is no .onnx file in this folder"), "{error}");
-}
-
-fn export(model: &Path, buckets: &[Option<u64>], max_cache_len: u64, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
-    GraphExport { buckets: buckets.to_vec(), max_cache_len, read: ReadOptions::default() }.write(model, out)
-}
-
-/// What is exported of a model gives the model's own tokens, whichever buckets there are.
-fn export_and_compare(model: &Path, vocab_size: u32) {
-    let prompt = |len: u32| (0..len).map(|token| (token * 29 + len) % vocab_size).collect::<Vec<_>>();
-    let requests = [request(&prompt(5), 12), request(&prompt(23), 12), request(&prompt(1), 12)];
-    let expected = generated(&mut Session::open(model, options("max_seq_len = 48\n")).unwrap(), &requests);
-    for buckets in [&[None, Some(1)][..], &[Some(16), Some(1)], &[Some(8)], &[Some(64), None, Some(1)]] {
-        let folder = tempfile::tempdir().unwrap();
-        let files = export(model, buckets, 64, folder.path()).unwrap();
-        assert_eq!(files.len(), buckets.len());
-        let options =
-            SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("max_batch_size = 2\n") };
-        let mut session = Session::open(model, options).unwrap();
-        assert!(session.plan().pools.iter().all(|pool| pool.unit == Unit::Slot));
-        assert_eq!(generated(&mut session, &requests), expected, "{buckets:?}");
-    }
-}
-
-#[rstest]
-#[case("models/llama", 96)]
-#[case("models/qwen3", 320)]
-#[case("variants/qwen2_window", 32)]
-#[case("variants/mistral_window", 32)]
-fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_size: u32) {
-    export_and_compare(&fixture(model), vocab_size);
-}
-
-/// A hybrid without experts, whose weights nobody trained.
-#[test]
-fn an_exported_hybrid_gives_the_native_tokens() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = r#"{
-        "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 32, "vocab_size": 96, "intermediate_size": 48,
-        "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
-        "n_groups": 2, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
-        "mamba_hidden_act": "silu", "use_conv_bias": true, "time_step_min": 0.001, "tie_word_embeddings": false,
-        "max_position_embeddings": 256, "mamba_ssm_cache_dtype": "float32"
-    }"#;
-    std::fs::write(folder.path().join("config.json"), config).unwrap();
-    let mut shapes: Vec<(String, Vec<usize>)> = vec![
-        ("backbone.embeddings.weight".into(), vec![96, 32]),
-        ("backbone.norm_f.weight".into(), vec![32]),
-        ("lm_head.weight".into(), vec![96, 32]),
-    ];
-    let mamba: &[(&str, &[usize])] = &[
-        ("in_proj.weight", &[64 + 96 + 4, 32]),
-        ("conv1d.weight", &[96, 1, 4]),
-        ("conv1d.bias", &[96]),
-        ("A_log", &[4]),
-        ("D", &[4]),
-        ("dt_bias", &[4]),
-        ("norm.weight", &[64]),
-        ("out_proj.weight", &[32, 64]),
-    ];
-    let attention: &[(&str, &[usize])] = &[
-        ("q_proj.weight", &[64, 32]),
-        ("k_proj.weight", &[32, 32]),
-        ("v_proj.weight", &[32, 32]),
-        ("o_proj.weight", &[32, 64]),
-    ];
-    let mlp: &[(&str, &[usize])] = &[("up_proj.weight", &[48, 32]), ("down_proj.weight", &[32, 48])];
-    for (layer, mixer) in [mamba, attention, mlp, mamba].into_iter().enumerate() {
-        shapes.push((format!("backbone.layers.{layer}.norm.weight"), vec![32]));
-        let named =
-            |(name, shape): &(&str, &[usize])| (format!("backbone.layers.{layer}.mixer.{name}"), shape.to_vec());
-        shapes.extend(mixer.iter().map(named));
-    }
-    let invented = Weights::invented(DType::F32, &Device::Cpu);
-    let tensors: HashMap<String, Tensor> =
-        shapes.into_iter().map(|(name, shape)| (name.clone(), invented.get(&name, shape).unwrap())).collect();
-    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
-    export_and_compare(folder.path(), 96);
-}
-
-#[test]
-fn what_cannot_be_exported_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("graphs");
-    let refused = |model: &str, buckets: &[Option<u64>], len: u64| {
-        let error = export(&fixture(model), buckets, len, &out).unwrap_err();
-        assert_eq!(error.exit_code(), 4);
-        error.to_string()
-    };
-    assert!(refused("models/nemotron_h", &[None], 64).contains("Moe: a layer of this kind is not exported"));
-    assert!(refused("models/qwen3", &[Some(65)], 64).contains("65 tokens are none of 1 to 64"));
-    assert!(refused("models/qwen3", &[None], 0).contains("max_cache_len"));
 }
