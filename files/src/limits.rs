@@ -46,5 +46,5 @@ impl Limit {
     /// The template of a model's conversations; the longest known ones have 60 KiB.
     pub const TEMPLATE: Self = Self { what: "a chat template", bytes: 256 << 10, per_value: 0 };
     /// Requests, one on each line; what is kept of them may take as much. Token ids of a million tokens fit a line.
-    pub const REQUESTS: Self = Self { what: "a list of requests", bytes: 40 << 20, per_value: 48 };
+    pub const REQUESTS: Self = Self { what: "a list of requests", bytes: 32 << 20, per_value: 48 };
 }

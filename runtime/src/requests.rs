@@ -183,7 +183,7 @@ impl RequestLine {
         };
         let names = self.id.as_ref().map_or(0, String::len) + self.tenant.as_ref().map_or(0, String::len);
         let stop: usize = self.stop.iter().map(|stop| size_of::<String>() + stop.len()).sum();
-        2 * size_of::<Self>() + prompt + names + stop
+        3 * size_of::<Self>() + prompt + names + stop
     }
 
     fn parse(text: &[u8], line: usize) -> Result<Self, String> {

@@ -7,11 +7,12 @@
 //!   block of 512 tokens, the last one possibly partial. Equal ids stand for equal blocks behind equal blocks. Further
 //!   fields, which descendants of the format have, are passed over. Requests run in the order of their timestamps.
 
+use std::fmt;
 use std::io::{BufRead, Read};
 
 use cacheplan_files::Limit;
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::error::SimulateError;
 use crate::book::prefix::Token;
@@ -20,11 +21,7 @@ const MOONCAKE_BLOCK: usize = 512;
 
 /// A run of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    untagged,
-    deny_unknown_fields,
-    expecting = "tokens are written {\"tokens\": [7, 9]}, or {\"id\": 7, \"len\": 512} where only what is shared matters"
-)]
+#[serde(untagged, try_from = "Keys")]
 pub enum Piece {
     /// Tokens that follow from an identity: what is meant matters less than what is shared.
     Run {
@@ -38,6 +35,29 @@ pub enum Piece {
         /// In order.
         tokens: Vec<Token>,
     },
+}
+
+/// A piece as it is written, so that nothing has to be kept until its kind is known.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    id: Option<u64>,
+    len: Option<usize>,
+    tokens: Option<Vec<Token>>,
+}
+
+impl TryFrom<Keys> for Piece {
+    type Error = &'static str;
+
+    fn try_from(keys: Keys) -> Result<Self, Self::Error> {
+        match keys {
+            Keys { id: Some(id), len: Some(len), tokens: None } => Ok(Self::Run { id, len }),
+            Keys { id: None, len: None, tokens: Some(tokens) } => Ok(Self::Tokens { tokens }),
+            _ => Err(
+                "tokens are written {\"tokens\": [7, 9]}, or {\"id\": 7, \"len\": 512} where only what is shared matters",
+            ),
+        }
+    }
 }
 
 impl Piece {
@@ -83,7 +103,36 @@ struct Mooncake {
     timestamp: f64,
     input_length: usize,
     output_length: usize,
+    #[serde(deserialize_with = "hash_ids")]
     hash_ids: Vec<u64>,
+}
+
+/// The most blocks of a prompt, which has 33 million tokens then.
+const MOST_BLOCKS: usize = 1 << 16;
+
+fn hash_ids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    struct Ids;
+
+    impl<'de> Visitor<'de> for Ids {
+        type Value = Vec<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MOST_BLOCKS} ids of blocks")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<u64>, A::Error> {
+            let mut ids = Vec::new();
+            while let Some(id) = list.next_element()? {
+                if ids.len() == MOST_BLOCKS {
+                    return Err(de::Error::invalid_length(ids.len() + 1, &self));
+                }
+                ids.push(id);
+            }
+            Ok(ids)
+        }
+    }
+
+    deserializer.deserialize_seq(Ids)
 }
 
 /// What tells the formats apart.
@@ -92,8 +141,8 @@ struct Probe {
     hash_ids: Option<IgnoredAny>,
 }
 
-/// The most bytes of a line; a request of a million tokens, each written out, has 8 MiB.
-const MAX_LINE: u64 = 16 << 20;
+/// The most bytes of a line; a request of a million tokens, each written out, has 7.
+const MAX_LINE: u64 = 8 << 20;
 
 impl Request {
     /// Reads a trace in either format. Empty lines are passed over.
