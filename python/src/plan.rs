@@ -8,7 +8,7 @@ use cacheplan_planner::{
     Budget, CachePlan, Config, DeviceInfo, Draft, Engine, EngineSpec, Key, Measured, Origin, Override, Parallel,
     PlanError, PlanRequest, RankPlans, Serving, Target, Values, check, compare, explain, export, plan, predict,
 };
-use cacheplan_transforms::{PassContext, Resources, collect, graph::Graph};
+use cacheplan_transforms::Resources;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -23,8 +23,7 @@ pub(crate) struct Plan {
 
 /// A model with its caches.
 struct Collected {
-    /// With its graph as it was read.
-    model: cacheplan_transforms::Model,
+    model: Model,
     resources: Resources,
 }
 
@@ -41,14 +40,9 @@ struct Inputs {
 
 impl Collected {
     fn of(model: &Model, budget: &Budget) -> PyResult<Self> {
-        let resources = walk(&model.0.graph, &budget.pass_context(&model.0.info))?;
-        Ok(Self { model: model.0.clone(), resources })
+        let resources = model.resources(&budget.pass_context(&model.read.info))?;
+        Ok(Self { model: model.clone(), resources })
     }
-}
-
-fn walk(graph: &Graph, context: &PassContext) -> PyResult<Resources> {
-    let collected = collect(&mut graph.clone(), context);
-    collected.map(|collected| collected.resources).map_err(|failed| error("ModelError", failed, Said::default()))
 }
 
 impl Inputs {
@@ -56,13 +50,13 @@ impl Inputs {
         let drafting = self.draft.as_ref().zip(draft);
         PlanRequest {
             device: self.device.as_ref(),
-            draft: drafting.map(|(draft, resources)| Draft { model: &draft.model.info, resources }),
+            draft: drafting.map(|(draft, resources)| Draft { model: &draft.model.read.info, resources }),
             measured: self.measured.as_ref(),
             stage: self.stage,
             agreement: self.ranks.as_ref().filter(|_| self.budget.parallel.pp > 1).map(|ranks| ranks.agreement),
-            ..PlanRequest::new(&self.own.model.info, own, &self.budget)
+            ..PlanRequest::new(&self.own.model.read.info, own, &self.budget)
         }
-        .with_step_of(&self.own.model)
+        .with_step_of(&self.own.model.read)
     }
 
     fn own_request(&self) -> PlanRequest<'_> {
@@ -75,7 +69,7 @@ impl Inputs {
         engine: EngineSpec,
         ask: impl FnOnce(&PlanRequest<'_>) -> Result<R, PlanError>,
     ) -> PyResult<R> {
-        let of = |model: &Collected| walk(&model.model.graph, &self.budget.engine_context(&model.model.info, engine));
+        let of = |of: &Collected| of.model.resources(&self.budget.engine_context(&of.model.read.info, engine));
         let own = of(&self.own)?;
         let draft = self.draft.as_ref().map(of).transpose()?;
         let request = self.request(&own, draft.as_ref());
@@ -197,7 +191,7 @@ fn engine_of(text: &str) -> PyResult<EngineSpec> {
     })
 }
 
-fn json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string_pretty(value).map_err(|failed| error("PlanError", failed, Said::default()))
 }
 
@@ -245,6 +239,11 @@ impl Plan {
     #[getter]
     fn is_made_here(&self) -> bool {
         self.made.is_some()
+    }
+
+    /// The model that it was made of.
+    fn source(&self) -> PyResult<Model> {
+        Ok(self.inputs()?.own.model.clone())
     }
 
     /// Changes that would admit more: what would be written, and sequences with it.
