@@ -37,9 +37,9 @@ pub(crate) fn run() -> Result<(), String> {
         tests.env("CACHEPLAN_COMMAND", command);
     }
     sh(tests.args(["--quiet", "--rootdir", "python", "python/tests"]))?;
-    // Beside the sources the package would be found without its native half.
+    // Only the native half has a stub; beside the sources the package would be found without it.
     let mut stubs = tool("stubtest");
-    stubs.args(["cacheplan", "--mypy-config-file"]).arg(absolute("python/pyproject.toml")?).current_dir(&home);
+    stubs.args(["cacheplan._native", "--mypy-config-file"]).arg(absolute("python/pyproject.toml")?).current_dir(&home);
     sh(&mut stubs)
 }
 
@@ -56,7 +56,7 @@ fn environment() -> Result<PathBuf, String> {
         fs::remove_dir_all(&home).map_err(on_disk)?;
     }
     sh(Command::new("python3").args(["-m", "venv"]).arg(&home))?;
-    let install = ["install", "--quiet", "--disable-pip-version-check", "--requirement", TOOLS];
+    let install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--requirement", TOOLS];
     sh(Command::new(home.join("bin/pip")).args(install))?;
     // Written last: without it, an installation that was broken off is none.
     fs::write(installed, wanted).map_err(on_disk)?;

@@ -43,7 +43,8 @@ class PlannedCache(Cache):
     planned_bytes: dict[str, int]
 
     def __new__(cls, plan: Plan, *, device: Any = "cpu", static: bool = False) -> PlannedCache:
-        return super().__new__(_minimax() if cls is PlannedCache and plan.model.type == "minimax" else cls)
+        made: PlannedCache = super().__new__(_minimax() if plan.model.type == "minimax" else cls)
+        return made
 
     def __init__(self, plan: Plan, *, device: Any = "cpu", static: bool = False) -> None:
         self.static = static
@@ -226,6 +227,8 @@ class _Attention(CacheLayerMixin):
 
 class _StaticAttention(StaticLayer):
     """The same with all of a row shown, behind a mask. A window is a mask here too: nothing is rolled."""
+
+    cumulative_length: torch.Tensor
 
     def __init__(self, rows: _Rows) -> None:
         StaticLayer.__init__(self, max_cache_len=rows.tokens)
