@@ -132,6 +132,26 @@ def test_attention_goes_back_also_behind_a_window() -> None:
     assert torch.allclose(first, again, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "falcon_h1"])
+def test_a_fixed_shape_is_compiled_once(name: str) -> None:
+    folder = ROOT / "tests/fixtures/models" / name
+    model, (ids, _) = load(folder), prompts((21, 21))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    fixed, own = PlannedCache(planned(folder), static=True), transformers.DynamicCache(config=model.config)
+    graphs = []
+    with torch.no_grad():
+        model(ids, past_key_values=fixed)
+        model(ids, past_key_values=own)
+        for position in range(6):
+            token = ids[:, position : position + 1]
+            ours, theirs = compiled(token, past_key_values=fixed), model(token, past_key_values=own)
+            assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    # Not anew for each length.
+    assert fixed.is_compileable and graphs[1] == graphs[-1]
+
+
 def test_what_was_not_planned_is_refused() -> None:
     folder = ROOT / "tests/fixtures/models/llama"
     model = load(folder)
