@@ -2,16 +2,22 @@
 //!
 //! This crate is the facade: each room is re-exported under its own name.
 //! `docs/architecture.md` tells what each may and may not do.
+//! Without the feature `run` it is what plans and keeps books, and needs no candle; `command` is the command's.
 #![forbid(unsafe_code)]
 
 pub use cacheplan_files as files;
+#[cfg(feature = "run")]
 pub use cacheplan_graphs as graphs;
 pub use cacheplan_handlers as handlers;
+#[cfg(feature = "run")]
 pub use cacheplan_kernels as kernels;
 pub use cacheplan_managers as managers;
 pub use cacheplan_planner as planner;
+#[cfg(feature = "run")]
 pub use cacheplan_runtime as runtime;
+#[cfg(feature = "run")]
 pub use cacheplan_text as text;
 pub use cacheplan_transforms as transforms;
 /// The tensor library that everything runs on, in the version that this crate was built with.
+#[cfg(feature = "run")]
 pub use candle_core as candle;

@@ -6,9 +6,11 @@
 mod array;
 mod book;
 mod errors;
+mod fit;
 mod model;
 mod plan;
 mod reuse;
+mod simulate;
 
 use pyo3::prelude::*;
 
@@ -25,6 +27,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reuse::PrefixReuse>()?;
     module.add_class::<reuse::Lease>()?;
     module.add_class::<array::Array>()?;
+    module.add_class::<fit::Fit>()?;
+    module.add_class::<simulate::Simulation>()?;
+    module.add_function(wrap_pyfunction!(fit::fit, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(plan::make, module)?)?;
     module.add_function(wrap_pyfunction!(plan::budget_keys, module)?)
 }

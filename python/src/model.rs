@@ -1,15 +1,42 @@
 //! Models, read from files or from the text of a config.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
-use cacheplan_transforms::{Assumption, ReadOptions};
+use cacheplan_planner::Budget;
+use cacheplan_transforms::{Assumption, PassContext, ReadOptions, Resource, Resources};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
 
 /// A model as its own files describe it: layers, dimensions, and the graph that its caches are collected from.
 #[pyclass(frozen, module = "cacheplan")]
-pub(crate) struct Model(pub(crate) cacheplan_transforms::Model);
+#[derive(Clone)]
+pub(crate) struct Model {
+    /// With its graph as it was read.
+    pub(crate) read: cacheplan_transforms::Model,
+    /// Caches that the caller states beside those of the graph.
+    stated: Vec<Resource>,
+}
+
+impl From<cacheplan_transforms::Model> for Model {
+    fn from(read: cacheplan_transforms::Model) -> Self {
+        Self { read, stated: Vec::new() }
+    }
+}
+
+impl Model {
+    /// Its caches: those that the passes collect, then those that were stated.
+    pub(crate) fn resources(&self, context: &PassContext) -> PyResult<Resources> {
+        let failed = |failed: String| error("ModelError", failed, Said::default());
+        let collected = self.read.graph.clone().collect(context).map_err(|error| failed(error.to_string()))?;
+        let mut resources = collected.resources;
+        for stated in &self.stated {
+            resources.push(stated.clone()).map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(resources)
+    }
+}
 
 fn options(assume: Vec<String>, descriptions: Vec<String>) -> PyResult<ReadOptions> {
     let assume: Result<Vec<Assumption>, _> = assume.iter().map(|text| text.parse::<Assumption>()).collect();
@@ -24,7 +51,7 @@ impl Model {
     #[staticmethod]
     fn read(py: Python<'_>, path: PathBuf, assume: Vec<String>, descriptions: Vec<String>) -> PyResult<Self> {
         let options = options(assume, descriptions)?;
-        py.detach(|| cacheplan_transforms::Model::read(&path, &options)).map(Self).map_err(errors::model)
+        py.detach(|| cacheplan_transforms::Model::read(&path, &options)).map(Self::from).map_err(errors::model)
     }
 
     /// Reads the text of a config.json; `name` stands for the file in errors.
@@ -37,31 +64,59 @@ impl Model {
         descriptions: Vec<String>,
     ) -> PyResult<Self> {
         let options = options(assume, descriptions)?;
-        py.detach(|| cacheplan_transforms::Model::read_config(name, text, &options)).map(Self).map_err(errors::model)
+        py.detach(|| cacheplan_transforms::Model::read_config(name, text, &options))
+            .map(Self::from)
+            .map_err(errors::model)
+    }
+
+    /// The model with caches beside its own, a JSON list of resources.
+    fn with_caches(&self, caches: &str) -> PyResult<Self> {
+        let failed =
+            |failed: String| error("ModelError", failed, Said { key: Some("caches".into()), ..Said::default() });
+        let stated: Vec<Resource> = serde_json::from_str(caches).map_err(|error| failed(error.to_string()))?;
+        let layers = self.layers();
+        match stated.iter().find(|resource| resource.layer.is_some_and(|layer| layer >= layers)) {
+            Some(beyond) => Err(failed(format!(
+                "`{}` is of no layer of the model; its layers are 0 to {}",
+                beyond.name,
+                layers - 1
+            ))),
+            None => Ok(Self { stated, ..self.clone() }),
+        }
     }
 
     /// The `model_type` that its files state.
     #[getter]
     fn model_type(&self) -> &str {
-        &self.0.info.model_type
+        &self.read.info.model_type
     }
 
     /// Decoder layers.
     #[getter]
     fn layers(&self) -> u32 {
-        self.0.info.layers
+        self.read.info.layers
+    }
+
+    /// A hash of all that its plans depend on, for one build of this package.
+    fn identity(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| {
+            let mut hasher = DefaultHasher::new();
+            format!("{:?}", self.read.info).hash(&mut hasher);
+            self.resources(&Budget::default().pass_context(&self.read.info))?.hash(&mut hasher);
+            Ok(format!("{:016x}", hasher.finish()))
+        })
     }
 
     /// The element type of its activations, such as `bfloat16`.
     #[getter]
     fn dtype(&self) -> String {
-        self.0.info.dtype.to_string()
+        self.read.info.dtype.to_string()
     }
 
     /// Bytes of its weights over all ranks, where its files tell.
     #[getter]
     fn weight_bytes(&self) -> Option<u64> {
-        self.0.info.weights.as_ref().map(|weights| weights.bytes)
+        self.read.info.weights.as_ref().map(|weights| weights.bytes)
     }
 
     fn __repr__(&self) -> String {

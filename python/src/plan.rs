@@ -8,7 +8,7 @@ use cacheplan_planner::{
     Budget, CachePlan, Config, DeviceInfo, Engine, EngineSpec, Key, Measured, Override, Parallel, PlanError,
     PlanRequest, RankPlans, Serving, Target, Values,
 };
-use cacheplan_transforms::{Graph, PassContext, Resources};
+use cacheplan_transforms::Resources;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -23,8 +23,7 @@ pub(crate) struct Plan {
 
 /// A model with its caches.
 struct Collected {
-    /// With its graph as it was read.
-    model: cacheplan_transforms::Model,
+    model: Model,
     resources: Resources,
 }
 
@@ -41,14 +40,9 @@ struct Inputs {
 
 impl Collected {
     fn of(model: &Model, budget: &Budget) -> PyResult<Self> {
-        let resources = walk(&model.0.graph, &budget.pass_context(&model.0.info))?;
-        Ok(Self { model: model.0.clone(), resources })
+        let resources = model.resources(&budget.pass_context(&model.read.info))?;
+        Ok(Self { model: model.clone(), resources })
     }
-}
-
-fn walk(graph: &Graph, context: &PassContext) -> PyResult<Resources> {
-    let collected = graph.clone().collect(context);
-    collected.map(|collected| collected.resources).map_err(|failed| error("ModelError", failed, Said::default()))
 }
 
 impl Inputs {
@@ -58,13 +52,13 @@ impl Inputs {
             measured: self.measured.as_ref(),
             stage: self.stage,
             agreement: self.ranks.as_ref().filter(|_| self.budget.parallel.pp > 1).map(|ranks| ranks.agreement),
-            ..PlanRequest::new(&self.own.model.info, own, &self.budget)
+            ..PlanRequest::new(&self.own.model.read.info, own, &self.budget)
         };
         let request = match self.draft.as_ref().zip(draft) {
-            Some((draft, resources)) => request.drafted_by(&draft.model.info, resources),
+            Some((draft, resources)) => request.drafted_by(&draft.model.read.info, resources),
             None => request,
         };
-        request.with_step_of(&self.own.model)
+        request.with_step_of(&self.own.model.read)
     }
 
     fn own_request(&self) -> PlanRequest<'_> {
@@ -77,7 +71,7 @@ impl Inputs {
         engine: EngineSpec,
         ask: impl FnOnce(&PlanRequest<'_>) -> Result<R, PlanError>,
     ) -> PyResult<R> {
-        let of = |model: &Collected| walk(&model.model.graph, &self.budget.engine_context(&model.model.info, engine));
+        let of = |of: &Collected| of.model.resources(&self.budget.engine_context(&of.model.read.info, engine));
         let own = of(&self.own)?;
         let draft = self.draft.as_ref().map(of).transpose()?;
         let request = self.request(&own, draft.as_ref());
@@ -199,7 +193,7 @@ fn engine_of(text: &str) -> PyResult<EngineSpec> {
     })
 }
 
-fn json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string_pretty(value).map_err(|failed| error("PlanError", failed, Said::default()))
 }
 
@@ -247,6 +241,11 @@ impl Plan {
     #[getter]
     fn is_made_here(&self) -> bool {
         self.made.is_some()
+    }
+
+    /// The model that it was made of.
+    fn source(&self) -> PyResult<Model> {
+        Ok(self.inputs()?.own.model.clone())
     }
 
     /// Changes that would admit more: what would be written, and sequences with it.

@@ -152,21 +152,6 @@ def test_a_transformers_config_is_read() -> None:
     assert plan.model.layers == 3
 
 
-def test_a_sweep_leaves_nothing_out(hybrid: dict[str, object]) -> None:
-    models = {"hybrid": hybrid, "wrong": {"model_type": "none such"}}
-    budgets = {"short": {"max_seq_len": 256, "device": "24GiB"}, "tiny": {"memory_bytes": "1KiB"}}
-    rows = list(cacheplan.sweep(models, budgets, ["vllm", "no-engine"]))
-    told = [(row["model"], row["budget"], row["engine"], row["error"] is None) for row in rows]
-    assert told == [
-        ("hybrid", "short", None, True),
-        ("hybrid", "short", "vllm", True),
-        ("hybrid", "short", "no-engine", False),
-        ("hybrid", "tiny", None, False),
-        ("wrong", "short", None, False),
-        ("wrong", "tiny", None, False),
-    ]
-
-
 def test_the_examples_run() -> None:
     folder = ROOT / "python/examples"
     config = ROOT / "tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json"

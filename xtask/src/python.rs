@@ -20,14 +20,9 @@ pub(crate) fn run() -> Result<(), String> {
     sh(Command::new("cargo").args(["fmt", "--check", "--manifest-path", MANIFEST]))?;
     let lints = ["clippy", "--locked", "--release", "--manifest-path", MANIFEST, "--", "-D", "warnings"];
     sh(Command::new("cargo").args(lints))?;
-    let wheels = home.join("wheels");
-    if wheels.exists() {
-        fs::remove_dir_all(&wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
-    }
-    sh(tool("maturin").args(["build", "--release", "--locked", "--manifest-path", MANIFEST, "--out"]).arg(&wheels))?;
-    sh(tool("pip")
-        .args(["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--force-reinstall"])
-        .args(["--find-links".as_ref(), wheels.as_os_str(), "cacheplan".as_ref()]))?;
+    let wheel = wheel_of_source(&home)?;
+    let install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--force-reinstall"];
+    sh(tool("pip").args(install).arg(wheel))?;
     sh(tool("ruff").args(["check", "python"]))?;
     sh(tool("ruff").args(["format", "--check", "python"]))?;
     let config = ["--config-file", "python/pyproject.toml"];
@@ -38,10 +33,34 @@ pub(crate) fn run() -> Result<(), String> {
         tests.env("CACHEPLAN_COMMAND", command);
     }
     sh(tests.args(["--quiet", "--rootdir", "python", "python/tests"]))?;
-    // Beside the sources the package would be found without its native half.
+    // Only the native half has a stub; beside the sources the package would be found without it.
     let mut stubs = tool("stubtest");
-    stubs.args(["cacheplan", "--mypy-config-file"]).arg(absolute("python/pyproject.toml")?).current_dir(&home);
+    stubs.args(["cacheplan._native", "--mypy-config-file"]).arg(absolute("python/pyproject.toml")?).current_dir(&home);
     sh(&mut stubs)
+}
+
+/// The wheel, built of the source distribution and nothing else.
+fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
+    let tool = |name: &str| Command::new(home.join("bin").join(name));
+    let build = home.join("build");
+    if build.exists() {
+        fs::remove_dir_all(&build).map_err(|error| format!("{}: {error}", build.display()))?;
+    }
+    let [packed, unpacked, wheels] = ["packed", "unpacked", "wheels"].map(|folder| build.join(folder));
+    sh(tool("maturin").args(["sdist", "--manifest-path", MANIFEST, "--out"]).arg(&packed))?;
+    sh(tool("python").args(["-m", "tarfile", "--extract"]).arg(only(&packed)?).arg(&unpacked))?;
+    let manifest = only(&unpacked)?.join(MANIFEST);
+    let mut maturin = tool("maturin");
+    maturin.args(["build", "--release", "--locked", "--target-dir"]).arg(absolute("python/target")?);
+    sh(maturin.arg("--manifest-path").arg(manifest).arg("--out").arg(&wheels))?;
+    only(&wheels)
+}
+
+/// The one thing in a folder.
+fn only(folder: &Path) -> Result<PathBuf, String> {
+    let mut entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let first = entries.next().ok_or_else(|| format!("{}: holds nothing", folder.display()))?;
+    first.map(|entry| entry.path()).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
 fn absolute(path: &str) -> Result<PathBuf, String> {

@@ -6,6 +6,7 @@
 (24, 'memory')
 """
 
+from cacheplan._answers import Fit, Simulation, fit, simulate
 from cacheplan._books import Array, CacheBook, Lack, Lease, PoolStep, PrefixReuse, Sequence, Step
 from cacheplan._errors import (
     BookError,
@@ -20,7 +21,7 @@ from cacheplan._errors import (
     PlanFileError,
 )
 from cacheplan._native import __version__
-from cacheplan._plan import BudgetKey, Knob, Model, Plan, budget_keys, model, plan
+from cacheplan._plan import BudgetKey, Cache, Knob, Model, Plan, budget_keys, model, plan
 from cacheplan._sweep import sweep
 
 for _public in (CacheplanError, *CacheplanError.__subclasses__(), DoesNotFit, PlanFileError, NoRoom):
@@ -31,11 +32,13 @@ __all__ = [
     "BookError",
     "BudgetError",
     "BudgetKey",
+    "Cache",
     "CacheBook",
     "CacheplanError",
     "DoesNotFit",
     "EngineError",
     "ExportError",
+    "Fit",
     "Knob",
     "Lack",
     "Lease",
@@ -48,10 +51,13 @@ __all__ = [
     "PoolStep",
     "PrefixReuse",
     "Sequence",
+    "Simulation",
     "Step",
     "__version__",
     "budget_keys",
+    "fit",
     "model",
     "plan",
+    "simulate",
     "sweep",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,8 @@ from cacheplan._records import (
 if TYPE_CHECKING:
     import pandas
 
+    from cacheplan._answers import Fit, Simulation
+
 Model = _native.Model
 
 
@@ -52,21 +55,63 @@ class BudgetKey(NamedTuple):
     choices: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Cache:
+    """A cache of an op that cacheplan does not know, stated for :func:`model` and :func:`plan`.
+
+    ``kind`` is a name of your own, ``namespace.name``; ``shape`` its dimensions by name, outermost first. ``growth``
+    says of what: of a token in pages (``"paged"``, one entry for ``stride`` tokens, those of the last ``window`` only)
+    or in a row of each sequence (``"per_slot_token"``), of a sequence (``"per_sequence"``), or of all (``"fixed"``).
+    ``layers`` keep one each; without layers the whole model keeps one.
+    """
+
+    kind: str
+    shape: Mapping[str, int]
+    dtype: str
+    layers: Sequence[int] | None = None
+    growth: str = "per_sequence"
+    stride: int = 1
+    window: int | None = None
+
+    def _resources(self) -> list[dict[str, Any]]:
+        paged = {"paged": {"stride": self.stride, "window": self.window}}
+        handler = {
+            "kind": self.kind,
+            "growth": paged if self.growth == "paged" else self.growth,
+            "shape": [{"name": name, "size": size, "split": "whole"} for name, size in self.shape.items()],
+            "dtype": self.dtype,
+        }
+        stem = self.kind.rpartition(".")[2]
+        provenance = [f"{name} = {size} (stated)" for name, size in self.shape.items()]
+        rest = {"handler": handler, "node": "stated", "provenance": provenance}
+        if self.layers is None:
+            return [{"name": stem, "layer": None, **rest}]
+        return [{"name": f"{stem}_{layer}", "layer": layer, **rest} for layer in self.layers]
+
+
 def budget_keys() -> list[BudgetKey]:
     """Every key of a budget, in the order of the file that ``cacheplan config init`` writes."""
     return [BudgetKey(*key[:4], tuple(key[4])) for key in _native.budget_keys()]
 
 
-def model(source: Any, *, assume: Sequence[str] = (), descriptions: Sequence[str] = ()) -> Model:
+def model(
+    source: Any, *, assume: Sequence[str] = (), descriptions: Sequence[str] = (), caches: Iterable[Cache] = ()
+) -> Model:
     """Reads a model.
 
     ``source`` is a folder with ``config.json``, a config.json, .safetensors, .gguf or .onnx file (of weights only the
     headers are read); the JSON text of a config; a mapping; or a ``transformers`` config object. ``assume`` states
-    facts that the files leave out (``"layer.7=full_attention"``), ``descriptions`` are TOML texts of architectures.
+    facts that the files leave out (``"layer.7=full_attention"``), ``descriptions`` are TOML texts of architectures,
+    ``caches`` stand beside those that the files tell of.
 
     Raises :class:`ModelError`, which names the file and the key.
     """
-    facts, texts = list(assume), list(descriptions)
+    read = _read_model(source, list(assume), list(descriptions))
+    stated = [resource for cache in caches for resource in cache._resources()]
+    return read.with_caches(json.dumps(stated)) if stated else read
+
+
+def _read_model(source: Any, facts: list[str], texts: list[str]) -> Model:
     if isinstance(source, Model):
         if facts or texts:
             raise ModelError("this model was read already; state `assume` and `descriptions` where it is read")
@@ -106,6 +151,7 @@ def plan(
     stage: int = 0,
     assume: Sequence[str] = (),
     descriptions: Sequence[str] = (),
+    caches: Iterable[Cache] = (),
     **budget_keys: Any,
 ) -> Plan:
     """Plans the caches of a model: who owns each, how large each pool is, and why.
@@ -118,7 +164,7 @@ def plan(
 
     Raises :class:`ModelError`, :class:`BudgetError`, :class:`PlanError`; :class:`DoesNotFit` says what would.
     """
-    own = model(source, assume=assume, descriptions=descriptions)
+    own = model(source, assume=assume, descriptions=descriptions, caches=caches)
     drafts = None if draft is None else model(draft)
     text, folder = _budget(budget)
     keywords = [(name, _toml(name, value)) for name, value in budget_keys.items() if value is not None]
@@ -148,6 +194,12 @@ def _budget(budget: Any) -> tuple[tuple[str, str] | None, Path | None]:
     raise BudgetError(
         f"a {type(budget).__name__} is no budget", found=type(budget).__name__, hint="a path, TOML text, a mapping"
     )
+
+
+def document_text(source: Any) -> str:
+    """The TOML text of a path, a text or a mapping."""
+    found, _ = _budget(source)
+    return "" if found is None else found[0]
 
 
 def _document(budget: Mapping[str, Any], at: tuple[str, ...] = ()) -> str:
@@ -318,6 +370,22 @@ class Plan:
         """This plan beside an engine's allocation, as JSON objects."""
         comparison: dict[str, Any] = json.loads(self._native.compare(_spec(name, version)))
         return comparison
+
+    def fit(self, sequences: int, *, context: int | None = None, **asked: Any) -> Fit:
+        """Which devices hold so many sequences of ``context`` tokens, ``max_seq_len`` where none are stated.
+
+        The model is the plan's, the budget is not; the rest is as :func:`cacheplan.fit` takes it.
+        """
+        from cacheplan._answers import fit
+
+        context = self.limits.max_seq_len if context is None else context
+        return fit(self._native.source(), context=context, sequences=sequences, **asked)
+
+    def simulate(self, workload: str | None = None, **asked: Any) -> Simulation:
+        """What a prefix cache of this plan's sizes would save of a workload, as :func:`cacheplan.simulate` takes it."""
+        from cacheplan._answers import simulate
+
+        return simulate(workload, plan=self, **asked)
 
     def table(self) -> str:
         """The plan for people, at most 100 columns wide."""
