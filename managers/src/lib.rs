@@ -7,8 +7,8 @@
 //! ```
 //! use cacheplan_handlers::DType;
 //! use cacheplan_managers::book::{CacheBook, StepMetadata, Work};
-//! use cacheplan_planner::{Budget, PlanRequest, plan};
-//! use cacheplan_transforms::{GraphBuilder, collect, layers::Attention};
+//! use cacheplan_planner::{Budget, PlanRequest};
+//! use cacheplan_transforms::{GraphBuilder, layers::Attention};
 //!
 //! // A decoder of one layer: 8 heads, 2 of them for keys and values, of 64 elements each.
 //! let mut builder = GraphBuilder::new("my_decoder", 512, DType::Bf16);

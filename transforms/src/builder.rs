@@ -17,7 +17,7 @@ use crate::weights::WeightBytes;
 ///
 /// ```
 /// use cacheplan_handlers::DType;
-/// use cacheplan_transforms::{GraphBuilder, PassContext, collect, layers::{Attention, Mamba2}};
+/// use cacheplan_transforms::{GraphBuilder, PassContext, layers::{Attention, Mamba2}};
 ///
 /// let mut builder = GraphBuilder::new("made_up", 64, DType::Bf16);
 /// builder.layer();
