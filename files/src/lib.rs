@@ -1,9 +1,9 @@
 //! How bytes from outside come in, and how text and files go out.
 //!
 //! Nothing else in this workspace opens a file. What is read is a [`Source`], a regular file or what the caller has,
-//! within one of the [`Limit`]s; JSON goes through [`json`], TOML through [`Source::parse_toml`]. What strangers wrote is shown
-//! as [`Shown`]. A file is written by [`replace`], so that whoever looks finds the old one or the new one; one that grows is
-//! made of [`Lines`].
+//! within one of the [`Limit`]s; JSON goes through [`Limit::parse_json`], TOML through [`Source::parse_toml`]. What
+//! strangers wrote is shown as [`Shown`]. A file is written by [`replace`], so that whoever looks finds the old one or
+//! the new one; one that grows is made of [`Lines`].
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

@@ -13,7 +13,7 @@ use crate::config::MAX_COUNT;
 use crate::size::ByteSize;
 use crate::{EngineOptions, Grouping, Origin, Parallel, Speculation, Workload};
 
-/// A budget as written; [`crate::plan`] fills in what is absent.
+/// A budget as written; [`PlanRequest::plan`](crate::PlanRequest::plan) fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {

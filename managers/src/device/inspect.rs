@@ -24,7 +24,7 @@ impl MambaHybridCacheManager {
     }
 
     /// A layer's MLA cache in the mode that its pools have: one resource is mode 0; with rope keys apart it is mode 1,
-    /// or in NZ order ([`super::KvCacheManager::set_nz`]) mode 3, or mode 2 where the latents are int8.
+    /// or in NZ order (`set_nz` of [`kv_mut`](Self::kv_mut)) mode 3, or mode 2 where the latents are int8.
     ///
     /// `scale` is what int8 latents are multiplied with.
     ///

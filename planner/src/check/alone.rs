@@ -14,7 +14,7 @@ impl CachePlan {
     /// put back after a speculative step.
     ///
     /// That no limit is none, that slots are as many as their pools have, and the tokens that these hold is proved too. What
-    /// they must be, ledger and fingerprint follow from the request; [`check`](fn@crate::check) proves that.
+    /// they must be, ledger and fingerprint follow from the request; [`PlanRequest::check`] proves that.
     ///
     /// # Errors
     /// Everything that is not as it must be.

@@ -21,7 +21,7 @@ impl EngineLog {
     /// coloured, and be those of several ranks in any order. Where `asked` names an engine, only its lines count.
     ///
     /// # Errors
-    /// A log without a complete start, of several engines, or with numbers that no device has; see [`LogError`].
+    /// A log without a complete start, of several engines, or with numbers that no device has.
     pub fn read(mut log: impl BufRead, asked: Option<Engine>) -> Result<Self, LogError> {
         read_from(&mut log, asked)
     }
