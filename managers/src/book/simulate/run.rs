@@ -114,11 +114,11 @@ impl Scenario {
             states: tree.states,
             format: tree.checkpoints,
             host: tree.host,
-            kv_tokens: Some(blocks as usize * tree.page).filter(|&tokens| tokens > 0),
+            kv_tokens: Some((blocks as usize).saturating_mul(tree.page)).filter(|&tokens| tokens > 0),
             page: tree.page,
             chunk,
-            prefill_chunk: plan.limits.max_num_tokens.max(1) as usize,
-            concurrency: plan.slots.live.max(1) as usize,
+            prefill_chunk: usize::try_from(plan.limits.max_num_tokens.max(1)).unwrap_or(usize::MAX),
+            concurrency: usize::try_from(plan.slots.live.max(1)).unwrap_or(usize::MAX),
             ..Self::default()
         })
     }
