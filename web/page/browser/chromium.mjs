@@ -4,5 +4,7 @@ import puppeteer from 'puppeteer-core';
 
 export async function launch() {
   const executablePath = process.env.CHROMIUM ?? (await chromium.executablePath());
-  return puppeteer.launch({ executablePath, args: [...chromium.args, '--no-sandbox'], headless: 'shell' });
+  // In a container nobody is root twice over; what is opened here is the page of this repository.
+  const args = ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--font-render-hinting=none'];
+  return puppeteer.launch({ executablePath, args, headless: 'shell' });
 }

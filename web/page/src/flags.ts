@@ -25,8 +25,13 @@ export class Flags {
     byId('flags').append(choose, this.answer);
   }
 
-  show(plan: Plan, told: Told[]): void {
-    [this.plan, this.told] = [plan, told];
+  showPlan(plan: Plan): void {
+    this.plan = plan;
+    if (this.target === OWN) this.draw();
+  }
+
+  show(told: Told[]): void {
+    this.told = told;
     this.draw();
   }
 

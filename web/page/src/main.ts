@@ -143,6 +143,7 @@ async function start(): Promise<void> {
       ...found.notes.map((note) => h('span', { class: 'note' }, note)),
     );
     map.show(found);
+    flags.showPlan(plan);
     showLayers(plan, model.layers, (subject) => void guarded(() => map.derive(subject)));
   }
 
@@ -174,7 +175,7 @@ async function start(): Promise<void> {
       run: async () => {
         const name = state.chosen.from === 'zoo' ? state.chosen.name : null;
         const { targets } = await model.ask<{ targets: Told[] }>(slow, (number) => ({ ask: 'flags', of: of(number), model: name }));
-        if (planned) flags.show(planned.plan, targets);
+        flags.show(targets);
       },
     },
     fit: {
@@ -200,8 +201,14 @@ async function start(): Promise<void> {
       due: false,
       seen: false,
       run: async () => {
-        const asked = (number: number) => ({ ask: 'simulate', of: of(number), workload: state.workload, checkpoints: CHECKPOINTS });
-        showPrefix(await model.ask<Simulated>(slow, asked));
+        // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
+        const found: Simulated[] = [];
+        for (const checkpoints of CHECKPOINTS) {
+          const asked = (number: number) => ({ ask: 'simulate', of: of(number), workload: state.workload, checkpoints: [checkpoints] });
+          found.push(await model.ask<Simulated>(slow, asked));
+          if (later.prefix.due) return;
+          showPrefix(found);
+        }
         await remember();
       },
     },
@@ -238,7 +245,8 @@ async function start(): Promise<void> {
     (entries) => {
       for (const { target, isIntersecting } of entries) {
         const part = later[target.id as keyof typeof later];
-        part.seen = isIntersecting;
+        // What was in sight when it fell due is drawn, also where what is drawn above it pushes it out.
+        part.seen = isIntersecting || (part.seen && part.due);
       }
       lookAgain();
     },

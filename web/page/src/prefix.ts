@@ -21,14 +21,17 @@ export function workloadForm(workload: string, changed: (workload: string) => vo
   return h('div', { class: 'control' }, h('label', { for: 'workload' }, 'Workload'), input);
 }
 
-export function showPrefix({ policies, planned, states, reuse }: Simulated): void {
+/** Shows what was simulated so far, for one number of checkpoints after the other. */
+export function showPrefix(found: Simulated[]): void {
+  const { policies, planned, states, reuse } = found.at(-1)!;
   const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
-  const lines = policies.map(({ policy, points }, at) => ({
+  const rate = (one: Simulated, policy: number) => one.policies[policy]!.points[0]!;
+  const lines = policies.map(({ policy }, at) => ({
     name: policy,
     ...LINES[at % LINES.length]!,
-    points: points.map(({ checkpoints, hit_rate }): [number, number] => [checkpoints, hit_rate]),
+    points: found.map((one): [number, number] => [rate(one, at).checkpoints, rate(one, at).hit_rate]),
   }));
-  const rows = CHECKPOINTS.map((checkpoints, at) => [count(checkpoints), ...policies.map(({ points }) => percent(points[at]?.hit_rate ?? 0))]);
+  const rows = found.map((one) => [count(rate(one, 0).checkpoints), ...policies.map((_, at) => percent(rate(one, at).hit_rate))]);
   const about = states
     ? `This plan has room for ${count(planned)} checkpoints; the sizes of its other pools are simulated as they are.`
     : 'This model keeps no states: every page that is resident is a hit, whatever the checkpoints.';

@@ -166,7 +166,7 @@ pub fn simulate(requests: &[Request], scenario: Scenario) -> Result<Report, Simu
 }
 
 /// The most tokens of all requests together, and the most steps that they take.
-const MAX_WORK: (usize, usize) = (4 << 30, 1 << 22);
+const MAX_WORK: (u64, u64) = (4 << 30, 1 << 22);
 
 /// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
 fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), SimulateError> {
@@ -176,7 +176,7 @@ fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), Simula
     // A request beyond its own limit is refused by its name.
     let tokens = requests.iter().map(|request| pieces(request).min(MAX_TOKENS)).fold(0, usize::saturating_add);
     let steps = tokens / scenario.prefill_chunk.max(1);
-    if tokens > MAX_WORK.0 || steps > MAX_WORK.1 { Err(SimulateError::TooMuch { tokens, steps }) } else { Ok(()) }
+    if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 { Err(SimulateError::TooMuch { tokens, steps }) } else { Ok(()) }
 }
 
 /// A request that has been prefilled and is still decoding.
