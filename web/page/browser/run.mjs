@@ -297,15 +297,15 @@ test('a model that does not fit is refused with what would do, which a click tak
 });
 
 test('the command serves the same page, which asks it', async () => {
-  await withServer([fileOf('google/gemma-2-2b').pathname], async ({ origin, token }) => {
+  await withServer([fileOf('Qwen/Qwen3-8B').pathname], async ({ origin, token }) => {
     await open(origin, `token=${token}&device=h100`, async (page) => {
       await settled(page);
       assert.ok(!(await page.evaluate(() => location.href)).includes(token));
       assert.equal(await page.$$eval('#places option', (options) => options.length), 1);
-      await page.type('#path', fileOf('google/gemma-2-2b').pathname);
+      await page.type('#path', fileOf('Qwen/Qwen3-8B').pathname);
       await page.keyboard.press('Enter');
-      await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'gemma2');
-      const expected = await commandPlan(fileOf('google/gemma-2-2b').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
+      await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'qwen3');
+      const expected = await commandPlan(fileOf('Qwen/Qwen3-8B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
     });
   });

@@ -42,6 +42,7 @@ export function showCapacity(curves: Curves, plan: Plan): void {
         x: tokens,
         y: count,
         logY: true,
+        within: section,
         mark: plan.limits.max_seq_len,
       }),
       h(

@@ -21,17 +21,21 @@ export interface Axes {
   y: (value: number) => string;
   /** Whether `y` is logarithmic too. */
   logY: boolean;
-  /** Values of `x` to mark. */
+  /** A value of `x` to mark. */
   mark?: number;
+  /** How wide it is drawn, so that its letters are as large as others. */
+  within: HTMLElement;
 }
 
-const WIDTH = 720;
+const WIDEST = 860;
+const NARROWEST = 320;
 const HEIGHT = 320;
 const LEFT = 64;
-const RIGHT = 150;
-const TOP = 14;
+const RIGHT = 138;
+const TOP = 24;
 const BOTTOM = 44;
 const ROW = 15;
+const TICK = 44;
 
 /** Places for names beside their lines' ends, moved apart, top to bottom in the order of those ends. */
 export function apart(ends: number[], row: number, least: number, most: number): number[] {
@@ -57,10 +61,11 @@ export function chart(lines: Line[], axes: Axes): SVGSVGElement {
   const mostY = Math.max(1e-9, ...points.map(([, y]) => y));
   const logs = (value: number) => Math.log(Math.max(value, 1));
   const [first, last] = [xs[0] ?? 1, xs.at(-1) ?? 1];
-  const [width, height] = [WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM];
+  const all = Math.min(Math.max(axes.within.clientWidth, NARROWEST), WIDEST);
+  const [width, height] = [all - LEFT - RIGHT, HEIGHT - TOP - BOTTOM];
   const x = (value: number) => LEFT + (last > first ? ((logs(value) - logs(first)) / (logs(last) - logs(first))) * width : 0);
   const y = (value: number) => TOP + height * (1 - (axes.logY ? logs(value) / Math.max(logs(mostY), 1e-9) : value / mostY));
-  const picture = s('svg', { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img', 'aria-label': axes.label, class: 'chart' });
+  const picture = s('svg', { viewBox: `0 0 ${all} ${HEIGHT}`, width: all, height: HEIGHT, role: 'img', 'aria-label': axes.label, class: 'chart' });
   const text = (at: [number, number], anchor: string, value: string) =>
     s('text', { x: at[0], y: at[1], 'text-anchor': anchor }, value);
   const ticks = axes.logY
@@ -70,11 +75,11 @@ export function chart(lines: Line[], axes: Axes): SVGSVGElement {
     picture.append(s('line', { class: 'grid', x1: LEFT, x2: LEFT + width, y1: y(tick), y2: y(tick) }));
     picture.append(text([LEFT - 6, y(tick) + 4], 'end', axes.y(tick)));
   }
-  const every = Math.ceil(xs.length / 11);
+  const every = Math.ceil((xs.length * TICK) / width);
   xs.forEach((value, at) => {
     if (at % every === 0) picture.append(text([x(value), HEIGHT - BOTTOM + 16], 'middle', axes.x(value)));
   });
-  picture.append(text([LEFT + width / 2, HEIGHT - 8], 'middle', axes.xName), text([LEFT, TOP - 3], 'start', axes.yName));
+  picture.append(text([LEFT + width / 2, HEIGHT - 8], 'middle', axes.xName), text([4, TOP - 12], 'start', axes.yName));
   if (axes.mark !== undefined && axes.mark >= first && axes.mark <= last) {
     picture.append(s('line', { class: 'mark', x1: x(axes.mark), x2: x(axes.mark), y1: TOP, y2: TOP + height }));
   }

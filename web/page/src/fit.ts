@@ -66,7 +66,7 @@ export function fitTable(fits: Fits, apply: (fit: Fit) => void): Node[] {
     // From pale to full by its logarithm: more is darker, in one hue.
     const share = fit.sequences > 0 ? 0.12 + 0.78 * (Math.log(fit.sequences) / Math.max(Math.log(most), 1)) : 0;
     button.style.setProperty('--share', `${Math.round(100 * share)}%`);
-    button.classList.toggle('dark', share > 0.55);
+    button.classList.toggle('dark', share > 0.7);
     button.classList.toggle('holds', fit.holds);
     return h('td', {}, button);
   };

@@ -24,7 +24,6 @@ async function start(): Promise<void> {
   const { places } = await quick.ask<{ places: { name: string; path: string }[] }>({ ask: 'places' });
 
   let model = Model.of(state.chosen, zoo);
-  let opened: Opened | null = null;
   let planned: Planned | null = null;
 
   const of = (number: number) => ({ model: number, budget: state.budget, device: state.device, stage: state.stage });
@@ -108,7 +107,10 @@ async function start(): Promise<void> {
     inputs.showBudget(state.budget);
     inputs.showDevice(state.device);
     const asked = model;
-    opened = await asked.opened(quick);
+    const opened = await asked.opened(quick);
+    if (asked !== model) return;
+    // Shown also where it is then refused.
+    showModel(opened);
     const found = await asked.ask<Planned>(quick, (number) => ({ ask: 'plan', of: of(number) }));
     if (asked !== model) return;
     planned = found;
@@ -122,14 +124,16 @@ async function start(): Promise<void> {
     await remember();
   }
 
+  function showModel(model: Opened): void {
+    const longest = model.longest === null ? '' : `, up to ${count(model.longest)} tokens`;
+    const title = state.chosen.from === 'zoo' ? state.chosen.name : model.type;
+    inputs.showModel(title, [`${model.type}, ${model.dtype}${longest}`, `${model.source}; assumed: ${model.assumed}`], model.inspection);
+  }
+
   function draw(model: Opened, found: Planned): void {
     const { plan } = found;
     byId('error').hidden = true;
     document.body.classList.remove('stale');
-    const longest = model.longest === null ? '' : `, up to ${count(model.longest)} tokens`;
-    const title = state.chosen.from === 'zoo' ? state.chosen.name : model.type;
-    const lines = [`${model.type}, ${plan.model.layers} layers, ${model.dtype}${longest}`, `${model.source}; assumed: ${model.assumed}`];
-    inputs.showModel(title, lines, model.inspection);
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
     const { capacity } = plan;

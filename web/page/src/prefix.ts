@@ -47,6 +47,7 @@ export function showPrefix(found: Simulated[]): void {
         x: count,
         y: percent,
         logY: false,
+        within: byId('prefix'),
         mark: planned,
       }),
       folded('The same as a table', table('Hit rate by checkpoints', ['checkpoints', ...policies.map(({ policy }) => policy)], rows)),
