@@ -21,7 +21,15 @@ const WASM: &str = "planner.wasm";
 
 /// Builds the page anew, in the place of the one that is committed.
 pub(crate) fn build() -> Result<(), String> {
-    build_into(Path::new(DIST))
+    let fresh = target("web/dist")?;
+    build_into(&fresh)?;
+    // Only what is whole takes the place of the other.
+    let on_disk = |error: std::io::Error| format!("{DIST}: {error}");
+    fs::remove_dir_all(DIST).and_then(|()| fs::create_dir(DIST)).map_err(on_disk)?;
+    for name in names(&fresh)? {
+        fs::copy(fresh.join(&name), Path::new(DIST).join(&name)).map_err(on_disk)?;
+    }
+    Ok(())
 }
 
 /// Tests the page, and that what is committed is what its sources build.
@@ -99,13 +107,6 @@ fn npm() -> Command {
 
 /// Every file of the one is in the other, byte for byte.
 fn compare(committed: &Path, fresh: &Path) -> Result<(), String> {
-    let names = |folder: &Path| -> Result<Vec<String>, String> {
-        let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let mut names: Vec<String> =
-            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        Ok(names)
-    };
     let (theirs, ours) = (names(committed)?, names(fresh)?);
     let differs = |name: &&String| fs::read(committed.join(name)).ok() != fs::read(fresh.join(name)).ok();
     let wrong: Vec<&str> = ours.iter().filter(differs).map(String::as_str).collect();
@@ -116,6 +117,13 @@ fn compare(committed: &Path, fresh: &Path) -> Result<(), String> {
     Err(format!(
         "{committed} ({theirs}) is not what its sources build ({ours}); different: {wrong}; run `cargo xtask web`"
     ))
+}
+
+fn names(folder: &Path) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -27,8 +27,8 @@ const MODELS = [
   'moonshotai/Kimi-K3', 'moonshotai/Kimi-Linear-48B-A3B-Instruct', 'nvidia/Llama-3_3-Nemotron-Super-49B-v1',
   'openai/gpt-oss-120b', 'tiiuae/Falcon-H1-7B-Instruct',
 ];
-/** The config with the most layers and resources, on which a slider is moved. */
-const LARGEST = 'nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16';
+/** The config of the zoo whose plan is the longest, on which a slider is moved. */
+const LARGEST = 'Zyphra/Zamba2-7B';
 
 const BUDGET = "max_seq_len = 8192\n\n[memory]\nbytes = '40GiB'\n";
 
@@ -94,6 +94,37 @@ async function withServer(places, use) {
   } finally {
     child.kill();
   }
+}
+
+/** References were looked at when they were made; fonts differ from machine to machine, so that they are small. */
+async function looksAlike(page, name) {
+  await page.evaluate(() => scrollTo(0, 0));
+  const taken = await page.screenshot({ encoding: 'base64' });
+  const reference = new URL(`reference/${name}.png`, import.meta.url);
+  const known = process.env.UPDATE_REFERENCES ? null : await readFile(reference, 'base64');
+  const blank = await browser.newPage();
+  const [small, difference] = await blank.evaluate(async (taken, known) => {
+    const WIDTH = 200;
+    const pixels = async (base64) => {
+      const image = new Image();
+      image.src = `data:image/png;base64,${base64}`;
+      await image.decode();
+      const canvas = document.createElement('canvas');
+      [canvas.width, canvas.height] = [WIDTH, Math.round((image.height * WIDTH) / image.width)];
+      const context = canvas.getContext('2d');
+      context.imageSmoothingQuality = 'high';
+      context.drawImage(image, 0, 0, canvas.width, canvas.height);
+      return [canvas.toDataURL('image/png').split(',')[1], context.getImageData(0, 0, canvas.width, canvas.height).data];
+    };
+    const [small, now] = await pixels(taken);
+    if (known === null) return [small, 0];
+    const [, then] = await pixels(known);
+    if (now.length !== then.length) return [small, 255];
+    return [small, now.reduce((sum, value, at) => sum + Math.abs(value - then[at]), 0) / now.length];
+  }, taken, known);
+  await blank.close();
+  if (process.env.UPDATE_REFERENCES) await writeFile(reference, Buffer.from(small, 'base64'));
+  assert.ok(difference < 8, `${name} differs from its reference by ${difference.toFixed(1)} of 255 on the mean`);
 }
 
 test('numbers equal those of the command, for twenty models', async ({ address }) => {
@@ -199,7 +230,7 @@ test('a slider changes the TOML, the TOML changes the slider', async ({ address 
 });
 
 test('100 ms from a slider to the picture, on the largest config', async ({ address, said }) => {
-  await open(address, fragment({ zoo: LARGEST, device: '8xb200' }), async (page) => {
+  await open(address, fragment({ zoo: LARGEST }), async (page) => {
     await settled(page);
     await page.focus('#input-Context');
     for (let at = 0; at < 24; at += 1) {
@@ -267,6 +298,7 @@ test('it is drawn dark, on a phone, and without sideways scrolling', async ({ ad
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
       assert.ok(wide <= 0, `${name}: ${wide} pixels too wide`);
       await screenshots(page, name);
+      await looksAlike(page, name);
     }, options);
   }
 });
