@@ -52,7 +52,11 @@ fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] devi
             let message = answer["error"]["message"].as_str().unwrap().lines().next().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             // The command's own errors name its flags and the file.
-            assert!(message.starts_with("the budget") || said.contains(message), "{}: {message}\n{said}", path.display());
+            assert!(
+                message.starts_with("the budget") || said.contains(message),
+                "{}: {message}\n{said}",
+                path.display()
+            );
             refused += 1;
         }
     }
@@ -83,7 +87,20 @@ fn what_else_is_asked_is_what_the_command_says() {
     assert_eq!(explained["derivation"], said(&[&["plan", "explain", path, "kv_cache_5"], &device[..]].concat()));
 
     let asked = json!({ "ask": "fit", "model": opened["model"], "context": 32768, "sequences": 32, "devices": ["h100", "b200"], "max_devices": 4 });
-    let fit = said(&["fit", path, "--context", "32k", "--sequences", "32", "--gpus", "h100,b200", "--max-gpus", "4", "--format", "json"]);
+    let fit = said(&[
+        "fit",
+        path,
+        "--context",
+        "32k",
+        "--sequences",
+        "32",
+        "--gpus",
+        "h100,b200",
+        "--max-gpus",
+        "4",
+        "--format",
+        "json",
+    ]);
     assert_eq!(ask(&desk, &asked, &[])["answer"], fit);
 }
 

@@ -176,7 +176,11 @@ fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), Simula
     // A request beyond its own limit is refused by its name.
     let tokens = requests.iter().map(|request| pieces(request).min(MAX_TOKENS)).fold(0, usize::saturating_add);
     let steps = tokens / scenario.prefill_chunk.max(1);
-    if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 { Err(SimulateError::TooMuch { tokens, steps }) } else { Ok(()) }
+    if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 {
+        Err(SimulateError::TooMuch { tokens, steps })
+    } else {
+        Ok(())
+    }
 }
 
 /// A request that has been prefilled and is still decoding.
