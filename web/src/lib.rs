@@ -4,6 +4,7 @@
 //! [`answers`] calls the planner as the command does, so that their numbers are the same.
 //! [`Asset`]s are the files of the page as `cargo xtask web` built them.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod answers;
 mod asset;
