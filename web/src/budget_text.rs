@@ -117,7 +117,7 @@ fn with_line(text: &str, path: &str, value: &str) -> String {
             }
         },
     };
-    let end = lines[first..].iter().position(|line| is_header(line)).map_or(lines.len(), |header| first + header);
+    let end = lines[first..].iter().position(is_header).map_or(lines.len(), |header| first + header);
     let last = lines[first..end].iter().rposition(|line| !line.trim().is_empty()).map_or(first, |at| first + at + 1);
     let above: String = lines[..last].iter().map(|line| format!("{line}\n")).collect();
     let below: String = lines[last..].iter().map(|line| format!("{line}\n")).collect();

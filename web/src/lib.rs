@@ -1,7 +1,7 @@
 //! What the page asks, answered by the planner; the same in a browser, as WebAssembly, and behind `cacheplan web`.
 //!
-//! A [`Desk`] keeps the models that were opened and answers one [`question`] after the other. It computes nothing itself:
-//! [`answers`] calls the planner as the command does, so that their numbers are the same.
+//! A [`Desk`] keeps the models that were opened and answers one question after the other. It computes nothing itself:
+//! `answers.rs` calls the planner as the command does, so that their numbers are the same.
 //! [`Asset`]s are the files of the page as `cargo xtask web` built them.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]

@@ -230,7 +230,7 @@ test('a slider changes the TOML, the TOML changes the slider', async ({ address 
 });
 
 test('100 ms from a slider to the picture, on the largest config', async ({ address, said }) => {
-  await open(address, fragment({ zoo: LARGEST }), async (page) => {
+  await open(address, fragment({ zoo: LARGEST, device: '', budget: BUDGET }), async (page) => {
     await settled(page);
     await page.focus('#input-Context');
     for (let at = 0; at < 24; at += 1) {
