@@ -64,6 +64,8 @@ enum Command {
     Simulate(commands::simulate::Args),
     /// Say how full the pools of a run were
     Stats(commands::stats::Args),
+    /// Serve the planner as a page on this machine, and print its address
+    Web(commands::web::Args),
     /// Show the budget as it is stated, or what could be
     Config(commands::config::Args),
     /// Write what a shell needs to complete commands and flags
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
+        Command::Web(args) => commands::web::run(&args),
         Command::Config(args) => commands::config::run(&args),
         Command::Completions(args) => commands::completions::run(&args, Cli::command()),
         Command::Man(args) => commands::man::run(&args, Cli::command()),

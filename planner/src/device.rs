@@ -89,7 +89,7 @@ const KNOWN: [Known; 21] = [
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BadDevice {
     /// Neither a size nor a known name.
-    #[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = names())]
+    #[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = DeviceInfo::names().collect::<Vec<_>>().join(", "))]
     Unknown(String),
     /// A name that several devices have.
     #[error("`{text}` is several devices; write {}", choices.join(" or "))]
@@ -115,10 +115,6 @@ pub enum BadDevice {
     },
 }
 
-fn names() -> String {
-    KNOWN.map(|known| known.name.to_lowercase()).join(", ")
-}
-
 /// What tells a device of which only the name is known from one that was read.
 const NOMINAL: &str = " (nominal)";
 
@@ -130,6 +126,11 @@ fn plain(name: &str) -> String {
 impl DeviceInfo {
     /// The most devices that `8xh100` may name.
     const MOST: u32 = 4096;
+
+    /// The names of the devices whose memory is known, as they may be written: `a100-80gb`.
+    pub fn names() -> impl Iterator<Item = String> {
+        KNOWN.iter().map(|known| known.name.to_lowercase())
+    }
 
     /// Whether only its name was stated, so that its memory is what devices of that name have.
     pub fn is_nominal(&self) -> bool {

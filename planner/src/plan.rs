@@ -327,6 +327,13 @@ pub enum Cap {
     AnotherRank,
 }
 
+impl Cap {
+    /// Whether it is the bytes for caches.
+    pub const fn is_memory(self) -> bool {
+        matches!(self, Self::Memory)
+    }
+}
+
 impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

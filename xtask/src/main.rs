@@ -10,8 +10,10 @@ mod fuzz;
 mod onnx;
 mod oracle;
 mod python;
+mod rust_src;
 mod soak;
 mod venv;
+mod web;
 
 use std::process::ExitCode;
 
@@ -28,6 +30,8 @@ Commands:
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
+  web               Build the page into web/dist; needs Node and Debian's apt, and the network once
+  check-web         Test the page in a browser, and that web/dist is what its sources build
   oracle vllm [N]   Ask vLLM's own planners about the zoo and N random hybrids (default 1000); needs Python and 18 GB
   soak [SECONDS [KILLS]]  Give each reader mutated files for SECONDS (default 600) and kill KILLS writers (default 10000)
   soak-machines     Run the randomised tests of planner and managers long
@@ -64,6 +68,8 @@ fn main() -> ExitCode {
         "check-dependencies" => dependencies::run(),
         "onnx" => onnx::run(),
         "python" => python::run(),
+        "web" => web::build(),
+        "check-web" => web::check(),
         "check-fuzz" => fuzz::check(),
         "soak" => soak::files(seconds, kills),
         "soak-machines" => soak::machines(),

@@ -39,6 +39,18 @@ pub enum Origin {
     Default,
 }
 
+impl Origin {
+    /// Whether somebody stated the value.
+    pub const fn is_stated(&self) -> bool {
+        !matches!(self, Self::Device | Self::Default)
+    }
+
+    /// Whether it is the usual share of the device that was stated.
+    pub const fn is_of_device(&self) -> bool {
+        matches!(self, Self::Device)
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -133,4 +133,5 @@ impl Node {
 }
 
 // There may be millions.
+#[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Node>() == 256);

@@ -114,11 +114,11 @@ impl Scenario {
             states: tree.states,
             format: tree.checkpoints,
             host: tree.host,
-            kv_tokens: Some(blocks as usize * tree.page).filter(|&tokens| tokens > 0),
+            kv_tokens: Some((blocks as usize).saturating_mul(tree.page)).filter(|&tokens| tokens > 0),
             page: tree.page,
             chunk,
-            prefill_chunk: plan.limits.max_num_tokens.max(1) as usize,
-            concurrency: plan.slots.live.max(1) as usize,
+            prefill_chunk: usize::try_from(plan.limits.max_num_tokens.max(1)).unwrap_or(usize::MAX),
+            concurrency: usize::try_from(plan.slots.live.max(1)).unwrap_or(usize::MAX),
             ..Self::default()
         })
     }
@@ -168,7 +168,7 @@ impl Scenario {
 }
 
 /// The most tokens of all requests together, and the most steps that they take.
-const MAX_WORK: (usize, usize) = (4 << 30, 1 << 22);
+const MAX_WORK: (u64, u64) = (4 << 30, 1 << 22);
 
 /// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
 fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), SimulateError> {
@@ -178,7 +178,11 @@ fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), Simula
     // A request beyond its own limit is refused by its name.
     let tokens = requests.iter().map(|request| pieces(request).min(MAX_TOKENS)).fold(0, usize::saturating_add);
     let steps = tokens / scenario.prefill_chunk.max(1);
-    if tokens > MAX_WORK.0 || steps > MAX_WORK.1 { Err(SimulateError::TooMuch { tokens, steps }) } else { Ok(()) }
+    if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 {
+        Err(SimulateError::TooMuch { tokens, steps })
+    } else {
+        Ok(())
+    }
 }
 
 /// A request that has been prefilled and is still decoding.

@@ -1,0 +1,38 @@
+//! `cacheplan web`: the planner as a page on this machine.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan_web::{Place, Server, hub_cache};
+
+use crate::failure::{Failure, print_now};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Models that the page offers beside those of the Hugging Face cache: folders or files
+    model: Vec<PathBuf>,
+
+    /// The port on the loopback address; 0 for any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8347)]
+    port: u16,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string() });
+    let places = named.chain(hub().map(|hub| hub_cache(&hub)).unwrap_or_default()).collect();
+    let server = Server::open(args.port, places).map_err(Failure::error)?;
+    print_now(&format!("{}\n", server.address()))?;
+    server.run();
+    Ok(())
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Where Hugging Face's libraries keep what they download.
+fn hub() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let in_home =
+        || Some(variable("HF_HOME").or_else(|| Some(variable("HOME")?.join(".cache/huggingface")))?.join("hub"));
+    variable("HF_HUB_CACHE").or_else(in_home)
+}

@@ -1,0 +1,206 @@
+//! The page's answers are the command's numbers, and its server answers nobody else.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use cacheplan_web::Desk;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+const COMMAND: &str = env!("CARGO_BIN_EXE_cacheplan");
+
+fn ask(desk: &Desk, question: &Value, bytes: &[u8]) -> Value {
+    serde_json::from_str(&desk.answer(&encoded(question, bytes))).unwrap()
+}
+
+fn encoded(question: &Value, bytes: &[u8]) -> Vec<u8> {
+    let text = question.to_string();
+    [&u32::try_from(text.len()).unwrap().to_le_bytes()[..], text.as_bytes(), bytes].concat()
+}
+
+#[rstest]
+#[case::limits_alone("", "")]
+#[case::device("max_seq_len = 32768\n", "h100")]
+#[case::ranks("max_seq_len = 8192\n[dtypes]\nkv = 'fp8'\n", "8xh200")]
+fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] device: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let budget_file = folder.path().join("budget.toml");
+    fs::write(&budget_file, budget).unwrap();
+    let (desk, mut compared, mut refused) = (Desk::default(), 0, 0);
+    for entry in fs::read_dir("tests/fixtures/configs").unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read(&path).unwrap();
+        let mut command = Command::new(COMMAND);
+        command.args(["plan", "--format", "json", "--budget"]).arg(&budget_file).arg(&path);
+        if !device.is_empty() {
+            command.args(["--device-memory", device]);
+        }
+        let output = command.output().unwrap();
+        let file = json!({ "name": path.display().to_string(), "length": text.len(), "slices": [[0, text.len()]] });
+        let opened = ask(&desk, &json!({ "ask": "open", "files": [file] }), &text);
+        let of = json!({ "model": opened["model"], "budget": budget, "device": device });
+        let answer = ask(&desk, &json!({ "ask": "plan", "of": of }), &[]);
+        if output.status.success() {
+            let expected: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(answer["plan"], expected, "{}", path.display());
+            compared += 1;
+        } else {
+            assert_eq!(answer["error"]["code"], json!(output.status.code().unwrap()), "{}: {answer}", path.display());
+            let message = answer["error"]["message"].as_str().unwrap().lines().next().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            // The command's own errors name its flags and the file.
+            assert!(
+                message.starts_with("the budget") || said.contains(message),
+                "{}: {message}\n{said}",
+                path.display()
+            );
+            refused += 1;
+        }
+    }
+    assert!(compared >= 20 && compared + refused >= 73, "{compared} compared, {refused} refused");
+}
+
+#[test]
+fn what_else_is_asked_is_what_the_command_says() {
+    let path = "tests/fixtures/configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
+    let budget = "max_seq_len = 32768\n";
+    let said = |arguments: &[&str]| {
+        let output = Command::new(COMMAND).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let desk = Desk::with_disk(Vec::new());
+    let opened = ask(&desk, &json!({ "ask": "open_path", "path": path }), &[]);
+    let of = json!({ "model": opened["model"], "budget": budget, "device": "h100" });
+    let device = ["--device-memory", "h100", "--max-seq-len", "32768", "--format", "json"];
+
+    let curves = ask(&desk, &json!({ "ask": "curves", "of": of, "contexts": [32768] }), &[]);
+    let compared = said(&[&["compare", path], &device[..]].concat());
+    for (engine, expected) in curves["engines"].as_array().unwrap().iter().zip(compared.as_array().unwrap()) {
+        assert_eq!(&engine["row"], expected);
+        assert_eq!(engine["points"][0]["sequences"], expected["engine_sequences"]);
+    }
+    let explained = ask(&desk, &json!({ "ask": "explain", "of": of, "subject": "kv_cache_5" }), &[]);
+    assert_eq!(explained["derivation"], said(&[&["plan", "explain", path, "kv_cache_5"], &device[..]].concat()));
+
+    let asked = json!({ "ask": "fit", "model": opened["model"], "context": 32768, "sequences": 32, "devices": ["h100", "b200"], "max_devices": 4 });
+    let fit = said(&[
+        "fit",
+        path,
+        "--context",
+        "32k",
+        "--sequences",
+        "32",
+        "--gpus",
+        "h100,b200",
+        "--max-gpus",
+        "4",
+        "--format",
+        "json",
+    ]);
+    assert_eq!(ask(&desk, &asked, &[])["answer"], fit);
+}
+
+#[test]
+fn a_page_elsewhere_reads_no_disk() {
+    let answer = ask(&Desk::default(), &json!({ "ask": "open_path", "path": "/etc/hostname" }), &[]);
+    assert_eq!(answer["error"]["code"], json!(2));
+}
+
+#[rstest]
+#[case::nothing(b"")]
+#[case::too_short(b"\xff\0\0\0{}")]
+#[case::too_long(b"\xff\xff\xff\xff")]
+#[case::no_json(b"\x01\0\0\0{")]
+#[case::unknown(b"\x0c\0\0\0{\"ask\":\"no\"}")]
+fn what_is_no_question_is_an_error(#[case] question: &[u8]) {
+    let answer: Value = serde_json::from_str(&Desk::default().answer(question)).unwrap();
+    assert_eq!(answer["error"]["code"], json!(2), "{answer}");
+}
+
+struct Serving {
+    child: Child,
+    port: String,
+    token: String,
+}
+
+impl Serving {
+    fn start() -> Self {
+        let mut command = Command::new(COMMAND);
+        command.args(["web", "--port", "0"]).env("HF_HUB_CACHE", "/nowhere").stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut address = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        let (port, token) = address.trim().strip_prefix("http://127.0.0.1:").unwrap().split_once("/#token=").unwrap();
+        Self { child, port: port.to_owned(), token: token.to_owned() }
+    }
+
+    /// Sends a request with these headers, in which `PORT` and `TOKEN` stand for what they are.
+    fn send(&self, request: &str, headers: &str, body: &[u8]) -> String {
+        let headers = headers.replace("PORT", &self.port).replace("TOKEN", &self.token);
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{}", self.port)).unwrap();
+        let head = format!("{request} HTTP/1.1\r\n{headers}Content-Length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn the_server_answers_its_own_page_and_nobody_else() {
+    let server = Serving::start();
+    let status = |request: &str, headers: &str| {
+        let answer = server.send(request, headers, &encoded(&json!({ "ask": "choices" }), &[]));
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    const OWN: &str = "Host: 127.0.0.1:PORT\r\n";
+    const TOKEN: &str = "Host: 127.0.0.1:PORT\r\nX-Cacheplan-Token: TOKEN\r\n";
+    for (request, headers, expected) in [
+        ("POST /ask", TOKEN.to_owned(), "200"),
+        ("POST /ask", format!("{TOKEN}Origin: http://127.0.0.1:PORT\r\n"), "200"),
+        ("POST /ask", OWN.to_owned(), "403"),
+        ("POST /ask", format!("{OWN}X-Cacheplan-Token: TOKENx\r\n"), "403"),
+        ("POST /ask", format!("{OWN}X-Cacheplan-Token: \r\n"), "403"),
+        ("POST /ask", format!("{TOKEN}Origin: http://evil.example\r\n"), "403"),
+        ("POST /ask", format!("{TOKEN}Origin: null\r\n"), "403"),
+        ("POST /ask", format!("{TOKEN}Origin: http://localhost:PORT\r\n"), "403"),
+        ("POST /ask", TOKEN.replace("127.0.0.1:PORT", "evil.example:PORT"), "403"),
+        ("POST /ask", TOKEN.replace(":PORT", ""), "403"),
+        ("OPTIONS /ask", TOKEN.to_owned(), "405"),
+        ("GET /", OWN.to_owned(), "200"),
+        ("GET /../Cargo.toml", OWN.to_owned(), "404"),
+        ("GET /", "Host: evil.example\r\n".to_owned(), "403"),
+        ("GET /", String::new(), "400"),
+    ] {
+        assert_eq!(status(request, &headers), expected, "{request} {headers}");
+    }
+    let page = server.send("GET /", OWN, b"");
+    assert!(page.contains("Content-Security-Policy: default-src 'none'; script-src 'self';"), "{page}");
+    assert!(page.contains("name=\"planner\" content=\"http\""), "{page}");
+    assert!(!page.contains("Access-Control") && !page.contains(&server.token), "{page}");
+}
+
+#[test]
+fn the_page_asks_nobody_else() {
+    for entry in fs::read_dir("web/dist").unwrap() {
+        let path = entry.unwrap().path();
+        let kept = ["zoo.json", "planner.wasm"].iter().any(|name| path.ends_with(Path::new(name)));
+        let text = fs::read(&path).unwrap();
+        let text = String::from_utf8_lossy(&text);
+        // The names of namespaces are no addresses.
+        let addresses = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(kept || !addresses.contains("http://") && !addresses.contains("https://"), "{}", path.display());
+        assert!(kept || !text.contains("innerHTML") && !text.contains("eval("), "{}", path.display());
+    }
+}

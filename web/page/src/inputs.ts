@@ -1,0 +1,265 @@
+// The model and the budget. Every control is a key of the budget's TOML: either edits the other.
+
+import { byId, folded, h } from './dom';
+import { count } from './format';
+import type { Chosen } from './model';
+import type { Choices, Key, Planned } from './types';
+
+interface Slider {
+  key: string;
+  label: string;
+  steps: number[];
+  show: (value: number) => string;
+}
+
+/** Shows what a plan was made with. */
+type Show = (found: Planned) => void;
+
+function doubling(from: number, to: number, between: boolean): number[] {
+  const steps: number[] = [];
+  for (let at = from; at <= to; at *= 2) {
+    steps.push(at);
+    if (between && at > 1 && at * 1.5 < to) steps.push(at * 1.5);
+  }
+  return steps;
+}
+
+const ranks = doubling(1, 64, false);
+const SLIDERS: Slider[] = [
+  { key: 'max_seq_len', label: 'Context', steps: doubling(1024, 1 << 20, true), show: (value) => `${count(value)} tokens` },
+  { key: 'max_batch_size', label: 'Sequences at most', steps: doubling(1, 4096, true), show: count },
+  {
+    key: 'memory.fraction',
+    label: 'Share of the device',
+    steps: Array.from({ length: 51 }, (_, at) => (50 + at) / 100),
+    show: (value) => `${Math.round(100 * value)} %`,
+  },
+  { key: 'parallel.tp', label: 'Tensor parallel', steps: ranks, show: count },
+  { key: 'parallel.pp', label: 'Pipeline stages', steps: ranks, show: count },
+  { key: 'parallel.dp', label: 'Replicas', steps: ranks, show: count },
+  { key: 'parallel.ep', label: 'Expert parallel', steps: ranks, show: count },
+];
+
+const DTYPES: [string, string, string[]][] = [
+  ['dtypes.kv', 'Keys and values', ['bf16', 'f16', 'fp8', 'f32']],
+  ['dtypes.ssm', 'Recurrent states', ['f32', 'bf16', 'f16']],
+];
+
+export interface Inputs {
+  /** Shows the values that a budget states; a control that is being moved stays. */
+  show(found: Planned): void;
+  showBudget(text: string): void;
+  showDevice(device: string): void;
+  showStages(stages: number, stage: number): void;
+  showModel(title: string, lines: string[], inspection: string): void;
+}
+
+export interface Events {
+  choose(chosen: Chosen): void;
+  set(key: string, value: string | null): void;
+  budget(text: string): void;
+  device(device: string): void;
+  stage(stage: number): void;
+}
+
+/** A value as it stands in TOML, without quotes. */
+export function plain(value: string): string {
+  return value.startsWith('"') ? (JSON.parse(value) as string) : value;
+}
+
+export function makeInputs(
+  choices: Choices,
+  zoo: string[],
+  places: { name: string; path: string }[],
+  on: Events,
+): Inputs {
+  const said = h('div', { class: 'said' });
+  makeModel(choices, zoo, places, said, on);
+
+  const shows: Show[] = [];
+  const control = (label: string, help: string, input: HTMLElement, ...more: HTMLElement[]) => {
+    const id = `input-${label.replaceAll(/[^a-zA-Z]+/g, '-')}`;
+    input.id = id;
+    return h('div', { class: 'control' }, h('label', { for: id, title: help }, label), input, ...more);
+  };
+  const helpOf = (path: string) => choices.keys.find((key) => key.path === path)?.help ?? '';
+
+  const device = h('input', { type: 'text', list: 'devices', spellcheck: 'false', autocomplete: 'off' });
+  device.addEventListener('change', () => on.device(device.value.trim()));
+  const devices = h('datalist', { id: 'devices' }, ...choices.devices.map((name) => h('option', { value: name })));
+  const parts: HTMLElement[] = [control('Device', 'A name, a size such as 24GiB, or several such as 8xh100', device), devices];
+
+  for (const slider of SLIDERS) {
+    const input = h('input', { type: 'range', min: 0, max: slider.steps.length - 1, step: 1 });
+    const output = h('output');
+    const unset = h('button', { type: 'button', class: 'unset', 'aria-label': `${slider.label}: not set` }, '×');
+    const say = (text: string) => {
+      output.textContent = text;
+      input.setAttribute('aria-valuetext', text);
+    };
+    input.addEventListener('input', () => {
+      performance.mark('slider');
+      const value = slider.steps[Number(input.value)]!;
+      say(slider.show(value));
+      on.set(slider.key, String(value));
+    });
+    unset.addEventListener('click', () => on.set(slider.key, null));
+    const place = control(slider.label, helpOf(slider.key), input, output, unset);
+    output.setAttribute('for', input.id);
+    const otherwise = choices.keys.find((key) => key.path === slider.key)?.default ?? 'not set';
+    shows.push(({ stated, usual, plan }) => {
+      const value = stated[slider.key];
+      unset.hidden = value === undefined;
+      place.classList.toggle('is-default', value === undefined);
+      const holds = Number(value ?? usual[slider.key] ?? (slider.key === 'max_batch_size' ? plan.capacity.sequences : otherwise));
+      if (document.activeElement !== input && holds > 0) input.value = String(nearest(slider.steps, holds));
+      const unsaid = usual[slider.key] === undefined ? otherwise : slider.show(holds);
+      say(value === undefined ? unsaid : slider.show(holds));
+    });
+    parts.push(place);
+  }
+
+  for (const [key, label, names] of DTYPES) {
+    const input = h('select', {}, h('option', { value: '' }, "the model's own"), ...names.map((name) => h('option', {}, name)));
+    input.addEventListener('change', () => on.set(key, input.value || null));
+    shows.push(({ stated }) => {
+      const value = plain(stated[key] ?? '""');
+      if (![...input.options].some((option) => option.value === value)) input.append(h('option', {}, value));
+      input.value = value;
+    });
+    parts.push(control(label, helpOf(key), input));
+  }
+
+  const stage = h('input', { type: 'number', min: 0, value: 0 });
+  stage.addEventListener('change', () => on.stage(Number(stage.value)));
+  const stagePlace = control('Pipeline stage shown', 'Each stage has a plan of its own', stage);
+  parts.push(stagePlace);
+
+  const text = h('textarea', { rows: 6, spellcheck: 'false', autocomplete: 'off' });
+  text.addEventListener('input', () => on.budget(text.value));
+  const budget = h('div', { class: 'control toml' }, h('label', { for: 'toml' }, 'The same as TOML, as --budget reads it'), text);
+  text.id = 'toml';
+
+  const known = new Set([...SLIDERS.map((slider) => slider.key), ...DTYPES.map(([key]) => key)]);
+  const rest = choices.keys.filter((key) => !known.has(key.path));
+  const sections = [...new Set(rest.map((key) => key.section))].map((section) => {
+    const keys = rest.filter((key) => key.section === section);
+    return folded(section === '' ? 'Other keys' : `[${section}]`, ...keys.map((key) => otherKey(key, control, shows, on)));
+  });
+  byId('budget').append(h('div', { class: 'controls' }, ...parts), budget, ...sections);
+
+  return {
+    show: (found) => shows.forEach((show) => show(found)),
+    showBudget: (value) => {
+      if (text.value !== value) text.value = value;
+    },
+    showDevice: (value) => {
+      device.value = value;
+    },
+    showStages: (stages, shown) => {
+      stagePlace.hidden = stages < 2;
+      stage.max = String(stages - 1);
+      if (document.activeElement !== stage) stage.value = String(shown);
+    },
+    showModel: (title, lines, inspection) => {
+      document.title = `${title} · cacheplan`;
+      said.replaceChildren(
+        h('p', { class: 'chosen' }, title),
+        ...lines.map((line) => h('p', {}, line)),
+        folded('What was read, and what was assumed', h('pre', { tabindex: 0 }, inspection)),
+      );
+    },
+  };
+}
+
+function nearest(steps: number[], value: number): number {
+  const distance = (step: number) => Math.abs(Math.log(step) - Math.log(value));
+  return steps.reduce((best, step, at) => (distance(step) < distance(steps[best]!) ? at : best), 0);
+}
+
+/** A key without a slider: a list of its choices, or the text that the file would have. */
+function otherKey(
+  key: Key,
+  control: (label: string, help: string, input: HTMLElement, ...more: HTMLElement[]) => HTMLElement,
+  shows: Show[],
+  on: Events,
+): HTMLElement {
+  const help = h('p', { class: 'help' }, `${key.help} Default: ${key.default}.`);
+  if (key.values.kind === 'choice') {
+    const names = key.values.names.map(([name, meaning]) => h('option', { value: name, title: meaning }, name));
+    const input = h('select', {}, h('option', { value: '' }, 'not set'), ...names);
+    input.addEventListener('change', () => on.set(key.path, input.value || null));
+    shows.push(({ stated }) => {
+      input.value = plain(stated[key.path] ?? '""');
+    });
+    return control(key.path, key.help, input, help);
+  }
+  const input = h('input', { type: 'text', spellcheck: 'false', autocomplete: 'off', placeholder: key.default });
+  input.addEventListener('change', () => on.set(key.path, input.value.trim() || null));
+  shows.push(({ stated }) => {
+    if (document.activeElement !== input) input.value = plain(stated[key.path] ?? '""');
+  });
+  return control(key.path, key.help, input, help);
+}
+
+function makeModel(
+  choices: Choices,
+  zoo: string[],
+  places: { name: string; path: string }[],
+  said: HTMLElement,
+  on: Events,
+): void {
+  const search = h('input', { id: 'zoo', type: 'search', list: 'zoo-names', placeholder: `Search ${zoo.length} models`, autocomplete: 'off' });
+  const names = h('datalist', { id: 'zoo-names' }, ...zoo.map((name) => h('option', { value: name })));
+  const find = () => {
+    const name = zoo.find((known) => known.toLowerCase() === search.value.trim().toLowerCase());
+    if (name) on.choose({ from: 'zoo', name });
+  };
+  search.addEventListener('input', find);
+  search.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return;
+    const words = search.value.toLowerCase().split(/\s+/);
+    const name = zoo.find((known) => words.every((word) => known.toLowerCase().includes(word)));
+    if (name) {
+      search.value = name;
+      on.choose({ from: 'zoo', name });
+    }
+  });
+
+  const files = h('input', { id: 'files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
+  const open = (list: FileList | null | undefined) => {
+    if (list && list.length > 0) on.choose({ from: 'files', files: [...list] });
+  };
+  files.addEventListener('change', () => open(files.files));
+  addEventListener('dragover', (event) => event.preventDefault());
+  addEventListener('drop', (event) => {
+    event.preventDefault();
+    open(event.dataTransfer?.files);
+  });
+
+  const pasted = h('textarea', { id: 'pasted', rows: 3, spellcheck: 'false', placeholder: '{ "model_type": …' });
+  const take = (text: string) => {
+    if (text.trim() !== '') on.choose({ from: 'text', name: 'config.json', text });
+  };
+  pasted.addEventListener('change', () => take(pasted.value));
+  addEventListener('paste', (event) => {
+    const inField = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
+    const text = event.clipboardData?.getData('text') ?? '';
+    if (!inField && text.trimStart().startsWith('{')) take(text);
+  });
+
+  const parts: HTMLElement[] = [h('label', { for: 'zoo' }, 'From the zoo'), search, names];
+  if (choices.reads_disk) {
+    const path = h('input', { id: 'path', type: 'text', list: 'places', spellcheck: 'false', autocomplete: 'off' });
+    const known = places.map(({ name, path }) => h('option', { value: path }, name));
+    path.addEventListener('change', () => on.choose({ from: 'path', path: path.value.trim() }));
+    parts.push(h('label', { for: 'path' }, 'A folder or file on this machine'), path, h('datalist', { id: 'places' }, ...known));
+  }
+  parts.push(
+    h('label', { for: 'files' }, 'Or drop or choose config.json, .gguf, .safetensors, .onnx; nothing is uploaded'),
+    files,
+    folded('Or paste a config.json', h('label', { for: 'pasted' }, 'config.json'), pasted),
+    said,
+  );
+  byId('model').append(...parts);
+}

@@ -1,0 +1,94 @@
+// What a plan is asked with, and the address that holds all of it. It is behind `#`, which no server is told.
+
+import type { Chosen } from './model';
+
+export interface State {
+  chosen: Chosen;
+  device: string;
+  budget: string;
+  stage: number;
+  workload: string;
+  fit: { context: number; sequences: number; devices: string; most: number; prices: string };
+}
+
+export const START: State = {
+  chosen: { from: 'zoo', name: 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16' },
+  device: 'h100',
+  budget: 'max_seq_len = 32768\n',
+  stage: 0,
+  workload: 'agents',
+  fit: { context: 32768, sequences: 32, devices: 'l40s h100 h200 b200 mi300x', most: 8, prices: '' },
+};
+
+/** The state as the part of an address behind `#`. Files that were dropped cannot stand in it. */
+export async function toFragment(state: State): Promise<string> {
+  const fields = new URLSearchParams();
+  const { chosen } = state;
+  if (chosen.from === 'zoo') fields.set('zoo', chosen.name);
+  if (chosen.from === 'path') fields.set('path', chosen.path);
+  if (chosen.from === 'text') {
+    fields.set('name', chosen.name);
+    fields.set('config', await packed(chosen.text));
+  }
+  fields.set('device', state.device);
+  fields.set('budget', state.budget);
+  if (state.stage > 0) fields.set('stage', String(state.stage));
+  fields.set('workload', state.workload);
+  for (const [name, value] of Object.entries(state.fit)) if (value !== '') fields.set(`fit.${name}`, String(value));
+  return fields.toString();
+}
+
+/** The state of an address; what it does not say is as at the start. */
+export async function fromFragment(fragment: string): Promise<State> {
+  const fields = new URLSearchParams(fragment);
+  const number = (name: string, otherwise: number, most: number) => {
+    const value = Number(fields.get(name) ?? otherwise);
+    return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
+  };
+  return {
+    chosen: await chosenOf(fields),
+    device: fields.get('device') ?? START.device,
+    budget: fields.get('budget') ?? START.budget,
+    stage: number('stage', 0, 4096),
+    workload: fields.get('workload') ?? START.workload,
+    fit: {
+      context: number('fit.context', START.fit.context, 2 ** 32),
+      sequences: number('fit.sequences', START.fit.sequences, 2 ** 32),
+      devices: fields.get('fit.devices') ?? START.fit.devices,
+      most: number('fit.most', START.fit.most, 64),
+      prices: fields.get('fit.prices') ?? START.fit.prices,
+    },
+  };
+}
+
+async function chosenOf(fields: URLSearchParams): Promise<Chosen> {
+  const [zoo, path, config] = [fields.get('zoo'), fields.get('path'), fields.get('config')];
+  if (zoo) return { from: 'zoo', name: zoo };
+  if (path) return { from: 'path', path };
+  if (!config) return START.chosen;
+  return { from: 'text', name: fields.get('name') ?? 'config.json', text: await unpacked(config) };
+}
+
+/** The longest config that a link unpacks to, as the planner reads no longer one. */
+const LONGEST_CONFIG = 8 << 20;
+
+async function packed(text: string): Promise<string> {
+  const stream = new Blob([text]).stream().pipeThrough(new CompressionStream('deflate-raw'));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const letters = Array.from(bytes, (byte) => String.fromCharCode(byte)).join('');
+  return btoa(letters).replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '');
+}
+
+async function unpacked(text: string): Promise<string> {
+  const letters = atob(text.replaceAll('-', '+').replaceAll('_', '/'));
+  const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate-raw')).getReader();
+  const parts: BlobPart[] = [];
+  for (let length = 0; ; ) {
+    const { done, value } = await reader.read();
+    if (done) return new Blob(parts).text();
+    length += value.length;
+    if (length > LONGEST_CONFIG) throw new Error('the config in this link is too long');
+    parts.push(value as BlobPart);
+  }
+}

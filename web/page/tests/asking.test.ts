@@ -1,0 +1,88 @@
+import { expect, test } from 'vitest';
+import { bytes, percent, ranges, tokens } from '../src/format';
+import { prices } from '../src/fit';
+import { plain } from '../src/inputs';
+import { Model, inOrder } from '../src/model';
+import { Planner, Refused, encode } from '../src/planner';
+import { START, fromFragment, toFragment, type State } from '../src/state';
+
+test('a link holds a whole state', async () => {
+  const state: State = {
+    chosen: { from: 'text', name: 'my config.json', text: '{"model_type": "llama", "x": "é&=#"}' },
+    device: '8xh100',
+    budget: "max_seq_len = 8192 # a & b\n[dtypes]\nkv = 'fp8'\n",
+    stage: 2,
+    workload: 'rag',
+    fit: { context: 1, sequences: 2, devices: 'h100', most: 3, prices: 'h100=2.5' },
+  };
+  expect(await fromFragment(await toFragment(state))).toEqual(state);
+  const path: State = { ...START, chosen: { from: 'path', path: '/a b/c' } };
+  expect(await fromFragment(await toFragment(path))).toEqual(path);
+});
+
+test('what a link does not say, or says wrongly, is as at the start', async () => {
+  expect(await fromFragment('')).toEqual(START);
+  expect((await fromFragment('stage=-1&fit.most=x&fit.context=1e99')).fit).toEqual(START.fit);
+});
+
+test('a link that unpacks to more than any config is refused', async () => {
+  const large = await toFragment({ ...START, chosen: { from: 'text', name: 'c', text: ' '.repeat(9 << 20) } });
+  await expect(fromFragment(large)).rejects.toThrow('too long');
+});
+
+test('a question is its length, its text and its bytes', async () => {
+  const question = new Uint8Array(await encode({ ask: 'é' }, [new Uint8Array([1, 2])]).arrayBuffer());
+  const text = new TextEncoder().encode('{"ask":"é"}');
+  expect([...question]).toEqual([text.length, 0, 0, 0, ...text, 1, 2]);
+});
+
+test('weights are read before what lies beside them, and shards after it', () => {
+  const order = (...names: string[]) => inOrder(names.map((name) => ({ name }))).map(({ name }) => name);
+  expect(order('config.json', 'model.safetensors')).toEqual(['model.safetensors', 'config.json']);
+  expect(order('model-00001-of-00002.safetensors', 'config.json')).toEqual(['config.json', 'model-00001-of-00002.safetensors']);
+  expect(order('b-00002-of-00002.gguf', 'b-00001-of-00002.gguf')[0]).toBe('b-00001-of-00002.gguf');
+});
+
+test('files are read by the slices that the planner asks for', async () => {
+  const asked: { slices: [number, number][] }[] = [];
+  const planner = new Planner(async (question) => {
+    const bytes = new Uint8Array(await question.arrayBuffer());
+    const length = new DataView(bytes.buffer).getUint32(0, true);
+    const { files } = JSON.parse(new TextDecoder().decode(bytes.slice(4, 4 + length)));
+    asked.push(files[0]);
+    return JSON.stringify(asked.length < 3 ? { missing: { file: 0, offset: 1 << 20, length: 10 } } : { model: 7 });
+  });
+  const model = Model.of({ from: 'files', files: [new File([new Uint8Array(2 << 20)], 'm.gguf')] }, {});
+  expect((await model.opened(planner)).model).toBe(7);
+  expect(asked.map(({ slices }) => slices.length)).toEqual([1, 2, 3]);
+  expect(asked[2]!.slices.slice(0, 2)).toEqual([[0, 1 << 18], [1 << 20, 10]]);
+});
+
+test('a model that a planner forgot is opened again, once', async () => {
+  let opened = 0;
+  const planner = new Planner(async (question) => {
+    const text = await question.text();
+    if (text.includes('"open"')) return JSON.stringify({ model: (opened += 1) });
+    return JSON.stringify(text.includes('"model":1') ? { error: { message: 'gone', code: 0 } } : { answer: text.includes('"model":2') });
+  });
+  const model = Model.of({ from: 'text', name: 'c', text: '{}' }, {});
+  expect(await model.ask(planner, (number) => ({ ask: 'plan', model: number }))).toEqual({ answer: true });
+  expect(opened).toBe(2);
+});
+
+test('an error is one with its exit code', async () => {
+  const planner = new Planner(async () => JSON.stringify({ error: { message: 'does not fit', code: 3 } }));
+  await expect(planner.ask({})).rejects.toSatisfy((error) => error instanceof Refused && error.failure.code === 3);
+});
+
+test('numbers are written as the command writes them', () => {
+  expect([bytes(0), bytes(1023), bytes(1024), bytes(63155874688)]).toEqual(['0 B', '1023 B', '1.00 KiB', '58.82 GiB']);
+  expect([tokens(1024), tokens(1 << 20), tokens(1000)]).toEqual(['1k', '1m', '1000']);
+  expect([percent(1, 3), percent(1, 0)]).toEqual(['33.3 %', '']);
+  expect(ranges([0, 1, 2, 5, 7, 8])).toBe('0-2, 5, 7-8');
+});
+
+test('prices and values are read as they are typed', () => {
+  expect(prices('h100=2.5, H200=3 x=-1 y= z=a')).toEqual({ h100: 2.5, h200: 3 });
+  expect([plain('"fp8"'), plain('8'), plain('{ fixed = 3 }')]).toEqual(['fp8', '8', '{ fixed = 3 }']);
+});

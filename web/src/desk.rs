@@ -1,0 +1,118 @@
+//! Where questions are answered: the models that were opened, and who may open what.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cacheplan_transforms::{Assumption, FrontendError, Model, ReadOptions};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::answers::{self, Refused, Subject};
+use crate::budget_text;
+use crate::question::{File, Question};
+use crate::slices::{missing, sources};
+
+/// Models that are kept; the page opens one again that was dropped.
+const KEPT: usize = 8;
+
+/// Answers the questions of one page. Several may be asked at once.
+#[derive(Debug, Default)]
+pub struct Desk {
+    kept: Mutex<Vec<(u64, Arc<Model>)>>,
+    next: AtomicU64,
+    /// Models on this machine's disk; `None` where nothing is read from there.
+    places: Option<Vec<Place>>,
+}
+
+/// A model on this machine's disk.
+#[derive(Clone, Debug, Serialize)]
+pub struct Place {
+    /// What people call it.
+    pub name: String,
+    /// Its folder or file.
+    pub path: String,
+}
+
+impl Desk {
+    /// A desk that opens models by their path too, and offers these.
+    pub fn with_disk(places: Vec<Place>) -> Self {
+        Self { places: Some(places), ..Self::default() }
+    }
+
+    /// The answer to a question, as JSON: an object with what was asked for, or with `error`, which has the `message` and
+    /// the exit `code` that the command would end with.
+    pub fn answer(&self, question: &[u8]) -> String {
+        let answer =
+            Question::read(question).map_err(Refused::usage).and_then(|(asked, bytes)| self.look_up(asked, bytes));
+        answer.unwrap_or_else(|refused| json!({ "error": refused })).to_string()
+    }
+
+    fn look_up(&self, question: Question, bytes: &[u8]) -> Result<Value, Refused> {
+        match question {
+            Question::Choices {} => Ok(answers::choices(self.places.is_some())),
+            Question::Places {} => Ok(json!({ "places": self.places.as_deref().unwrap_or_default() })),
+            Question::Open { files, assume } => self.open(&files, bytes, &assume),
+            Question::OpenPath { path } => self.open_path(&path),
+            Question::Set { budget, key, value } => budget_text::set(&budget, &key, value.as_deref())
+                .map(|budget| json!({ "budget": budget }))
+                .map_err(Refused::error),
+            Question::Plan { of } => answers::plan(&Subject::of(&*self.model(of.model)?, &of)?),
+            Question::Curves { of, contexts } => {
+                answers::curves(&Subject::of(&*self.model(of.model)?, &of)?, &contexts)
+            }
+            Question::Explain { of, subject } => {
+                answers::explain(&Subject::of(&*self.model(of.model)?, &of)?, &subject)
+            }
+            Question::Flags { of, model } => answers::flags(&Subject::of(&*self.model(of.model)?, &of)?, model),
+            Question::Simulate { of, workload, checkpoints } => {
+                answers::simulate(&Subject::of(&*self.model(of.model)?, &of)?, &workload, &checkpoints)
+            }
+            Question::Picture { of } => answers::picture(&Subject::of(&*self.model(of.model)?, &of)?),
+            Question::Fit { model, context, sequences, devices, max_devices, prices } => {
+                let prices = prices.unwrap_or_default();
+                answers::fit(&*self.model(model)?, context, sequences, &devices, max_devices, prices)
+            }
+        }
+    }
+
+    fn open(&self, files: &[File], bytes: &[u8], assume: &[String]) -> Result<Value, Refused> {
+        let (sources, ran) = sources(files, bytes).map_err(Refused::usage)?;
+        let (model, beside) = sources.split_first().ok_or_else(|| Refused::usage("no file was given"))?;
+        let assume: Result<Vec<Assumption>, _> = assume.iter().map(|text| text.parse()).collect();
+        let options = ReadOptions { assume: assume.map_err(Refused::error)?, ..ReadOptions::default() };
+        let read = Model::read_source(model, beside, &options);
+        match missing(&ran) {
+            Some(missing) => Ok(json!({ "missing": missing })),
+            None => Ok(self.keep(read.map_err(unread)?)),
+        }
+    }
+
+    fn open_path(&self, path: &str) -> Result<Value, Refused> {
+        if self.places.is_none() {
+            return Err(Refused::usage("only `cacheplan web` reads this machine's disk"));
+        }
+        Model::read(Path::new(path), &ReadOptions::default()).map(|model| self.keep(model)).map_err(unread)
+    }
+
+    fn keep(&self, model: Model) -> Value {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let said = answers::opened(number, &model);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.remove(0);
+        }
+        kept.push((number, Arc::new(model)));
+        said
+    }
+
+    fn model(&self, number: u64) -> Result<Arc<Model>, Refused> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().find(|(known, _)| *known == number);
+        found.map(|(_, model)| Arc::clone(model)).ok_or_else(Refused::gone)
+    }
+}
+
+fn unread(error: FrontendError) -> Refused {
+    Refused::new(if error.is_unsupported() { 4 } else { 1 }, error)
+}

@@ -1,0 +1,21 @@
+//! What the page asks, answered by the planner; the same in a browser, as WebAssembly, and behind `cacheplan web`.
+//!
+//! A [`Desk`] keeps the models that were opened and answers one question after the other. It computes nothing itself:
+//! `answers.rs` calls the planner as the command does, so that their numbers are the same.
+//! [`Asset`]s are the files of the page as `cargo xtask web` built them.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod answers;
+mod asset;
+mod budget_text;
+mod desk;
+mod question;
+#[cfg(not(target_family = "wasm"))]
+mod server;
+mod slices;
+
+pub use asset::Asset;
+pub use desk::{Desk, Place};
+#[cfg(not(target_family = "wasm"))]
+pub use server::{Server, hub_cache};

@@ -1,0 +1,84 @@
+//! Questions as the page writes them: four bytes with the length of a JSON text, that text, and the bytes it speaks of.
+
+use cacheplan_planner::Prices;
+use serde::Deserialize;
+
+/// The longest JSON text of a question. The longest part of it is a budget.
+const LONGEST: usize = 1 << 20;
+
+/// What the page asks.
+#[derive(Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Question {
+    /// Every key of a budget, every device, engine and format: what forms are made of.
+    Choices {},
+    /// The models that the command was started with, or found.
+    Places {},
+    /// Read a model from slices of its files.
+    Open {
+        /// The first is the model, the others lie beside it.
+        files: Vec<File>,
+        /// Facts that the files leave out.
+        #[serde(default)]
+        assume: Vec<String>,
+    },
+    /// Read a model from this machine's disk.
+    OpenPath { path: String },
+    /// Another value for a key of the budget, or none; in the text, so that what else stands there stays.
+    Set { budget: String, key: String, value: Option<String> },
+    /// The plan, and what would admit more.
+    Plan { of: Of },
+    /// How the plan's capacity and that of every engine fall with the length of sequences.
+    Curves { of: Of, contexts: Vec<u64> },
+    /// Where a number comes from.
+    Explain { of: Of, subject: String },
+    /// The plan in the words of every engine.
+    Flags { of: Of, model: Option<String> },
+    /// Devices by layout.
+    Fit { model: u64, context: u64, sequences: u64, devices: Vec<String>, max_devices: u32, prices: Option<Prices> },
+    /// Hit rates over checkpoints.
+    Simulate { of: Of, workload: String, checkpoints: Vec<usize> },
+    /// The memory map, as the command draws it.
+    Picture { of: Of },
+}
+
+/// A model, a budget and a device.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Of {
+    /// The number that opening it gave.
+    pub(crate) model: u64,
+    /// TOML.
+    #[serde(default)]
+    pub(crate) budget: String,
+    /// `h100`, `8xh100`, `24GiB`; none where it is empty.
+    #[serde(default)]
+    pub(crate) device: String,
+    /// The pipeline stage.
+    #[serde(default)]
+    pub(crate) stage: u32,
+}
+
+/// A file and the slices of it that are at hand.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct File {
+    pub(crate) name: String,
+    pub(crate) length: u64,
+    /// Offset and length of each slice; their bytes follow the text in this order, file after file.
+    pub(crate) slices: Vec<(u64, u64)>,
+}
+
+impl Question {
+    /// The question, and the bytes behind it.
+    pub(crate) fn read(bytes: &[u8]) -> Result<(Self, &[u8]), String> {
+        let (length, rest) = bytes.split_first_chunk::<4>().ok_or("a question begins with its length")?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        if length > LONGEST {
+            return Err(format!("a question of more than {LONGEST} bytes is not read"));
+        }
+        let (text, rest) = rest.split_at_checked(length).ok_or("the question is shorter than it says")?;
+        let question = serde_json::from_slice(text).map_err(|error| format!("no question: {error}"))?;
+        Ok((question, rest))
+    }
+}
