@@ -155,7 +155,24 @@ test('numbers equal those of the command, for twenty models', async ({ address }
   });
 });
 
-test('a config that is dropped is planned, and its link holds everything', async ({ address }) => {
+test('a config that is dropped is planned', async ({ address }) => {
+  const file = fileOf('ai21labs/Jamba-v0.1').pathname;
+  const text = await readFile(file, 'utf8');
+  await open(address, fragment({ device: 'h200' }), async (page) => {
+    await settled(page);
+    await page.evaluate((text) => {
+      const dataTransfer = new DataTransfer();
+      dataTransfer.items.add(new File([text], 'config.json'));
+      document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true, cancelable: true }));
+    }, text);
+    await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'jamba');
+    await page.waitForFunction(() => document.querySelectorAll('.strip button').length === 32);
+    const expected = await commandPlan(file, ['--device-memory', 'h200', '--max-seq-len', '32768']);
+    assert.deepEqual((await shownPlan(page)).pools, expected.pools);
+  });
+});
+
+test('a config that is pasted is planned, and its link holds everything', async ({ address }) => {
   const file = fileOf('ai21labs/Jamba-v0.1').pathname;
   let link;
   await open(address, fragment({ device: 'h200' }), async (page) => {

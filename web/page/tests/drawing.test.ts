@@ -8,7 +8,7 @@ import type { Plan, Planned } from '../src/types';
 const whole = { x: 3, y: 5, width: 700, height: 400 };
 
 describe('areas', () => {
-  test.each([[[1]], [[6, 6, 4, 3, 2, 2, 1]], [[58, 9, 2, 0.04, 0, 8]], [Array.from({ length: 300 }, () => 1)]])('of %j fill the whole', (sizes) => {
+  test.each([[[1]], [[6, 6, 4, 3, 2, 2, 1]], [[58, 9, 2, 0.04, 0, 8]], [Array.from({ length: 300 }, () => 1)]])('%# fill the whole', (sizes) => {
     const found = areas(sizes, whole);
     const covered = found.reduce((sum, { width, height }) => sum + width * height, 0);
     expect(covered).toBeCloseTo(whole.width * whole.height, 3);
