@@ -72,6 +72,8 @@ pub enum RequestsError {
 
 /// The most bytes of a line.
 const LONGEST_LINE: u64 = Limit::PROMPT.bytes;
+/// The most lines, empty ones included.
+const MOST_LINES: usize = 1 << 22;
 
 /// The keys of a line.
 #[derive(Deserialize)]
@@ -159,6 +161,7 @@ impl RequestLine {
             let said = said.strip_suffix(b"\n").unwrap_or(said);
             let request = match text.len() as u64 > LONGEST_LINE {
                 true => Err(format!("a line has at most {LONGEST_LINE} bytes")),
+                false if line > MOST_LINES => Err(format!("a file has at most {MOST_LINES} lines")),
                 false if said.trim_ascii().is_empty() => continue,
                 false => Self::parse(said, line),
             };

@@ -257,7 +257,9 @@ fn traces() {
     let seeds = [include_str!("seeds/ours.jsonl"), include_str!("seeds/mooncake.jsonl")];
     let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
     let read = a_file("t.jsonl", |path| {
-        cacheplan::managers::book::Request::read_trace(BufReader::new(Source::open(path).unwrap().reader())).ok()
+        let source = Source::open(path).unwrap();
+        source.within(Limit::TRACE).ok()?;
+        cacheplan::managers::book::Request::read_trace(BufReader::new(source.reader())).ok()
     });
     survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
 }

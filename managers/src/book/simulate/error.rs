@@ -24,7 +24,7 @@ pub enum SimulateError {
         source: serde_json::Error,
     },
     /// A trace of more than is read.
-    #[error("trace line {line}: a line of 8 MiB, or more requests before it than {} bytes hold", Limit::TRACE.bytes)]
+    #[error("trace line {line}: a line of 8 MiB, 4 million lines, or more requests before it than {} bytes hold", Limit::TRACE.bytes)]
     TooLong {
         /// Counted from 1.
         line: usize,

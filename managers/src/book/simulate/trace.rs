@@ -143,6 +143,8 @@ struct Probe {
 
 /// The most bytes of a line; a request of a million tokens, each written out, has 7.
 const MAX_LINE: u64 = 8 << 20;
+/// The most lines, empty ones included.
+const MAX_LINES: usize = 1 << 22;
 
 impl Request {
     /// Reads a trace in either format. Empty lines are passed over.
@@ -157,7 +159,7 @@ impl Request {
             if reader.by_ref().take(MAX_LINE).read_line(&mut text)? == 0 {
                 break;
             }
-            if text.len() as u64 == MAX_LINE || kept > Limit::TRACE.bytes {
+            if text.len() as u64 == MAX_LINE || line > MAX_LINES || kept > Limit::TRACE.bytes {
                 return Err(SimulateError::TooLong { line });
             }
             if text.trim().is_empty() {
