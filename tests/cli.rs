@@ -196,10 +196,11 @@ fn wrong_usage_exits_with_2(#[case] args: &[&str]) {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_not_looked_for_elsewhere() {
+fn a_model_that_is_not_there_is_not_downloaded() {
     for command in [&["plan", "org/Model"][..], &["inspect", "org/Model"], &["run", "org/Model", "--prompt-ids", "1"]] {
         let message = stderr(&cacheplan(command));
-        assert!(message.contains("org/Model: there is no such file or folder; models are read from disk"), "{message}");
+        assert!(message.contains("org/Model: there is no such file or folder, and no such model in"), "{message}");
+        assert!(message.contains("nothing is downloaded"), "{message}");
     }
 }
 

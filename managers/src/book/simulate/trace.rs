@@ -39,7 +39,10 @@ pub enum Piece {
 
 /// A piece as it is written, so that nothing has to be kept until its kind is known.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a piece: tokens are written {\"tokens\": [7, 9]}, or {\"id\": 7, \"len\": 512} where only what is shared matters"
+)]
 struct Keys {
     id: Option<u64>,
     len: Option<usize>,
@@ -53,9 +56,7 @@ impl TryFrom<Keys> for Piece {
         match keys {
             Keys { id: Some(id), len: Some(len), tokens: None } => Ok(Self::Run { id, len }),
             Keys { id: None, len: None, tokens: Some(tokens) } => Ok(Self::Tokens { tokens }),
-            _ => Err(
-                "tokens are written {\"tokens\": [7, 9]}, or {\"id\": 7, \"len\": 512} where only what is shared matters",
-            ),
+            _ => Err("a piece has either `tokens`, or `id` and `len`"),
         }
     }
 }
