@@ -7,6 +7,7 @@
 
 mod error;
 mod guarded;
+mod patterns;
 mod stop;
 mod stream;
 mod template;

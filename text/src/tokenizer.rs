@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::Path;
 
 use cacheplan_files::{Limit, Source, SourceError};
-use serde::de::IgnoredAny;
 
 use crate::error::TextError;
 use crate::guarded::guarded;
+use crate::patterns::Patterns;
 
 const FILE: &str = "tokenizer.json";
 
@@ -36,8 +36,8 @@ impl Tokenizer {
     pub fn read(source: &Source, vocab_size: usize) -> Result<Self, TextError> {
         let file = source.name().to_owned();
         let bytes = source.bytes(Limit::TOKENIZER)?;
-        // The library takes its own files for well-formed.
-        let well_formed = Limit::TOKENIZER.parse_json::<IgnoredAny>(&bytes);
+        // The library takes its own files for well-formed, and patterns for short.
+        let well_formed = Limit::TOKENIZER.parse_json::<Patterns>(&bytes);
         well_formed.map_err(|source| SourceError::Json { name: file.clone(), source })?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
             .flatten()

@@ -152,6 +152,15 @@ fn what_is_no_tokenizer_is_named(#[case] content: Option<&str>, #[case] expected
 }
 
 #[test]
+fn patterns_that_would_take_gigabytes_are_refused() {
+    let pattern = "\\\\s++|".repeat(4000);
+    let file = format!(r#"{{"pre_tokenizer": {{"pretokenizers": [{{"pattern": {{"Regex": "{pattern}"}}}}]}}}}"#);
+    let folder = folder(&[("tokenizer.json", file)]);
+    let error = Tokenizer::beside(folder.path(), 400).unwrap_err().to_string();
+    assert!(error.contains("its patterns have more than 16384 bytes"), "{error}");
+}
+
+#[test]
 fn a_tokenizer_that_the_library_panics_at_is_an_error() {
     const FILE: &str = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "post_processor":
         {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}], "pair": [],
