@@ -5,9 +5,11 @@
 //! `models--org--name/snapshots/COMMIT` its files.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
+use cacheplan_web::Place;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
 /// What a MODEL argument says: a path, or what the cache has under a name.
@@ -42,14 +44,58 @@ fn located(path: &Path, cache: Option<&Path>) -> PathBuf {
     let cached = || {
         let name = Name::parse(path)?;
         let folder = cache?.join(format!("models--{}", name.model.replace('/', "--")));
-        let commit = Source::open(&folder.join("refs").join(name.revision)).and_then(|file| file.text(Limit::TOML));
-        let commit = commit.map_or_else(|_| name.revision.to_owned(), |commit| commit.trim().to_owned());
+        let commit = commit(&folder, name.revision).unwrap_or_else(|| name.revision.to_owned());
         let snapshot = Some(folder.join("snapshots").join(&commit)).filter(|_| is_plain(&commit))?;
         let found = name.file.map_or_else(|| snapshot.clone(), |file| snapshot.join(file));
         found.exists().then_some(found)
     };
     // What lies here comes first.
     if path.exists() { path.to_owned() } else { cached().unwrap_or_else(|| path.to_owned()) }
+}
+
+/// What a branch or a tag of a model is at.
+fn commit(model: &Path, revision: &str) -> Option<String> {
+    let said = Source::open(&model.join("refs").join(revision)).and_then(|file| file.text(Limit::TOML));
+    said.ok().map(|commit| commit.trim().to_owned())
+}
+
+/// The newest snapshot of each model in the cache, by name. A cache that cannot be read has none.
+pub(crate) fn places() -> Vec<Place> {
+    folder().map(|cache| places_in(&cache)).unwrap_or_default()
+}
+
+fn places_in(cache: &Path) -> Vec<Place> {
+    let mut places: Vec<Place> = names(cache).iter().flat_map(|folder| of_model(cache, folder)).collect();
+    places.sort_by(|left, right| left.name.cmp(&right.name));
+    places
+}
+
+/// A folder `models--org--name`: its config, else each of its GGUF files.
+fn of_model(cache: &Path, folder: &str) -> Vec<Place> {
+    let Some(name) = folder.strip_prefix("models--").map(|name| name.replace("--", "/")) else { return Vec::new() };
+    let Some(snapshot) = snapshot(&cache.join(folder)) else { return Vec::new() };
+    if snapshot.join("config.json").exists() {
+        return vec![Place { name, path: snapshot.display().to_string() }];
+    }
+    let files = names(&snapshot).into_iter().filter(|file| file.ends_with(".gguf"));
+    files
+        .map(|file| Place { name: format!("{name} {file}"), path: snapshot.join(&file).display().to_string() })
+        .collect()
+}
+
+/// The snapshot that the branch `main` is at, else any.
+fn snapshot(model: &Path) -> Option<PathBuf> {
+    let snapshots = model.join("snapshots");
+    let known = names(&snapshots);
+    let main = commit(model, "main").filter(|commit| known.contains(commit));
+    Some(snapshots.join(main.or_else(|| known.first().cloned())?))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
 }
 
 /// A name on the hub.
@@ -82,8 +128,6 @@ fn is_plain(part: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use rstest::rstest;
 
@@ -134,5 +178,28 @@ mod tests {
     fn a_file_that_lies_here_comes_first() {
         let here = tempfile::tempdir().unwrap();
         assert_eq!(located(here.path(), None), here.path());
+    }
+
+    #[test]
+    fn models_of_the_cache_have_their_names_and_newest_snapshots() {
+        let hub = tempfile::tempdir().unwrap();
+        for (folder, file) in [
+            ("models--a--b/snapshots/1", "config.json"),
+            ("models--a--b/snapshots/2", "config.json"),
+            ("models--c--d/snapshots/3", "d.gguf"),
+            ("models--e--f/refs", "main"),
+            ("datasets--g--h/snapshots/4", "config.json"),
+        ] {
+            fs::create_dir_all(hub.path().join(folder)).unwrap();
+            fs::write(hub.path().join(folder).join(file), "{}").unwrap();
+        }
+        fs::create_dir_all(hub.path().join("models--a--b/refs")).unwrap();
+        fs::write(hub.path().join("models--a--b/refs/main"), "2\n").unwrap();
+        let found: Vec<(String, String)> = places_in(hub.path())
+            .into_iter()
+            .map(|place| (place.name, place.path.replace(&hub.path().display().to_string(), "")))
+            .collect();
+        let expected = [("a/b", "/models--a--b/snapshots/2"), ("c/d d.gguf", "/models--c--d/snapshots/3/d.gguf")];
+        assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), path.to_owned())));
     }
 }

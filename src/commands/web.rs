@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use cacheplan_web::{Place, Server, hub_cache};
+use cacheplan_web::{Place, Server};
 
+use crate::commands::hub;
 use crate::failure::{Failure, print_now};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Models that the page offers beside those of the Hugging Face cache: folders or files
+    #[arg(value_parser = hub::model())]
     model: Vec<PathBuf>,
 
     /// The port on the loopback address; 0 for any that is free
@@ -18,7 +20,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string() });
-    let places = named.chain(hub().map(|hub| hub_cache(&hub)).unwrap_or_default()).collect();
+    let places = named.chain(hub::places()).collect();
     let server = Server::open(args.port, places).map_err(Failure::error)?;
     print_now(&format!("{}\n", server.address()))?;
     server.run();
@@ -27,12 +29,4 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Where Hugging Face's libraries keep what they download.
-fn hub() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let in_home =
-        || Some(variable("HF_HOME").or_else(|| Some(variable("HOME")?.join(".cache/huggingface")))?.join("hub"));
-    variable("HF_HUB_CACHE").or_else(in_home)
 }

@@ -18,4 +18,4 @@ mod slices;
 pub use asset::Asset;
 pub use desk::{Desk, Place};
 #[cfg(not(target_family = "wasm"))]
-pub use server::{Server, hub_cache};
+pub use server::Server;

@@ -3,7 +3,6 @@
 //! Other web sites can send requests to it too, and other users of the machine. So it answers only where the `Host` is its
 //! own, refuses any other `Origin`, and asks for the token that the address ends with before it reads a question.
 
-mod hub;
 mod request;
 
 use std::io::{self, Read, Write};
@@ -11,8 +10,6 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-
-pub use hub::hub_cache;
 
 use self::request::{Bad, Request};
 use crate::{Asset, Desk, Place};
