@@ -190,6 +190,7 @@ impl Session {
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
         let first = PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
+            .with_step_of(&model)
             .plan()?;
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
