@@ -3,7 +3,7 @@
 //! Run it with `cargo run --example reuse`. No model runs here: where the forward would be, a line is printed.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
-use cacheplan::managers::ManagerError;
+use cacheplan::managers::BookError;
 use cacheplan::managers::book::{
     CacheBook, Key, Namespace, PrefixReuse, StepMetadata, Strategy, TenantId, Token, Work,
 };
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn serve(book: &mut CacheBook, reuse: &mut PrefixReuse, prompt: &[Token]) -> Result<(), ManagerError> {
+fn serve(book: &mut CacheBook, reuse: &mut PrefixReuse, prompt: &[Token]) -> Result<(), BookError> {
     const TOKENS_PER_STEP: usize = 128;
     let namespace = Namespace::default();
     let mut lease = reuse.admit(book, Key { namespace: &namespace, tokens: prompt }, TenantId(0))?;
@@ -53,7 +53,7 @@ fn serve(book: &mut CacheBook, reuse: &mut PrefixReuse, prompt: &[Token]) -> Res
         let tokens = reuse.next_tokens(&lease, TOKENS_PER_STEP.min(prompt.len() - computed));
         let work = [Work { sequence: lease.sequence(), tokens: tokens as u32 }];
         while let Err(error) = book.step(&work, &mut metadata) {
-            let ManagerError::Lack(lack) = &error else { return Err(error) };
+            let BookError::Lack(lack) = &error else { return Err(error) };
             if !reuse.make_room(book, lack)? {
                 // Here an engine preempts another sequence.
                 return Err(error);

@@ -19,4 +19,4 @@ pub use limits::Limit;
 pub use lines::Lines;
 pub use replace::{ReplaceError, replace};
 pub use shown::Shown;
-pub use source::{ReadAt, Source, SourceError, SourceReader};
+pub use source::{ReadAt, Source, SourceError};

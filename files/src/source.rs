@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -172,14 +172,13 @@ impl Source {
     /// # Errors
     /// [`SourceError::Io`], also where there are fewer.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), SourceError> {
-        let mut reader = self.reader();
-        reader.position = offset;
+        let mut reader = Reader { source: self.clone(), position: offset };
         reader.read_exact(buffer).map_err(|source| SourceError::Io { name: self.name.clone(), source })
     }
 
     /// A reader from the beginning to [`Source::len`].
-    pub fn reader(&self) -> SourceReader {
-        SourceReader { source: self.clone(), position: 0 }
+    pub fn reader(&self) -> impl Read + use<> {
+        Reader { source: self.clone(), position: 0 }
     }
 
     /// All bytes.
@@ -225,30 +224,17 @@ impl Source {
 }
 
 /// Reads a [`Source`] in order.
-#[derive(Debug)]
-pub struct SourceReader {
+struct Reader {
     source: Source,
     position: u64,
 }
 
-impl Read for SourceReader {
+impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.source.len.saturating_sub(self.position).min(buffer.len() as u64);
         let read = self.source.bytes.read_at(&mut buffer[..left as usize], self.position)?;
         self.position += read as u64;
         Ok(read)
-    }
-}
-
-impl Seek for SourceReader {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let position = match to {
-            SeekFrom::Start(position) => Some(position),
-            SeekFrom::End(by) => self.source.len.checked_add_signed(by),
-            SeekFrom::Current(by) => self.position.checked_add_signed(by),
-        };
-        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.position)
     }
 }
 
@@ -277,7 +263,7 @@ impl ReadAt for File {
     #[cfg(not(any(unix, windows)))]
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut file = self;
-        file.seek(SeekFrom::Start(offset))?;
+        io::Seek::seek(&mut file, io::SeekFrom::Start(offset))?;
         file.read(buffer)
     }
 }
@@ -332,9 +318,9 @@ mod tests {
             source.read_exact_at(&mut middle, 1).unwrap();
             assert_eq!(&middle, b"12");
             assert!(matches!(source.read_exact_at(&mut middle, 3), Err(SourceError::Io { .. })));
-            let mut reader = source.reader();
-            reader.seek(SeekFrom::End(-1)).unwrap();
-            assert_eq!(reader.read(&mut middle).unwrap(), 1);
+            let mut all = Vec::new();
+            source.reader().read_to_end(&mut all).unwrap();
+            assert_eq!(all, b"0123");
         }
     }
 

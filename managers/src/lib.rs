@@ -38,7 +38,8 @@ pub mod book;
 mod counting;
 #[cfg(feature = "device")]
 pub mod device;
-mod error;
 
+pub use book::error::{BookError, Lack, Scarce};
 pub use counting::CountingAllocator;
-pub use error::{Lack, ManagerError, Scarce};
+#[cfg(feature = "device")]
+pub use device::error::ManagerError;

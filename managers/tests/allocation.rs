@@ -101,7 +101,7 @@ fn a_shut_down_set_holds_nothing_and_answers_with_an_error() {
     let pools: u64 = set.plan().pools.iter().map(|pool| pool.bytes).sum();
     let ((), allocated) = CountingAllocator::measure(|| set.shutdown().unwrap());
     assert!(allocated.unwrap() <= -(pools as i64), "a shutdown frees every pool");
-    assert_eq!(set.manager().unwrap_err(), ManagerError::ShutDown);
+    assert!(matches!(set.manager(), Err(ManagerError::ShutDown)));
     set.resize(&hybrid().plan()).unwrap();
     assert_exact(&set);
 }
@@ -130,5 +130,5 @@ fn a_route_from_before_a_resize_is_stale() {
     let route = set.manager().unwrap().route(1, &Kind::KvPaged).unwrap();
     set.resize(&hybrid().plan()).unwrap();
     let refused = set.manager().unwrap().kv_layer(route).unwrap_err();
-    assert_eq!(refused, ManagerError::StaleRoute { found: 0, current: 1 });
+    assert!(matches!(refused, ManagerError::StaleRoute { found: 0, current: 1 }), "{refused}");
 }

@@ -75,7 +75,7 @@ impl CacheBook {
 
     fn act<R>(
         &self,
-        act: impl FnOnce(&mut book::CacheBook) -> Result<R, cacheplan_managers::ManagerError>,
+        act: impl FnOnce(&mut book::CacheBook) -> Result<R, cacheplan_managers::BookError>,
     ) -> PyResult<R> {
         self.with(|open| act(&mut open.book).map_err(errors::book))
     }

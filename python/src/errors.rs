@@ -1,6 +1,6 @@
 //! Rust's errors as the exceptions of `cacheplan._errors`, each with the key, what was found and what would do.
 
-use cacheplan_managers::ManagerError;
+use cacheplan_managers::BookError;
 use cacheplan_planner::{BudgetError, PlanError};
 use cacheplan_transforms::FrontendError;
 use pyo3::prelude::*;
@@ -72,9 +72,9 @@ pub(crate) fn plan(error_: PlanError) -> PyErr {
     error("DoesNotFit", &error_, said)
 }
 
-pub(crate) fn book(error_: ManagerError) -> PyErr {
+pub(crate) fn book(error_: BookError) -> PyErr {
     match error_ {
-        ManagerError::Lack(lack) => {
+        BookError::Lack(lack) => {
             let said = Said { key: Some(lack.of.to_string()), found: Some(format!("{} free", lack.free)), hint: None };
             let raised = error("NoRoom", &lack, said);
             // The loop of an engine hands it on to `make_room`.

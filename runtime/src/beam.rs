@@ -3,9 +3,9 @@
 //! Beams share the blocks of what they have in common; states are copied when a beam goes two ways. Which beams go on,
 //! which are done and when the search ends is as in Hugging Face's `generate` without early stopping.
 
-use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{PrefixReuse, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;
 use candle_core::Device;
 
@@ -203,13 +203,13 @@ impl Search<'_> {
     ) -> Result<R, RuntimeError> {
         loop {
             let lack = match act(self.caches) {
-                Err(ManagerError::Lack(lack)) => lack,
+                Err(ManagerError::Book(BookError::Lack(lack))) => lack,
                 done => return Ok(done?),
             };
             let Self { caches, prefixes, .. } = self;
             let made = prefixes.as_mut().map(|prefixes| caches.with_book(|book| prefixes.make_room(book, &lack)));
             if !made.transpose()?.unwrap_or(false) {
-                return Err(ManagerError::Lack(lack).into());
+                return Err(BookError::Lack(lack).into());
             }
         }
     }

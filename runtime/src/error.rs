@@ -2,6 +2,7 @@
 
 use cacheplan_files::Shown;
 use cacheplan_graphs::GraphError;
+use cacheplan_managers::BookError;
 use thiserror::Error;
 
 use crate::features::UnusedFeature;
@@ -132,6 +133,12 @@ pub enum RuntimeError {
     /// Candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<BookError> for RuntimeError {
+    fn from(refused: BookError) -> Self {
+        Self::Manager(refused.into())
+    }
 }
 
 fn found(planned: Option<&CacheUse>) -> String {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{
     Accepted, Key, Namespace, PrefixReuse, ReuseLease, SequenceId, StepMetadata, TenantId, Work,
 };
 use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;
 use candle_core::{Device, Tensor};
 
@@ -157,7 +157,7 @@ impl<'a, 'b> Generator<'a, 'b> {
             };
             let sequence = match admitted {
                 Ok(sequence) => sequence,
-                Err(ManagerError::Lack(_)) if busy => break,
+                Err(ManagerError::Book(BookError::Lack(_))) if busy => break,
                 Err(error) => return Err(error.into()),
             };
             if let Some(mut job) = self.waiting.pop_front() {
@@ -256,11 +256,11 @@ impl<'a, 'b> Generator<'a, 'b> {
             };
             let lack = match planned {
                 Ok(()) => return Ok(parts),
-                Err(ManagerError::Lack(_)) if drafts => {
+                Err(ManagerError::Book(BookError::Lack(_))) if drafts => {
                     drafting = false;
                     continue;
                 }
-                Err(ManagerError::Lack(lack)) => lack,
+                Err(ManagerError::Book(BookError::Lack(lack))) => lack,
                 Err(error) => return Err(error.into()),
             };
             let Serving { caches, prefixes, .. } = &mut self.serving;
@@ -269,7 +269,7 @@ impl<'a, 'b> Generator<'a, 'b> {
                 continue;
             }
             if self.running.len() == 1 {
-                return Err(ManagerError::Lack(lack).into());
+                return Err(BookError::Lack(lack).into());
             }
             self.preempt_youngest()?;
         }

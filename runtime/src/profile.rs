@@ -3,7 +3,7 @@
 use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_managers::device::MambaHybridCacheManager;
-use cacheplan_managers::{ManagerError, book::SequenceId};
+use cacheplan_managers::{BookError, ManagerError, book::SequenceId};
 use cacheplan_planner::Limits;
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ fn admit_step(
                 sequences.push(sequence);
                 work.push(Work { sequence, tokens });
             }
-            Err(ManagerError::Lack(_)) if !work.is_empty() => break,
+            Err(ManagerError::Book(BookError::Lack(_))) if !work.is_empty() => break,
             Err(error) => return Err(error.into()),
         }
         left -= u64::from(tokens);

@@ -10,7 +10,7 @@ use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::CacheSet;
-use cacheplan_managers::{CountingAllocator, ManagerError};
+use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
 use candle_core::{Device, Tensor};
@@ -194,7 +194,10 @@ impl Session {
             .plan()?;
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
-            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first)))?),
+            true => {
+                let reuse = PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first));
+                Some(allowed(reuse.map_err(ManagerError::from))?)
+            }
             false => None,
         };
         refuse_unused(&first, &settings, |feature| unused(feature, prefixes.as_ref(), &first, &budget))?;
@@ -462,7 +465,7 @@ impl Session {
 fn allowed(reuse: Result<PrefixReuse, ManagerError>) -> Result<Result<PrefixReuse, NoReuse>, ManagerError> {
     match reuse {
         Ok(reuse) => Ok(Ok(reuse)),
-        Err(ManagerError::NoReuse(reason)) => Ok(Err(reason)),
+        Err(ManagerError::Book(BookError::NoReuse(reason))) => Ok(Err(reason)),
         Err(error) => Err(error),
     }
 }

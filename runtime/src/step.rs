@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use cacheplan_handlers::{Growth, Kind};
 use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
-use cacheplan_managers::ManagerError;
+use cacheplan_managers::BookError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_transforms::{Resource, Resources};
@@ -136,7 +136,7 @@ impl<'a> Step<'a> {
     /// The paged cache of `kind` in `layer`.
     pub(crate) fn paged(&self, layer: u32, kind: &Kind) -> Result<PagedCache<'a>, RuntimeError> {
         let cache = self.caches.kv_layer(self.caches.route(layer, kind)?)?;
-        let foreign = || ManagerError::UnknownPool(format!("paged pool {}", cache.paged));
+        let foreign = || BookError::UnknownPool(format!("paged pool {}", cache.paged));
         let pool = self.metadata.pools.get(cache.paged).ok_or_else(foreign)?;
         let batch = PagedBatch {
             cu_seqlens: &self.metadata.cu_seqlens,

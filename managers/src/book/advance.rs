@@ -8,7 +8,7 @@ use super::sequence::{Draft, SequenceId};
 use super::step::StepMetadata;
 use super::table::{Growth, shortage};
 use super::{PoolOp, SlotRole};
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// One sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// Whatever makes any sequence's part impossible; then none has changed.
-    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
         self.advance(work, metadata, false)
     }
 
@@ -34,7 +34,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::step`]; more candidates or sequences than the plan has draft rows and positions for.
-    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
         let layout = Arc::clone(&self.layout);
         for part in work {
             check_limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
@@ -45,7 +45,7 @@ impl CacheBook {
         self.advance(work, metadata, true)
     }
 
-    fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), ManagerError> {
+    fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), BookError> {
         let layout = Arc::clone(&self.layout);
         let mut growths = std::mem::take(&mut self.growths);
         growths.clear();
@@ -57,7 +57,7 @@ impl CacheBook {
     }
 
     /// Works out what the step needs and refuses it if that is not there. Changes nothing but duplicate stamps.
-    fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<(), ManagerError> {
+    fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<(), BookError> {
         self.steps += 1;
         let stamp = self.steps;
         let tokens = work.iter().map(|part| u64::from(part.tokens)).sum();
@@ -66,7 +66,7 @@ impl CacheBook {
         for part in work {
             let sequence = self.settled(part.sequence)?;
             if part.tokens == 0 {
-                return Err(ManagerError::NoTokens(part.sequence));
+                return Err(BookError::NoTokens(part.sequence));
             }
             let end = u64::from(sequence.tokens) + u64::from(part.tokens);
             check_length(layout, end)?;
@@ -75,7 +75,7 @@ impl CacheBook {
             }
             let sequence = self.sequences.get_mut(part.sequence)?;
             if std::mem::replace(&mut sequence.step, stamp) == stamp {
-                return Err(ManagerError::DuplicateSequence(part.sequence));
+                return Err(BookError::DuplicateSequence(part.sequence));
             }
         }
         let pools = layout.paged.len();
@@ -97,7 +97,7 @@ impl CacheBook {
         work: &[Work],
         growths: &[Growth],
         speculative: bool,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), BookError> {
         let pools = layout.paged.len();
         // All releases come first: what one sequence lets go, another may take.
         for (row, part) in work.iter().enumerate() {
@@ -128,7 +128,7 @@ impl CacheBook {
         Ok(())
     }
 
-    fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+    fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
         metadata.clear(layout.paged.len());
         for part in work {
             let sequence = self.sequences.get(part.sequence)?;
@@ -171,6 +171,6 @@ impl CacheBook {
     }
 }
 
-fn check_limit(what: &'static str, found: u64, limit: u64) -> Result<(), ManagerError> {
-    if found <= limit { Ok(()) } else { Err(ManagerError::StepTooLarge { what, found, limit }) }
+fn check_limit(what: &'static str, found: u64, limit: u64) -> Result<(), BookError> {
+    if found <= limit { Ok(()) } else { Err(BookError::StepTooLarge { what, found, limit }) }
 }

@@ -1,7 +1,7 @@
 //! The blocks of one pool: who holds them, which are free.
 
 use super::BlockId;
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// Hands out the blocks of one pool and counts their holders.
 ///
@@ -37,7 +37,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     /// A block that is free or out of range.
-    pub fn retain(&mut self, block: BlockId) -> Result<(), ManagerError> {
+    pub fn retain(&mut self, block: BlockId) -> Result<(), BookError> {
         *self.held(block)? += 1;
         Ok(())
     }
@@ -46,7 +46,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     /// A block that is free or out of range: a double free.
-    pub fn release(&mut self, block: BlockId) -> Result<bool, ManagerError> {
+    pub fn release(&mut self, block: BlockId) -> Result<bool, BookError> {
         let references = self.held(block)?;
         *references -= 1;
         let freed = *references == 0;
@@ -112,10 +112,10 @@ impl BlockAllocator {
         self.free.splice(0..0, (old..blocks).rev());
     }
 
-    fn held(&mut self, block: BlockId) -> Result<&mut u32, ManagerError> {
+    fn held(&mut self, block: BlockId) -> Result<&mut u32, BookError> {
         match self.references.get_mut(block.0 as usize) {
             Some(references) if *references > 0 => Ok(references),
-            _ => Err(ManagerError::BlockNotHeld { block }),
+            _ => Err(BookError::BlockNotHeld { block }),
         }
     }
 }
@@ -141,7 +141,7 @@ mod tests {
         let mut blocks = BlockAllocator::new(3, 1);
         assert_eq!((blocks.capacity(), blocks.available()), (2, 2));
         assert_eq!(blocks.allocate(), Some(BlockId(1)));
-        assert_eq!(blocks.release(BlockId(0)), Err(ManagerError::BlockNotHeld { block: BlockId(0) }));
+        assert_eq!(blocks.release(BlockId(0)), Err(BookError::BlockNotHeld { block: BlockId(0) }));
     }
 
     #[test]
@@ -158,8 +158,8 @@ mod tests {
         let mut blocks = BlockAllocator::new(1, 0);
         let block = blocks.allocate().unwrap();
         blocks.release(block).unwrap();
-        assert_eq!(blocks.release(block), Err(ManagerError::BlockNotHeld { block }));
-        assert_eq!(blocks.retain(block), Err(ManagerError::BlockNotHeld { block }));
+        assert_eq!(blocks.release(block), Err(BookError::BlockNotHeld { block }));
+        assert_eq!(blocks.retain(block), Err(BookError::BlockNotHeld { block }));
         assert!(blocks.release(BlockId(9)).is_err());
         assert_eq!(blocks.available(), 1);
     }

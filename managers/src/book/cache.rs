@@ -9,7 +9,7 @@ use super::park::HostUse;
 use super::sequence::{Residency, Sequence, SequenceId, Sequences};
 use super::table::{BlockTable, shortage};
 use super::{BlockAllocator, BlockId, PoolOp, SlotAllocator, SlotId, SlotRole};
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// Who holds which block and slot.
 ///
@@ -74,7 +74,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan that contradicts itself.
-    pub fn new(plan: &CachePlan) -> Result<Self, ManagerError> {
+    pub fn new(plan: &CachePlan) -> Result<Self, BookError> {
         Self::with_windows(plan, Windows::Sliding)
     }
 
@@ -82,7 +82,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan that contradicts itself.
-    pub fn with_windows(plan: &CachePlan, windows: Windows) -> Result<Self, ManagerError> {
+    pub fn with_windows(plan: &CachePlan, windows: Windows) -> Result<Self, BookError> {
         let layout = Arc::new(Layout::new(plan, windows)?);
         Ok(Self {
             blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
@@ -117,7 +117,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// Too long a prompt, or the pool that lacks blocks or slots.
-    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, ManagerError> {
+    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, BookError> {
         self.admit_prefix(prompt_tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })
     }
 
@@ -125,7 +125,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
-    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
+    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, BookError> {
         self.admit_from(prompt_tokens, prefix, prefix.state.map(StateAt::Checkpoint))
     }
 
@@ -135,7 +135,7 @@ impl CacheBook {
         prompt_tokens: u32,
         prefix: &Prefix,
         state: Option<StateAt>,
-    ) -> Result<SequenceId, ManagerError> {
+    ) -> Result<SequenceId, BookError> {
         let (tables, slot) = self.reserve(prompt_tokens, prefix, state)?;
         Ok(self.sequences.insert(Sequence::resident(prefix.tokens, tables, slot)))
     }
@@ -144,10 +144,10 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::admit`]; a sequence that was not preempted.
-    pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
         let found = self.sequences.get(id)?.residency;
         if found != Residency::Preempted {
-            return Err(ManagerError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
+            return Err(BookError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
         }
         let (tables, slot) =
             self.reserve(tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() }, None)?;
@@ -162,7 +162,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle, or a sequence that holds nothing.
-    pub fn preempt(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn preempt(&mut self, id: SequenceId) -> Result<(), BookError> {
         self.resident(id)?;
         self.vacate(id, Residency::Preempted)?;
         self.sequences.get_mut(id)?.tokens = 0;
@@ -173,7 +173,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn finish(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn finish(&mut self, id: SequenceId) -> Result<(), BookError> {
         self.sequences.get(id)?;
         self.vacate(id, Residency::Preempted)?;
         self.sequences.remove(id)?;
@@ -185,7 +185,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// No slot; a sequence that is not resident or has an uncommitted speculative step.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, ManagerError> {
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, BookError> {
         let parent = self.settled(id)?;
         let (tokens, from) = (parent.tokens, parent.slot);
         let slot = match from {
@@ -208,7 +208,7 @@ impl CacheBook {
     /// # Errors
     /// A state that cannot be cut (cut to 0, or restore a captured one instead), a window that has passed the new end,
     /// more tokens than there are.
-    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
         let sequence = self.settled(id)?;
         if sequence.slot.is_some() && tokens != 0 && tokens != sequence.tokens {
             return Err(cannot_truncate(id, tokens, "its state has absorbed every token"));
@@ -223,7 +223,7 @@ impl CacheBook {
     }
 
     /// Cuts the tables alone, for callers that see to the state.
-    pub(crate) fn cut(&mut self, id: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+    pub(crate) fn cut(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
         let layout = Arc::clone(&self.layout);
         let sequence = self.settled(id)?;
         if tokens > sequence.tokens {
@@ -251,7 +251,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// No checkpoint is free; a plan without states.
-    pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
+    pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
         let from = self.state_slot(id)?;
         let to = self.take_slot(SlotRole::Checkpoint)?;
         self.ops.push(match self.apart {
@@ -265,7 +265,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// One that nobody holds.
-    pub fn release_checkpoint(&mut self, checkpoint: SlotId) -> Result<(), ManagerError> {
+    pub fn release_checkpoint(&mut self, checkpoint: SlotId) -> Result<(), BookError> {
         self.check_checkpoint(checkpoint)?;
         self.checkpoints_mut().release(checkpoint)
     }
@@ -274,7 +274,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// No quota for a checkpoint; a plan without states.
-    pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, ManagerError> {
+    pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
         if self.apart.is_some() {
             let checkpoint = self.checkpoint(id)?;
             self.finish(id)?;
@@ -291,7 +291,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A slot that is no checkpoint; what [`CacheBook::truncate`] refuses.
-    pub fn rewind(&mut self, id: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn rewind(&mut self, id: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), BookError> {
         let to = self.state_slot(id)?;
         self.check_checkpoint(checkpoint)?;
         self.cut(id, tokens)?;
@@ -305,7 +305,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// None in consistent books.
-    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>, ManagerError> {
+    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>, BookError> {
         let mut free: Vec<SlotId> = self.slots.free_slots().collect();
         free.sort_unstable();
         let mut held: Vec<(SlotId, SequenceId)> =
@@ -328,7 +328,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn tokens(&self, id: SequenceId) -> Result<u32, ManagerError> {
+    pub fn tokens(&self, id: SequenceId) -> Result<u32, BookError> {
         Ok(self.sequences.get(id)?.tokens)
     }
 
@@ -336,7 +336,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn residency(&self, id: SequenceId) -> Result<Residency, ManagerError> {
+    pub fn residency(&self, id: SequenceId) -> Result<Residency, BookError> {
         Ok(self.sequences.get(id)?.residency)
     }
 
@@ -344,7 +344,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn slot(&self, id: SequenceId) -> Result<Option<SlotId>, ManagerError> {
+    pub fn slot(&self, id: SequenceId) -> Result<Option<SlotId>, BookError> {
         Ok(self.sequences.get(id)?.slot)
     }
 
@@ -352,16 +352,16 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle or an unknown pool.
-    pub fn block_table(&self, id: SequenceId, paged: usize) -> Result<&[i32], ManagerError> {
+    pub fn block_table(&self, id: SequenceId, paged: usize) -> Result<&[i32], BookError> {
         let table = self.sequences.get(id)?.tables.get(paged);
-        table.map(BlockTable::entries).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+        table.map(BlockTable::entries).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
 
     /// Adds a holder to a block that somebody holds, for prefix caches of the caller's own.
     ///
     /// # Errors
     /// An unknown pool, or a block that nobody holds.
-    pub fn retain_block(&mut self, paged: usize, block: BlockId) -> Result<(), ManagerError> {
+    pub fn retain_block(&mut self, paged: usize, block: BlockId) -> Result<(), BookError> {
         self.blocks_mut(paged)?.retain(block)
     }
 
@@ -369,20 +369,20 @@ impl CacheBook {
     ///
     /// # Errors
     /// An unknown pool, or a block that nobody holds.
-    pub fn release_block(&mut self, paged: usize, block: BlockId) -> Result<bool, ManagerError> {
+    pub fn release_block(&mut self, paged: usize, block: BlockId) -> Result<bool, BookError> {
         self.blocks_mut(paged)?.release(block)
     }
 
-    pub(crate) fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, ManagerError> {
-        self.blocks.get_mut(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+    pub(crate) fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, BookError> {
+        self.blocks.get_mut(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
 
     /// The blocks of a paged pool.
     ///
     /// # Errors
     /// An unknown pool.
-    pub fn blocks(&self, paged: usize) -> Result<&BlockAllocator, ManagerError> {
-        self.blocks.get(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))
+    pub fn blocks(&self, paged: usize) -> Result<&BlockAllocator, BookError> {
+        self.blocks.get(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
 
     /// The slots.
@@ -399,10 +399,10 @@ impl CacheBook {
         self.apart.as_mut().unwrap_or(&mut self.slots)
     }
 
-    fn check_checkpoint(&self, slot: SlotId) -> Result<(), ManagerError> {
+    fn check_checkpoint(&self, slot: SlotId) -> Result<(), BookError> {
         match self.checkpoints().role(slot) {
             Some(SlotRole::Checkpoint) => Ok(()),
-            _ => Err(ManagerError::SlotNotHeld { slot }),
+            _ => Err(BookError::SlotNotHeld { slot }),
         }
     }
 
@@ -430,41 +430,41 @@ impl CacheBook {
     ///
     /// # Errors
     /// What is held.
-    pub fn ensure_idle(&self) -> Result<(), ManagerError> {
+    pub fn ensure_idle(&self) -> Result<(), BookError> {
         let sequences = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident).count();
         let blocks = self.blocks.iter().map(|blocks| u64::from(blocks.used())).sum();
         let slots = u64::from(self.slots.used(SlotRole::Live) + self.checkpoints().used(SlotRole::Checkpoint));
         if sequences == 0 && blocks == 0 && slots == 0 {
             return Ok(());
         }
-        Err(ManagerError::Busy { sequences, blocks, slots })
+        Err(BookError::Busy { sequences, blocks, slots })
     }
 
     /// A resident sequence.
-    pub(crate) fn resident(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+    pub(crate) fn resident(&self, id: SequenceId) -> Result<&Sequence, BookError> {
         let sequence = self.sequences.get(id)?;
         if sequence.residency == Residency::Resident {
             return Ok(sequence);
         }
-        Err(ManagerError::WrongState { sequence: id, found: sequence.residency.name(), expected: "resident" })
+        Err(BookError::WrongState { sequence: id, found: sequence.residency.name(), expected: "resident" })
     }
 
     /// A resident sequence without an uncommitted speculative step.
-    pub(crate) fn settled(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+    pub(crate) fn settled(&self, id: SequenceId) -> Result<&Sequence, BookError> {
         let sequence = self.resident(id)?;
         if sequence.draft.is_none() {
             return Ok(sequence);
         }
-        Err(ManagerError::WrongState { sequence: id, found: "speculating", expected: "committed" })
+        Err(BookError::WrongState { sequence: id, found: "speculating", expected: "committed" })
     }
 
     /// The slot of a settled sequence.
-    fn state_slot(&self, id: SequenceId) -> Result<SlotId, ManagerError> {
-        self.settled(id)?.slot.ok_or_else(|| ManagerError::UnknownPool("slots".into()))
+    fn state_slot(&self, id: SequenceId) -> Result<SlotId, BookError> {
+        self.settled(id)?.slot.ok_or_else(|| BookError::UnknownPool("slots".into()))
     }
 
     /// Releases everything that a sequence holds.
-    pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<(), ManagerError> {
+    pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<(), BookError> {
         self.unpark(id)?;
         let sequence = self.sequences.get_mut(id)?;
         for (table, blocks) in sequence.tables.iter_mut().zip(&mut self.blocks) {
@@ -478,7 +478,7 @@ impl CacheBook {
         Ok(())
     }
 
-    pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, ManagerError> {
+    pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, BookError> {
         let (slots, refused) = match role {
             SlotRole::Live => (&mut self.slots, &mut self.refused_slots),
             SlotRole::Checkpoint => (self.apart.as_mut().unwrap_or(&mut self.slots), &mut self.refused_checkpoints),
@@ -495,7 +495,7 @@ impl CacheBook {
         tokens: u32,
         prefix: &Prefix,
         state: Option<StateAt>,
-    ) -> Result<(Vec<BlockTable>, Option<SlotId>), ManagerError> {
+    ) -> Result<(Vec<BlockTable>, Option<SlotId>), BookError> {
         let layout = Arc::clone(&self.layout);
         check_length(&layout, u64::from(tokens))?;
         self.check_prefix(tokens, prefix, state)?;
@@ -535,8 +535,8 @@ impl CacheBook {
         Ok((tables, slot))
     }
 
-    fn check_prefix(&self, tokens: u32, prefix: &Prefix, state: Option<StateAt>) -> Result<(), ManagerError> {
-        let bad = |reason: String| Err(ManagerError::BadPrefix(reason));
+    fn check_prefix(&self, tokens: u32, prefix: &Prefix, state: Option<StateAt>) -> Result<(), BookError> {
+        let bad = |reason: String| Err(BookError::BadPrefix(reason));
         if prefix.tokens > tokens {
             return bad(format!("it has {} tokens, the prompt {tokens}", prefix.tokens));
         }
@@ -568,15 +568,15 @@ pub(super) const fn apart(units: u64) -> SlotDomain {
     SlotDomain { padding: 0, live: 0, checkpoints: units }
 }
 
-pub(crate) fn check_length(layout: &Layout, tokens: u64) -> Result<(), ManagerError> {
+pub(crate) fn check_length(layout: &Layout, tokens: u64) -> Result<(), BookError> {
     let max_seq_len = layout.limits.max_seq_len.min(u64::from(u32::MAX >> 1));
-    if tokens <= max_seq_len { Ok(()) } else { Err(ManagerError::TooLong { tokens, max_seq_len }) }
+    if tokens <= max_seq_len { Ok(()) } else { Err(BookError::TooLong { tokens, max_seq_len }) }
 }
 
 fn saturating_u32(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-fn cannot_truncate(sequence: SequenceId, tokens: u32, reason: &str) -> ManagerError {
-    ManagerError::CannotTruncate { sequence, tokens: u64::from(tokens), reason: reason.to_owned() }
+fn cannot_truncate(sequence: SequenceId, tokens: u32, reason: &str) -> BookError {
+    BookError::CannotTruncate { sequence, tokens: u64::from(tokens), reason: reason.to_owned() }
 }

@@ -6,7 +6,7 @@ use super::PoolOp;
 use super::cache::CacheBook;
 use super::layout::Layout;
 use super::sequence::{Draft, Sequence, SequenceId};
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// Which candidates of a speculative step were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// An acceptance that does not fit its candidates; then none has changed.
-    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
+    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), BookError> {
         let ops = self.prepare_commit(accepted)?;
         self.ops.extend(ops.into_iter().map(|(_, op)| op));
         self.apply_commit(accepted)
@@ -55,7 +55,7 @@ impl CacheBook {
     pub(crate) fn prepare_commit(
         &mut self,
         accepted: &[(SequenceId, Accepted<'_>)],
-    ) -> Result<Vec<(SequenceId, PoolOp)>, ManagerError> {
+    ) -> Result<Vec<(SequenceId, PoolOp)>, BookError> {
         self.steps += 1;
         let stamp = self.steps;
         let layout = Arc::clone(&self.layout);
@@ -65,7 +65,7 @@ impl CacheBook {
             check_acceptance(&layout, id, acceptance, draft)?;
             let sequence = self.sequences.get_mut(id)?;
             if std::mem::replace(&mut sequence.step, stamp) == stamp {
-                return Err(ManagerError::DuplicateSequence(id));
+                return Err(BookError::DuplicateSequence(id));
             }
             if let Accepted::Path(path) = acceptance {
                 ops.extend(gather_path(&layout, sequence, path).map(|op| (id, op)));
@@ -78,7 +78,7 @@ impl CacheBook {
     }
 
     /// Takes over what [`CacheBook::prepare_commit`] has checked.
-    pub(crate) fn apply_commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
+    pub(crate) fn apply_commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), BookError> {
         let layout = Arc::clone(&self.layout);
         for &(id, acceptance) in accepted {
             let sequence = self.sequences.get_mut(id)?;
@@ -92,8 +92,8 @@ impl CacheBook {
         Ok(())
     }
 
-    fn speculating(&self, id: SequenceId) -> Result<Draft, ManagerError> {
-        self.resident(id)?.draft.ok_or(ManagerError::WrongState {
+    fn speculating(&self, id: SequenceId) -> Result<Draft, BookError> {
+        self.resident(id)?.draft.ok_or(BookError::WrongState {
             sequence: id,
             found: "committed",
             expected: "speculating",
@@ -106,8 +106,8 @@ fn check_acceptance(
     sequence: SequenceId,
     accepted: Accepted<'_>,
     draft: Draft,
-) -> Result<(), ManagerError> {
-    let bad = |reason: String| Err(ManagerError::BadAcceptance { sequence, reason });
+) -> Result<(), BookError> {
+    let bad = |reason: String| Err(BookError::BadAcceptance { sequence, reason });
     let candidates = draft.candidates;
     if let Some(last) = accepted.last().filter(|&last| last >= candidates) {
         return bad(format!("candidate {last} was accepted of {candidates}"));

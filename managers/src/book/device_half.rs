@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cache::{CacheBook, SlotMove};
 use super::layout::Indexing;
 use super::{PoolOp, Work};
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 impl CacheBook {
     /// The units of a pool whose contents matter; `None` if all do.
@@ -21,12 +21,7 @@ impl CacheBook {
     /// Takes back the last step, whose copies the device did not make.
     ///
     /// Blocks that a window has passed stay released: no later token sees them.
-    pub(crate) fn undo_step(
-        &mut self,
-        work: &[Work],
-        copies: &[PoolOp],
-        speculative: bool,
-    ) -> Result<(), ManagerError> {
+    pub(crate) fn undo_step(&mut self, work: &[Work], copies: &[PoolOp], speculative: bool) -> Result<(), BookError> {
         let layout = Arc::clone(&self.layout);
         let pools = layout.paged.len();
         for (row, part) in work.iter().enumerate() {
@@ -52,7 +47,7 @@ impl CacheBook {
     }
 
     /// Takes back moves that the device did not make.
-    pub(crate) fn undo_moves(&mut self, moves: &[SlotMove]) -> Result<(), ManagerError> {
+    pub(crate) fn undo_moves(&mut self, moves: &[SlotMove]) -> Result<(), BookError> {
         for moved in moves.iter().rev() {
             self.slots.relocate(moved.to, moved.from)?;
             self.sequences.get_mut(moved.sequence)?.slot = Some(moved.from);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_planner::{CachePlan, Limits, Member, PlannedResource, Pool, SlotDomain};
 
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// What indexes the units of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Layout {
     ///
     /// # Errors
     /// A pool whose members do not exist, grow differently, or contradict its units.
-    pub fn new(plan: &CachePlan, windows: Windows) -> Result<Self, ManagerError> {
+    pub fn new(plan: &CachePlan, windows: Windows) -> Result<Self, BookError> {
         let resources: HashMap<&str, &PlannedResource> =
             plan.resources.iter().map(|resource| (resource.name.as_str(), resource)).collect();
         let mut layout = Self {
@@ -176,8 +176,8 @@ impl Layout {
         self.indexing.contains(&Indexing::Slots)
     }
 
-    fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), ManagerError> {
-        let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+    fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), BookError> {
+        let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
         let index = self.indexing.len();
         let mut members = Vec::with_capacity(pool.members.len());
         let mut free_from = 0;
@@ -212,7 +212,7 @@ impl Layout {
             }
             Growth::PerSlotToken | Growth::PerSequence => {
                 if pool.units > MAX_UNITS {
-                    return Err(ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units });
+                    return Err(BookError::TooManyUnits { pool: pool.id.clone(), units: pool.units });
                 }
                 if pool.units != self.slots.total() {
                     return Err(bad(format!("it has {} slots, the slot domain {}", pool.units, self.slots.total())));
@@ -222,7 +222,7 @@ impl Layout {
             }
             Growth::PerDraftPosition => {
                 let units = u32::try_from(pool.units)
-                    .map_err(|_| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
+                    .map_err(|_| BookError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
                 let rows = pool.reserved.min(pool.units) as u32..units;
                 let only = self.indexing.iter().all(|other| *other != Indexing::DraftRows);
                 self.draft_rows =
@@ -259,10 +259,10 @@ impl Layout {
 /// The most blocks or slots of a pool. Books take some bytes for each, and number them with 31 bits: -1 is no block.
 const MAX_UNITS: u64 = 1 << 28;
 
-fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, ManagerError> {
-    let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, BookError> {
+    let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
     let blocks = u32::try_from(pool.units).ok().filter(|&blocks| u64::from(blocks) <= MAX_UNITS);
-    let blocks = blocks.ok_or_else(|| ManagerError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
+    let blocks = blocks.ok_or_else(|| BookError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
     let reserved = pool.reserved.min(pool.units) as u32;
     let mut geometry = None;
     let mut window = Some(0);

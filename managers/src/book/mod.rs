@@ -6,6 +6,7 @@ mod cache;
 mod commit;
 #[cfg(feature = "device")]
 mod device_half;
+pub(crate) mod error;
 mod exposition;
 mod ids;
 mod layout;

@@ -2,7 +2,7 @@
 
 use super::cache::CacheBook;
 use super::sequence::SequenceId;
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// How a windowed pool shows the pages that its window has passed. Pools without a window look the same in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,8 @@ impl CacheBook {
         sequences: &[SequenceId],
         paged: usize,
         passed: PassedPages,
-    ) -> Result<RaggedPages, ManagerError> {
-        let spec = self.layout.paged.get(paged).ok_or_else(|| ManagerError::UnknownPool(paged.to_string()))?;
+    ) -> Result<RaggedPages, BookError> {
+        let spec = self.layout.paged.get(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))?;
         let mut ragged = RaggedPages { cu_num_pages: vec![0], ..RaggedPages::default() };
         for &id in sequences {
             let sequence = self.resident(id)?;
@@ -58,7 +58,7 @@ impl CacheBook {
             let page = |&page: &i32| page.max(0) as u32;
             match (passed, spec.ring as usize) {
                 (PassedPages::Ring, 0) if spec.window.is_some() => {
-                    return Err(ManagerError::NoRing { pool: spec.id.clone() });
+                    return Err(BookError::NoRing { pool: spec.id.clone() });
                 }
                 (PassedPages::Ring, ring) if ring > 0 && used > ring => {
                     let latest = |slot: usize| used - 1 - (used - 1 - slot) % ring;

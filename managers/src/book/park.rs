@@ -8,7 +8,7 @@ use super::cache::CacheBook;
 use super::sequence::{Residency, SequenceId};
 use super::table::{BlockTable, shortage};
 use super::{BlockId, SlotRole};
-use crate::error::{Lack, ManagerError, Scarce};
+use crate::book::error::{BookError, Lack, Scarce};
 
 /// What a sequence holds in one paged pool: logical blocks `released..released + blocks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ impl HostUse {
     }
 
     /// Checks that `needed` more bytes fit a tier of `capacity` bytes.
-    fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), ManagerError> {
-        let capacity = capacity.ok_or(ManagerError::NoHostTier)?;
+    fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), BookError> {
+        let capacity = capacity.ok_or(BookError::NoHostTier)?;
         let free = capacity.saturating_sub(self.total());
         if needed <= free { Ok(()) } else { Err(Lack { of: Scarce::HostBytes, needed, free, capacity }.into()) }
     }
@@ -57,7 +57,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::check_offload`]; nothing has changed then.
-    pub fn offload(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn offload(&mut self, id: SequenceId) -> Result<(), BookError> {
         self.check_offload(id)?;
         self.park(id)
     }
@@ -67,7 +67,7 @@ impl CacheBook {
     /// # Errors
     /// A plan without a host tier, or one with too little room; a sequence that is not resident or has an uncommitted
     /// speculative step.
-    pub fn check_offload(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn check_offload(&mut self, id: SequenceId) -> Result<(), BookError> {
         let bytes = self.parked_bytes(&self.spans(id)?);
         let checked = self.host.check(self.layout.host_bytes, bytes);
         self.host.refused += u64::from(checked.is_err());
@@ -78,9 +78,9 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan without a host tier, one with too little room, or bytes that are set aside already.
-    pub fn set_host_aside(&mut self, bytes: u64) -> Result<SetAside, ManagerError> {
+    pub fn set_host_aside(&mut self, bytes: u64) -> Result<SetAside, BookError> {
         if self.host.set_aside.strong_count() > 0 {
-            return Err(ManagerError::HostSetAside { bytes: self.host.set_aside() });
+            return Err(BookError::HostSetAside { bytes: self.host.set_aside() });
         }
         self.host.check(self.layout.host_bytes, bytes)?;
         let set_aside = Arc::new(bytes);
@@ -93,7 +93,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A sequence that is not resident or has an uncommitted speculative step.
-    pub fn park(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn park(&mut self, id: SequenceId) -> Result<(), BookError> {
         let spans = self.spans(id)?;
         self.vacate(id, Residency::Offloaded)?;
         self.host.parked += self.parked_bytes(&spans);
@@ -103,7 +103,7 @@ impl CacheBook {
     }
 
     /// Forgets what a sequence has in the host tier.
-    pub(crate) fn unpark(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub(crate) fn unpark(&mut self, id: SequenceId) -> Result<(), BookError> {
         let sequence = self.sequences.get_mut(id)?;
         if sequence.residency == Residency::Offloaded {
             let spans = std::mem::take(&mut sequence.parked);
@@ -113,7 +113,7 @@ impl CacheBook {
     }
 
     /// Whether what is in the host tier fits that of other pools.
-    pub(crate) fn check_host(&self, host_bytes: Option<u64>) -> Result<(), ManagerError> {
+    pub(crate) fn check_host(&self, host_bytes: Option<u64>) -> Result<(), BookError> {
         if self.host.total() == 0 { Ok(()) } else { HostUse::default().check(host_bytes, self.host.total()) }
     }
 
@@ -126,11 +126,11 @@ impl CacheBook {
     ///
     /// # Errors
     /// What lacks, or a sequence that was not offloaded; nothing has changed then.
-    pub fn onload(&mut self, id: SequenceId) -> Result<(), ManagerError> {
+    pub fn onload(&mut self, id: SequenceId) -> Result<(), BookError> {
         let sequence = self.sequences.get(id)?;
         if sequence.residency != Residency::Offloaded {
             let found = sequence.residency.name();
-            return Err(ManagerError::WrongState { sequence: id, found, expected: "offloaded" });
+            return Err(BookError::WrongState { sequence: id, found, expected: "offloaded" });
         }
         let layout = Arc::clone(&self.layout);
         let spans = sequence.parked.clone();
@@ -161,10 +161,10 @@ impl CacheBook {
     /// # Errors
     /// A pool of the plan that is too small, an uncommitted speculative step, or blocks and slots that no sequence
     /// holds.
-    pub fn check_migration(&self, plan: &CachePlan) -> Result<Vec<SequenceId>, ManagerError> {
+    pub fn check_migration(&self, plan: &CachePlan) -> Result<Vec<SequenceId>, BookError> {
         let fresh = Self::with_windows(plan, self.layout.windows)?;
         if !self.layout.same_but_for_units(&fresh.layout) {
-            return Err(ManagerError::OtherPools);
+            return Err(BookError::OtherPools);
         }
         let resident = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident);
         let resident: Vec<SequenceId> = resident.map(|(id, _)| id).collect();
@@ -186,7 +186,7 @@ impl CacheBook {
         let blocks = (0..self.blocks.len()).map(|paged| self.blocks_held_outside(paged)).sum();
         let slots = u64::from(self.checkpoints().used(SlotRole::Checkpoint));
         if blocks > 0 || slots > 0 {
-            return Err(ManagerError::Busy { sequences: 0, blocks, slots });
+            return Err(BookError::Busy { sequences: 0, blocks, slots });
         }
         Ok(resident)
     }
@@ -209,7 +209,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::offload`].
-    pub fn held_blocks(&self, id: SequenceId) -> Result<Vec<Vec<BlockId>>, ManagerError> {
+    pub fn held_blocks(&self, id: SequenceId) -> Result<Vec<Vec<BlockId>>, BookError> {
         let spans = self.spans(id)?;
         let tables = &self.sequences.get(id)?.tables;
         let held = |(span, table): (&Span, &BlockTable)| {
@@ -218,7 +218,7 @@ impl CacheBook {
         Ok(spans.iter().zip(tables).map(held).collect())
     }
 
-    fn spans(&self, id: SequenceId) -> Result<Vec<Span>, ManagerError> {
+    fn spans(&self, id: SequenceId) -> Result<Vec<Span>, BookError> {
         let sequence = self.settled(id)?;
         let tables = sequence.tables.iter().zip(&self.layout.paged);
         let span = |(table, spec): (&BlockTable, &super::PagedSpec)| {

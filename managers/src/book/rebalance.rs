@@ -6,7 +6,7 @@ use cacheplan_planner::{CachePlan, SlotDomain};
 
 use super::cache::{CacheBook, apart};
 use super::layout::Layout;
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 impl CacheBook {
     /// Limits every pool to the units that it has both now and in `plan`, so that tensors may shrink next.
@@ -15,14 +15,14 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan with other pools, or a pool whose units beyond the limit are held; nothing has changed then.
-    pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>, ManagerError> {
+    pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>, BookError> {
         let target = Layout::new(plan, self.layout.windows)?;
         if !self.layout.same_but_for_units(&target) {
-            return Err(ManagerError::OtherPools);
+            return Err(BookError::OtherPools);
         }
         for (spec, blocks) in target.paged.iter().zip(&self.blocks) {
             if let Some(block) = blocks.highest_held().filter(|block| block.0 >= spec.blocks) {
-                return Err(ManagerError::UnitInUse { pool: spec.id.clone(), unit: block.0, units: spec.blocks });
+                return Err(BookError::UnitInUse { pool: spec.id.clone(), unit: block.0, units: spec.blocks });
             }
         }
         self.slots.check_resize(target.slots)?;

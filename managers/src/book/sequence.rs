@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::SlotId;
 use super::park::Span;
 use super::table::BlockTable;
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// A handle of one sequence. It is checked at every use: stale and foreign ones are errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,10 +104,10 @@ impl Sequences {
         SequenceId { book: self.book, index, generation: entry.generation }
     }
 
-    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, ManagerError> {
+    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, BookError> {
         self.get(id)?;
         let entry = &mut self.entries[id.index as usize];
-        let sequence = entry.sequence.take().ok_or(ManagerError::StaleSequence(id))?;
+        let sequence = entry.sequence.take().ok_or(BookError::StaleSequence(id))?;
         // An index that has had every generation is retired, so that no handle is ever given out twice.
         if let Some(next) = entry.generation.checked_add(1) {
             entry.generation = next;
@@ -116,16 +116,16 @@ impl Sequences {
         Ok(sequence)
     }
 
-    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, ManagerError> {
+    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, BookError> {
         let entry = self.entries.get(id.index as usize).filter(|_| id.book == self.book);
-        let entry = entry.ok_or(ManagerError::ForeignSequence(id))?;
-        entry.sequence.as_ref().filter(|_| entry.generation == id.generation).ok_or(ManagerError::StaleSequence(id))
+        let entry = entry.ok_or(BookError::ForeignSequence(id))?;
+        entry.sequence.as_ref().filter(|_| entry.generation == id.generation).ok_or(BookError::StaleSequence(id))
     }
 
-    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, ManagerError> {
+    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, BookError> {
         let entry = self.entries.get_mut(id.index as usize).filter(|_| id.book == self.book);
-        let entry = entry.ok_or(ManagerError::ForeignSequence(id))?;
-        entry.sequence.as_mut().filter(|_| entry.generation == id.generation).ok_or(ManagerError::StaleSequence(id))
+        let entry = entry.ok_or(BookError::ForeignSequence(id))?;
+        entry.sequence.as_mut().filter(|_| entry.generation == id.generation).ok_or(BookError::StaleSequence(id))
     }
 
     /// All sequences with their handles.
@@ -154,7 +154,7 @@ mod tests {
         let next = sequences.insert(empty());
         assert_eq!((next.index, next.generation), (1, 0));
         for stale in [first, last] {
-            assert_eq!(sequences.get(stale).unwrap_err(), ManagerError::StaleSequence(stale));
+            assert_eq!(sequences.get(stale).unwrap_err(), BookError::StaleSequence(stale));
         }
     }
 }

@@ -6,7 +6,7 @@ use cacheplan_planner::SlotDomain;
 use serde::{Deserialize, Serialize};
 
 use super::SlotId;
-use crate::error::{Lack, ManagerError, Scarce};
+use crate::book::error::{BookError, Lack, Scarce};
 
 /// What a slot is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,10 +45,10 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A domain of more slots than 31 bits count.
-    pub fn new(domain: SlotDomain) -> Result<Self, ManagerError> {
+    pub fn new(domain: SlotDomain) -> Result<Self, BookError> {
         // Slots of a step are signed, since -1 stands for padding.
         let total = u32::try_from(domain.total()).ok().filter(|&total| i32::try_from(total).is_ok());
-        let total = total.ok_or_else(|| ManagerError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
+        let total = total.ok_or_else(|| BookError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
         // Fits, since the sum does.
         let padding = domain.padding as u32;
         Ok(Self {
@@ -75,8 +75,8 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A slot that is free, padding or out of range: a double free.
-    pub fn release(&mut self, slot: SlotId) -> Result<(), ManagerError> {
-        let role = self.role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+    pub fn release(&mut self, slot: SlotId) -> Result<(), BookError> {
+        let role = self.role(slot).ok_or(BookError::SlotNotHeld { slot })?;
         self.roles[slot.0 as usize] = None;
         self.used[role as usize] -= 1;
         self.free.push(slot.0);
@@ -87,8 +87,8 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A slot that nobody holds, or no quota left in the new role.
-    pub fn convert(&mut self, slot: SlotId, role: SlotRole) -> Result<(), ManagerError> {
-        let old = self.role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+    pub fn convert(&mut self, slot: SlotId, role: SlotRole) -> Result<(), BookError> {
+        let old = self.role(slot).ok_or(BookError::SlotNotHeld { slot })?;
         if old != role {
             if self.available(role) == 0 {
                 return Err(self.shortage(role));
@@ -101,9 +101,9 @@ impl SlotAllocator {
     }
 
     /// Gives a held slot's role to a free slot, and frees the held one.
-    pub(crate) fn relocate(&mut self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
-        let role = self.role(from).ok_or(ManagerError::SlotNotHeld { slot: from })?;
-        let free = self.free.iter().position(|&slot| slot == to.0).ok_or(ManagerError::SlotNotHeld { slot: to })?;
+    pub(crate) fn relocate(&mut self, from: SlotId, to: SlotId) -> Result<(), BookError> {
+        let role = self.role(from).ok_or(BookError::SlotNotHeld { slot: from })?;
+        let free = self.free.iter().position(|&slot| slot == to.0).ok_or(BookError::SlotNotHeld { slot: to })?;
         self.free[free] = from.0;
         self.roles[to.0 as usize] = Some(role);
         self.roles[from.0 as usize] = None;
@@ -111,19 +111,19 @@ impl SlotAllocator {
     }
 
     /// Whether the domain can become `target` with every held slot where it is.
-    pub(crate) fn check_resize(&self, target: SlotDomain) -> Result<(), ManagerError> {
+    pub(crate) fn check_resize(&self, target: SlotDomain) -> Result<(), BookError> {
         let highest = self.roles.iter().rposition(Option::is_some).unwrap_or(0) as u64;
         let shortest = target.total().min(self.domain.total());
         let quota = |role, limit: u64| u64::from(self.used(role)) <= limit;
         let fits = quota(SlotRole::Live, target.live) && quota(SlotRole::Checkpoint, target.checkpoints);
         if target.padding != self.domain.padding {
-            return Err(ManagerError::OtherPools);
+            return Err(BookError::OtherPools);
         }
         if fits && (highest < shortest || highest == 0) {
             return Ok(());
         }
         let units = u32::try_from(shortest).unwrap_or(u32::MAX);
-        Err(ManagerError::UnitInUse { pool: "slots".into(), unit: highest as u32, units })
+        Err(BookError::UnitInUse { pool: "slots".into(), unit: highest as u32, units })
     }
 
     /// Changes the quotas and the number of slots, which [`SlotAllocator::check_resize`] has allowed.
@@ -186,7 +186,7 @@ impl SlotAllocator {
         self.high_water[role] = self.high_water[role].max(self.used[role]);
     }
 
-    pub(crate) fn shortage(&self, role: SlotRole) -> ManagerError {
+    pub(crate) fn shortage(&self, role: SlotRole) -> BookError {
         let (free, capacity) = (u64::from(self.available(role)), u64::from(self.quota(role)));
         Lack { of: Scarce::Slots(role), needed: 1, free, capacity }.into()
     }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(taken, [SlotId(1), SlotId(2)]);
         assert_eq!(slots.allocate(SlotRole::Checkpoint), Some(SlotId(3)));
         assert_eq!(slots.allocate(SlotRole::Checkpoint), None);
-        assert_eq!(slots.release(SlotId(0)), Err(ManagerError::SlotNotHeld { slot: SlotId(0) }));
+        assert_eq!(slots.release(SlotId(0)), Err(BookError::SlotNotHeld { slot: SlotId(0) }));
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         let mut slots = slots(1, 0);
         let slot = slots.allocate(SlotRole::Live).unwrap();
         slots.release(slot).unwrap();
-        assert_eq!(slots.release(slot), Err(ManagerError::SlotNotHeld { slot }));
+        assert_eq!(slots.release(slot), Err(BookError::SlotNotHeld { slot }));
         assert_eq!(slots.available(SlotRole::Live), 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::layout::PagedSpec;
 use super::{BlockAllocator, BlockId};
-use crate::error::{Lack, ManagerError, Scarce};
+use crate::book::error::{BookError, Lack, Scarce};
 
 /// What a released block's entry holds.
 const RELEASED: i32 = -1;
@@ -93,7 +93,7 @@ impl BlockTable {
         blocks: &mut BlockAllocator,
         tokens: u32,
         growth: Growth,
-    ) -> Result<Option<(BlockId, BlockId)>, ManagerError> {
+    ) -> Result<Option<(BlockId, BlockId)>, BookError> {
         let mut copied = None;
         if growth.copy {
             let first_written = (tokens / spec.stride / spec.entries_per_block) as usize;
@@ -111,7 +111,7 @@ impl BlockTable {
     }
 
     /// Lets the first held blocks go: some move to the end, the others are released.
-    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, growth: Growth) -> Result<(), ManagerError> {
+    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, growth: Growth) -> Result<(), BookError> {
         let front = self.released..self.released + growth.release;
         let mut reuse = growth.reuse;
         for at in front.clone() {
@@ -133,7 +133,7 @@ impl BlockTable {
         spec: &PagedSpec,
         blocks: &mut BlockAllocator,
         count: u32,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), BookError> {
         self.entries.reserve(count as usize);
         for _ in 0..count {
             self.entries.push(allocate(spec, blocks)?.0 as i32);
@@ -152,7 +152,7 @@ impl BlockTable {
         spec: &PagedSpec,
         blocks: &mut BlockAllocator,
         len: usize,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), BookError> {
         self.truncate(blocks, len.max(self.before_draft).max(self.ring_end(spec)))
     }
 
@@ -162,7 +162,7 @@ impl BlockTable {
     }
 
     /// Keeps the first `len` logical blocks and releases the others.
-    pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), ManagerError> {
+    pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), BookError> {
         let kept = len.max(self.released).min(self.entries.len());
         for &entry in self.entries[kept..].iter().rev() {
             blocks.release(BlockId(entry as u32))?;
@@ -172,12 +172,7 @@ impl BlockTable {
     }
 
     /// Keeps the first `len` logical blocks and a ring, as far as nobody else holds what lies behind them.
-    pub(crate) fn cut(
-        &mut self,
-        spec: &PagedSpec,
-        blocks: &mut BlockAllocator,
-        len: usize,
-    ) -> Result<(), ManagerError> {
+    pub(crate) fn cut(&mut self, spec: &PagedSpec, blocks: &mut BlockAllocator, len: usize) -> Result<(), BookError> {
         let end = self.ring_end(spec).min(self.entries.len());
         let behind = self.entries.get(len..end).unwrap_or(&[]);
         let alone = behind.iter().take_while(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count();
@@ -191,7 +186,7 @@ impl BlockTable {
         blocks: &mut BlockAllocator,
         block: BlockId,
         other: BlockId,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), BookError> {
         if let Some(entry) = self.entries.iter_mut().find(|entry| **entry == block.0 as i32) {
             blocks.retain(other)?;
             blocks.release(block)?;
@@ -201,7 +196,7 @@ impl BlockTable {
     }
 
     /// A table that holds the first `len` logical blocks too.
-    pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self, ManagerError> {
+    pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self, BookError> {
         let entries = self.entries[..len.min(self.entries.len())].to_vec();
         for &entry in entries.iter().skip(self.released) {
             blocks.retain(BlockId(entry as u32))?;
@@ -210,7 +205,7 @@ impl BlockTable {
     }
 
     /// Releases every block and forgets them.
-    pub(crate) fn clear(&mut self, blocks: &mut BlockAllocator) -> Result<(), ManagerError> {
+    pub(crate) fn clear(&mut self, blocks: &mut BlockAllocator) -> Result<(), BookError> {
         self.truncate(blocks, 0)?;
         self.entries.clear();
         self.released = 0;
@@ -218,12 +213,12 @@ impl BlockTable {
     }
 }
 
-fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, ManagerError> {
+fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, BookError> {
     blocks.allocate().ok_or_else(|| shortage(spec, blocks, 1, 0))
 }
 
 /// The error for a pool that has fewer than `needed` blocks, `freed` of which the request itself would free.
-pub(crate) fn shortage(spec: &PagedSpec, blocks: &BlockAllocator, needed: u64, freed: u64) -> ManagerError {
+pub(crate) fn shortage(spec: &PagedSpec, blocks: &BlockAllocator, needed: u64, freed: u64) -> BookError {
     let free = u64::from(blocks.available()) + freed;
     let of = Scarce::Blocks { paged: spec.paged, pool: spec.id.clone() };
     Lack { of, needed, free, capacity: u64::from(blocks.capacity()) }.into()

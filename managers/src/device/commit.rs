@@ -69,6 +69,6 @@ impl MambaHybridCacheManager {
             }
         });
         self.lose_unless(done, &begun)?;
-        self.book.apply_commit(accepted)
+        Ok(self.book.apply_commit(accepted)?)
     }
 }

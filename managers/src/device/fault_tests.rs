@@ -232,8 +232,8 @@ fn a_change_of_the_books_alone_is_made_up_for_before_anything_is_read() {
     let route = world.manager().route(0, &Kind::Ssm).unwrap();
     let failed = fault::after(0, || manager(&mut world).with_book(|book| book.fork(plain)));
     assert!(matches!(failed, Err(ManagerError::Tensor(_))));
-    assert_eq!(world.manager().state_layer(route).unwrap_err(), ManagerError::Unfinished { ops: 1 });
-    assert_eq!(world.manager().capture(plain).unwrap_err(), ManagerError::Unfinished { ops: 1 });
+    assert!(matches!(world.manager().state_layer(route), Err(ManagerError::Unfinished { ops: 1 })));
+    assert!(matches!(world.manager().capture(plain), Err(ManagerError::Unfinished { ops: 1 })));
     manager(&mut world).with_book(|_| Ok(())).unwrap();
     let states: Vec<_> = world.seen().0.into_values().filter(|seen| seen.tokens == 6).collect();
     assert_eq!(states.len(), 3);

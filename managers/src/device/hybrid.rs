@@ -8,8 +8,8 @@ use super::host::HostMemory;
 use super::kv::{KvCacheManager, KvLayer};
 use super::mamba::{MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
-use crate::ManagerError;
 use crate::book::{CacheBook, Indexing, Layout, Place, PoolOp, SequenceId};
+use crate::{BookError, ManagerError};
 
 /// Books and tensors of one plan together.
 ///
@@ -95,12 +95,12 @@ impl MambaHybridCacheManager {
     /// What `change` refuses, or a failing device.
     pub fn with_book<R>(
         &mut self,
-        change: impl FnOnce(&mut CacheBook) -> Result<R, ManagerError>,
+        change: impl FnOnce(&mut CacheBook) -> Result<R, BookError>,
     ) -> Result<R, ManagerError> {
         self.settle()?;
         let result = change(&mut self.book);
         self.settle()?;
-        result
+        Ok(result?)
     }
 
     /// Where the cache of a kind of an absolute layer lies.
@@ -146,7 +146,7 @@ impl MambaHybridCacheManager {
     pub fn fixed(&self, route: Route) -> Result<&Tensor, ManagerError> {
         let place = self.current(route)?;
         let found = self.fixed.iter().find(|(index, _)| *index == place.pool);
-        found.map(|(_, pool)| &pool.tensor).ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))
+        Ok(found.map(|(_, pool)| &pool.tensor).ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
     }
 
     /// How many times the pools were re-created.
@@ -237,7 +237,7 @@ impl MambaHybridCacheManager {
     /// operation back. What cached prefixes moved on that occasion stays to be made.
     pub(super) fn execute(
         &mut self,
-        undo: impl FnOnce(&mut CacheBook, &[PoolOp]) -> Result<(), ManagerError>,
+        undo: impl FnOnce(&mut CacheBook, &[PoolOp]) -> Result<(), BookError>,
     ) -> Result<(), ManagerError> {
         let ops = self.book.take_ops();
         let failed = ops.iter().enumerate().find_map(|(at, op)| Some((at, self.run(op).err()?)));

@@ -6,8 +6,8 @@ use candle_core::{DType, Tensor};
 use super::hybrid::{MambaHybridCacheManager, Route};
 use super::interchange::{MlaBlocks, MlaCache, check_scale};
 use super::kv::DenseKv;
-use crate::ManagerError;
 use crate::book::{BlockId, Indexing, Place, SequenceId};
+use crate::{BookError, ManagerError};
 
 impl MambaHybridCacheManager {
     /// A sequence's keys and values of one layer, as dense tensors.
@@ -17,7 +17,7 @@ impl MambaHybridCacheManager {
     pub fn read_kv(&self, sequence: SequenceId, route: Route) -> Result<DenseKv, ManagerError> {
         let place = self.current(route)?;
         let Indexing::Blocks(paged) = place.indexing else {
-            return Err(ManagerError::UnknownPool(place.pool.to_string()));
+            return Err(BookError::UnknownPool(place.pool.to_string()).into());
         };
         let tokens = self.book.resident(sequence)?.tokens;
         self.kv.read(place, self.book.block_table(sequence, paged)?, tokens)
@@ -105,7 +105,7 @@ impl MambaHybridCacheManager {
     fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(Place, Vec<BlockId>), ManagerError> {
         let place = self.current(route)?;
         let Indexing::Blocks(paged) = place.indexing else {
-            return Err(ManagerError::UnknownPool(place.pool.to_string()));
+            return Err(BookError::UnknownPool(place.pool.to_string()).into());
         };
         Ok((place, self.book.held_blocks(sequence)?.swap_remove(paged)))
     }
@@ -117,7 +117,7 @@ impl MambaHybridCacheManager {
     pub fn read_state(&self, sequence: SequenceId, route: Route) -> Result<Tensor, ManagerError> {
         let place = self.current(route)?;
         let slot = self.book.resident(sequence)?.slot;
-        self.mamba.read(place, slot.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?)
+        self.mamba.read(place, slot.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
     }
 
     /// Sets every element of every pool but the padding, to prove that a model reads the pools.

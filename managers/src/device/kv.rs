@@ -8,8 +8,8 @@ use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
 use super::pool::PoolTensor;
-use crate::ManagerError;
 use crate::book::{BlockId, Indexing, Layout, PagedSpec, Place};
+use crate::{BookError, ManagerError};
 
 /// Owns the paged pools of a plan; a block of a pool holds the same tokens for all its layers.
 #[derive(Debug)]
@@ -143,12 +143,12 @@ impl KvCacheManager {
         Ok(())
     }
 
-    fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, ManagerError> {
+    fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, BookError> {
         let Indexing::Blocks(paged) = place.indexing else {
-            return Err(ManagerError::UnknownPool(place.pool.to_string()));
+            return Err(BookError::UnknownPool(place.pool.to_string()));
         };
         let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
-        Ok(&mut member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))?.settings)
+        Ok(&mut member.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?.settings)
     }
 
     pub(super) fn settings(&self) -> Settings {
@@ -267,8 +267,8 @@ impl KvCacheManager {
         self.pools.iter_mut().map(|pool| (pool.spec.pool, &mut pool.tensor))
     }
 
-    fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), ManagerError> {
-        let unknown = || ManagerError::UnknownPool(place.pool.to_string());
+    fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), BookError> {
+        let unknown = || BookError::UnknownPool(place.pool.to_string());
         let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };
         let pool = self.pools.get(paged).ok_or_else(unknown)?;
         Ok((paged, pool, pool.members.get(place.member).ok_or_else(unknown)?))
@@ -323,7 +323,7 @@ fn view(
     tensor: &PoolTensor,
     spec: &PagedSpec,
 ) -> Result<KvLayerView, ManagerError> {
-    let bad = |reason: String| ManagerError::BadPlan { pool: tensor.id.clone(), reason };
+    let bad = |reason: String| BookError::BadPlan { pool: tensor.id.clone(), reason };
     let elems = |bytes: u64| {
         let bytes = usize::try_from(bytes).ok().filter(|bytes| bytes.is_multiple_of(tensor.elem_bytes));
         let bytes = bytes.ok_or_else(|| bad(format!("member `{}` is not aligned to its dtype", member.resource)))?;

@@ -7,9 +7,9 @@ use candle_core::{Device, Tensor};
 
 use super::pool::PoolTensor;
 use super::prefix::{CheckpointPool, StoredState};
-use crate::ManagerError;
 use crate::book::prefix::StateShape;
 use crate::book::{Indexing, Layout, Place, SlotId};
+use crate::{BookError, ManagerError};
 
 /// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
 /// operation is a no-op.
@@ -132,7 +132,7 @@ impl MambaCacheManager {
         manager.checkpoints = apart.collect::<Result<_, _>>()?;
         if !manager.checkpoints.is_empty() && manager.checkpoints.len() != manager.slots.len() {
             let pool = manager.checkpoints[0].tensor.id.clone();
-            return Err(ManagerError::BadPlan { pool, reason: "other pools of slots have no checkpoints".into() });
+            return Err(BookError::BadPlan { pool, reason: "other pools of slots have no checkpoints".into() }.into());
         }
         manager.check_twins()?;
         Ok(manager)
@@ -162,7 +162,7 @@ impl MambaCacheManager {
         let (unit, view, room) = match (member.candidate_view(), place.indexing) {
             (Some(columns), _) => (slot.0, columns, member.candidates),
             (None, Indexing::DraftRows) => (row, member.view, member.positions),
-            (None, _) => return Err(ManagerError::UnknownPool(pool.tensor.id.clone())),
+            (None, _) => return Err(BookError::UnknownPool(pool.tensor.id.clone()).into()),
         };
         let per_position = if member.candidates > 0 { view.shape[1] } else { view.elems() };
         if inputs.dims2()?.0 > room || inputs.dims2()?.1 != per_position {
@@ -306,14 +306,14 @@ impl MambaCacheManager {
         members.filter(|(_, member)| member.candidates > 0)
     }
 
-    fn member(&self, place: Place) -> Result<(&StatePool, &StateMember), ManagerError> {
+    fn member(&self, place: Place) -> Result<(&StatePool, &StateMember), BookError> {
         let mut pools = self.slots.iter().chain(&self.drafts);
         let pool = pools.find(|pool| pool.index == place.pool);
         let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));
-        member.ok_or_else(|| ManagerError::UnknownPool(place.pool.to_string()))
+        member.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))
     }
 
-    fn check_twins(&self) -> Result<(), ManagerError> {
+    fn check_twins(&self) -> Result<(), BookError> {
         for (drafts, draft) in self.draft_members() {
             let twin = self.twin(draft).filter(|(pool, live)| {
                 live.view.shape == draft.view.shape && pool.tensor.tensor.dtype() == drafts.tensor.tensor.dtype()
@@ -365,9 +365,9 @@ fn state_layer<'a>(pool: &'a StatePool, member: &StateMember) -> StateLayer<'a> 
     StateLayer { pool: &pool.tensor.tensor, view: member.view, positions: member.positions, candidates }
 }
 
-fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> ManagerError {
+fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> BookError {
     let layer = draft.layer.map_or_else(|| "the whole model".into(), |layer| format!("layer {layer}"));
-    ManagerError::BadPlan {
+    BookError::BadPlan {
         pool: pool.id.clone(),
         reason: format!("a speculative state of {layer} has no live state of its kind, shape and dtype"),
     }
@@ -382,13 +382,13 @@ fn checkpoint_pool(
     let stores = |pool: &Pool| pool.checkpoints_of.as_deref() == Some(&slots.tensor.id);
     let Some(index) = plan.pools.iter().position(stores) else { return Ok(None) };
     let (pool, origin) = (&plan.pools[index], &plan.pools[slots.index]);
-    let bad = |reason: &str| ManagerError::BadPlan { pool: pool.id.clone(), reason: reason.into() };
+    let bad = |reason: &str| BookError::BadPlan { pool: pool.id.clone(), reason: reason.into() };
     let tensor = PoolTensor::allocate(pool, device)?;
     if pool.dtype == origin.dtype && pool.unit_bytes == origin.unit_bytes {
         return Ok(Some(CheckpointPool { index, tensor, states: Vec::new() }));
     }
     if pool.members.len() != slots.members.len() || pool.dtype != DType::Int8 {
-        return Err(bad("it has neither the members of its slots as they are nor all of them in 8 bits"));
+        return Err(bad("it has neither the members of its slots as they are nor all of them in 8 bits").into());
     }
     let mut states = Vec::with_capacity(pool.members.len());
     for (stored, live) in pool.members.iter().zip(&slots.members) {
@@ -398,7 +398,7 @@ fn checkpoint_pool(
             && stored.bytes == shape.int8_bytes() as u64
             && stored.offset.checked_add(stored.bytes).is_some_and(|end| end <= pool.unit_bytes);
         if !fits {
-            return Err(bad(&format!("member `{}` is no recurrent state in 8 bits", stored.resource)));
+            return Err(bad(&format!("member `{}` is no recurrent state in 8 bits", stored.resource)).into());
         }
         states.push(StoredState {
             shape,
@@ -414,8 +414,8 @@ fn state_member(
     member: &Member,
     tensor: &PoolTensor,
     candidates: usize,
-) -> Result<StateMember, ManagerError> {
-    let bad = |reason: String| ManagerError::BadPlan { pool: tensor.id.clone(), reason };
+) -> Result<StateMember, BookError> {
+    let bad = |reason: String| BookError::BadPlan { pool: tensor.id.clone(), reason };
     let handler = &resource.handler;
     let elem_bytes = tensor.elem_bytes as u64;
     if !member.offset.is_multiple_of(elem_bytes) || !member.bytes.is_multiple_of(elem_bytes) {

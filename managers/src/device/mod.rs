@@ -3,6 +3,7 @@
 mod commit;
 #[cfg(feature = "cuda")]
 mod cuda;
+pub(crate) mod error;
 mod fault;
 #[cfg(test)]
 mod fault_tests;

@@ -5,8 +5,8 @@ use candle_core::Device;
 use super::host::HostCopy;
 use super::hybrid::MambaHybridCacheManager;
 use super::mamba::CapturedState;
-use crate::ManagerError;
 use crate::book::{CacheBook, SequenceId, SlotId};
+use crate::{BookError, ManagerError};
 
 impl MambaHybridCacheManager {
     /// Moves a sequence's blocks and state to the plan's host tier.
@@ -80,7 +80,7 @@ impl MambaHybridCacheManager {
     /// A slot that nobody holds.
     pub fn capture_slot(&self, slot: SlotId, tokens: u32) -> Result<CapturedState, ManagerError> {
         self.ready()?;
-        self.book.slots().role(slot).ok_or(ManagerError::SlotNotHeld { slot })?;
+        self.book.slots().role(slot).ok_or(BookError::SlotNotHeld { slot })?;
         self.mamba.capture(slot, tokens)
     }
 
@@ -103,9 +103,9 @@ impl MambaHybridCacheManager {
     }
 
     /// Whether offloaded sequences can come back to the pools of `fresh`.
-    pub(super) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), ManagerError> {
+    pub(super) fn check_offloaded(&self, fresh: &CacheBook) -> Result<(), BookError> {
         self.book.check_host(fresh.layout().host_bytes)?;
         let fits = self.host.sequences.is_empty() || self.book.layout().same_but_for_units(fresh.layout());
-        if fits { Ok(()) } else { Err(ManagerError::OtherPools) }
+        if fits { Ok(()) } else { Err(BookError::OtherPools) }
     }
 }

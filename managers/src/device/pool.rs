@@ -14,7 +14,7 @@ use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor
 #[cfg(feature = "cuda")]
 use super::cuda::used as cuda_pool_bytes;
 use super::fault;
-use crate::{CountingAllocator, ManagerError};
+use crate::{BookError, CountingAllocator, ManagerError};
 
 /// One pool `[units, unit_elems]`, zeroed at birth; it never moves.
 #[derive(Debug)]
@@ -33,16 +33,20 @@ pub(crate) struct PoolTensor {
 
 impl PoolTensor {
     pub(crate) fn allocate(pool: &Pool, device: &Device) -> Result<Self, ManagerError> {
-        let bad = |reason: String| ManagerError::BadPlan { pool: pool.id.clone(), reason };
+        let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
         let dtype = storage_dtype(pool.dtype);
         let elem_bytes = dtype.size_in_bytes();
         let fits = |value: u64| usize::try_from(value).map_err(|_| bad(format!("{value} does not fit this machine")));
         let (units, unit_bytes) = (fits(pool.units)?, fits(pool.unit_bytes)?);
         if pool.unit_bytes.checked_mul(pool.units) != Some(pool.bytes) {
-            return Err(bad(format!("{} units of {} bytes are not {} bytes", pool.units, pool.unit_bytes, pool.bytes)));
+            return Err(
+                bad(format!("{} units of {} bytes are not {} bytes", pool.units, pool.unit_bytes, pool.bytes)).into()
+            );
         }
         if !unit_bytes.is_multiple_of(elem_bytes) {
-            return Err(bad(format!("a unit of {unit_bytes} bytes holds no whole number of {} elements", pool.dtype)));
+            return Err(
+                bad(format!("a unit of {unit_bytes} bytes holds no whole number of {} elements", pool.dtype)).into()
+            );
         }
         let unit_elems = unit_bytes / elem_bytes;
         let mut tensor = Self {

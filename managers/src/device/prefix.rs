@@ -5,9 +5,9 @@ use candle_core::{DType, Device, Tensor};
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
-use crate::ManagerError;
 use crate::book::prefix::{HostTier, Int8State, StateShape};
 use crate::book::{BlockId, Layout, SlotId};
+use crate::{BookError, ManagerError};
 
 /// Checkpoints in a pool of their own, beside the pool of slots whose states they hold.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl PrefixHost {
         Ok(())
     }
 
-    fn block_pool(&self, paged: usize) -> Result<&PoolTensor, ManagerError> {
-        self.blocks.get(paged).ok_or(ManagerError::NoHostTier)
+    fn block_pool(&self, paged: usize) -> Result<&PoolTensor, BookError> {
+        self.blocks.get(paged).ok_or(BookError::NoHostTier)
     }
 }

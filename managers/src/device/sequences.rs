@@ -1,8 +1,8 @@
 //! What a serving loop does with sequences: admit, grow, fork, cut, finish.
 
 use super::hybrid::MambaHybridCacheManager;
-use crate::ManagerError;
 use crate::book::{CacheBook, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work};
+use crate::{BookError, ManagerError};
 
 impl MambaHybridCacheManager {
     /// Admits a sequence; see [`CacheBook::admit`].
@@ -35,7 +35,7 @@ impl MambaHybridCacheManager {
     /// What `operation` refuses, or a failing device; the books have not the sequence then.
     pub fn admit_with(
         &mut self,
-        operation: impl FnOnce(&mut CacheBook) -> Result<SequenceId, ManagerError>,
+        operation: impl FnOnce(&mut CacheBook) -> Result<SequenceId, BookError>,
     ) -> Result<SequenceId, ManagerError> {
         self.settle()?;
         let sequence = operation(&mut self.book)?;
@@ -101,7 +101,7 @@ impl MambaHybridCacheManager {
     ///
     /// # Errors
     /// A sequence that holds nothing.
-    pub fn preempt(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub fn preempt(&mut self, sequence: SequenceId) -> Result<(), BookError> {
         self.book.preempt(sequence)
     }
 
@@ -119,7 +119,7 @@ impl MambaHybridCacheManager {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn finish(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub fn finish(&mut self, sequence: SequenceId) -> Result<(), BookError> {
         self.book.finish(sequence)?;
         self.host.sequences.remove(&sequence);
         Ok(())
@@ -129,7 +129,7 @@ impl MambaHybridCacheManager {
     ///
     /// # Errors
     /// No quota for a checkpoint; nothing has changed then.
-    pub fn finish_into_checkpoint(&mut self, sequence: SequenceId) -> Result<SlotId, ManagerError> {
+    pub fn finish_into_checkpoint(&mut self, sequence: SequenceId) -> Result<SlotId, BookError> {
         self.book.finish_into_checkpoint(sequence)
     }
 

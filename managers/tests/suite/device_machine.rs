@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::KvWrite;
-use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{
     Accepted, BlockId, CacheBook, Prefix, Residency, SequenceId, SetAside, SlotId, StepMetadata, Windows, Work,
 };
 use cacheplan_managers::device::{CacheSet, CapturedState, MambaHybridCacheManager};
+use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::SlotDomain;
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
@@ -127,7 +127,7 @@ impl Machine {
             }
             (18, Some(id)) if amount % 2 == 0 => self.hold(id, |manager| manager.checkpoint(id)),
             (18, Some(id)) => {
-                self.hold(id, |manager| manager.finish_into_checkpoint(id));
+                self.hold(id, |manager| Ok(manager.finish_into_checkpoint(id)?));
                 if self.manager().book().tokens(id).is_err() {
                     self.models.remove(&id);
                 }
@@ -269,17 +269,17 @@ impl Machine {
         };
         match done {
             Ok(())
-            | Err(
-                ManagerError::UnitInUse { .. }
-                | ManagerError::Lack(_)
-                | ManagerError::Busy { .. }
-                | ManagerError::WrongState { .. },
-            ) => {}
+            | Err(ManagerError::Book(
+                BookError::UnitInUse { .. }
+                | BookError::Lack(_)
+                | BookError::Busy { .. }
+                | BookError::WrongState { .. },
+            )) => {}
             Err(error) => panic!("{error}"),
         }
         if self.models.is_empty() && self.held.is_empty() {
             self.set.shutdown().unwrap();
-            assert_eq!(self.set.manager().unwrap_err(), ManagerError::ShutDown);
+            assert!(matches!(self.set.manager(), Err(ManagerError::ShutDown)));
             self.set.resize(&plan).unwrap();
         }
     }
@@ -291,13 +291,13 @@ impl Machine {
     ) -> Option<R> {
         match operation(self.manager()) {
             Ok(result) => Some(result),
-            Err(
-                ManagerError::Lack(_)
-                | ManagerError::WrongState { .. }
-                | ManagerError::CannotTruncate { .. }
-                | ManagerError::TooLong { .. }
-                | ManagerError::StepTooLarge { .. },
-            ) => None,
+            Err(ManagerError::Book(
+                BookError::Lack(_)
+                | BookError::WrongState { .. }
+                | BookError::CannotTruncate { .. }
+                | BookError::TooLong { .. }
+                | BookError::StepTooLarge { .. },
+            )) => None,
             Err(error) => panic!("{error}"),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::support::{Setup, conv, hybrid, kv, ssm};
 use cacheplan_managers::book::{CacheBook, SlotRole, StepMetadata, Windows, Work};
-use cacheplan_managers::{Lack, ManagerError, Scarce};
+use cacheplan_managers::{BookError, Lack, Scarce};
 use cacheplan_planner::{Limits, SlotDomain};
 use rstest::rstest;
 
@@ -15,7 +15,7 @@ fn a_quarter_of_a_million_sequences_leave_nothing_behind() {
         book.step(&[Work { sequence, tokens: 3 }], &mut metadata).unwrap();
         book.take_ops();
         if let Some(stale) = previous.replace(sequence) {
-            assert_eq!(book.tokens(stale), Err(ManagerError::StaleSequence(stale)));
+            assert_eq!(book.tokens(stale), Err(BookError::StaleSequence(stale)));
         }
         book.finish(sequence).unwrap();
     }
@@ -44,7 +44,7 @@ fn a_sequence_of_a_million_tokens_is_served_to_its_end(#[values(Windows::Sliding
     let last = *metadata.pools[0].slot_mapping.last().unwrap();
     assert_eq!(last % 16, 15);
     let refused = book.step(&[Work { sequence, tokens: 1 }], &mut metadata);
-    assert_eq!(refused, Err(ManagerError::TooLong { tokens: tokens + 1, max_seq_len: tokens }));
+    assert_eq!(refused, Err(BookError::TooLong { tokens: tokens + 1, max_seq_len: tokens }));
     book.finish(sequence).unwrap();
     book.ensure_idle().unwrap();
 }
@@ -54,12 +54,12 @@ fn pools_without_room_refuse_by_name_and_change_nothing() {
     let mut blocks = CacheBook::new(&hybrid().blocks(0).plan()).unwrap();
     let refused = blocks.admit(1).unwrap_err();
     assert!(
-        matches!(refused, ManagerError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 1, free: 0, capacity: 0 })),
+        matches!(refused, BookError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 1, free: 0, capacity: 0 })),
         "{refused}"
     );
     let empty = blocks.admit(0).unwrap();
     let refused = blocks.step(&[Work { sequence: empty, tokens: 1 }], &mut StepMetadata::default()).unwrap_err();
-    assert!(matches!(refused, ManagerError::Lack(Lack { of: Scarce::Blocks { .. }, .. })), "{refused}");
+    assert!(matches!(refused, BookError::Lack(Lack { of: Scarce::Blocks { .. }, .. })), "{refused}");
     assert_eq!(blocks.stats().pools[0].refused, 2);
 
     let mut setup = Setup::new().with(0, ssm()).with(0, conv());
@@ -67,7 +67,7 @@ fn pools_without_room_refuse_by_name_and_change_nothing() {
     let mut slots = CacheBook::new(&setup.plan()).unwrap();
     let refused = slots.admit(1).unwrap_err();
     let lack = Lack { of: Scarce::Slots(SlotRole::Live), needed: 1, free: 0, capacity: 0 };
-    assert_eq!(refused, ManagerError::Lack(lack));
+    assert_eq!(refused, BookError::Lack(lack));
     slots.ensure_idle().unwrap();
 }
 
@@ -82,9 +82,9 @@ fn a_step_beyond_the_limits_is_refused_whole() {
         book.step(&work, &mut StepMetadata::default())
     };
     let refused = step(&[(0, 1), (1, 1), (2, 1)]);
-    assert_eq!(refused, Err(ManagerError::StepTooLarge { what: "sequences in a step", found: 3, limit: 2 }));
+    assert_eq!(refused, Err(BookError::StepTooLarge { what: "sequences in a step", found: 3, limit: 2 }));
     let refused = step(&[(0, 9), (1, 8)]);
-    assert_eq!(refused, Err(ManagerError::StepTooLarge { what: "tokens in a step", found: 17, limit: 16 }));
+    assert_eq!(refused, Err(BookError::StepTooLarge { what: "tokens in a step", found: 17, limit: 16 }));
     step(&[(0, 8), (1, 8)]).unwrap();
     assert!(ids.iter().zip([8, 8, 0]).all(|(&id, tokens)| book.tokens(id) == Ok(tokens)));
 }
@@ -95,5 +95,5 @@ fn a_pool_beyond_what_tables_can_name_is_refused() {
     plan.pools[0].units = 1 << 31;
     plan.pools[0].bytes = plan.pools[0].unit_bytes << 31;
     let refused = CacheBook::new(&plan).unwrap_err();
-    assert_eq!(refused, ManagerError::TooManyUnits { pool: plan.pools[0].id.clone(), units: 1 << 31 });
+    assert_eq!(refused, BookError::TooManyUnits { pool: plan.pools[0].id.clone(), units: 1 << 31 });
 }

@@ -1,7 +1,7 @@
 //! Rows of the prefix cache's tables that speak of the books of blocks and slots.
 
 use crate::support::{Setup, hybrid, kv};
-use cacheplan_managers::ManagerError;
+use cacheplan_managers::BookError;
 use cacheplan_managers::book::{Accepted, CacheBook, SlotRole, StepMetadata, Work};
 use cacheplan_planner::Limits;
 
@@ -39,7 +39,7 @@ fn c7_a_finished_sequence_returns_its_slot_and_a_slot_that_is_kept_stays_taken_a
     book.step(&[Work { sequence, tokens: 8 }], &mut StepMetadata::default()).unwrap();
     let kept = book.finish_into_checkpoint(sequence).unwrap();
     assert_eq!((book.blocks(0).unwrap().used(), book.slots().used(SlotRole::Checkpoint)), (0, 1));
-    assert_eq!(book.ensure_idle(), Err(ManagerError::Busy { sequences: 0, blocks: 0, slots: 1 }));
+    assert_eq!(book.ensure_idle(), Err(BookError::Busy { sequences: 0, blocks: 0, slots: 1 }));
     book.release_checkpoint(kept).unwrap();
     assert_eq!(book.ensure_idle(), Ok(()));
 }

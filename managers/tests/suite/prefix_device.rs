@@ -1,13 +1,13 @@
 //! A prefix cache over real pools: whatever is released is poisoned, and whatever is served is what was computed.
 
-use crate::support::{Setup, host_plan, hybrid, kv};
+use crate::support::{Setup, host_plan, hybrid, kv, of_books};
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_managers::book::prefix::{
     CheckpointFormat, HostTier, Int8Error, Key, Namespace, StateShape, Strategy, TenantId, Token,
 };
 use cacheplan_managers::book::{PrefixReuse, ReuseLease, SlotId, SlotRole, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
-use cacheplan_managers::{Lack, ManagerError, Scarce};
+use cacheplan_managers::{BookError, Lack, ManagerError, Scarce};
 use cacheplan_planner::{CachePlan, Member, Pool};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -128,7 +128,7 @@ impl World {
         let manager = set.manager_mut().unwrap();
         let work = [Work { sequence: lease.sequence(), tokens: tokens as u32 }];
         while let Err(error) = manager.step(&work, &mut StepMetadata::default()) {
-            let ManagerError::Lack(lack) = &error else { panic!("{error}") };
+            let ManagerError::Book(BookError::Lack(lack)) = &error else { panic!("{error}") };
             assert!(manager.with_book(|book| reuse.make_room(book, lack)).unwrap(), "{error}");
         }
     }
@@ -234,7 +234,7 @@ fn a_tier_beyond_the_plans_host_bytes_is_refused() {
     let mut small = plan(CheckpointFormat::Native);
     small.host.as_mut().unwrap().bytes = 64;
     let refused = CacheSet::allocate(&small, &Device::Cpu).unwrap().prefix_reuse(Strategy::NO_BUFFER);
-    assert!(matches!(refused, Err(ManagerError::Lack(Lack { of: Scarce::HostBytes, .. }))));
+    assert!(matches!(refused, Err(ManagerError::Book(BookError::Lack(Lack { of: Scarce::HostBytes, .. })))));
     let mut without = CacheSet::allocate(&hybrid().plan(), &Device::Cpu).unwrap();
     assert_eq!(without.prefix_reuse(Strategy::NO_BUFFER).unwrap().host(), None);
     assert_eq!(without.prefix_host_bytes().unwrap(), 0);
@@ -249,7 +249,7 @@ fn a_second_tier_is_refused_while_the_first_is_there_and_a_dropped_one_gives_its
     assert!(bytes > 0);
     assert_eq!(set.prefix_host_bytes().unwrap(), bytes);
     let refused = set.prefix_reuse(Strategy::NO_BUFFER);
-    assert!(matches!(refused, Err(ManagerError::HostSetAside { bytes: found }) if found == bytes));
+    assert!(matches!(refused, Err(ManagerError::Book(BookError::HostSetAside { bytes: found })) if found == bytes));
     assert_eq!((used(&set), set.prefix_host_bytes().unwrap()), (bytes, bytes));
     drop(first);
     assert_eq!(used(&set), 0);
@@ -280,7 +280,10 @@ fn a_state_that_no_scale_fits_is_refused_by_its_slot_and_takes_no_checkpoint() {
         matches!(refused, Err(ManagerError::NotQuantisable { slot, source: Int8Error::NotFinite { index: 0 } }) if slot == live)
     );
     assert_eq!(manager.book().checkpoints().used(SlotRole::Checkpoint), 0);
-    assert_eq!(manager.rewind(sequence, SlotId(9), 0), Err(ManagerError::SlotNotHeld { slot: SlotId(9) }));
+    assert_eq!(
+        of_books(manager.rewind(sequence, SlotId(9), 0).unwrap_err()),
+        BookError::SlotNotHeld { slot: SlotId(9) }
+    );
     fill(&ssm, live.0, vec![1.0; ssm.dims()[1]]);
     let checkpoint = manager.checkpoint(sequence).unwrap();
     fill(&ssm, live.0, vec![2.0; ssm.dims()[1]]);

@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cacheplan_handlers::ResourceHandler;
-use cacheplan_managers::ManagerError;
+use cacheplan_managers::BookError;
 use cacheplan_managers::book::prefix::{BranchRule, Key, Namespace, Strategy, TenantId};
 use cacheplan_managers::book::{
     BlockId, CacheBook, NoReuse, PoolOp, PrefixReuse, ReuseLease, SlotId, SlotRole, StepMetadata, Windows, Work,
@@ -138,7 +138,7 @@ impl World {
         self.execute();
         let lease = match admitted {
             Ok(admitted) => admitted,
-            Err(ManagerError::Lack(_)) => return,
+            Err(BookError::Lack(_)) => return,
             Err(error) => panic!("{error}"),
         };
         let computed = lease.cached();
@@ -178,7 +178,7 @@ impl World {
             }
             match self.book.step(&work, &mut metadata) {
                 Ok(()) => break,
-                Err(ManagerError::Lack(lack)) => {
+                Err(BookError::Lack(lack)) => {
                     if !self.reuse.make_room(&mut self.book, &lack).unwrap() {
                         assert!(self.running.len() > 1, "one sequence alone always has room: {lack}");
                         let youngest = self.running.pop().unwrap();
@@ -432,7 +432,7 @@ fn why_a_plan_allows_no_reuse_is_said() {
         let plan = setup.plan();
         let mut book = CacheBook::with_windows(&plan, windows).unwrap();
         match PrefixReuse::new(&plan, &mut book, Strategy::complete(None)) {
-            Err(ManagerError::NoReuse(reason)) => reason,
+            Err(BookError::NoReuse(reason)) => reason,
             other => panic!("{other:?}"),
         }
     };
@@ -471,13 +471,13 @@ fn what_the_book_does_not_have_is_refused_and_changes_nothing(#[values("keys", "
     let before = (world.reuse.tree().usage(), world.book.stats());
 
     let refused = world.reuse.computed(&mut world.book, &mut lease, &claimed[16..]);
-    assert_eq!(refused, Err(ManagerError::OtherTokens { sequence, known: 96, computed: 0, found: 16 }));
+    assert_eq!(refused, Err(BookError::OtherTokens { sequence, known: 96, computed: 0, found: 16 }));
     assert_eq!(lease.tokens(), prompt);
     assert_eq!((world.reuse.tree().usage(), world.book.stats()), before);
 
     world.book.step(&[Work { sequence, tokens: 1 }], &mut StepMetadata::default()).unwrap();
     let refused = world.reuse.finish(&mut world.book, lease);
-    assert_eq!(refused, Err(ManagerError::OtherTokens { sequence, known: 16, computed: 0, found: 17 }));
+    assert_eq!(refused, Err(BookError::OtherTokens { sequence, known: 16, computed: 0, found: 17 }));
     assert_eq!(world.reuse.tree().usage(), before.0);
     let key = Key { namespace: &world.namespace, tokens: &claimed };
     assert_eq!(world.reuse.tree().match_prefix(key).hit, 0);
@@ -495,9 +495,9 @@ fn a_sequence_that_is_not_in_the_pools_leaves_nothing() {
     let sequence = lease.sequence();
     world.book.preempt(sequence).unwrap();
     let refused = world.reuse.computed(&mut world.book, &mut lease, &[]);
-    assert!(matches!(refused, Err(ManagerError::WrongState { .. })), "{refused:?}");
-    assert!(matches!(world.reuse.finish(&mut world.book, lease), Err(ManagerError::WrongState { .. })));
+    assert!(matches!(refused, Err(BookError::WrongState { .. })), "{refused:?}");
+    assert!(matches!(world.reuse.finish(&mut world.book, lease), Err(BookError::WrongState { .. })));
     world.book.finish(sequence).unwrap();
-    assert!(matches!(world.book.tokens(sequence), Err(ManagerError::StaleSequence(_))));
+    assert!(matches!(world.book.tokens(sequence), Err(BookError::StaleSequence(_))));
     world.end();
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::support::{Setup, kv};
 use cacheplan_managers::book::{Accepted, CacheBook, PassedPages, SequenceId, SlotRole, StepMetadata, Windows, Work};
-use cacheplan_managers::{Lack, ManagerError, Scarce};
+use cacheplan_managers::{BookError, Lack, Scarce};
 use cacheplan_planner::{Limits, SlotDomain};
 use rstest::rstest;
 
@@ -35,10 +35,7 @@ fn ring(book: &CacheBook, sequence: SequenceId) -> Vec<u32> {
 fn sequences_in_their_rings_never_wait_for_a_block() {
     let mut book = book(3 * u64::from(RING));
     let ids: Vec<_> = (1..4).map(|prompt| book.admit(prompt).unwrap()).collect();
-    assert!(matches!(
-        book.admit(1),
-        Err(ManagerError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 4, free: 0, .. }))
-    ));
+    assert!(matches!(book.admit(1), Err(BookError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 4, free: 0, .. }))));
     for round in 0..200 {
         for (&id, stride) in ids.iter().zip(1..) {
             // Every sequence at its own pace.
@@ -114,6 +111,6 @@ fn a_sliding_pool_has_no_rings() {
     let mut book = CacheBook::new(&setup.plan()).unwrap();
     let sequence = book.admit(1).unwrap();
     let refused = book.ragged_pages(&[sequence], 0, PassedPages::Ring).unwrap_err();
-    assert_eq!(refused, ManagerError::NoRing { pool: "kv_paged.0".into() });
+    assert_eq!(refused, BookError::NoRing { pool: "kv_paged.0".into() });
     assert_eq!(book.slots().used(SlotRole::Live), 0);
 }

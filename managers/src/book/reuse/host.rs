@@ -3,11 +3,11 @@
 use super::super::prefix::{Key, Load, Match, Offload, Released};
 use super::super::{BlockId, CacheBook, PoolOp};
 use super::PrefixReuse;
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 impl PrefixReuse {
     /// What the tree has of a prompt, all blocks of it on the device.
-    pub(super) fn find(&mut self, book: &mut CacheBook, prompt: Key<'_>) -> Result<Match, ManagerError> {
+    pub(super) fn find(&mut self, book: &mut CacheBook, prompt: Key<'_>) -> Result<Match, BookError> {
         let found = self.cache.lookup(prompt);
         let page = self.cache.tree().config().page;
         let pages = [found.hit.saturating_sub(found.resident), found.host_window].map(|tokens| tokens / page);
@@ -25,7 +25,7 @@ impl PrefixReuse {
 
     /// Brings back what of a hit lies on the host, so many pages of whole contexts and of windows; `false` where there is
     /// no room for them, or making room has cost the hit itself.
-    fn bring_back(&mut self, book: &mut CacheBook, found: &Match, pages: [usize; 2]) -> Result<bool, ManagerError> {
+    fn bring_back(&mut self, book: &mut CacheBook, found: &Match, pages: [usize; 2]) -> Result<bool, BookError> {
         for (windowed, count) in [(false, pages[0]), (true, pages[1])] {
             while count > 0 && self.pages(windowed).room(book) < count {
                 let mut out = Released::default();

@@ -23,7 +23,7 @@ use super::prefix::{
     Strategy, TenantId, Token, Tree, TreeConfig, WindowSpan,
 };
 use super::{CacheBook, Layout, Prefix, SequenceId, SetAside, SlotId, SlotRole};
-use crate::error::{Lack, ManagerError, Scarce};
+use crate::book::error::{BookError, Lack, Scarce};
 use pages::Pages;
 
 /// Why the pools of a plan allow no reuse.
@@ -119,8 +119,8 @@ impl PrefixReuse {
     /// An empty cache for the pools of a plan, whose books are `book`; it takes the plan's host tier, if there is one.
     ///
     /// # Errors
-    /// [`ManagerError::NoReuse`] says why they allow none; a host tier that is in use.
-    pub fn new(plan: &CachePlan, book: &mut CacheBook, strategy: Strategy) -> Result<Self, ManagerError> {
+    /// [`BookError::NoReuse`] says why they allow none; a host tier that is in use.
+    pub fn new(plan: &CachePlan, book: &mut CacheBook, strategy: Strategy) -> Result<Self, BookError> {
         Self::for_tenants(plan, book, strategy, vec![1])
     }
 
@@ -133,7 +133,7 @@ impl PrefixReuse {
         book: &mut CacheBook,
         strategy: Strategy,
         tenants: Vec<u32>,
-    ) -> Result<Self, ManagerError> {
+    ) -> Result<Self, BookError> {
         let Provision { tree, checkpoints, shape, .. } = Provision::of_plan(plan, 1).map_err(NoReuse::from)?;
         let layout = book.layout();
         let window = window_of(layout, &tree, checkpoints)?;
@@ -171,12 +171,7 @@ impl PrefixReuse {
     ///
     /// # Errors
     /// As [`CacheBook::admit`]; nothing has changed then, but that cached prefixes may have made way.
-    pub fn admit(
-        &mut self,
-        book: &mut CacheBook,
-        prompt: Key<'_>,
-        tenant: TenantId,
-    ) -> Result<ReuseLease, ManagerError> {
+    pub fn admit(&mut self, book: &mut CacheBook, prompt: Key<'_>, tenant: TenantId) -> Result<ReuseLease, BookError> {
         // Live slots are the book's: the cache need not know them.
         const LIVE: SlotId = SlotId(0);
         self.reclaim()?;
@@ -188,7 +183,7 @@ impl PrefixReuse {
         let prefix = self.prefix(book, &lease, found.hit);
         let admitted = loop {
             match book.admit_from(tokens, &prefix, state) {
-                Err(ManagerError::Lack(lack)) if self.make_room(book, &lack)? => {}
+                Err(BookError::Lack(lack)) if self.make_room(book, &lack)? => {}
                 admitted => break admitted,
             }
         };
@@ -232,14 +227,14 @@ impl PrefixReuse {
     /// prompt that it computed; how far it came is read from the book.
     ///
     /// # Errors
-    /// [`ManagerError::OtherTokens`] if the book has others than those that were told, and nothing has changed then; a
+    /// [`BookError::OtherTokens`] if the book has others than those that were told, and nothing has changed then; a
     /// sequence of other books, or one that is not in the pools.
     pub fn computed(
         &mut self,
         book: &mut CacheBook,
         lease: &mut ReuseLease,
         decoded: &[Token],
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), BookError> {
         let end = lease.check(book, decoded)?;
         lease.tokens.extend_from_slice(decoded);
         let start = std::mem::replace(&mut lease.computed, end);
@@ -260,7 +255,7 @@ impl PrefixReuse {
     ///
     /// # Errors
     /// As [`PrefixReuse::computed`]; the sequence is then still the book's, and the tree keeps nothing more of it.
-    pub fn finish(&mut self, book: &mut CacheBook, mut lease: ReuseLease) -> Result<(), ManagerError> {
+    pub fn finish(&mut self, book: &mut CacheBook, mut lease: ReuseLease) -> Result<(), BookError> {
         lease.computed = lease.check(book, &[])?;
         let TreeConfig { states, page, .. } = *self.cache.tree().config();
         if !states {
@@ -278,7 +273,7 @@ impl PrefixReuse {
     ///
     /// # Errors
     /// A lease of another cache.
-    pub fn abandon(&mut self, lease: ReuseLease) -> Result<(), ManagerError> {
+    pub fn abandon(&mut self, lease: ReuseLease) -> Result<(), BookError> {
         self.cache.abort(lease.lease)?;
         Ok(())
     }
@@ -287,7 +282,7 @@ impl PrefixReuse {
     ///
     /// # Errors
     /// Books that are not those of this cache.
-    pub fn make_room(&mut self, book: &mut CacheBook, lack: &Lack) -> Result<bool, ManagerError> {
+    pub fn make_room(&mut self, book: &mut CacheBook, lack: &Lack) -> Result<bool, BookError> {
         let Scarce::Blocks { paged, .. } = lack.of else { return Ok(false) };
         self.reclaim()?;
         let mut out = Released::default();
@@ -300,7 +295,7 @@ impl PrefixReuse {
     ///
     /// # Errors
     /// Books that are not those of this cache.
-    pub fn clear(&mut self, book: &mut CacheBook) -> Result<(), ManagerError> {
+    pub fn clear(&mut self, book: &mut CacheBook) -> Result<(), BookError> {
         self.reclaim()?;
         // What moves to the host now is forgotten next.
         let mut out = Released::default();
@@ -311,7 +306,7 @@ impl PrefixReuse {
     }
 
     /// Ends the holds of leases that were dropped.
-    fn reclaim(&mut self) -> Result<(), ManagerError> {
+    fn reclaim(&mut self) -> Result<(), BookError> {
         Ok(self.cache.reclaim(&mut Vec::new())?)
     }
 
@@ -343,7 +338,7 @@ impl PrefixReuse {
 
     /// As [`store`](Self::store) with a copy of the state, in the place of the least valuable one if no checkpoint is
     /// free; without one where all are in use, or the tree has it already.
-    fn store_with_state(&mut self, book: &mut CacheBook, lease: &mut ReuseLease) -> Result<(), ManagerError> {
+    fn store_with_state(&mut self, book: &mut CacheBook, lease: &mut ReuseLease) -> Result<(), BookError> {
         let key = lease.key();
         let found = self.cache.tree().match_prefix(key);
         if key.tokens.is_empty() || (found.hit == key.tokens.len() && found.state.is_some()) {
@@ -356,18 +351,13 @@ impl PrefixReuse {
         }
         match book.checkpoint(lease.sequence) {
             Ok(slot) => self.store(book, lease, Some(slot)),
-            Err(ManagerError::Lack(_)) => Ok(()),
+            Err(BookError::Lack(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
     /// Puts the whole pages of what was computed into the tree, with the state after the last of them.
-    fn store(
-        &mut self,
-        book: &mut CacheBook,
-        lease: &mut ReuseLease,
-        state: Option<SlotId>,
-    ) -> Result<(), ManagerError> {
+    fn store(&mut self, book: &mut CacheBook, lease: &mut ReuseLease, state: Option<SlotId>) -> Result<(), BookError> {
         let sequence = lease.sequence;
         let page = self.cache.tree().config().page;
         let key = Key { namespace: &lease.namespace, tokens: &lease.tokens[..lease.computed] }.aligned(page);
@@ -393,7 +383,7 @@ impl PrefixReuse {
     }
 
     /// Queues the copies of what went to the host, and gives back what the tree holds no more.
-    fn give_back(&mut self, book: &mut CacheBook, out: Released) -> Result<(), ManagerError> {
+    fn give_back(&mut self, book: &mut CacheBook, out: Released) -> Result<(), BookError> {
         self.offload(book, &out.offloads);
         self.full.give_back(book, out.blocks)?;
         self.windows.give_back(book, out.window)?;
@@ -408,7 +398,7 @@ impl ReuseLease {
     }
 
     /// How many tokens of the sequence the book has, if `decoded` are the last of them that it did not know.
-    fn check(&self, book: &CacheBook, decoded: &[Token]) -> Result<usize, ManagerError> {
+    fn check(&self, book: &CacheBook, decoded: &[Token]) -> Result<usize, BookError> {
         let Self { sequence, computed, .. } = *self;
         let found = book.settled(sequence)?.tokens as usize;
         let known = self.tokens.len() + decoded.len();
@@ -416,7 +406,7 @@ impl ReuseLease {
         if told && found >= computed {
             return Ok(found);
         }
-        Err(ManagerError::OtherTokens { sequence, known, computed, found })
+        Err(BookError::OtherTokens { sequence, known, computed, found })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::{BlockId, CacheBook, SequenceId};
-use crate::ManagerError;
+use crate::book::error::BookError;
 
 /// The tree knows one block per page; a plan may have several pools of blocks. Here the blocks of one page in all of
 /// them are one *unit*, and a unit is what the tree holds.
@@ -41,7 +41,7 @@ impl Pages {
     }
 
     /// The first page of which a sequence has a block in each of the pools.
-    pub(super) fn first_page(&self, book: &CacheBook, sequence: SequenceId) -> Result<usize, ManagerError> {
+    pub(super) fn first_page(&self, book: &CacheBook, sequence: SequenceId) -> Result<usize, BookError> {
         let mut first = 0;
         for &paged in &self.pools {
             let table = book.block_table(sequence, paged)?;
@@ -71,7 +71,7 @@ impl Pages {
         book: &mut CacheBook,
         sequence: SequenceId,
         pages: Range<usize>,
-    ) -> Result<Vec<BlockId>, ManagerError> {
+    ) -> Result<Vec<BlockId>, BookError> {
         let mut tables = Vec::with_capacity(self.pools.len());
         for &paged in &self.pools {
             let blocks = &book.block_table(sequence, paged)?[pages.clone()];
@@ -97,7 +97,7 @@ impl Pages {
         units.collect()
     }
 
-    pub(super) fn give_back(&mut self, book: &mut CacheBook, units: Vec<BlockId>) -> Result<(), ManagerError> {
+    pub(super) fn give_back(&mut self, book: &mut CacheBook, units: Vec<BlockId>) -> Result<(), BookError> {
         for &unit in &units {
             for (&paged, &block) in self.pools.iter().zip(&self.blocks[self.place(unit)]) {
                 book.blocks_mut(paged)?.release(block)?;

@@ -6,7 +6,7 @@ use cacheplan_managers::book::{
     Accepted, BlockId, CacheBook, Indexing, PassedPages, PoolOp, Prefix, Residency, SequenceId, SetAside, SlotId,
     SlotRole, StepMetadata, Windows, Work,
 };
-use cacheplan_managers::{Lack, ManagerError, Scarce};
+use cacheplan_managers::{BookError, Lack, Scarce};
 use cacheplan_planner::CachePlan;
 use proptest::prelude::*;
 
@@ -198,8 +198,8 @@ impl World {
         let keep = usize::from(keep) % (len + 1);
         match self.book.truncate(id, keep as u32) {
             Ok(()) => self.models.get_mut(&id).unwrap().tokens.truncate(keep),
-            Err(ManagerError::CannotTruncate { .. }) => {}
-            Err(ManagerError::WrongState { .. }) => assert!(!self.settled(id)),
+            Err(BookError::CannotTruncate { .. }) => {}
+            Err(BookError::WrongState { .. }) => assert!(!self.settled(id)),
             Err(error) => panic!("{error}"),
         }
     }
@@ -255,7 +255,7 @@ impl World {
             .collect();
         if let Some(&first) = accepted.first() {
             let (before, twice) = (self.fingerprint(), [&accepted[..], &[first]].concat());
-            assert_eq!(self.book.commit(&twice), Err(ManagerError::DuplicateSequence(first.0)));
+            assert_eq!(self.book.commit(&twice), Err(BookError::DuplicateSequence(first.0)));
             assert_eq!(self.fingerprint(), before);
         }
         self.book.commit(&accepted).unwrap();
@@ -322,8 +322,8 @@ impl World {
         let tokens = held.tokens.len();
         match self.book.rewind(id, slot, tokens as u32) {
             Ok(()) => self.models.get_mut(&id).unwrap().tokens.truncate(tokens),
-            Err(ManagerError::CannotTruncate { .. }) => {}
-            Err(ManagerError::WrongState { .. }) => assert!(!self.settled(id)),
+            Err(BookError::CannotTruncate { .. }) => {}
+            Err(BookError::WrongState { .. }) => assert!(!self.settled(id)),
             Err(error) => panic!("{error}"),
         }
     }
@@ -438,7 +438,7 @@ impl World {
                 self.book.grow_to(layout);
                 self.plan = plan;
             }
-            Err(ManagerError::UnitInUse { .. }) => assert_eq!(self.fingerprint(), before),
+            Err(BookError::UnitInUse { .. }) => assert_eq!(self.fingerprint(), before),
             Err(error) => panic!("{error}"),
         }
     }
@@ -449,12 +449,12 @@ impl World {
         let before = self.fingerprint();
         let sequences = match self.book.check_migration(&plan) {
             Ok(sequences) => sequences,
-            Err(ManagerError::Lack(_)) => {
+            Err(BookError::Lack(_)) => {
                 assert_eq!(self.fingerprint(), before);
                 return;
             }
-            Err(ManagerError::Busy { .. }) => return assert!(!self.held.is_empty()),
-            Err(ManagerError::WrongState { .. }) => return,
+            Err(BookError::Busy { .. }) => return assert!(!self.held.is_empty()),
+            Err(BookError::WrongState { .. }) => return,
             Err(error) => panic!("{error}"),
         };
         sequences.iter().for_each(|&id| self.park(id));
@@ -509,7 +509,7 @@ impl World {
             return self.set_aside = set_aside.map(|set_aside| (set_aside, bytes));
         };
         let before = self.book.host_stats();
-        assert_eq!(self.book.set_host_aside(0).unwrap_err(), ManagerError::HostSetAside { bytes });
+        assert_eq!(self.book.set_host_aside(0).unwrap_err(), BookError::HostSetAside { bytes });
         assert_eq!(self.book.host_stats(), before);
     }
 
@@ -518,13 +518,13 @@ impl World {
             return;
         }
         let id = self.stale[usize::from(pick) % self.stale.len()];
-        let stale = ManagerError::StaleSequence(id);
-        assert_eq!(self.book.finish(id), Err(ManagerError::StaleSequence(id)));
+        let stale = BookError::StaleSequence(id);
+        assert_eq!(self.book.finish(id), Err(BookError::StaleSequence(id)));
         assert_eq!(self.book.fork(id).unwrap_err(), stale);
         assert_eq!(self.book.tokens(id).unwrap_err(), stale);
         let mut metadata = StepMetadata::default();
         let refused = self.book.step(&[Work { sequence: id, tokens: 1 }], &mut metadata);
-        assert_eq!(refused, Err(ManagerError::StaleSequence(id)));
+        assert_eq!(refused, Err(BookError::StaleSequence(id)));
     }
 
     /// Ends everything and checks that nothing leaked.
@@ -539,11 +539,11 @@ impl World {
     }
 
     /// Runs an operation that may lack room. If it does, nothing may have changed, and something must be short.
-    fn expect_room<R>(&mut self, operation: impl FnOnce(&mut CacheBook) -> Result<R, ManagerError>) -> Option<R> {
+    fn expect_room<R>(&mut self, operation: impl FnOnce(&mut CacheBook) -> Result<R, BookError>) -> Option<R> {
         let before = self.fingerprint();
         match operation(&mut self.book) {
             Ok(result) => Some(result),
-            Err(ManagerError::Lack(Lack { of, needed, free, .. })) => {
+            Err(BookError::Lack(Lack { of, needed, free, .. })) => {
                 assert!(needed > free);
                 if let Scarce::Slots(_) = of {
                     assert_eq!(free, 0);
@@ -551,12 +551,12 @@ impl World {
                 assert_eq!(self.fingerprint(), before);
                 None
             }
-            Err(ManagerError::NoHostTier) => {
+            Err(BookError::NoHostTier) => {
                 assert!(self.plan.host.is_none());
                 assert_eq!(self.fingerprint(), before);
                 None
             }
-            Err(ManagerError::TooLong { .. } | ManagerError::WrongState { .. } | ManagerError::StepTooLarge { .. }) => {
+            Err(BookError::TooLong { .. } | BookError::WrongState { .. } | BookError::StepTooLarge { .. }) => {
                 assert_eq!(self.fingerprint(), before);
                 None
             }

@@ -1,9 +1,9 @@
 //! The file of a snapshot, value by value.
 
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use cacheplan_files::{Source, SourceReader};
+use cacheplan_files::Source;
 
 use super::{CHECKSUM, MAGIC, SnapshotError, VERSION};
 
@@ -15,7 +15,7 @@ const MAX_TOKENS: usize = 16 << 20;
 /// A snapshot whose magic, version and checksum have been verified.
 pub(super) struct Input {
     path: PathBuf,
-    file: BufReader<SourceReader>,
+    file: BufReader<Box<dyn Read>>,
     /// Bytes before the checksum that have not been read yet.
     left: u64,
 }
@@ -25,7 +25,7 @@ impl Input {
         let failed = |source| SnapshotError::Io { path: path.to_owned(), source };
         let source = Source::open(path)?;
         let size = source.len();
-        let mut input = Self { path: path.to_owned(), file: BufReader::new(source.reader()), left: size };
+        let mut input = Self { path: path.to_owned(), file: BufReader::new(Box::new(source.reader())), left: size };
         if size < (MAGIC.len() + 4 + CHECKSUM) as u64 {
             return Err(input.damaged("the file is too short"));
         }
@@ -35,24 +35,10 @@ impl Input {
         }
         let version = input.u32()?;
         input.expect("the version", &version.to_string(), &VERSION.to_string())?;
-        input
-            .verify(size)
-            .map_err(failed)?
-            .then_some(())
-            .ok_or_else(|| input.damaged("the checksum does not match"))?;
+        if !is_intact(&source).map_err(failed)? {
+            return Err(input.damaged("the checksum does not match"));
+        }
         Ok(input)
-    }
-
-    /// Sums the whole file up and returns to where reading was.
-    fn verify(&mut self, size: u64) -> io::Result<bool> {
-        let here = self.file.stream_position()?;
-        self.file.seek(SeekFrom::Start(0))?;
-        let mut sum = blake3::Hasher::new();
-        sum.update_reader((&mut self.file).take(size - CHECKSUM as u64))?;
-        let mut expected = [0; CHECKSUM];
-        self.file.read_exact(&mut expected)?;
-        self.file.seek(SeekFrom::Start(here))?;
-        Ok(sum.finalize() == blake3::Hash::from_bytes(expected))
     }
 
     /// That so many bytes are there, and that they are not more than are read at once.
@@ -127,4 +113,14 @@ impl Input {
     pub(super) fn damaged(&self, what: &'static str) -> SnapshotError {
         SnapshotError::Damaged { path: self.path.clone(), what }
     }
+}
+
+/// Whether the file ends with the sum of all that stands before.
+fn is_intact(source: &Source) -> io::Result<bool> {
+    let mut file = source.reader();
+    let mut sum = blake3::Hasher::new();
+    sum.update_reader((&mut file).take(source.len().saturating_sub(CHECKSUM as u64)))?;
+    let mut expected = [0; CHECKSUM];
+    file.read_exact(&mut expected)?;
+    Ok(sum.finalize() == blake3::Hash::from_bytes(expected))
 }

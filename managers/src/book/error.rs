@@ -1,13 +1,15 @@
-//! What a manager refuses, and why.
+//! What the books refuse, and why.
 
 use std::fmt;
 
 use cacheplan_files::Shown;
-use cacheplan_handlers::Kind;
 use thiserror::Error;
 
-use crate::book::prefix::{Int8Error, PrefixError};
-use crate::book::{BlockId, NoReuse, SequenceId, SlotId, SlotRole};
+use super::ids::{BlockId, SlotId};
+use super::prefix::PrefixError;
+use super::reuse::NoReuse;
+use super::sequence::SequenceId;
+use super::slots::SlotRole;
 
 /// What an operation has no room for. Something that makes way, or a sequence that ends, helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -60,10 +62,10 @@ impl Scarce {
     }
 }
 
-/// Why a manager did not do what it was asked. Nothing has changed when one of these is returned by the bookkeeping.
-#[derive(Debug, Error)]
+/// Why the books did not do what they were asked. Nothing has changed when one of these is returned.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum ManagerError {
+pub enum BookError {
     /// There is no room.
     #[error(transparent)]
     Lack(#[from] Lack),
@@ -163,14 +165,6 @@ pub enum ManagerError {
         /// The block.
         block: BlockId,
     },
-    /// A block that is to be overwritten although others read it.
-    #[error("block {} of pool `{pool}` has other holders; overwrite it before it is forked or cached", block.0, pool = Shown(.pool))]
-    BlockShared {
-        /// The pool.
-        pool: String,
-        /// The block.
-        block: BlockId,
-    },
     /// A slot that is used although nobody holds it.
     #[error("slot {} is not held by anyone", slot.0)]
     SlotNotHeld {
@@ -186,27 +180,6 @@ pub enum ManagerError {
     /// A pool index or id that the plan does not have.
     #[error("the plan has no pool `{shown}`", shown = Shown(.0))]
     UnknownPool(String),
-    /// A resource that the plan does not have.
-    #[error("layer {layer} has no {kind} cache in this plan", kind = Shown(.kind))]
-    UnknownLayer {
-        /// The absolute layer.
-        layer: u32,
-        /// The kind.
-        kind: Kind,
-    },
-    /// A resource that the plan does not have, by name.
-    #[error("the plan has no resource `{shown}`", shown = Shown(.0))]
-    UnknownResource(String),
-    /// A route that was made before the pools were re-created.
-    #[error(
-        "the route was made for generation {found} of the pools, which are at generation {current}; ask for it again"
-    )]
-    StaleRoute {
-        /// The route's generation.
-        found: u32,
-        /// The pools' generation.
-        current: u32,
-    },
     /// Pools that cannot go away because something lives in them.
     #[error("the pools are in use: {sequences} sequences, {blocks} blocks, {slots} slots; finish them or migrate")]
     Busy {
@@ -230,20 +203,6 @@ pub enum ManagerError {
         /// Units that the pool would have.
         units: u32,
     },
-    /// Use after `shutdown`.
-    #[error("the caches were shut down")]
-    ShutDown,
-    /// A captured state that does not fit this manager's pools.
-    #[error("the captured state does not fit: {shown}", shown = Shown(.0))]
-    ForeignState(String),
-    /// A state that cannot be stored in 8 bits.
-    #[error("the state in slot {}: {source}", slot.0, source = Shown(.source))]
-    NotQuantisable {
-        /// Where it is.
-        slot: SlotId,
-        /// Why not.
-        source: Int8Error,
-    },
     /// A pool with more units than can be numbered.
     #[error("pool `{pool}` has {units} units, more than books are kept of", pool = Shown(.pool))]
     TooManyUnits {
@@ -260,50 +219,4 @@ pub enum ManagerError {
         /// What is wrong.
         reason: String,
     },
-    /// A pool that the device cannot hold.
-    #[error("pool `{pool}` needs {bytes} bytes, which the device does not have; plan with a smaller budget", pool = Shown(.pool))]
-    OutOfDeviceMemory {
-        /// The pool.
-        pool: String,
-        /// Its bytes.
-        bytes: u64,
-    },
-    /// The device failed while it changed live contents in place.
-    #[error(
-        "the device failed while it changed {} in place, so they were preempted and must be computed again: {source}",
-        listed(sequences), source = Shown(.source))]
-    ContentsLost {
-        /// The sequences whose contents are lost.
-        sequences: Vec<SequenceId>,
-        /// What the device said.
-        source: Box<ManagerError>,
-    },
-    /// Use of pools that the device left behind the books.
-    #[error("{ops} changes of the pools are still to be made since the device failed; the next operation tries again")]
-    Unfinished {
-        /// How many.
-        ops: usize,
-    },
-    /// A commit in a plan that keeps inputs instead of states, without a way to replay them.
-    #[error("the plan keeps inputs to replay, so that a commit needs the layers' recurrences; use `commit_replaying`")]
-    NeedsReplay,
-    /// A pool operation failed.
-    #[cfg(feature = "device")]
-    #[error(transparent)]
-    Kernel(#[from] cacheplan_kernels::KernelError),
-    /// The tensor library failed.
-    #[cfg(feature = "device")]
-    #[error(transparent)]
-    Tensor(#[from] candle_core::Error),
-}
-
-fn listed(sequences: &[SequenceId]) -> String {
-    sequences.iter().map(SequenceId::to_string).collect::<Vec<_>>().join(", ")
-}
-
-impl PartialEq for ManagerError {
-    /// Errors are equal if they say the same.
-    fn eq(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other) && self.to_string() == other.to_string()
-    }
 }
