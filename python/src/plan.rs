@@ -18,6 +18,8 @@ use crate::model::Model;
 #[pyclass(frozen, module = "cacheplan")]
 pub(crate) struct Plan {
     pub(crate) plan: CachePlan,
+    /// Its pipeline stage.
+    stage: u32,
     made: Option<Arc<Inputs>>,
 }
 
@@ -34,7 +36,6 @@ struct Inputs {
     budget: Budget,
     device: Option<DeviceInfo>,
     measured: Option<Measured>,
-    stage: u32,
     ranks: Option<RankPlans>,
 }
 
@@ -46,11 +47,11 @@ impl Collected {
 }
 
 impl Inputs {
-    fn request<'a>(&'a self, own: &'a Resources, draft: Option<&'a Resources>) -> PlanRequest<'a> {
+    fn request<'a>(&'a self, stage: u32, own: &'a Resources, draft: Option<&'a Resources>) -> PlanRequest<'a> {
         let request = PlanRequest {
             device: self.device.as_ref(),
             measured: self.measured.as_ref(),
-            stage: self.stage,
+            stage,
             agreement: self.ranks.as_ref().filter(|_| self.budget.parallel.pp > 1).map(|ranks| ranks.agreement),
             ..PlanRequest::new(&self.own.model.read.info, own, &self.budget)
         };
@@ -61,20 +62,21 @@ impl Inputs {
         request.with_step_of(&self.own.model.read)
     }
 
-    fn own_request(&self) -> PlanRequest<'_> {
-        self.request(&self.own.resources, self.draft.as_ref().map(|draft| &draft.resources))
+    fn own_request(&self, stage: u32) -> PlanRequest<'_> {
+        self.request(stage, &self.own.resources, self.draft.as_ref().map(|draft| &draft.resources))
     }
 
     /// Asks with the caches that an engine would have.
     fn with_engine<R>(
         &self,
+        stage: u32,
         engine: EngineSpec,
         ask: impl FnOnce(&PlanRequest<'_>) -> Result<R, PlanError>,
     ) -> PyResult<R> {
         let of = |of: &Collected| of.model.resources(&self.budget.engine_context(&of.model.read.info, engine));
         let own = of(&self.own)?;
         let draft = self.draft.as_ref().map(of).transpose()?;
-        let request = self.request(&own, draft.as_ref());
+        let request = self.request(stage, &own, draft.as_ref());
         ask(&PlanRequest { agreement: None, ..request }).map_err(errors::plan)
     }
 }
@@ -104,22 +106,21 @@ pub(crate) fn make(
         let own = Collected::of(model, &budget)?;
         let draft = draft.map(|draft| Collected::of(draft, &budget)).transpose()?;
         let device = device.map(|(_, device)| device);
-        let mut inputs = Inputs { own, draft, budget, device, measured, stage: 0, ranks: None };
+        let mut inputs = Inputs { own, draft, budget, device, measured, ranks: None };
         let several = inputs.budget.parallel != Parallel::default();
         if several {
-            inputs.ranks = Some(RankPlans::of(&inputs.own_request()).map_err(errors::plan)?);
+            inputs.ranks = Some(RankPlans::of(&inputs.own_request(0)).map_err(errors::plan)?);
         }
-        inputs.stage = stage;
         let planned = match &inputs.ranks {
             None if stage > 0 => None,
-            None => Some(inputs.own_request().plan().map_err(errors::plan)?),
+            None => Some(inputs.own_request(0).plan().map_err(errors::plan)?),
             Some(ranks) => ranks.stages.get(stage as usize).cloned(),
         };
         let planned = planned.ok_or_else(|| {
             let message = format!("there is no stage {stage}; the stages are 0 to {}", inputs.budget.parallel.pp - 1);
             error("BudgetError", message, Said { key: Some("stage".into()), ..Said::default() })
         })?;
-        Ok(Plan { plan: planned, made: Some(Arc::new(inputs)) })
+        Ok(Plan { plan: planned, stage, made: Some(Arc::new(inputs)) })
     })
 }
 
@@ -213,7 +214,7 @@ impl Plan {
     fn from_json(py: Python<'_>, text: &str, origin: &str) -> PyResult<Self> {
         let plan = py.detach(|| CachePlan::from_json(text, origin));
         let plan = plan.map_err(|failed| error("PlanFileError", failed, Said::default()))?;
-        Ok(Self { plan, made: None })
+        Ok(Self { plan, stage: 0, made: None })
     }
 
     /// The plan as `cacheplan plan --format json` prints it, without the newline at its end.
@@ -248,16 +249,27 @@ impl Plan {
         Ok(self.inputs()?.own.model.clone())
     }
 
+    /// What all ranks agreed on as JSON, its hash, and the plan of each stage; nothing where there is one rank.
+    fn ranks(&self) -> PyResult<Option<(String, String, Vec<Self>)>> {
+        if self.plan.parallel == Parallel::default() {
+            return Ok(None);
+        }
+        let Some(ranks) = &self.inputs()?.ranks else { return Ok(None) };
+        let stages = (0..).zip(&ranks.stages);
+        let stages = stages.map(|(stage, plan)| Self { plan: plan.clone(), stage, made: self.made.clone() });
+        Ok(Some((json(&ranks.agreement)?, ranks.hash.clone(), stages.collect())))
+    }
+
     /// Changes that would admit more: what would be written, and sequences with it.
     fn knobs(&self, py: Python<'_>) -> PyResult<Vec<(String, u64)>> {
         let inputs = self.inputs()?;
-        let knobs = py.detach(|| inputs.own_request().knobs(&self.plan));
+        let knobs = py.detach(|| inputs.own_request(self.stage).knobs(&self.plan));
         Ok(knobs.into_iter().map(|knob| (knob.change.to_string(), knob.sequences)).collect())
     }
 
     fn explain(&self, py: Python<'_>, subject: &str) -> PyResult<String> {
         let inputs = self.inputs()?;
-        let derived = py.detach(|| inputs.own_request().explain(&self.plan, subject));
+        let derived = py.detach(|| inputs.own_request(self.stage).explain(&self.plan, subject));
         let derived = derived.map_err(|failed| {
             error("PlanError", failed, Said { key: Some("subject".into()), found: Some(subject.into()), hint: None })
         });
@@ -273,7 +285,7 @@ impl Plan {
     /// Everything that the independent checker finds wrong.
     fn violations(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let inputs = self.inputs()?;
-        let checked = py.detach(|| inputs.own_request().check(&self.plan));
+        let checked = py.detach(|| inputs.own_request(self.stage).check(&self.plan));
         Ok(checked.err().unwrap_or_default().iter().map(ToString::to_string).collect())
     }
 
@@ -290,13 +302,13 @@ impl Plan {
     /// What an engine would allocate, as JSON.
     fn engine(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
         let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(engine, |request| request.predict(engine)))?)
+        json(&py.detach(|| inputs.with_engine(self.stage, engine, |request| request.predict(engine)))?)
     }
 
     /// Our plan beside an engine's allocation, as JSON.
     fn compare(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
         let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(engine, |request| request.compare(engine)))?)
+        json(&py.detach(|| inputs.with_engine(self.stage, engine, |request| request.compare(engine)))?)
     }
 
     fn __eq__(&self, other: &Self) -> bool {

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,38 @@ def test_a_plan_is_explained_compared_exported_and_diffed(hybrid: dict[str, obje
         plan.engine("vlllm")
     assert plan.compare("vllm")
     assert plan._repr_html_().startswith("<svg") and repr(plan) == plan.table()
+
+
+def test_ranks_are_a_plan_for_each_stage_and_what_all_agreed_on(hybrid: dict[str, object]) -> None:
+    first, second = (
+        cacheplan.plan(hybrid, device="24GiB", max_seq_len=512, tp=2, pp=2, host_bytes="1GiB", stage=stage)
+        for stage in (0, 1)
+    )
+    ranks = second.ranks
+    assert ranks is not None and ranks.stages == (first, second) and ranks.parallel == second.parallel
+    for stage in ranks.stages:
+        assert stage.capacity.sequences == ranks.agreement.sequences
+        assert stage.capacity.spare_tokens == ranks.agreement.spare_tokens
+        assert stage.host is not None and stage.host.sequences == ranks.agreement.host_sequences
+        assert stage.check() == [] and stage.ranks == ranks
+    other = cacheplan.plan(hybrid, device="48GiB", max_seq_len=512, tp=2, pp=2, host_bytes="1GiB").ranks
+    assert other is not None and other.hash != ranks.hash
+    assert cacheplan.plan(hybrid, max_seq_len=512).ranks is None
+    with pytest.raises(cacheplan.PlanError):
+        _ = pickle.loads(pickle.dumps(second)).ranks
+
+
+@pytest.mark.skipif(COMMAND is None, reason="CACHEPLAN_COMMAND names no built command")
+def test_ranks_are_the_commands(hybrid: dict[str, object], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(hybrid))
+    flags = ["--device-memory", "24GiB", "--max-seq-len", "512", "--tp", "2", "--pp", "2", "--ranks", "--format", "json"]
+    said = json.loads(subprocess.run([str(COMMAND), "plan", str(config), *flags], capture_output=True, check=True).stdout)
+    ranks = cacheplan.plan(config, device="24GiB", max_seq_len=512, tp=2, pp=2).ranks
+    assert ranks is not None and said["hash"] == ranks.hash
+    assert said["stages"] == [stage.data for stage in ranks.stages]
+    agreed = {key: value for key, value in asdict(ranks.agreement).items() if value is not None}
+    assert said["agreement"] == agreed
 
 
 def test_a_plan_travels_as_json_and_pickle(hybrid: dict[str, object]) -> None:

@@ -32,6 +32,8 @@ pub(crate) fn run() -> Result<(), String> {
     if command.exists() {
         tests.env("CACHEPLAN_COMMAND", command);
     }
+    // A cluster of two nodes on this machine, one of which is killed.
+    tests.env("CACHEPLAN_RAY", "1");
     sh(tests.args(["--quiet", "--rootdir", "python", "python/tests"]))?;
     // Only the native half has a stub; beside the sources the package would be found without it.
     let mut stubs = tool("stubtest");

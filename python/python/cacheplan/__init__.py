@@ -21,7 +21,7 @@ from cacheplan._errors import (
     PlanFileError,
 )
 from cacheplan._native import __version__
-from cacheplan._plan import BudgetKey, Cache, Knob, Model, Plan, budget_keys, model, plan
+from cacheplan._plan import BudgetKey, Cache, Knob, Model, Plan, Ranks, budget_keys, model, plan
 from cacheplan._sweep import sweep
 
 for _public in (CacheplanError, *CacheplanError.__subclasses__(), DoesNotFit, PlanFileError, NoRoom):
@@ -50,6 +50,7 @@ __all__ = [
     "PlanFileError",
     "PoolStep",
     "PrefixReuse",
+    "Ranks",
     "Sequence",
     "Simulation",
     "Step",

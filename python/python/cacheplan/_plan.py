@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cacheplan import _native
 from cacheplan._errors import BudgetError, ModelError
 from cacheplan._records import (
+    Agreement,
     Capacity,
     Deployment,
     EnginePlan,
@@ -87,6 +88,19 @@ class Cache:
         if self.layers is None:
             return [{"name": stem, "layer": None, **rest}]
         return [{"name": f"{stem}_{layer}", "layer": layer, **rest} for layer in self.layers]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks together: what they agreed on, and a plan for each pipeline stage; those of a stage hold equal plans.
+
+    Ranks with equal hashes hold equal plans.
+    """
+
+    parallel: Parallel
+    agreement: Agreement
+    hash: str
+    stages: tuple[Plan, ...]
 
 
 def budget_keys() -> list[BudgetKey]:
@@ -305,6 +319,15 @@ class Plan:
     def parallel(self) -> Parallel:
         """The groups of ranks of which this is one rank's plan."""
         return build(Parallel, self.data["parallel"])
+
+    @cached_property
+    def ranks(self) -> Ranks | None:
+        """Every rank, where there are several. A plan that was read from JSON knows its own alone: :class:`PlanError`."""
+        ranks = self._native.ranks()
+        if ranks is None:
+            return None
+        agreement, agreed, stages = ranks
+        return Ranks(self.parallel, build(Agreement, json.loads(agreement)), agreed, tuple(map(Plan, stages)))
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

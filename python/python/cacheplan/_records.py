@@ -143,6 +143,15 @@ class Parallel:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """What every rank can serve, hence the size of every pool on every rank."""
+
+    sequences: int
+    spare_tokens: int
+    host_sequences: int | None = None
+
+
+@dataclass(frozen=True)
 class WeightClasses:
     """Bytes of weights by how ranks divide them."""
 

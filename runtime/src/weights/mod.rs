@@ -4,7 +4,7 @@ mod gguf;
 mod gguf_names;
 mod matrix;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cacheplan_files::Shown;
 use cacheplan_files::{Limit, Source, SourceError};
 use cacheplan_kernels::StoredMatrix;
-use cacheplan_transforms::FrontendError;
+use cacheplan_transforms::{FrontendError, Model};
 use candle_core::{DType, Device, Shape, Tensor};
 use safetensors::tensor::Metadata;
-use serde::Deserialize;
 use thiserror::Error;
 
 use self::gguf::Gguf;
@@ -197,7 +196,7 @@ impl Weights {
         if let Some(single) = Source::beside(folder, SINGLE_FILE)? {
             files.add(single)?;
         } else if let Some(index) = Source::beside(folder, INDEX_FILE)? {
-            for shard in shards(&index)? {
+            for shard in Model::shards(&index)? {
                 files.add(Source::open(&folder.join(shard))?)?;
             }
         } else {
@@ -485,19 +484,5 @@ impl<'a> Scope<'a> {
 
     fn full_name(&self, name: impl std::fmt::Display) -> String {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
-    }
-}
-
-/// The shard files that an index names, each once.
-fn shards(index: &Source) -> Result<BTreeSet<String>> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
-    let malformed = |reason: String| WeightError::Malformed { file: index.name().to_owned(), reason };
-    let shards: BTreeSet<String> = index.json::<Index>(Limit::INDEX)?.weight_map.into_values().collect();
-    match shards.iter().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref())) {
-        Some(outside) => Err(malformed(format!("shard `{outside}` is not a plain file name"))),
-        None => Ok(shards),
     }
 }

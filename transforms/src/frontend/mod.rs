@@ -7,6 +7,7 @@ mod gguf;
 mod onnx;
 mod safetensors;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_files::{Limit, Source, SourceError};
@@ -57,6 +58,14 @@ impl Model {
     /// See [`FrontendError`].
     pub fn read_config(name: &str, text: &str, options: &ReadOptions) -> Result<Self, FrontendError> {
         config::read(name, text, None, options)
+    }
+
+    /// The files beside an index of shards that hold a model's weights, as it names them.
+    ///
+    /// # Errors
+    /// See [`FrontendError`].
+    pub fn shards(index: &Source) -> Result<BTreeSet<String>, FrontendError> {
+        safetensors::shards(index)
     }
 }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
+use cacheplan_files::Shown;
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -36,8 +37,12 @@ struct Shards(BTreeSet<String>);
 
 impl Index {
     /// The names of the files.
-    pub(super) fn shards(&self) -> impl Iterator<Item = &str> {
-        self.weight_map.0.iter().map(String::as_str)
+    pub(super) fn shards(&self) -> &BTreeSet<String> {
+        &self.weight_map.0
+    }
+
+    pub(super) fn into_shards(self) -> BTreeSet<String> {
+        self.weight_map.0
     }
 
     /// Bytes of all tensors, as it states them.
@@ -62,6 +67,10 @@ impl<'de> Deserialize<'de> for Shards {
                     if shard.len() > MAX_NAME {
                         return Err(A::Error::custom(format_args!("a file name of more than {MAX_NAME} bytes")));
                     }
+                    if !is_plain(&shard) {
+                        let shard = Shown(&shard);
+                        return Err(A::Error::custom(format_args!("shard `{shard}` is not a plain file name")));
+                    }
                     shards.insert(shard.into_owned());
                     if shards.len() > MAX_SHARDS {
                         return Err(A::Error::custom(format_args!("more than {MAX_SHARDS} files")));
@@ -72,4 +81,9 @@ impl<'de> Deserialize<'de> for Shards {
         }
         deserializer.deserialize_map(Collect)
     }
+}
+
+/// Whether it is a name of a file that does not lead out of its folder.
+fn is_plain(shard: &str) -> bool {
+    !shard.is_empty() && !shard.contains(['/', '\\']) && !matches!(shard, "." | "..")
 }
