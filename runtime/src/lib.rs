@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod beam;
+mod costs;
 mod decoder;
 mod demo;
 mod device;

@@ -194,7 +194,7 @@ impl Session {
             .plan()?;
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
-            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first)))?),
+            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first, &budget)))?),
             false => None,
         };
         refuse_unused(&first, &settings, |feature| unused(feature, prefixes.as_ref(), &first, &budget))?;
@@ -232,9 +232,10 @@ impl Session {
     fn start_reuse(&mut self) -> Result<(), RuntimeError> {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
-            let strategy = strategy(self.caches.plan());
+            let strategy = strategy(self.caches.plan(), &self.budget);
             let shares = vec![1; self.tenants.into()];
-            self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares))?);
+            let offloaded = offloaded(self.caches.plan());
+            self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares, offloaded))?);
         }
         Ok(())
     }
@@ -467,12 +468,21 @@ fn allowed(reuse: Result<PrefixReuse, ManagerError>) -> Result<Result<PrefixReus
     }
 }
 
+/// How many sequences at most wait in the host tier beside prefixes: half of those that it holds.
+fn offloaded(plan: &CachePlan) -> u64 {
+    // One always runs.
+    let waiting = plan.limits.max_batch_size.saturating_sub(1);
+    plan.host.as_ref().map_or(0, |host| (host.sequences / 2).min(waiting))
+}
+
 /// Where requests leave states in the caches of a plan.
-fn strategy(plan: &CachePlan) -> Strategy {
+fn strategy(plan: &CachePlan, budget: &Budget) -> Strategy {
     /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
     const DECODED: usize = 256;
     let page = plan.pools.iter().find_map(|pool| pool.tokens_per_block).unwrap_or(1);
-    Strategy::complete(Some(DECODED.next_multiple_of(page as usize)))
+    let decoded = DECODED.next_multiple_of(page as usize);
+    let stated = budget.workload.as_ref().and_then(|workload| workload.checkpoint_strategy).unwrap_or_default();
+    stated.among([Strategy::NO_BUFFER, Strategy::double_buffered(decoded), Strategy::complete(Some(decoded))])
 }
 
 /// Why a session does not use a feature of a plan; `None` where it does.
@@ -492,6 +502,8 @@ fn unused(
             "a run keeps a state after each candidate (`speculation.scheme = \"snapshots\"`) and replays none".into(),
         ),
         Feature::Speculation => None,
+        // Whoever makes way waits there.
+        Feature::HostTier if plan.limits.max_batch_size > 1 => None,
         Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {
             Some(Ok(_)) => None,
             Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),

@@ -28,6 +28,8 @@ pub struct Speed {
     pub time_per_token: Option<Quantiles>,
     /// Times that a sequence gave up its caches.
     pub preemptions: u64,
+    /// Of these, those after which they waited in host memory; after the others they were computed again.
+    pub offloads: u64,
     /// Tokens that were guessed ahead.
     pub drafted_tokens: u64,
     /// Of these, those that the model chose too.
@@ -64,6 +66,7 @@ pub(crate) struct Recorder<'a> {
     computed_prompt_tokens: u64,
     generated_tokens: u64,
     preemptions: u64,
+    offloads: u64,
     drafted_tokens: u64,
     accepted_tokens: u64,
     first: Vec<Duration>,
@@ -74,7 +77,7 @@ pub(crate) struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     pub(crate) fn new(book: &CacheBook, totals: &'a mut Totals) -> Self {
         let (steps, computed_prompt_tokens, generated_tokens, preemptions) = Default::default();
-        let (end, drafted_tokens, accepted_tokens, first, gaps) = Default::default();
+        let (end, offloads, drafted_tokens, accepted_tokens, first, gaps) = Default::default();
         let pools = book.stats().pools.into_iter().map(|pool| (pool.id, pool.capacity));
         let timeline = Timeline::new(pools.collect());
         Self {
@@ -84,6 +87,7 @@ impl<'a> Recorder<'a> {
             computed_prompt_tokens,
             generated_tokens,
             preemptions,
+            offloads,
             drafted_tokens,
             accepted_tokens,
             first,
@@ -96,6 +100,12 @@ impl<'a> Recorder<'a> {
     pub(crate) fn computes(&mut self, tokens: usize) {
         self.computed_prompt_tokens += tokens as u64;
         self.totals.computed_prompt_tokens += tokens as u64;
+    }
+
+    /// The caches of a sequence were moved to host memory.
+    pub(crate) fn offloaded(&mut self) {
+        self.offloads += 1;
+        self.totals.offloads += 1;
     }
 
     /// So many tokens were guessed, and so many of them accepted.
@@ -136,6 +146,7 @@ impl<'a> Recorder<'a> {
             time_to_first_token: Quantiles::of(&mut self.first),
             time_per_token: Quantiles::of(&mut self.gaps),
             preemptions: self.preemptions,
+            offloads: self.offloads,
             drafted_tokens: self.drafted_tokens,
             accepted_tokens: self.accepted_tokens,
         };
