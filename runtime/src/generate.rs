@@ -13,6 +13,7 @@ use candle_core::{Device, Tensor};
 
 use crate::costs::{Costs, Way};
 use crate::decoder::Decoder;
+use crate::draft_model::{Candidate, DraftModel};
 use crate::error::{RequestError, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
@@ -37,6 +38,8 @@ pub(crate) struct Generator<'a, 'b> {
 /// What requests are served with.
 pub(crate) struct Serving<'a, 'b> {
     pub(crate) model: &'a Decoder,
+    /// Who guesses; prompts are looked up without one.
+    pub(crate) draft: Option<&'a DraftModel>,
     pub(crate) caches: &'a mut MambaHybridCacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
@@ -140,7 +143,8 @@ impl<'a, 'b> Generator<'a, 'b> {
                 std::thread::sleep(next.request.arrival.saturating_sub(self.now()).min(NAP));
                 continue;
             }
-            let parts = self.make_room()?;
+            let mut parts = self.make_room()?;
+            self.guess(&mut parts)?;
             self.step(&parts)?;
             self.retire(outputs)?;
             let (now, running) = (self.now(), self.running.len());
@@ -304,14 +308,18 @@ impl<'a, 'b> Generator<'a, 'b> {
 
     /// What the next step computes of each running job, with guesses if `drafting`.
     ///
-    /// Guesses are made where every job decodes: a step either computes what is known or verifies.
+    /// Guesses are made where every job decodes: a step either computes what is known or verifies. Those of a draft model
+    /// are made when there is room for them.
     fn parts(&self, drafting: bool) -> Vec<Part> {
         let (chunks, mut left) = self.schedule();
         let verifies =
             drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
         let parts = self.running.iter().zip(chunks).map(|(running, tokens)| {
             let most = if verifies { self.most_drafts(running).min(left) } else { 0 };
-            let drafts = look_up(&running.job.tokens, most).to_vec();
+            let drafts = match self.serving.draft {
+                Some(_) => vec![0; most],
+                None => look_up(&running.job.tokens, most).to_vec(),
+            };
             left -= drafts.len();
             Part { tokens, drafts }
         });
@@ -415,6 +423,48 @@ impl<'a, 'b> Generator<'a, 'b> {
         Ok(Job { offloaded: Some(Offloaded { sequence, bytes, computed }), ..running.job })
     }
 
+    /// Lets a draft model make the guesses that there is room for, each drawn as the model's own token at its place will
+    /// be, so that models which agree draw alike.
+    fn guess(&mut self, parts: &mut [Part]) -> Result<(), RuntimeError> {
+        let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
+        for place in 0..parts.iter().map(|part| part.drafts.len()).max().unwrap_or(0) {
+            // Who guesses one more token has caches of what is before it.
+            let guessing = parts.iter().enumerate().filter(|(_, part)| part.drafts.len() > place);
+            let candidates: Vec<Candidate> = guessing
+                .map(|(sequence, part)| {
+                    let known = self.running[sequence].job.tokens.last().copied().unwrap_or(0);
+                    Candidate { sequence, place, token: if place == 0 { known } else { part.drafts[place - 1] } }
+                })
+                .collect();
+            let logits = draft.next(&candidates, caches, &self.metadata)?;
+            for (row, Candidate { sequence, .. }) in candidates.iter().enumerate() {
+                let Job { request, tokens, .. } = &self.running[*sequence].job;
+                let known = [&tokens[..], &parts[*sequence].drafts[..place]].concat();
+                let choice = request.sampling.choose(&logits.get(row)?.to_vec1()?, &known, request.prompt.len());
+                // One that is no number is a bad guess, and no more.
+                parts[*sequence].drafts[place] = choice.unwrap_or(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes a draft model's caches of what a verifying step has left it: its last guess where all were right, and
+    /// the known token where it made none.
+    fn catch_up(&self, parts: &[Part], accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), RuntimeError> {
+        let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
+        let behind = parts.iter().zip(accepted).enumerate().filter_map(|(sequence, (part, (_, right)))| {
+            let place = part.drafts.len();
+            let known = &self.running[sequence].job.tokens[self.running[sequence].computed..];
+            let token = part.drafts.last().or(known.first()).copied()?;
+            (*right == Accepted::First(place as u32 + 1)).then_some(Candidate { sequence, place, token })
+        });
+        let behind: Vec<Candidate> = behind.collect();
+        if !behind.is_empty() {
+            draft.next(&behind, caches, &self.metadata)?;
+        }
+        Ok(())
+    }
+
     /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
     fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
         let verifies = parts.iter().any(|part| !part.drafts.is_empty());
@@ -431,28 +481,45 @@ impl<'a, 'b> Generator<'a, 'b> {
                 complete.push(index);
             }
         }
-        let Serving { model, caches, .. } = &mut self.serving;
+        let Serving { model, draft, caches, .. } = &mut self.serving;
         let begun = Instant::now();
         let logits = model.forward(&tokens, &rows, caches, &self.metadata)?.to_device(&Device::Cpu)?;
         if parts.iter().any(|part| part.tokens > 1) {
             self.costs.computed(tokens.len(), begun.elapsed());
         }
+        if let Some(draft) = draft.filter(|_| !verifies) {
+            draft.fill(&tokens, caches, &self.metadata)?;
+        }
         if !verifies {
             self.remember(parts)?;
         }
         let (mut row, mut accepted) = (0, Vec::new());
-        for index in complete {
+        for &index in &complete {
             let drafts = &parts[index].drafts;
             let right = self.verify(index, drafts, &logits, row)?;
             row += 1 + drafts.len();
             accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
-            if verifies {
-                self.running[index].computed += right;
-                self.serving.recorder.drafted(drafts.len(), right - 1);
-            }
         }
         if verifies {
-            self.serving.caches.commit(&accepted)?;
+            self.catch_up(parts, &accepted)?;
+            for (&index, (_, right)) in complete.iter().zip(&accepted) {
+                let Accepted::First(right) = *right else { continue };
+                self.running[index].computed += right as usize;
+                self.serving.recorder.drafted(parts[index].drafts.len(), right as usize - 1);
+            }
+            let Serving { model, caches, .. } = &mut self.serving;
+            let mut failed = None;
+            let committed = caches.commit_replaying(&accepted, &mut |kept| {
+                model.replay(kept).map_err(|error| {
+                    let shown = error.to_string();
+                    failed = Some(error);
+                    ManagerError::Tensor(candle_core::Error::Msg(shown))
+                })
+            });
+            match (committed, failed) {
+                (Err(_), Some(error)) => return Err(error),
+                (committed, _) => committed?,
+            }
             self.remember(parts)?;
         }
         Ok(())

@@ -10,6 +10,7 @@ mod costs;
 mod decoder;
 mod demo;
 mod device;
+mod draft_model;
 mod drafts;
 mod error;
 mod exported;

@@ -51,6 +51,8 @@ impl RunReport {
                 "drafted tokens",
                 format!("{}, {} of them accepted ({share:.1} %)", speed.drafted_tokens, speed.accepted_tokens),
             );
+            let each = speed.tokens_per_verification.unwrap_or(1.0);
+            row("tokens per verifying step and sequence", format!("{each:.2}"));
         }
         if let Some(peak) = self.report.peak_bytes {
             row("peak while generating", bytes(peak));

@@ -34,6 +34,8 @@ pub struct Speed {
     pub drafted_tokens: u64,
     /// Of these, those that the model chose too.
     pub accepted_tokens: u64,
+    /// Tokens that a sequence gained by a step that verified guesses for it; 1 is what a step gives without any.
+    pub tokens_per_verification: Option<f64>,
 }
 
 /// Some of the order statistics of times in seconds.
@@ -69,6 +71,7 @@ pub(crate) struct Recorder<'a> {
     offloads: u64,
     drafted_tokens: u64,
     accepted_tokens: u64,
+    verifications: u64,
     first: Vec<Duration>,
     gaps: Vec<Duration>,
     timeline: Timeline,
@@ -77,7 +80,7 @@ pub(crate) struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     pub(crate) fn new(book: &CacheBook, totals: &'a mut Totals) -> Self {
         let (steps, computed_prompt_tokens, generated_tokens, preemptions) = Default::default();
-        let (end, offloads, drafted_tokens, accepted_tokens, first, gaps) = Default::default();
+        let (end, offloads, drafted_tokens, accepted_tokens, verifications, first, gaps) = Default::default();
         let pools = book.stats().pools.into_iter().map(|pool| (pool.id, pool.capacity));
         let timeline = Timeline::new(pools.collect());
         Self {
@@ -90,6 +93,7 @@ impl<'a> Recorder<'a> {
             offloads,
             drafted_tokens,
             accepted_tokens,
+            verifications,
             first,
             gaps,
             timeline,
@@ -112,6 +116,7 @@ impl<'a> Recorder<'a> {
     pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize) {
         self.drafted_tokens += drafted as u64;
         self.accepted_tokens += accepted as u64;
+        self.verifications += u64::from(drafted > 0);
         self.totals.drafted_tokens += drafted as u64;
         self.totals.accepted_tokens += accepted as u64;
     }
@@ -149,6 +154,8 @@ impl<'a> Recorder<'a> {
             offloads: self.offloads,
             drafted_tokens: self.drafted_tokens,
             accepted_tokens: self.accepted_tokens,
+            tokens_per_verification: (self.verifications > 0)
+                .then(|| 1.0 + self.accepted_tokens as f64 / self.verifications as f64),
         };
         (speed, self.timeline)
     }

@@ -1,6 +1,7 @@
 //! The causal depthwise convolution that recurrent mixers start with.
 
 use cacheplan_graphs::proto::TensorProto;
+use cacheplan_handlers::Kind;
 use cacheplan_kernels::CausalConv1d;
 use candle_core::Tensor;
 
@@ -75,6 +76,7 @@ impl CausalConv {
         };
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu };
         let y = conv.run(x, &state.pool, &state.view, &state.batch)?;
+        state.keep_as(&Kind::CausalConv, x)?;
         Ok(match after {
             Some(activation) => activation.forward(&y)?,
             None => y,

@@ -2,9 +2,10 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, StateDecay};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, kept_inputs, replayed, softplus};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -87,6 +88,13 @@ impl GatedDelta {
     }
 }
 
+impl GatedDelta {
+    fn scan<'a>(&self, q: &'a Tensor, [k, v, decay, beta]: [&'a Tensor; 4]) -> LinearAttentionScan<'a> {
+        let (decay, beta) = (StateDecay::PerHead(decay), Some(beta));
+        LinearAttentionScan { q, k, v, decay, beta, scale: 1.0 / (self.shape.key_dim as f32).sqrt(), l2_norm: true }
+    }
+}
+
 impl Mixer for GatedDelta {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
@@ -97,20 +105,24 @@ impl Mixer for GatedDelta {
         let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttentionScan {
-            q: &qkv.narrow(1, 0, keys)?,
-            k: &qkv.narrow(1, keys, keys)?,
-            v: &qkv.narrow(1, 2 * keys, values)?,
-            decay: StateDecay::PerHead(&decay),
-            beta: Some(&beta),
-            scale: 1.0 / (self.shape.key_dim as f32).sqrt(),
-            l2_norm: true,
-        };
-        let y = input.run(&state.pool, &state.view, &state.batch)?;
+        let (k, v) = (qkv.narrow(1, keys, keys)?, qkv.narrow(1, 2 * keys, values)?);
+        let q = qkv.narrow(1, 0, keys)?;
+        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(&state.pool, &state.view, &state.batch)?;
+        state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
         let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
         let y =
             RmsNorm { weight: &self.norm_weight, eps }.run_gated(&y, &z.forward(x)?, group, GateOrder::NormThenGate)?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [k, v, decay, beta] = kept_inputs(kept, ["k", "v", "g", "beta"])?;
+        // Nothing is read out.
+        let scan = self.scan(&k, [&k, &v, &decay, &beta]);
+        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
     }
 
     fn caches(&self) -> Vec<CacheUse> {
