@@ -38,6 +38,11 @@ impl CausalConv {
         Ok(Self::new(Tensor::cat(&weights, 1)?))
     }
 
+    /// The same over these channels, without a bias.
+    pub(crate) fn select(&self, channels: &Tensor) -> candle_core::Result<Self> {
+        Ok(Self { activation: self.activation, ..Self::new(self.weight.index_select(channels, 1)?) })
+    }
+
     /// Its width and how many channels it has.
     pub(crate) fn dims(&self) -> [usize; 2] {
         [self.weight.dims()[0], self.weight.dims()[1]]
