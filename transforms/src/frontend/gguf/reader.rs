@@ -20,8 +20,8 @@ const MAX_ENTRIES: u64 = 1 << 20;
 const MAX_STRINGS: u64 = 2 << 20;
 /// Bytes that the names and values that are kept may take.
 const MAX_KEPT: u64 = 32 << 20;
-/// Bytes that what a file says of its tokenizer may take.
-const MAX_TOKENIZER: u64 = 192 << 20;
+/// Bytes that what a file says of its tokenizer may take; those of the largest vocabularies take 71 MB.
+const MAX_TOKENIZER: u64 = 96 << 20;
 /// A text of a tokenizer, such as its chat template.
 const MAX_TEMPLATE: u64 = 256 << 10;
 /// The most kinds of tensors that are told apart.
