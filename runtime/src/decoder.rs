@@ -3,16 +3,18 @@
 use std::fmt::Debug;
 
 use cacheplan_graphs::proto::ModelProto;
+use cacheplan_handlers::Kind;
 use cacheplan_kernels::weighted_sum;
+use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, int, refuse};
 use crate::layers::{Linear, Mixer, RmsNorm};
-use crate::step::{CacheUse, Step};
+use crate::step::{CacheUse, Names, Step};
 use crate::weights::{Matrix, Weights};
 
 /// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
@@ -27,6 +29,20 @@ pub(crate) trait TextModel: Debug + Send + Sync {
 
     /// The caches that it keeps, in the order of its layers.
     fn caches(&self) -> Vec<CacheUse>;
+
+    /// Moves the state of a layer on over the candidates that were accepted.
+    ///
+    /// # Errors
+    /// Inputs that are not there, or that a kernel refuses.
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        let _ = kept;
+        Ok(())
+    }
+
+    /// Its caches are those of these names.
+    fn call_caches(&mut self, names: Names) {
+        let _ = names;
+    }
 
     /// The most tokens that a sequence may have, where its shapes are fixed.
     fn max_seq_len(&self) -> Option<u64> {
@@ -114,6 +130,8 @@ pub(crate) struct Blocks {
     pub(crate) norm: RmsNorm,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
+    /// How its caches are called where they are a draft model's.
+    pub(crate) names: Names,
 }
 
 /// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`.
@@ -177,6 +195,27 @@ impl Decoder {
     /// Bytes of weights that are mapped from files, which no allocator counts.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.mapped_bytes
+    }
+
+    /// The same with caches of these names.
+    pub(crate) fn calling_caches(mut self, names: Names) -> Self {
+        self.text.call_caches(names);
+        self
+    }
+
+    /// Moves the state of a layer on over the candidates that were accepted.
+    pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        self.text.replay(kept)
+    }
+
+    /// Runs a step's tokens for what they leave in the caches alone.
+    pub(crate) fn fill(
+        &self,
+        tokens: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<(), RuntimeError> {
+        rayon::scope(|_| self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
     }
 
     /// The same projection behind another model.
@@ -282,6 +321,20 @@ impl TextModel for Blocks {
         self.blocks.iter().flat_map(|block| block.mixer.caches()).collect()
     }
 
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        for block in &self.blocks {
+            if block.mixer.replay(kept)? {
+                return Ok(());
+            }
+        }
+        let layer = kept.layer.unwrap_or_default();
+        Err(ManagerError::UnknownLayer { layer, kind: Kind::Ssm }.into())
+    }
+
+    fn call_caches(&mut self, names: Names) {
+        self.names = names;
+    }
+
     fn forward(
         &self,
         tokens: &[u32],
@@ -294,7 +347,7 @@ impl TextModel for Blocks {
         let embedded = self.embedding.select(&tokens)?.computed()?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, metadata);
-        let step = Step::new(caches, metadata, &embedded, drafts.as_ref());
+        let step = Step::new(caches, &self.names, metadata, &embedded, drafts.as_ref());
         let mut x = embedded.clone();
         for block in &self.blocks {
             x = block.forward(&x, &step)?;

@@ -5,6 +5,7 @@ use std::fs;
 use cacheplan::files::{Limit, Source};
 use cacheplan::runtime::RequestLine;
 use cacheplan::text::{ChatTemplate, Message, Tokenizer};
+use cacheplan::transforms::Model;
 
 use crate::fixture;
 use crate::limits::survive;
@@ -25,6 +26,57 @@ fn tokenizers() {
             let _ = tokenizer.decode(&tokens);
         }
     });
+}
+
+#[test]
+fn tokenizers_of_gguf() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    let limit = Limit { bytes: SHORT.bytes, ..Limit::GGUF };
+    let read = |bytes: &[u8]| {
+        fs::write(&file, bytes).unwrap();
+        let keys = Model::gguf_tokenizer(&file).ok()?;
+        let _ = ChatTemplate::of_gguf("m.gguf", &keys);
+        Tokenizer::of_gguf("m.gguf", &keys, 1 << 20).ok()
+    };
+    survive("tokenizers of GGUF", limit, &[vocabulary("llama"), vocabulary("gpt2")], read, |tokenizer| {
+        if let Ok(tokens) = tokenizer.encode("Über den Wolken\u{2028}\0 12345 🦀", true) {
+            let _ = tokenizer.decode(&tokens);
+        }
+    });
+}
+
+/// A GGUF file of nothing but a vocabulary.
+fn vocabulary(kind: &str) -> Vec<u8> {
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+    fn list(kind: u32, entries: Vec<Vec<u8>>) -> Vec<u8> {
+        let head = [9u32.to_le_bytes(), kind.to_le_bytes()].concat();
+        [head, (entries.len() as u64).to_le_bytes().to_vec(), entries.concat()].concat()
+    }
+    fn said(said: &str) -> Vec<u8> {
+        [8u32.to_le_bytes().to_vec(), text(said)].concat()
+    }
+    let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab", "1", "Ġ"];
+    let numbers = |numbers: [u32; 10]| numbers.map(|number| number.to_le_bytes().to_vec()).to_vec();
+    let scores = (0..10).map(|at| (-(at as f32)).to_le_bytes().to_vec()).collect();
+    let keys = [
+        ("model", said(kind)),
+        ("pre", said("qwen2")),
+        ("tokens", list(8, tokens.map(text).to_vec())),
+        ("scores", list(6, scores)),
+        ("token_type", list(5, numbers([2, 3, 3, 1, 1, 1, 1, 1, 1, 1]))),
+        ("merges", list(8, ["a b", "▁ ab"].map(text).to_vec())),
+        ("bos_token_id", [4u32.to_le_bytes(), 1u32.to_le_bytes()].concat()),
+    ];
+    let mut file =
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()].concat();
+    for (key, value) in keys {
+        file.extend(text(&format!("tokenizer.ggml.{key}")));
+        file.extend(value);
+    }
+    file
 }
 
 #[test]

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod error;
+mod gguf;
 mod guarded;
 mod patterns;
 mod stop;

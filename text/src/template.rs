@@ -75,7 +75,7 @@ impl ChatTemplate {
         Self::new(&format!("{}: {KEY}", source.name()), text.ok_or_else(none)?, special)
     }
 
-    fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
+    pub(crate) fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
         if text.len() as u64 > Limit::TEMPLATE.bytes {
             return Err(SourceError::TooLong { name: file.to_owned(), limit: Limit::TEMPLATE }.into());
         }

@@ -9,6 +9,7 @@ use cacheplan_transforms::{
 use crate::decoder::{Block, Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, AttentionShape, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size};
+use crate::step::Names;
 use crate::weights::{Scope, Weights};
 
 /// What stands around the layers, and what it is called.
@@ -98,7 +99,8 @@ pub(crate) fn decoder<'a>(
     let norm = frame.norm(&root.enter(frame.norm), hidden)?;
     let head = Head::load(&embedding, weights, hidden, frame.tied)?;
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
-    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale };
+    let names = Names::new();
+    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale, names };
     Ok(Decoder::new(text, Some(head)).with_mapped(weights.mapped_bytes()))
 }
 

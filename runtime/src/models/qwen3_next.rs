@@ -28,6 +28,9 @@ pub(super) struct Config {
     experts: Experts,
     #[serde(default)]
     tie_word_embeddings: bool,
+    /// Whether value heads lie as GGUF files have them: the first of every key head, then the second of every one.
+    #[serde(default)]
+    value_heads_in_tiles: bool,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -83,7 +86,8 @@ fn build(
                 };
                 let weights = layer.enter("linear_attn");
                 let projections = projections(&weights, shape)?;
-                Block::new(before, GatedDelta::load(&weights, layer.index, shape, projections)?)
+                let delta = GatedDelta::load(&weights, layer.index, shape, projections)?;
+                Block::new(before, if config.value_heads_in_tiles { delta.out_of_tiles()? } else { delta })
             }
             BlockSpec::Attention(ref dims) => {
                 let (shape, weights) = (layer.attention(dims, config.attention_bias)?, layer.enter("self_attn"));

@@ -5,6 +5,7 @@ mod gguf;
 mod greedy;
 mod harness;
 mod narrow;
+mod offload;
 mod prefixes;
 mod sampled;
 mod speculative;

@@ -81,6 +81,14 @@ pub struct GgufTensor {
 }
 
 impl Model {
+    /// What the GGUF file at `path` says of its tokenizer: its keys below `tokenizer.`, lists and templates whole.
+    ///
+    /// # Errors
+    /// A malformed header, more of it than is kept.
+    pub fn gguf_tokenizer(path: &Path) -> Result<Map<String, Value>, FrontendError> {
+        Header::read_tokenizer(&Source::open(path)?)
+    }
+
     /// The tensors of the GGUF file at `path`, and of those that it was split into.
     ///
     /// # Errors

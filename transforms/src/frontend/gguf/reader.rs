@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 
 use cacheplan_files::{Limit, Source, SourceError};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::frontend::FrontendError;
 
@@ -20,6 +20,10 @@ const MAX_ENTRIES: u64 = 1 << 20;
 const MAX_STRINGS: u64 = 2 << 20;
 /// Bytes that the names and values that are kept may take.
 const MAX_KEPT: u64 = 32 << 20;
+/// Bytes that what a file says of its tokenizer may take; those of the largest vocabularies take 71 MB.
+const MAX_TOKENIZER: u64 = 96 << 20;
+/// A text of a tokenizer, such as its chat template.
+const MAX_TEMPLATE: u64 = 256 << 10;
 /// The most kinds of tensors that are told apart.
 const MAX_KINDS: usize = 1_000;
 /// No file is aligned to more.
@@ -82,29 +86,30 @@ impl Header {
         Self::read_tensors(source, |_| Ok(()))
     }
 
+    /// The keys below `tokenizer.`, lists and templates whole.
+    pub(super) fn read_tokenizer(source: &Source) -> Result<Map<String, Value>, FrontendError> {
+        let mut reader = open(source);
+        let [_, keys] = reader.counts()?;
+        let mut values = Map::new();
+        for _ in 0..keys {
+            let key = reader.name()?;
+            let kind = reader.u32()?;
+            if !key.starts_with("tokenizer.") {
+                reader.value(kind)?;
+            } else if let Some(value) = reader.whole(kind)? {
+                values.insert(key, value);
+            }
+        }
+        Ok(values)
+    }
+
     /// Reads the header and hands over its tensors, one by one.
     pub(super) fn read_tensors(
         source: &Source,
         mut each: impl FnMut(TensorInfo) -> Result<(), FrontendError>,
     ) -> Result<Self, FrontendError> {
-        let mut reader = Reader {
-            file: source.name(),
-            source: BufReader::with_capacity(CHUNK, source.reader()),
-            size: source.len(),
-            position: 0,
-            strings: 0,
-            kept: 0,
-            hash: blake3::Hasher::new(),
-        };
-        if &reader.bytes::<4>()? != b"GGUF" {
-            return Err(reader.bad("magic", "not GGUF", "a GGUF file was expected"));
-        }
-        let version = reader.u32()?;
-        if !(2..=3).contains(&version) {
-            return Err(reader.bad("version", &version.to_string(), "little-endian versions 2 and 3 are read"));
-        }
-        let tensors = reader.count("tensor count")?;
-        let keys = reader.count("key count")?;
+        let mut reader = open(source);
+        let [tensors, keys] = reader.counts()?;
         let mut values = Vec::new();
         for _ in 0..keys {
             let key = reader.name()?;
@@ -218,7 +223,64 @@ struct Reader<'a, R> {
     hash: blake3::Hasher,
 }
 
+/// Reads from the beginning of a file.
+fn open(source: &Source) -> Reader<'_, impl BufRead> {
+    Reader {
+        file: source.name(),
+        source: BufReader::with_capacity(CHUNK, source.reader()),
+        size: source.len(),
+        position: 0,
+        strings: 0,
+        kept: 0,
+        hash: blake3::Hasher::new(),
+    }
+}
+
 impl<R: BufRead> Reader<'_, R> {
+    /// How many tensors and how many keys follow.
+    fn counts(&mut self) -> Result<[u64; 2], FrontendError> {
+        if &self.bytes::<4>()? != b"GGUF" {
+            return Err(self.bad("magic", "not GGUF", "a GGUF file was expected"));
+        }
+        let version = self.u32()?;
+        if !(2..=3).contains(&version) {
+            return Err(self.bad("version", &version.to_string(), "little-endian versions 2 and 3 are read"));
+        }
+        Ok([self.count("tensor count")?, self.count("key count")?])
+    }
+
+    /// A value of a tokenizer, however long; `None` if it is text that is not UTF-8.
+    fn whole(&mut self, kind: u32) -> Result<Option<Value>, FrontendError> {
+        if kind != 9 {
+            return match kind {
+                8 => {
+                    let length = self.u64()?;
+                    Ok(self.string(length, MAX_TEMPLATE)?.map(Value::from))
+                }
+                _ => self.scalar(kind).map(Some),
+            };
+        }
+        let (kind, length) = (self.u32()?, self.u64()?);
+        let mut list = Vec::new();
+        for _ in 0..length {
+            let value = match kind {
+                8 => {
+                    let length = self.u64()?;
+                    self.string(length, MAX_NAME)?.map_or(Value::Null, Value::from)
+                }
+                9 => return Err(self.bad("value type", "a list of lists", "no known key has one")),
+                _ => self.scalar(kind)?,
+            };
+            self.kept += (size_of::<Value>() + value.as_str().map_or(0, |text| text.len() + 24)) as u64;
+            if self.kept > MAX_TOKENIZER {
+                let expected = format!("at most {MAX_TOKENIZER} bytes of it are kept");
+                return Err(self.bad("tokenizer", "far too long", &expected));
+            }
+            list.push(value);
+        }
+        Ok(Some(Value::Array(list)))
+    }
+
     /// Charges a key and its value, the list's entries included.
     fn keep(&mut self, key: &str, value: &Value) -> Result<(), FrontendError> {
         let entries = value.as_array().map_or(1, |list| 2 * list.len());
