@@ -11,6 +11,7 @@ mod onnx;
 mod oracle;
 mod python;
 mod rust_src;
+mod semver;
 mod soak;
 mod venv;
 mod web;
@@ -27,6 +28,7 @@ Commands:
   cuda-prove-sample The same over a fixed sample of schedules and shapes, as `.ci/run` does
   cuda-test-ptx     Compile the sources of the emulator's tests anew
   check-dependencies Check licences and sources of all dependencies against deny.toml
+  check-semver      Compare the crates with the newest tag, if there is one; builds cargo-semver-checks once
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         "python" => python::run(),
         "web" => web::build(),
         "check-web" => web::check(),
+        "check-semver" => semver::run(),
         "check-fuzz" => fuzz::check(),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::cache::{CacheBook, check_length};
 use super::layout::Layout;
-use super::sequence::{Draft, SequenceId};
+use super::sequence::Draft;
 use super::step::StepMetadata;
 use super::table::{Growth, shortage};
-use super::{PoolOp, SlotRole};
+use super::{PoolOp, SequenceId, SlotRole};
 use crate::book::error::BookError;
 
 /// One sequence's part of a step.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use cacheplan_planner::{CachePlan, SlotDomain};
 
+use super::host::HostUse;
 use super::layout::{Layout, Windows};
-use super::park::HostUse;
-use super::sequence::{Residency, Sequence, SequenceId, Sequences};
+use super::sequence::{Residency, Sequence, Sequences};
 use super::table::{BlockTable, shortage};
-use super::{BlockAllocator, BlockId, PoolOp, SlotAllocator, SlotId, SlotRole};
+use super::{BlockAllocator, BlockId, PoolOp, SequenceId, SlotAllocator, SlotId, SlotRole};
 use crate::book::error::BookError;
 
 /// Who holds which block and slot.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::PoolOp;
 use super::cache::CacheBook;
 use super::layout::Layout;
-use super::sequence::{Draft, Sequence, SequenceId};
+use super::sequence::{Draft, Sequence};
+use super::{PoolOp, SequenceId};
 use crate::book::error::BookError;
 
 /// Which candidates of a speculative step were accepted.

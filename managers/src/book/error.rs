@@ -5,11 +5,8 @@ use std::fmt;
 use cacheplan_files::Shown;
 use thiserror::Error;
 
-use super::ids::{BlockId, SlotId};
-use super::prefix::PrefixError;
-use super::reuse::NoReuse;
-use super::sequence::SequenceId;
-use super::slots::SlotRole;
+use super::ids::{BlockId, SequenceId, SlotId, SlotRole};
+use super::prefix::{PrefixError, Reuse};
 
 /// What an operation has no room for. Something that makes way, or a sequence that ends, helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -219,4 +216,45 @@ pub enum BookError {
         /// What is wrong.
         reason: String,
     },
+}
+
+/// Why the pools of a plan allow no reuse.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum NoReuse {
+    /// States, and no slots to keep any.
+    #[error("{}", Reuse::NoCheckpointSlots)]
+    NoCheckpoints,
+    /// A pool whose blocks end where those of others do not.
+    #[error("a block of pool `{pool}` stands for {found} tokens, a page for {expected}")]
+    Compressed {
+        /// The pool.
+        pool: String,
+        /// Tokens that one of its blocks stands for.
+        found: u64,
+        /// Tokens in a page.
+        expected: u64,
+    },
+    /// A pool whose blocks go round in rings.
+    #[error("pool `{pool}` keeps its windows in rings, whose blocks are written over; use sliding windows")]
+    Rings {
+        /// The pool.
+        pool: String,
+    },
+    /// Windows of several lengths.
+    #[error("pool `{pool}` has a window of {found} tokens, another {expected}; prefixes are kept for one length")]
+    Windows {
+        /// The pool.
+        pool: String,
+        /// Its window in tokens.
+        found: u32,
+        /// That of the first pool with one.
+        expected: u32,
+    },
+    /// Nothing of a sequence is cached.
+    #[error("the plan caches nothing of a sequence")]
+    NothingCached,
+    /// Pools that cannot share an index.
+    #[error(transparent)]
+    Pools(#[from] PrefixError),
 }

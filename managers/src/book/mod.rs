@@ -8,13 +8,14 @@ mod commit;
 mod device_half;
 pub(crate) mod error;
 mod exposition;
+mod host;
 mod ids;
 mod layout;
 mod ops;
 mod pages;
 mod park;
 #[cfg(not(feature = "prefix-tree"))]
-#[allow(dead_code, unreachable_pub, unused_imports, reason = "the books use a part of it")]
+#[allow(unreachable_pub, unused_imports, reason = "the books name a part of it")]
 pub(crate) mod prefix;
 #[cfg(feature = "prefix-tree")]
 pub mod prefix;
@@ -23,7 +24,7 @@ mod reuse;
 mod sequence;
 #[cfg_attr(
     not(feature = "prefix-tree"),
-    allow(dead_code, unreachable_pub, unused_imports, reason = "the rest is for the tests of the tree")
+    allow(unreachable_pub, unused_imports, reason = "the books name a part of it")
 )]
 mod simulate;
 mod slots;
@@ -34,14 +35,15 @@ mod table;
 pub use advance::Work;
 pub use cache::CacheBook;
 pub use commit::Accepted;
+pub use error::NoReuse;
 pub use exposition::Exposition;
-pub use ids::{BlockId, SlotId};
+pub use ids::{BlockId, SequenceId, SlotId};
 pub use layout::Windows;
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use prefix::{Key, Metrics, Namespace, Strategy, TenantId, Token};
-pub use reuse::{NoReuse, PrefixReuse, ReuseLease};
-pub use sequence::{Residency, SequenceId};
+pub use reuse::{PrefixReuse, ReuseLease};
+pub use sequence::Residency;
 pub use simulate::{Policy, Report, Request, Scenario, Workload};
 pub use stats::Stats;
 pub use step::StepMetadata;
@@ -56,17 +58,14 @@ pub(crate) use layout::{Layout, PagedSpec};
 pub use {
     blocks::BlockAllocator,
     cache::Prefix,
+    host::SetAside,
+    ids::SlotRole,
     layout::Indexing,
-    park::SetAside,
     simulate::{Ceiling, Piece, SimulateError},
-    slots::{SlotAllocator, SlotRole},
+    slots::SlotAllocator,
 };
 #[cfg(not(feature = "prefix-tree"))]
 #[allow(unused_imports, reason = "tensors name more of it than books")]
 pub(crate) use {
-    blocks::BlockAllocator,
-    cache::Prefix,
-    layout::Indexing,
-    park::SetAside,
-    slots::{SlotAllocator, SlotRole},
+    blocks::BlockAllocator, cache::Prefix, host::SetAside, ids::SlotRole, layout::Indexing, slots::SlotAllocator,
 };

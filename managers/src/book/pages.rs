@@ -1,7 +1,7 @@
 //! Block tables in the ragged form that FlashInfer-like kernels read.
 
 use super::cache::CacheBook;
-use super::sequence::SequenceId;
+use super::ids::SequenceId;
 use crate::book::error::BookError;
 
 /// How a windowed pool shows the pages that its window has passed. Pools without a window look the same in both.

@@ -1,56 +1,15 @@
 //! Sequences that leave the pools and come back: their contents wait in host memory.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use cacheplan_planner::CachePlan;
 
 use super::cache::CacheBook;
-use super::sequence::{Residency, SequenceId};
+use super::host::{HostUse, SetAside, Span};
+use super::sequence::Residency;
 use super::table::{BlockTable, shortage};
-use super::{BlockId, SlotRole};
-use crate::book::error::{BookError, Lack, Scarce};
-
-/// What a sequence holds in one paged pool: logical blocks `released..released + blocks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) released: u32,
-    pub(crate) blocks: u32,
-}
-
-/// The bytes of the host tier that are in use.
-#[derive(Debug, Default)]
-pub(crate) struct HostUse {
-    /// Of parked sequences.
-    pub(crate) parked: u64,
-    /// Set aside for a prefix cache, while it is there.
-    set_aside: Weak<u64>,
-    pub(crate) high_water: u64,
-    pub(crate) refused: u64,
-}
-
-/// Bytes of the host tier that are a prefix cache's. Dropping it gives them back.
-#[derive(Debug)]
-#[must_use = "the bytes are given back when it is dropped"]
-pub struct SetAside {
-    _bytes: Arc<u64>,
-}
-
-impl HostUse {
-    pub(crate) fn total(&self) -> u64 {
-        self.parked + self.set_aside()
-    }
-
-    fn set_aside(&self) -> u64 {
-        self.set_aside.upgrade().map_or(0, |bytes| *bytes)
-    }
-
-    /// Checks that `needed` more bytes fit a tier of `capacity` bytes.
-    fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), BookError> {
-        let capacity = capacity.ok_or(BookError::NoHostTier)?;
-        let free = capacity.saturating_sub(self.total());
-        if needed <= free { Ok(()) } else { Err(Lack { of: Scarce::HostBytes, needed, free, capacity }.into()) }
-    }
-}
+use super::{BlockId, SequenceId, SlotRole};
+use crate::book::error::BookError;
 
 impl CacheBook {
     /// Takes blocks and slot from a sequence whose contents the caller has saved; its tokens still count.

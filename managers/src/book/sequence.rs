@@ -1,26 +1,11 @@
 //! Sequences and the handles that name them.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::SlotId;
-use super::park::Span;
+use super::host::Span;
+use super::ids::{SequenceId, SlotId};
 use super::table::BlockTable;
 use crate::book::error::BookError;
-
-/// A handle of one sequence. It is checked at every use: stale and foreign ones are errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SequenceId {
-    book: u32,
-    index: u32,
-    generation: u32,
-}
-
-impl fmt::Display for SequenceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("sequence {}.{}", self.index, self.generation))
-    }
-}
 
 /// Where a sequence's caches are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,31 +1,9 @@
 //! The slots of the one slot domain: which are padding, live, checkpoints, free.
 
-use std::fmt;
-
 use cacheplan_planner::SlotDomain;
-use serde::{Deserialize, Serialize};
 
-use super::SlotId;
+use super::ids::{SlotId, SlotRole};
 use crate::book::error::{BookError, Lack, Scarce};
-
-/// What a slot is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SlotRole {
-    /// The state of a running sequence.
-    Live,
-    /// A state kept for prefix reuse.
-    Checkpoint,
-}
-
-impl fmt::Display for SlotRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Live => "live",
-            Self::Checkpoint => "checkpoint",
-        })
-    }
-}
 
 /// Hands out the slots of a domain within the quota of each role.
 ///

@@ -5,8 +5,8 @@ use cacheplan_kernels::StateLayerView;
 use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
+use super::checkpoints::{CheckpointPool, StoredState};
 use super::pool::PoolTensor;
-use super::prefix::{CheckpointPool, StoredState};
 use crate::book::prefix::StateShape;
 use crate::book::{Indexing, Layout, Place, SlotId};
 use crate::{BookError, ManagerError};

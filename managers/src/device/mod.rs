@@ -1,5 +1,6 @@
 //! Tensors of the pools.
 
+mod checkpoints;
 mod commit;
 #[cfg(feature = "cuda")]
 mod cuda;

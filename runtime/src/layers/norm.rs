@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 use crate::exported::Writer;
-use crate::weights::{Scope, WeightError};
+use crate::weights::Scope;
 
 /// `x / rms(x) · weight` over the last dimension.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl RmsNorm {
     }
 
     /// Reads `weight` `[size]`.
-    pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, WeightError> {
+    pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
         Ok(Self { weight: weights.get("weight", size)?, eps: eps as f32 })
     }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, Mlp, RopeParameters, size};
+use crate::layers::{Activation, Attention, Mlp, RmsNorm, RopeParameters, size};
 use crate::weights::Weights;
 
 /// The keys of a Gemma 3 `config.json` that its decoder reads.
@@ -42,7 +42,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
     }
     let frame = Frame {
-        norms_from_one: true,
+        load_norm: RmsNorm::load_from_one,
         embedding_scale: model.hidden_size.map_or(1.0, |hidden| (size(hidden) as f64).sqrt()),
         logit_softcap: config.final_logit_softcapping,
         ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)

@@ -12,6 +12,9 @@ use crate::layers::{Activation, AttentionShape, Mamba2, Mamba2Rules, Mamba2Shape
 use crate::step::Names;
 use crate::weights::{Scope, Weights};
 
+/// A norm's weights, its channels and its epsilon give the norm.
+pub(crate) type LoadNorm = fn(&Scope<'_>, usize, f64) -> Result<RmsNorm, RuntimeError>;
+
 /// What stands around the layers, and what it is called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
@@ -22,8 +25,8 @@ pub(crate) struct Frame {
     pub(crate) norm: &'static str,
     /// The epsilon of all norms.
     pub(crate) eps: f64,
-    /// Whether the weights of norms are stored as their distance from one.
-    pub(crate) norms_from_one: bool,
+    /// How a norm of so many channels is read.
+    pub(crate) load_norm: LoadNorm,
     /// Whether the embedding is the vocabulary projection too.
     pub(crate) tied: bool,
     /// Factor on the embedded tokens.
@@ -42,7 +45,7 @@ impl Frame {
             embedding: "embed_tokens",
             norm: "norm",
             eps,
-            norms_from_one: false,
+            load_norm: RmsNorm::load,
             tied,
             embedding_scale: 1.0,
             logit_scale: 1.0,
@@ -56,11 +59,7 @@ impl Frame {
     }
 
     fn norm(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
-        if self.norms_from_one {
-            RmsNorm::load_from_one(weights, size, self.eps)
-        } else {
-            Ok(RmsNorm::load(weights, size, self.eps)?)
-        }
+        (self.load_norm)(weights, size, self.eps)
     }
 }
 

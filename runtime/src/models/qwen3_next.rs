@@ -12,8 +12,8 @@ use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RopeConfig,
-    SharedExpert, size,
+    Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RmsNorm,
+    RopeConfig, SharedExpert, size,
 };
 use crate::weights::{Scope, Weights};
 
@@ -53,7 +53,8 @@ fn build(
     weights: &Weights,
     projections: LoadProjections,
 ) -> Result<Decoder, RuntimeError> {
-    let frame = Frame { norms_from_one: true, ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame =
+        Frame { load_norm: RmsNorm::load_from_one, ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
     let rope = config.rope.with_default_share(0.25);
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \

@@ -1,9 +1,13 @@
 //! Decoders over managed pools against what Hugging Face computed: logits, caches, chunks, batches, greedy tokens.
 
+#[macro_use]
+mod models;
+
 mod caches;
 mod gguf;
 mod greedy;
 mod harness;
+mod models;
 mod narrow;
 mod offload;
 mod prefixes;

@@ -173,30 +173,8 @@ fn conversations() -> Vec<Vec<Request>> {
     (0..9).map(batch).collect()
 }
 
-#[rstest]
-fn conversations_give_the_same_with_and_without_reuse(
-    #[values(
-        "bamba",
-        "deepseek_v3",
-        "falcon_h1",
-        "gemma3",
-        "gpt_oss",
-        "granitemoehybrid",
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "llama",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "nemotron_h",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_next",
-        "zamba2"
-    )]
-    model: &str,
-) {
+over_every_model!(conversations_give_the_same_with_and_without_reuse);
+fn conversations_give_the_same_with_and_without_reuse(model: &str) {
     // Prompts take several steps, and the pools hold two long sequences.
     let chunked = BUDGET.replace("max_num_tokens = 64", "max_num_tokens = 24");
     let mut plain = session_without_reuse(model, &chunked);

@@ -51,30 +51,8 @@ fn count(default: u64) -> u64 {
     std::env::var("CACHEPLAN_PROMPTS").map_or(default, |count| count.parse().unwrap())
 }
 
-#[rstest]
-fn guessing_ahead_generates_the_same_tokens(
-    #[values(
-        "bamba",
-        "deepseek_v3",
-        "falcon_h1",
-        "gemma3",
-        "gpt_oss",
-        "granitemoehybrid",
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "llama",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "nemotron_h",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_next",
-        "zamba2"
-    )]
-    model: &str,
-) {
+over_every_model!(guessing_ahead_generates_the_same_tokens);
+fn guessing_ahead_generates_the_same_tokens(model: &str) {
     let mut plain = session_without_reuse(model, BUDGET);
     let mut guessing = session_without_reuse(model, &with_drafts());
     let drawn = Sampling { temperature: 0.9, top_k: 40, seed: 11, ..Sampling::default() };

@@ -9,24 +9,8 @@ const PREFILL: usize = 21;
 const FIRST_CHUNK: usize = 13;
 const DECODE_STEPS: usize = 6;
 
-#[rstest]
-fn prefill_and_every_decode_step_give_the_golden_logits_and_caches(
-    #[values(
-        "bamba",
-        "deepseek_v3",
-        "falcon_h1",
-        "gemma3",
-        "gpt_oss",
-        "granitemoehybrid",
-        "jamba",
-        "llama",
-        "mamba2",
-        "nemotron_h",
-        "qwen3_next",
-        "zamba2"
-    )]
-    model: &str,
-) {
+over_models_with_steps!(prefill_and_every_decode_step_give_the_golden_logits_and_caches);
+fn prefill_and_every_decode_step_give_the_golden_logits_and_caches(model: &str) {
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
     let mut driven = Driven::open(model);

@@ -2,27 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::node::{Component, Node, NodeId};
-
-/// No node.
-pub(super) const NIL: u32 = u32::MAX;
-
-/// A node's place in one list.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Link {
-    pub prev: u32,
-    pub next: u32,
-    /// Which list, or `NIL`.
-    pub list: u32,
-}
-
-impl Link {
-    pub(super) const UNLINKED: Self = Self { prev: NIL, next: NIL, list: NIL };
-
-    pub(super) fn is_linked(self) -> bool {
-        self.list != NIL
-    }
-}
+use super::node::{Component, Link, NIL, Node, NodeId};
 
 /// The ends of a list: the head is the most recently used node.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,10 @@ use super::key::{Key, floor};
 use super::lock::{Hold, Receipt};
 use super::lookup::Match;
 use super::metrics::{Metrics, Reuse};
-use super::snapshot::{Restore, Saved, Shape, SnapshotError};
 use super::strategy::Strategy;
 use super::tree::{Released, Tree};
+#[cfg(feature = "prefix-tree")]
+use super::{Restore, Saved, Shape, SnapshotError};
 use crate::book::ids::{BlockId, SlotId};
 
 /// A tree, the strategy by which requests leave checkpoints in it, and what it has achieved.
@@ -55,12 +56,14 @@ pub struct Lease {
 
 impl Lease {
     /// The state to copy into the live slot before the first forward. `None`: start from a cleared slot.
+    #[cfg(feature = "prefix-tree")]
     #[must_use]
     pub fn source(&self) -> Option<SlotId> {
         self.source
     }
 
     /// As [`Lease::source`], where the state lies on the host.
+    #[cfg(feature = "prefix-tree")]
     #[must_use]
     pub fn host_source(&self) -> Option<HostSlotId> {
         self.host_source
@@ -368,6 +371,7 @@ impl PrefixCache {
     ///
     /// # Errors
     /// As [`Tree::save`].
+    #[cfg(feature = "prefix-tree")]
     pub fn save(
         &self,
         path: &Path,
@@ -381,6 +385,7 @@ impl PrefixCache {
     ///
     /// # Errors
     /// As [`Tree::restore`].
+    #[cfg(feature = "prefix-tree")]
     pub fn restore(
         &mut self,
         path: &Path,

@@ -6,10 +6,9 @@ use std::hash::Hash;
 
 use thiserror::Error;
 
-use super::arena::NIL;
 use super::config::LeafRule;
 use super::host::{HostBlockId, HostSlotId};
-use super::node::{COMPONENTS, Component, NodeId};
+use super::node::{COMPONENTS, Component, NIL, NodeId};
 use super::tree::{Tree, Usage};
 use crate::book::ids::{BlockId, SlotId};
 

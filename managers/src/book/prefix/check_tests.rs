@@ -2,14 +2,13 @@
 
 use rstest::rstest;
 
-use super::arena::NIL;
 use super::check::Census;
 use super::config::{LeafRule, TenantId, TreeConfig};
 use super::host::{HostBlockId, HostSlotId, HostTier};
 use super::insert::{Insert, WindowSpan};
 use super::key::{Key, Namespace, Token};
 use super::lock::Hold;
-use super::node::{Component, Node};
+use super::node::{Component, NIL, Node};
 use super::tree::{Released, Tree};
 use crate::book::ids::{BlockId, SlotId};
 

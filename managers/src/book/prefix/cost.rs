@@ -77,6 +77,7 @@ impl Sum for Cost {
 }
 
 /// KV heads on one device under tensor parallelism: heads are replicated where there are fewer than devices.
+#[cfg(feature = "prefix-tree")]
 #[must_use]
 pub fn kv_heads_per_device(kv_heads: usize, devices: usize) -> usize {
     (kv_heads / devices.max(1)).max(1)

@@ -5,11 +5,10 @@
 
 use serde::Serialize;
 
-use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
-use super::node::Component;
+use super::experience::RANKS;
+use super::node::{Component, NIL};
 use super::tree::{Change, Recency, Released, Tree};
-use super::worth::RANKS;
 
 /// What an eviction freed and what it cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -1,11 +1,10 @@
 //! Putting a computed prefix into the tree.
 
-use super::arena::NIL;
 use super::config::{LeafRule, TenantId};
 use super::edges::{AHEAD, Edge};
 use super::error::PrefixError;
 use super::key::{Key, common_prefix, floor};
-use super::node::{Component, NodeId};
+use super::node::{Component, NIL, NodeId};
 use super::tree::{Change, Recency, Released, Tree};
 use crate::book::ids::{BlockId, SlotId};
 

@@ -131,6 +131,7 @@ impl Int8State {
     }
 
     /// The scale of each head and channel.
+    #[cfg(feature = "prefix-tree")]
     #[must_use]
     pub fn scales(&self) -> &[f32] {
         &self.scales

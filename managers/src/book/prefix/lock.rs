@@ -4,11 +4,10 @@
 //! instead of receipts lets a lock stop at the first ancestor that is locked already, and makes it survive splits
 //! without being told: a receipt names the node at whose end it is anchored, and splits leave the end where it is.
 
-use super::arena::NIL;
 use super::config::LeafRule;
 use super::error::PrefixError;
 use super::lookup::Match;
-use super::node::{Component, Node, NodeId};
+use super::node::{Component, NIL, Node, NodeId};
 use super::tree::{Change, Recency, Tree};
 use crate::book::ids::{BlockId, SlotId};
 

@@ -7,6 +7,7 @@
 //!
 //! The tree moves no bytes. It receives ids, gives ids back through [`Released`], and says what must be copied.
 
+#[cfg(feature = "prefix-tree")]
 mod align;
 mod arena;
 mod cache;
@@ -18,8 +19,10 @@ mod cost;
 mod edges;
 mod error;
 mod evict;
+mod experience;
 mod host;
 mod insert;
+#[cfg(any(feature = "device", feature = "prefix-tree"))]
 mod int8;
 mod key;
 mod lock;
@@ -27,20 +30,27 @@ mod lookup;
 mod metrics;
 mod node;
 mod provision;
+mod shape;
+#[cfg(feature = "prefix-tree")]
 mod snapshot;
 mod strategy;
+mod swap;
 mod tree;
 mod worth;
 
+#[cfg(feature = "prefix-tree")]
 pub use align::{BlockAligned, Interior};
 pub use cache::{Final, Lease, PrefixCache, Progress};
 pub use check::{Census, Violation};
 pub use config::{CheckpointFormat, Eviction, LeafRule, TenantId, TreeConfig};
-pub use cost::{Cost, kv_heads_per_device};
+pub use cost::Cost;
+#[cfg(feature = "prefix-tree")]
+pub use cost::kv_heads_per_device;
 pub use error::PrefixError;
 pub use evict::Evicted;
 pub use host::{HostBlockId, HostSlotId, HostTier, Load, Offload};
 pub use insert::{Insert, Inserted, WindowSpan};
+#[cfg(any(feature = "device", feature = "prefix-tree"))]
 pub use int8::{Int8Error, Int8State, StateShape};
 pub use key::{Key, Namespace, Token};
 pub use lock::{Hold, Receipt};
@@ -48,6 +58,8 @@ pub use lookup::Match;
 pub use metrics::{Metrics, Misses, Reuse};
 pub use node::NodeId;
 pub use provision::Provision;
-pub use snapshot::{Restore, Saved, Shape, SnapshotError};
+pub use shape::Shape;
+#[cfg(feature = "prefix-tree")]
+pub use snapshot::{Restore, Saved, SnapshotError};
 pub use strategy::{BranchRule, Checkpoint, Extend, Source, Strategy};
 pub use tree::{Held, Released, Tree, Usage};

@@ -1,10 +1,8 @@
 //! A node of the tree and its identity.
 
-use super::arena::{Link, NIL};
 use super::config::TenantId;
 use super::host::{HostBlockId, HostSlotId};
 use super::key::Token;
-use super::worth::Class;
 use crate::book::ids::{BlockId, SlotId};
 
 /// The identity of a node. It stays unique after the node is gone: a later node in its place has another generation.
@@ -12,6 +10,37 @@ use crate::book::ids::{BlockId, SlotId};
 pub struct NodeId {
     pub(super) index: u32,
     pub(super) generation: u32,
+}
+
+/// No node.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// A node's place in one list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub prev: u32,
+    pub next: u32,
+    /// Which list, or `NIL`.
+    pub list: u32,
+}
+
+impl Link {
+    pub(super) const UNLINKED: Self = Self { prev: NIL, next: NIL, list: NIL };
+
+    pub(super) fn is_linked(self) -> bool {
+        self.list != NIL
+    }
+}
+
+/// What a state is to the sequences that pass it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// The deepest state of its sequence: a continuation will use it.
+    Tail,
+    /// A deeper state of the only sequence that passes it has taken its place.
+    Superseded,
+    /// Sequences part here, or did once.
+    Fork,
 }
 
 /// A checkpoint: the state after exactly [`Node::end`] tokens.

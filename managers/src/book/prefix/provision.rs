@@ -6,7 +6,7 @@ use cacheplan_planner::{CachePlan, Parallel, Pool, Unit};
 use super::config::{CheckpointFormat, TreeConfig};
 use super::error::PrefixError;
 use super::host::HostTier;
-use super::snapshot::Shape;
+use super::shape::Shape;
 
 /// The pools of a plan as the prefix cache uses them.
 ///

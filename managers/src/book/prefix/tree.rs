@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-use super::arena::{Arena, NIL};
+use super::arena::Arena;
 use super::config::{TenantId, TreeConfig};
 use super::edges::Edges;
 use super::error::PrefixError;
+use super::experience::{Experience, RANKS};
 use super::host::{HostPool, Offload};
 use super::key::{Namespace, Token};
-use super::node::{COMPONENTS, Component, Node, NodeId};
-use super::worth::{Experience, RANKS};
+use super::node::{COMPONENTS, Component, NIL, Node, NodeId};
 use crate::book::ids::{BlockId, SlotId};
 
 /// Units that the tree no longer owns: the caller returns them to their pools.

@@ -13,14 +13,11 @@
 //! list, by recency, so that the oldest of each list is about the least of it. Only the two oldest are compared, and
 //! the cost is constant.
 
-use super::arena::NIL;
 use super::config::{Eviction, TenantId};
-use super::node::{Checkpoint, Component};
+use super::experience::RANKS;
+use super::node::{Checkpoint, Class, Component, NIL};
 use super::tree::Tree;
 use crate::book::ids::SlotId;
-
-/// Values are told apart by their power of two, from half a token up, in so many lists.
-pub(super) const RANKS: usize = 16;
 
 /// How many of the oldest of every list an eviction compares at most.
 const COMPARED: usize = 2;
@@ -28,82 +25,8 @@ const COMPARED: usize = 2;
 /// How many times less a state may be worth than when it was filed, if a list is to be skipped for what is in it.
 const DRIFT: f64 = 4.0;
 
-/// Uses are told apart by their power of two, up to this one.
-const USES: usize = 4;
-
 /// How far up the tree the next shallower state is searched for; what lies farther is worth at least as much.
 const REACH: usize = 16;
-
-/// After so many doublings the older half of an experience is forgotten.
-const MEMORY: f64 = 16_384.0;
-
-/// What a state is to the sequences that pass it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    /// The deepest state of its sequence: a continuation will use it.
-    Tail,
-    /// A deeper state of the only sequence that passes it has taken its place.
-    Superseded,
-    /// Sequences part here, or did once.
-    Fork,
-}
-
-/// What became of the states of a class that had been used so often before.
-#[derive(Clone, Copy, Debug, Default)]
-struct Fate {
-    uses: f64,
-    /// How many times they doubled their age, all together.
-    doublings: f64,
-}
-
-impl Fate {
-    /// How likely a use is before the age doubles.
-    fn chance(self) -> f64 {
-        // Starts at one in four, before there is any experience.
-        (self.uses + 1.0) / (self.doublings + 4.0)
-    }
-
-    fn count(&mut self, doublings: f64, used: bool) {
-        self.uses += f64::from(u8::from(used));
-        self.doublings += doublings;
-        if self.doublings > MEMORY {
-            self.uses /= 2.0;
-            self.doublings /= 2.0;
-        }
-    }
-}
-
-/// What a tree has learnt from its own hits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Experience {
-    /// By class and power of two of uses.
-    fates: [[Fate; USES + 1]; 3],
-    /// The age at which states are lost, a mean of the last dozens.
-    lifetime: f64,
-}
-
-impl Experience {
-    fn chance(&self, state: Checkpoint) -> f64 {
-        let (class, uses) = state.kind();
-        self.fates[class][uses].chance()
-    }
-
-    fn count(&mut self, state: Checkpoint, age: f64, used: bool) {
-        let start = 1.0 + self.lifetime;
-        let (class, uses) = state.kind();
-        self.fates[class][uses].count(((start + age) / start).log2(), used);
-        if !used {
-            self.lifetime += (age - self.lifetime) / 64.0;
-        }
-    }
-}
-
-impl Checkpoint {
-    /// What its fate is counted under.
-    fn kind(&self) -> (usize, usize) {
-        (self.class as usize, (self.uses.saturating_add(1).ilog2() as usize).min(USES))
-    }
-}
 
 impl Tree {
     /// The state that a tenant should lose next, and how many states were compared to find it.

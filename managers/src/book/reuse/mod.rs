@@ -14,61 +14,19 @@ mod host;
 mod pages;
 
 use cacheplan_planner::CachePlan;
-use thiserror::Error;
 
 use super::cache::StateAt;
 use super::layout::Windows;
 use super::prefix::{
-    Extend, HostTier, Key, Lease, Metrics, Namespace, PrefixCache, PrefixError, Progress, Provision, Released, Reuse,
-    Strategy, TenantId, Token, Tree, TreeConfig, WindowSpan,
+    Extend, HostTier, Key, Lease, Metrics, Namespace, PrefixCache, Progress, Provision, Released, Strategy, TenantId,
+    Token, Tree, TreeConfig, WindowSpan,
 };
 use super::{CacheBook, Layout, Prefix, SequenceId, SetAside, SlotId, SlotRole};
-use crate::book::error::{BookError, Lack, Scarce};
+use crate::book::error::{BookError, Lack, NoReuse, Scarce};
 use pages::Pages;
 
 /// Live slots are the book's: the cache need not know them.
 const LIVE: SlotId = SlotId(0);
-
-/// Why the pools of a plan allow no reuse.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum NoReuse {
-    /// States, and no slots to keep any.
-    #[error("{}", Reuse::NoCheckpointSlots)]
-    NoCheckpoints,
-    /// A pool whose blocks end where those of others do not.
-    #[error("a block of pool `{pool}` stands for {found} tokens, a page for {expected}")]
-    Compressed {
-        /// The pool.
-        pool: String,
-        /// Tokens that one of its blocks stands for.
-        found: u64,
-        /// Tokens in a page.
-        expected: u64,
-    },
-    /// A pool whose blocks go round in rings.
-    #[error("pool `{pool}` keeps its windows in rings, whose blocks are written over; use sliding windows")]
-    Rings {
-        /// The pool.
-        pool: String,
-    },
-    /// Windows of several lengths.
-    #[error("pool `{pool}` has a window of {found} tokens, another {expected}; prefixes are kept for one length")]
-    Windows {
-        /// The pool.
-        pool: String,
-        /// Its window in tokens.
-        found: u32,
-        /// That of the first pool with one.
-        expected: u32,
-    },
-    /// Nothing of a sequence is cached.
-    #[error("the plan caches nothing of a sequence")]
-    NothingCached,
-    /// Pools that cannot share an index.
-    #[error(transparent)]
-    Pools(#[from] PrefixError),
-}
 
 /// A prefix cache over the blocks and slots of a [`CacheBook`].
 #[derive(Debug)]

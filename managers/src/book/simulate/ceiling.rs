@@ -8,7 +8,8 @@
 //! Taken as given is where states lie: another way of evicting may leave branch checkpoints elsewhere.
 
 use super::error::SimulateError;
-use super::run::{Policy, Run, Scenario};
+use super::run::Run;
+use super::scenario::{Policy, Scenario};
 use super::trace::Request;
 
 /// A state that a request could have continued from.

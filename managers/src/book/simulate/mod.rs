@@ -3,17 +3,20 @@
 //! The real tree runs over a trace; only the forward passes are left out. So sizes and policies can be chosen before
 //! anything is rented.
 
+#[cfg(feature = "prefix-tree")]
 mod ceiling;
 mod chart;
 mod error;
 mod report;
 mod run;
+mod scenario;
 mod trace;
 mod workload;
 
+#[cfg(feature = "prefix-tree")]
 pub use ceiling::Ceiling;
 pub use error::SimulateError;
 pub use report::Report;
-pub use run::{Policy, Scenario};
+pub use scenario::{Policy, Scenario};
 pub use trace::{Piece, Request};
 pub use workload::Workload;

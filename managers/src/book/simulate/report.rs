@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::run::{Policy, Scenario};
+use super::scenario::{Policy, Scenario};
 use crate::book::prefix::{Metrics, Reuse};
 
 /// The state of a simulation after some requests.

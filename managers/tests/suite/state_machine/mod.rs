@@ -2,14 +2,16 @@
 //!
 //! The suite runs 20,000 operations; `CACHEPLAN_SOAK_OPS` asks for more.
 
+mod op;
 mod world;
 
 use crate::support::{Setup, conv, kv, ssm};
 use cacheplan_managers::book::Windows;
 use cacheplan_planner::SlotDomain;
+use op::Op;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use world::{Op, World};
+use world::World;
 
 const OPS_PER_CASE: usize = 250;
 

@@ -18,36 +18,13 @@ use cacheplan_files::Shown;
 use cacheplan_files::{ReplaceError, SourceError};
 use thiserror::Error;
 
-use super::host::{HostBlockId, HostSlotId, HostTier};
+use super::Shape;
+use super::host::{HostBlockId, HostSlotId};
 use crate::book::ids::{BlockId, SlotId};
 
 const MAGIC: [u8; 8] = *b"CPPREFIX";
 const VERSION: u32 = 1;
 const CHECKSUM: usize = blake3::OUT_LEN;
-
-/// What a snapshot must agree on with the plan that reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// The fingerprint of model, policy and dtypes: states of another model are no states of this one.
-    pub fingerprint: String,
-    /// Bytes of one KV block.
-    pub block_bytes: usize,
-    /// Bytes of one window block; 0 without windows.
-    pub window_bytes: usize,
-    /// Bytes of one state; 0 without states.
-    pub state_bytes: usize,
-}
-
-impl Shape {
-    /// Bytes of a host tier.
-    pub(crate) fn tier_bytes(&self, tier: HostTier) -> u64 {
-        let parts =
-            [(tier.blocks, self.block_bytes), (tier.windows, self.window_bytes), (tier.slots, self.state_bytes)];
-        parts
-            .into_iter()
-            .fold(0, |sum, (units, bytes)| sum.saturating_add(u64::from(units).saturating_mul(bytes as u64)))
-    }
-}
 
 /// Where the bytes of a saved unit are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

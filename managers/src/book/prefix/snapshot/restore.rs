@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::input::Input;
 use super::{Restore, Shape, SnapshotError};
-use crate::book::prefix::arena::NIL;
 use crate::book::prefix::config::{LeafRule, TenantId};
 use crate::book::prefix::evict::Evicted;
 use crate::book::prefix::key::{Namespace, Token};
+use crate::book::prefix::node::NIL;
 use crate::book::prefix::node::{COMPONENTS, Checkpoint, Component};
 use crate::book::prefix::tree::{Change, Recency, Released, Tree};
 

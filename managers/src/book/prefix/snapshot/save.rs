@@ -7,7 +7,7 @@ use std::path::Path;
 use cacheplan_files::replace;
 
 use super::{MAGIC, Saved, Shape, SnapshotError, VERSION};
-use crate::book::prefix::arena::NIL;
+use crate::book::prefix::node::NIL;
 use crate::book::prefix::tree::Tree;
 
 impl Tree {

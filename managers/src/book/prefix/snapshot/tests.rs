@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use super::input::Input;
 use super::{Restore, Shape, SnapshotError};
 use crate::book::ids::{BlockId, SlotId};
-use crate::book::prefix::arena::NIL;
 use crate::book::prefix::key::{Key, Namespace, Token};
+use crate::book::prefix::node::NIL;
 use crate::book::prefix::{Insert, Released, TenantId, Tree, TreeConfig};
 
 const PAGE: usize = 2;

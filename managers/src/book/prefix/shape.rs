@@ -1,0 +1,27 @@
+//! How large the units of a prefix cache are.
+
+use super::host::HostTier;
+
+/// What a snapshot must agree on with the plan that reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The fingerprint of model, policy and dtypes: states of another model are no states of this one.
+    pub fingerprint: String,
+    /// Bytes of one KV block.
+    pub block_bytes: usize,
+    /// Bytes of one window block; 0 without windows.
+    pub window_bytes: usize,
+    /// Bytes of one state; 0 without states.
+    pub state_bytes: usize,
+}
+
+impl Shape {
+    /// Bytes of a host tier.
+    pub(crate) fn tier_bytes(&self, tier: HostTier) -> u64 {
+        let parts =
+            [(tier.blocks, self.block_bytes), (tier.windows, self.window_bytes), (tier.slots, self.state_bytes)];
+        parts
+            .into_iter()
+            .fold(0, |sum, (units, bytes)| sum.saturating_add(u64::from(units).saturating_mul(bytes as u64)))
+    }
+}

@@ -1,0 +1,31 @@
+//! The models that a test is run over, each as a test of its own.
+
+/// One test for each model, `test::model`, of a function that takes the model's name.
+macro_rules! over {
+    ($test:ident: $($model:ident)*) => {
+        mod $test {
+            $(
+                #[test]
+                fn $model() {
+                    super::$test(stringify!($model));
+                }
+            )*
+        }
+    };
+}
+
+/// Over all that there are golden files of.
+macro_rules! over_every_model {
+    ($test:ident) => {
+        over!($test: bamba deepseek_v3 falcon_h1 gemma3 gpt_oss granitemoehybrid jamba kimi_linear lfm2 llama mamba mamba2
+            minimax nemotron_h qwen3 qwen3_5_text qwen3_next zamba2);
+    };
+}
+
+/// Over those whose golden files have the logits and the caches of every step.
+macro_rules! over_models_with_steps {
+    ($test:ident) => {
+        over!($test: bamba deepseek_v3 falcon_h1 gemma3 gpt_oss granitemoehybrid jamba llama mamba2 nemotron_h qwen3_next
+            zamba2);
+    };
+}
