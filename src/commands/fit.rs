@@ -14,8 +14,8 @@ use crate::failure::{Failure, in_file, note, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in; org/name as
-    /// the hub's own tools have it on this disk
+    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in;
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub
     #[arg(value_parser = hub::model())]
     model: PathBuf,
 
@@ -66,7 +66,7 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let mut model = open(&args.model, &options).map_err(|error| unread(&args.model, error))?;
+    let mut model = open(&args.model, &options, |error| unread(&args.model, error))?;
     model.doubts.iter().for_each(|said| note(said));
     if args.weights.is_none() {
         say_why_weights_are_unknown(&model);

@@ -173,6 +173,7 @@ class ModelInfo:
     max_position_embeddings: int | None
     weights: Weights | None
     fingerprint: str
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
