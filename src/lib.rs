@@ -2,6 +2,7 @@
 //!
 //! This crate is the facade: each room is re-exported under its own name.
 //! `docs/architecture.md` tells what each may and may not do.
+//! With the feature `hub` descriptions of models are fetched by their names on the Hugging Face hub.
 //! Without the feature `run` it is what plans and keeps books, and needs no candle; `command` is the command's.
 #![forbid(unsafe_code)]
 
@@ -9,6 +10,8 @@ pub use cacheplan_files as files;
 #[cfg(feature = "run")]
 pub use cacheplan_graphs as graphs;
 pub use cacheplan_handlers as handlers;
+#[cfg(feature = "hub")]
+pub use cacheplan_hub as hub;
 #[cfg(feature = "run")]
 pub use cacheplan_kernels as kernels;
 pub use cacheplan_managers as managers;

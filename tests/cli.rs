@@ -138,7 +138,7 @@ enum Model {
 }
 
 #[rstest]
-#[case::missing_file(Model::Missing, "", 1, "there is no such file or folder; models are read from disk")]
+#[case::missing_file(Model::Missing, "", 1, "there is no such file or folder; a model of the hub is named org/name")]
 #[case::truncated_json(Model::Truncated, "", 1, "not valid JSON")]
 #[case::no_object(Model::Text("[]"), "", 1, "config.json: JSON of another kind")]
 #[case::another_object(Model::Text("{}"), "", 1, "there is no `model_type`")]
@@ -196,12 +196,10 @@ fn wrong_usage_exits_with_2(#[case] args: &[&str]) {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_not_downloaded() {
-    for command in [&["plan", "org/Model"][..], &["inspect", "org/Model"], &["run", "org/Model", "--prompt-ids", "1"]] {
-        let message = stderr(&cacheplan(command));
-        assert!(message.contains("org/Model: there is no such file or folder, and no such model in"), "{message}");
-        assert!(message.contains("nothing is downloaded"), "{message}");
-    }
+fn weights_that_are_not_there_are_not_downloaded() {
+    let message = stderr(&cacheplan(&["run", "org/Model", "--prompt-ids", "1"]));
+    assert!(message.contains("org/Model: there is no such file or folder, and no such model in"), "{message}");
+    assert!(message.contains("weights are never fetched: `hf download org/Model`"), "{message}");
 }
 
 #[test]

@@ -47,4 +47,8 @@ impl Limit {
     pub const TEMPLATE: Self = Self { what: "a chat template", bytes: 256 << 10, per_value: 0 };
     /// Requests, one on each line; what is kept of them may take as much. Token ids of a million tokens fit a line.
     pub const REQUESTS: Self = Self { what: "a list of requests", bytes: 32 << 20, per_value: 48 };
+    /// What the hub says of a model: its commit and the names of its files.
+    pub const LISTING: Self = Self { what: "a list of a model's files", bytes: 8 << 20, per_value: 64 };
+    /// The beginning of a file of the hub's, as far as it was read; a longer one is read again each time.
+    pub const KEPT_HEADER: Self = Self { what: "a kept header", bytes: 48 << 20, per_value: 0 };
 }

@@ -135,6 +135,15 @@ impl ResourceHandler {
         Self { layout: Some(layout), ..self }
     }
 
+    /// The same resource, stored in elements of another type.
+    ///
+    /// # Errors
+    /// Bytes that cannot be counted.
+    pub fn with_dtype(&self, dtype: DType) -> Result<Self, HandlerError> {
+        let stored = Self::new(self.kind.clone(), self.growth, self.shape.clone(), dtype, self.layout)?;
+        Ok(Self { recurrence: self.recurrence, ..stored })
+    }
+
     /// The same paged resource, kept for the last `window` tokens only.
     ///
     /// # Errors

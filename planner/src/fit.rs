@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::DType;
+use cacheplan_transforms::Resources;
 use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{Budget, Fraction, Memory};
 use crate::make::make;
-use crate::suggest::in_eight_bits;
-use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, Parallel, PlanError, PlanRequest};
+use crate::suggest::{in_eight_bits, states_in_sixteen_bits};
+use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest};
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct FitQuestion {
     pub weights: Option<ByteSize>,
     /// What the devices cost.
     pub prices: Prices,
+    /// Engines that are asked what they admit, each with the model's caches in the dtypes that it would choose.
+    pub engines: Vec<(EngineSpec, Resources)>,
 }
 
 /// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
@@ -63,8 +66,12 @@ pub struct Fit {
     pub devices: u64,
     /// How the model is divided over them.
     pub parallel: Parallel,
+    /// The engine that admits so many, `vllm@0.33.0`; absent for the plan's own pools.
+    pub engine: Option<String>,
     /// The element type of keys and values; that of the model where absent.
     pub kv_dtype: Option<DType>,
+    /// The element type of recurrent states; that of the model where absent.
+    pub state_dtype: Option<DType>,
     /// Whether it holds what was asked for.
     pub holds: bool,
     /// Sequences that all devices run at once, 0 where the weights alone take too much.
@@ -129,17 +136,16 @@ impl PlanRequest<'_> {
             return Err(PlanError::Budget(unknown.into()));
         }
         let divisors = Divisors::of(layers);
-        let smaller = in_eight_bits(self.resources).filter(|smaller| smaller != self.resources);
+        let asked = std::iter::once((None, self.resources));
+        let asked = asked.chain(question.engines.iter().map(|(engine, resources)| (Some(*engine), resources)));
+        let variants: Vec<Variant> = asked.flat_map(|(engine, resources)| Variant::of(engine, resources)).collect();
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             for parallel in divisors.layouts(question.max_devices) {
-                let widths = [(None, Some(self.resources)), (Some(DType::F8E4m3), smaller.as_ref())];
-                for (kv_dtype, resources) in widths {
-                    let Some(resources) = resources else { continue };
-                    let request = PlanRequest { resources, device: Some(device), ..*self };
-                    fits.extend(
-                        tried(&request, parallel, question).map(|tried| tried.priced(name, kv_dtype, question)),
-                    );
+                for variant in &variants {
+                    let request = PlanRequest { resources: &variant.resources, device: Some(device), ..*self };
+                    let tried = tried(&request, variant.engine, parallel, question);
+                    fits.extend(tried.map(|tried| tried.priced(name, variant, question)));
                 }
             }
         }
@@ -150,7 +156,8 @@ impl PlanRequest<'_> {
             // Of equals the model's own dtype, since it loses nothing, then the most room.
             holds
                 .then(devices)
-                .then(a.kv_dtype.is_some().cmp(&b.kv_dtype.is_some()))
+                .then(a.changed_dtypes().cmp(&b.changed_dtypes()))
+                .then(a.engine.is_some().cmp(&b.engine.is_some()))
                 .then(b.sequences.cmp(&a.sequences))
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
@@ -167,11 +174,12 @@ impl Answer {
         self.fits.first().filter(|fit| fit.holds)
     }
 
-    /// For each device and dtype the best layout, in the order of `fits`.
+    /// For each device, dtype and engine the best layout, in the order of `fits`.
     pub(crate) fn best_of_each(&self) -> Vec<&Fit> {
+        let kind = |fit: &Fit| (fit.device.clone(), fit.kv_dtype, fit.state_dtype, fit.engine.clone());
         let mut best: Vec<&Fit> = Vec::new();
         for fit in &self.fits {
-            if best.iter().all(|other| (&other.device, other.kv_dtype) != (&fit.device, fit.kv_dtype)) {
+            if best.iter().all(|other| kind(other) != kind(fit)) {
                 best.push(fit);
             }
         }
@@ -179,13 +187,13 @@ impl Answer {
     }
 }
 
-/// What the layout of `fit` holds at other lengths, with the model's own dtype of keys and values.
+/// What the layout of `fit` holds at other lengths, with the model's own dtypes.
 fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &FitQuestion) -> Option<Curve> {
-    let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.kv_dtype.is_none())?;
+    let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.is_plain())?;
     let request = PlanRequest { device: Some(device), ..*request };
     let points = CURVE.filter_map(|power| {
         let question = FitQuestion { context: 1 << power, ..question.clone() };
-        Some((question.context, tried(&request, fit.parallel, &question)?.sequences))
+        Some((question.context, tried(&request, None, fit.parallel, &question)?.sequences))
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
@@ -241,8 +249,38 @@ struct Tried {
     cache_bytes: u64,
 }
 
-/// Plans all stages; `None` where the model cannot be divided so.
-fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &FitQuestion) -> Option<Tried> {
+/// The caches of a model in other dtypes, or in an engine's.
+struct Variant {
+    engine: Option<EngineSpec>,
+    kv_dtype: Option<DType>,
+    state_dtype: Option<DType>,
+    resources: Resources,
+}
+
+impl Variant {
+    /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these differ.
+    fn of(engine: Option<EngineSpec>, resources: &Resources) -> Vec<Self> {
+        let smaller_kv = in_eight_bits(resources).filter(|smaller| smaller != resources);
+        let kv = [Some((None, resources.clone())), smaller_kv.map(|smaller| (Some(DType::F8E4m3), smaller))];
+        let variant = |kv_dtype, state_dtype, resources| Self { engine, kv_dtype, state_dtype, resources };
+        let mut variants = Vec::new();
+        for (kv_dtype, resources) in kv.into_iter().flatten() {
+            let smaller = states_in_sixteen_bits(&resources).filter(|smaller| *smaller != resources);
+            variants.push(variant(kv_dtype, None, resources));
+            variants.extend(smaller.map(|smaller| variant(kv_dtype, Some(DType::Bf16), smaller)));
+        }
+        variants
+    }
+}
+
+/// Plans all stages, and asks an engine what it would admit of each; `None` where the model cannot be divided so, or the
+/// engine's rules for it are not known.
+fn tried(
+    request: &PlanRequest<'_>,
+    engine: Option<EngineSpec>,
+    parallel: Parallel,
+    question: &FitQuestion,
+) -> Option<Tried> {
     let memory = Memory {
         fraction: Fraction::new(0.9),
         of: Some(Base::Total),
@@ -274,6 +312,10 @@ fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &FitQuestion) 
             Err(_) => return None,
         }
     }
+    let admitted = match engine.map(|engine| admitted(request, &budget, engine)) {
+        None => None,
+        Some(admitted) => Some(admitted?),
+    };
     let poorest = plans.iter().min_by_key(|plan| plan.capacity.sequences)?;
     let outside = |plan: &CachePlan| {
         plan.ledger.iter().filter(|line| !line.name.is_for_caches()).map(|line| line.bytes).sum::<u64>()
@@ -281,16 +323,31 @@ fn tried(request: &PlanRequest<'_>, parallel: Parallel, question: &FitQuestion) 
     let for_caches = |plan: &CachePlan| {
         plan.ledger.iter().filter(|line| line.name.is_for_caches()).map(|line| line.bytes).sum::<u64>()
     };
-    Some(Tried {
-        parallel,
-        sequences: poorest.capacity.sequences.saturating_mul(parallel.dp.into()),
-        capped_by: match poorest.capacity.capped_by {
+    let (sequences, capped_by) = admitted.unwrap_or_else(|| {
+        let capped_by = match poorest.capacity.capped_by {
             Cap::Memory => largest_pool(poorest),
             cap => cap.to_string(),
-        },
+        };
+        (poorest.capacity.sequences, capped_by)
+    });
+    Some(Tried {
+        parallel,
+        sequences: sequences.saturating_mul(parallel.dp.into()),
+        capped_by,
         outside_bytes: plans.iter().map(outside).max().unwrap_or(0),
         cache_bytes: plans.iter().map(for_caches).min().unwrap_or(0),
     })
+}
+
+/// What an engine admits on every stage, and what ends it there.
+fn admitted(request: &PlanRequest<'_>, budget: &Budget, engine: EngineSpec) -> Option<(u64, String)> {
+    let stages =
+        (0..budget.parallel.pp).map(|stage| match (PlanRequest { budget, stage, ..*request }).predict(engine) {
+            Ok(prediction) => Some((prediction.sequences, "the engine".to_owned())),
+            Err(PlanError::DoesNotFit(short)) => Some((0, short.capped_by)),
+            Err(_) => None,
+        });
+    stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
 }
 
 fn largest_pool(plan: &CachePlan) -> String {
@@ -298,7 +355,7 @@ fn largest_pool(plan: &CachePlan) -> String {
 }
 
 impl Tried {
-    fn priced(self, device: &str, kv_dtype: Option<DType>, question: &FitQuestion) -> Fit {
+    fn priced(self, device: &str, variant: &Variant, question: &FitQuestion) -> Fit {
         let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
         let devices = parallel.world_size();
         let per_hour = question.prices.per_hour.get(device).map(|price| price * devices as f64);
@@ -307,7 +364,9 @@ impl Tried {
             device: device.to_owned(),
             devices,
             parallel,
-            kv_dtype,
+            engine: variant.engine.map(|engine| format!("{}@{}", engine.engine.name(), engine.version_name())),
+            kv_dtype: variant.kv_dtype,
+            state_dtype: variant.state_dtype,
             holds: sequences >= question.sequences,
             sequences,
             capped_by,
@@ -320,11 +379,21 @@ impl Tried {
 }
 
 impl Fit {
+    /// Whether all dtypes are the model's, and the pools the plan's own.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.changed_dtypes() == 0 && self.engine.is_none()
+    }
+
+    fn changed_dtypes(&self) -> usize {
+        [self.kv_dtype, self.state_dtype].into_iter().flatten().count()
+    }
+
     /// The layout as flags of `cacheplan plan`.
     pub fn flags(&self) -> String {
         let sizes = self.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
         let mut flags: Vec<String> = sizes.map(|(key, size)| format!("--{key} {size}")).collect();
         flags.extend(self.kv_dtype.map(|dtype| format!("--kv-dtype {dtype}")));
+        flags.extend(self.state_dtype.map(|dtype| format!("--ssm-dtype {dtype}")));
         flags.join(" ")
     }
 
@@ -338,6 +407,9 @@ impl Fit {
         }
         if self.kv_dtype.is_some() {
             flags.push("--kv-cache-dtype fp8".into());
+        }
+        if self.state_dtype.is_some() {
+            flags.push("--mamba-ssm-cache-dtype bfloat16".into());
         }
         flags.push(format!("--max-model-len {context}"));
         flags.push(format!("--max-num-seqs {}", self.sequences.div_ceil(dp.into()).max(1)));

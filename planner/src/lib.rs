@@ -24,6 +24,7 @@
 //!     max_position_embeddings: Some(8192),
 //!     weights: None,
 //!     fingerprint: String::new(),
+//!     revision: None,
 //!     step_tokens: None,
 //! };
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;

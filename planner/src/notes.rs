@@ -61,6 +61,7 @@ mod tests {
             max_position_embeddings: Some(8192),
             weights: None,
             fingerprint: String::new(),
+            revision: None,
             step_tokens: None,
         };
         assert_eq!(Budget::from_toml(text, "b.toml").unwrap().notes(&model), expected);

@@ -1,6 +1,6 @@
 //! Changes that would make a plan fit, or hold more sequences, each solved anew.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use crate::make::make;
@@ -157,15 +157,22 @@ fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
 
 /// The resources with wide keys and values in 8 bits.
 pub(crate) fn in_eight_bits(resources: &Resources) -> Option<Resources> {
+    let is_wide = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+    stored_as(resources, DType::F8E4m3, |handler| handler.is_paged() && is_wide(handler.dtype()))
+}
+
+/// The same resources with recurrent states of 32 bits in 16.
+pub(crate) fn states_in_sixteen_bits(resources: &Resources) -> Option<Resources> {
+    let is_state = |handler: &ResourceHandler| matches!(handler.kind(), Kind::Ssm | Kind::IntermediateSsm);
+    stored_as(resources, DType::Bf16, |handler| is_state(handler) && handler.dtype() == DType::F32)
+}
+
+/// The same resources, those that `of` picks in another dtype.
+fn stored_as(resources: &Resources, dtype: DType, of: impl Fn(&ResourceHandler) -> bool) -> Option<Resources> {
     let mut smaller = Resources::default();
     for resource in resources {
         let handler = &resource.handler;
-        let halved = handler.is_paged() && matches!(handler.dtype(), DType::F32 | DType::F16 | DType::Bf16);
-        let (kind, growth, shape) = (handler.kind().clone(), handler.growth(), handler.shape().to_vec());
-        let handler = match halved {
-            true => ResourceHandler::new(kind, growth, shape, DType::F8E4m3, handler.layout()).ok()?,
-            false => handler.clone(),
-        };
+        let handler = if of(handler) { handler.with_dtype(dtype).ok()? } else { handler.clone() };
         smaller.push(Resource { handler, ..resource.clone() }).ok()?;
     }
     Some(smaller)

@@ -46,6 +46,7 @@ pub(crate) fn fit(
             .transpose()
             .map_err(|failed| refused("prices", failed))?
             .unwrap_or_default(),
+        engines: Vec::new(),
     };
     let budget = Budget::default();
     let resources = model.resources(&budget.pass_context(&model.read.info))?;

@@ -15,7 +15,8 @@ pub(crate) struct Args {
     /// Plan (JSON), as `cacheplan plan --out` writes it
     plan: PathBuf,
 
-    /// vllm, sglang, tensorrt-llm, dynamo, dynamo-sglang, dynamo-tensorrt-llm, llm-d, ray or edge-llm
+    /// vllm, sglang, tensorrt-llm, dynamo, dynamo-sglang, dynamo-tensorrt-llm, llm-d, ray, edge-llm, and for simulators and
+    /// planners llm-d-sim, vidur or aiconfigurator
     #[arg(long, value_name = "TARGET")]
     to: Target,
 

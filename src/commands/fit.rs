@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::files::Limit;
-use cacheplan::planner::{Budget, ByteSize, DeviceInfo, FitQuestion, PlanRequest, Prices};
+use cacheplan::planner::{Budget, ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 use miette::miette;
@@ -14,8 +14,8 @@ use crate::failure::{Failure, in_file, note, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in; org/name as
-    /// the hub's own tools have it on this disk
+    /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in;
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub
     #[arg(value_parser = hub::model())]
     model: PathBuf,
 
@@ -43,6 +43,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE")]
     weights: Option<ByteSize>,
 
+    /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
+    #[arg(long = "as", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
+    engines: Vec<EngineSpec>,
+
     /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
     #[arg(long, value_name = "KEY=VALUE")]
     assume: Vec<Assumption>,
@@ -66,12 +70,17 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let mut model = open(&args.model, &options).map_err(|error| unread(&args.model, error))?;
+    let mut model = open(&args.model, &options, |error| unread(&args.model, error))?;
     model.doubts.iter().for_each(|said| note(said));
     if args.weights.is_none() {
         say_why_weights_are_unknown(&model);
     }
     let budget = Budget::default();
+    let engines = args.engines.iter().map(|&engine| {
+        let context = budget.engine_context(&model.info, engine);
+        Ok((engine, walk(&mut model.graph.clone(), &context)?.resources))
+    });
+    let engines = engines.collect::<Result<Vec<_>, Failure>>()?;
     let resources = walk(&mut model.graph, &budget.pass_context(&model.info))?.resources;
     let prices = match &args.prices {
         None => Prices::default(),
@@ -84,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_devices: args.max_gpus,
         weights: args.weights,
         prices,
+        engines,
     };
     let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(&model);
     let answer = request.fit(&model.layers, &question);

@@ -24,7 +24,7 @@ use crate::failure::{Failure, in_file, note, read};
 #[derive(clap::Args)]
 pub(crate) struct ModelArgs {
     /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json piped in;
-    /// org/name[@revision] for what the hub's own tools have put on this disk
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub
     #[arg(value_parser = hub::model())]
     pub(crate) model: PathBuf,
 
@@ -216,7 +216,7 @@ impl Reading {
 
     fn open(&self, model: &Path) -> Result<Model, Failure> {
         let options = self.options()?;
-        open(model, &options).map_err(|error| self.unread(model, error))
+        open(model, &options, |error| self.unread(model, error))
     }
 
     /// Why a model could not be read, with what would do.
@@ -239,7 +239,7 @@ impl Reading {
         let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
         // What is assumed of the model does not hold for its draft.
         let draft = target.draft.as_deref().map(|path| {
-            let mut draft = open(path, &ReadOptions::default()).map_err(|error| unread(path, error))?;
+            let mut draft = open(path, &ReadOptions::default(), |error| unread(path, error))?;
             let unwalked = draft.graph.clone();
             let resources = walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources;
             Ok(Drafting { info: draft.info, unwalked, resources })
@@ -307,19 +307,26 @@ impl Loaded {
     }
 }
 
-pub(crate) fn open(path: &Path, options: &ReadOptions) -> Result<Model, FrontendError> {
-    if path == Path::new("-") {
-        return Model::read_source(&Source::stdin(Limit::CONFIG)?, &[], options);
-    }
-    Model::read(path, options)
+/// Reads a model's description; `unread` says what would do where it cannot be read.
+pub(crate) fn open(
+    path: &Path,
+    options: &ReadOptions,
+    unread: impl FnOnce(FrontendError) -> Failure,
+) -> Result<Model, Failure> {
+    let read = if path == Path::new("-") {
+        let piped = Source::stdin(Limit::CONFIG).map_err(FrontendError::from);
+        piped.and_then(|piped| Model::read_source(&piped, &[], options))
+    } else {
+        hub::read(path, options).map_err(Failure::error)?
+    };
+    read.map_err(unread)
 }
 
 pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
     match error {
         FrontendError::Source(SourceError::Io { name, source }) if source.kind() == ErrorKind::NotFound => {
-            let nothing = hub::advice(path).unwrap_or_else(|| {
-                "there is no such file or folder; models are read from disk, nothing is downloaded".to_owned()
-            });
+            let nothing = hub::advice(path)
+                .unwrap_or_else(|| "there is no such file or folder; a model of the hub is named org/name".to_owned());
             if path.exists() { in_file(name.as_ref(), source) } else { in_file(path, nothing) }
         }
         error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::candle::Device;
-use cacheplan::runtime::{RuntimeError, Session, SessionOptions};
+use cacheplan::runtime::{Session, SessionOptions};
 
 use crate::commands::load::ModelArgs;
 use crate::commands::run::{failure, open};
@@ -28,11 +28,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     let options = SessionOptions { device: args.device.clone(), ..args.source.session_options()? };
-    let session = open(&args.source.model, options);
-    let mut session = session.map_err(|error| match error {
-        RuntimeError::Frontend(error) => args.source.reading.unread(&args.source.model, error),
-        error => failure(error),
-    })?;
+    let mut session = open(&args.source, options)?;
     let profile = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
     let lines = session.measured(&profile).map_err(failure)?.to_toml();
     match &args.out {

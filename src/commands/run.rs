@@ -15,8 +15,9 @@ use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions
 use miette::{Report, miette};
 
 use crate::commands::Format;
+use crate::commands::hub;
 use crate::commands::load::ModelArgs;
-use crate::failure::{Failure, print, write};
+use crate::failure::{Failure, note, print, write};
 use crate::progress;
 
 use self::ask::{AskArgs, Asked};
@@ -95,11 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?
     };
-    let session = open(&args.source.model, options);
-    let mut session = session.map_err(|error| match error {
-        RuntimeError::Frontend(error) => args.source.reading.unread(&args.source.model, error),
-        error => failure(error),
-    })?;
+    let mut session = open(&args.source, options)?;
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let served = match asked {
         Asked::Prompts(asked) if args.ask.beams.is_some() => beams::serve(&mut session, args, &prompts, &asked),
@@ -122,10 +119,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Reads a model, which takes as long as it is large.
-pub(crate) fn open(model: &Path, options: SessionOptions) -> Result<Session, RuntimeError> {
-    let loading = options.loading.clone();
+pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Session, Failure> {
+    let (model, loading) = (&source.model, options.loading.clone());
     let read = move || loading.bytes();
-    progress::during_bytes("reading the model and its weights", read, || Session::open(model, options))
+    let session = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
+    session.map_err(|error| match error {
+        RuntimeError::Frontend(error) => source.reading.unread(model, error),
+        RuntimeError::Weights(_) => {
+            hub::advice_on_weights(model).iter().for_each(|advice| note(advice));
+            failure(error)
+        }
+        error => failure(error),
+    })
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.

@@ -10,11 +10,14 @@ mod texts;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use cacheplan::candle::{DType, Device};
 use cacheplan::files::{Limit, Source};
+use cacheplan::hub::Hub;
 use cacheplan::managers::book::{CacheBook, Stats};
 use cacheplan::planner::{
     Budget, CachePlan, EngineLog, Measured, Measurement, PlanRequest, Prices, RankPlans, Serving, Target,
@@ -349,6 +352,57 @@ fn small_plan(budget: &str) -> CachePlan {
     let budget = Budget::from_toml(budget, "b").unwrap();
     let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
     PlanRequest::new(&model.info, &resources, &budget).plan().unwrap()
+}
+
+/// What the hub says of a model, by a server on this machine.
+#[test]
+fn listings() {
+    let (config, commit) =
+        (beginning("models/llama/config.json", usize::MAX), "0123456789abcdef0123456789abcdef01234567");
+    let seed = format!(r#"{{"sha": "{commit}", "x": [null], "siblings": [{{"rfilename": "config.json", "y": 1}}]}}"#);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let listing = Arc::new(Mutex::new(Vec::new()));
+    let now = Arc::clone(&listing);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let (mut asked, mut body) = (lines.collect::<Vec<String>>(), config.clone());
+            if asked.swap_remove(0).contains("/api/") {
+                body.clone_from(&now.lock().unwrap());
+            }
+            let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        }
+    });
+    let hub = Hub::from_variables([("HF_ENDPOINT".into(), address.into()), ("HF_HOME".into(), "/nowhere".into())]);
+    let read = |bytes: &[u8]| {
+        listing.lock().unwrap().clear();
+        listing.lock().unwrap().extend_from_slice(bytes);
+        let found = hub.open(Path::new("not-a-folder/model")).ok()??;
+        Model::read_sources(&found.beside, &ReadOptions::default()).ok()
+    };
+    survive("listings", Limit::LISTING, &[seed.into_bytes()], read, walk);
+}
+
+#[test]
+fn kept_headers() {
+    let hub = tempfile::tempdir().unwrap();
+    let model = hub.path().join("models--a--b");
+    let [headers, snapshot] =
+        [".headers", "snapshots"].map(|part| model.join(part).join("0123456789abcdef0123456789abcdef01234567"));
+    [&headers, &snapshot].into_iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
+    fs::copy(fixture("models/llama/config.json"), snapshot.join("config.json")).unwrap();
+    let file = fs::read(fixture("models/llama/model.safetensors")).unwrap();
+    let header = &file[..8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize];
+    let seed = [&(file.len() as u64).to_le_bytes(), header].concat();
+    let of_disk = Hub::from_variables([("HF_HUB_CACHE".into(), hub.path().into())]);
+    let read = |bytes: &[u8]| {
+        fs::write(headers.join("model.safetensors"), bytes).unwrap();
+        let found = of_disk.open(&snapshot).ok()??;
+        Model::read_sources(&found.beside, &ReadOptions::default()).ok()
+    };
+    survive("kept headers", Limit::KEPT_HEADER, &[seed], read, walk);
 }
 
 /// A limit that is added gets a reader here.

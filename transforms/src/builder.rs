@@ -395,6 +395,7 @@ impl GraphBuilder {
             max_position_embeddings: None,
             weights,
             fingerprint: String::new(),
+            revision: None,
             step_tokens: None,
         };
         Model {

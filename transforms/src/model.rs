@@ -87,6 +87,9 @@ pub struct ModelInfo {
     pub max_position_embeddings: Option<u64>,
     /// Bytes of the weights, where they could be told.
     pub weights: Option<WeightBytes>,
+    /// Where it was read on the Hugging Face hub, `org/name@commit`; absent for what lies elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
     /// Hash of the description that was read, as lower-case hex; empty if there is no file.
     pub fingerprint: String,
     /// The most tokens that one call of an exported graph takes, all of one sequence, where its caches have fixed

@@ -315,7 +315,8 @@ pub(crate) fn fit(
         Err(error) => Err(Refused::usage(error)),
     };
     let devices: Result<Vec<(String, DeviceInfo)>, Refused> = devices.iter().map(device).collect();
-    let question = FitQuestion { context, sequences, devices: devices?, max_devices, weights: None, prices };
+    let question =
+        FitQuestion { context, sequences, devices: devices?, max_devices, weights: None, prices, engines: Vec::new() };
     let budget = Budget::default();
     let resources = walk(&model.graph, &budget.pass_context(&model.info))?.resources;
     let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(model);

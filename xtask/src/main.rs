@@ -6,6 +6,7 @@ mod cuda_build;
 mod cuda_prove;
 mod cuda_toolkit;
 mod dependencies;
+mod dist;
 mod fuzz;
 mod onnx;
 mod oracle;
@@ -29,6 +30,8 @@ Commands:
   cuda-test-ptx     Compile the sources of the emulator's tests anew
   check-dependencies Check licences and sources of all dependencies against deny.toml
   check-semver      Compare the crates with the newest tag, if there is one; builds cargo-semver-checks once
+  dist              Build the release: command, completions, manual pages and licences in one archive
+  check-dist        The same of the command as tests build it
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
@@ -69,6 +72,8 @@ fn main() -> ExitCode {
         "cuda-prove-sample" => cuda_prove::run(false),
         "cuda-test-ptx" => cuda_build::write_test_ptx(),
         "check-dependencies" => dependencies::run(),
+        "dist" => dist::run(),
+        "check-dist" => dist::check(),
         "onnx" => onnx::run(),
         "python" => python::run(),
         "web" => web::build(),

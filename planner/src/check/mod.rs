@@ -20,6 +20,8 @@ use cacheplan_files::Shown;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use cacheplan_transforms::ModelInfo;
+
 use crate::{CachePlan, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
 
 /// Something in a plan that is not as it must be.
@@ -136,7 +138,10 @@ fn unreadable(error: &PlanError) -> Violation {
 
 fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
     findings.expect(Rule::Fingerprint, "schema_version", plan.schema_version, SCHEMA_VERSION);
-    findings.expect(Rule::Fingerprint, "model", &plan.model, request.model);
+    // A plan that was made by a model's name is that of its files too.
+    let revision = request.model.revision.as_ref().or(plan.model.revision.as_ref()).cloned();
+    let model = ModelInfo { revision, ..request.model.clone() };
+    findings.expect(Rule::Fingerprint, "model", &plan.model, &model);
     findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &request.fingerprint());
     findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());
     findings.expect(Rule::Fingerprint, "parallel", plan.parallel, request.budget.parallel);

@@ -3,6 +3,7 @@
 //! One table of keys per engine; Dynamo, llm-d and Ray wrap the same arguments.
 
 mod admitted;
+mod aiconfigurator;
 mod dialect;
 mod dynamo;
 mod edge_llm;
@@ -10,6 +11,7 @@ pub(crate) mod file;
 mod input;
 mod llm_d;
 mod ray;
+mod simulators;
 mod target;
 
 use cacheplan_files::Shown;

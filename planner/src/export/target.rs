@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::dialect::Dialect;
 use super::file::File;
-use super::{ExportError, Serving, dynamo, edge_llm, llm_d, ray};
+use super::{ExportError, Serving, aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
 use crate::Engine;
 
 /// What a plan can be exported to, by name: `vllm`, `dynamo-sglang`.
@@ -29,9 +29,18 @@ pub(crate) struct Deployment {
     pub(crate) gaps: fn(&Serving) -> Vec<String>,
 }
 
-/// Those that wrap an engine, and the one that is no engine of ours.
-const WRAPPERS: [&Deployment; 6] =
-    [&dynamo::VLLM, &dynamo::SGLANG, &dynamo::TENSORRT_LLM, &llm_d::LLM_D, &ray::RAY, &edge_llm::EDGE_LLM];
+/// Those that wrap an engine, the one that is no engine of ours, simulators and other planners.
+const WRAPPERS: [&Deployment; 9] = [
+    &dynamo::VLLM,
+    &dynamo::SGLANG,
+    &dynamo::TENSORRT_LLM,
+    &llm_d::LLM_D,
+    &ray::RAY,
+    &edge_llm::EDGE_LLM,
+    &simulators::LLM_D_SIM,
+    &simulators::VIDUR,
+    &aiconfigurator::AICONFIGURATOR,
+];
 
 impl Target {
     /// All targets.

@@ -1,5 +1,7 @@
 //! Which devices hold what was asked for, for people and for tables elsewhere.
 
+use cacheplan_handlers::DType;
+
 use super::columns::{align, wrap};
 use crate::fit::{Answer, Fit};
 use crate::size::ByteSize;
@@ -10,11 +12,11 @@ impl Answer {
     pub fn table(&self) -> String {
         let (sequences, context) = (self.sequences, self.context);
         let mut text = format!("FIT  {sequences} sequences of {context} tokens; every number below is assumed\n\n");
-        let mut rows = vec![["", "device", "layout", "holds", "room", "caches each", "capped by", "an hour"]];
+        let mut rows = vec![["", "device", "holds", "room", "caches each", "capped by", "an hour", "layout"]];
         let cells: Vec<[String; 8]> = self.best_of_each().into_iter().map(|fit| self.row(fit)).collect();
         rows.extend(cells.iter().map(|row| row.each_ref().map(String::as_str)));
         let rows: Vec<Vec<String>> = rows.iter().map(|row| row.map(str::to_owned).to_vec()).collect();
-        text.extend(align(&rows, &[3, 4, 5, 7]).into_iter().map(|line| line + "\n"));
+        text.extend(align(&rows, &[2, 3, 4, 6]).into_iter().map(|line| line + "\n"));
         match self.best() {
             Some(best) => {
                 text.push_str("\nBEST\n");
@@ -34,28 +36,29 @@ impl Answer {
     fn row(&self, fit: &Fit) -> [String; 8] {
         let room = i128::from(fit.sequences) - i128::from(self.sequences);
         let price = fit.per_hour.zip(self.currency.as_ref());
-        let layout = fit.flags().replace("--", "");
+        let engine = fit.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
+        let layout = engine + &fit.flags().replace("--", "").replace("-dtype", "");
         [
             if fit.holds { "yes" } else { "no" }.into(),
             format!("{} x {}", fit.devices, fit.device),
-            if layout.is_empty() { "alone".into() } else { layout },
             fit.sequences.to_string(),
             format!("{room:+}"),
             ByteSize(fit.cache_bytes).to_string(),
             fit.capped_by.clone(),
             price.map_or_else(|| "-".into(), |(price, currency)| format!("{price:.2} {currency}")),
+            if fit.flags().is_empty() { layout + "alone" } else { layout },
         ]
     }
 
     /// Every layout that was tried, one a line.
     pub fn csv(&self) -> String {
         let mut text =
-            "device,devices,tp,pp,dp,ep,kv_dtype,holds,sequences,capped_by,outside_bytes,cache_bytes,per_hour,\
+            "device,devices,tp,pp,dp,ep,engine,kv_dtype,state_dtype,holds,sequences,capped_by,outside_bytes,cache_bytes,per_hour,\
                         per_million_tokens\n"
                 .to_owned();
         for fit in &self.fits {
             let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
-            let kv_dtype = fit.kv_dtype.map(|dtype| dtype.to_string()).unwrap_or_default();
+            let dtype = |dtype: Option<DType>| dtype.map(|dtype| dtype.to_string()).unwrap_or_default();
             let cells = [
                 quoted(&fit.device),
                 fit.devices.to_string(),
@@ -63,7 +66,9 @@ impl Answer {
                 fit.parallel.pp.to_string(),
                 fit.parallel.dp.to_string(),
                 fit.parallel.ep.to_string(),
-                kv_dtype,
+                quoted(fit.engine.as_deref().unwrap_or_default()),
+                dtype(fit.kv_dtype),
+                dtype(fit.state_dtype),
                 fit.holds.to_string(),
                 fit.sequences.to_string(),
                 quoted(&fit.capped_by),

@@ -98,7 +98,7 @@ struct Map<'a> {
 
 impl<'a> Map<'a> {
     fn of(answer: &'a Answer) -> Self {
-        let fits: Vec<&Fit> = answer.fits.iter().filter(|fit| fit.kv_dtype.is_none()).collect();
+        let fits: Vec<&Fit> = answer.fits.iter().filter(|fit| fit.is_plain()).collect();
         let mut devices: Vec<&str> = fits.iter().map(|fit| fit.device.as_str()).collect();
         devices.sort_unstable();
         devices.dedup();

@@ -34,8 +34,11 @@ fn header(plan: &CachePlan) -> String {
         ManagerKind::MambaHybridCacheManager => "MambaHybridCacheManager",
     };
     let (limits, slots) = (&plan.limits, plan.slots);
-    let rows = [
-        vec!["MODEL".into(), format!("{}, {} layers, {}", plan.model.model_type, plan.model.layers, plan.model.dtype)],
+    let model = &plan.model;
+    let mut rows =
+        vec![vec!["MODEL".into(), format!("{}, {} layers, {}", model.model_type, model.layers, model.dtype)]];
+    rows.extend(model.revision.as_ref().map(|revision| vec!["READ AT".into(), revision.clone()]));
+    rows.extend([
         vec!["MANAGER".into(), format!("{manager}, grouping {}", plan.policy)],
         vec![
             "LIMITS".into(),
@@ -48,7 +51,7 @@ fn header(plan: &CachePlan) -> String {
             "SLOTS".into(),
             format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, plan.checkpoints()),
         ],
-    ];
+    ]);
     joined(align(&rows, &[]))
 }
 

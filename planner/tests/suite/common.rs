@@ -19,6 +19,7 @@ impl Model {
             max_position_embeddings: Some(262_144),
             weights: None,
             fingerprint: model_type.into(),
+            revision: None,
             step_tokens: None,
         };
         Self { info, resources: Resources::default() }

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use cacheplan_handlers::DType;
+use cacheplan_planner::fit::Fit;
 use cacheplan_planner::fit::{Answer, FitQuestion, Prices};
-use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Parallel, PlanRequest};
+use cacheplan_planner::{Budget, ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -19,6 +21,7 @@ fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: 
         max_devices: 16,
         weights: model.info.weights.is_none().then_some(ByteSize(10 << 30)),
         prices: Prices::from_toml(prices).unwrap(),
+        engines: Vec::new(),
     };
     PlanRequest::new(&model.info, &resources, &budget).fit(&model.layers, &question).unwrap()
 }
@@ -29,8 +32,7 @@ const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
 #[test]
 fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     let answer = answer("deepseek-ai__DeepSeek-V3", &["h200"], 32_768, 100, PRICES);
-    let of =
-        |parallel: Parallel| answer.fits.iter().find(|fit| fit.parallel == parallel && fit.kv_dtype.is_none()).unwrap();
+    let of = |parallel: Parallel| answer.fits.iter().find(|fit| fit.parallel == parallel && fit.is_plain()).unwrap();
     let attention = of(Parallel { dp: 8, ep: 8, ..Parallel::default() });
     assert_eq!((attention.sequences, attention.holds, attention.devices), (112, true, 8));
     assert_eq!(attention.per_hour, Some(32.0));
@@ -64,14 +66,65 @@ fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
         let counts: Vec<u64> = curve.points.iter().map(|point| point.1).collect();
         assert!(counts.is_sorted_by(|shorter, longer| shorter >= longer), "{counts:?}");
     }
-    let best = answer.fits.iter().find(|fit| fit.device == "h200" && fit.kv_dtype.is_none()).unwrap();
+    let best = answer.fits.iter().find(|fit| fit.device == "h200" && fit.is_plain()).unwrap();
     let curve = answer.curves.iter().find(|curve| curve.name.contains("h200")).unwrap();
     assert!(curve.points.contains(&(32_768, best.sequences)));
     let svg = answer.svg();
     assert_eq!(svg.matches("<polyline").count(), 2);
-    let cells = answer.fits.iter().filter(|fit| fit.kv_dtype.is_none()).count();
+    let cells = answer.fits.iter().filter(|fit| fit.is_plain()).count();
     // The first is the ground.
     assert_eq!(svg.matches("<rect").count(), 1 + cells);
+}
+
+/// States in 16 bits take half, so that no layout holds less; an engine is asked with the dtypes that it would choose.
+#[test]
+fn dtypes_of_states_and_engines_are_swept_too() {
+    let file =
+        format!("{}/../tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
+    let budget = Budget::default();
+    let walk = |context| model.graph.clone().collect(&context).unwrap().resources;
+    let resources = walk(budget.pass_context(&model.info));
+    let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
+    let question = FitQuestion {
+        context: 32_768,
+        sequences: 10,
+        devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
+        max_devices: 8,
+        weights: None,
+        prices: Prices::default(),
+        engines: engines.iter().map(|&engine| (engine, walk(budget.engine_context(&model.info, engine)))).collect(),
+    };
+    let answer = PlanRequest::new(&model.info, &resources, &budget).fit(&model.layers, &question).unwrap();
+    let of = |like: &Fit, state_dtype: Option<DType>| {
+        let same = |fit: &&Fit| {
+            (fit.parallel, fit.kv_dtype, &fit.engine) == (like.parallel, like.kv_dtype, &like.engine)
+                && fit.state_dtype == state_dtype
+        };
+        answer.fits.iter().find(same).map(|fit| fit.sequences)
+    };
+    let plain: Vec<&Fit> = answer.fits.iter().filter(|fit| fit.is_plain()).collect();
+    assert!(!plain.is_empty());
+    for fit in &plain {
+        let (own, halved) = (of(fit, None).unwrap(), of(fit, Some(DType::Bf16)).unwrap());
+        assert!(own == fit.sequences && (halved > own || own == 0), "{own} and {halved} for {:?}", fit.parallel);
+    }
+    // What an engine admits is what its model says of the same request.
+    let resources = walk(budget.engine_context(&model.info, engines[0]));
+    let budget =
+        super::common::budget("max_seq_len = 32768\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\ntp = 4");
+    let device = "h200".parse().unwrap();
+    let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+    let stated = answer.fits.iter().find(|fit| {
+        (fit.engine.as_deref(), fit.parallel) == (Some("vllm@0.33.0"), Parallel { tp: 4, ..Parallel::default() })
+            && fit.kv_dtype.is_none()
+            && fit.state_dtype.is_none()
+    });
+    assert_eq!(stated.unwrap().sequences, request.predict(engines[0]).unwrap().sequences);
+    assert!(answer.fits.iter().any(|fit| fit.engine.as_deref().is_some_and(|engine| engine.starts_with("sglang@"))));
+    let table = answer.table();
+    assert!(table.contains("vllm@0.33.0: ") && table.contains("ssm bf16"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
 }
 
 /// Qwen2.5-7B has 28 query heads, of which 8 ranks have no equal share.

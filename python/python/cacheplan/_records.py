@@ -182,6 +182,7 @@ class ModelInfo:
     max_position_embeddings: int | None
     weights: Weights | None
     fingerprint: str
+    revision: str | None = None
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,14 @@ impl Model {
         read_file(model, &Files::Given(beside), options)
     }
 
+    /// Reads the files of a folder from anywhere, with `config.json` and perhaps weights among them.
+    ///
+    /// # Errors
+    /// See [`FrontendError`]; each names the source and the key.
+    pub fn read_sources(files: &[Source], options: &ReadOptions) -> Result<Self, FrontendError> {
+        read_folder(&Files::Given(files), options)
+    }
+
     /// Reads the text of a `config.json`; `name` stands for the file in errors.
     ///
     /// # Errors

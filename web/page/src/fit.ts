@@ -47,7 +47,7 @@ function layout({ parallel }: Fit): string {
 
 export function fitTable(fits: Fits, apply: (fit: Fit) => void): Node[] {
   const { answer } = fits;
-  const own = answer.fits.filter((fit) => fit.kv_dtype === null);
+  const own = answer.fits.filter((fit) => fit.kv_dtype === null && fit.state_dtype === null);
   const devices = [...new Set(own.map((fit) => fit.device))].sort();
   const key = (fit: Fit) => `${String(fit.devices).padStart(4, '0')} ${layout(fit)}`;
   const layouts = new Map([...own].sort((a, b) => key(a).localeCompare(key(b))).map((fit) => [layout(fit), fit.devices]));

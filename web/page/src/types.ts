@@ -137,6 +137,7 @@ export interface Fit {
   devices: number;
   parallel: { tp: number; pp: number; dp: number; ep: number };
   kv_dtype: string | null;
+  state_dtype: string | null;
   holds: boolean;
   sequences: number;
   capped_by: string;

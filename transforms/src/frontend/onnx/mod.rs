@@ -46,6 +46,7 @@ pub(super) fn read(source: &Source, options: &ReadOptions) -> Result<Model, Fron
         max_position_embeddings: lowered.max_tokens,
         weights: bytes.map(|bytes| WeightBytes::new(bytes, true)),
         fingerprint,
+        revision: None,
         step_tokens: lowered.step_tokens,
     };
     let mut model = Model::new(info, lowered.graph, lowered.layers);

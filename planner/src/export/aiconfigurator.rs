@@ -1,0 +1,75 @@
+//! AIConfigurator: the keys of what its `estimate_kv_cache` answers, and `num_gpu_blocks` of `estimate_num_gpu_blocks`.
+//!
+//! Read in `aiconfigurator_core/sdk/memory.py` of 0.11.0. Both are answers, of one rank: it takes no such numbers.
+
+use serde_json::json;
+
+use super::dialect::{Dialect, Key};
+use super::file::nested;
+use super::input::{Input, Sourced};
+use super::simulators;
+use super::target::Deployment;
+use crate::plan::LedgerItem;
+
+pub(super) static AICONFIGURATOR: Deployment = Deployment {
+    name: "aiconfigurator",
+    file_name: "kv-cache-estimate.json",
+    names_model: false,
+    dialect: &DIALECT,
+    releases: &[],
+    // JSON has no comments.
+    write: |file| format!("{:#}\n", nested(file.settings)),
+    gaps: |_| Vec::new(),
+};
+
+static DIALECT: Dialect = Dialect {
+    name: "AIConfigurator",
+    versions: &["0.11.0"],
+    keys: &[
+        Key { name: "total_kv_size_bytes", since: 0, value: |input| input.cache_bytes() },
+        Key { name: "kv_size_per_token_bytes", since: 0, value: per_token },
+        Key { name: "total_kv_size_tokens", since: 0, value: tokens },
+        Key { name: "memory_breakdown.weights_bytes", since: 0, value: |input| lines(input, &WEIGHTS) },
+        Key { name: "memory_breakdown.activations_bytes", since: 0, value: |input| lines(input, &ACTIVATIONS) },
+        Key { name: "memory_breakdown.runtime_overhead_bytes", since: 0, value: |input| lines(input, &RUNTIME) },
+        Key { name: "memory_breakdown.comm_overhead_bytes", since: 0, value: |input| lines(input, &COMMUNICATION) },
+        Key { name: "num_gpu_blocks", since: 0, value: simulators::blocks },
+    ],
+    gaps: &[
+        |_| {
+            Some("source: `native` and `naive_fallback` are AIConfigurator's own estimates, and this is neither".into())
+        },
+        |_| Some("total_gpu_capacity_bytes: a plan says what is divided, not what the device has".into()),
+        |input| {
+            let bytes = input.plan.totals.state_bytes_per_sequence;
+            input.has_states().then(|| {
+                format!("{bytes} bytes of states for each sequence: kv_size_per_token_bytes is of tokens alone")
+            })
+        },
+    ],
+    refuses: |_| None,
+    back: None,
+};
+
+const WEIGHTS: [LedgerItem; 2] = [LedgerItem::Weights, LedgerItem::DraftWeights];
+const ACTIVATIONS: [LedgerItem; 1] = [LedgerItem::Activations];
+const RUNTIME: [LedgerItem; 2] = [LedgerItem::Context, LedgerItem::Graphs];
+const COMMUNICATION: [LedgerItem; 1] = [LedgerItem::Nccl];
+
+fn per_token(input: &Input<'_>) -> Sourced {
+    let bytes = input.plan.totals.kv_bytes_per_token;
+    (bytes > 0).then(|| (json!(bytes), "the plan's kv_bytes_per_token".into()))
+}
+
+fn tokens(input: &Input<'_>) -> Sourced {
+    let (blocks, source) = simulators::blocks(input)?;
+    let size = input.tokens_per_block()?.0.as_u64()?;
+    Some((json!(blocks.as_u64()?.checked_mul(size)?), format!("tokens in {source}")))
+}
+
+/// The sum of lines of the ledger; none where the plan has none of them.
+fn lines(input: &Input<'_>, items: &[LedgerItem]) -> Sourced {
+    let found: Vec<_> = input.plan.ledger.iter().filter(|line| items.contains(&line.name)).collect();
+    let bytes = found.iter().try_fold(0u64, |sum, line| sum.checked_add(line.bytes))?;
+    (!found.is_empty()).then(|| (json!(bytes), "the plan's ledger".into()))
+}

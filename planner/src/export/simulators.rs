@@ -1,0 +1,157 @@
+//! What simulators of serving take of a plan: blocks, and the batches over them.
+//!
+//! llm-d-inference-sim: its fields of `pkg/common/config.go` at v0.10.2. Vidur: the dataclasses of
+//! `vidur/config/config.py` at commit 7d47513, whose flags are the class's name and the field's.
+
+use serde_json::{Map, Value, json};
+
+use super::Setting;
+use super::dialect::{Dialect, Key};
+use super::file::{comment, flag, quoted};
+use super::input::{Input, Sourced, listed};
+use super::target::Deployment;
+use crate::Pool;
+
+pub(super) static LLM_D_SIM: Deployment = Deployment {
+    name: "llm-d-sim",
+    file_name: "llm-d-sim.yaml",
+    names_model: true,
+    dialect: &LLM_D_SIM_WORDS,
+    releases: &[],
+    write: |file| {
+        let settings = file.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone()));
+        let document: Map<String, Value> =
+            [("model".to_owned(), json!(file.model))].into_iter().chain(settings).collect();
+        file.yaml("llm-d-inference-sim --config FILE", &Value::Object(document))
+    },
+    gaps: |_| Vec::new(),
+};
+
+static LLM_D_SIM_WORDS: Dialect = Dialect {
+    name: "llm-d-inference-sim",
+    versions: &["0.10.2"],
+    keys: &[
+        Key { name: "max-model-len", since: 0, value: |input| input.max_seq_len() },
+        Key { name: "max-num-seqs", since: 0, value: |input| input.max_batch_size() },
+        Key { name: "enable-kvcache", since: 0, value: |_| Some((json!(true), "so that blocks are counted".into())) },
+        Key { name: "kv-cache-size", since: 0, value: blocks },
+        Key { name: "block-size", since: 0, value: |input| input.tokens_per_block() },
+        Key {
+            name: "data-parallel-size",
+            since: 0,
+            value: |input| replicas(input).filter(|_| input.parallel().dp <= 8),
+        },
+        Key { name: "tensor-parallel-size", since: 0, value: |input| input.tensor_parallel() },
+    ],
+    gaps: &[
+        |input| (input.parallel().dp > 8).then(|| "more than 8 replicas: the simulator runs at most as many".into()),
+        |input| (input.parallel().tp > 1).then(|| "tensor-parallel-size: the simulator takes it and ignores it".into()),
+        sizes,
+        states,
+        windows,
+    ],
+    refuses: |input| {
+        const SIZES: [u64; 5] = [8, 16, 32, 64, 128];
+        let size = tokens_per_block(input);
+        no_blocks(input).or_else(|| {
+            size.filter(|size| !SIZES.contains(size)).map(|size| {
+                format!("its blocks have 8, 16, 32, 64 or 128 tokens, the plan's {size}; plan with one of these")
+            })
+        })
+    },
+    back: None,
+};
+
+pub(super) static VIDUR: Deployment = Deployment {
+    name: "vidur",
+    file_name: "vidur.sh",
+    names_model: true,
+    dialect: &VIDUR_WORDS,
+    releases: &[],
+    write: |file| {
+        let argument = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&flag(setting)));
+        let lines: String = file.settings.iter().map(argument).collect();
+        let model = quoted(file.model);
+        let body = format!(
+            "args=(\n{lines})\nexec python3 -m vidur.main --replica_config_model_name {model} \"${{args[@]}}\" \"$@\"\n"
+        );
+        format!(
+            "#!/usr/bin/env bash\n{}",
+            file.commented("bash FILE FLAGS, the flags those of requests and devices", &body)
+        )
+    },
+    gaps: |_| Vec::new(),
+};
+
+static VIDUR_WORDS: Dialect = Dialect {
+    name: "Vidur",
+    versions: &["0.0.1"],
+    keys: &[
+        Key { name: "cluster_config_num_replicas", since: 0, value: replicas },
+        Key { name: "replica_config_tensor_parallel_size", since: 0, value: |input| input.tensor_parallel() },
+        Key { name: "replica_config_num_pipeline_stages", since: 0, value: |input| input.pipeline_parallel() },
+        Key {
+            name: "replica_scheduler_config_type",
+            since: 0,
+            value: |_| Some((json!("vllm"), "the scheduler that the next keys are of".into())),
+        },
+        Key { name: "vllm_scheduler_config_block_size", since: 0, value: |input| input.tokens_per_block() },
+        Key { name: "vllm_scheduler_config_num_blocks", since: 0, value: blocks },
+        Key { name: "vllm_scheduler_config_batch_size_cap", since: 0, value: |input| input.max_batch_size() },
+        Key { name: "vllm_scheduler_config_max_tokens_in_batch", since: 0, value: |input| input.max_num_tokens() },
+    ],
+    gaps: &[
+        |_| Some("the model: Vidur runs those that its `model_config.py` describes, each in 16 bits".into()),
+        |_| {
+            Some(
+                "batches beyond its own memory planner's: it caps them by the model's keys and values in 16 bits"
+                    .into(),
+            )
+        },
+        sizes,
+        states,
+        windows,
+    ],
+    refuses: no_blocks,
+    back: None,
+};
+
+fn no_blocks(input: &Input<'_>) -> Option<String> {
+    let sized = tokens_per_block(input).is_some() && blocks(input).is_some();
+    (!sized).then(|| "it counts blocks of one size, and the plan has none or several".into())
+}
+
+fn tokens_per_block(input: &Input<'_>) -> Option<u64> {
+    input.tokens_per_block()?.0.as_u64()
+}
+
+/// The pool that runs out first: of full attention, where there is any.
+pub(super) fn blocks(input: &Input<'_>) -> Sourced {
+    let usable = |pool: &Pool| pool.units - pool.reserved;
+    let full = input.paged().filter(|pool| pool.window.is_none()).min_by_key(|pool| usable(pool));
+    let least = full.or_else(|| input.paged().min_by_key(|pool| usable(pool)))?;
+    Some((json!(usable(least)), format!("blocks of {} beside its padding", least.id)))
+}
+
+fn replicas(input: &Input<'_>) -> Sourced {
+    let dp = input.parallel().dp;
+    (dp > 1).then(|| (json!(dp), "parallel.dp: replicas, each with this plan".into()))
+}
+
+fn sizes(input: &Input<'_>) -> Option<String> {
+    Some(format!("{} bytes per token: a block has no bytes there", input.plan.totals.kv_bytes_per_token))
+}
+
+fn states(input: &Input<'_>) -> Option<String> {
+    let bytes = input.plan.totals.state_bytes_per_sequence;
+    input
+        .has_states()
+        .then(|| format!("{bytes} bytes of states for each sequence: blocks are all that is counted there"))
+}
+
+fn windows(input: &Input<'_>) -> Option<String> {
+    let windows = || input.paged().filter(|pool| pool.window.is_some()).map(|pool| pool.id.as_str());
+    let full = input.paged().any(|pool| pool.window.is_none());
+    (full && windows().next().is_some())
+        .then(|| format!("{}: every sequence is counted by the blocks of full attention", listed(windows())))
+}
