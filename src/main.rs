@@ -52,6 +52,8 @@ enum Command {
     ExportGraph(commands::export_graph::Args),
     /// Set a plan beside what an engine logged when it started
     Check(commands::check_log::Args),
+    /// Start an engine on a model without weights, and set what it allocates beside what is predicted
+    Verify(Box<commands::verify::Args>),
     /// Turn what an engine logged into measured lines for the next plan
     Calibrate(commands::calibrate::Args),
     /// Plan, allocate, profile, resize and generate with a real model
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Command::Export(args) => commands::export::run(&args),
         Command::ExportGraph(args) => commands::export_graph::run(&args),
         Command::Check(args) => commands::check_log::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Profile(args) => commands::profile::run(&args),

@@ -50,6 +50,9 @@ impl Budget {
             conv: self.dtypes.conv.or(chosen.conv),
             ..context.dtypes
         };
+        if let Some(descriptor) = engine.descriptor(model) {
+            context.registry.register(descriptor);
+        }
         context.max_seq_len = context.max_seq_len.filter(|_| !engine.keeps_long_windows());
         context
     }

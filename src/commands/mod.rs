@@ -23,6 +23,7 @@ pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod simulate;
 pub(crate) mod stats;
+pub(crate) mod verify;
 pub(crate) mod web;
 
 use clap::ValueEnum;

@@ -3,7 +3,7 @@
 mod ask;
 mod beams;
 mod chat;
-mod interrupt;
+pub(crate) mod interrupt;
 mod requests;
 pub(crate) mod results;
 

@@ -1,12 +1,13 @@
 //! What an engine is: its names, its versions, what it stores how, and its rules.
 
+use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
 use super::caches::Storage;
 use super::{EnginePrediction, Situation, Version};
-use crate::PlanError;
 use crate::export::Deployment;
 use crate::logs::Words;
+use crate::{Budget, PlanError};
 
 /// Everything that is known of one engine.
 pub(crate) struct Description {
@@ -19,12 +20,16 @@ pub(crate) struct Description {
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
     /// model's own is; of recurrent states where the model states none.
     pub(super) dtypes: fn(&ModelInfo, Version) -> CacheDTypes,
+    /// What it keeps of ops of such a model where that is not what the op needs.
+    pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
     /// What it stores in a way of its own.
     pub(super) storage: Storage,
     /// What it would allocate.
     pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
     /// How a plan is told to it, where that is known.
     pub(crate) target: Option<&'static Deployment>,
+    /// What its server is told so that it allocates what is predicted; none where it does not start without a GPU.
+    pub(crate) arguments: Option<fn(&EnginePrediction, &Budget) -> Vec<String>>,
     /// How it words its start.
     pub(crate) log: &'static Words,
 }

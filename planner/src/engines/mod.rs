@@ -5,6 +5,7 @@
 
 mod caches;
 pub(crate) mod description;
+mod expanded;
 pub(crate) mod known;
 mod options;
 mod prediction;
@@ -64,6 +65,14 @@ impl PlanRequest<'_> {
             )));
         }
         let description = engine.engine.description();
+        if let Some(latent) = held.resources.of_kind(&Kind::MlaPaged).next()
+            && (description.descriptors)(self.model).is_some()
+        {
+            return Err(PlanError::Engine(format!(
+                "{} keeps a key and a value for every head of {} instead of `{}`; plan with --as {0}",
+                engine.engine, self.model.model_type, latent.name
+            )));
+        }
         let caches = Caches::of(&held, max_seq_len, options.mla_cache, description.storage);
         let mut situation = Situation {
             caches,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use thiserror::Error;
 
@@ -87,6 +88,11 @@ impl EngineSpec {
     /// The dtypes that it chooses for a model where nobody states them.
     pub(crate) fn dtypes(self, model: &ModelInfo) -> CacheDTypes {
         (self.engine.0.dtypes)(model, self.version)
+    }
+
+    /// What it keeps of ops of such a model in a way of its own.
+    pub(crate) fn descriptor(self, model: &ModelInfo) -> Option<Descriptor> {
+        (self.engine.0.descriptors)(model)
     }
 
     pub(crate) const fn keeps_long_windows(self) -> bool {

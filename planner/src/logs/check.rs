@@ -118,6 +118,29 @@ impl EngineLog {
         let notes = notes(self, engine, said);
         Ok(LogCheck { engine: self.engine.to_string(), version: engine.version_name(), drifted, rows, notes })
     }
+
+    /// Sets what the engine's model predicts beside the log of one that was told the same, for sequences of `max_seq_len`.
+    pub fn beside(&self, predicted: &EnginePrediction, max_seq_len: u64) -> LogCheck {
+        const ALL: [Fact; 5] = [Fact::Tokens, Fact::KvBytes, Fact::StateSlots, Fact::ConvBytes, Fact::SsmBytes];
+        let row = |name: Fact| {
+            let planned = outcome(predicted, name, max_seq_len);
+            let logged = outcomes(self, false).find(|(fact, _)| *fact == name).map(|(_, logged)| logged);
+            if planned.is_none() && logged.is_none() {
+                return None;
+            }
+            // What only one of them knows of is nothing to the other.
+            let (planned, logged) = (planned.unwrap_or(0), logged.unwrap_or(Logged::exact(0)));
+            let (drift, reason) = match logged.meets(Logged::exact(planned)) {
+                true => (Drift::None, ""),
+                false => (Drift::Unexplained, "the engine's model does not give it"),
+            };
+            Some(Row { name, unit: name.unit(), planned, logged, drift, reason: reason.into() })
+        };
+        let rows: Vec<Row> = ALL.into_iter().filter_map(row).collect();
+        let drifted = rows.iter().any(|row| row.drift == Drift::Unexplained);
+        let (engine, version) = (self.engine.to_string(), predicted.version.clone());
+        LogCheck { engine, version, drifted, rows, notes: Vec::new() }
+    }
 }
 
 /// The version, or the newest that is modelled where it is newer.

@@ -10,10 +10,10 @@ use signal_hook::flag;
 use crate::failure::Failure;
 
 /// Listens from its making on.
-pub(super) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    pub(super) fn listen() -> Result<Self, Failure> {
+    pub(crate) fn listen() -> Result<Self, Failure> {
         let heard = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // The first of the two looks before the second has set it.
@@ -23,7 +23,7 @@ impl Interrupt {
         Ok(Self(heard))
     }
 
-    pub(super) fn heard(&self) -> bool {
+    pub(crate) fn heard(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 

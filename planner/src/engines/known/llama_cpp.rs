@@ -3,6 +3,7 @@
 //! Rules: read in `llama-kv-cache-iswa.cpp` and `llama-context.cpp` of September 2026; the logged sizes under
 //! `tests/fixtures/groundtruth` agree.
 
+mod arguments;
 mod log;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler, Shape};
@@ -11,6 +12,7 @@ use cacheplan_transforms::CacheDTypes;
 use crate::PlanError;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
+use crate::engines::expanded;
 use crate::engines::{EngineOptions, EnginePrediction, Situation, Version};
 use crate::solve::last;
 
@@ -18,6 +20,8 @@ use crate::solve::last;
 const ALIGNMENT: u64 = 256;
 /// From this build on parallel sequences have cells of their own; before they shared them.
 const OWN_CELLS: Version = Version(5913, 0, 0);
+/// Model types that it has no windows for: all of their layers see everything.
+const WITHOUT_WINDOWS: [&str; 6] = ["mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "starcoder2"];
 const DEFAULT_UBATCH: u64 = 512;
 const STATE_ELEMENT_BYTES: u64 = 4;
 
@@ -32,13 +36,16 @@ pub(super) static ENGINE: Description = Description {
         conv: Some(DType::F32),
         ..CacheDTypes::default()
     },
+    descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     storage: Storage::AS_MODELLED,
     predict,
     target: None,
+    arguments: Some(arguments::of),
     log: &log::WORDS,
 };
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    refuse_unequal_parts(situation)?;
     let load = &situation.load;
     let ubatch = situation.options.ubatch.unwrap_or(DEFAULT_UBATCH);
     // A stated context is what a server that chooses its slots itself shares among them.
@@ -53,7 +60,9 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     };
     let streams = |sequences: u64| if own_cells { sequences } else { 1 };
     let context = |sequences: u64| stream(sequences).saturating_mul(streams(sequences));
-    let cells = |cache: &Attention<'_>, sequences: u64| match cache.window {
+    let knows_windows = !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
+    let window = |cache: &Attention<'_>| cache.window.filter(|_| knows_windows);
+    let cells = |cache: &Attention<'_>, sequences: u64| match window(cache) {
         Some(window) if !situation.options.swa_full.unwrap_or(false) => {
             let sharing = if own_cells { 1 } else { sequences };
             let needed = u64::from(window).saturating_mul(sharing).saturating_add(ubatch);
@@ -86,7 +95,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     let narrow = |bytes: u128| u64::try_from(bytes).ok();
     let states = !situation.caches.states.is_empty();
-    let windowed = situation.caches.attention.iter().find(|cache| cache.window.is_some());
+    let windowed = situation.caches.attention.iter().find(|cache| window(cache).is_some());
     Ok(EnginePrediction {
         tokens: Some(context(sequences)),
         window_tokens: windowed.map(|cache| cells(cache, sequences)),
@@ -111,6 +120,22 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         .collect(),
         ..EnginePrediction::default()
     })
+}
+
+/// What a row holds of a key and of a value is not known where they differ in width.
+fn refuse_unequal_parts(situation: &Situation<'_>) -> Result<(), PlanError> {
+    let one_row = |cache: &Attention<'_>| {
+        let shape = cache.handler.known_shape();
+        *cache.handler.kind() == Kind::KvPaged && matches!(shape, Some(Shape::Kv { kv_factor: 1, .. }))
+    };
+    let options = situation.options;
+    let stated = [options.cache_type_k, options.cache_type_v].map(|dtype| dtype.unwrap_or(DType::F16));
+    if stated[0] != stated[1] && situation.caches.attention.iter().any(one_row) {
+        let why = "llama.cpp: keys and values of this model differ in width, so that what two dtypes take is not known; \
+                   state the same for both";
+        return Err(PlanError::Engine(why.into()));
+    }
+    Ok(())
 }
 
 /// A latent is stored once, as keys are; keys and values may have dtypes of their own.

@@ -22,6 +22,7 @@ pub(super) static ENGINE: Description = Description {
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     dtypes: |_, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
+    descriptors: |_| None,
     storage: Storage {
         copies_shared: true,
         quantises_index: true,
@@ -31,6 +32,7 @@ pub(super) static ENGINE: Description = Description {
     },
     predict,
     target: Some(&flags::TARGET),
+    arguments: None,
     log: &log::WORDS,
 };
 

@@ -24,9 +24,11 @@ pub(super) static ENGINE: Description = Description {
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     dtypes: |model, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
+    descriptors: |_| None,
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     predict,
     target: Some(&flags::TARGET),
+    arguments: None,
     log: &log::WORDS,
 };
 

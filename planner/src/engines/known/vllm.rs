@@ -16,6 +16,7 @@ use crate::PlanError;
 use crate::demand::Demand;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
+use crate::engines::expanded;
 use crate::engines::{EnginePrediction, MambaCacheMode, Situation, Version};
 use crate::solve::last;
 
@@ -35,6 +36,12 @@ pub(super) static ENGINE: Description = Description {
         let state = if float32 { DType::F32 } else { run_in };
         CacheDTypes { kv: cast, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
+    descriptors: |model| match model.model_type.as_str() {
+        // Values are as wide as keys.
+        "minicpm3" => Some(expanded::latents(|key, _| key)),
+        "zamba2" => Some(expanded::heads()),
+        _ => None,
+    },
     storage: Storage {
         quantises_index: true,
         packs_sparse_latents: true,
@@ -43,6 +50,7 @@ pub(super) static ENGINE: Description = Description {
     },
     predict,
     target: Some(&flags::TARGET),
+    arguments: None,
     log: &log::WORDS,
 };
 
@@ -105,7 +113,6 @@ struct Bucket {
 }
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
-    refuse_unread(situation)?;
     let block = block_size(situation);
     let specs = specs(situation);
     if specs.is_empty() {
@@ -167,16 +174,6 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         notes: notes(situation, group_size, groups, target),
         ..EnginePrediction::default()
     })
-}
-
-/// Models that vLLM runs in another way than their caches say.
-fn refuse_unread(situation: &Situation<'_>) -> Result<(), PlanError> {
-    if situation.model.model_type == "minicpm3" {
-        let why = "vllm: it runs minicpm3 as full attention with a key and a value for every head, which its latent does not \
-                   tell; nothing is predicted rather than guessed";
-        return Err(PlanError::Engine(why.into()));
-    }
-    Ok(())
 }
 
 /// Blocks that one sequence of `max_seq_len` tokens needs over all groups.

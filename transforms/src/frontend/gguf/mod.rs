@@ -1,6 +1,7 @@
 //! GGUF: header only. Its keys become a table that architecture descriptions read like a config.
 
 mod reader;
+mod skeleton;
 
 use std::path::Path;
 

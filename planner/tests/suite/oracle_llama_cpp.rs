@@ -1,0 +1,110 @@
+//! What llama.cpp logged of its caches, without it: rows under `tests/fixtures/oracles`, made by
+//! `cargo xtask oracle llama.cpp`.
+
+use std::collections::BTreeSet;
+
+use cacheplan_planner::{ByteSize, EnginePrediction, EngineSpec, PlanRequest};
+use cacheplan_transforms::Model;
+use serde::Deserialize;
+
+use super::common::budget;
+use super::oracles::{fixture, lines, zoo};
+
+/// What it was told.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question {
+    model: String,
+    ctx: u64,
+    parallel: u64,
+    #[serde(default)]
+    unified: bool,
+    #[serde(default)]
+    swa_full: bool,
+    ubatch: Option<u64>,
+    type_k: Option<String>,
+    type_v: Option<String>,
+}
+
+/// One of its caches: how many cells each stream has, and MiB of two parts as they were printed.
+#[derive(Debug)]
+struct Cache {
+    holds_states: bool,
+    cells: u64,
+    parts: [f64; 2],
+}
+
+impl Cache {
+    fn parse(text: &str) -> Self {
+        let [kind, cells, _layers, first, second] = text.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let parts = [first, second].map(|part: &str| part.parse().unwrap());
+        Self { holds_states: kind == "rs", cells: cells.parse().unwrap(), parts }
+    }
+}
+
+fn predicted(question: &Question, engine: EngineSpec) -> Result<EnginePrediction, String> {
+    let model: Model = zoo(&question.model);
+    let mut told = budget("");
+    // A context is shared, or divided into equal streams.
+    let own = question.ctx / question.parallel;
+    told.max_seq_len = Some(if question.unified { question.ctx } else { own });
+    told.engine.context = question.unified.then_some(question.ctx);
+    told.engine.state_slots = Some(question.parallel);
+    told.engine.ubatch = question.ubatch;
+    told.engine.swa_full = Some(question.swa_full);
+    let dtype = |text: &Option<String>| text.as_ref().map(|text| text.parse().unwrap());
+    (told.engine.cache_type_k, told.engine.cache_type_v) = (dtype(&question.type_k), dtype(&question.type_v));
+    let context = told.engine_context(&model.info, engine);
+    let resources = model.graph.clone().collect(&context).unwrap().resources;
+    PlanRequest::new(&model.info, &resources, &told).predict(engine).map_err(|error| error.to_string())
+}
+
+/// Its keys and values differ in width, and are to have two dtypes.
+fn is_known_to_be_refused(question: &Question) -> bool {
+    question.model == "openbmb__MiniCPM3-4B" && question.type_k != question.type_v
+}
+
+/// Bytes that print as these MiB, each to two decimals.
+fn prints_as(bytes: Option<u64>, printed: &[f64]) -> bool {
+    let half_digits = 0.005 * printed.len() as f64 + 1e-9;
+    (ByteSize(bytes.unwrap_or(0)).0 as f64 / f64::from(1 << 20) - printed.iter().sum::<f64>()).abs() <= half_digits
+}
+
+fn difference(question: &Question, answer: &str, engine: EngineSpec) -> Option<String> {
+    let caches: Vec<Cache> = answer.split(", ").map(Cache::parse).collect();
+    let ours = match predicted(question, engine) {
+        Ok(ours) => ours,
+        Err(error) => return (!is_known_to_be_refused(question)).then(|| format!("{question:?}: {error}")),
+    };
+    let streams = if question.unified { 1 } else { question.parallel };
+    let keys: Vec<&Cache> = caches.iter().filter(|cache| !cache.holds_states && cache.parts != [0.0; 2]).collect();
+    let of_states =
+        |part: usize| caches.iter().filter(|cache| cache.holds_states).map(|cache| cache.parts[part]).collect();
+    let (conv, ssm): (Vec<f64>, Vec<f64>) = (of_states(0), of_states(1));
+    let printed: Vec<f64> = keys.iter().flat_map(|cache| cache.parts).collect();
+    let cells: BTreeSet<u64> = keys.iter().map(|cache| cache.cells * streams).collect();
+    // Where there are no keys, its cells hold nothing.
+    let tokens = ours.tokens.filter(|_| !keys.is_empty());
+    let equal = prints_as(ours.kv_bytes, &printed)
+        && prints_as(ours.ssm_bytes, &ssm)
+        && prints_as(ours.conv_bytes, &conv)
+        && cells == tokens.into_iter().chain(ours.window_tokens).collect();
+    let found = (ours.kv_bytes.map(ByteSize), ours.ssm_bytes.map(ByteSize), ours.conv_bytes.map(ByteSize));
+    (!equal).then(|| format!("{question:?}: {answer}; ours {found:?} {:?} {:?}", ours.tokens, ours.window_tokens))
+}
+
+#[test]
+fn llama_cpp_allocates_as_its_model_says() {
+    let engine: EngineSpec = "llama.cpp@b11549".parse().unwrap();
+    let questions: Vec<Question> = lines(&fixture("llama.cpp.jsonl"));
+    let answers = fixture("llama.cpp-b11549.txt");
+    assert_eq!(questions.len(), answers.lines().count());
+    // It refuses a latent whose keys and values, which are one, are to have two dtypes.
+    let (refused, answered): (Vec<_>, Vec<_>) =
+        questions.iter().zip(answers.lines()).partition(|(_, answer)| *answer == "-");
+    assert!(refused.iter().all(|(question, _)| question.type_k.is_some() && question.type_k != question.type_v));
+    let wrong: Vec<String> =
+        answered.iter().filter_map(|(question, answer)| difference(question, answer, engine)).collect();
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), answered.len(), wrong.join("\n"));
+    assert!(answered.len() > 300, "{} answers", answered.len());
+}

@@ -1,0 +1,485 @@
+//! A model as a GGUF file without weights: a true header, and a hole where weights would be.
+//!
+//! An engine that starts on it allocates the caches that the model would have. What no cache depends on is as small as the
+//! engine takes it: feed-forward blocks, experts, the vocabulary.
+
+mod architectures;
+mod bytes;
+
+use self::architectures::{ARCHITECTURES, Architecture, Feed};
+use self::bytes::{Header, Kind, Value};
+use crate::frontend::FrontendError;
+use crate::layers::{Attention, BlockSpec, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla};
+use crate::model::Model;
+
+/// Channels of a feed-forward block, and tokens of the vocabulary.
+const FEED: u64 = 32;
+const EXPERTS: u64 = 2;
+const TOKENS: u64 = 259;
+
+/// A GGUF file without its weights.
+#[derive(Debug)]
+pub struct GgufSkeleton {
+    /// Its architecture, in llama.cpp's words.
+    pub architecture: &'static str,
+    /// All that stands before the weights.
+    pub header: Vec<u8>,
+    /// Bytes of the file, the hole included.
+    pub length: u64,
+}
+
+impl Model {
+    /// The model as a GGUF file with a hole for its weights, for an engine that says at its start what its caches take.
+    ///
+    /// # Errors
+    /// A model of no architecture that llama.cpp has and that can be written, or with layers that this one has not.
+    pub fn gguf_skeleton(&self) -> Result<GgufSkeleton, FrontendError> {
+        let of_model = |known: &&Architecture| known.model_types.contains(&self.info.model_type.as_str());
+        let architecture = ARCHITECTURES.iter().find(of_model).ok_or_else(|| self.unwritten("its model type"))?;
+        let hidden = self.hidden_size.ok_or_else(|| self.unwritten("its hidden size, which is not known"))?;
+        let mut file = Skeleton { architecture, hidden, header: Header::default() };
+        file.keys(self)?;
+        file.tensor("token_embd.weight", &[hidden, TOKENS]);
+        file.vector(if architecture.name == "lfm2" { "token_embd_norm" } else { "output_norm" }, hidden);
+        // Gemma 2 has none of its own.
+        if architecture.name != "gemma2" {
+            file.tensor("output.weight", &[hidden, TOKENS]);
+        }
+        if architecture.name == "gemma4" {
+            file.rope_frequencies(self);
+        }
+        let feeds: Vec<bool> = file.feeds(self).collect();
+        for (index, (layer, feeds)) in self.layers.iter().zip(feeds).enumerate() {
+            file.layer(index, layer, feeds).map_err(|block| self.unwritten(&format!("layer {index}, {block}")))?;
+        }
+        let (header, length) = file.header.finish();
+        Ok(GgufSkeleton { architecture: architecture.name, header, length })
+    }
+
+    fn unwritten(&self, what: &str) -> FrontendError {
+        let known: Vec<&str> = ARCHITECTURES.iter().flat_map(|known| known.model_types).copied().collect();
+        FrontendError::BadValue {
+            file: self.source.clone(),
+            key: "model_type".to_owned(),
+            found: self.info.model_type.clone(),
+            expected: format!("no GGUF file can be written of it for {what}; of these it can: {}", known.join(", ")),
+        }
+    }
+}
+
+/// A file as it grows.
+struct Skeleton<'a> {
+    architecture: &'a Architecture,
+    hidden: u64,
+    header: Header,
+}
+
+/// What blocks of a kind have in common, where a file states it once.
+struct Dimensions<'a> {
+    attention: Option<&'a Attention>,
+    mla: Option<&'a Mla>,
+    mamba1: Option<&'a Mamba1>,
+    mamba2: Option<&'a Mamba2>,
+    linear: Option<&'a LinearAttention>,
+    short_conv: Option<u64>,
+}
+
+fn blocks(model: &Model) -> impl Iterator<Item = &BlockSpec> {
+    model.layers.iter().flat_map(|layer| &layer.blocks)
+}
+
+/// The attention of a layer, if it has one.
+fn attention(layer: &LayerSpec) -> Option<&Attention> {
+    layer
+        .blocks
+        .iter()
+        .find_map(|block| if let BlockSpec::Attention(attention) = block { Some(attention) } else { None })
+}
+
+impl<'a> Dimensions<'a> {
+    fn of(model: &'a Model) -> Self {
+        let mut all = Self { attention: None, mla: None, mamba1: None, mamba2: None, linear: None, short_conv: None };
+        for block in blocks(model) {
+            match block {
+                // A file states those of full attention, and those of windows beside them.
+                BlockSpec::Attention(found) if all.attention.is_none_or(|known| known.window.is_some()) => {
+                    all.attention = Some(found);
+                }
+                BlockSpec::Mla(found) => all.mla = Some(found),
+                BlockSpec::Mamba1(found) => all.mamba1 = Some(found),
+                BlockSpec::Mamba2(found) => all.mamba2 = Some(found),
+                BlockSpec::LinearAttention(found) => all.linear = Some(found),
+                BlockSpec::ShortConv { d_conv, .. } => all.short_conv = Some(*d_conv),
+                _ => {}
+            }
+        }
+        all
+    }
+}
+
+impl Skeleton<'_> {
+    fn number(&mut self, key: &str, value: u64) {
+        let name = format!("{}.{key}", self.architecture.name);
+        // What a layer has more of than that, no engine loads.
+        self.header.key(&name, Value::Number(u32::try_from(value).unwrap_or(u32::MAX)));
+    }
+
+    /// A number for each layer, or one where all are the same.
+    fn numbers(&mut self, key: &str, values: &[u64]) {
+        match values {
+            [first, rest @ ..] if rest.iter().all(|value| value == first) => self.number(key, *first),
+            values => {
+                let name = format!("{}.{key}", self.architecture.name);
+                let values = values.iter().map(|value| u32::try_from(*value).unwrap_or(u32::MAX)).collect();
+                self.header.key(&name, Value::Numbers(values));
+            }
+        }
+    }
+
+    fn keys(&mut self, model: &Model) -> Result<(), FrontendError> {
+        let own = self.architecture;
+        let layers = model.layers.len() as u64;
+        self.header.key("general.architecture", Value::Text(own.name));
+        self.number("block_count", layers);
+        self.number("embedding_length", self.hidden);
+        self.number("context_length", model.info.max_position_embeddings.unwrap_or(1 << 20));
+        self.number("vocab_size", TOKENS);
+        for norm in ["layer_norm_rms_epsilon", "layer_norm_epsilon"] {
+            self.header.key(&format!("{}.attention.{norm}", own.name), Value::Float(1e-5));
+        }
+        let feeds: Vec<u64> = self.feeds(model).map(|feeds| if feeds { FEED } else { 0 }).collect();
+        self.numbers("feed_forward_length", &feeds);
+        if matches!(own.feed, Feed::Experts | Feed::Shared | Feed::GatedShared | Feed::Biased)
+            || ["llama4", "glm4moe"].contains(&own.name)
+        {
+            self.number("expert_count", EXPERTS);
+            self.number("expert_used_count", 1);
+        }
+        for key in ["expert_feed_forward_length", "expert_shared_feed_forward_length"] {
+            self.number(key, FEED);
+        }
+        // Where leading layers may be dense, all are.
+        self.number("leading_dense_block_count", layers);
+        own.keys.iter().for_each(|(key, value)| self.number(key, (*value).into()));
+        self.cache_keys(model);
+        self.tokenizer();
+        Ok(())
+    }
+
+    /// The dimensions that caches have.
+    fn cache_keys(&mut self, model: &Model) {
+        let all = Dimensions::of(model);
+        let own = self.architecture;
+        if let Some(full) = all.attention {
+            let of_layers = |of: fn(&Attention) -> u64| -> Vec<u64> {
+                model.layers.iter().map(|layer| attention(layer).map_or(0, of)).collect()
+            };
+            let heads = of_layers(|attention| attention.num_heads);
+            // The first number decides whether there are heads at all.
+            if own.name == "deci" {
+                self.numbers("attention.head_count", &heads);
+            } else {
+                self.number("attention.head_count", full.num_heads);
+            }
+            if all.linear.is_some() {
+                self.number("attention.head_count_kv", full.num_kv_heads);
+            } else {
+                self.numbers("attention.head_count_kv", &of_layers(|attention| attention.num_kv_heads));
+            }
+            self.number("attention.key_length", full.head_dim);
+            self.number("attention.value_length", full.value_dim.unwrap_or(full.head_dim));
+            self.number("rope.dimension_count", full.head_dim);
+            self.header.key(&format!("{}.rope.dimension_sections", own.name), Value::Numbers(vec![8, 8, 8, 0]));
+        }
+        let windows: Vec<Option<u64>> =
+            model.layers.iter().map(|layer| attention(layer).and_then(|attention| attention.window)).collect();
+        if let Some(window) = windows.iter().flatten().next() {
+            self.number("attention.sliding_window", *window);
+            let pattern = Value::Flags(windows.iter().map(Option::is_some).collect());
+            self.header.key(&format!("{}.attention.sliding_window_pattern", own.name), pattern);
+            let inside = model.layers.iter().filter_map(attention).find(|attention| attention.window.is_some());
+            if let Some(inside) = inside {
+                self.number("attention.key_length_swa", inside.head_dim);
+                self.number("attention.value_length_swa", inside.value_dim.unwrap_or(inside.head_dim));
+            }
+        }
+        if let Some(mla) = all.mla {
+            let key = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+            self.number("attention.head_count", mla.num_heads);
+            if let Some(rank) = mla.q_lora_rank {
+                self.number("attention.q_lora_rank", rank);
+            }
+            self.number("attention.kv_lora_rank", mla.kv_lora_rank);
+            self.number("rope.dimension_count", mla.qk_rope_head_dim);
+            if own.expands_latents {
+                self.number("attention.head_count_kv", mla.num_heads);
+                self.number("attention.key_length", key);
+                self.number("attention.value_length", mla.v_head_dim);
+            } else {
+                self.number("attention.head_count_kv", 1);
+                self.number("attention.key_length", mla.kv_lora_rank + mla.qk_rope_head_dim);
+                self.number("attention.value_length", mla.kv_lora_rank);
+                self.number("attention.key_length_mla", key);
+                self.number("attention.value_length_mla", mla.v_head_dim);
+            }
+        }
+        if let Some(d_conv) = all.short_conv {
+            self.number("shortconv.l_cache", d_conv);
+        }
+        let scan = (all.mamba1.map(|it| [it.d_conv, it.d_inner, it.d_state, it.dt_rank, 0]))
+            .or(all.mamba2.map(|it| [it.d_conv, it.num_heads * it.head_dim, it.d_state, it.num_heads, it.n_groups]))
+            .or(all.linear.map(|it| {
+                let values = it.num_v_heads * it.head_v_dim;
+                [it.d_conv.unwrap_or(0), values, it.head_k_dim, it.num_v_heads, it.num_k_heads]
+            }));
+        if let Some(numbers) = scan {
+            let keys = ["conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count"];
+            for (key, number) in keys.into_iter().zip(numbers) {
+                self.number(&format!("ssm.{key}"), number);
+            }
+        }
+        if all.linear.is_some() {
+            let interval = model.layers.iter().position(|layer| attention(layer).is_some());
+            self.number("full_attention_interval", interval.map_or(4, |first| first as u64 + 1));
+        }
+    }
+
+    /// A vocabulary of all bytes.
+    fn tokenizer(&mut self) {
+        let special = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter();
+        let tokens = special.chain((0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>"))).collect();
+        let kinds = [2, 3, 3].into_iter().chain([6; 256]).collect();
+        self.header.key("tokenizer.ggml.model", Value::Text("llama"));
+        self.header.key("tokenizer.ggml.tokens", Value::Texts(tokens));
+        self.header.key("tokenizer.ggml.token_type", Value::Numbers(kinds));
+        self.header.key("tokenizer.ggml.scores", Value::Floats([0.0; 259].to_vec()));
+        self.header.key("tokenizer.ggml.bos_token_id", Value::Number(1));
+        self.header.key("tokenizer.ggml.eos_token_id", Value::Number(2));
+    }
+
+    /// A matrix, or several of the same: the elements of a row, rows, matrices.
+    fn tensor(&mut self, name: &str, axes: &[u64]) {
+        self.header.tensor(name, axes, Kind::smallest(axes[0]));
+    }
+
+    fn vector(&mut self, name: &str, length: u64) {
+        self.header.tensor(&format!("{name}.weight"), &[length], Kind::F32);
+    }
+
+    /// What full attention turns its heads by.
+    fn rope_frequencies(&mut self, model: &Model) {
+        if let Some(full) = Dimensions::of(model).attention {
+            self.vector("rope_freqs", full.head_dim / 2);
+        }
+    }
+
+    /// Whether each layer has a feed-forward block. Where the model does not tell its size, all layers have one, or all
+    /// that would be empty.
+    fn feeds(&self, model: &Model) -> impl Iterator<Item = bool> {
+        let is_feed = |block: &BlockSpec| matches!(block, BlockSpec::FeedForward(_));
+        let is_known = blocks(model).any(is_feed);
+        let feed = self.architecture.feed;
+        model.layers.iter().map(move |layer| match feed {
+            Feed::None => false,
+            _ if is_known => layer.blocks.iter().any(is_feed),
+            Feed::Ungated => layer.blocks.is_empty(),
+            _ => true,
+        })
+    }
+
+    /// What such a layer is made of, or the block that the architecture has none of.
+    fn layer(&mut self, index: usize, layer: &LayerSpec, feeds: bool) -> Result<(), String> {
+        let hidden = self.hidden;
+        let mut layer_file = Layer { file: self, prefix: format!("blk.{index}.") };
+        let mixes = layer.blocks.iter().any(|block| !matches!(block, BlockSpec::FeedForward(_)));
+        if mixes || layer_file.has_lone_norm() {
+            layer_file.vector("attn_norm", hidden);
+        }
+        for block in &layer.blocks {
+            match block {
+                BlockSpec::Attention(attention) => layer_file.attention(attention),
+                BlockSpec::Mla(mla) => layer_file.mla(mla),
+                BlockSpec::Mamba1(mamba) => layer_file.mamba1(mamba),
+                BlockSpec::Mamba2(mamba) => layer_file.mamba2(mamba),
+                BlockSpec::LinearAttention(linear) => layer_file.linear(linear),
+                BlockSpec::ShortConv { channels, d_conv } => layer_file.short_conv(*channels, *d_conv),
+                BlockSpec::FeedForward(_) => {}
+                other => return Err(other.name().to_owned()),
+            }
+        }
+        if feeds {
+            layer_file.feed();
+        }
+        Ok(())
+    }
+}
+
+/// A layer of a file.
+struct Layer<'a, 'b> {
+    file: &'a mut Skeleton<'b>,
+    prefix: String,
+}
+
+impl Layer<'_, '_> {
+    /// Nemotron-H has one norm in every layer, whatever that is.
+    fn has_lone_norm(&self) -> bool {
+        self.file.architecture.norms.is_empty()
+    }
+
+    fn matrix(&mut self, name: &str, axes: &[u64]) {
+        let name = format!("{}{name}.weight", self.prefix);
+        self.file.tensor(&name, axes);
+    }
+
+    fn vector(&mut self, name: &str, length: u64) {
+        self.exact(&format!("{name}.weight"), &[length]);
+    }
+
+    /// Numbers in float32, by their whole name.
+    fn exact(&mut self, name: &str, axes: &[u64]) {
+        self.file.header.tensor(&format!("{}{name}", self.prefix), axes, Kind::F32);
+    }
+
+    fn attention(&mut self, it: &Attention) {
+        let (hidden, own) = (self.file.hidden, self.file.architecture);
+        let queries = it.num_heads * it.head_dim;
+        self.matrix("attn_q", &[hidden, if own.gated_queries { 2 * queries } else { queries }]);
+        self.matrix("attn_k", &[hidden, it.num_kv_heads * it.head_dim]);
+        self.matrix("attn_v", &[hidden, it.num_kv_heads * it.value_dim.unwrap_or(it.head_dim)]);
+        self.matrix("attn_output", &[queries, hidden]);
+        if own.head_norms {
+            self.vector("attn_q_norm", it.head_dim);
+            self.vector("attn_k_norm", it.head_dim);
+        }
+        if own.feed == Feed::Biased {
+            self.exact("attn_output.bias", &[hidden]);
+            self.vector("attn_sinks", it.num_heads);
+        }
+    }
+
+    fn mla(&mut self, it: &Mla) {
+        let hidden = self.file.hidden;
+        let key = it.qk_nope_head_dim + it.qk_rope_head_dim;
+        match it.q_lora_rank {
+            Some(rank) => {
+                self.matrix("attn_q_a", &[hidden, rank]);
+                self.vector("attn_q_a_norm", rank);
+                self.matrix("attn_q_b", &[rank, it.num_heads * key]);
+            }
+            None => self.matrix("attn_q", &[hidden, it.num_heads * key]),
+        }
+        self.matrix("attn_kv_a_mqa", &[hidden, it.kv_lora_rank + it.qk_rope_head_dim]);
+        self.vector("attn_kv_a_norm", it.kv_lora_rank);
+        if self.file.architecture.expands_latents {
+            self.matrix("attn_kv_b", &[it.kv_lora_rank, it.num_heads * (it.qk_nope_head_dim + it.v_head_dim)]);
+        } else {
+            self.matrix("attn_k_b", &[it.qk_nope_head_dim, it.kv_lora_rank, it.num_heads]);
+            self.matrix("attn_v_b", &[it.kv_lora_rank, it.v_head_dim, it.num_heads]);
+        }
+        self.matrix("attn_output", &[it.num_heads * it.v_head_dim, hidden]);
+    }
+
+    fn mamba1(&mut self, it: &Mamba1) {
+        let hidden = self.file.hidden;
+        self.matrix("ssm_in", &[hidden, 2 * it.d_inner]);
+        self.exact("ssm_conv1d.weight", &[it.d_conv, it.d_inner]);
+        self.exact("ssm_conv1d.bias", &[it.d_inner]);
+        self.matrix("ssm_x", &[it.d_inner, it.dt_rank + 2 * it.d_state]);
+        self.matrix("ssm_dt", &[it.dt_rank, it.d_inner]);
+        self.exact("ssm_dt.bias", &[it.d_inner]);
+        self.exact("ssm_a", &[it.d_state, it.d_inner]);
+        self.exact("ssm_d", &[it.d_inner]);
+        self.matrix("ssm_out", &[it.d_inner, hidden]);
+        if self.file.architecture.mamba_norms {
+            self.vector("ssm_dt_norm", it.dt_rank);
+            self.vector("ssm_b_norm", it.d_state);
+            self.vector("ssm_c_norm", it.d_state);
+        }
+    }
+
+    fn mamba2(&mut self, it: &Mamba2) {
+        let hidden = self.file.hidden;
+        let (inner, shared) = (it.num_heads * it.head_dim, 2 * it.n_groups * it.d_state);
+        self.matrix("ssm_in", &[hidden, 2 * inner + shared + it.num_heads]);
+        self.exact("ssm_conv1d.weight", &[it.d_conv, inner + shared]);
+        self.exact("ssm_conv1d.bias", &[inner + shared]);
+        self.exact("ssm_dt.bias", &[it.num_heads]);
+        self.exact("ssm_a", &[1, it.num_heads]);
+        self.exact("ssm_d", &[1, it.num_heads]);
+        self.exact("ssm_norm.weight", &[inner / it.n_groups.max(1), it.n_groups]);
+        self.matrix("ssm_out", &[inner, hidden]);
+    }
+
+    fn linear(&mut self, it: &LinearAttention) {
+        let hidden = self.file.hidden;
+        let (keys, values) = (it.num_k_heads * it.head_k_dim, it.num_v_heads * it.head_v_dim);
+        self.matrix("attn_qkv", &[hidden, 2 * keys + values]);
+        self.matrix("attn_gate", &[hidden, values]);
+        self.exact("ssm_conv1d.weight", &[it.d_conv.unwrap_or(0), 2 * keys + values]);
+        self.exact("ssm_dt.bias", &[it.num_v_heads]);
+        self.exact("ssm_a", &[it.num_v_heads]);
+        if self.file.architecture.joins_beta_alpha {
+            self.matrix("ssm_ba", &[hidden, 2 * it.num_v_heads]);
+        } else {
+            self.matrix("ssm_beta", &[hidden, it.num_v_heads]);
+            self.matrix("ssm_alpha", &[hidden, it.num_v_heads]);
+        }
+        self.vector("ssm_norm", it.head_v_dim);
+        self.matrix("ssm_out", &[values, hidden]);
+    }
+
+    fn short_conv(&mut self, channels: u64, d_conv: u64) {
+        let hidden = self.file.hidden;
+        self.exact("shortconv.conv.weight", &[d_conv, channels]);
+        self.matrix("shortconv.in_proj", &[hidden, 3 * channels]);
+        self.matrix("shortconv.out_proj", &[channels, hidden]);
+    }
+
+    fn feed(&mut self) {
+        let (hidden, own) = (self.file.hidden, self.file.architecture);
+        for norm in own.norms {
+            // Falcon-H1's has a name without an end.
+            let end = if own.name == "falcon-h1" { "" } else { ".weight" };
+            self.exact(&format!("{norm}{end}"), &[hidden]);
+        }
+        match own.feed {
+            Feed::None => {}
+            Feed::Dense => {
+                self.matrix("ffn_gate", &[hidden, FEED]);
+                self.matrix("ffn_up", &[hidden, FEED]);
+                self.matrix("ffn_down", &[FEED, hidden]);
+            }
+            Feed::Ungated => {
+                self.matrix("ffn_up", &[hidden, FEED]);
+                self.matrix("ffn_down", &[FEED, hidden]);
+            }
+            Feed::Joined => {
+                self.matrix("ffn_up", &[hidden, 2 * FEED]);
+                self.matrix("ffn_down", &[FEED, hidden]);
+            }
+            Feed::Experts | Feed::Shared | Feed::GatedShared | Feed::Biased => self.experts(own.feed),
+        }
+    }
+
+    fn experts(&mut self, feed: Feed) {
+        let hidden = self.file.hidden;
+        self.exact("ffn_gate_inp.weight", &[hidden, EXPERTS]);
+        self.matrix("ffn_gate_exps", &[hidden, FEED, EXPERTS]);
+        self.matrix("ffn_up_exps", &[hidden, FEED, EXPERTS]);
+        self.matrix("ffn_down_exps", &[FEED, hidden, EXPERTS]);
+        if matches!(feed, Feed::Shared | Feed::GatedShared) {
+            self.matrix("ffn_gate_shexp", &[hidden, FEED]);
+            self.matrix("ffn_up_shexp", &[hidden, FEED]);
+            self.matrix("ffn_down_shexp", &[FEED, hidden]);
+        }
+        if feed == Feed::GatedShared {
+            self.vector("ffn_gate_inp_shexp", hidden);
+        }
+        if feed == Feed::Biased {
+            self.exact("ffn_gate_inp.bias", &[EXPERTS]);
+            self.exact("ffn_gate_exps.bias", &[FEED, EXPERTS]);
+            self.exact("ffn_up_exps.bias", &[FEED, EXPERTS]);
+            self.exact("ffn_down_exps.bias", &[hidden, EXPERTS]);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! vLLM's own planners.
+//!
+//! They need Python with pip, a C compiler, the network once, and about 9 GB in `target/oracles`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{CONFIGS, answers, at, script, write};
+use crate::cuda_toolkit::target;
+use crate::sh;
+
+/// The versions whose planners are asked; their functions move between versions, and the script follows them.
+const VLLM: [&str; 2] = ["0.32.0", "0.33.0"];
+
+/// Asks about the zoo and `random` hybrids more.
+pub(super) fn run(random: u64) -> Result<(), String> {
+    VLLM.iter().try_for_each(|version| vllm(version, random))
+}
+
+/// Questions are the same for all versions; answers have a file for each.
+fn vllm(version: &str, random: u64) -> Result<(), String> {
+    let home = target(&format!("oracles/vllm-{version}"))?;
+    let python = home.join("bin/python");
+    if !home.join("installed").exists() {
+        install(version, &home, &python)?;
+    }
+    let random = random.to_string();
+    for (set, arguments) in [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random])] {
+        let questions = answers(Command::new(&python).arg(script("questions.py")).arg(set).args(arguments), "")?;
+        let mut planner = Command::new(&python);
+        planner.arg(script("vllm_planner.py")).arg(CONFIGS).env("LD_LIBRARY_PATH", &home);
+        let answers = answers(&mut planner, &questions)?;
+        write(&format!("{set}.jsonl"), &questions)?;
+        write(&format!("vllm-{version}.{set}.txt"), &answers)?;
+    }
+    Ok(())
+}
+
+/// A virtual environment with the engine and a driver that says there is no device.
+fn install(version: &str, home: &Path, python: &Path) -> Result<(), String> {
+    sh(Command::new("python3").args(["-m", "venv"]).arg(home))?;
+    let pip = |arguments: &[&str]| sh(Command::new(python).args(["-m"]).args(arguments));
+    pip(&["pip", "install", "--quiet", "uv"])?;
+    // Two of its packages pin certifi apart, and two bring the same files.
+    let overrides = home.join("overrides.txt");
+    fs::write(&overrides, "certifi\n").map_err(|error| at(&overrides, &error))?;
+    let uv = |arguments: &[&str]| {
+        sh(Command::new(python).args(["-m", "uv", "pip"]).args(arguments).env("VIRTUAL_ENV", home))
+    };
+    uv(&["install", "--quiet", "--override", &overrides.to_string_lossy(), &format!("vllm=={version}")])?;
+    uv(&["uninstall", "--quiet", "cuda-python"])?;
+    uv(&["install", "--quiet", "--reinstall", "--no-deps", "cuda-bindings==13.5.0"])?;
+    let driver = home.join("libcuda.so.1");
+    sh(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&driver).arg(script("absent_libcuda.c")))?;
+    let done = home.join("installed");
+    fs::write(&done, version).map_err(|error| at(&done, &error))
+}
