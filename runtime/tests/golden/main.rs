@@ -6,6 +6,7 @@ mod greedy;
 mod harness;
 mod narrow;
 mod offload;
+mod prediction;
 mod prefixes;
 mod sampled;
 mod speculative;
