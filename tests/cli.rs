@@ -389,6 +389,9 @@ fn a_host_tier_is_refused_where_no_prefix_can_be_kept_that_would_go_there() {
         "1".as_ref(),
         "--host-bytes".as_ref(),
         "16MiB".as_ref(),
+        // Nobody makes way for others either.
+        "--max-batch-size".as_ref(),
+        "1".as_ref(),
     ]);
     let said = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2), "{said}");

@@ -14,6 +14,7 @@ use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, int, refuse};
 use crate::layers::{Linear, Mixer, RmsNorm};
+use crate::prediction::PredictionLayer;
 use crate::step::{CacheUse, Names, Step};
 use crate::weights::{Matrix, Weights};
 
@@ -37,6 +38,11 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
         let _ = kept;
         Ok(())
+    }
+
+    /// Its own layer that predicts, with the embedding of its tokens.
+    fn prediction(&self) -> Option<(&PredictionLayer, &Matrix)> {
+        None
     }
 
     /// Its caches are those of these names.
@@ -132,6 +138,7 @@ pub(crate) struct Blocks {
     pub(crate) embedding_scale: f64,
     /// How its caches are called where they are a draft model's.
     pub(crate) names: Names,
+    pub(crate) prediction: Option<PredictionLayer>,
 }
 
 /// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`.
@@ -167,7 +174,7 @@ impl Block {
         Self { norm: None, mixer, post_norm: None, output_scale: 1.0, residual_scale: 1.0, residual_is_normed: false }
     }
 
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let normed = match &self.norm {
             Some(norm) => norm.forward(x)?,
             None => x.clone(),
@@ -206,6 +213,57 @@ impl Decoder {
     /// Moves the state of a layer on over the candidates that were accepted.
     pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
         self.text.replay(kept)
+    }
+
+    /// The layer of its own that predicts.
+    pub(crate) fn prediction(&self) -> Option<&PredictionLayer> {
+        self.text.prediction().map(|(prediction, _)| prediction)
+    }
+
+    /// As [`Decoder::forward`], and the hidden row of every token of the step, `[tokens.len(), hidden]`.
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`].
+    pub fn forward_with_hidden(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<[Tensor; 2], RuntimeError> {
+        let all: Vec<u32> = (0..tokens.len() as u32).collect();
+        rayon::scope(|_| {
+            let hidden = self.text.forward(tokens, &all, caches, metadata)?;
+            let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
+            Ok([self.projected(&chosen)?, hidden])
+        })
+    }
+
+    /// What the model's own prediction layer says behind the tokens `next`, each of which stands behind a hidden row of the
+    /// step: for the chosen rows f32 logits, and hidden rows of its own to go on from.
+    ///
+    /// # Errors
+    /// A model without one, or whose plan has no caches for it; as [`Decoder::forward`].
+    pub fn predict(
+        &self,
+        hidden: &Tensor,
+        next: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<[Tensor; 2], RuntimeError> {
+        let Some((prediction, embedding)) = self.text.prediction() else {
+            return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
+        };
+        rayon::scope(|_| {
+            let [said, onward] = prediction.forward(embedding, hidden, next, caches, metadata)?;
+            let rows = Tensor::new(rows, said.device())?;
+            Ok([self.projected(&said.index_select(&rows, 0)?)?, onward.index_select(&rows, 0)?])
+        })
+    }
+
+    fn projected(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(hidden))
     }
 
     /// Runs a step's tokens for what they leave in the caches alone.
@@ -273,7 +331,7 @@ impl Decoder {
         // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
         rayon::scope(|_| {
             let hidden = self.text.forward(tokens, rows, caches, metadata)?;
-            self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(&hidden))
+            self.projected(&hidden)
         })
     }
 }
@@ -329,6 +387,10 @@ impl TextModel for Blocks {
         }
         let layer = kept.layer.unwrap_or_default();
         Err(ManagerError::UnknownLayer { layer, kind: Kind::Ssm }.into())
+    }
+
+    fn prediction(&self) -> Option<(&PredictionLayer, &Matrix)> {
+        self.prediction.as_ref().map(|prediction| (prediction, &self.embedding))
     }
 
     fn call_caches(&mut self, names: Names) {

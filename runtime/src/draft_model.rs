@@ -116,7 +116,7 @@ impl DraftModel {
 }
 
 /// The candidates as a step of one token of each of their sequences.
-fn one_each(candidates: &[Candidate], step: &StepMetadata) -> StepMetadata {
+pub(crate) fn one_each(candidates: &[Candidate], step: &StepMetadata) -> StepMetadata {
     let mut one = StepMetadata { cu_seqlens: vec![0], ..StepMetadata::default() };
     let rows: Vec<(usize, usize)> = candidates
         .iter()

@@ -13,7 +13,7 @@ use candle_core::{Device, Tensor};
 
 use crate::costs::{Costs, Way};
 use crate::decoder::Decoder;
-use crate::draft_model::{Candidate, DraftModel};
+use crate::draft_model::{Candidate, DraftModel, one_each};
 use crate::error::{RequestError, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
@@ -59,6 +59,8 @@ struct Job {
     /// The prompt and what was generated so far.
     tokens: Vec<u32>,
     logits: Vec<Tensor>,
+    /// What the model's prediction layer says behind the last token.
+    predicted: Option<Predicted>,
     /// What was cached when it was admitted first.
     cached_tokens: Option<usize>,
     preemptions: u32,
@@ -69,6 +71,15 @@ struct Job {
     last_token: Duration,
     /// Why it has ended.
     finish: Option<Finish>,
+}
+
+/// What a prediction layer says behind a token.
+#[derive(Clone, Debug)]
+struct Predicted {
+    /// `[vocab_size]` on the CPU.
+    logits: Tensor,
+    /// `[1, hidden]`, from which it goes on.
+    hidden: Tensor,
 }
 
 /// A sequence in host memory.
@@ -316,9 +327,10 @@ impl<'a, 'b> Generator<'a, 'b> {
             drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
         let parts = self.running.iter().zip(chunks).map(|(running, tokens)| {
             let most = if verifies { self.most_drafts(running).min(left) } else { 0 };
-            let drafts = match self.serving.draft {
-                Some(_) => vec![0; most],
-                None => look_up(&running.job.tokens, most).to_vec(),
+            let drafts = match (self.serving.draft, &running.job.predicted) {
+                (Some(_), _) | (None, Some(_)) => vec![0; most],
+                (None, None) if self.predicts() => Vec::new(),
+                (None, None) => look_up(&running.job.tokens, most).to_vec(),
             };
             left -= drafts.len();
             Part { tokens, drafts }
@@ -423,10 +435,20 @@ impl<'a, 'b> Generator<'a, 'b> {
         Ok(Job { offloaded: Some(Offloaded { sequence, bytes, computed }), ..running.job })
     }
 
-    /// Lets a draft model make the guesses that there is room for, each drawn as the model's own token at its place will
-    /// be, so that models which agree draw alike.
+    /// Whether the model's own prediction layer guesses.
+    fn predicts(&self) -> bool {
+        self.serving.draft.is_none() && self.serving.model.prediction().is_some()
+    }
+
+    /// Lets a draft model or the model's own layer make the guesses that there is room for, each drawn as the model's own
+    /// token at its place will be, so that models which agree draw alike.
     fn guess(&mut self, parts: &mut [Part]) -> Result<(), RuntimeError> {
-        let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
+        let Serving { model, caches, draft, .. } = &self.serving;
+        if draft.is_none() && !self.predicts() {
+            return Ok(());
+        }
+        let hidden = |running: &Running| running.job.predicted.as_ref().map(|predicted| predicted.hidden.clone());
+        let mut hidden: Vec<Option<Tensor>> = self.running.iter().map(hidden).collect();
         for place in 0..parts.iter().map(|part| part.drafts.len()).max().unwrap_or(0) {
             // Who guesses one more token has caches of what is before it.
             let guessing = parts.iter().enumerate().filter(|(_, part)| part.drafts.len() > place);
@@ -436,7 +458,30 @@ impl<'a, 'b> Generator<'a, 'b> {
                     Candidate { sequence, place, token: if place == 0 { known } else { part.drafts[place - 1] } }
                 })
                 .collect();
-            let logits = draft.next(&candidates, caches, &self.metadata)?;
+            let of = |all: &[Option<Tensor>]| -> Vec<Tensor> {
+                candidates.iter().filter_map(|candidate| all[candidate.sequence].clone()).collect()
+            };
+            let logits = match (draft, place) {
+                (Some(draft), _) => draft.next(&candidates, caches, &self.metadata)?,
+                (None, 0) => {
+                    let said = |running: &Running| running.job.predicted.as_ref().map(|said| said.logits.clone());
+                    Tensor::stack(&of(&self.running.iter().map(said).collect::<Vec<_>>()), 0)?
+                }
+                // It stands where the token before the guess does.
+                (None, _) => {
+                    let before: Vec<Candidate> =
+                        candidates.iter().map(|candidate| Candidate { place: place - 1, ..*candidate }).collect();
+                    let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();
+                    let rows: Vec<u32> = (0..tokens.len() as u32).collect();
+                    let step = one_each(&before, &self.metadata);
+                    let [logits, next] =
+                        model.predict(&Tensor::cat(&of(&hidden), 0)?, &tokens, &rows, caches, &step)?;
+                    for (row, candidate) in candidates.iter().enumerate() {
+                        hidden[candidate.sequence] = Some(next.narrow(0, row, 1)?);
+                    }
+                    logits.to_device(&Device::Cpu)?
+                }
+            };
             for (row, Candidate { sequence, .. }) in candidates.iter().enumerate() {
                 let Job { request, tokens, .. } = &self.running[*sequence].job;
                 let known = [&tokens[..], &parts[*sequence].drafts[..place]].concat();
@@ -444,6 +489,29 @@ impl<'a, 'b> Generator<'a, 'b> {
                 // One that is no number is a bad guess, and no more.
                 parts[*sequence].drafts[place] = choice.unwrap_or(0);
             }
+        }
+        Ok(())
+    }
+
+    /// Lets the model's own layer go over a step that the model has made: `hidden` are its rows, `starts` the tokens that
+    /// each job had before.
+    fn predict(&mut self, parts: &[Part], starts: &[usize], hidden: &Tensor) -> Result<(), RuntimeError> {
+        let (mut next, mut rows, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (part, start)) in parts.iter().zip(starts).enumerate().filter(|(_, (part, _))| part.tokens > 0) {
+            let tokens = &self.running[index].job.tokens;
+            let count = part.tokens + part.drafts.len();
+            let known = count.min(tokens.len() - start - 1);
+            rows.push((next.len() + known - 1) as u32);
+            jobs.push(index);
+            // Behind a wrong guess nothing is known; what is computed there is computed again.
+            next.extend((1..=count).map(|behind| tokens.get(start + behind).copied().unwrap_or(0)));
+        }
+        let Serving { model, caches, .. } = &self.serving;
+        let [logits, hidden] = model.predict(hidden, &next, &rows, caches, &self.metadata)?;
+        let logits = logits.to_device(&Device::Cpu)?;
+        for (row, index) in jobs.into_iter().enumerate() {
+            let predicted = Predicted { logits: logits.get(row)?, hidden: hidden.narrow(0, row, 1)? };
+            self.running[index].job.predicted = Some(predicted);
         }
         Ok(())
     }
@@ -468,6 +536,8 @@ impl<'a, 'b> Generator<'a, 'b> {
     /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
     fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
         let verifies = parts.iter().any(|part| !part.drafts.is_empty());
+        let starts: Vec<usize> = self.running.iter().map(|running| running.computed).collect();
+        let predicts = self.predicts();
         let (mut tokens, mut rows, mut complete) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (running, part)) in self.running.iter_mut().zip(parts).enumerate() {
             tokens.extend_from_slice(&running.job.tokens[running.computed..][..part.tokens]);
@@ -483,15 +553,19 @@ impl<'a, 'b> Generator<'a, 'b> {
         }
         let Serving { model, draft, caches, .. } = &mut self.serving;
         let begun = Instant::now();
-        let logits = model.forward(&tokens, &rows, caches, &self.metadata)?.to_device(&Device::Cpu)?;
+        let (logits, hidden) = match predicts {
+            true => {
+                let [logits, hidden] = model.forward_with_hidden(&tokens, &rows, caches, &self.metadata)?;
+                (logits, Some(hidden))
+            }
+            false => (model.forward(&tokens, &rows, caches, &self.metadata)?, None),
+        };
+        let logits = logits.to_device(&Device::Cpu)?;
         if parts.iter().any(|part| part.tokens > 1) {
             self.costs.computed(tokens.len(), begun.elapsed());
         }
         if let Some(draft) = draft.filter(|_| !verifies) {
             draft.fill(&tokens, caches, &self.metadata)?;
-        }
-        if !verifies {
-            self.remember(parts)?;
         }
         let (mut row, mut accepted) = (0, Vec::new());
         for &index in &complete {
@@ -499,6 +573,9 @@ impl<'a, 'b> Generator<'a, 'b> {
             let right = self.verify(index, drafts, &logits, row)?;
             row += 1 + drafts.len();
             accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
+        }
+        if let Some(hidden) = hidden {
+            self.predict(parts, &starts, &hidden)?;
         }
         if verifies {
             self.catch_up(parts, &accepted)?;
@@ -520,9 +597,8 @@ impl<'a, 'b> Generator<'a, 'b> {
                 (Err(_), Some(error)) => return Err(error),
                 (committed, _) => committed?,
             }
-            self.remember(parts)?;
         }
-        Ok(())
+        self.remember(parts)
     }
 
     /// Appends what the model says behind the known tokens: a token, and another for each guess that was right before it.
@@ -618,6 +694,7 @@ impl Job {
             request: request.clone(),
             tokens: request.prompt.clone(),
             logits,
+            predicted: None,
             cached_tokens: None,
             preemptions: 0,
             offloaded: None,

@@ -21,6 +21,7 @@ mod generation_config;
 mod layers;
 mod markdown;
 mod models;
+mod prediction;
 mod profile;
 mod prompts;
 mod replies;

@@ -153,10 +153,11 @@ impl Session {
             generation.eos = Vec::new();
         }
         let loading = options.loading.clone();
+        let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let own = |model: &Model, device: &Device| {
             models::refuse_unknown(model)?;
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
-            Decoder::load(model, &weights.shown_in(loading))
+            Decoder::load(model, &weights.shown_in(loading).predicting(predicting))
         };
         let engine = options.graph_engine.clone();
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
@@ -198,6 +199,7 @@ impl Session {
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
+        let predicts = draft.is_none() && models::predicts(&model.decoder);
         let request =
             PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
                 .with_step_of(&model);
@@ -210,10 +212,13 @@ impl Session {
             }
             false => None,
         };
-        refuse_unused(&first, &settings, |feature| unused(feature, prefixes.as_ref(), &first, &budget, &device))?;
+        refuse_unused(&first, &settings, |feature| {
+            unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts)
+        })?;
         let decoder = load(&model, &device)?;
         let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
         CountingAllocator::trim();
+        decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
         refuse_unused(&first, &settings, |feature| {
             let is_graph = decoder.max_seq_len().is_some();
@@ -512,12 +517,18 @@ fn unused(
     plan: &CachePlan,
     budget: &Budget,
     device: &Device,
+    predicts: bool,
 ) -> Option<String> {
+    let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
     let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
     match feature {
         Feature::Ranks => Some("a run has the whole model on one device".into()),
-        Feature::Speculation if budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0) => {
-            Some("a run drafts by looking up the prompt or by a draft model, and has no prediction layers".into())
+        Feature::Speculation if !predicts && predicting > 0 => Some(
+            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model"
+                .into(),
+        ),
+        Feature::Speculation if predicting > 1 => {
+            Some("a run guesses with one prediction layer, one token after the other; state `mtp_layers = 1`".into())
         }
         // Snapshots are the default. Inputs that are kept in fewer bits than they have would move states elsewhere.
         Feature::Speculation

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 
-use cacheplan_handlers::{Growth, Kind};
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, Route};
@@ -93,13 +93,17 @@ impl CacheUse {
 
     /// That of a planned resource.
     fn of(resource: &Resource) -> Option<Self> {
-        let handler = &resource.handler;
+        Self::of_handler(resource.layer?, &resource.handler)
+    }
+
+    /// That of a handler in a layer.
+    pub(crate) fn of_handler(layer: u32, handler: &ResourceHandler) -> Option<Self> {
         let window = match handler.growth() {
             Growth::Paged { window, .. } => window.map(u64::from),
             _ => None,
         };
         let shape = handler.shape().iter().map(|dim| dim.size).collect();
-        Some(Self { layer: resource.layer?, kind: handler.kind().clone(), shape, window })
+        Some(Self { layer, kind: handler.kind().clone(), shape, window })
     }
 
     /// Whether what is planned holds it: the same, or more tokens than are read.

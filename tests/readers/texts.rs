@@ -51,7 +51,7 @@ fn vocabulary(kind: &str) -> Vec<u8> {
     fn text(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
     }
-    fn list(kind: u32, entries: Vec<Vec<u8>>) -> Vec<u8> {
+    fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
         let head = [9u32.to_le_bytes(), kind.to_le_bytes()].concat();
         [head, (entries.len() as u64).to_le_bytes().to_vec(), entries.concat()].concat()
     }
@@ -60,14 +60,14 @@ fn vocabulary(kind: &str) -> Vec<u8> {
     }
     let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab", "1", "Ġ"];
     let numbers = |numbers: [u32; 10]| numbers.map(|number| number.to_le_bytes().to_vec()).to_vec();
-    let scores = (0..10).map(|at| (-(at as f32)).to_le_bytes().to_vec()).collect();
+    let scores: Vec<_> = (0..10).map(|at| (-(at as f32)).to_le_bytes().to_vec()).collect();
     let keys = [
         ("model", said(kind)),
         ("pre", said("qwen2")),
-        ("tokens", list(8, tokens.map(text).to_vec())),
-        ("scores", list(6, scores)),
-        ("token_type", list(5, numbers([2, 3, 3, 1, 1, 1, 1, 1, 1, 1]))),
-        ("merges", list(8, ["a b", "▁ ab"].map(text).to_vec())),
+        ("tokens", list(8, &tokens.map(text))),
+        ("scores", list(6, &scores)),
+        ("token_type", list(5, &numbers([2, 3, 3, 1, 1, 1, 1, 1, 1, 1]))),
+        ("merges", list(8, &["a b", "▁ ab"].map(text))),
         ("bos_token_id", [4u32.to_le_bytes(), 1u32.to_le_bytes()].concat()),
     ];
     let mut file =

@@ -15,6 +15,7 @@ use crate::layers::{
     Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RmsNorm,
     RopeConfig, SharedExpert, size,
 };
+use crate::prediction::PredictionNames;
 use crate::weights::{Scope, Weights};
 
 /// The keys of a `config.json` of this family that its decoder reads.
@@ -53,8 +54,19 @@ fn build(
     weights: &Weights,
     projections: LoadProjections,
 ) -> Result<Decoder, RuntimeError> {
-    let frame =
-        Frame { load_norm: RmsNorm::load_from_one, ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let names = PredictionNames {
+        root: Some("mtp"),
+        token_norm: "pre_fc_norm_embedding",
+        hidden_norm: "pre_fc_norm_hidden",
+        projection: "fc",
+        norm: "norm",
+        goes_on_normed: true,
+    };
+    let frame = Frame {
+        load_norm: RmsNorm::load_from_one,
+        prediction: Some(names),
+        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+    };
     let rope = config.rope.with_default_share(0.25);
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \

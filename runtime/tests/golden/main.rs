@@ -10,6 +10,7 @@ mod harness;
 mod models;
 mod narrow;
 mod offload;
+mod prediction;
 mod prefixes;
 mod sampled;
 mod speculative;
