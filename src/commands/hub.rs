@@ -14,7 +14,12 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 
 /// What a MODEL argument says: a path, or what the cache has under a name.
 pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().map(|path| located(&path, folder().as_deref()))
+    PathBufValueParser::new().map(|path| find(&path))
+}
+
+/// The same for what is typed elsewhere.
+pub(crate) fn find(path: &Path) -> PathBuf {
+    located(path, folder().as_deref())
 }
 
 /// What to do about a model that is not there; `None` for what is no name on the hub.

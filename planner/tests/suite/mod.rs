@@ -15,6 +15,7 @@ mod groundtruth;
 mod ledger;
 mod logs;
 mod oracles;
+mod pictures;
 mod plan;
 mod plan_file;
 mod random;

@@ -62,7 +62,8 @@ impl Weights {
         }
     }
 
-    fn sharded(source: &Source, folder: &Files<'_>) -> Result<Self, FrontendError> {
+    /// Those of the files that an index names.
+    pub(super) fn sharded(source: &Source, folder: &Files<'_>) -> Result<Self, FrontendError> {
         let mut weights = Self::none(source);
         let index: Index = source.json(Limit::INDEX)?;
         let mut read = 0;
@@ -156,6 +157,11 @@ impl Weights {
 
 /// The file that says which tensor is in which shard.
 const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Whether it names the files of weights that are in several.
+pub(super) fn is_index(source: &Source) -> bool {
+    source.name().ends_with(".safetensors.index.json")
+}
 
 /// Whether it is a name of a file that does not lead out of its folder.
 fn is_plain(shard: &str) -> bool {
