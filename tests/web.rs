@@ -213,7 +213,8 @@ fn the_page_asks_nobody_but_the_hub() {
         let text = fs::read(&path).unwrap();
         let text = String::from_utf8_lossy(&text);
         // The names of namespaces are no addresses; the hub's are in one file, and in the policy that allows them.
-        let hub = ["http://www.w3.org/2000/svg", "https://huggingface.co", "https://*.huggingface.co", "https://*.hf.co"];
+        let hub =
+            ["http://www.w3.org/2000/svg", "https://huggingface.co", "https://*.huggingface.co", "https://*.hf.co"];
         let addresses = hub.iter().fold(text.to_string(), |text, address| text.replace(address, ""));
         assert!(kept || !addresses.contains("http://") && !addresses.contains("https://"), "{}", path.display());
         assert!(kept || !text.contains("innerHTML") && !text.contains("eval("), "{}", path.display());

@@ -140,7 +140,7 @@ fn labels_of_the_whole_zoo_never_overlap_and_stay_inside() {
         for width in [350.0, 952.0] {
             labels += assert_labels_are_apart(name, &map::pair(plan, device, width));
             for pool in &plan.pools {
-                let within = map::draw(plan, device, &[pool.id.clone()], width);
+                let within = map::draw(plan, device, std::slice::from_ref(&pool.id), width);
                 assert!(within.path.len() == 3 || pool.members.is_empty(), "{name} {}: {:?}", pool.id, within.path);
                 labels += assert_labels_are_apart(name, &within.picture);
             }

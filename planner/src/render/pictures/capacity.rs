@@ -75,7 +75,7 @@ pub(crate) fn numbers(curves: &Curves) -> Element {
         row
     });
     let numbers: Vec<usize> = (0..head.len()).filter(|column| *column != 2).collect();
-    table("Sequences at once by the length of each", &head, &numbers, rows.collect())
+    table("Sequences at once by the length of each", &head, &numbers, &rows.collect::<Vec<_>>())
 }
 
 /// Each engine beside ours with the plan's own budget.
@@ -96,5 +96,5 @@ pub(crate) fn engines(curves: &Curves) -> Element {
     });
     let head = ["engine", "ours", "engine's", "our waste", "its waste", "why"];
     let caption = "With this budget and the dtypes that each engine chooses, for the same bytes";
-    table(caption, &head, &[1, 2, 3, 4], rows.collect())
+    table(caption, &head, &[1, 2, 3, 4], &rows.collect::<Vec<_>>())
 }

@@ -31,7 +31,7 @@ impl CachePlan {
             vec![pool.id.clone(), owner, units, unit, each, size(pool.bytes.into()), ranges(&pool.layers)]
         });
         let head = ["pool", "owner", "units", "", "bytes each", "size", "layers"];
-        let pools = table("Every pool", &head, &[2, 4, 5], pools.collect());
+        let pools = table("Every pool", &head, &[2, 4, 5], &pools.collect::<Vec<_>>());
         let sections = [
             section(
                 "Memory of one GPU",
@@ -83,7 +83,7 @@ impl Answer {
             );
             row
         });
-        table("The best layout of each device", &head, &[1, 4, 6, 7], rows.collect())
+        table("The best layout of each device", &head, &[1, 4, 6, 7], &rows.collect::<Vec<_>>())
     }
 }
 

@@ -84,7 +84,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// A table whose first column names the rows; columns whose index is in `numbers` end flush.
-pub(crate) fn table(caption: &str, head: &[&str], numbers: &[usize], rows: Vec<Vec<String>>) -> Element {
+pub(crate) fn table(caption: &str, head: &[&str], numbers: &[usize], rows: &[Vec<String>]) -> Element {
     let cell = |(column, text): (usize, &String)| {
         let cell = if column == 0 { Element::new("th").with("scope", "row") } else { Element::new("td") };
         let cell = if numbers.contains(&column) { cell.with("class", "number") } else { cell };

@@ -37,22 +37,14 @@ pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
         let label = Label::PLAIN.draw((x, y), top - GAP, &heading(of));
         label.with("transform", format!("rotate(-90 {x:.1} {y:.1})"))
     });
-    let rows = devices.iter().enumerate().flat_map(|(row, device)| {
-        let y = top + ROW * row as f64;
-        let name = Label::END.draw((left - GAP, y + ROW / 2.0 + 4.0), left - GAP, device);
-        let cells = layouts
-            .iter()
-            .enumerate()
-            .filter_map(move |(column, (_, of))| Some((left + cell * column as f64, y, *device, of)));
-        [(name, cells)]
-    });
     let mut drawn: Vec<Element> = names.collect();
-    for (name, cells) in rows {
-        drawn.push(name);
-        for (x, y, device, of) in cells {
-            let found =
-                answer.fits.iter().position(|fit| fit.kv_dtype.is_none() && fit.device == device && layout(fit) == *of);
-            drawn.extend(found.map(|at| one(answer, at, (x, y), cell)));
+    for (row, device) in devices.iter().enumerate() {
+        let y = top + ROW * row as f64;
+        drawn.push(Label::END.draw((left - GAP, y + ROW / 2.0 + 4.0), left - GAP, device));
+        for (column, (_, of)) in layouts.iter().enumerate() {
+            let is_here = |fit: &Fit| fit.kv_dtype.is_none() && fit.device == *device && layout(fit) == *of;
+            let found = answer.fits.iter().position(is_here);
+            drawn.extend(found.map(|at| one(answer, at, (left + cell * column as f64, y), cell)));
         }
     }
     picture.children(drawn)

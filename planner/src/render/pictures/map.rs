@@ -245,5 +245,10 @@ pub(crate) fn numbers(plan: &CachePlan) -> Element {
         let bytes = size(line.bytes.into());
         vec![line.name.to_string(), count(line.bytes), bytes, source_name(line.source).into(), line.note.clone()]
     });
-    table("Where the bytes of the device go", &["", "bytes", "size", "known by", "why"], &[1, 2], rows.collect())
+    table(
+        "Where the bytes of the device go",
+        &["", "bytes", "size", "known by", "why"],
+        &[1, 2],
+        &rows.collect::<Vec<_>>(),
+    )
 }

@@ -114,7 +114,7 @@ fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -125,8 +125,8 @@ fn count(value: u64) -> String {
 /// `32k` for 32,768 tokens.
 fn tokens(value: f64) -> String {
     match value as u64 {
-        tokens if tokens > 0 && tokens % (1 << 20) == 0 => format!("{}m", tokens >> 20),
-        tokens if tokens > 0 && tokens % (1 << 10) == 0 => format!("{}k", tokens >> 10),
+        tokens if tokens > 0 && tokens.is_multiple_of(1 << 20) => format!("{}m", tokens >> 20),
+        tokens if tokens > 0 && tokens.is_multiple_of(1 << 10) => format!("{}k", tokens >> 10),
         tokens => tokens.to_string(),
     }
 }

@@ -44,6 +44,9 @@ impl CachePlan {
         let head: Vec<&str> =
             ["checkpoints"].into_iter().chain(rates.iter().map(|(policy, _)| policy.as_str())).collect();
         let columns: Vec<usize> = (0..head.len()).collect();
-        Drawn { picture: chart.draw(width), numbers: table("Hit rate by checkpoints", &head, &columns, rows.collect()) }
+        Drawn {
+            picture: chart.draw(width),
+            numbers: table("Hit rate by checkpoints", &head, &columns, &rows.collect::<Vec<_>>()),
+        }
     }
 }
