@@ -32,6 +32,11 @@ impl Failure {
         Self::new(1, miette::miette!("{}", chain(&error)))
     }
 
+    /// The exit code and the message, for who shows them elsewhere.
+    pub(crate) fn said(&self) -> (u8, String) {
+        (self.code, self.report.to_string())
+    }
+
     /// Prints the error to stderr.
     pub(crate) fn report(self) -> ExitCode {
         let text = format!("{:?}\n", self.report);

@@ -117,7 +117,9 @@ fn the_graph_prints_as_dot_with_its_caches() {
     let output = cacheplan(&["plan".as_ref(), config(NANO).as_os_str(), "--format".as_ref(), "dot".as_ref()]);
     let dot = String::from_utf8(output.stdout).unwrap();
     assert!(dot.starts_with("digraph"), "{dot}");
-    assert_eq!(dot.matches("shape=cylinder").count(), 52);
+    // 52 caches of 29 layers, in a pattern that is drawn once.
+    let caches = dot.matches("shape=cylinder").count();
+    assert!((3..30).contains(&caches) && dot.contains("\"× "), "{caches}\n{dot}");
 }
 
 #[test]

@@ -189,11 +189,13 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 
 #[rstest]
 #[case(&["--as", "vllm", "--cache-bytes", "24GiB", "--format", "svg"], "with --as use")]
+#[case(&["--as", "vllm", "--cache-bytes", "24GiB", "--format", "html"], "with --as use")]
 #[case(&["--as", "vllm", "--cache-bytes", "24GiB", "--format", "dot"], "with --as use")]
 #[case(&["--ranks"], "there is one rank")]
 #[case(&["--stage", "1"], "there is one rank")]
 #[case(&["--pp", "2", "--stage", "2"], "the stages are 0 to 1")]
 #[case(&["--pp", "2", "--ranks", "--format", "svg"], "--stage N")]
+#[case(&["--pp", "2", "--ranks", "--format", "html"], "--stage N")]
 #[case(&["--tp", "many"], "invalid value")]
 #[case(&["--memory-bytes", "-1"], "-1")]
 #[case(&["--mtp-layers", "4294967295", "--draft-tokens", "1"], "4294967295 is not in 0..=1024")]

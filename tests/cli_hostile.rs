@@ -89,7 +89,7 @@ fn a_description_steers_no_terminal() {
     let llama = fs::read_to_string(fixture("../../transforms/src/frontend/config/architectures/llama.toml")).unwrap();
     let (_, rest) = llama.split_once('\n').unwrap();
     fs::write(&description, format!("model_types = [{}]\n{rest}", json!(HOSTILE))).unwrap();
-    for format in ["table", "json", "yaml", "markdown", "svg", "dot"] {
+    for format in ["table", "json", "yaml", "markdown", "svg", "html", "dot"] {
         let mut plan = command(&["plan"]);
         plan.arg(&config).arg("--description").arg(&description).args(["--format", format]);
         assert_harmless(&plan.output().unwrap());

@@ -388,6 +388,13 @@ impl Fit {
         [self.kv_dtype, self.state_dtype].into_iter().flatten().count()
     }
 
+    /// Engine, sizes and dtypes, for people.
+    pub(crate) fn layout(&self) -> String {
+        let engine = self.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
+        let flags = self.flags().replace("--", "").replace("-dtype", "");
+        engine + if flags.is_empty() { "alone" } else { &flags }
+    }
+
     /// The layout as flags of `cacheplan plan`.
     pub fn flags(&self) -> String {
         let sizes = self.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);

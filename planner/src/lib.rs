@@ -41,6 +41,7 @@ mod checkpoints;
 mod compare;
 mod config;
 mod context;
+mod curves;
 mod demand;
 mod device;
 mod diff;

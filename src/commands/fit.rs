@@ -66,6 +66,8 @@ enum Format {
     Csv,
     /// Capacity over context and a map of devices by layout, 1000 pixels wide
     Svg,
+    /// One file with the same pictures and their numbers; works offline, and prints
+    Html,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -103,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
         Format::Csv => print(&answer.csv())?,
         Format::Svg => print(&answer.svg())?,
+        Format::Html => print(&answer.html())?,
     }
     match answer.best() {
         Some(_) => Ok(()),

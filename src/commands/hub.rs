@@ -11,7 +11,12 @@ use crate::failure::note;
 
 /// What a MODEL argument says: a path, or what the cache has under a name.
 pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().map(|path| Hub::from_env().located(&path))
+    PathBufValueParser::new().map(|path| find(&path))
+}
+
+/// The same for what is typed elsewhere.
+pub(crate) fn find(path: &Path) -> PathBuf {
+    Hub::from_env().located(path)
 }
 
 /// What to do about weights that are not there; `None` for what is no name on the hub.

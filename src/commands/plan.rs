@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{CachePlan, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
+use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{ModelArgs, Target};
+use crate::commands::load::{Loaded, ModelArgs, Target};
 use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, print, write};
 
@@ -73,7 +73,9 @@ enum Format {
     Markdown,
     /// A memory map, 1000 pixels wide
     Svg,
-    /// The model's graph for Graphviz; nodes with caches stand out
+    /// One file with all pictures of the page and their numbers; works offline, and prints
+    Html,
+    /// The model's graph for Graphviz; nodes with caches stand out, layers alike are drawn once
     Dot,
 }
 
@@ -123,7 +125,8 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Json => print(&json(serde_json::to_string_pretty(&plan))?),
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
-            Format::Svg => print(&plan.svg()),
+            Format::Svg => print(&plan.svg_on(request.device)),
+            Format::Html => print(&html(&loaded, &request, &plan)?),
             Format::Table | Format::Dot => print(&(heading + &plan.table() + &knobs(&request, &plan))),
         };
     };
@@ -132,7 +135,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
         Format::Yaml => print(&both.yaml()),
         Format::Markdown => print(&both.markdown()),
-        Format::Svg => refuse_beside(args, "our own plan"),
+        Format::Svg | Format::Html => refuse_beside(args, "our own plan"),
         Format::Table | Format::Dot => print(&(heading + &both.table())),
     }
 }
@@ -147,11 +150,21 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
         Format::Json => print(&written),
         Format::Yaml => print(&ranks.yaml()),
         Format::Markdown => print(&ranks.markdown()),
-        Format::Svg | Format::Dot => {
-            Err(Failure::new(2, miette!("--format svg draws one plan: name its stage with --stage N, without --ranks")))
+        Format::Svg | Format::Html | Format::Dot => {
+            let one = "this format draws one plan: name its stage with --stage N, without --ranks";
+            Err(Failure::new(2, miette!("{one}")))
         }
         Format::Table => print(&ranks.table()),
     }
+}
+
+/// The plan with its pictures, and what every engine would do with the same bytes.
+fn html(loaded: &Loaded, request: &PlanRequest<'_>, plan: &CachePlan) -> Result<String, Failure> {
+    let engines = Engine::all().iter().copied().map(EngineSpec::from);
+    let collected = engines.map(|engine| Ok((engine, loaded.for_engine(engine)?)));
+    let collected = collected.collect::<Result<Vec<_>, Failure>>()?;
+    let engines: Vec<_> = collected.iter().map(|(engine, of)| (*engine, loaded.request_of(of))).collect();
+    Ok(plan.html(request.device, &loaded.model.layers, &loaded.request().curves(&[], &engines)))
 }
 
 /// What each change by itself would admit.

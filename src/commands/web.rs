@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cacheplan::transforms::{Model, ReadOptions};
 use cacheplan_web::{Place, Server};
 
 use crate::commands::hub;
+use crate::commands::load::{open, unread};
 use crate::failure::{Failure, print_now};
 
 #[derive(clap::Args)]
@@ -21,10 +23,16 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string() });
     let places = named.chain(hub::places()).collect();
-    let server = Server::open(args.port, places).map_err(Failure::error)?;
+    let server = Server::open(args.port, places, opened).map_err(Failure::error)?;
     print_now(&format!("{}\n", server.address()))?;
     server.run();
     Ok(())
+}
+
+/// A model as a MODEL argument names it; what is piped into the server is none.
+fn opened(typed: &str) -> Result<Model, (u8, String)> {
+    let path = hub::find(Path::new(if typed == "-" { "./-" } else { typed }));
+    open(&path, &ReadOptions::default()).map_err(|error| unread(&path, error).said())
 }
 
 fn name(path: &Path) -> String {

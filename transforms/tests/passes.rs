@@ -4,7 +4,7 @@ mod support;
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{
-    Collected, GraphBuilder, Model, Op, PassContext, PassError,
+    Collected, GraphBuilder, Model, Op, PassContext, PassError, ReadOptions,
     layers::{Attention, FeedForward, Mamba2},
     registry::{Cache, Descriptor},
 };
@@ -185,6 +185,44 @@ fn dot_makes_caches_and_their_readers_stand_out() {
     assert_eq!(dot.matches("fillcolor=lightblue").count(), 3);
     assert_eq!(dot.matches("fillcolor=gold").count(), 3);
     assert!(dot.starts_with("digraph") && dot.ends_with("}\n"));
+}
+
+/// One that nobody can look at is no picture: the largest model has thousands of ops.
+#[test]
+fn graphs_of_the_whole_zoo_have_few_nodes_since_layers_that_repeat_are_drawn_once() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
+    let mut drawn = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(mut model) = Model::read(&path, &ReadOptions::default()) else { continue };
+        if model.graph.collect(&PassContext::default()).is_err() {
+            continue;
+        }
+        let dot = model.graph.dot().to_string();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let nodes = dot.lines().filter(|line| line.contains(" [label=") && !line.contains(" -> ")).count();
+        assert!(nodes <= 220, "{name}: {nodes} nodes");
+        // Clusters follow each other, each layer in one of them.
+        let mut free = 0;
+        for title in dot.lines().filter_map(|line| line.trim().strip_prefix("label=\"")) {
+            let (first, last) = layers_of(title);
+            assert!((free..=last).contains(&first), "{name}: {title}");
+            free = last + 1;
+        }
+        assert!((1..=model.info.layers).contains(&free), "{name}: {free}");
+        drawn += 1;
+    }
+    assert!(drawn > 60, "{drawn} graphs");
+}
+
+/// The first and the last of `layer 3"`, or of `× 7, layers 4 to 17"`.
+fn layers_of(title: &str) -> (u32, u32) {
+    let words = title.split(|letter: char| !letter.is_ascii_digit());
+    let numbers: Vec<u32> = words.filter_map(|number| number.parse().ok()).collect();
+    match numbers[..] {
+        [_, first, last] => (first, last),
+        _ => (numbers[0], numbers[0]),
+    }
 }
 
 /// The boundary that makes new architectures descriptions only.

@@ -5,12 +5,11 @@ use cacheplan_planner::{
     Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Engine, EngineSpec, FitQuestion, Key, Parallel,
     PlanError, PlanRequest, Prices, RankPlans, Serving, Target, Values,
 };
-use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
-use cacheplan_transforms::{Collected, Graph, Model, PassContext, Resources};
+use cacheplan_transforms::{Collected, Graph, Model, ModelInfo, PassContext, Resources};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::question::Of;
+use crate::question::{Format, Of};
 
 /// An error as the command ends with it.
 #[derive(Debug, Serialize)]
@@ -66,16 +65,24 @@ fn walk(graph: &Graph, context: &PassContext) -> Result<Collected, Refused> {
 /// What a question is about: a model with its caches, a budget, a device.
 pub(crate) struct Subject<'a> {
     model: &'a Model,
+    /// The model that drafts for it.
+    draft: Option<&'a Model>,
     config: Config,
     device: Option<DeviceInfo>,
-    resources: Resources,
+    caches: Caches,
     stage: u32,
     /// What was taken for granted.
     notes: Vec<String>,
 }
 
+/// The caches of a model and of the one that drafts for it.
+struct Caches {
+    own: Resources,
+    draft: Option<Resources>,
+}
+
 impl<'a> Subject<'a> {
-    pub(crate) fn of(model: &'a Model, of: &Of) -> Result<Self, Refused> {
+    pub(crate) fn of(model: &'a Model, draft: Option<&'a Model>, of: &Of) -> Result<Self, Refused> {
         let several = match of.device.trim() {
             "" => None,
             device => Some(DeviceInfo::several(device).map_err(Refused::usage)?),
@@ -103,24 +110,40 @@ impl<'a> Subject<'a> {
         if let (None, Some(why)) = (model.info.weights, &model.weights_unknown) {
             notes.push(format!("the size of the weights is not known: {why}"));
         }
-        let resources = walk(&model.graph, &config.budget.pass_context(&model.info))?.resources;
+        let budget = &config.budget;
+        let caches = Caches::of(model, draft, |info| budget.pass_context(info))?;
         let device = several.map(|(_, device)| device);
-        Ok(Self { model, config, device, resources, stage: of.stage, notes })
+        Ok(Self { model, draft, config, device, caches, stage: of.stage, notes })
     }
 
     fn budget(&self) -> &Budget {
         &self.config.budget
     }
 
-    fn request<'b>(&'b self, budget: &'b Budget, resources: &'b Resources) -> PlanRequest<'b> {
-        let request =
-            PlanRequest { device: self.device.as_ref(), ..PlanRequest::new(&self.model.info, resources, budget) };
+    fn request<'b>(&'b self, caches: &'b Caches) -> PlanRequest<'b> {
+        let request = PlanRequest::new(&self.model.info, &caches.own, self.budget());
+        let request = PlanRequest { device: self.device.as_ref(), ..request };
+        let request = match self.draft.zip(caches.draft.as_ref()) {
+            Some((draft, resources)) => request.drafted_by(&draft.info, resources),
+            None => request,
+        };
         request.with_step_of(self.model)
+    }
+
+    /// The caches as every engine would have them.
+    fn of_engines(&self) -> Result<Vec<(EngineSpec, Caches)>, Refused> {
+        let engines = Engine::all().iter().copied().map(EngineSpec::from);
+        let of = |engine| Caches::of(self.model, self.draft, |info| self.budget().engine_context(info, engine));
+        engines.map(|engine| Ok((engine, of(engine)?))).collect()
+    }
+
+    fn requests<'b>(&'b self, engines: &'b [(EngineSpec, Caches)]) -> Vec<(EngineSpec, PlanRequest<'b>)> {
+        engines.iter().map(|(engine, caches)| (*engine, self.request(caches))).collect()
     }
 
     /// The plan of the stage, and its request with what all ranks agreed on.
     fn planned(&self) -> Result<(CachePlan, PlanRequest<'_>, Option<String>), Refused> {
-        let request = self.request(self.budget(), &self.resources);
+        let request = self.request(&self.caches);
         if self.budget().parallel == Parallel::default() {
             return Ok((request.plan()?, request, None));
         }
@@ -131,6 +154,14 @@ impl<'a> Subject<'a> {
         })?;
         let agreement = (stages > 1).then_some(ranks.agreement);
         Ok((plan, PlanRequest { stage: self.stage, agreement, ..request }, Some(ranks.heading())))
+    }
+}
+
+impl Caches {
+    fn of(model: &Model, draft: Option<&Model>, context: impl Fn(&ModelInfo) -> PassContext) -> Result<Self, Refused> {
+        let walked =
+            |model: &Model| -> Result<Resources, Refused> { Ok(walk(&model.graph, &context(&model.info))?.resources) };
+        Ok(Self { own: walked(model)?, draft: draft.map(walked).transpose()? })
     }
 }
 
@@ -172,29 +203,14 @@ pub(crate) fn opened(number: u64, model: &Model) -> Value {
         "source": model.source,
         "dtype": info.dtype.to_string(),
         "longest": info.max_position_embeddings,
-        "layers": model.layers.iter().map(layer).collect::<Vec<_>>(),
         "assumed": model.facts.iter().filter(|fact| fact.assumed).count(),
         "inspection": inspection.unwrap_or_default(),
     })
 }
 
-fn layer(layer: &LayerSpec) -> Value {
-    let window = layer.blocks.iter().find_map(|block| match block {
-        BlockSpec::Attention(attention) => attention.window,
-        BlockSpec::Mla(mla) => mla.window,
-        BlockSpec::CompressedAttention(attention) => Some(attention.window),
-        _ => None,
-    });
-    let shares = layer.blocks.iter().find_map(|block| match block {
-        BlockSpec::Attention(attention) => attention.shares_layer,
-        _ => None,
-    });
-    let blocks: Vec<&str> = layer.blocks.iter().map(BlockSpec::name).collect();
-    json!({ "kind": layer.kind, "blocks": blocks, "window": window, "shares": shares })
-}
-
-pub(crate) fn plan(subject: &Subject<'_>) -> Result<Value, Refused> {
+pub(crate) fn plan(subject: &Subject<'_>, into: &[String], width: f64) -> Result<Value, Refused> {
     let (plan, request, ranks) = subject.planned()?;
+    let pictures = plan.pictures(subject.device.as_ref(), &subject.model.layers, into, width);
     let knobs = request.knobs(&plan);
     let knobs: Vec<Value> =
         knobs.iter().map(|knob| json!({ "change": knob.change, "sequences": knob.sequences })).collect();
@@ -206,6 +222,7 @@ pub(crate) fn plan(subject: &Subject<'_>) -> Result<Value, Refused> {
     }
     Ok(json!({
         "plan": json_of(&plan)?,
+        "pictures": json_of(&pictures)?,
         "ranks": ranks,
         "stages": subject.budget().parallel.pp,
         "knobs": knobs,
@@ -216,63 +233,32 @@ pub(crate) fn plan(subject: &Subject<'_>) -> Result<Value, Refused> {
     }))
 }
 
-pub(crate) fn picture(subject: &Subject<'_>) -> Result<Value, Refused> {
-    Ok(json!({ "svg": subject.planned()?.0.svg() }))
+/// A file that the command writes of a plan.
+pub(crate) fn file(subject: &Subject<'_>, format: Format) -> Result<Value, Refused> {
+    let (plan, ..) = subject.planned()?;
+    let device = subject.device.as_ref();
+    let text = match format {
+        Format::Svg => plan.svg_on(device),
+        Format::Html => {
+            let engines = subject.of_engines()?;
+            let curves = subject.request(&subject.caches).curves(&[], &subject.requests(&engines));
+            plan.html(device, &subject.model.layers, &curves)
+        }
+    };
+    Ok(json!({ "text": text }))
 }
 
 /// Lengths of one set of curves.
 const MOST_LENGTHS: usize = 32;
 
-pub(crate) fn curves(subject: &Subject<'_>, contexts: &[u64]) -> Result<Value, Refused> {
+pub(crate) fn curves(subject: &Subject<'_>, contexts: &[u64], width: f64) -> Result<Value, Refused> {
     if contexts.len() > MOST_LENGTHS {
         return Err(Refused::usage(format!("capacity at more than {MOST_LENGTHS} lengths is not asked for at once")));
     }
-    // Workloads state lengths of their own, beside which a context would be no length but a limit.
-    let at = |context: u64| Budget { max_seq_len: Some(context), workload: None, ..subject.budget().clone() };
-    let ours: Vec<Value> = contexts
-        .iter()
-        .map(|&context| {
-            let budget = at(context);
-            let (sequences, cap) = capacity(&subject.request(&budget, &subject.resources));
-            json!({ "context": context, "sequences": sequences, "capped_by": cap })
-        })
-        .collect();
-    let mut engines = Vec::new();
-    for engine in Engine::all().iter().copied().map(EngineSpec::from) {
-        let info = &subject.model.info;
-        let resources = walk(&subject.model.graph, &subject.budget().engine_context(info, engine))?.resources;
-        let here = subject.request(subject.budget(), &resources).compare(engine);
-        let points = contexts.iter().filter_map(|&context| {
-            let budget = at(context);
-            let row = subject.request(&budget, &resources).compare(engine).ok()?;
-            Some(json!({ "context": context, "sequences": row.engine_sequences, "ours": row.sequences }))
-        });
-        let points: Vec<Value> = points.collect();
-        let (row, error) = match here {
-            Ok(row) => (Some(json_of(&row)?), None),
-            Err(error) => (None, Some(error.to_string())),
-        };
-        engines.push(json!({ "engine": engine.engine.to_string(), "row": row, "error": error, "points": points }));
-    }
-    Ok(json!({ "ours": ours, "engines": engines }))
-}
-
-/// Sequences that a budget admits, and what runs out first: of memory the pool that takes most of it.
-fn capacity(request: &PlanRequest<'_>) -> (u64, String) {
-    let planned = match request.budget.parallel == Parallel::default() {
-        true => request.plan(),
-        false => RankPlans::of(request).map(|mut ranks| ranks.stages.swap_remove(0)),
-    };
-    match planned {
-        Ok(plan) => {
-            let largest = plan.pools.iter().max_by_key(|pool| pool.bytes).map(|pool| pool.id.clone());
-            let cap = plan.capacity.capped_by;
-            let cap = largest.filter(|_| cap.is_memory()).unwrap_or_else(|| cap.to_string());
-            (plan.capacity.sequences, cap)
-        }
-        Err(PlanError::DoesNotFit(short)) => (0, short.capped_by),
-        Err(error) => (0, error.to_string()),
-    }
+    let (plan, ..) = subject.planned()?;
+    let engines = subject.of_engines()?;
+    let curves = subject.request(&subject.caches).curves(contexts, &subject.requests(&engines));
+    Ok(json!({ "curves": json_of(&curves)?, "pictures": json_of(&curves.pictures(&plan, width))? }))
 }
 
 pub(crate) fn explain(subject: &Subject<'_>, of: &str) -> Result<Value, Refused> {
@@ -303,6 +289,7 @@ pub(crate) fn fit(
     devices: &[String],
     max_devices: u32,
     prices: Prices,
+    width: f64,
 ) -> Result<Value, Refused> {
     if !(1..=64).contains(&max_devices) || devices.len() > 32 {
         return Err(Refused::usage("between 1 and 64 of up to 32 kinds of devices are tried"));
@@ -323,7 +310,9 @@ pub(crate) fn fit(
     let answer = request.fit(&model.layers, &question)?;
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": fit.vllm_flags(context) })).collect();
-    Ok(json!({ "answer": json_of(&answer)?, "flags": flags, "svg": answer.svg() }))
+    let pictures = json_of(&answer.pictures(width))?;
+    let (svg, html) = (answer.svg(), answer.html());
+    Ok(json!({ "answer": json_of(&answer)?, "flags": flags, "pictures": pictures, "svg": svg, "html": html }))
 }
 
 /// Sizes of the cache that one question simulates.
@@ -358,6 +347,17 @@ pub(crate) fn simulate(subject: &Subject<'_>, workload: &str, checkpoints: &[usi
         policies.push(json!({ "policy": policy.name(), "points": points }));
     }
     Ok(json!({ "policies": policies, "planned": plan.checkpoints(), "states": planned.states, "reuse": reuse }))
+}
+
+/// Policies and points of one picture.
+const MOST_RATES: usize = 16;
+
+/// Draws what was simulated so far.
+pub(crate) fn rates(subject: &Subject<'_>, rates: &[(String, Vec<(u64, f64)>)], width: f64) -> Result<Value, Refused> {
+    if rates.len() > MOST_RATES || rates.iter().any(|(_, points)| points.len() > MOST_SIZES) {
+        return Err(Refused::usage(format!("at most {MOST_RATES} policies at {MOST_SIZES} sizes are drawn at once")));
+    }
+    json_of(&subject.planned()?.0.rates(rates, width))
 }
 
 /// Tokens per chunk of a scan, as the command takes it.

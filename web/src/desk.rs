@@ -1,6 +1,5 @@
 //! Where questions are answered: the models that were opened, and who may open what.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::answers::{self, Refused, Subject};
 use crate::budget_text;
-use crate::question::{File, Question};
+use crate::question::{File, Of, Question};
 use crate::slices::{missing, sources};
 
 /// Models that are kept; the page opens one again that was dropped.
@@ -21,9 +20,20 @@ const KEPT: usize = 8;
 pub struct Desk {
     kept: Mutex<Vec<(u64, Arc<Model>)>>,
     next: AtomicU64,
-    /// Models on this machine's disk; `None` where nothing is read from there.
-    places: Option<Vec<Place>>,
+    /// What this machine's disk has; `None` where nothing is read from there.
+    disk: Option<Disk>,
 }
+
+/// Models on this machine's disk.
+#[derive(Debug)]
+struct Disk {
+    places: Vec<Place>,
+    opener: Opener,
+}
+
+/// Opens a model by what somebody typed, as a command's argument names one: a path, or a name where the command knows such.
+/// What is refused comes with the exit code.
+pub type Opener = fn(&str) -> Result<Model, (u8, String)>;
 
 /// A model on this machine's disk.
 #[derive(Clone, Debug, Serialize)]
@@ -36,8 +46,8 @@ pub struct Place {
 
 impl Desk {
     /// A desk that opens models by their path too, and offers these.
-    pub fn with_disk(places: Vec<Place>) -> Self {
-        Self { places: Some(places), ..Self::default() }
+    pub fn with_disk(places: Vec<Place>, opener: Opener) -> Self {
+        Self { disk: Some(Disk { places, opener }), ..Self::default() }
     }
 
     /// The answer to a question, as JSON: an object with what was asked for, or with `error`, which has the `message` and
@@ -50,30 +60,36 @@ impl Desk {
 
     fn look_up(&self, question: Question, bytes: &[u8]) -> Result<Value, Refused> {
         match question {
-            Question::Choices {} => Ok(answers::choices(self.places.is_some())),
-            Question::Places {} => Ok(json!({ "places": self.places.as_deref().unwrap_or_default() })),
+            Question::Choices {} => Ok(answers::choices(self.disk.is_some())),
+            Question::Places {} => {
+                Ok(json!({ "places": self.disk.as_ref().map(|disk| disk.places.as_slice()).unwrap_or_default() }))
+            }
             Question::Open { files, assume } => self.open(&files, bytes, &assume),
             Question::OpenPath { path } => self.open_path(&path),
             Question::Set { budget, key, value } => budget_text::set(&budget, &key, value.as_deref())
                 .map(|budget| json!({ "budget": budget }))
                 .map_err(Refused::error),
-            Question::Plan { of } => answers::plan(&Subject::of(&*self.model(of.model)?, &of)?),
-            Question::Curves { of, contexts } => {
-                answers::curves(&Subject::of(&*self.model(of.model)?, &of)?, &contexts)
+            Question::Plan { of, into, width } => self.about(&of, |about| answers::plan(about, &into, width.0)),
+            Question::Curves { of, contexts, width } => {
+                self.about(&of, |about| answers::curves(about, &contexts, width.0))
             }
-            Question::Explain { of, subject } => {
-                answers::explain(&Subject::of(&*self.model(of.model)?, &of)?, &subject)
-            }
-            Question::Flags { of, model } => answers::flags(&Subject::of(&*self.model(of.model)?, &of)?, model),
+            Question::Explain { of, subject } => self.about(&of, |about| answers::explain(about, &subject)),
+            Question::Flags { of, model } => self.about(&of, |about| answers::flags(about, model)),
             Question::Simulate { of, workload, checkpoints } => {
-                answers::simulate(&Subject::of(&*self.model(of.model)?, &of)?, &workload, &checkpoints)
+                self.about(&of, |about| answers::simulate(about, &workload, &checkpoints))
             }
-            Question::Picture { of } => answers::picture(&Subject::of(&*self.model(of.model)?, &of)?),
-            Question::Fit { model, context, sequences, devices, max_devices, prices } => {
+            Question::Rates { of, rates, width } => self.about(&of, |about| answers::rates(about, &rates, width.0)),
+            Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),
+            Question::Fit { model, context, sequences, devices, max_devices, prices, width } => {
                 let prices = prices.unwrap_or_default();
-                answers::fit(&*self.model(model)?, context, sequences, &devices, max_devices, prices)
+                answers::fit(&*self.model(model)?, context, sequences, &devices, max_devices, prices, width.0)
             }
         }
+    }
+
+    fn about(&self, of: &Of, answer: impl FnOnce(&Subject<'_>) -> Result<Value, Refused>) -> Result<Value, Refused> {
+        let (model, draft) = (self.model(of.model)?, of.draft.map(|draft| self.model(draft)).transpose()?);
+        answer(&Subject::of(&model, draft.as_deref(), of)?)
     }
 
     fn open(&self, files: &[File], bytes: &[u8], assume: &[String]) -> Result<Value, Refused> {
@@ -89,10 +105,9 @@ impl Desk {
     }
 
     fn open_path(&self, path: &str) -> Result<Value, Refused> {
-        if self.places.is_none() {
-            return Err(Refused::usage("only `cacheplan web` reads this machine's disk"));
-        }
-        Model::read(Path::new(path), &ReadOptions::default()).map(|model| self.keep(model)).map_err(unread)
+        let disk =
+            self.disk.as_ref().ok_or_else(|| Refused::usage("only `cacheplan web` reads this machine's disk"))?;
+        (disk.opener)(path).map(|model| self.keep(model)).map_err(|(code, why)| Refused::new(code, why))
     }
 
     fn keep(&self, model: Model) -> Value {

@@ -16,6 +16,6 @@ mod server;
 mod slices;
 
 pub use asset::Asset;
-pub use desk::{Desk, Place};
+pub use desk::{Desk, Opener, Place};
 #[cfg(not(target_family = "wasm"))]
 pub use server::Server;

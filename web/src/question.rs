@@ -26,20 +26,74 @@ pub(crate) enum Question {
     OpenPath { path: String },
     /// Another value for a key of the budget, or none; in the text, so that what else stands there stays.
     Set { budget: String, key: String, value: Option<String> },
-    /// The plan, and what would admit more.
-    Plan { of: Of },
+    /// The plan with its pictures, of which the map shows what is within the parts of these names; and what would admit more.
+    Plan {
+        of: Of,
+        #[serde(default)]
+        into: Vec<String>,
+        #[serde(default)]
+        width: Width,
+    },
     /// How the plan's capacity and that of every engine fall with the length of sequences.
-    Curves { of: Of, contexts: Vec<u64> },
+    Curves {
+        of: Of,
+        /// The usual ones where there is none.
+        #[serde(default)]
+        contexts: Vec<u64>,
+        #[serde(default)]
+        width: Width,
+    },
     /// Where a number comes from.
     Explain { of: Of, subject: String },
     /// The plan in the words of every engine.
     Flags { of: Of, model: Option<String> },
     /// Devices by layout.
-    Fit { model: u64, context: u64, sequences: u64, devices: Vec<String>, max_devices: u32, prices: Option<Prices> },
+    Fit {
+        model: u64,
+        context: u64,
+        sequences: u64,
+        devices: Vec<String>,
+        max_devices: u32,
+        prices: Option<Prices>,
+        #[serde(default)]
+        width: Width,
+    },
     /// Hit rates over checkpoints.
     Simulate { of: Of, workload: String, checkpoints: Vec<usize> },
-    /// The memory map, as the command draws it.
-    Picture { of: Of },
+    /// What was simulated, as a picture: the policies, each with its hit rates by the number of checkpoints.
+    Rates {
+        of: Of,
+        rates: Vec<(String, Vec<(u64, f64)>)>,
+        #[serde(default)]
+        width: Width,
+    },
+    /// The plan as a file of pictures.
+    File { of: Of, format: Format },
+}
+
+/// A format of files.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Format {
+    Svg,
+    Html,
+}
+
+/// How wide pictures are drawn, in pixels.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(from = "f64")]
+pub(crate) struct Width(pub(crate) f64);
+
+impl From<f64> for Width {
+    fn from(pixels: f64) -> Self {
+        Self(if pixels.is_finite() { pixels.round().clamp(280.0, 2000.0) } else { Self::default().0 })
+    }
+}
+
+impl Default for Width {
+    fn default() -> Self {
+        Self(900.0)
+    }
 }
 
 /// A model, a budget and a device.
@@ -48,6 +102,9 @@ pub(crate) enum Question {
 pub(crate) struct Of {
     /// The number that opening it gave.
     pub(crate) model: u64,
+    /// That of the model that drafts for it.
+    #[serde(default)]
+    pub(crate) draft: Option<u64>,
     /// TOML.
     #[serde(default)]
     pub(crate) budget: String,

@@ -36,8 +36,6 @@ impl Answer {
     fn row(&self, fit: &Fit) -> [String; 8] {
         let room = i128::from(fit.sequences) - i128::from(self.sequences);
         let price = fit.per_hour.zip(self.currency.as_ref());
-        let engine = fit.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
-        let layout = engine + &fit.flags().replace("--", "").replace("-dtype", "");
         [
             if fit.holds { "yes" } else { "no" }.into(),
             format!("{} x {}", fit.devices, fit.device),
@@ -46,7 +44,7 @@ impl Answer {
             ByteSize(fit.cache_bytes).to_string(),
             fit.capped_by.clone(),
             price.map_or_else(|| "-".into(), |(price, currency)| format!("{price:.2} {currency}")),
-            if fit.flags().is_empty() { layout + "alone" } else { layout },
+            fit.layout(),
         ]
     }
 

@@ -3,10 +3,9 @@
 mod columns;
 mod engines;
 mod fit;
-mod fit_svg;
 mod markdown;
+pub(crate) mod pictures;
 mod ranks;
-mod svg;
 mod table;
 pub(crate) mod yaml;
 

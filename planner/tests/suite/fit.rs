@@ -9,7 +9,7 @@ use cacheplan_planner::{Budget, ByteSize, DeviceInfo, EngineSpec, Parallel, Plan
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
-fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
+pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
     let mut model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let budget = Budget::default();
@@ -69,11 +69,14 @@ fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
     let best = answer.fits.iter().find(|fit| fit.device == "h200" && fit.is_plain()).unwrap();
     let curve = answer.curves.iter().find(|curve| curve.name.contains("h200")).unwrap();
     assert!(curve.points.contains(&(32_768, best.sequences)));
-    let svg = answer.svg();
-    assert_eq!(svg.matches("<polyline").count(), 2);
+    let (svg, html) = (answer.svg(), answer.html());
+    let points: usize = answer.curves.iter().flat_map(|curve| &curve.points).filter(|point| point.1 > 0).count();
     let cells = answer.fits.iter().filter(|fit| fit.is_plain()).count();
-    // The first is the ground.
-    assert_eq!(svg.matches("<rect").count(), 1 + cells);
+    // The document has each picture for wide screens and for narrow ones.
+    for (file, times) in [(svg, 1), (html, 2)] {
+        assert_eq!(file.matches("<circle").count(), times * points);
+        assert_eq!(file.matches("class=\"part\"").count(), times * cells);
+    }
 }
 
 /// States in 16 bits take half, so that no layout holds less; an engine is asked with the dtypes that it would choose.

@@ -16,6 +16,7 @@ mod ledger;
 mod logs;
 mod oracle_llama_cpp;
 mod oracles;
+mod pictures;
 mod plan;
 mod plan_file;
 mod random;

@@ -19,14 +19,14 @@ fn configs() -> Vec<PathBuf> {
 }
 
 /// Configs that no front-end knows are the front-ends' tests' matter.
-fn models() -> impl Iterator<Item = (String, Model)> {
+pub(crate) fn models() -> impl Iterator<Item = (String, Model)> {
     configs().into_iter().filter_map(|path| {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         Some((name, Model::read(&path, &ReadOptions::default()).ok()?))
     })
 }
 
-fn collected(model: &Model, context: &PassContext) -> Option<Resources> {
+pub(crate) fn collected(model: &Model, context: &PassContext) -> Option<Resources> {
     Some(model.graph.clone().collect(context).ok()?.resources)
 }
 

@@ -82,6 +82,8 @@ fn read_file(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Resu
         Some("safetensors") => read_beside_config(&Weights::single(source)?, beside, options),
         Some("gguf") => gguf::read(source, beside, options),
         Some("onnx") => onnx::read(source, options),
+        // Weights in several files are named by their index.
+        _ if safetensors::is_index(source) => read_beside_config(&Weights::sharded(source, beside)?, beside, options),
         _ => read_config(source, beside, options),
     }
 }

@@ -36,7 +36,7 @@ function* questions(number, thorough) {
     if (!thorough) continue;
     yield { ask: 'curves', of, contexts: [1024, 32768] };
     yield { ask: 'flags', of, model: 'm' };
-    yield { ask: 'picture', of };
+    yield { ask: 'file', of, format: 'svg' };
     yield { ask: 'simulate', of, workload: 'chat', checkpoints: [16] };
   }
   if (thorough) yield { ask: 'fit', model: number, context: 8192, sequences: 8, devices: ['h100', 'b200'], max_devices: 4 };

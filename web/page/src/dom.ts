@@ -25,26 +25,41 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Att
   return fill(document.createElement(tag), attributes, children);
 }
 
-export function s<K extends keyof SVGElementTagNameMap>(tag: K, attributes: Attributes = {}, ...children: Child[]) {
-  return fill(document.createElementNS(SVG, tag), attributes, children);
-}
-
 export function byId(id: string): HTMLElement {
   const found = document.getElementById(id);
   if (!found) throw new Error(`the page has no #${id}`);
   return found;
 }
 
-/** A table with a caption; the first column names the rows. */
-export function table(caption: string, head: string[], rows: Child[][]): HTMLTableElement {
-  const cell = (value: Child, at: number) => (at === 0 ? h('th', { scope: 'row' }, value) : h('td', {}, value));
-  return h(
-    'table',
-    {},
-    h('caption', {}, caption),
-    h('thead', {}, h('tr', {}, ...head.map((name) => h('th', { scope: 'col' }, name)))),
-    h('tbody', {}, ...rows.map((row) => h('tr', {}, ...row.map(cell)))),
-  );
+/** An element of a picture, as the planner drew it: for a file it writes the same as markup. */
+export interface Drawing {
+  tag: string;
+  attributes: [string, string][];
+  children: (Drawing | string)[];
+}
+
+export function draw(drawing: Drawing, within = ''): Element {
+  const svg = within === 'svg' || drawing.tag === 'svg';
+  const element = svg ? document.createElementNS(SVG, drawing.tag) : document.createElement(drawing.tag);
+  const children = drawing.children.map((child) => (typeof child === 'string' ? child : draw(child, svg ? 'svg' : '')));
+  return fill(element, Object.fromEntries(drawing.attributes), children);
+}
+
+/** Lets the parts of a picture be used, by mouse and by keyboard: each says its facts, and is clicked. */
+export function usable(picture: Element, tell: (facts: string[]) => void, click: (part: SVGElement) => void): void {
+  for (const svg of picture.matches('svg') ? [picture] : picture.querySelectorAll('svg[role=img]')) svg.setAttribute('role', 'group');
+  for (const part of picture.querySelectorAll<SVGElement>('.part')) {
+    const facts = part.querySelector('title')!.textContent.split('\n');
+    const more = facts.slice(1).join(', ');
+    fill(part, { tabindex: 0, role: 'button', 'aria-label': facts[0], 'aria-description': more || null }, []);
+    for (const kind of ['mouseenter', 'focus']) part.addEventListener(kind, () => tell(facts));
+    part.addEventListener('click', () => click(part));
+    part.addEventListener('keydown', (event) => {
+      if (event.key !== 'Enter' && event.key !== ' ') return;
+      event.preventDefault();
+      click(part);
+    });
+  }
 }
 
 export function folded(title: string, ...children: Child[]): HTMLDetailsElement {

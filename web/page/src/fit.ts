@@ -1,7 +1,7 @@
 // Devices by layout: how many sequences each holds, and what it costs where prices are given.
 
-import { byId, download, h } from './dom';
-import { bytes, count, tokens } from './format';
+import { byId, download, draw, h, usable } from './dom';
+import { count } from './format';
 import type { State } from './state';
 import type { Fit, Fits } from './types';
 
@@ -45,56 +45,25 @@ function layout({ parallel }: Fit): string {
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }
 
-export function fitTable(fits: Fits, apply: (fit: Fit) => void): Node[] {
-  const { answer } = fits;
-  const own = answer.fits.filter((fit) => fit.kv_dtype === null && fit.state_dtype === null);
-  const devices = [...new Set(own.map((fit) => fit.device))].sort();
-  const key = (fit: Fit) => `${String(fit.devices).padStart(4, '0')} ${layout(fit)}`;
-  const layouts = new Map([...own].sort((a, b) => key(a).localeCompare(key(b))).map((fit) => [layout(fit), fit.devices]));
-  const most = Math.max(1, ...own.map((fit) => fit.sequences));
-  const cell = (device: string, of: string) => {
-    const fit = own.find((one) => one.device === device && layout(one) === of);
-    if (!fit) return h('td', { class: 'none' }, '');
-    const price = fit.per_hour === null ? '' : `${fit.per_hour.toFixed(2)}/h`;
-    const label = `${fit.devices} × ${device}, ${of}: ${count(fit.sequences)} sequences, capped by ${fit.capped_by}, ${bytes(fit.cache_bytes)} for caches${price && `, ${price}`}`;
-    const button = h(
-      'button',
-      { type: 'button', title: label, 'aria-label': `${label}; plan it`, click: () => apply(fit) },
-      fit.sequences > 0 ? `${fit.holds ? '✓ ' : ''}${short(fit.sequences)}` : '–',
-      price ? h('small', {}, price) : null,
-    );
-    // From pale to full by its logarithm: more is darker, in one hue.
-    const share = fit.sequences > 0 ? 0.12 + 0.78 * (Math.log(fit.sequences) / Math.max(Math.log(most), 1)) : 0;
-    button.style.setProperty('--share', `${Math.round(100 * share)}%`);
-    button.classList.toggle('dark', share > 0.7);
-    button.classList.toggle('holds', fit.holds);
-    return h('td', {}, button);
-  };
+export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
+  const { answer, pictures } = fits;
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
   const flags = fits.flags[0];
   const said = best
-    ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`].filter(Boolean).join(', ')}: ${count(best.sequences)} sequences`
+    ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`, best.state_dtype && `${best.state_dtype} states`].filter(Boolean).join(', ')}: ${count(best.sequences)} sequences`
     : `Nothing tried holds ${count(answer.sequences)} sequences of ${count(answer.context)} tokens.`;
+  const told = h('p', { class: 'told', 'aria-live': 'polite' }, 'Point at a layout, or click it to plan it.');
+  const map = draw(pictures.more);
+  usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
     h('p', {}, said, best?.per_million_tokens ? `; ${best.per_million_tokens.toFixed(4)} an hour for each million tokens that are held` : ''),
     best && flags ? h('pre', { tabindex: 0 }, `vllm serve <MODEL> ${flags.vllm}`) : h('span'),
-    h(
-      'div',
-      { class: 'scrolls', tabindex: 0, role: 'region', 'aria-label': 'Devices by layout' },
-      h(
-        'table',
-        { class: 'heat' },
-        h('caption', {}, `Sequences of ${tokens(answer.context)} tokens at once; ✓ where ${count(answer.sequences)} are held. A click plans it.`),
-        h('thead', {}, h('tr', {}, h('td'), ...[...layouts].map(([name, of]) => h('th', { scope: 'col' }, h('span', {}, `${of} GPU${of > 1 ? 's' : ''}`), name)))),
-        h('tbody', {}, ...devices.map((device) => h('tr', {}, h('th', { scope: 'row' }, device), ...[...layouts.keys()].map((of) => cell(device, of))))),
-      ),
-    ),
+    draw(pictures.curves),
+    told,
+    h('div', { class: 'scrolls', tabindex: 0, role: 'region', 'aria-label': 'Devices by layout' }, map),
     h('button', { type: 'button', click: () => download('fit.svg', fits.svg, 'image/svg+xml') }, 'Download as SVG'),
+    h('button', { type: 'button', click: () => download('fit.html', fits.html, 'text/html') }, 'as one HTML file'),
   ];
-}
-
-function short(value: number): string {
-  return value >= 10000 ? `${Math.round(value / 1000)}k` : count(value);
 }
 
 /** Where fits are shown, below their form. */

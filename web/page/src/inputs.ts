@@ -56,6 +56,8 @@ export interface Inputs {
 
 export interface Events {
   choose(chosen: Chosen): void;
+  /** The model that drafts, or none. */
+  draft(chosen: Chosen | null): void;
   set(key: string, value: string | null): void;
   budget(text: string): void;
   device(device: string): void;
@@ -202,6 +204,50 @@ function otherKey(
   return control(key.path, key.help, input, help);
 }
 
+/** Where a model is chosen: searched, named, dropped. Its fields have names that begin with `prefix`. */
+function chooser(
+  prefix: string,
+  choices: Choices,
+  zoo: string[],
+  places: { name: string; path: string }[],
+  choose: (chosen: Chosen) => void,
+): HTMLElement[] {
+  const search = h('input', { id: `${prefix}zoo`, type: 'search', list: `${prefix}zoo-names`, placeholder: `Search ${zoo.length} models`, autocomplete: 'off' });
+  const names = h('datalist', { id: `${prefix}zoo-names` }, ...zoo.map((name) => h('option', { value: name })));
+  search.addEventListener('input', () => {
+    const name = zoo.find((known) => known.toLowerCase() === search.value.trim().toLowerCase());
+    if (name) choose({ from: 'zoo', name });
+  });
+  search.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return;
+    const words = search.value.toLowerCase().split(/\s+/);
+    const name = zoo.find((known) => words.every((word) => known.toLowerCase().includes(word)));
+    if (name) {
+      search.value = name;
+      choose({ from: 'zoo', name });
+    }
+  });
+  const files = h('input', { id: `${prefix}files`, type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
+  files.addEventListener('change', () => {
+    if (files.files && files.files.length > 0) choose({ from: 'files', files: [...files.files] });
+  });
+  const parts: HTMLElement[] = [h('label', { for: search.id }, 'From the zoo'), search, names];
+  if (choices.reads_disk) {
+    const path = h('input', { id: `${prefix}path`, type: 'text', list: `${prefix}places`, spellcheck: 'false', autocomplete: 'off' });
+    const known = places.map(({ name, path }) => h('option', { value: path }, name));
+    path.addEventListener('change', () => choose({ from: 'path', path: path.value.trim() }));
+    parts.push(h('label', { for: path.id }, 'A folder or file of this machine, or a name on Hugging Face'), path, h('datalist', { id: `${prefix}places` }, ...known));
+  } else {
+    const name = h('input', { id: `${prefix}hub`, type: 'text', placeholder: 'org/name', spellcheck: 'false', autocomplete: 'off' });
+    const ask = () => {
+      if (name.value.trim() !== '') choose({ from: 'hub', name: name.value.trim(), asked: true });
+    };
+    name.addEventListener('keydown', (event) => event.key === 'Enter' && ask());
+    parts.push(h('label', { for: name.id }, 'Or by its name on Hugging Face'), name, h('button', { type: 'button', click: ask }, 'Ask huggingface.co'));
+  }
+  return [...parts, h('label', { for: files.id }, 'Or choose config.json, .gguf, .safetensors, .onnx; nothing is uploaded'), files];
+}
+
 function makeModel(
   choices: Choices,
   zoo: string[],
@@ -209,34 +255,12 @@ function makeModel(
   said: HTMLElement,
   on: Events,
 ): void {
-  const search = h('input', { id: 'zoo', type: 'search', list: 'zoo-names', placeholder: `Search ${zoo.length} models`, autocomplete: 'off' });
-  const names = h('datalist', { id: 'zoo-names' }, ...zoo.map((name) => h('option', { value: name })));
-  const find = () => {
-    const name = zoo.find((known) => known.toLowerCase() === search.value.trim().toLowerCase());
-    if (name) on.choose({ from: 'zoo', name });
-  };
-  search.addEventListener('input', find);
-  search.addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter') return;
-    const words = search.value.toLowerCase().split(/\s+/);
-    const name = zoo.find((known) => words.every((word) => known.toLowerCase().includes(word)));
-    if (name) {
-      search.value = name;
-      on.choose({ from: 'zoo', name });
-    }
-  });
-
-  const files = h('input', { id: 'files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
-  const open = (list: FileList | null | undefined) => {
-    if (list && list.length > 0) on.choose({ from: 'files', files: [...list] });
-  };
-  files.addEventListener('change', () => open(files.files));
   addEventListener('dragover', (event) => event.preventDefault());
   addEventListener('drop', (event) => {
     event.preventDefault();
-    open(event.dataTransfer?.files);
+    const files = [...(event.dataTransfer?.files ?? [])];
+    if (files.length > 0) on.choose({ from: 'files', files });
   });
-
   const pasted = h('textarea', { id: 'pasted', rows: 3, spellcheck: 'false', placeholder: '{ "model_type": …' });
   const take = (text: string) => {
     if (text.trim() !== '') on.choose({ from: 'text', name: 'config.json', text });
@@ -247,19 +271,10 @@ function makeModel(
     const text = event.clipboardData?.getData('text') ?? '';
     if (!inField && text.trimStart().startsWith('{')) take(text);
   });
-
-  const parts: HTMLElement[] = [h('label', { for: 'zoo' }, 'From the zoo'), search, names];
-  if (choices.reads_disk) {
-    const path = h('input', { id: 'path', type: 'text', list: 'places', spellcheck: 'false', autocomplete: 'off' });
-    const known = places.map(({ name, path }) => h('option', { value: path }, name));
-    path.addEventListener('change', () => on.choose({ from: 'path', path: path.value.trim() }));
-    parts.push(h('label', { for: 'path' }, 'A folder or file on this machine'), path, h('datalist', { id: 'places' }, ...known));
-  }
-  parts.push(
-    h('label', { for: 'files' }, 'Or drop or choose config.json, .gguf, .safetensors, .onnx; nothing is uploaded'),
-    files,
-    folded('Or paste a config.json', h('label', { for: 'pasted' }, 'config.json'), pasted),
+  byId('model').append(
+    ...chooser('', choices, zoo, places, on.choose),
+    folded('Or paste a config.json', h('label', { for: 'pasted' }, 'config.json; one can also be dropped anywhere'), pasted),
+    folded('Draft model', ...chooser('draft-', choices, zoo, places, on.draft), h('button', { type: 'button', click: () => on.draft(null) }, 'Without a draft model')),
     said,
   );
-  byId('model').append(...parts);
 }

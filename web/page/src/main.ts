@@ -1,17 +1,17 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
-import { byId, download, h } from './dom';
+import { byId, download, h, type Drawing } from './dom';
 import { bytes, count } from './format';
-import { CONTEXTS, showCapacity } from './capacity';
-import { fitForm, fitTable, prices, showFit } from './fit';
+import { showCapacity } from './capacity';
+import { fitAnswer, fitForm, prices, showFit } from './fit';
 import { Flags } from './flags';
 import { makeInputs } from './inputs';
-import { Model } from './model';
-import { Refused, planners } from './planner';
-import { CHECKPOINTS, showPrefix, workloadForm } from './prefix';
+import { MemoryMap } from './map';
+import { Model, type Chosen } from './model';
+import { Refused, planners, type Planner } from './planner';
+import { CHECKPOINTS, rates, showPrefix, workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
-import { Treemap } from './treemap';
 import type { Choices, Curves, Derivation, Fit, Fits, Opened, Planned, Simulated, Told } from './types';
 
 const { quick, slow } = planners();
@@ -23,14 +23,28 @@ async function start(): Promise<void> {
   const choices = await quick.ask<Choices>({ ask: 'choices' });
   const { places } = await quick.ask<{ places: { name: string; path: string }[] }>({ ask: 'places' });
 
-  let model = Model.of(state.chosen, zoo);
-  let planned: Planned | null = null;
-
-  const of = (number: number) => ({ model: number, budget: state.budget, device: state.device, stage: state.stage });
-  const explain = async (subject: string) => {
-    const asked = (number: number) => ({ ask: 'explain', of: of(number), subject });
-    return (await model.ask<{ derivation: Derivation }>(quick, asked)).derivation;
+  /** One that cannot be had says so when it is asked. */
+  const modelOf = (chosen: Chosen): Model => {
+    try {
+      return Model.of(chosen, zoo, choices.reads_disk);
+    } catch (error) {
+      return new Model(() => Promise.reject(error));
+    }
   };
+  let model = modelOf(state.chosen);
+  let draft = state.draft && modelOf(state.draft);
+  let planned: Planned | null = null;
+  /** The names of the parts of the map that were gone into. */
+  let into: string[] = [];
+
+  /** Asks something of the models, the budget and the device that are there by then. */
+  const ask = <T>(planner: Planner, question: object, about: Model = model): Promise<T> => {
+    const { budget, device, stage } = state;
+    return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, budget, device, stage }, ...question }), draft);
+  };
+  /** How wide pictures are drawn. */
+  const width = () => byId('map').clientWidth;
+  const explain = async (subject: string) => (await ask<{ derivation: Derivation }>(quick, { ask: 'explain', subject })).derivation;
 
   // Edits of keys wait here, the newest of each key, until they are written into the TOML.
   const edits = new Map<string, string | null>();
@@ -56,9 +70,17 @@ async function start(): Promise<void> {
   const inputs = makeInputs(choices, Object.keys(zoo), places, {
     choose: (chosen) => {
       void guarded(async () => {
-        model = Model.of(chosen, zoo);
+        model = modelOf(chosen);
+        into = [];
         change({ chosen, stage: 0 });
       });
+    },
+    draft: (chosen) => {
+      draft = chosen && modelOf(chosen);
+      // A draft is for speculation, which must be said.
+      if (chosen && !planned?.stated['speculation.draft_tokens']) edits.set('speculation.draft_tokens', '4');
+      if (!chosen) edits.set('speculation.draft_tokens', null);
+      change({ draft: chosen });
     },
     set: (key, value) => {
       edits.set(key, value);
@@ -72,9 +94,19 @@ async function start(): Promise<void> {
     stage: (stage) => change({ stage }),
   });
 
-  const map = new Treemap(byId('map'), explain);
+  const map = new MemoryMap(
+    byId('map'),
+    (names) => {
+      into = names;
+      refresh();
+    },
+    explain,
+  );
+  const save = (format: string, type: string) => () =>
+    void guarded(async () => download(`plan.${format}`, (await ask<{ text: string }>(quick, { ask: 'file', format })).text, type));
   byId('map').append(
-    h('button', { type: 'button', click: () => void guarded(savePicture) }, 'Download as SVG, as the command draws it'),
+    h('button', { type: 'button', click: save('svg', 'image/svg+xml') }, 'Download as SVG'),
+    h('button', { type: 'button', click: save('html', 'text/html') }, 'all pictures as one HTML file'),
   );
   const flags = new Flags(choices.targets);
   byId('fit').append(
@@ -104,11 +136,6 @@ async function start(): Promise<void> {
     requestAnimationFrame(() => requestAnimationFrame(painted));
   }
 
-  async function savePicture(): Promise<void> {
-    const { svg } = await model.ask<{ svg: string }>(quick, (number) => ({ ask: 'picture', of: of(number) }));
-    download('plan.svg', svg, 'image/svg+xml');
-  }
-
   async function round(): Promise<void> {
     for (const [key, value] of edits) {
       edits.delete(key);
@@ -121,10 +148,11 @@ async function start(): Promise<void> {
     if (asked !== model) return;
     // Shown also where it is then refused.
     showModel(opened);
-    const found = await asked.ask<Planned>(quick, (number) => ({ ask: 'plan', of: of(number) }));
+    const found = await ask<Planned>(quick, { ask: 'plan', into, width: width() }, asked);
     if (asked !== model) return;
     planned = found;
-    draw(opened, found);
+    into = found.pictures.path.slice(1).map(([name]) => name);
+    draw(found);
     measure();
     for (const part of Object.values(later)) part.due = true;
     lookAgain();
@@ -137,8 +165,8 @@ async function start(): Promise<void> {
     inputs.showModel(title, [`${model.type}, ${model.dtype}${longest}`, `${model.source}; assumed: ${model.assumed}`], model.inspection);
   }
 
-  function draw(model: Opened, found: Planned): void {
-    const { plan } = found;
+  function draw(found: Planned): void {
+    const { plan, pictures } = found;
     byId('error').hidden = true;
     document.body.classList.remove('stale');
     inputs.show(found);
@@ -153,9 +181,9 @@ async function start(): Promise<void> {
       ...found.knobs.map((knob) => turn(knob.change, `${knob.change} would admit ${count(knob.sequences)}`)),
       ...found.notes.map((note) => h('span', { class: 'note' }, note)),
     );
-    map.show(found);
+    map.show(pictures);
     flags.showPlan(plan);
-    showLayers(plan, model.layers, (subject) => void guarded(() => map.derive(subject)));
+    showLayers(pictures.layers, (subject) => void guarded(() => map.derive(subject)));
   }
 
   /** A change that the planner proposes: a button where it is one key with its value. */
@@ -176,8 +204,7 @@ async function start(): Promise<void> {
       due: false,
       seen: false,
       run: async () => {
-        const curves = await model.ask<Curves>(slow, (number) => ({ ask: 'curves', of: of(number), contexts: CONTEXTS }));
-        if (planned) showCapacity(curves, planned.plan);
+        showCapacity((await ask<Curves>(slow, { ask: 'curves', width: width() })).pictures);
       },
     },
     flags: {
@@ -185,7 +212,7 @@ async function start(): Promise<void> {
       seen: false,
       run: async () => {
         const name = state.chosen.from === 'zoo' ? state.chosen.name : null;
-        const { targets } = await model.ask<{ targets: Told[] }>(slow, (number) => ({ ask: 'flags', of: of(number), model: name }));
+        const { targets } = await ask<{ targets: Told[] }>(slow, { ask: 'flags', model: name });
         flags.show(targets);
       },
     },
@@ -203,8 +230,9 @@ async function start(): Promise<void> {
           devices: fit.devices.split(/[\s,]+/).filter(Boolean),
           max_devices: fit.most,
           prices: Object.keys(per_hour).length > 0 ? { currency: '', per_hour } : null,
+          width: width(),
         }));
-        showFit(fitTable(fits, apply));
+        showFit(fitAnswer(fits, apply));
         await remember();
       },
     },
@@ -215,10 +243,11 @@ async function start(): Promise<void> {
         // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
         const found: Simulated[] = [];
         for (const checkpoints of CHECKPOINTS) {
-          const asked = (number: number) => ({ ask: 'simulate', of: of(number), workload: state.workload, checkpoints: [checkpoints] });
-          found.push(await model.ask<Simulated>(slow, asked));
+          const one = await ask<Simulated>(slow, { ask: 'simulate', workload: state.workload, checkpoints: [checkpoints] });
+          found.push(one);
+          const drawn = await ask<{ picture: Drawing; numbers: Drawing }>(slow, { ask: 'rates', rates: rates(found), width: width() });
           if (later.prefix.due) return;
-          showPrefix(found);
+          showPrefix(one, drawn);
         }
         await remember();
       },
@@ -297,10 +326,18 @@ async function start(): Promise<void> {
   addEventListener('hashchange', () => {
     void guarded(async () => {
       state = await fromFragment(location.hash.slice(1));
-      model = Model.of(state.chosen, zoo);
+      model = modelOf(state.chosen);
+      draft = state.draft && modelOf(state.draft);
+      into = [];
       refresh();
     });
   });
+  let drawn = width();
+  new ResizeObserver(() => {
+    // What is drawn makes the page no narrower.
+    if (planned && Math.abs(width() - drawn) > 8) refresh();
+    drawn = width();
+  }).observe(byId('map'));
   refresh();
 }
 

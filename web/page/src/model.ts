@@ -1,5 +1,6 @@
 // A model that somebody chose: read by each planner that is asked about it, and again where one forgot it.
 
+import { fromHub } from './hub';
 import { Refused, type Planner } from './planner';
 import type { Opened } from './types';
 
@@ -8,33 +9,59 @@ export type Chosen =
   | { from: 'zoo'; name: string }
   | { from: 'text'; name: string; text: string }
   | { from: 'path'; path: string }
+  | { from: 'hub'; name: string; asked: boolean }
   | { from: 'files'; files: File[] };
 
-/** What is read of a file before anything is asked for. */
+/** A file of which slices can be had. */
+export interface Piece {
+  name: string;
+  length: number;
+  slice(offset: number, length: number): Promise<BlobPart>;
+}
+
+/** What is read of a file before anything is asked for; of one of several that are alike, and far away, less. */
 const FIRST = 1 << 18;
+const FIRST_OF_SHARD = 1 << 16;
 
 /** More slices than this no header needs: each is as long as all before it. */
-const MOST_SLICES = 2000;
+const MOST_SLICES = 20000;
 
 export class Model {
   private readonly numbers = new Map<Planner, Promise<Opened>>();
 
   constructor(private readonly open: (planner: Planner) => Promise<Opened>) {}
 
-  static of(chosen: Chosen, zoo: Record<string, string>): Model {
+  /** Behind a command that reads this machine's disk, names on the hub are for that. */
+  static of(chosen: Chosen, zoo: Record<string, string>, readsDisk: boolean): Model {
     switch (chosen.from) {
       case 'zoo': {
         const text = zoo[chosen.name];
         if (text === undefined) throw new Refused({ message: `${chosen.name} is not in the zoo`, code: 1 });
-        return new Model((planner) => openFiles(planner, [new File([text], `${chosen.name}.json`)]));
+        return Model.ofFiles([new File([text], `${chosen.name}.json`)]);
       }
       case 'text':
-        return new Model((planner) => openFiles(planner, [new File([chosen.text], chosen.name)]));
+        return Model.ofFiles([new File([chosen.text], chosen.name)]);
       case 'path':
         return new Model((planner) => planner.ask<Opened>({ ask: 'open_path', path: chosen.path }));
       case 'files':
-        return new Model((planner) => openFiles(planner, inOrder(chosen.files)));
+        return Model.ofFiles(inOrder(chosen.files));
+      case 'hub': {
+        const { name, asked } = chosen;
+        if (readsDisk) return Model.of({ from: 'path', path: name }, zoo, readsDisk);
+        if (!asked) throw new Refused({ message: `${name} is on huggingface.co, which is asked only where you say so: press “Ask huggingface.co”`, code: 1 });
+        let pieces: Promise<Piece[]> | null = null;
+        return new Model(async (planner) => openPieces(planner, await (pieces ??= fromHub(name))));
+      }
     }
+  }
+
+  private static ofFiles(files: File[]): Model {
+    const pieces = files.map((file) => ({
+      name: file.name,
+      length: file.size,
+      slice: async (offset: number, length: number) => file.slice(offset, offset + length),
+    }));
+    return new Model((planner) => openPieces(planner, pieces));
   }
 
   opened(planner: Planner): Promise<Opened> {
@@ -46,26 +73,41 @@ export class Model {
     return opened;
   }
 
-  async ask<T>(planner: Planner, question: (model: number) => object): Promise<T> {
+  /** Asks about this model, and the one that drafts for it. */
+  async ask<T>(planner: Planner, question: (model: number, draft: number | null) => object, draft: Model | null = null): Promise<T> {
+    const ask = async () => {
+      const [own, drafts] = await Promise.all([this.opened(planner), draft?.opened(planner)]);
+      return planner.ask<T>(question(own.model, drafts?.model ?? null));
+    };
     try {
-      return await planner.ask<T>(question((await this.opened(planner)).model));
+      return await ask();
     } catch (error) {
       if (!(error instanceof Refused) || error.failure.code !== 0) throw error;
-      this.numbers.delete(planner);
-      return planner.ask<T>(question((await this.opened(planner)).model));
+      for (const forgotten of [this, draft]) forgotten?.numbers.delete(planner);
+      return ask();
     }
   }
 }
 
+export function hasEnding(name: string, ending: string): boolean {
+  return name.toLowerCase().endsWith(ending);
+}
+
+const isIndex = (name: string) => hasEnding(name, '.safetensors.index.json');
+const isShard = (name: string) => hasEnding(name, '.safetensors') && /-\d+-of-\d+/.test(name);
+
 /** The model first, what lies beside it after: weights know more than a config does. */
 export function inOrder<F extends { name: string }>(files: F[]): F[] {
   const rank = ({ name }: F) => {
-    const endings = ['.gguf', '.onnx', '.safetensors', 'config.json', '.json'];
-    const found = endings.findIndex((ending) => name.endsWith(ending));
-    // Of shards none is the model.
-    const shard = name.endsWith('.safetensors') && /-\d+-of-\d+/.test(name);
-    return found < 0 || shard ? endings.length : found;
+    const endings = ['.gguf', '.onnx', '.safetensors', '.safetensors.index.json', 'config.json', '.json'];
+    const found = endings.findIndex((ending) => hasEnding(name, ending));
+    // Of shards none is the model, but what names them.
+    return found < 0 || isShard(name) ? endings.length : found;
   };
+  if (files.some(({ name }) => isShard(name)) && !files.some(({ name }) => isIndex(name))) {
+    const message = 'these weights are in several files: drop model.safetensors.index.json, which names them, and config.json with them';
+    throw new Refused({ message, code: 1 });
+  }
   return [...files].sort((left, right) => rank(left) - rank(right) || left.name.localeCompare(right.name));
 }
 
@@ -74,15 +116,20 @@ interface Missing {
 }
 
 /** Reads what the planner asks for, slice by slice: headers are at the front of files of any size. */
-async function openFiles(planner: Planner, files: File[]): Promise<Opened> {
-  const slices = files.map((file): [number, number][] => (file.size > 0 ? [[0, Math.min(file.size, FIRST)]] : []));
+async function openPieces(planner: Planner, pieces: Piece[]): Promise<Opened> {
+  const read = async (piece: Piece, offset: number, length: number) => ({ offset, length, bytes: await piece.slice(offset, length) });
+  const slices = await Promise.all(
+    pieces.map(async (piece) => {
+      const first = Math.min(piece.length, isShard(piece.name) ? FIRST_OF_SHARD : FIRST);
+      return first > 0 ? [await read(piece, 0, first)] : [];
+    }),
+  );
   for (let asked = 0; asked < MOST_SLICES; asked += 1) {
-    const described = files.map((file, at) => ({ name: file.name, length: file.size, slices: slices[at] }));
-    const bytes = files.flatMap((file, at) => slices[at]!.map(([offset, length]) => file.slice(offset, offset + length)));
-    const answer = await planner.ask<Opened | Missing>({ ask: 'open', files: described }, bytes);
+    const files = pieces.map(({ name, length }, at) => ({ name, length, slices: slices[at]!.map((slice) => [slice.offset, slice.length]) }));
+    const answer = await planner.ask<Opened | Missing>({ ask: 'open', files }, slices.flat().map(({ bytes }) => bytes));
     if (!('missing' in answer)) return answer;
     const { file, offset, length } = answer.missing;
-    slices[file]!.push([offset, length]);
+    slices[file]!.push(await read(pieces[file]!, offset, length));
   }
   throw new Refused({ message: 'the header of this file has no end', code: 1 });
 }

@@ -1,8 +1,6 @@
 // The prefix cache over a workload: hit rate over the number of checkpoints, for each policy.
 
-import { LINES } from './colours';
-import { chart } from './chart';
-import { byId, folded, h, table } from './dom';
+import { byId, draw, folded, h, type Drawing } from './dom';
 import { count } from './format';
 import type { Simulated } from './types';
 
@@ -21,17 +19,16 @@ export function workloadForm(workload: string, changed: (workload: string) => vo
   return h('div', { class: 'control' }, h('label', { for: 'workload' }, 'Workload'), input);
 }
 
-/** Shows what was simulated so far, for one number of checkpoints after the other. */
-export function showPrefix(found: Simulated[]): void {
-  const { policies, planned, states, reuse } = found.at(-1)!;
-  const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
-  const rate = (one: Simulated, policy: number) => one.policies[policy]!.points[0]!;
-  const lines = policies.map(({ policy }, at) => ({
-    name: policy,
-    ...LINES[at % LINES.length]!,
-    points: found.map((one): [number, number] => [rate(one, at).checkpoints, rate(one, at).hit_rate]),
-  }));
-  const rows = found.map((one) => [count(rate(one, 0).checkpoints), ...policies.map((_, at) => percent(rate(one, at).hit_rate))]);
+/** What was simulated so far, as the planner draws it: each policy with its hit rates by the number of checkpoints. */
+export function rates(found: Simulated[]): [string, [number, number][]][] {
+  const { policies } = found.at(-1)!;
+  return policies.map(({ policy }, at) => [
+    policy,
+    found.map((one) => one.policies[at]!.points[0]!).map(({ checkpoints, hit_rate }) => [checkpoints, hit_rate]),
+  ]);
+}
+
+export function showPrefix({ planned, states, reuse }: Simulated, drawn: { picture: Drawing; numbers: Drawing }): void {
   const about = states
     ? `This plan has room for ${count(planned)} checkpoints; the sizes of its other pools are simulated as they are.`
     : 'This model keeps no states: every page that is resident is a hit, whatever the checkpoints.';
@@ -40,16 +37,7 @@ export function showPrefix(found: Simulated[]): void {
     ?.replaceChildren(
       h('p', {}, about),
       reuse ? h('p', {}, reuse) : h('span'),
-      chart(lines, {
-        label: 'Share of prompt tokens that are not computed again, over the number of checkpoints; the table below has the numbers',
-        xName: 'checkpoints of states',
-        yName: 'hit tokens over prompt tokens',
-        x: count,
-        y: percent,
-        logY: false,
-        within: byId('prefix'),
-        mark: planned,
-      }),
-      folded('The same as a table', table('Hit rate by checkpoints', ['checkpoints', ...policies.map(({ policy }) => policy)], rows)),
+      draw(drawn.picture),
+      folded('The same as a table', draw(drawn.numbers)),
     );
 }

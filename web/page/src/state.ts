@@ -4,6 +4,8 @@ import type { Chosen } from './model';
 
 export interface State {
   chosen: Chosen;
+  /** The model that drafts for it. */
+  draft: Chosen | null;
   device: string;
   budget: string;
   stage: number;
@@ -13,6 +15,7 @@ export interface State {
 
 export const START: State = {
   chosen: { from: 'zoo', name: 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16' },
+  draft: null,
   device: 'h100',
   budget: 'max_seq_len = 32768\n',
   stage: 0,
@@ -23,12 +26,14 @@ export const START: State = {
 /** The state as the part of an address behind `#`. Files that were dropped cannot stand in it. */
 export async function toFragment(state: State): Promise<string> {
   const fields = new URLSearchParams();
-  const { chosen } = state;
-  if (chosen.from === 'zoo') fields.set('zoo', chosen.name);
-  if (chosen.from === 'path') fields.set('path', chosen.path);
-  if (chosen.from === 'text') {
-    fields.set('name', chosen.name);
-    fields.set('config', await packed(chosen.text));
+  for (const [prefix, chosen] of [['', state.chosen], ['draft.', state.draft]] as const) {
+    if (chosen?.from === 'zoo') fields.set(`${prefix}zoo`, chosen.name);
+    if (chosen?.from === 'path') fields.set(`${prefix}path`, chosen.path);
+    if (chosen?.from === 'hub') fields.set(`${prefix}hub`, chosen.name);
+    if (chosen?.from === 'text') {
+      fields.set(`${prefix}name`, chosen.name);
+      fields.set(`${prefix}config`, await packed(chosen.text));
+    }
   }
   fields.set('device', state.device);
   fields.set('budget', state.budget);
@@ -46,7 +51,8 @@ export async function fromFragment(fragment: string): Promise<State> {
     return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
   };
   return {
-    chosen: await chosenOf(fields),
+    chosen: (await chosenOf(fields, '')) ?? START.chosen,
+    draft: await chosenOf(fields, 'draft.'),
     device: fields.get('device') ?? START.device,
     budget: fields.get('budget') ?? START.budget,
     stage: number('stage', 0, 4096),
@@ -61,12 +67,14 @@ export async function fromFragment(fragment: string): Promise<State> {
   };
 }
 
-async function chosenOf(fields: URLSearchParams): Promise<Chosen> {
-  const [zoo, path, config] = [fields.get('zoo'), fields.get('path'), fields.get('config')];
+async function chosenOf(fields: URLSearchParams, prefix: string): Promise<Chosen | null> {
+  const [zoo, path, hub, config] = ['zoo', 'path', 'hub', 'config'].map((name) => fields.get(`${prefix}${name}`));
   if (zoo) return { from: 'zoo', name: zoo };
   if (path) return { from: 'path', path };
-  if (!config) return START.chosen;
-  return { from: 'text', name: fields.get('name') ?? 'config.json', text: await unpacked(config) };
+  // Following a link is not yet to ask for what it names.
+  if (hub) return { from: 'hub', name: hub, asked: false };
+  if (!config) return null;
+  return { from: 'text', name: fields.get(`${prefix}name`) ?? 'config.json', text: await unpacked(config) };
 }
 
 /** The longest config that a link unpacks to, as the planner reads no longer one. */

@@ -1,17 +1,12 @@
 // What the planner answers, as far as the page looks at it.
 
+import type { Drawing } from './dom';
+
 export interface Failure {
   message: string;
   /** The exit code of the command; 0 for a model that is to be opened again. */
   code: number;
   span?: [number, number];
-}
-
-export interface Layer {
-  kind: string;
-  blocks: string[];
-  window: number | null;
-  shares: number | null;
 }
 
 export interface Opened {
@@ -20,63 +15,35 @@ export interface Opened {
   source: string;
   dtype: string;
   longest: number | null;
-  layers: Layer[];
   assumed: number;
   inspection: string;
-}
-
-export interface Pool {
-  id: string;
-  owner: string;
-  unit: string;
-  unit_bytes: number;
-  units: number;
-  bytes: number;
-  layers: number[];
-  dtype: string;
-  tokens_per_block?: number;
-  window?: number;
-  checkpoints_of?: string;
-  members: { resource: string; offset: number; bytes: number }[];
-}
-
-export interface Resource {
-  name: string;
-  layer: number | null;
-  kind: string;
-  owner: string;
-  pool: string;
-  dtype: string;
-  bytes_per_token: number;
-  bytes_per_sequence: number;
-  bytes_fixed: number;
-  reason: string;
-  source: string;
-  shared_by?: number[];
-  drafts?: boolean;
-}
-
-export interface LedgerLine {
-  name: string;
-  bytes: number;
-  source: string;
-  note: string;
-  uncertain_bytes?: number;
 }
 
 export interface Plan {
   model: { type: string; layers: number; dtype: string };
   limits: { max_seq_len: number; max_batch_size: number; max_num_tokens: number };
-  resources: Resource[];
-  pools: Pool[];
-  ledger: LedgerLine[];
   capacity: { tokens: number | null; sequences: number; tokens_per_sequence: number; capped_by: string };
   totals: { kv_bytes_per_token: number; state_bytes_per_sequence: number };
   deployment?: { devices: number; replicas: number; sequences: number };
 }
 
+export interface Pictures {
+  /** From the device to what the map shows: the name of each, and how it is shown. */
+  path: [string, string][];
+  map: Drawing;
+  ledger: Drawing;
+  layers: Drawing;
+}
+
+export interface Charts {
+  curves: Drawing;
+  more: Drawing;
+  numbers: Drawing | null;
+}
+
 export interface Planned {
   plan: Plan;
+  pictures: Pictures;
   ranks: string | null;
   stages: number;
   knobs: { change: string; sequences: number }[];
@@ -114,22 +81,7 @@ export interface Derivation {
 }
 
 export interface Curves {
-  ours: { context: number; sequences: number; capped_by: string }[];
-  engines: {
-    engine: string;
-    row: {
-      engine: string;
-      version: string;
-      bytes: number;
-      sequences: number;
-      engine_sequences: number;
-      wasted_bytes: number;
-      engine_wasted_bytes: number;
-      why: string[];
-    } | null;
-    error: string | null;
-    points: { context: number; sequences: number; ours: number }[];
-  }[];
+  pictures: Charts;
 }
 
 export interface Fit {
@@ -150,7 +102,9 @@ export interface Fit {
 export interface Fits {
   answer: { context: number; sequences: number; currency: string | null; fits: Fit[] };
   flags: { cacheplan: string; vllm: string }[];
+  pictures: Charts;
   svg: string;
+  html: string;
 }
 
 export interface Simulated {

@@ -1,14 +1,15 @@
 import { expect, test } from 'vitest';
-import { bytes, percent, ranges, tokens } from '../src/format';
+import { bytes } from '../src/format';
 import { prices } from '../src/fit';
 import { plain } from '../src/inputs';
-import { Model, inOrder } from '../src/model';
+import { Model } from '../src/model';
 import { Planner, Refused, encode } from '../src/planner';
 import { START, fromFragment, toFragment, type State } from '../src/state';
 
 test('a link holds a whole state', async () => {
   const state: State = {
     chosen: { from: 'text', name: 'my config.json', text: '{"model_type": "llama", "x": "é&=#"}' },
+    draft: { from: 'hub', name: 'org/small@main', asked: false },
     device: '8xh100',
     budget: "max_seq_len = 8192 # a & b\n[dtypes]\nkv = 'fp8'\n",
     stage: 2,
@@ -36,13 +37,6 @@ test('a question is its length, its text and its bytes', async () => {
   expect([...question]).toEqual([text.length, 0, 0, 0, ...text, 1, 2]);
 });
 
-test('weights are read before what lies beside them, and shards after it', () => {
-  const order = (...names: string[]) => inOrder(names.map((name) => ({ name }))).map(({ name }) => name);
-  expect(order('config.json', 'model.safetensors')).toEqual(['model.safetensors', 'config.json']);
-  expect(order('model-00001-of-00002.safetensors', 'config.json')).toEqual(['config.json', 'model-00001-of-00002.safetensors']);
-  expect(order('b-00002-of-00002.gguf', 'b-00001-of-00002.gguf')[0]).toBe('b-00001-of-00002.gguf');
-});
-
 test('files are read by the slices that the planner asks for', async () => {
   const asked: { slices: [number, number][] }[] = [];
   const planner = new Planner(async (question) => {
@@ -52,7 +46,7 @@ test('files are read by the slices that the planner asks for', async () => {
     asked.push(files[0]);
     return JSON.stringify(asked.length < 3 ? { missing: { file: 0, offset: 1 << 20, length: 10 } } : { model: 7 });
   });
-  const model = Model.of({ from: 'files', files: [new File([new Uint8Array(2 << 20)], 'm.gguf')] }, {});
+  const model = Model.of({ from: 'files', files: [new File([new Uint8Array(2 << 20)], 'm.gguf')] }, {}, false);
   expect((await model.opened(planner)).model).toBe(7);
   expect(asked.map(({ slices }) => slices.length)).toEqual([1, 2, 3]);
   expect(asked[2]!.slices.slice(0, 2)).toEqual([[0, 1 << 18], [1 << 20, 10]]);
@@ -65,9 +59,23 @@ test('a model that a planner forgot is opened again, once', async () => {
     if (text.includes('"open"')) return JSON.stringify({ model: (opened += 1) });
     return JSON.stringify(text.includes('"model":1') ? { error: { message: 'gone', code: 0 } } : { answer: text.includes('"model":2') });
   });
-  const model = Model.of({ from: 'text', name: 'c', text: '{}' }, {});
+  const model = Model.of({ from: 'text', name: 'c', text: '{}' }, {}, false);
   expect(await model.ask(planner, (number) => ({ ask: 'plan', model: number }))).toEqual({ answer: true });
   expect(opened).toBe(2);
+});
+
+test('the hub is asked only where somebody says so', async () => {
+  const planner = new Planner(async () => JSON.stringify({ model: 1 }));
+  expect(() => Model.of({ from: 'hub', name: 'org/name', asked: false }, {}, false)).toThrow('asked only where you say so');
+  // Behind the command it is that which knows names.
+  const asked: string[] = [];
+  const command = new Planner(async (question) => {
+    asked.push(await question.text());
+    return JSON.stringify({ model: 1 });
+  });
+  await Model.of({ from: 'hub', name: 'org/name', asked: false }, {}, true).opened(command);
+  expect(asked[0]).toContain('{"ask":"open_path","path":"org/name"}');
+  expect((await Model.of({ from: 'text', name: 'c', text: '{}' }, {}, false).opened(planner)).model).toBe(1);
 });
 
 test('an error is one with its exit code', async () => {
@@ -77,9 +85,6 @@ test('an error is one with its exit code', async () => {
 
 test('numbers are written as the command writes them', () => {
   expect([bytes(0), bytes(1023), bytes(1024), bytes(63155874688)]).toEqual(['0 B', '1023 B', '1.00 KiB', '58.82 GiB']);
-  expect([tokens(1024), tokens(1 << 20), tokens(1000)]).toEqual(['1k', '1m', '1000']);
-  expect([percent(1, 3), percent(1, 0)]).toEqual(['33.3 %', '']);
-  expect(ranges([0, 1, 2, 5, 7, 8])).toBe('0-2, 5, 7-8');
 });
 
 test('prices and values are read as they are typed', () => {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use self::request::{Bad, Request};
-use crate::{Asset, Desk, Place};
+use crate::{Asset, Desk, Opener, Place};
 
 /// Connections at a time; a browser opens six.
 const MOST_CONNECTIONS: usize = 32;
@@ -47,13 +47,13 @@ impl Server {
     ///
     /// # Errors
     /// A port that is taken, or a system without random numbers.
-    pub fn open(port: u16, places: Vec<Place>) -> io::Result<Self> {
+    pub fn open(port: u16, places: Vec<Place>, opener: Opener) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let port = listener.local_addr()?.port();
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let token = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let (desk, connections) = (Desk::with_disk(places), AtomicUsize::new(0));
+        let (desk, connections) = (Desk::with_disk(places, opener), AtomicUsize::new(0));
         Ok(Self { listener, answering: Arc::new(Answering { desk, port, token, connections }) })
     }
 

@@ -67,7 +67,8 @@ impl Weights {
         }
     }
 
-    fn sharded(source: &Source, folder: &Files<'_>) -> Result<Self, FrontendError> {
+    /// Those of the files that an index names.
+    pub(super) fn sharded(source: &Source, folder: &Files<'_>) -> Result<Self, FrontendError> {
         let mut weights = Self::none(source);
         let index: Index = source.json(Limit::INDEX)?;
         let mut read = 0;
@@ -158,3 +159,8 @@ impl Weights {
 
 /// The file that says which tensor is in which shard.
 const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Whether it names the files of weights that are in several.
+pub(super) fn is_index(source: &Source) -> bool {
+    source.name().ends_with(".safetensors.index.json")
+}
