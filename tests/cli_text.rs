@@ -146,6 +146,36 @@ fn a_chat_is_put_into_the_template_turn_by_turn() {
     assert!(answers.len() > first.len() + 2);
 }
 
+#[rstest]
+fn a_gguf_file_needs_no_other_for_text_and_chats(#[values("merges", "pieces")] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::copy(top().join(format!("tests/fixtures/gguf/vocabularies/{name}.gguf")), &file).unwrap();
+    let args = ["--prompt", "the cache", "--max-new-tokens", "5"];
+    let as_json = json_of(run(&file, &[&args[..], &["--format", "json"]].concat()));
+    let text = as_json["texts"][0].as_str().unwrap();
+    assert_eq!(as_json["tokens"][0].as_array().unwrap().len(), 5);
+    assert_eq!(stdout(run(&file, &args)), format!("{text}\n"));
+    let chat = json_of(run(&file, &[&args[..], &["--chat", "--format", "json"]].concat()));
+    let tokens = |run: &Value| run["requests"][0]["prompt_tokens"].as_u64().unwrap();
+    // The user, the end, and whose turn it is.
+    assert_eq!(tokens(&chat), tokens(&as_json) + 3);
+    let turns = stdout(piped(&file, &["--chat", "--max-new-tokens", "5"], "the cache\nand now\n"));
+    assert!(turns.starts_with(chat["texts"][0].as_str().unwrap()), "{turns:?}");
+}
+
+#[test]
+fn a_gguf_files_vocabulary_that_is_not_its_models_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    let bytes = std::fs::read(top().join("tests/fixtures/gguf/vocabularies/merges.gguf")).unwrap();
+    let at = bytes.windows(9).position(|found| found == b"llama-bpe").unwrap();
+    let other = [&bytes[..at], b"llama-xyz", &bytes[at + 9..]].concat();
+    std::fs::write(&file, other).unwrap();
+    let error = refused(run(&file, &["--prompt", "a"]), 1);
+    assert!(error.contains("`tokenizer.ggml.pre` is llama-xyz; known is `gpt-2`"), "{error}");
+}
+
 #[test]
 fn text_of_a_model_does_not_steer_the_terminal() {
     let folder = model(&[]);

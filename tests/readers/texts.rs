@@ -5,6 +5,7 @@ use std::fs;
 use cacheplan::files::{Limit, Source};
 use cacheplan::runtime::RequestLine;
 use cacheplan::text::{ChatTemplate, Message, Tokenizer};
+use cacheplan::transforms::Model;
 
 use crate::fixture;
 use crate::limits::survive;
@@ -23,6 +24,35 @@ fn tokenizers() {
     survive("tokenizers", SHORT, &seeds, read, |tokenizer| {
         if let Ok(tokens) = tokenizer.encode("Über den Wolken\u{2028}\0 12345 🦀", true) {
             let _ = tokenizer.decode(&tokens);
+        }
+    });
+}
+
+/// The keys of a GGUF file, which is as long as it likes behind them.
+#[test]
+fn vocabularies() {
+    let seeds = ["merges", "pieces"].map(|name| {
+        let mut file = fs::read(fixture(&format!("gguf/vocabularies/{name}.gguf"))).unwrap();
+        // No tensors, so that mutations meet the keys.
+        file[8..16].fill(0);
+        file.truncate(24 << 10);
+        file
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let read = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let own = Model::gguf_tokenizer(&path).ok()?;
+        let template = ChatTemplate::embedded("m.gguf", &own.keys, own.words.clone());
+        let tokenizer = Tokenizer::embedded("m.gguf", &own.keys, own.words, own.numbers, 1 << 20).ok()?;
+        Some((tokenizer, template))
+    };
+    survive("vocabularies", Limit { bytes: SHORT.bytes, ..Limit::GGUF }, &seeds, read, |(tokenizer, template)| {
+        if let Ok(tokens) = tokenizer.encode("Über den Wolken\u{2028}\0 12345 🦀", true) {
+            let _ = tokenizer.decode(&tokens);
+        }
+        if let Ok(template) = template {
+            let _ = template.render(&[Message::new("user", "Why?")]);
         }
     });
 }

@@ -8,11 +8,14 @@
 mod error;
 mod guarded;
 mod patterns;
+mod pieces;
+mod pre;
 mod stop;
 mod stream;
 mod template;
 mod to_json;
 mod tokenizer;
+mod vocabulary;
 
 pub use error::TextError;
 pub use stream::TextStream;

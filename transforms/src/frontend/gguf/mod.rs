@@ -1,6 +1,7 @@
 //! GGUF: header only. Its keys become a table that architecture descriptions read like a config.
 
 mod reader;
+mod tokenizer;
 
 use std::path::Path;
 
@@ -35,8 +36,8 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     if let Some(vocabulary) = header.vocabulary() {
         table.insert("vocab_size".to_owned(), vocabulary.into());
     }
-    if let Some(eos) = header.number("tokenizer.ggml.eos_token_id") {
-        table.insert("eos_token_id".to_owned(), eos.into());
+    if !header.ends().is_empty() {
+        table.insert("eos_token_id".to_owned(), header.ends().into());
     }
     // What a file has is what its decoder needs: biases, norms.
     let kinds = header.tensor_kinds().map(|kind| (kind.replace('.', "_"), true.into()));
