@@ -86,9 +86,8 @@ impl ChatTemplate {
         mut words: HashMap<String, Vec<String>>,
     ) -> Result<Self, TextError> {
         let vocabulary = Vocabulary::new(file, keys, &mut words);
-        let (text, special) =
-            vocabulary.template()?.ok_or_else(|| TextError::NoTemplate { folder: file.to_owned() })?;
-        Self::new(&format!("{file}: {GGUF_KEY}"), text, special)
+        let text = vocabulary.template()?.ok_or_else(|| TextError::NoTemplate { folder: file.to_owned() })?;
+        Self::new(&format!("{file}: {GGUF_KEY}"), text, vocabulary.special()?)
     }
 
     fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {

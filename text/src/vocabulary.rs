@@ -133,17 +133,21 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    /// The chat template and the tokens that it may name.
-    pub(crate) fn template(&self) -> Result<Option<(&'a str, BTreeMap<String, String>)>, TextError> {
+    /// The chat template, if there is one.
+    pub(crate) fn template(&self) -> Result<Option<&'a str>, TextError> {
         let Some(template) = self.keys.get(TEMPLATE) else { return Ok(None) };
-        let template = template.as_str().ok_or_else(|| self.value(TEMPLATE, template.to_string(), "a text"))?;
+        template.as_str().map(Some).ok_or_else(|| self.value(TEMPLATE, template.to_string(), "a text"))
+    }
+
+    /// The tokens that a template may name.
+    pub(crate) fn special(&self) -> Result<BTreeMap<String, String>, TextError> {
         let mut special = BTreeMap::new();
         for (name, ..) in NAMED.iter().filter(|_| !self.tokens.is_empty()) {
             if let Some(id) = self.named(name)? {
                 special.insert((*name).to_owned(), self.tokens[id as usize].clone());
             }
         }
-        Ok(Some((template, special)))
+        Ok(special)
     }
 
     /// A tokenizer that joins bytes by a list of merges.
