@@ -354,7 +354,7 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 
 /// Each case: the flags, or what the budget file says; the key that asked; why a run does not use it.
 #[rstest]
-#[case::a_draft(&["--draft-tokens", "3", "--draft-scheme", "replay"], "", 2, "flag --draft-tokens: `speculation.draft_tokens = 3`", "replays none")]
+#[case::a_draft(&["--draft-tokens", "3", "--mtp-layers", "1"], "", 2, "flag --draft-tokens: `speculation.draft_tokens = 3`", "no prediction layers")]
 #[case::a_draft_and_a_host(&["--draft-tokens", "3", "--mtp-layers", "1", "--host-bytes", "16MiB"], "", 2, "--draft-tokens", "no prediction layers")]
 #[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
 #[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
@@ -391,6 +391,9 @@ fn a_host_tier_is_refused_where_no_prefix_can_be_kept_that_would_go_there() {
         "1".as_ref(),
         "--host-bytes".as_ref(),
         "16MiB".as_ref(),
+        // Nobody makes way for others either.
+        "--max-batch-size".as_ref(),
+        "1".as_ref(),
     ]);
     let said = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2), "{said}");

@@ -282,11 +282,14 @@ impl Budget {
                 return Err("`speculation.mtp_layers` must be at most 1024".into());
             }
         }
-        if let Some(workload) = &self.workload
-            && workload.checkpoint_dtype.is_some()
-            && workload.checkpoints_per_sequence == 0
-        {
-            return Err("`workload.checkpoint_dtype` is stated, but `workload.checkpoints_per_sequence` is 0".into());
+        if let Some(workload) = self.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence == 0) {
+            let of_checkpoints = [
+                ("checkpoint_dtype", workload.checkpoint_dtype.is_some()),
+                ("checkpoint_strategy", workload.checkpoint_strategy.is_some()),
+            ];
+            if let Some((key, _)) = of_checkpoints.into_iter().find(|(_, stated)| *stated) {
+                return Err(format!("`workload.{key}` is stated, but `workload.checkpoints_per_sequence` is 0"));
+            }
         }
         if self.maximize == Some(Objective::Tokens) && self.max_batch_size.is_none() {
             return Err("`maximize = \"tokens\"` needs `max_batch_size`, the sequences to serve meanwhile".into());

@@ -125,6 +125,7 @@ fn with_checkpoints(request: &PlanRequest<'_>, each: u64) -> Option<CachePlan> {
         if let Some(workload) = &mut budget.workload {
             workload.checkpoints_per_sequence = each;
             workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| each > 0);
+            workload.checkpoint_strategy = workload.checkpoint_strategy.filter(|_| each > 0);
         }
     })
 }

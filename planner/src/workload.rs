@@ -19,6 +19,33 @@ pub struct Workload {
     /// How these states are stored; as in live slots where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_dtype: Option<CheckpointDType>,
+    /// Where a run leaves these states; wherever one can serve a later prompt where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_strategy: Option<CheckpointStrategy>,
+}
+
+/// Where sequences leave states for later ones. No size depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckpointStrategy {
+    /// Where forwards and sequences end.
+    NoBuffer,
+    /// At one aligned or branch position of each forward, and at intervals of what is decoded.
+    DoubleBuffered,
+    /// Wherever a state can serve a later prompt.
+    #[default]
+    Complete,
+}
+
+impl CheckpointStrategy {
+    /// Of what there is for no buffer, a double one and complete ones, what belongs to this.
+    pub fn among<T>(self, [no_buffer, double_buffered, complete]: [T; 3]) -> T {
+        match self {
+            Self::NoBuffer => no_buffer,
+            Self::DoubleBuffered => double_buffered,
+            Self::Complete => complete,
+        }
+    }
 }
 
 /// A dtype of checkpoints that is not the states' own.

@@ -3,16 +3,19 @@
 use std::fmt::Debug;
 
 use cacheplan_graphs::proto::ModelProto;
+use cacheplan_handlers::Kind;
 use cacheplan_kernels::weighted_sum;
+use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, int, refuse};
 use crate::layers::{Linear, Mixer, RmsNorm};
-use crate::step::{CacheUse, Step};
+use crate::prediction::PredictionLayer;
+use crate::step::{CacheUse, Names, Step};
 use crate::weights::{Matrix, Weights};
 
 /// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
@@ -27,6 +30,25 @@ pub(crate) trait TextModel: Debug + Send + Sync {
 
     /// The caches that it keeps, in the order of its layers.
     fn caches(&self) -> Vec<CacheUse>;
+
+    /// Moves the state of a layer on over the candidates that were accepted.
+    ///
+    /// # Errors
+    /// Inputs that are not there, or that a kernel refuses.
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        let _ = kept;
+        Ok(())
+    }
+
+    /// Its own layer that predicts, with the embedding of its tokens.
+    fn prediction(&self) -> Option<(&PredictionLayer, &Matrix)> {
+        None
+    }
+
+    /// Its caches are those of these names.
+    fn call_caches(&mut self, names: Names) {
+        let _ = names;
+    }
 
     /// The most tokens that a sequence may have, where its shapes are fixed.
     fn max_seq_len(&self) -> Option<u64> {
@@ -114,6 +136,9 @@ pub(crate) struct Blocks {
     pub(crate) norm: RmsNorm,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
+    /// How its caches are called where they are a draft model's.
+    pub(crate) names: Names,
+    pub(crate) prediction: Option<PredictionLayer>,
 }
 
 /// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`.
@@ -149,7 +174,7 @@ impl Block {
         Self { norm: None, mixer, post_norm: None, output_scale: 1.0, residual_scale: 1.0, residual_is_normed: false }
     }
 
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let normed = match &self.norm {
             Some(norm) => norm.forward(x)?,
             None => x.clone(),
@@ -177,6 +202,78 @@ impl Decoder {
     /// Bytes of weights that are mapped from files, which no allocator counts.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.mapped_bytes
+    }
+
+    /// The same with caches of these names.
+    pub(crate) fn calling_caches(mut self, names: Names) -> Self {
+        self.text.call_caches(names);
+        self
+    }
+
+    /// Moves the state of a layer on over the candidates that were accepted.
+    pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        self.text.replay(kept)
+    }
+
+    /// The layer of its own that predicts.
+    pub(crate) fn prediction(&self) -> Option<&PredictionLayer> {
+        self.text.prediction().map(|(prediction, _)| prediction)
+    }
+
+    /// As [`Decoder::forward`], and the hidden row of every token of the step, `[tokens.len(), hidden]`.
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`].
+    pub fn forward_with_hidden(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<[Tensor; 2], RuntimeError> {
+        let all: Vec<u32> = (0..tokens.len() as u32).collect();
+        rayon::scope(|_| {
+            let hidden = self.text.forward(tokens, &all, caches, metadata)?;
+            let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
+            Ok([self.projected(chosen)?, hidden])
+        })
+    }
+
+    /// What the model's own prediction layer says behind the tokens `next`, each of which stands behind a hidden row of the
+    /// step: for the chosen rows f32 logits, and hidden rows of its own to go on from.
+    ///
+    /// # Errors
+    /// A model without one, or whose plan has no caches for it; as [`Decoder::forward`].
+    pub fn predict(
+        &self,
+        hidden: &Tensor,
+        next: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<[Tensor; 2], RuntimeError> {
+        let Some((prediction, embedding)) = self.text.prediction() else {
+            return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
+        };
+        rayon::scope(|_| {
+            let hidden = prediction.forward(embedding, hidden, next, caches, metadata)?;
+            let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
+            Ok([self.projected(chosen.clone())?, chosen])
+        })
+    }
+
+    fn projected(&self, hidden: Tensor) -> Result<Tensor, RuntimeError> {
+        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(&hidden))
+    }
+
+    /// Runs a step's tokens for what they leave in the caches alone.
+    pub(crate) fn fill(
+        &self,
+        tokens: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<(), RuntimeError> {
+        rayon::scope(|_| self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
     }
 
     /// The same projection behind another model.
@@ -234,7 +331,7 @@ impl Decoder {
         // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
         rayon::scope(|_| {
             let hidden = self.text.forward(tokens, rows, caches, metadata)?;
-            self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(&hidden))
+            self.projected(hidden)
         })
     }
 }
@@ -282,6 +379,24 @@ impl TextModel for Blocks {
         self.blocks.iter().flat_map(|block| block.mixer.caches()).collect()
     }
 
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        for block in &self.blocks {
+            if block.mixer.replay(kept)? {
+                return Ok(());
+            }
+        }
+        let layer = kept.layer.unwrap_or_default();
+        Err(ManagerError::UnknownLayer { layer, kind: Kind::Ssm }.into())
+    }
+
+    fn prediction(&self) -> Option<(&PredictionLayer, &Matrix)> {
+        self.prediction.as_ref().map(|prediction| (prediction, &self.embedding))
+    }
+
+    fn call_caches(&mut self, names: Names) {
+        self.names = names;
+    }
+
     fn forward(
         &self,
         tokens: &[u32],
@@ -294,7 +409,7 @@ impl TextModel for Blocks {
         let embedded = self.embedding.select(&tokens)?.computed()?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, metadata);
-        let step = Step::new(caches, metadata, &embedded, drafts.as_ref());
+        let step = Step::new(caches, &self.names, metadata, &embedded, drafts.as_ref());
         let mut x = embedded.clone();
         for block in &self.blocks {
             x = block.forward(&x, &step)?;

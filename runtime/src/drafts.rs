@@ -1,6 +1,7 @@
-//! The states of a step that verifies drafted tokens: live ones are only read, and one is kept after every candidate.
+//! The states of a step that verifies drafted tokens: live ones are only read, and what takes them on to the accepted
+//! candidates is kept, in the rows that the plan has for it: inputs to replay, or a state after every candidate.
 //!
-//! A kernel writes the states of a tree into the pool that it reads from, and planned draft rows lie in a pool of their own.
+//! Inputs are kept as they are. For states a kernel writes the states of a tree into the pool that it reads from, and planned draft rows lie in a pool of their own.
 //! So a layer gets a pool of its own for the time of its kernel: the live states of the step's sequences, and behind them
 //! a row for each candidate, which are brought into the planned rows before the next layer runs.
 
@@ -13,7 +14,7 @@ use cacheplan_managers::device::{MambaHybridCacheManager, StateLayer};
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
-use crate::step::StateCache;
+use crate::step::{KeptInputs, StateCache};
 
 /// Where the states of a verifying step are written.
 #[derive(Debug)]
@@ -56,6 +57,13 @@ impl<'a> Drafts<'a> {
         live: &StateLayer<'_>,
     ) -> Result<StateCache<'b>, RuntimeError> {
         self.keep()?;
+        let Self { caches, metadata, parents, .. } = self;
+        if caches.route(layer, &twin(kind)).is_err() {
+            let writes = StateWrites::Tree { parents, slots: &[] };
+            let batch = StateBatch { cu_seqlens: &metadata.cu_seqlens, slots: &metadata.slots, writes };
+            let inputs = Some(KeptInputs { caches, metadata, layer });
+            return Ok(StateCache { pool: live.pool.clone(), view: live.view, batch, inputs });
+        }
         let view = live.view;
         let rows: Vec<u32> = self.metadata.slots.iter().map(|slot| u32::try_from(*slot).unwrap_or(0)).collect();
         let device = live.pool.device();
@@ -65,18 +73,14 @@ impl<'a> Drafts<'a> {
         *self.pending.borrow_mut() = Some((pool.clone(), layer, kind.clone()));
         let writes = StateWrites::Tree { parents: &self.parents, slots: &self.after };
         let batch = StateBatch { cu_seqlens: &self.metadata.cu_seqlens, slots: &self.slots, writes };
-        Ok(StateCache { pool, view: StateLayerView { slot_elems: view.elems(), layer_offset: 0, ..view }, batch })
+        let view = StateLayerView { slot_elems: view.elems(), layer_offset: 0, ..view };
+        Ok(StateCache { pool, view, batch, inputs: None })
     }
 
     /// Brings what the last layer wrote into the planned rows.
     pub(crate) fn keep(&self) -> Result<(), RuntimeError> {
         let Some((pool, layer, kind)) = self.pending.borrow_mut().take() else { return Ok(()) };
-        let twin = match kind {
-            Kind::Ssm => Kind::IntermediateSsm,
-            Kind::CausalConv => Kind::IntermediateCausalConv,
-            _ => Kind::IntermediateState,
-        };
-        let planned = self.caches.state_layer(self.caches.route(layer, &twin)?)?;
+        let planned = self.caches.state_layer(self.caches.route(layer, &twin(&kind))?)?;
         let rows = planned.pool.flatten_all()?;
         for (sequence, range) in self.metadata.cu_seqlens.windows(2).enumerate() {
             let Ok(row) = usize::try_from(self.metadata.draft_rows[sequence]) else { continue };
@@ -85,5 +89,14 @@ impl<'a> Drafts<'a> {
             rows.slice_set(&states, 0, row * planned.view.slot_elems + planned.view.layer_offset)?;
         }
         Ok(())
+    }
+}
+
+/// The kind of the states that are kept after candidates.
+fn twin(kind: &Kind) -> Kind {
+    match kind {
+        Kind::Ssm => Kind::IntermediateSsm,
+        Kind::CausalConv => Kind::IntermediateCausalConv,
+        _ => Kind::IntermediateState,
     }
 }

@@ -57,6 +57,23 @@ pub enum RuntimeError {
     /// A tokenizer or a chat template that cannot be used.
     #[error(transparent)]
     Text(#[from] cacheplan_text::TextError),
+    /// A draft model with another vocabulary.
+    #[error("the draft model knows {found} tokens, the model {expected}; a draft must have the model's vocabulary")]
+    DraftVocabulary {
+        /// Tokens that it knows.
+        found: usize,
+        /// Tokens that the model knows.
+        expected: usize,
+    },
+    /// A draft model with states.
+    #[error(
+        "the draft model keeps the state {name}, and no plan takes states of a draft back; one of attention alone would do",
+        name = Shown(.name)
+    )]
+    DraftState {
+        /// Its resource.
+        name: String,
+    },
     /// A file that cannot be written.
     #[error(transparent)]
     Replace(#[from] cacheplan_files::ReplaceError),

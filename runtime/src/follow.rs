@@ -9,6 +9,13 @@ pub trait Follow {
         Admission::Open
     }
 
+    /// Asked before each step of every request that has begun, and before one begins: whether it is still wanted. False
+    /// cancels it.
+    fn wants(&mut self, place: usize) -> bool {
+        let _ = place;
+        true
+    }
+
     /// A token was generated for the request at a place; whether it goes on. False makes it the last.
     fn token(&mut self, place: usize, token: u32) -> bool {
         let _ = (place, token);

@@ -11,7 +11,9 @@ use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_planner::Limits;
 use candle_core::{Device, Tensor};
 
+use crate::costs::{Costs, Way};
 use crate::decoder::Decoder;
+use crate::draft_model::{Candidate, DraftModel, one_each};
 use crate::error::{RequestError, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
@@ -27,6 +29,7 @@ pub(crate) struct Generator<'a, 'b> {
     waiting: VecDeque<Job>,
     running: Vec<Running>,
     metadata: StepMetadata,
+    costs: Costs,
     /// One for all requests: the session serves one model without adapters.
     namespace: Namespace,
     begun: Instant,
@@ -35,6 +38,8 @@ pub(crate) struct Generator<'a, 'b> {
 /// What requests are served with.
 pub(crate) struct Serving<'a, 'b> {
     pub(crate) model: &'a Decoder,
+    /// Who guesses; prompts are looked up without one.
+    pub(crate) draft: Option<&'a DraftModel>,
     pub(crate) caches: &'a mut MambaHybridCacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
@@ -54,14 +59,36 @@ struct Job {
     /// The prompt and what was generated so far.
     tokens: Vec<u32>,
     logits: Vec<Tensor>,
+    /// What the model's prediction layer says behind the last token.
+    predicted: Option<Predicted>,
     /// What was cached when it was admitted first.
     cached_tokens: Option<usize>,
     preemptions: u32,
+    /// Where its caches are, if they wait in host memory.
+    offloaded: Option<Offloaded>,
     admitted: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
     /// Why it has ended.
     finish: Option<Finish>,
+}
+
+/// What a prediction layer says behind a token.
+#[derive(Clone, Debug)]
+struct Predicted {
+    /// `[vocab_size]` on the CPU.
+    logits: Tensor,
+    /// `[1, hidden]`, from which it goes on.
+    hidden: Tensor,
+}
+
+/// A sequence in host memory.
+#[derive(Clone, Copy, Debug)]
+struct Offloaded {
+    sequence: SequenceId,
+    bytes: u64,
+    /// Tokens whose caches are there.
+    computed: usize,
 }
 
 /// What a step computes of a running job.
@@ -85,8 +112,8 @@ struct Running {
 
 impl<'a, 'b> Generator<'a, 'b> {
     pub(crate) fn new(serving: Serving<'a, 'b>) -> Self {
-        let (waiting, running, metadata, namespace) = Default::default();
-        Self { serving, waiting, running, metadata, namespace, begun: Instant::now() }
+        let (waiting, running, metadata, costs, namespace) = Default::default();
+        Self { serving, waiting, running, metadata, costs, namespace, begun: Instant::now() }
     }
 
     /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens; prefixes
@@ -106,7 +133,9 @@ impl<'a, 'b> Generator<'a, 'b> {
                 self.deliver(job, &mut outputs)?;
             }
         }
-        self.waiting.clear();
+        for job in std::mem::take(&mut self.waiting) {
+            self.forget_offloaded(&job)?;
+        }
         served?;
         Ok(outputs.into_iter().map(Option::unwrap_or_default).collect())
     }
@@ -118,13 +147,15 @@ impl<'a, 'b> Generator<'a, 'b> {
                 Admission::Closed => self.waiting.retain(|job| job.admitted.is_some()),
                 Admission::Abandoned => return Ok(()),
             }
-            self.admit()?;
+            self.cancel_unwanted(outputs)?;
+            self.admit(outputs)?;
             if self.running.is_empty() {
                 let Some(next) = self.waiting.front() else { return Ok(()) };
                 std::thread::sleep(next.request.arrival.saturating_sub(self.now()).min(NAP));
                 continue;
             }
-            let parts = self.make_room()?;
+            let mut parts = self.make_room()?;
+            self.guess(&mut parts)?;
             self.step(&parts)?;
             self.retire(outputs)?;
             let (now, running) = (self.now(), self.running.len());
@@ -137,38 +168,118 @@ impl<'a, 'b> Generator<'a, 'b> {
         self.begun.elapsed()
     }
 
+    /// Ends the jobs that have begun and that nobody wants any more.
+    fn cancel_unwanted(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+        let follower = &mut *self.serving.follower;
+        let unwanted: Vec<Running> =
+            self.running.extract_if(.., |running| !follower.wants(running.job.place)).collect();
+        for running in unwanted {
+            let job = self.vacate(running)?;
+            self.deliver(job, outputs)?;
+        }
+        // Those that made way wait before all others.
+        for at in (0..self.waiting.iter().take_while(|job| job.admitted.is_some()).count()).rev() {
+            self.cancel_waiting(at, outputs)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a waiting job unless it is wanted; whether it is gone.
+    fn cancel_waiting(&mut self, at: usize, outputs: &mut [Option<Output>]) -> Result<bool, RuntimeError> {
+        if self.waiting.get(at).is_none_or(|job| self.serving.follower.wants(job.place)) {
+            return Ok(false);
+        }
+        if let Some(job) = self.waiting.remove(at) {
+            self.forget_offloaded(&job)?;
+            self.deliver(job, outputs)?;
+        }
+        Ok(true)
+    }
+
     /// Takes in waiting jobs while sequences, tokens of a step, blocks and slots last.
-    fn admit(&mut self) -> Result<(), RuntimeError> {
+    fn admit(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
         let now = self.now();
         while let Some(job) = self.waiting.front().filter(|job| job.request.arrival <= now) {
+            if job.admitted.is_none() && self.cancel_waiting(0, outputs)? {
+                continue;
+            }
             let busy = !self.running.is_empty();
             if busy && (self.running.len() as u64 >= self.serving.limits.max_batch_size || self.schedule().1 == 0) {
                 break;
             }
-            let mut lease = None;
-            let Serving { caches, prefixes, .. } = &mut self.serving;
-            let admitted = match prefixes {
-                Some(prefixes) => caches.admit_with(|book| {
-                    let prompt = Key { namespace: &self.namespace, tokens: &job.tokens };
-                    let tenant = TenantId(job.request.tenant);
-                    Ok(lease.insert(prefixes.admit(book, prompt, tenant)?).sequence())
-                }),
-                None => caches.admit(job.tokens.len() as u32),
+            let Some(mut job) = self.waiting.pop_front() else { break };
+            let entered = match job.offloaded {
+                Some(offloaded) => self.bring_back(&job, offloaded),
+                None => self.enter(&job),
             };
-            let sequence = match admitted {
-                Ok(sequence) => sequence,
-                Err(ManagerError::Lack(_)) if busy => break,
-                Err(error) => return Err(error.into()),
-            };
-            if let Some(mut job) = self.waiting.pop_front() {
-                let computed = lease.as_ref().map_or(0, ReuseLease::cached);
-                job.cached_tokens.get_or_insert(computed);
-                job.admitted.get_or_insert(now);
-                self.serving.recorder.computes(job.tokens.len() - computed);
-                self.running.push(Running { job, sequence, lease, computed });
+            match entered {
+                Ok((sequence, lease, computed)) => {
+                    job.offloaded = None;
+                    job.cached_tokens.get_or_insert(computed);
+                    job.admitted.get_or_insert(now);
+                    self.running.push(Running { job, sequence, lease, computed });
+                }
+                Err(error) => {
+                    self.waiting.push_front(job);
+                    match error {
+                        RuntimeError::Manager(ManagerError::Lack(_)) if busy => break,
+                        error => return Err(error),
+                    }
+                }
             }
         }
         Ok(())
+    }
+
+    /// Gives a job caches, with what is cached of its tokens.
+    fn enter(&mut self, job: &Job) -> Result<(SequenceId, Option<ReuseLease>, usize), RuntimeError> {
+        let mut lease = None;
+        let Serving { caches, prefixes, .. } = &mut self.serving;
+        let sequence = match prefixes {
+            Some(prefixes) => caches.admit_with(|book| {
+                let prompt = Key { namespace: &self.namespace, tokens: &job.tokens };
+                let tenant = TenantId(job.request.tenant);
+                Ok(lease.insert(prefixes.admit(book, prompt, tenant)?).sequence())
+            })?,
+            None => caches.admit(job.tokens.len() as u32)?,
+        };
+        let computed = lease.as_ref().map_or(0, ReuseLease::cached);
+        self.serving.recorder.computes(job.tokens.len() - computed);
+        Ok((sequence, lease, computed))
+    }
+
+    /// Brings the caches of a job back from host memory; prefixes that nobody uses make way.
+    fn bring_back(
+        &mut self,
+        job: &Job,
+        Offloaded { sequence, bytes, computed }: Offloaded,
+    ) -> Result<(SequenceId, Option<ReuseLease>, usize), RuntimeError> {
+        let Serving { caches, prefixes, .. } = &mut self.serving;
+        let time = loop {
+            let begun = Instant::now();
+            let lack = match caches.onload(sequence) {
+                Ok(()) => break begun.elapsed(),
+                Err(ManagerError::Lack(lack)) => lack,
+                Err(error) => return Err(error.into()),
+            };
+            let made_room = prefixes.as_mut().map(|prefixes| caches.with_book(|book| prefixes.make_room(book, &lack)));
+            if !made_room.transpose()?.unwrap_or(false) {
+                return Err(ManagerError::Lack(lack).into());
+            }
+        };
+        self.costs.copied(bytes, time);
+        let tokens = Key { namespace: &self.namespace, tokens: &job.tokens };
+        let tenant = TenantId(job.request.tenant);
+        let lease = prefixes.as_mut().map(|prefixes| prefixes.rejoin(caches.book(), sequence, tokens, tenant));
+        Ok((sequence, lease.transpose()?, computed))
+    }
+
+    /// Gives up the caches that a job has in host memory.
+    fn forget_offloaded(&mut self, job: &Job) -> Result<(), RuntimeError> {
+        match job.offloaded {
+            Some(offloaded) => Ok(self.serving.caches.finish(offloaded.sequence)?),
+            None => Ok(()),
+        }
     }
 
     /// Takes everything from a sequence.
@@ -208,14 +319,19 @@ impl<'a, 'b> Generator<'a, 'b> {
 
     /// What the next step computes of each running job, with guesses if `drafting`.
     ///
-    /// Guesses are made where every job decodes: a step either computes what is known or verifies.
+    /// Guesses are made where every job decodes: a step either computes what is known or verifies. Those of a draft model
+    /// are made when there is room for them.
     fn parts(&self, drafting: bool) -> Vec<Part> {
         let (chunks, mut left) = self.schedule();
         let verifies =
             drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
         let parts = self.running.iter().zip(chunks).map(|(running, tokens)| {
             let most = if verifies { self.most_drafts(running).min(left) } else { 0 };
-            let drafts = look_up(&running.job.tokens, most).to_vec();
+            let drafts = match (self.serving.draft, &running.job.predicted) {
+                (Some(_), _) | (None, Some(_)) => vec![0; most],
+                (None, None) if self.predicts() => Vec::new(),
+                (None, None) => look_up(&running.job.tokens, most).to_vec(),
+            };
             left -= drafts.len();
             Part { tokens, drafts }
         });
@@ -277,10 +393,142 @@ impl<'a, 'b> Generator<'a, 'b> {
 
     fn preempt_youngest(&mut self) -> Result<(), RuntimeError> {
         if let Some(running) = self.running.pop() {
-            let mut job = self.vacate(running)?;
+            let mut job = match self.cheaper(&running)? {
+                Way::Host => self.offload(running)?,
+                Way::Recompute => self.vacate(running)?,
+            };
             job.preemptions += 1;
-            tracing::debug!(request = job.place, tokens = job.tokens.len(), "preempted");
+            let offloaded = job.offloaded.is_some();
+            tracing::debug!(request = job.place, tokens = job.tokens.len(), offloaded, "preempted");
             self.waiting.push_front(job);
+        }
+        Ok(())
+    }
+
+    /// How a job would come back sooner, as far as its plan has a choice.
+    fn cheaper(&self, running: &Running) -> Result<Way, RuntimeError> {
+        let Serving { caches, prefixes, .. } = &self.serving;
+        if caches.book().layout().host_bytes.is_none() || running.computed == 0 {
+            return Ok(Way::Recompute);
+        }
+        let tokens = Key { namespace: &self.namespace, tokens: &running.job.tokens[..running.computed] };
+        let cached = prefixes.as_ref().map_or(0, |prefixes| prefixes.tree().match_prefix(tokens).hit);
+        Ok(self.costs.cheaper(running.computed - cached, caches.book().bytes_to_park(running.sequence)?))
+    }
+
+    /// Moves the caches of a job to host memory; without room there they are given up.
+    fn offload(&mut self, mut running: Running) -> Result<Job, RuntimeError> {
+        let Running { sequence, computed, .. } = running;
+        let bytes = self.serving.caches.book().bytes_to_park(sequence)?;
+        let begun = Instant::now();
+        match self.serving.caches.offload(sequence) {
+            Ok(()) => {}
+            Err(ManagerError::Lack(_)) => return self.vacate(running),
+            Err(error) => return Err(error.into()),
+        }
+        self.costs.copied(bytes, begun.elapsed());
+        self.serving.recorder.offloaded();
+        // What it shares with prefixes must not be held while it is gone.
+        if let (Some(prefixes), Some(lease)) = (&mut self.serving.prefixes, running.lease.take()) {
+            prefixes.abandon(lease)?;
+        }
+        Ok(Job { offloaded: Some(Offloaded { sequence, bytes, computed }), ..running.job })
+    }
+
+    /// Whether the model's own prediction layer guesses.
+    fn predicts(&self) -> bool {
+        self.serving.draft.is_none() && self.serving.model.prediction().is_some()
+    }
+
+    /// Lets a draft model or the model's own layer make the guesses that there is room for, each drawn as the model's own
+    /// token at its place will be, so that models which agree draw alike.
+    fn guess(&mut self, parts: &mut [Part]) -> Result<(), RuntimeError> {
+        let Serving { model, caches, draft, .. } = &self.serving;
+        if draft.is_none() && !self.predicts() {
+            return Ok(());
+        }
+        let hidden = |running: &Running| running.job.predicted.as_ref().map(|predicted| predicted.hidden.clone());
+        let mut hidden: Vec<Option<Tensor>> = self.running.iter().map(hidden).collect();
+        for place in 0..parts.iter().map(|part| part.drafts.len()).max().unwrap_or(0) {
+            // Who guesses one more token has caches of what is before it.
+            let guessing = parts.iter().enumerate().filter(|(_, part)| part.drafts.len() > place);
+            let candidates: Vec<Candidate> = guessing
+                .map(|(sequence, part)| {
+                    let known = self.running[sequence].job.tokens.last().copied().unwrap_or(0);
+                    Candidate { sequence, place, token: if place == 0 { known } else { part.drafts[place - 1] } }
+                })
+                .collect();
+            let of = |all: &[Option<Tensor>]| -> Vec<Tensor> {
+                candidates.iter().filter_map(|candidate| all[candidate.sequence].clone()).collect()
+            };
+            let logits = match (draft, place) {
+                (Some(draft), _) => draft.next(&candidates, caches, &self.metadata)?,
+                (None, 0) => {
+                    let said = |running: &Running| running.job.predicted.as_ref().map(|said| said.logits.clone());
+                    Tensor::stack(&of(&self.running.iter().map(said).collect::<Vec<_>>()), 0)?
+                }
+                // It stands where the token before the guess does.
+                (None, _) => {
+                    let before: Vec<Candidate> =
+                        candidates.iter().map(|candidate| Candidate { place: place - 1, ..*candidate }).collect();
+                    let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();
+                    let rows: Vec<u32> = (0..tokens.len() as u32).collect();
+                    let step = one_each(&before, &self.metadata);
+                    let [logits, next] =
+                        model.predict(&Tensor::cat(&of(&hidden), 0)?, &tokens, &rows, caches, &step)?;
+                    for (row, candidate) in candidates.iter().enumerate() {
+                        hidden[candidate.sequence] = Some(next.narrow(0, row, 1)?);
+                    }
+                    logits.to_device(&Device::Cpu)?
+                }
+            };
+            for (row, Candidate { sequence, .. }) in candidates.iter().enumerate() {
+                let Job { request, tokens, .. } = &self.running[*sequence].job;
+                let known = [&tokens[..], &parts[*sequence].drafts[..place]].concat();
+                let choice = request.sampling.choose(&logits.get(row)?.to_vec1()?, &known, request.prompt.len());
+                // One that is no number is a bad guess, and no more.
+                parts[*sequence].drafts[place] = choice.unwrap_or(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the model's own layer go over a step that the model has made: `hidden` are its rows, `starts` the tokens that
+    /// each job had before.
+    fn predict(&mut self, parts: &[Part], starts: &[usize], hidden: &Tensor) -> Result<(), RuntimeError> {
+        let (mut next, mut rows, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (part, start)) in parts.iter().zip(starts).enumerate().filter(|(_, (part, _))| part.tokens > 0) {
+            let tokens = &self.running[index].job.tokens;
+            let count = part.tokens + part.drafts.len();
+            let known = count.min(tokens.len() - start - 1);
+            rows.push((next.len() + known - 1) as u32);
+            jobs.push(index);
+            // Behind a wrong guess nothing is known; what is computed there is computed again.
+            next.extend((1..=count).map(|behind| tokens.get(start + behind).copied().unwrap_or(0)));
+        }
+        let Serving { model, caches, .. } = &self.serving;
+        let [logits, hidden] = model.predict(hidden, &next, &rows, caches, &self.metadata)?;
+        let logits = logits.to_device(&Device::Cpu)?;
+        for (row, index) in jobs.into_iter().enumerate() {
+            let predicted = Predicted { logits: logits.get(row)?, hidden: hidden.narrow(0, row, 1)? };
+            self.running[index].job.predicted = Some(predicted);
+        }
+        Ok(())
+    }
+
+    /// Computes a draft model's caches of what a verifying step has left it: its last guess where all were right, and
+    /// the known token where it made none.
+    fn catch_up(&self, parts: &[Part], accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), RuntimeError> {
+        let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
+        let behind = parts.iter().zip(accepted).enumerate().filter_map(|(sequence, (part, (_, right)))| {
+            let place = part.drafts.len();
+            let known = &self.running[sequence].job.tokens[self.running[sequence].computed..];
+            let token = part.drafts.last().or(known.first()).copied()?;
+            (*right == Accepted::First(place as u32 + 1)).then_some(Candidate { sequence, place, token })
+        });
+        let behind: Vec<Candidate> = behind.collect();
+        if !behind.is_empty() {
+            draft.next(&behind, caches, &self.metadata)?;
         }
         Ok(())
     }
@@ -288,6 +536,8 @@ impl<'a, 'b> Generator<'a, 'b> {
     /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
     fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
         let verifies = parts.iter().any(|part| !part.drafts.is_empty());
+        let starts: Vec<usize> = self.running.iter().map(|running| running.computed).collect();
+        let predicts = self.predicts();
         let (mut tokens, mut rows, mut complete) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (running, part)) in self.running.iter_mut().zip(parts).enumerate() {
             tokens.extend_from_slice(&running.job.tokens[running.computed..][..part.tokens]);
@@ -301,27 +551,54 @@ impl<'a, 'b> Generator<'a, 'b> {
                 complete.push(index);
             }
         }
-        let Serving { model, caches, .. } = &mut self.serving;
-        let logits = model.forward(&tokens, &rows, caches, &self.metadata)?.to_device(&Device::Cpu)?;
-        if !verifies {
-            self.remember(parts)?;
+        let Serving { model, draft, caches, .. } = &mut self.serving;
+        let begun = Instant::now();
+        let (logits, hidden) = match predicts {
+            true => {
+                let [logits, hidden] = model.forward_with_hidden(&tokens, &rows, caches, &self.metadata)?;
+                (logits, Some(hidden))
+            }
+            false => (model.forward(&tokens, &rows, caches, &self.metadata)?, None),
+        };
+        let logits = logits.to_device(&Device::Cpu)?;
+        if parts.iter().any(|part| part.tokens > 1) {
+            self.costs.computed(tokens.len(), begun.elapsed());
+        }
+        if let Some(draft) = draft.filter(|_| !verifies) {
+            draft.fill(&tokens, caches, &self.metadata)?;
         }
         let (mut row, mut accepted) = (0, Vec::new());
-        for index in complete {
+        for &index in &complete {
             let drafts = &parts[index].drafts;
             let right = self.verify(index, drafts, &logits, row)?;
             row += 1 + drafts.len();
             accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
-            if verifies {
-                self.running[index].computed += right;
-                self.serving.recorder.drafted(drafts.len(), right - 1);
-            }
+        }
+        if let Some(hidden) = hidden {
+            self.predict(parts, &starts, &hidden)?;
         }
         if verifies {
-            self.serving.caches.commit(&accepted)?;
-            self.remember(parts)?;
+            self.catch_up(parts, &accepted)?;
+            for (&index, (_, right)) in complete.iter().zip(&accepted) {
+                let Accepted::First(right) = *right else { continue };
+                self.running[index].computed += right as usize;
+                self.serving.recorder.drafted(parts[index].drafts.len(), right as usize - 1);
+            }
+            let Serving { model, caches, .. } = &mut self.serving;
+            let mut failed = None;
+            let committed = caches.commit_replaying(&accepted, &mut |kept| {
+                model.replay(kept).map_err(|error| {
+                    let shown = error.to_string();
+                    failed = Some(error);
+                    ManagerError::Tensor(candle_core::Error::Msg(shown))
+                })
+            });
+            match (committed, failed) {
+                (Err(_), Some(error)) => return Err(error),
+                (committed, _) => committed?,
+            }
         }
-        Ok(())
+        self.remember(parts)
     }
 
     /// Appends what the model says behind the known tokens: a token, and another for each guess that was right before it.
@@ -417,8 +694,10 @@ impl Job {
             request: request.clone(),
             tokens: request.prompt.clone(),
             logits,
+            predicted: None,
             cached_tokens: None,
             preemptions: 0,
+            offloaded: None,
             admitted: None,
             first_token: None,
             last_token,

@@ -6,9 +6,11 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod beam;
+mod costs;
 mod decoder;
 mod demo;
 mod device;
+mod draft_model;
 mod drafts;
 mod error;
 mod exported;
@@ -19,6 +21,7 @@ mod generation_config;
 mod layers;
 mod markdown;
 mod models;
+mod prediction;
 mod profile;
 mod prompts;
 mod replies;

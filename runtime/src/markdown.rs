@@ -35,13 +35,24 @@ impl RunReport {
                 None => format!("none: {}", self.no_reuse.as_deref().map_or_else(String::new, cell)),
             },
         );
-        row("preemptions", speed.preemptions.to_string());
+        row(
+            "preemptions",
+            match speed.preemptions {
+                0 => "0".to_owned(),
+                all => {
+                    let offloads = speed.offloads;
+                    format!("{all}: {} computed again, {offloads} copied to host memory", all.saturating_sub(offloads))
+                }
+            },
+        );
         if speed.drafted_tokens > 0 {
             let share = 100.0 * speed.accepted_tokens as f64 / speed.drafted_tokens as f64;
             row(
                 "drafted tokens",
                 format!("{}, {} of them accepted ({share:.1} %)", speed.drafted_tokens, speed.accepted_tokens),
             );
+            let each = speed.tokens_per_verification.unwrap_or(1.0);
+            row("tokens per verifying step and sequence", format!("{each:.2}"));
         }
         if let Some(peak) = self.report.peak_bytes {
             row("peak while generating", bytes(peak));

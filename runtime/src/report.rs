@@ -51,7 +51,7 @@ pub struct RequestReport {
     pub cached_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Times that it was computed again because the pools ran out.
+    /// Times that it gave up its caches because the pools ran out.
     pub preemptions: u32,
     /// Why it ended.
     pub finish_reason: Finish,

@@ -31,7 +31,7 @@ pub enum Finish {
     Stop,
     /// As many tokens as were asked for.
     Length,
-    /// The run was given up before it was done.
+    /// The request or the run was given up before it was done.
     #[default]
     Cancelled,
 }
@@ -46,7 +46,7 @@ pub struct Output {
     pub logits: Option<Tensor>,
     /// Tokens of the prompt whose caches were already there.
     pub cached_tokens: usize,
-    /// Times that it lost its caches to make room and was computed again.
+    /// Times that it gave up its caches to make room.
     pub preemptions: u32,
     /// Why it ended.
     pub finish: Finish,

@@ -249,7 +249,7 @@ pub struct OutputLine<'a> {
     pub prompt_tokens: usize,
     /// Of these, those whose caches were already there.
     pub cached_tokens: usize,
-    /// Times that it lost its caches to make room.
+    /// Times that it gave up its caches to make room.
     pub preemptions: u32,
     /// From its arrival to its admission.
     pub queued_seconds: Option<f64>,

@@ -18,6 +18,7 @@ use candle_core::{Device, Tensor};
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::device_info;
+use crate::draft_model::{DraftModel, DraftPlan};
 use crate::error::{RequestError, RuntimeError};
 use crate::exported::{self, Exported};
 use crate::features::{Feature, refuse_unused};
@@ -48,6 +49,9 @@ pub struct SessionOptions {
     pub read: ReadOptions,
     /// How ops become cache resources.
     pub descriptors: Vec<Descriptor>,
+    /// A model that guesses what the other says next, where the budget has speculation; without one a run guesses by
+    /// looking up the prompt.
+    pub draft: Option<PathBuf>,
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
     /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
@@ -64,7 +68,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
-        let (budget, settings, device_info, read, descriptors) = Default::default();
+        let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
         let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
         Self {
@@ -74,6 +78,7 @@ impl Default for SessionOptions {
             device_info,
             read,
             descriptors,
+            draft,
             reuse_prefixes,
             ignore_eos,
             static_graphs,
@@ -93,6 +98,7 @@ pub struct Session {
     /// Whether the caller stated the device's memory, rather than the device itself.
     device_is_stated: bool,
     decoder: Decoder,
+    draft: Option<DraftModel>,
     caches: CacheSet,
     /// `None` where reuse is switched off.
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
@@ -147,10 +153,11 @@ impl Session {
             generation.eos = Vec::new();
         }
         let loading = options.loading.clone();
+        let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let own = |model: &Model, device: &Device| {
             models::refuse_unknown(model)?;
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
-            Decoder::load(model, &weights.shown_in(loading))
+            Decoder::load(model, &weights.shown_in(loading).predicting(predicting))
         };
         let engine = options.graph_engine.clone();
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
@@ -183,23 +190,32 @@ impl Session {
         options: SessionOptions,
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
-        let SessionOptions { budget, settings, device, device_info: stated, descriptors, reuse_prefixes, .. } = options;
+        let SessionOptions {
+            budget, settings, device, device_info: stated, descriptors, reuse_prefixes, draft, ..
+        } = options;
         let mut context = budget.pass_context(&model.info);
         descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
         let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
-        let first = PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
-            .with_step_of(&model)
-            .plan()?;
+        let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
+        let predicts = draft.is_none() && models::predicts(&model.decoder);
+        let request =
+            PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
+                .with_step_of(&model);
+        let first = draft.as_ref().map_or(request, |draft| draft.asked_of(request)).plan()?;
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
-            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first)))?),
+            true => Some(allowed(PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first, &budget)))?),
             false => None,
         };
-        refuse_unused(&first, &settings, |feature| unused(feature, prefixes.as_ref(), &first, &budget))?;
+        refuse_unused(&first, &settings, |feature| {
+            unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts)
+        })?;
         let decoder = load(&model, &device)?;
+        let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
         CountingAllocator::trim();
+        decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
         refuse_unused(&first, &settings, |feature| {
             let is_graph = decoder.max_seq_len().is_some();
@@ -217,6 +233,7 @@ impl Session {
             device_info,
             device_is_stated,
             decoder,
+            draft,
             caches,
             prefixes,
             generation: GenerationConfig::default(),
@@ -232,9 +249,10 @@ impl Session {
     fn start_reuse(&mut self) -> Result<(), RuntimeError> {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
-            let strategy = strategy(self.caches.plan());
+            let strategy = strategy(self.caches.plan(), &self.budget);
             let shares = vec![1; self.tenants.into()];
-            self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares))?);
+            let offloaded = offloaded(self.caches.plan());
+            self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares, offloaded))?);
         }
         Ok(())
     }
@@ -303,7 +321,10 @@ impl Session {
             // There the host tier is memory of the same kind, and was measured too.
             cache_bytes += self.caches.prefix_host_bytes()?;
         }
-        Ok(measured.resident_bytes.saturating_sub(cache_bytes))
+        // A plan counts the draft's weights beside what is resident.
+        let lines = self.caches.plan().ledger.iter().filter(|line| line.name.to_string() == "draft weights");
+        let drafting: u64 = lines.map(|line| line.bytes).sum();
+        Ok(measured.resident_bytes.saturating_sub(cache_bytes + drafting))
     }
 
     /// What was measured, as lines for a plan: the weights with what the process needs beside them, and a forward.
@@ -334,6 +355,7 @@ impl Session {
             device: self.device_info.as_ref(),
             ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)
         };
+        let request = self.draft.as_ref().map_or(request, |draft| draft.asked_of(request));
         let resized = request.resized(&measurement);
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
@@ -387,6 +409,7 @@ impl Session {
         let mut recorder = Recorder::new(caches.book(), &mut self.totals);
         let mut generator = Generator::new(Serving {
             model: &self.decoder,
+            draft: self.draft.as_ref(),
             caches,
             prefixes,
             limits: &limits,
@@ -467,12 +490,21 @@ fn allowed(reuse: Result<PrefixReuse, ManagerError>) -> Result<Result<PrefixReus
     }
 }
 
+/// How many sequences at most wait in the host tier beside prefixes: half of those that it holds.
+fn offloaded(plan: &CachePlan) -> u64 {
+    // One always runs.
+    let waiting = plan.limits.max_batch_size.saturating_sub(1);
+    plan.host.as_ref().map_or(0, |host| (host.sequences / 2).min(waiting))
+}
+
 /// Where requests leave states in the caches of a plan.
-fn strategy(plan: &CachePlan) -> Strategy {
+fn strategy(plan: &CachePlan, budget: &Budget) -> Strategy {
     /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
     const DECODED: usize = 256;
     let page = plan.pools.iter().find_map(|pool| pool.tokens_per_block).unwrap_or(1);
-    Strategy::complete(Some(DECODED.next_multiple_of(page as usize)))
+    let decoded = DECODED.next_multiple_of(page as usize);
+    let stated = budget.workload.as_ref().and_then(|workload| workload.checkpoint_strategy).unwrap_or_default();
+    stated.among([Strategy::NO_BUFFER, Strategy::double_buffered(decoded), Strategy::complete(Some(decoded))])
 }
 
 /// Why a session does not use a feature of a plan; `None` where it does.
@@ -481,17 +513,34 @@ fn unused(
     prefixes: Option<&Result<PrefixReuse, NoReuse>>,
     plan: &CachePlan,
     budget: &Budget,
+    device: &Device,
+    predicts: bool,
 ) -> Option<String> {
+    let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
+    let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
     match feature {
         Feature::Ranks => Some("a run has the whole model on one device".into()),
-        Feature::Speculation if budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0) => {
-            Some("a run drafts by looking up the prompt, and has no prediction layers".into())
-        }
-        // Snapshots are the default.
-        Feature::Speculation if plan.rollback.is_some_and(|scheme| scheme != Default::default()) => Some(
-            "a run keeps a state after each candidate (`speculation.scheme = \"snapshots\"`) and replays none".into(),
+        Feature::Speculation if !predicts && predicting > 0 => Some(
+            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model"
+                .into(),
         ),
+        Feature::Speculation if predicting > 1 => {
+            Some("a run guesses with one prediction layer, one token after the other; state `mtp_layers = 1`".into())
+        }
+        // Snapshots are the default. Inputs that are kept in fewer bits than they have would move states elsewhere.
+        Feature::Speculation
+            if plan.rollback.is_some_and(|scheme| scheme != Default::default())
+                && plan.resources.iter().any(|resource| resource.handler.is_state())
+                && DType::F32 != stored
+                && computed == candle_core::DType::F32 =>
+        {
+            Some(format!(
+                "replay keeps inputs in {stored} and the run computes in f32; `speculation.scheme = \"snapshots\"` would do"
+            ))
+        }
         Feature::Speculation => None,
+        // Whoever makes way waits there.
+        Feature::HostTier if plan.limits.max_batch_size > 1 => None,
         Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {
             Some(Ok(_)) => None,
             Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),
@@ -501,7 +550,7 @@ fn unused(
 }
 
 /// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
-fn compute_dtype(model: DType, device: &Device) -> candle_core::DType {
+pub(crate) fn compute_dtype(model: DType, device: &Device) -> candle_core::DType {
     match model {
         _ if device.is_cpu() => candle_core::DType::F32,
         DType::F16 => candle_core::DType::F16,

@@ -28,10 +28,14 @@ pub struct Speed {
     pub time_per_token: Option<Quantiles>,
     /// Times that a sequence gave up its caches.
     pub preemptions: u64,
+    /// Of these, those after which they waited in host memory; after the others they were computed again.
+    pub offloads: u64,
     /// Tokens that were guessed ahead.
     pub drafted_tokens: u64,
     /// Of these, those that the model chose too.
     pub accepted_tokens: u64,
+    /// Tokens that a sequence gained by a step that verified guesses for it; 1 is what a step gives without any.
+    pub tokens_per_verification: Option<f64>,
 }
 
 /// Some of the order statistics of times in seconds.
@@ -64,8 +68,10 @@ pub(crate) struct Recorder<'a> {
     computed_prompt_tokens: u64,
     generated_tokens: u64,
     preemptions: u64,
+    offloads: u64,
     drafted_tokens: u64,
     accepted_tokens: u64,
+    verifications: u64,
     first: Vec<Duration>,
     gaps: Vec<Duration>,
     timeline: Timeline,
@@ -74,7 +80,7 @@ pub(crate) struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     pub(crate) fn new(book: &CacheBook, totals: &'a mut Totals) -> Self {
         let (steps, computed_prompt_tokens, generated_tokens, preemptions) = Default::default();
-        let (end, drafted_tokens, accepted_tokens, first, gaps) = Default::default();
+        let (end, offloads, drafted_tokens, accepted_tokens, verifications, first, gaps) = Default::default();
         let pools = book.stats().pools.into_iter().map(|pool| (pool.id, pool.capacity));
         let timeline = Timeline::new(pools.collect());
         Self {
@@ -84,8 +90,10 @@ impl<'a> Recorder<'a> {
             computed_prompt_tokens,
             generated_tokens,
             preemptions,
+            offloads,
             drafted_tokens,
             accepted_tokens,
+            verifications,
             first,
             gaps,
             timeline,
@@ -98,10 +106,17 @@ impl<'a> Recorder<'a> {
         self.totals.computed_prompt_tokens += tokens as u64;
     }
 
+    /// The caches of a sequence were moved to host memory.
+    pub(crate) fn offloaded(&mut self) {
+        self.offloads += 1;
+        self.totals.offloads += 1;
+    }
+
     /// So many tokens were guessed, and so many of them accepted.
     pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize) {
         self.drafted_tokens += drafted as u64;
         self.accepted_tokens += accepted as u64;
+        self.verifications += u64::from(drafted > 0);
         self.totals.drafted_tokens += drafted as u64;
         self.totals.accepted_tokens += accepted as u64;
     }
@@ -136,8 +151,11 @@ impl<'a> Recorder<'a> {
             time_to_first_token: Quantiles::of(&mut self.first),
             time_per_token: Quantiles::of(&mut self.gaps),
             preemptions: self.preemptions,
+            offloads: self.offloads,
             drafted_tokens: self.drafted_tokens,
             accepted_tokens: self.accepted_tokens,
+            tokens_per_verification: (self.verifications > 0)
+                .then(|| 1.0 + self.accepted_tokens as f64 / self.verifications as f64),
         };
         (speed, self.timeline)
     }

@@ -1,22 +1,27 @@
 //! One step as a layer sees it: where each token stands, and where the layer's cache is.
 
+use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 
-use cacheplan_handlers::{Growth, Kind};
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::{MambaHybridCacheManager, Route};
 use cacheplan_transforms::{Resource, Resources};
 use candle_core::Tensor;
 
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 
+/// The names of a draft model's caches by layer and kind; those of the model itself are found by these alone.
+pub(crate) type Names = HashMap<(u32, Kind), String>;
+
 /// The step's sequences, the pools they live in, and the embeddings of its tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     caches: &'a MambaHybridCacheManager,
+    names: &'a Names,
     metadata: &'a StepMetadata,
     embedded: &'a Tensor,
     /// Where states go instead, in a step that verifies drafts.
@@ -40,6 +45,32 @@ pub(crate) struct StateCache<'a> {
     pub(crate) pool: Tensor,
     pub(crate) view: StateLayerView,
     pub(crate) batch: StateBatch<'a>,
+    /// In a step that verifies drafts by replay.
+    pub(crate) inputs: Option<KeptInputs<'a>>,
+}
+
+/// Where a layer keeps what its recurrence takes from the candidates of a step, for the replay of those that are accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptInputs<'a> {
+    pub(crate) caches: &'a MambaHybridCacheManager,
+    pub(crate) metadata: &'a StepMetadata,
+    pub(crate) layer: u32,
+}
+
+impl StateCache<'_> {
+    /// Keeps the inputs `[tokens, elems]` of a recurrence, by what kinds call them, `x` of `replay.x`.
+    pub(crate) fn keep<const N: usize>(&self, inputs: [(&str, &Tensor); N]) -> Result<(), RuntimeError> {
+        for (name, input) in inputs {
+            self.keep_as(&Kind::Custom(format!("replay.{name}")), input)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the inputs of a kind.
+    pub(crate) fn keep_as(&self, kind: &Kind, input: &Tensor) -> Result<(), RuntimeError> {
+        let Some(KeptInputs { caches, metadata, layer }) = self.inputs else { return Ok(()) };
+        Ok(caches.stash(caches.route(layer, kind)?, metadata, input)?)
+    }
 }
 
 /// A cache that a decoder keeps: what the plan must hold for it.
@@ -62,13 +93,17 @@ impl CacheUse {
 
     /// That of a planned resource.
     fn of(resource: &Resource) -> Option<Self> {
-        let handler = &resource.handler;
+        Self::of_handler(resource.layer?, &resource.handler)
+    }
+
+    /// That of a handler in a layer.
+    pub(crate) fn of_handler(layer: u32, handler: &ResourceHandler) -> Option<Self> {
         let window = match handler.growth() {
             Growth::Paged { window, .. } => window.map(u64::from),
             _ => None,
         };
         let shape = handler.shape().iter().map(|dim| dim.size).collect();
-        Some(Self { layer: resource.layer?, kind: handler.kind().clone(), shape, window })
+        Some(Self { layer, kind: handler.kind().clone(), shape, window })
     }
 
     /// Whether what is planned holds it: the same, or more tokens than are read.
@@ -116,11 +151,19 @@ impl<'a> Step<'a> {
     /// The step that `metadata` describes, as the manager of its pools filled it in.
     pub(crate) fn new(
         caches: &'a MambaHybridCacheManager,
+        names: &'a Names,
         metadata: &'a StepMetadata,
         embedded: &'a Tensor,
         drafts: Option<&'a Drafts<'a>>,
     ) -> Self {
-        Self { caches, metadata, embedded, drafts }
+        Self { caches, names, metadata, embedded, drafts }
+    }
+
+    fn route(&self, layer: u32, kind: &Kind) -> Result<Route, ManagerError> {
+        match self.names.get(&(layer, kind.clone())) {
+            Some(name) => self.caches.route_of(name),
+            None => self.caches.route(layer, kind),
+        }
     }
 
     /// The embeddings of the step's tokens, `[tokens, hidden]`, for layers that look back at them.
@@ -135,7 +178,7 @@ impl<'a> Step<'a> {
 
     /// The paged cache of `kind` in `layer`.
     pub(crate) fn paged(&self, layer: u32, kind: &Kind) -> Result<PagedCache<'a>, RuntimeError> {
-        let cache = self.caches.kv_layer(self.caches.route(layer, kind)?)?;
+        let cache = self.caches.kv_layer(self.route(layer, kind)?)?;
         let foreign = || ManagerError::UnknownPool(format!("paged pool {}", cache.paged));
         let pool = self.metadata.pools.get(cache.paged).ok_or_else(foreign)?;
         let batch = PagedBatch {
@@ -155,11 +198,11 @@ impl<'a> Step<'a> {
 
     /// The state of `kind` in `layer`.
     pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>, RuntimeError> {
-        let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
+        let state = self.caches.state_layer(self.route(layer, kind)?)?;
         if let Some(drafts) = self.drafts {
             return drafts.state(layer, kind, &state);
         }
         let batch = StateBatch::new(&self.metadata.cu_seqlens, &self.metadata.slots);
-        Ok(StateCache { pool: state.pool.clone(), view: state.view, batch })
+        Ok(StateCache { pool: state.pool.clone(), view: state.view, batch, inputs: None })
     }
 }

@@ -63,6 +63,7 @@ fn tokenizer(file: &str, other: &[(&str, Value)]) -> Result<Tokenizer, String> {
 fn a_text_is_cut_and_merged_as_llama_cpp_does(
     #[values(
         "gpt-2",
+        "olmo",
         "smollm",
         "llama-bpe",
         "dbrx",

@@ -32,6 +32,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     ask: AskArgs,
 
+    /// A smaller model of the same vocabulary that guesses what comes next; needs --draft-tokens or [speculation]
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+
     /// Go on behind a token that ends texts (`eos_token_id` of the model's configs)
     #[arg(long)]
     ignore_eos: bool,
@@ -86,6 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = SessionOptions {
         device: args.output.device.clone(),
         ignore_eos: args.ignore_eos,
+        draft: args.draft.clone(),
         static_graphs: args.static_graphs.clone(),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?

@@ -9,6 +9,8 @@ pub(crate) struct Pre {
     pub(crate) splits: &'static [&'static str],
     /// Whether a word that is a token is taken as it is, whatever its merges say.
     pub(crate) whole_words: bool,
+    /// Whether letters and marks are composed first (NFC). llama.cpp leaves that out.
+    pub(crate) composes: bool,
     /// Whether a text begins with the token of its beginning where the file says nothing of it.
     pub(crate) adds_bos: bool,
 }
@@ -21,24 +23,28 @@ pub(crate) const KNOWN: &str = "`gpt-2`, `llama-bpe`, `qwen2`, `qwen35`, `gpt-4o
 
 /// The one of this name.
 pub(crate) fn pre(name: &str) -> Option<Pre> {
-    let cut = |splits| Pre { splits, whole_words: false, adds_bos: false };
+    let cut = |splits| Pre { splits, whole_words: false, composes: false, adds_bos: false };
     Some(match name {
-        "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling" | "exaone4" | "gigachat"
-        | "a.x-4.0" | "mellum" => cut(&[GPT2]),
+        "mpt" | "olmo" => Pre { composes: true, ..cut(&[GPT2]) },
+        "gpt-2" | "phi-2" | "jais" | "trillion" | "granite-docling" | "exaone4" | "gigachat" | "a.x-4.0" | "mellum" => {
+            cut(&[GPT2])
+        }
         "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
             cut(&[DIGIT, GPT2])
         }
         "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
-            Pre { splits: &[LLAMA3], whole_words: true, adds_bos: true }
+            Pre { whole_words: true, adds_bos: true, ..cut(&[LLAMA3]) }
         }
         "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => cut(&[LLAMA3]),
         "minicpm5" => Pre { whole_words: true, ..cut(&[THREE_DIGITS, MINICPM5]) },
-        "qwen2" | "deepseek-r1-qwen" | "megrez" | "stablelm2" | "hunyuan" | "solar-open" | "grok-2" | "kormo"
-        | "f2llmv2" => cut(&[QWEN2]),
-        "qwen35" => cut(&[QWEN35]),
+        "qwen2" => Pre { composes: true, ..cut(&[QWEN2]) },
+        "deepseek-r1-qwen" | "megrez" | "stablelm2" | "hunyuan" | "solar-open" | "grok-2" | "kormo" | "f2llmv2" => {
+            cut(&[QWEN2])
+        }
+        "qwen35" => Pre { composes: true, ..cut(&[QWEN35]) },
         "seed-coder" => cut(&[SEED_CODER]),
         "gpt-4o" | "llama4" | "kanana2" | "minimax-m2" => cut(&[GPT4O]),
-        "tekken" => Pre { splits: &[TEKKEN], whole_words: true, adds_bos: true },
+        "tekken" => Pre { whole_words: true, adds_bos: true, ..cut(&[TEKKEN]) },
         "deepseek-llm" => cut(&[LINE_END, CASED_WORD, MARKS, TRAILING_SPACE, EAST_ASIAN, r"\p{N}+"]),
         "deepseek-coder" => cut(&[LINE_END, r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, DIGIT]),
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => cut(&[THREE_DIGITS, HAN_OR_KANA, DEEPSEEK3]),

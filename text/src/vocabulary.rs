@@ -12,7 +12,7 @@ use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokeni
 use crate::error::TextError;
 use crate::guarded::guarded;
 use crate::pieces::Pieces;
-use crate::pre::{KNOWN, pre};
+use crate::pre::{KNOWN, Pre, pre};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
@@ -105,7 +105,7 @@ impl<'a> Vocabulary<'a> {
                 let last = self.around(ADD_EOS, "eos_token", false)?;
                 let file = self.file;
                 let merges = words.remove(MERGES).unwrap_or_default();
-                let tokenizer = guarded(|| self.merged(merges, pre.splits, pre.whole_words, added)).flatten();
+                let tokenizer = guarded(|| self.merged(merges, pre, added)).flatten();
                 let cutter = Cutter::Library(Box::new(tokenizer.map_err(|reason| not_a_tokenizer(file, reason))?));
                 Ok(Made { cutter, first, last })
             }
@@ -151,13 +151,8 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// A tokenizer that joins bytes by a list of merges.
-    fn merged(
-        self,
-        merges: Vec<String>,
-        splits: &[&str],
-        whole_words: bool,
-        added: Vec<AddedToken>,
-    ) -> Result<tokenizers::Tokenizer, String> {
+    fn merged(self, merges: Vec<String>, pre: Pre, added: Vec<AddedToken>) -> Result<tokenizers::Tokenizer, String> {
+        let shown = |error: tokenizers::Error| error.to_string();
         let mut vocab = Vocab::default();
         for (id, token) in (0..).zip(self.tokens) {
             if let Some(first) = vocab.insert(token, id) {
@@ -171,18 +166,20 @@ impl<'a> Vocabulary<'a> {
                 .ok_or_else(|| format!("the merge `{merge}` is not of two"))
         };
         let merges: Merges = merges.into_iter().map(pair).collect::<Result<_, String>>()?;
-        let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(whole_words);
-        let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(|error| error.to_string())?);
+        let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.whole_words);
+        let mut tokenizer = tokenizers::Tokenizer::new(model.build().map_err(shown)?);
         let mut steps = Vec::new();
-        for split in splits {
+        for split in pre.splits {
             let pattern = SplitPattern::Regex((*split).to_owned());
             let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
-            steps.push(split.map_err(|error| error.to_string())?.into());
+            steps.push(split.map_err(shown)?.into());
         }
         steps.push(ByteLevel::new(false, false, false).into());
         tokenizer.with_pre_tokenizer(Some(PreTokenizers::new(steps)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
-        tokenizer.add_tokens(added).map_err(|error| error.to_string())?;
+        let composed = pre.composes.then_some(normalizers::unicode::NFC);
+        tokenizer.with_normalizer(composed).map_err(shown)?;
+        tokenizer.add_tokens(added).map_err(shown)?;
         Ok(tokenizer)
     }
 

@@ -33,7 +33,8 @@ Commands:
   web               Build the page into web/dist; needs Node and Debian's apt, and the network once
   check-web         Test the page in a browser, and that web/dist is what its sources build
   oracle vllm [N]   Ask vLLM's own planners about the zoo and N random hybrids (default 1000); needs Python and 18 GB
-  soak [SECONDS [KILLS]]  Give each reader mutated files for SECONDS (default 600) and kill KILLS writers (default 10000)
+  soak [SECONDS [KILLS]]  Serve 10,000 requests in too little room, give each reader mutated files for SECONDS (default
+                    600) and kill KILLS writers (default 10000)
   soak-machines     Run the randomised tests of planner and managers long
   fuzz [SECONDS]    Run each fuzz target for SECONDS (default 600); needs nightly and cargo-fuzz, `soak` does not
 ";
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
         "web" => web::build(),
         "check-web" => web::check(),
         "check-fuzz" => fuzz::check(),
-        "soak" => soak::files(seconds, kills),
+        "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
         _ => return usage("unknown command"),

@@ -117,6 +117,14 @@ impl CacheBook {
         if self.host.total() == 0 { Ok(()) } else { HostUse::default().check(host_bytes, self.host.total()) }
     }
 
+    /// Bytes of the host tier that a resident sequence would take.
+    ///
+    /// # Errors
+    /// A sequence that is not resident or has an uncommitted speculative step.
+    pub fn bytes_to_park(&self, id: SequenceId) -> Result<u64, ManagerError> {
+        Ok(self.parked_bytes(&self.spans(id)?))
+    }
+
     fn parked_bytes(&self, spans: &[Span]) -> u64 {
         let blocks = spans.iter().zip(&self.layout.paged);
         blocks.map(|(span, spec)| u64::from(span.blocks) * spec.block_bytes).sum::<u64>() + self.layout.slot_bytes

@@ -74,18 +74,31 @@ impl CacheSet {
     /// # Errors
     /// As [`PrefixReuse::new`]; no memory.
     pub fn prefix_reuse(&mut self, strategy: Strategy) -> Result<PrefixReuse, ManagerError> {
-        self.prefix_reuse_for(strategy, vec![1])
+        self.prefix_reuse_for(strategy, vec![1], 0)
     }
 
-    /// As [`CacheSet::prefix_reuse`] with the relative shares of several tenants.
+    /// As [`CacheSet::prefix_reuse`] with the relative shares of several tenants, and room in the host tier that is left
+    /// for so many offloaded sequences.
     ///
     /// # Errors
     /// As [`PrefixReuse::for_tenants`].
-    pub fn prefix_reuse_for(&mut self, strategy: Strategy, tenants: Vec<u32>) -> Result<PrefixReuse, ManagerError> {
+    pub fn prefix_reuse_for(
+        &mut self,
+        strategy: Strategy,
+        tenants: Vec<u32>,
+        offloaded: u64,
+    ) -> Result<PrefixReuse, ManagerError> {
         let manager = self.manager.as_mut().ok_or(ManagerError::ShutDown)?;
         manager.settle()?;
+        let mut plan = self.plan.clone();
+        if let Some(host) = &mut plan.host {
+            let left = host.sequences.saturating_sub(offloaded);
+            for pool in &mut host.pools {
+                pool.units = pool.units.saturating_mul(left) / host.sequences.max(1);
+            }
+        }
         // Refused while another one has the host tier.
-        let reuse = PrefixReuse::for_tenants(&self.plan, &mut manager.book, strategy, tenants)?;
+        let reuse = PrefixReuse::for_tenants(&plan, &mut manager.book, strategy, tenants)?;
         manager.host.prefixes = PrefixHost::default();
         if let Some(tier) = reuse.host() {
             manager.host.prefixes = PrefixHost::allocate(&manager.kv, &manager.mamba, manager.book.layout(), tier)?;

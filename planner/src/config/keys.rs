@@ -117,7 +117,7 @@ const fn key(
     Key { path, flag, values, default, example, help }
 }
 
-static KEYS: [Key; 52] = [
+static KEYS: [Key; 53] = [
     key(
         "grouping",
         "--grouping",
@@ -288,6 +288,18 @@ static KEYS: [Key; 52] = [
         "the states' own",
         "'int8'",
         "How these states are stored.",
+    ),
+    key(
+        "workload.checkpoint_strategy",
+        "--checkpoint-strategy",
+        Values::Choice(&[
+            ("no-buffer", "where forwards and sequences end"),
+            ("double-buffered", "one aligned or branch position of each forward, and every so many decoded tokens"),
+            ("complete", "wherever one can serve a later prompt"),
+        ]),
+        "complete",
+        "'complete'",
+        "Where a run leaves these states.",
     ),
     key(
         "speculation.draft_tokens",

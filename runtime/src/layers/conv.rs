@@ -1,6 +1,7 @@
 //! The causal depthwise convolution that recurrent mixers start with.
 
 use cacheplan_graphs::proto::TensorProto;
+use cacheplan_handlers::Kind;
 use cacheplan_kernels::CausalConv1d;
 use candle_core::Tensor;
 
@@ -35,6 +36,11 @@ impl CausalConv {
     pub(crate) fn beside(parts: &[Self]) -> candle_core::Result<Self> {
         let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
         Ok(Self::new(Tensor::cat(&weights, 1)?))
+    }
+
+    /// The same over these channels, without a bias.
+    pub(crate) fn select(&self, channels: &Tensor) -> candle_core::Result<Self> {
+        Ok(Self { activation: self.activation, ..Self::new(self.weight.index_select(channels, 1)?) })
     }
 
     /// Its width and how many channels it has.
@@ -75,6 +81,7 @@ impl CausalConv {
         };
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu };
         let y = conv.run(x, &state.pool, &state.view, &state.batch)?;
+        state.keep_as(&Kind::CausalConv, x)?;
         Ok(match after {
             Some(activation) => activation.forward(&y)?,
             None => y,

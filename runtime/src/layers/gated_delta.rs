@@ -2,9 +2,10 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, StateDecay};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, kept_inputs, replayed, softplus};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -21,6 +22,8 @@ pub(crate) struct GatedDelta {
     /// `[value_dim]`, shared by the heads.
     norm_weight: Tensor,
     out_proj: Linear,
+    /// The order of the output's channels that `out_proj` takes, if it is another.
+    out_order: Option<Tensor>,
     shape: GatedDeltaShape,
 }
 
@@ -82,8 +85,46 @@ impl GatedDelta {
             dt_bias: weights.get("dt_bias", shape.value_heads)?.to_dtype(DType::F32)?,
             norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
             out_proj: Linear::load(&weights.enter("out_proj"), shape.values(), shape.hidden, false)?,
+            out_order: None,
             shape,
         })
+    }
+}
+
+impl GatedDelta {
+    /// The same of weights whose value heads lie in tiles, the first of every key head, then the second of every one.
+    pub(crate) fn out_of_tiles(self) -> candle_core::Result<Self> {
+        let GatedDeltaShape { key_heads, value_heads, value_dim, .. } = self.shape;
+        let per_key = value_heads / key_heads.max(1);
+        let heads: Vec<usize> =
+            (0..key_heads).flat_map(|key| (0..per_key).map(move |nth| nth * key_heads + key)).collect();
+        let channels = || heads.iter().flat_map(|head| head * value_dim..(head + 1) * value_dim);
+        let keys = 2 * self.shape.keys();
+        let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
+        let of_tensor = |order: Vec<usize>| {
+            let order: Vec<u32> = order.into_iter().map(|at| at as u32).collect();
+            Tensor::new(order, self.rate.device())
+        };
+        let mut back = vec![0; heads.len() * value_dim];
+        channels().enumerate().for_each(|(at, channel)| back[channel] = at);
+        Ok(Self {
+            projections: GatedDeltaProjections {
+                qkv: qkv.select((0..keys).chain(channels().map(|channel| keys + channel)))?,
+                z: z.select(channels())?,
+                b: b.select(heads.iter().copied())?,
+                a: a.select(heads.iter().copied())?,
+            },
+            conv: self.conv.select(&of_tensor((0..keys).chain(channels().map(|at| keys + at)).collect())?)?,
+            rate: self.rate.index_select(&of_tensor(heads.clone())?, 0)?,
+            dt_bias: self.dt_bias.index_select(&of_tensor(heads.clone())?, 0)?,
+            out_order: Some(of_tensor(back)?),
+            ..self
+        })
+    }
+
+    fn scan<'a>(&self, q: &'a Tensor, [k, v, decay, beta]: [&'a Tensor; 4]) -> LinearAttentionScan<'a> {
+        let (decay, beta) = (StateDecay::PerHead(decay), Some(beta));
+        LinearAttentionScan { q, k, v, decay, beta, scale: 1.0 / (self.shape.key_dim as f32).sqrt(), l2_norm: true }
     }
 }
 
@@ -97,20 +138,28 @@ impl Mixer for GatedDelta {
         let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttentionScan {
-            q: &qkv.narrow(1, 0, keys)?,
-            k: &qkv.narrow(1, keys, keys)?,
-            v: &qkv.narrow(1, 2 * keys, values)?,
-            decay: StateDecay::PerHead(&decay),
-            beta: Some(&beta),
-            scale: 1.0 / (self.shape.key_dim as f32).sqrt(),
-            l2_norm: true,
-        };
-        let y = input.run(&state.pool, &state.view, &state.batch)?;
+        let (k, v) = (qkv.narrow(1, keys, keys)?, qkv.narrow(1, 2 * keys, values)?);
+        let q = qkv.narrow(1, 0, keys)?;
+        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(&state.pool, &state.view, &state.batch)?;
+        state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
         let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
         let y =
             RmsNorm { weight: &self.norm_weight, eps }.run_gated(&y, &z.forward(x)?, group, GateOrder::NormThenGate)?;
+        let y = match &self.out_order {
+            Some(order) => y.index_select(order, 1)?,
+            None => y,
+        };
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [k, v, decay, beta] = kept_inputs(kept, ["k", "v", "g", "beta"])?;
+        // Nothing is read out.
+        let scan = self.scan(&k, [&k, &v, &decay, &beta]);
+        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
     }
 
     fn caches(&self) -> Vec<CacheUse> {

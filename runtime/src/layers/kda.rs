@@ -2,9 +2,10 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{LinearAttentionScan, StateDecay};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, kept_inputs, replayed, softplus};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -69,6 +70,13 @@ impl Kda {
     }
 }
 
+impl Kda {
+    fn scan<'a>(&self, q: &'a Tensor, [k, v, decay, beta]: [&'a Tensor; 4]) -> LinearAttentionScan<'a> {
+        let (decay, beta) = (StateDecay::PerChannel(decay), Some(beta));
+        LinearAttentionScan { q, k, v, decay, beta, scale: 1.0 / (self.shape.head_dim as f32).sqrt(), l2_norm: true }
+    }
+}
+
 impl Mixer for Kda {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let KdaShape { heads, head_dim, .. } = self.shape;
@@ -83,18 +91,22 @@ impl Mixer for Kda {
         let beta = candle_nn::ops::sigmoid(&self.beta.forward(x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttentionScan {
-            q: &qkv.narrow(1, 0, channels)?,
-            k: &qkv.narrow(1, channels, channels)?,
-            v: &qkv.narrow(1, 2 * channels, channels)?,
-            decay: StateDecay::PerChannel(&decay),
-            beta: Some(&beta),
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            l2_norm: true,
-        };
-        let y = input.run(&state.pool, &state.view, &state.batch)?;
+        let (q, k, v) =
+            (qkv.narrow(1, 0, channels)?, qkv.narrow(1, channels, channels)?, qkv.narrow(1, 2 * channels, channels)?);
+        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(&state.pool, &state.view, &state.batch)?;
+        state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
         let y = self.norm.forward(&y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
         Ok(self.o.forward(&(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [k, v, decay, beta] = kept_inputs(kept, ["k", "v", "g", "beta"])?;
+        // Nothing is read out.
+        let scan = self.scan(&k, [&k, &v, &decay, &beta]);
+        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
     }
 
     fn caches(&self) -> Vec<CacheUse> {

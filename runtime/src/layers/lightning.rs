@@ -2,9 +2,10 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{LinearAttentionScan, StateDecay};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
-use super::{Activation, Linear, Mixer, RmsNorm};
+use super::{Activation, Linear, Mixer, RmsNorm, kept_inputs, replayed};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -64,23 +65,33 @@ fn decay(layer: u32, layers: u32, heads: usize) -> Vec<f32> {
     (0..heads).map(|head| -(slope(head) * flatter) as f32).collect()
 }
 
+impl Lightning {
+    fn scan<'a>(&'a self, [q, k, v]: [&'a Tensor; 3]) -> LinearAttentionScan<'a> {
+        let decay = StateDecay::Fixed(&self.decay);
+        LinearAttentionScan { q, k, v, decay, beta: None, scale: 1.0, l2_norm: false }
+    }
+}
+
 impl Mixer for Lightning {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let [q, k, v] = &self.qkv;
         let project = |linear: &Linear| self.activation.forward(&linear.forward(x)?);
         let state = step.state(self.layer, &Kind::Ssm)?;
-        let input = LinearAttentionScan {
-            q: &project(q)?,
-            k: &project(k)?,
-            v: &project(v)?,
-            decay: StateDecay::Fixed(&self.decay),
-            beta: None,
-            scale: 1.0,
-            l2_norm: false,
-        };
-        let y = input.run(&state.pool, &state.view, &state.batch)?;
+        let (q, k, v) = (project(q)?, project(k)?, project(v)?);
+        let y = self.scan([&q, &k, &v]).run(&state.pool, &state.view, &state.batch)?;
+        state.keep([("k", &k), ("v", &v)])?;
         let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(x)?)?;
         Ok(self.out_proj.forward(&(self.norm.forward(&y)? * gate)?)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [k, v] = kept_inputs(kept, ["k", "v"])?;
+        // Nothing is read out.
+        let scan = self.scan([&k, &k, &v]);
+        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -2,9 +2,10 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Mamba1Scan, ScanInput, TimeStep};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, size};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, kept_inputs, replayed, size};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -76,6 +77,10 @@ impl Mamba1 {
         })
     }
 
+    fn scan(&self) -> Mamba1Scan<'_> {
+        Mamba1Scan { a: &self.a, d: Some(&self.d), time_step: TimeStep::new(Some(&self.dt_bias)) }
+    }
+
     /// Norms of the time step's low-rank form, of B and of C.
     pub(crate) fn with_selection_norms(self, norms: [RmsNorm; 3]) -> Self {
         Self { selection_norms: Some(norms), ..self }
@@ -100,10 +105,19 @@ impl Mixer for Mamba1 {
 
         let ssm = step.state(self.layer, &Kind::Ssm)?;
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-        let time_step = TimeStep::new(Some(&self.dt_bias));
-        let parameters = Mamba1Scan { a: &self.a, d: Some(&self.d), time_step };
-        let y = parameters.run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        let y = self.scan().run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        ssm.keep([("x", &x), ("b", &b), ("dt", &dt)])?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [x, b, dt] = kept_inputs(kept, ["x", "b", "dt"])?;
+        // Nothing is read out.
+        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
+        replayed(kept, x.dim(0)?, |batch| self.scan().run(&input, kept.state.pool, &kept.state.view, batch))
     }
 
     fn caches(&self) -> Vec<CacheUse> {

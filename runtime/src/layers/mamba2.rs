@@ -3,11 +3,12 @@
 use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, ScanInput, TimeStep};
+use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Activation, CausalConv, Linear, Mixer, size};
+use super::{Activation, CausalConv, Linear, Mixer, kept_inputs, replayed, size};
 use crate::error::{ConfigError, RuntimeError};
 use crate::exported::{RECURRENT, Writer, int, recurrent, refuse};
 use crate::step::{CacheUse, Step};
@@ -128,6 +129,11 @@ impl Mamba2 {
 }
 
 impl Mamba2 {
+    fn scan(&self) -> Mamba2Scan<'_> {
+        let time_step = TimeStep { limit: self.rules.dt_limit, ..TimeStep::new(Some(&self.dt_bias)) };
+        Mamba2Scan { a: &self.a, d: Some(&self.d), time_step }
+    }
+
     /// The sections `[z, x, B, C, dt]` of the inward projection, each multiplied by its factor.
     pub(crate) fn with_projection_scales(self, factors: [f64; 5]) -> candle_core::Result<Self> {
         let bc = self.shape.n_groups * self.shape.d_state;
@@ -139,7 +145,7 @@ impl Mamba2 {
 impl Mixer for Mamba2 {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let Mamba2Shape { heads, n_groups, d_state, .. } = self.shape;
-        let Mamba2Rules { norm_eps, gate, dt_limit, .. } = self.rules;
+        let Mamba2Rules { norm_eps, gate, .. } = self.rules;
         let (d_inner, conv_dim, bc) = (self.shape.d_inner(), self.shape.conv_dim(), n_groups * d_state);
         let projected = self.in_proj.forward(x)?;
         let z = projected.narrow(1, 0, d_inner)?;
@@ -152,16 +158,22 @@ impl Mixer for Mamba2 {
         let c = xbc.narrow(1, d_inner + bc, bc)?;
 
         let ssm = step.state(self.layer, &Kind::Ssm)?;
-        let parameters = Mamba2Scan {
-            a: &self.a,
-            d: Some(&self.d),
-            time_step: TimeStep { limit: dt_limit, ..TimeStep::new(Some(&self.dt_bias)) },
-        };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let y = parameters.run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        let y = self.scan().run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        ssm.keep([("x", &x), ("b", &b), ("dt", &dt)])?;
         let group = d_inner / n_groups;
         let y = RmsNorm { weight: &self.norm_weight, eps: norm_eps }.run_gated(&y, &z, group, gate)?;
         Ok(self.out_proj.forward(&y)?)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        if kept.layer != Some(self.layer) {
+            return Ok(false);
+        }
+        let [x, b, dt] = kept_inputs(kept, ["x", "b", "dt"])?;
+        // Nothing is read out.
+        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
+        replayed(kept, x.dim(0)?, |batch| self.scan().run(&input, kept.state.pool, &kept.state.view, batch))
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {

@@ -32,7 +32,9 @@ pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;
 pub(crate) use token_shift::TokenShift;
 
-use candle_core::Tensor;
+use cacheplan_kernels::{StateBatch, StateWrites};
+use cacheplan_managers::device::ReplayLayer;
+use candle_core::{DType, Tensor};
 
 use crate::error::RuntimeError;
 use crate::exported::{Writer, refuse};
@@ -42,6 +44,11 @@ use crate::step::{CacheUse, Step};
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     /// `[tokens, hidden]` to `[tokens, hidden]`; whatever a later step needs goes into the pools behind `step`.
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
+
+    /// Moves its state on over the accepted candidates, whose inputs it has kept; false where the state is not its own.
+    fn replay(&self, _: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        Ok(false)
+    }
 
     /// The caches that it keeps.
     fn caches(&self) -> Vec<CacheUse> {
@@ -59,6 +66,29 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
 /// A size of a spec as tensors count it.
 pub(crate) fn size(size: u64) -> usize {
     usize::try_from(size).unwrap_or(usize::MAX)
+}
+
+/// The inputs of those names that were kept of accepted candidates, as they were computed.
+fn kept_inputs<const N: usize>(kept: &ReplayLayer<'_>, names: [&str; N]) -> Result<[Tensor; N], RuntimeError> {
+    let mut inputs = Vec::with_capacity(N);
+    for name in names {
+        inputs.push(kept.input(&format!("replay.{name}"))?.to_dtype(DType::F32)?);
+    }
+    inputs.try_into().map_err(|_| candle_core::Error::Msg("as many inputs as names".into()).into())
+}
+
+/// Runs a recurrence over so many tokens that were kept for the state of a layer.
+fn replayed<T, E>(
+    kept: &ReplayLayer<'_>,
+    tokens: usize,
+    run: impl FnOnce(&StateBatch<'_>) -> Result<T, E>,
+) -> Result<bool, RuntimeError>
+where
+    RuntimeError: From<E>,
+{
+    let (rows, slots) = ([0, tokens as u32], [kept.slot.0 as i32]);
+    run(&StateBatch { cu_seqlens: &rows, slots: &slots, writes: StateWrites::Replay })?;
+    Ok(true)
 }
 
 /// `log(1 + exp(x))` without overflow.
@@ -87,6 +117,15 @@ impl Mixer for Parallel {
             sum = (sum + (y * branch.output_scale)?)?;
         }
         Ok(sum)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        for branch in &self.0 {
+            if branch.mixer.replay(kept)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

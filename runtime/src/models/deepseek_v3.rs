@@ -10,6 +10,7 @@ use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, RopeConfig, Routing, Scoring, size};
+use crate::prediction::PredictionNames;
 use crate::weights::{Scope, Weights};
 
 /// The keys of a DeepSeek-V3 `config.json` that its decoder reads.
@@ -34,7 +35,15 @@ pub(super) struct Config {
 
 /// Builds a DeepSeek-V3 decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    let names = PredictionNames {
+        root: None,
+        token_norm: "enorm",
+        hidden_norm: "hnorm",
+        projection: "eh_proj",
+        norm: "shared_head.norm",
+    };
+    let frame = Frame::new(config.rms_norm_eps, config.tie_word_embeddings);
+    decoder(model, weights, Frame { prediction: Some(names), ..frame }, |layer| {
         let [
             BlockSpec::Mla(attention),
             BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. }),

@@ -8,7 +8,11 @@ use cacheplan_transforms::{
 
 use crate::decoder::{Block, Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, AttentionShape, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size};
+use crate::layers::{
+    Activation, AttentionShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,
+};
+use crate::prediction::{PredictionLayer, PredictionNames};
+use crate::step::Names;
 use crate::weights::{Scope, Weights};
 
 /// What stands around the layers, and what it is called.
@@ -31,6 +35,8 @@ pub(crate) struct Frame {
     pub(crate) logit_scale: f64,
     /// Logits become `cap * tanh(logit / cap)`.
     pub(crate) logit_softcap: Option<f64>,
+    /// What a prediction layer is called, where its model may have one.
+    pub(crate) prediction: Option<PredictionNames>,
 }
 
 impl Frame {
@@ -46,6 +52,7 @@ impl Frame {
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_softcap: None,
+            prediction: None,
         }
     }
 
@@ -94,12 +101,44 @@ pub(crate) fn decoder<'a>(
         let decoder = model.decoder.as_str();
         blocks.extend(blocks_of(&Layer { index, blocks: &spec.blocks, hidden, weights, frame, spec, decoder })?);
     }
+    let prediction = match frame.prediction.filter(|_| weights.predicts()) {
+        Some(names) => Some(prediction(model, weights, frame, names, hidden, &mut blocks_of)?),
+        None => None,
+    };
     let embedding = root.enter(frame.embedding).product("weight", [vocab_size, hidden])?;
     let norm = frame.norm(&root.enter(frame.norm), hidden)?;
     let head = Head::load(&embedding, weights, hidden, frame.tied)?;
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
-    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale };
+    let names = Names::new();
+    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale, names, prediction };
     Ok(Decoder::new(text, Some(head)).with_mapped(weights.mapped_bytes()))
+}
+
+/// Reads the layer that predicts: like the model's last layer with full attention.
+fn prediction<'a>(
+    model: &'a Model,
+    weights: &'a Weights,
+    frame: Frame,
+    names: PredictionNames,
+    hidden: usize,
+    blocks_of: &mut impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
+) -> Result<PredictionLayer, RuntimeError> {
+    let index = model.layers.len() as u32;
+    let attends = |spec: &&LayerSpec| matches!(spec.blocks.first(), Some(BlockSpec::Attention(_) | BlockSpec::Mla(_)));
+    let spec = model.layers.iter().rfind(attends).ok_or(ConfigError::Missing { key: "num_hidden_layers" })?;
+    let (around, inside) = match names.root {
+        Some(root) => (weights.scope(root), weights.scope(root).enter("layers").enter(0)),
+        None => {
+            let layer = || weights.scope(frame.root).enter("layers").enter(index);
+            (layer(), layer())
+        }
+    };
+    let decoder = model.decoder.as_str();
+    let layer = Layer { index, blocks: &spec.blocks, hidden, weights: inside, frame, spec, decoder };
+    let norm = |name: &str| frame.norm(&around.enter(name), hidden);
+    let norms = [norm(names.token_norm)?, norm(names.hidden_norm)?, norm(names.norm)?];
+    let projection = Linear::load(&around.enter(names.projection), 2 * hidden, hidden, false)?;
+    Ok(PredictionLayer::new(norms, projection, blocks_of(&layer)?))
 }
 
 impl<'a> Layer<'a> {

@@ -32,13 +32,14 @@ pub(super) const LLAMA: Relative = Relative {
     biases: |config| [config.attention_bias; 2],
     head_norms: false,
     rope_theta: 10_000.0,
-    feed_forward: Config::mlp,
+    // GGUF files call Mixtral a Llama too.
+    feed_forward: Config::mlp_or_experts,
 };
-pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], ..LLAMA };
+pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], feed_forward: Config::mlp, ..LLAMA };
 pub(super) const MIXTRAL: Relative =
     Relative { rope_theta: 1_000_000.0, feed_forward: Config::mixtral_experts, ..MISTRAL };
-pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], ..LLAMA };
-pub(super) const QWEN3: Relative = Relative { head_norms: true, ..LLAMA };
+pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], feed_forward: Config::mlp, ..LLAMA };
+pub(super) const QWEN3: Relative = Relative { head_norms: true, feed_forward: Config::mlp, ..LLAMA };
 pub(super) const QWEN3_MOE: Relative = Relative { feed_forward: Config::mlp_or_experts, ..QWEN3 };
 
 /// The keys of a `config.json` of this family that its decoder reads.

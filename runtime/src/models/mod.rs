@@ -82,6 +82,11 @@ pub(crate) fn refuse_unknown(model: &Model) -> Result<(), ConfigError> {
     if known { Ok(()) } else { Err(unknown(model)) }
 }
 
+/// Whether a decoder has the prediction layer of its checkpoints.
+pub(crate) fn predicts(decoder: &str) -> bool {
+    matches!(decoder, "deepseek_v3" | "qwen3_next" | "qwen3_5_text")
+}
+
 fn unknown(model: &Model) -> ConfigError {
     ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: KNOWN }
 }

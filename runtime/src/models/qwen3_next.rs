@@ -15,6 +15,7 @@ use crate::layers::{
     Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RopeConfig,
     SharedExpert, size,
 };
+use crate::prediction::PredictionNames;
 use crate::weights::{Scope, Weights};
 
 /// The keys of a `config.json` of this family that its decoder reads.
@@ -28,6 +29,9 @@ pub(super) struct Config {
     experts: Experts,
     #[serde(default)]
     tie_word_embeddings: bool,
+    /// Whether value heads lie as GGUF files have them: the first of every key head, then the second of every one.
+    #[serde(default)]
+    value_heads_in_tiles: bool,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -50,7 +54,18 @@ fn build(
     weights: &Weights,
     projections: LoadProjections,
 ) -> Result<Decoder, RuntimeError> {
-    let frame = Frame { norms_from_one: true, ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let names = PredictionNames {
+        root: Some("mtp"),
+        token_norm: "pre_fc_norm_embedding",
+        hidden_norm: "pre_fc_norm_hidden",
+        projection: "fc",
+        norm: "norm",
+    };
+    let frame = Frame {
+        norms_from_one: true,
+        prediction: Some(names),
+        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+    };
     let rope = config.rope.with_default_share(0.25);
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \
@@ -83,7 +98,8 @@ fn build(
                 };
                 let weights = layer.enter("linear_attn");
                 let projections = projections(&weights, shape)?;
-                Block::new(before, GatedDelta::load(&weights, layer.index, shape, projections)?)
+                let delta = GatedDelta::load(&weights, layer.index, shape, projections)?;
+                Block::new(before, if config.value_heads_in_tiles { delta.out_of_tiles()? } else { delta })
             }
             BlockSpec::Attention(ref dims) => {
                 let (shape, weights) = (layer.attention(dims, config.attention_bias)?, layer.enter("self_attn"));

@@ -1,6 +1,7 @@
 //! Zamba2: Mamba-2 in every layer; in some of them a transformer block, shared between layers, feeds its input.
 
 use cacheplan_kernels::GateOrder;
+use cacheplan_managers::device::ReplayLayer;
 use cacheplan_transforms::{
     Model,
     layers::{Attention as AttentionSpec, BlockSpec, Mamba2 as Mamba2Spec},
@@ -66,6 +67,10 @@ impl Mixer for Hybrid {
         let attended = self.feed_forward_norm.forward(&self.attention.forward(&both, step)?)?;
         let transformed = self.link.forward(&self.feed_forward.forward(&attended)?)?;
         self.mamba.forward(&self.mamba_norm.forward(&(x + transformed)?)?, step)
+    }
+
+    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        self.mamba.replay(kept)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -76,6 +76,8 @@ const INNER: &[(&str, &[&str])] = &[
     ("linear_attn.in_proj_qkv", &["attn_qkv"]),
     ("linear_attn.in_proj_z", &["attn_gate"]),
     ("linear_attn.in_proj_ba", &["ssm_ba"]),
+    ("linear_attn.in_proj_a", &["ssm_alpha"]),
+    ("linear_attn.in_proj_b", &["ssm_beta"]),
     // Of a mixer by whatever name.
     ("in_proj", &["ssm_in"]),
     ("conv1d", &["ssm_conv1d"]),
@@ -153,7 +155,8 @@ pub(super) fn place(architecture: &str, name: &str) -> Option<Place> {
 
 /// What the converter did to norms that checkpoints store as their distance from one.
 fn norm_shift(architecture: &str, place: &str) -> Undo {
-    let shifted = matches!(architecture, "gemma3" | "qwen3next") && place.ends_with("norm") && place != "ssm_norm";
+    let from_one = matches!(architecture, "gemma3" | "qwen3next" | "qwen35" | "qwen35moe");
+    let shifted = from_one && place.ends_with("norm") && place != "ssm_norm";
     if shifted { Undo::MinusOne } else { Undo::Nothing }
 }
 

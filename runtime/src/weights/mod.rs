@@ -31,6 +31,8 @@ pub struct Weights {
     device: Device,
     dtype: DType,
     loading: Arc<Loading>,
+    /// Whether a prediction layer is read too.
+    predicts: bool,
 }
 
 /// How far the weights are read, for whoever shows it.
@@ -216,7 +218,7 @@ impl Weights {
 
     fn new(kept: Kept, bytes: u64, dtype: DType, device: &Device) -> Self {
         let loading = Loading { read: 0.into(), all: bytes.into() };
-        Self { kept, device: device.clone(), dtype, loading: Arc::new(loading) }
+        Self { kept, device: device.clone(), dtype, loading: Arc::new(loading), predicts: false }
     }
 
     /// The weights of the model at `path`: a folder, or a file in one.
@@ -249,6 +251,16 @@ impl Weights {
         loading.read.store(read, Ordering::Relaxed);
         loading.all.store(all, Ordering::Relaxed);
         Self { loading, ..self }
+    }
+
+    /// The same weights, of which a decoder reads the prediction layer too, if `predicts`.
+    pub(crate) fn predicting(self, predicts: bool) -> Self {
+        Self { predicts, ..self }
+    }
+
+    /// Whether a prediction layer is asked for.
+    pub(crate) fn predicts(&self) -> bool {
+        self.predicts
     }
 
     /// Bytes of files that stay mapped into memory.

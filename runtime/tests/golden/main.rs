@@ -5,6 +5,8 @@ mod gguf;
 mod greedy;
 mod harness;
 mod narrow;
+mod offload;
+mod prediction;
 mod prefixes;
 mod sampled;
 mod speculative;

@@ -119,6 +119,22 @@ fn what_made_way_on_the_device_comes_back_from_the_host(
     crowded.parts().1.shutdown().unwrap();
 }
 
+/// A prompt, the same again, and what was said and generated with more behind it.
+#[rstest]
+#[case::where_forwards_and_sequences_end("no-buffer", [0, 0, 32])]
+#[case::one_position_of_each_forward("double-buffered", [0, 24, 24])]
+#[case::wherever_one_can_serve("complete", [0, 24, 32])]
+fn the_strategy_of_a_budget_says_where_states_are_left(#[case] strategy: &str, #[case] expected: [usize; 3]) {
+    let workload = format!("[workload]\ncheckpoints_per_sequence = 2\ncheckpoint_strategy = '{strategy}'\n");
+    let mut cached = session("nemotron_h", &format!("{BUDGET}{workload}"));
+    let [first, again, _] = prompts();
+    let (first, again) = (generate(&mut cached, &first), generate(&mut cached, &again));
+    assert_same(&again, &first);
+    let longer = [&prompts()[0][..], &first.tokens, &[3, 5, 7]].concat();
+    let longer = generate(&mut cached, &longer);
+    assert_eq!([first, again, longer].map(|output| output.cached_tokens), expected);
+}
+
 /// A checkpoint in 8 bits is near its state, not equal to it.
 #[rstest]
 fn a_prompt_goes_on_from_a_checkpoint_in_8_bits(#[values("bamba", "nemotron_h", "qwen3_next")] model: &str) {

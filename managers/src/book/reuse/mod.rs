@@ -26,6 +26,9 @@ use super::{CacheBook, Layout, Prefix, SequenceId, SetAside, SlotId, SlotRole};
 use crate::error::{Lack, ManagerError, Scarce};
 use pages::Pages;
 
+/// Live slots are the book's: the cache need not know them.
+const LIVE: SlotId = SlotId(0);
+
 /// Why the pools of a plan allow no reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -177,8 +180,6 @@ impl PrefixReuse {
         prompt: Key<'_>,
         tenant: TenantId,
     ) -> Result<ReuseLease, ManagerError> {
-        // Live slots are the book's: the cache need not know them.
-        const LIVE: SlotId = SlotId(0);
         self.reclaim()?;
         let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
         let found = self.find(book, prompt)?;
@@ -206,6 +207,37 @@ impl PrefixReuse {
         let (namespace, tokens) = (prompt.namespace.clone(), prompt.tokens.to_vec());
         let (prompt, cached) = (tokens.len(), found.hit);
         Ok(ReuseLease { lease, sequence, namespace, tokens, prompt, cached, computed: cached })
+    }
+
+    /// Takes in a sequence that goes on with all that was computed of it, as after its return from host memory: what it
+    /// computes is kept from here on as that of others. `tokens` are all that are known of it.
+    ///
+    /// # Errors
+    /// [`ManagerError::OtherTokens`] if the book has more of them; a sequence that is not in the pools.
+    pub fn rejoin(
+        &mut self,
+        book: &CacheBook,
+        sequence: SequenceId,
+        tokens: Key<'_>,
+        tenant: TenantId,
+    ) -> Result<ReuseLease, ManagerError> {
+        self.reclaim()?;
+        // It has blocks and a state of its own, so that nothing of the tree is held for it.
+        let nothing = self.cache.lookup_resident(Key { tokens: &[], ..tokens });
+        let mut lease = self.cache.hold(&nothing, LIVE, tenant)?;
+        self.cache.copied(&mut lease)?;
+        self.cache.release_window(&mut lease)?;
+        let (namespace, tokens) = (tokens.namespace.clone(), tokens.tokens.to_vec());
+        let prompt = tokens.len();
+        let mut lease = ReuseLease { lease, sequence, namespace, tokens, prompt, cached: 0, computed: 0 };
+        match lease.check(book, &[]) {
+            Ok(computed) => lease.computed = computed,
+            Err(error) => {
+                self.abandon(lease)?;
+                return Err(error);
+            }
+        }
+        Ok(lease)
     }
 
     /// How many of the next `budget` tokens a forward should compute at most, to end where a state is to be kept.

@@ -1,0 +1,141 @@
+//! A smaller model that guesses what another says next, over caches that the same plan holds as `draft.…`.
+
+use std::path::{Path, PathBuf};
+
+use cacheplan_managers::book::StepMetadata;
+use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_planner::{Budget, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions, Resources};
+use candle_core::{Device, Tensor};
+
+use crate::decoder::Decoder;
+use crate::error::RuntimeError;
+use crate::models;
+use crate::session::compute_dtype;
+use crate::step::Names;
+use crate::weights::Weights;
+
+/// What a plan needs of a draft model, before its weights are read.
+#[derive(Debug)]
+pub(crate) struct DraftPlan {
+    path: PathBuf,
+    model: Model,
+    resources: Resources,
+}
+
+/// A draft model that guesses.
+#[derive(Debug)]
+pub(crate) struct DraftModel {
+    plan: DraftPlan,
+    decoder: Decoder,
+}
+
+/// A row of a speculative step: the candidate at a place of a sequence of the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) sequence: usize,
+    pub(crate) place: usize,
+    pub(crate) token: u32,
+}
+
+impl DraftPlan {
+    /// Reads the draft model in `path`.
+    ///
+    /// # Errors
+    /// One that cannot be read, has no decoder, or keeps states, which no plan takes back.
+    pub(crate) fn read(path: &Path, budget: &Budget) -> Result<Self, RuntimeError> {
+        let mut model = Model::read(path, &ReadOptions::default())?;
+        models::refuse_unknown(&model)?;
+        let resources = model.graph.collect(&budget.pass_context(&model.info))?.resources;
+        match resources.iter().find(|resource| resource.handler.is_state()) {
+            Some(state) => Err(RuntimeError::DraftState { name: state.name.clone() }),
+            None => Ok(Self { path: path.to_owned(), model, resources }),
+        }
+    }
+
+    /// The same request with this draft.
+    pub(crate) fn asked_of<'a>(&'a self, request: PlanRequest<'a>) -> PlanRequest<'a> {
+        request.drafted_by(&self.model.info, &self.resources)
+    }
+
+    /// Reads its weights; it guesses for `verifier`.
+    ///
+    /// # Errors
+    /// Weights that cannot be used, another vocabulary.
+    pub(crate) fn load(self, verifier: &Decoder, device: &Device) -> Result<DraftModel, RuntimeError> {
+        let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, device), device)?;
+        let decoder = Decoder::load(&self.model, &weights)?;
+        decoder.caches().iter().try_for_each(|cache| cache.is_held(&self.resources))?;
+        let (found, expected) = (decoder.vocab_size(), verifier.vocab_size());
+        if found != expected {
+            return Err(RuntimeError::DraftVocabulary { found, expected });
+        }
+        let layers = |resource: &cacheplan_transforms::Resource| -> Vec<u32> {
+            resource.layer.into_iter().chain(resource.shared_by.iter().copied()).collect()
+        };
+        let names: Names = self
+            .resources
+            .iter()
+            .flat_map(|resource| {
+                let (kind, name) = (resource.handler.kind(), format!("draft.{}", resource.name));
+                layers(resource).into_iter().map(move |layer| ((layer, kind.clone()), name.clone()))
+            })
+            .collect();
+        Ok(DraftModel { plan: self, decoder: decoder.calling_caches(names) })
+    }
+}
+
+impl DraftModel {
+    /// The same request with this draft.
+    pub(crate) fn asked_of<'a>(&'a self, request: PlanRequest<'a>) -> PlanRequest<'a> {
+        self.plan.asked_of(request)
+    }
+
+    /// Computes the caches of a step's tokens.
+    pub(crate) fn fill(
+        &self,
+        tokens: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<(), RuntimeError> {
+        self.decoder.fill(tokens, caches, metadata)
+    }
+
+    /// What comes behind candidates, each the next of its sequence: logits `[candidates.len(), vocab_size]` on the CPU.
+    pub(crate) fn next(
+        &self,
+        candidates: &[Candidate],
+        caches: &MambaHybridCacheManager,
+        step: &StepMetadata,
+    ) -> Result<Tensor, RuntimeError> {
+        let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();
+        let rows: Vec<u32> = (0..tokens.len() as u32).collect();
+        let logits = self.decoder.forward(&tokens, &rows, caches, &one_each(candidates, step))?;
+        Ok(logits.to_device(&Device::Cpu)?)
+    }
+}
+
+/// The candidates as a step of one token of each of their sequences.
+pub(crate) fn one_each(candidates: &[Candidate], step: &StepMetadata) -> StepMetadata {
+    let mut one = StepMetadata { cu_seqlens: vec![0], ..StepMetadata::default() };
+    let rows: Vec<(usize, usize)> = candidates
+        .iter()
+        .map(|candidate| (candidate.sequence, step.cu_seqlens[candidate.sequence] as usize + candidate.place))
+        .collect();
+    for &(_, row) in &rows {
+        one.positions.push(step.positions[row]);
+        one.cu_seqlens.push(one.positions.len() as u32);
+        one.kv_lens.push(step.positions[row] + 1);
+        // It keeps no states.
+        one.slots.push(-1);
+        one.draft_rows.push(-1);
+    }
+    for pool in &step.pools {
+        let mut part = pool.clone();
+        let table = |sequence: usize| &pool.block_tables[sequence * pool.max_blocks..][..pool.max_blocks];
+        part.block_tables = rows.iter().flat_map(|&(sequence, _)| table(sequence)).copied().collect();
+        part.slot_mapping = rows.iter().map(|&(_, row)| pool.slot_mapping[row]).collect();
+        one.pools.push(part);
+    }
+    one
+}

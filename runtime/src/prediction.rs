@@ -1,0 +1,81 @@
+//! A model's own layer that says what comes behind the next token: of the model's hidden row at a token and of the token
+//! behind it. Its caches are those that a plan has for a prediction head, `draft.mtp_0`.
+
+use cacheplan_managers::book::StepMetadata;
+use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_planner::CachePlan;
+use candle_core::Tensor;
+
+use crate::decoder::Block;
+use crate::error::RuntimeError;
+use crate::layers::{Linear, RmsNorm};
+use crate::step::{CacheUse, Names, Step};
+use crate::weights::Matrix;
+
+/// The layer, and what is around it.
+#[derive(Debug)]
+pub(crate) struct PredictionLayer {
+    pub(crate) token_norm: RmsNorm,
+    pub(crate) hidden_norm: RmsNorm,
+    /// From both, side by side, to one row.
+    pub(crate) projection: Linear,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) norm: RmsNorm,
+    pub(crate) names: Names,
+}
+
+/// What its parts are called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PredictionNames {
+    /// What those of the layer begin with; `None` for the layer behind the model's last one, beside which all of it lies.
+    pub(crate) root: Option<&'static str>,
+    pub(crate) token_norm: &'static str,
+    pub(crate) hidden_norm: &'static str,
+    pub(crate) projection: &'static str,
+    pub(crate) norm: &'static str,
+}
+
+impl PredictionLayer {
+    /// Names the caches that its blocks keep as a plan does.
+    pub(crate) fn new([token_norm, hidden_norm, norm]: [RmsNorm; 3], projection: Linear, blocks: Vec<Block>) -> Self {
+        let caches = blocks.iter().flat_map(|block| block.mixer.caches());
+        let names = caches.enumerate().map(|(at, cache)| {
+            let name = if at == 0 { "draft.mtp_0".to_owned() } else { format!("draft.mtp_0.{at}") };
+            ((cache.layer, cache.kind), name)
+        });
+        let names = names.collect();
+        Self { token_norm, hidden_norm, projection, blocks, norm, names }
+    }
+
+    /// That a plan has its caches.
+    pub(crate) fn check(&self, plan: &CachePlan) -> Result<(), RuntimeError> {
+        for cache in self.blocks.iter().flat_map(|block| block.mixer.caches()) {
+            let name = &self.names[&(cache.layer, cache.kind.clone())];
+            let planned = plan.resource(name).and_then(|planned| CacheUse::of_handler(cache.layer, &planned.handler));
+            if planned.as_ref() != Some(&cache) {
+                return Err(RuntimeError::Unplanned { needs: Box::new(cache), planned: planned.map(Box::new) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of hidden channels behind its norm, for hidden rows of the model and the tokens behind them.
+    pub(crate) fn forward(
+        &self,
+        embedding: &Matrix,
+        hidden: &Tensor,
+        next: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+    ) -> Result<Tensor, RuntimeError> {
+        let next: Vec<usize> = next.iter().map(|&token| token as usize).collect();
+        let embedded = embedding.select(&next)?.computed()?;
+        let both = [self.token_norm.forward(&embedded)?, self.hidden_norm.forward(hidden)?];
+        let mut x = self.projection.forward(&Tensor::cat(&both, 1)?)?;
+        let step = Step::new(caches, &self.names, metadata, &embedded, None);
+        for block in &self.blocks {
+            x = block.forward(&x, &step)?;
+        }
+        Ok(self.norm.forward(&x)?)
+    }
+}
