@@ -146,6 +146,36 @@ fn a_chat_is_put_into_the_template_turn_by_turn() {
     assert!(answers.len() > first.len() + 2);
 }
 
+#[rstest]
+fn a_gguf_file_needs_no_other_for_text_and_chats(#[values("merges", "pieces")] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::copy(top().join(format!("tests/fixtures/gguf/vocabularies/{name}.gguf")), &file).unwrap();
+    let args = ["--prompt", "the cache", "--max-new-tokens", "5"];
+    let as_json = json_of(run(&file, &[&args[..], &["--format", "json"]].concat()));
+    let text = as_json["texts"][0].as_str().unwrap();
+    assert_eq!(as_json["tokens"][0].as_array().unwrap().len(), 5);
+    assert_eq!(stdout(run(&file, &args)), format!("{text}\n"));
+    let chat = json_of(run(&file, &[&args[..], &["--chat", "--format", "json"]].concat()));
+    let tokens = |run: &Value| run["requests"][0]["prompt_tokens"].as_u64().unwrap();
+    // The user, the end, and whose turn it is.
+    assert_eq!(tokens(&chat), tokens(&as_json) + 3);
+    let turns = stdout(piped(&file, &["--chat", "--max-new-tokens", "5"], "the cache\nand now\n"));
+    assert!(turns.starts_with(chat["texts"][0].as_str().unwrap()), "{turns:?}");
+}
+
+#[test]
+fn a_gguf_files_vocabulary_that_is_not_its_models_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    let bytes = std::fs::read(top().join("tests/fixtures/gguf/vocabularies/merges.gguf")).unwrap();
+    let at = bytes.windows(9).position(|found| found == b"llama-bpe").unwrap();
+    let other = [&bytes[..at], b"llama-xyz", &bytes[at + 9..]].concat();
+    std::fs::write(&file, other).unwrap();
+    let error = refused(run(&file, &["--prompt", "a"]), 1);
+    assert!(error.contains("`tokenizer.ggml.pre` is llama-xyz; known is `gpt-2`"), "{error}");
+}
+
 #[test]
 fn text_of_a_model_does_not_steer_the_terminal() {
     let folder = model(&[]);
@@ -301,6 +331,99 @@ fn a_full_disk_leaves_whole_lines() {
     let written = lines(&out);
     assert!((1..40).contains(&written.len()), "{}", written.len());
     assert!(written.iter().all(|line| line["tokens"].as_array().unwrap().len() == 60));
+}
+
+#[rstest]
+#[case::text(&["--prompt", "the cat"])]
+#[case::ids(&["--prompt-ids", "1,2"])]
+#[case::json(&["--prompt-ids", "1,2", "--format", "json"])]
+#[case::beams(&["--prompt-ids", "1,2", "--beams", "2"])]
+#[cfg(target_os = "linux")]
+fn a_full_standard_output_is_an_error(#[case] args: &[&str]) {
+    let folder = model(&[]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command(folder.path()).args(args).args(["--max-new-tokens", "4"]).stdout(full).output().unwrap();
+    let error = refused(output, 1);
+    assert!(error.contains("No space left on device") && !error.contains("panicked"), "{error}");
+}
+
+#[rstest]
+#[case::report(&["--report", "json"])]
+#[case::timeline(&["--timeline"])]
+#[case::stats(&["--stats"])]
+#[case::logits(&["--logits"])]
+#[cfg(unix)]
+fn a_full_disk_keeps_what_a_run_wrote_before(#[case] flag: &[&str]) {
+    let folder = model(&[("old", "old")]);
+    let old = folder.path().join("old");
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_cacheplan"), "run"])
+        .arg(folder.path())
+        .args(["--max-seq-len", "200", "--ignore-eos", "--prompt-ids", "1,2", "--max-new-tokens", "4"])
+        .args(flag)
+        .arg(&old)
+        .output()
+        .unwrap();
+    let error = refused(output, 1);
+    assert!(error.contains("old: File too large"), "{error}");
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "old");
+    assert!(std::fs::read_dir(folder.path()).unwrap().count() == 4, "nothing is left beside it");
+}
+
+/// The bytes of a file of a model, changed.
+fn ruin(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = std::fs::read(path).unwrap();
+    change(&mut bytes);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_missing_shard_and_weights_that_are_no_numbers_end_a_run_by_their_names() {
+    let folder = model(&[]);
+    let weights = folder.path().join("model.safetensors");
+    ruin(&weights, |bytes| {
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let error = refused(run(folder.path(), &["--prompt", "the cat"]), 1);
+    assert!(error.contains("model.safetensors: tensor `") && error.contains("(NaN)"), "{error}");
+    std::fs::rename(&weights, folder.path().join("model-00001-of-00002.safetensors")).unwrap();
+    let index = r#"{"weight_map": {"x": "model-00001-of-00002.safetensors", "y": "model-00002-of-00002.safetensors"}}"#;
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let error = refused(run(folder.path(), &["--prompt", "the cat"]), 1);
+    assert!(error.contains("model-00002-of-00002.safetensors: No such file"), "{error}");
+}
+
+/// Of a GGUF file: its last matrix, its template, and a file of the split that it says it is of.
+#[rstest]
+#[case::no_number(None, &["--prompt", "a"], "m.gguf: tensor `blk.0.attn_v.weight` has numbers that are infinite or none (NaN)")]
+#[case::template(Some(("{{ bos_token }}", "{{ bos.a.b.c }}")), &["--chat", "--prompt", "a"],
+    "m.gguf: tokenizer.chat_template, line 1: undefined value")]
+#[case::no_template(Some(("tokenizer.chat_template", "tokenizer.dull_template")), &["--chat", "--prompt", "a"],
+    "`tokenizer.chat_template` of a GGUF file")]
+#[case::vocabulary(Some(("tokenizer.ggml.tokens", "tokenizer.ggml.tokenz")), &["--prompt", "a"],
+    "`tokenizer.ggml.tokens` is absent")]
+fn a_ruined_gguf_file_is_named_with_what_is_wrong(
+    #[case] change: Option<(&str, &str)>,
+    #[case] args: &[&str],
+    #[case] expected: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::copy(top().join("tests/fixtures/gguf/vocabularies/merges.gguf"), &file).unwrap();
+    ruin(&file, |bytes| match change {
+        Some((from, to)) => {
+            let at = bytes.windows(from.len()).position(|found| found == from.as_bytes()).unwrap();
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+        // The scale of the last block of 34 bytes; the file ends at a multiple of 32.
+        None => {
+            let at = bytes.len() - (16 * 34_usize).next_multiple_of(32) + 15 * 34;
+            bytes[at..at + 2].copy_from_slice(&[0x00, 0x7e]);
+        }
+    });
+    let error = refused(run(&file, args), 1);
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]

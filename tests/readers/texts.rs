@@ -28,55 +28,33 @@ fn tokenizers() {
     });
 }
 
+/// The keys of a GGUF file, which is as long as it likes behind them.
 #[test]
-fn tokenizers_of_gguf() {
+fn vocabularies() {
+    let seeds = ["merges", "pieces"].map(|name| {
+        let mut file = fs::read(fixture(&format!("gguf/vocabularies/{name}.gguf"))).unwrap();
+        // No tensors, so that mutations meet the keys.
+        file[8..16].fill(0);
+        file.truncate(24 << 10);
+        file
+    });
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("m.gguf");
-    let limit = Limit { bytes: SHORT.bytes, ..Limit::GGUF };
+    let path = folder.path().join("m.gguf");
     let read = |bytes: &[u8]| {
-        fs::write(&file, bytes).unwrap();
-        let keys = Model::gguf_tokenizer(&file).ok()?;
-        let _ = ChatTemplate::of_gguf("m.gguf", &keys);
-        Tokenizer::of_gguf("m.gguf", &keys, 1 << 20).ok()
+        fs::write(&path, bytes).unwrap();
+        let own = Model::gguf_tokenizer(&path).ok()?;
+        let template = ChatTemplate::embedded("m.gguf", &own.keys, own.words.clone());
+        let tokenizer = Tokenizer::embedded("m.gguf", &own.keys, own.words, own.numbers, 1 << 20).ok()?;
+        Some((tokenizer, template))
     };
-    survive("tokenizers of GGUF", limit, &[vocabulary("llama"), vocabulary("gpt2")], read, |tokenizer| {
+    survive("vocabularies", Limit { bytes: SHORT.bytes, ..Limit::GGUF }, &seeds, read, |(tokenizer, template)| {
         if let Ok(tokens) = tokenizer.encode("Über den Wolken\u{2028}\0 12345 🦀", true) {
             let _ = tokenizer.decode(&tokens);
         }
+        if let Ok(template) = template {
+            let _ = template.render(&[Message::new("user", "Why?")]);
+        }
     });
-}
-
-/// A GGUF file of nothing but a vocabulary.
-fn vocabulary(kind: &str) -> Vec<u8> {
-    fn text(text: &str) -> Vec<u8> {
-        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
-    }
-    fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
-        let head = [9u32.to_le_bytes(), kind.to_le_bytes()].concat();
-        [head, (entries.len() as u64).to_le_bytes().to_vec(), entries.concat()].concat()
-    }
-    fn said(said: &str) -> Vec<u8> {
-        [8u32.to_le_bytes().to_vec(), text(said)].concat()
-    }
-    let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab", "1", "Ġ"];
-    let numbers = |numbers: [u32; 10]| numbers.map(|number| number.to_le_bytes().to_vec()).to_vec();
-    let scores: Vec<_> = (0..10).map(|at| (-(at as f32)).to_le_bytes().to_vec()).collect();
-    let keys = [
-        ("model", said(kind)),
-        ("pre", said("qwen2")),
-        ("tokens", list(8, &tokens.map(text))),
-        ("scores", list(6, &scores)),
-        ("token_type", list(5, &numbers([2, 3, 3, 1, 1, 1, 1, 1, 1, 1]))),
-        ("merges", list(8, &["a b", "▁ ab"].map(text))),
-        ("bos_token_id", [4u32.to_le_bytes(), 1u32.to_le_bytes()].concat()),
-    ];
-    let mut file =
-        [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &(keys.len() as u64).to_le_bytes()].concat();
-    for (key, value) in keys {
-        file.extend(text(&format!("tokenizer.ggml.{key}")));
-        file.extend(value);
-    }
-    file
 }
 
 #[test]

@@ -10,9 +10,10 @@ pub enum TextError {
     /// A file that cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// No tokenizer in the model's folder.
+    /// No tokenizer in the model's folder, nor in its file.
     #[error(
-        "{}: there is no tokenizer.json here, so text cannot be turned into tokens; give token ids instead",
+        "{}: there is no tokenizer.json here, nor a vocabulary in a GGUF file, so text cannot be turned into tokens; \
+         give token ids instead",
         Shown(.folder)
     )]
     NoTokenizer {
@@ -52,7 +53,8 @@ pub enum TextError {
     },
     /// No chat template in the model's folder.
     #[error(
-        "{}: there is no chat template here (chat_template.jinja, or `chat_template` in tokenizer_config.json); \
+        "{}: there is no chat template here (chat_template.jinja, `chat_template` in tokenizer_config.json, \
+         `tokenizer.chat_template` of a GGUF file); \
          give the prompt as the model expects it instead",
         Shown(.folder)
     )]

@@ -6,14 +6,16 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod error;
-mod gguf;
 mod guarded;
 mod patterns;
+mod pieces;
+mod pre;
 mod stop;
 mod stream;
 mod template;
 mod to_json;
 mod tokenizer;
+mod vocabulary;
 
 pub use error::TextError;
 pub use stream::TextStream;

@@ -2,7 +2,7 @@
 //!
 //! Templates are programs of strangers: they get a bounded number of steps and a bounded text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
 use std::thread;
@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::error::TextError;
 use crate::guarded::guarded;
 use crate::to_json::to_json;
+use crate::vocabulary::{TEMPLATE as GGUF_KEY, Vocabulary};
 
 const CONFIG: &str = "tokenizer_config.json";
 const FILE: &str = "chat_template.jinja";
@@ -75,7 +76,21 @@ impl ChatTemplate {
         Self::new(&format!("{}: {KEY}", source.name()), text.ok_or_else(none)?, special)
     }
 
-    pub(crate) fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
+    /// That of a GGUF file's own keys.
+    ///
+    /// # Errors
+    /// None there; one that is not of its language.
+    pub fn embedded(
+        file: &str,
+        keys: &Map<String, Value>,
+        mut words: HashMap<String, Vec<String>>,
+    ) -> Result<Self, TextError> {
+        let vocabulary = Vocabulary::new(file, keys, &mut words);
+        let text = vocabulary.template()?.ok_or_else(|| TextError::NoTemplate { folder: file.to_owned() })?;
+        Self::new(&format!("{file}: {GGUF_KEY}"), text, vocabulary.special()?)
+    }
+
+    fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
         if text.len() as u64 > Limit::TEMPLATE.bytes {
             return Err(SourceError::TooLong { name: file.to_owned(), limit: Limit::TEMPLATE }.into());
         }

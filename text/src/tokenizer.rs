@@ -1,20 +1,27 @@
-//! Text to token ids and back, as the model's `tokenizer.json` says.
+//! Text to token ids and back, as the model's `tokenizer.json` says, or the vocabulary in its GGUF file.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
 use cacheplan_files::{Limit, Source, SourceError};
+use serde_json::{Map, Value};
 
 use crate::error::TextError;
 use crate::guarded::guarded;
 use crate::patterns::Patterns;
+use crate::vocabulary::{Cutter, Made, Vocabulary};
 
 const FILE: &str = "tokenizer.json";
 
 /// A model's tokenizer.
 pub struct Tokenizer {
     file: String,
-    inner: tokenizers::Tokenizer,
+    cutter: Cutter,
+    /// What a text begins with, where the library does not put it there.
+    first: Option<u32>,
+    /// What it ends with.
+    last: Option<u32>,
 }
 
 impl Tokenizer {
@@ -27,6 +34,22 @@ impl Tokenizer {
             Some(source) => Self::read(&source, vocab_size),
             None => Err(TextError::NoTokenizer { folder: folder.display().to_string() }),
         }
+    }
+
+    /// That of a GGUF file's own keys: texts and numbers, lists of words, lists of numbers.
+    ///
+    /// # Errors
+    /// None there; one that cuts words in a way that is not known, lacks what it needs, or is another model's.
+    pub fn embedded(
+        file: &str,
+        keys: &Map<String, Value>,
+        mut words: HashMap<String, Vec<String>>,
+        mut numbers: HashMap<String, Vec<f64>>,
+        vocab_size: usize,
+    ) -> Result<Self, TextError> {
+        let vocabulary = Vocabulary::new(file, keys, &mut words);
+        let Made { cutter, first, last } = vocabulary.make(&mut words, &mut numbers, vocab_size)?;
+        Ok(Self { file: file.to_owned(), cutter, first, last })
     }
 
     /// As [`Tokenizer::beside`] from wherever it lies.
@@ -54,7 +77,7 @@ impl Tokenizer {
         {
             return Err(TextError::Vocabulary { file, token, id, vocab_size });
         }
-        Ok(Self { file, inner })
+        Ok(Self { file, cutter: Cutter::Library(Box::new(inner)), first: None, last: None })
     }
 
     /// The token ids of a text. `special` adds what the tokenizer puts around a text, which a chat template has put
@@ -63,7 +86,12 @@ impl Tokenizer {
     /// # Errors
     /// Text that the tokenizer refuses.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        self.guarded(|inner| Ok(inner.encode_fast(text, special)?.get_ids().to_vec()))
+        let ids = self.guarded(|| match &self.cutter {
+            Cutter::Library(library) => Ok(library.encode_fast(text, special)?.get_ids().to_vec()),
+            Cutter::Pieces(pieces) => Ok(pieces.encode_fast(text, special)?.get_ids().to_vec()),
+        })?;
+        let around = |token: Option<u32>| token.filter(|_| special);
+        Ok(around(self.first).into_iter().chain(ids).chain(around(self.last)).collect())
     }
 
     /// The text of tokens, without those that only steer a model. What is no UTF-8 becomes U+FFFD.
@@ -71,11 +99,14 @@ impl Tokenizer {
     /// # Errors
     /// Tokens that the tokenizer refuses.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        self.guarded(|inner| inner.decode(tokens, true))
+        self.guarded(|| match &self.cutter {
+            Cutter::Library(library) => library.decode(tokens, true),
+            Cutter::Pieces(pieces) => pieces.decode(tokens, true),
+        })
     }
 
-    fn guarded<T>(&self, call: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T, TextError> {
-        guarded(|| call(&self.inner).map_err(|error| error.to_string()))
+    fn guarded<T>(&self, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, TextError> {
+        guarded(|| call().map_err(|error| error.to_string()))
             .flatten()
             .map_err(|reason| TextError::Refused { file: self.file.clone(), reason })
     }

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -39,97 +38,6 @@ fn text_becomes_the_golden_tokens_and_text_again(#[values("byte_level", "byte_fa
         assert_eq!(tokenizer.encode(&sample.text, true).unwrap(), sample.with_special, "{:?}", sample.text);
         assert_eq!(tokenizer.decode(&sample.ids).unwrap(), sample.decoded, "{:?}", sample.text);
     }
-}
-
-/// What a GGUF file would say of a tokenizer that stands in `tokenizer.json`.
-fn as_gguf(name: &str) -> Map<String, Value> {
-    let json: Value = read(&format!("{name}/tokenizer.json"));
-    let vocabulary = json["model"]["vocab"].as_object().unwrap();
-    let merges = json["model"]["merges"].as_array().unwrap();
-    let pair = |merge: &Value| -> Vec<String> { serde_json::from_value(merge.clone()).unwrap() };
-    let mut tokens = vec![String::new(); vocabulary.len()];
-    for (token, id) in vocabulary {
-        tokens[id.as_u64().unwrap() as usize] = token.clone();
-    }
-    let is_special = |token: &&String| token.starts_with("<|") || ["<unk>", "<s>", "</s>"].contains(&token.as_str());
-    let kind = |token: &String| match token {
-        token if token == "<unk>" => 2,
-        token if is_special(&token) => 3,
-        token if token.starts_with("<0x") => 6,
-        _ => 1,
-    };
-    let kinds: Vec<u32> = tokens.iter().map(kind).collect();
-    let mut keys = Map::new();
-    if name == "byte_fallback" {
-        // The earlier two pieces are merged, the better the score of what they make.
-        let score = |token: &String| merges.iter().position(|merge| pair(merge).concat() == *token).unwrap_or(10_000);
-        let scores: Vec<f64> = tokens.iter().map(|token| -(score(token) as f64)).collect();
-        let bos = tokens.iter().position(|token| token == "<s>").unwrap();
-        let given = json!({"model": "llama", "scores": scores, "bos_token_id": bos, "unknown_token_id": 0});
-        keys.extend(given.as_object().unwrap().clone());
-    } else {
-        let merges: Vec<String> = merges.iter().map(|merge| pair(merge).join(" ")).collect();
-        let given = json!({"model": "gpt2", "pre": "llama-bpe", "merges": merges, "bos_token_id": 0});
-        keys.extend(given.as_object().unwrap().clone());
-    }
-    keys.insert("tokens".to_owned(), tokens.into());
-    keys.insert("token_type".to_owned(), kinds.into());
-    keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect()
-}
-
-#[rstest]
-fn a_vocabulary_of_gguf_gives_the_golden_tokens(#[values("byte_level", "byte_fallback")] name: &str) {
-    let tokenizer = Tokenizer::of_gguf("model.gguf", &as_gguf(name), 400).unwrap();
-    for sample in read::<Vec<Sample>>(&format!("{name}/golden.json")) {
-        assert_eq!(tokenizer.encode(&sample.text, false).unwrap(), sample.ids, "{:?}", sample.text);
-        assert_eq!(tokenizer.encode(&sample.text, true).unwrap(), sample.with_special, "{:?}", sample.text);
-        assert_eq!(tokenizer.decode(&sample.ids).unwrap(), sample.decoded, "{:?}", sample.text);
-    }
-}
-
-#[rstest]
-#[case("add_bos_token", json!(false), "a", 0)]
-#[case("add_eos_token", json!(true), "a", 2)]
-fn what_stands_around_a_text_is_what_the_file_says(
-    #[case] key: &str,
-    #[case] value: Value,
-    #[case] text: &str,
-    #[case] expected: usize,
-) {
-    let mut keys = as_gguf("byte_level");
-    keys.insert("tokenizer.ggml.eos_token_id".to_owned(), json!(2));
-    keys.insert(format!("tokenizer.ggml.{key}"), value);
-    let tokenizer = Tokenizer::of_gguf("model.gguf", &keys, 400).unwrap();
-    let around = tokenizer.encode(text, true).unwrap().len() - tokenizer.encode(text, false).unwrap().len();
-    assert_eq!(around, expected);
-}
-
-#[rstest]
-#[case("model", json!("bert"), "`tokenizer.ggml.model` is `bert`; known is llama and gpt2")]
-#[case("pre", json!("chameleon"), "`tokenizer.ggml.pre` is `chameleon`; known is gpt-2, ")]
-#[case("merges", json!(7), "`tokenizer.ggml.merges` is absent; known is a list")]
-#[case("merges", json!(["Ġ nowhere"]), "model.gguf: not a tokenizer: ")]
-fn a_vocabulary_that_cannot_be_used_is_named(#[case] key: &str, #[case] value: Value, #[case] expected: &str) {
-    let mut keys = as_gguf("byte_level");
-    keys.insert(format!("tokenizer.ggml.{key}"), value);
-    let error = Tokenizer::of_gguf("model.gguf", &keys, 400).unwrap_err().to_string();
-    assert!(error.contains(expected), "{error}");
-}
-
-#[test]
-fn a_vocabulary_of_gguf_that_is_larger_than_the_models_is_refused() {
-    let error = Tokenizer::of_gguf("model.gguf", &as_gguf("byte_level"), 300).unwrap_err().to_string();
-    assert!(error.contains("has the id 399, and the model knows 300 tokens"), "{error}");
-}
-
-#[test]
-fn a_chat_template_of_gguf_knows_its_tokens() {
-    let mut keys = as_gguf("byte_fallback");
-    assert!(ChatTemplate::of_gguf("model.gguf", &keys).unwrap().is_none());
-    let text = "{{ bos_token }}{% for said in messages %}{{ said.content }}{% endfor %}";
-    keys.insert("tokenizer.chat_template".to_owned(), json!(text));
-    let template = ChatTemplate::of_gguf("model.gguf", &keys).unwrap().unwrap();
-    assert_eq!(template.render(&[Message::new("user", "hi")]).unwrap(), "<s>hi");
 }
 
 /// What a stream lets out of tokens that follow a prompt, and its pieces.

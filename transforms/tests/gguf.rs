@@ -32,6 +32,17 @@ fn a_header_gives_the_resources_of_its_config(#[case] gguf: &str, #[case] config
     assert!(model.info.weights.unwrap().exact);
 }
 
+/// `<|endoftext|>` is no key of the file, and `<|end|>` is one that ends no text by its name.
+#[test]
+fn texts_end_with_what_the_keys_and_the_vocabulary_say() {
+    let ends = |file: &str| {
+        let path = fixture(&format!("gguf/vocabularies/{file}.gguf"));
+        Model::read(&path, &ReadOptions::default()).unwrap().config["eos_token_id"].to_string()
+    };
+    assert_eq!(ends("merges"), "[2,707]");
+    assert_eq!(ends("pieces"), "[2]");
+}
+
 /// A header with these whole numbers, each under its key, and one F32 tensor of `elements`.
 fn header(architecture: &str, numbers: &[(&str, u32)], elements: u64) -> Vec<u8> {
     let text = |out: &mut Vec<u8>, text: &str| {

@@ -20,7 +20,8 @@ pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked
             Prompt::Ids(_) => Ok(None),
             _ => {
                 let tokens: Vec<u32> = tokens.iter().copied().filter(|token| !eos.contains(token)).collect();
-                prompts.tokenizer().and_then(|tokenizer| tokenizer.decode(&tokens)).map(Some).map_err(Failure::error)
+                let tokenizer = prompts.tokenizer().map_err(failure)?;
+                tokenizer.decode(&tokens).map(Some).map_err(Failure::error)
             }
         };
         let mut shown = Vec::new();

@@ -2,6 +2,7 @@
 
 mod reader;
 mod skeleton;
+mod tokenizer;
 
 use std::path::Path;
 
@@ -36,8 +37,8 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     if let Some(vocabulary) = header.vocabulary() {
         table.insert("vocab_size".to_owned(), vocabulary.into());
     }
-    if let Some(eos) = header.number("tokenizer.ggml.eos_token_id") {
-        table.insert("eos_token_id".to_owned(), eos.into());
+    if !header.ends().is_empty() {
+        table.insert("eos_token_id".to_owned(), header.ends().into());
     }
     // What a file has is what its decoder needs: biases, norms.
     let kinds = header.tensor_kinds().map(|kind| (kind.replace('.', "_"), true.into()));
@@ -82,14 +83,6 @@ pub struct GgufTensor {
 }
 
 impl Model {
-    /// What the GGUF file at `path` says of its tokenizer: its keys below `tokenizer.`, lists and templates whole.
-    ///
-    /// # Errors
-    /// A malformed header, more of it than is kept.
-    pub fn gguf_tokenizer(path: &Path) -> Result<Map<String, Value>, FrontendError> {
-        Header::read_tokenizer(&Source::open(path)?)
-    }
-
     /// The tensors of the GGUF file at `path`, and of those that it was split into.
     ///
     /// # Errors

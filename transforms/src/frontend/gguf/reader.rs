@@ -8,7 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::frontend::FrontendError;
 
-/// Keys and tensor names are shorter than this.
+/// The types of values that are no scalars.
+pub(super) const TEXT: u32 = 8;
+pub(super) const LIST: u32 = 9;
+
+/// Keys, tensor names and tokens are shorter than this.
 const MAX_NAME: u64 = 4 << 10;
 /// Text values that are kept; longer ones (chat templates) are skipped.
 const MAX_TEXT: u64 = 4 << 10;
@@ -20,18 +24,32 @@ const MAX_ENTRIES: u64 = 1 << 20;
 const MAX_STRINGS: u64 = 2 << 20;
 /// Bytes that the names and values that are kept may take.
 const MAX_KEPT: u64 = 32 << 20;
-/// Bytes that what a file says of its tokenizer may take; those of the largest vocabularies take 71 MB.
-const MAX_TOKENIZER: u64 = 96 << 20;
-/// A text of a tokenizer, such as its chat template.
-const MAX_TEMPLATE: u64 = 256 << 10;
 /// The most kinds of tensors that are told apart.
 const MAX_KINDS: usize = 1_000;
+/// The list of a vocabulary's tokens.
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// Keys of the tokens that end a text, a turn of a chat, a message to a tool.
+const ENDS_STATED: [&str; 3] =
+    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+/// Tokens that do so by their name, since many files state but the first. `<|end|>` is none of them: in gpt-oss it ends a
+/// message, and another may follow.
+const ENDS: [&str; 8] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "<|call|>",
+];
 /// No file is aligned to more.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// What a GGUF file says of its model.
 pub(super) struct Header {
     values: Vec<(String, Value)>,
+    ends: Vec<u64>,
     kinds: BTreeSet<String>,
     data: u64,
     embedding: Option<(&'static str, u64)>,
@@ -55,6 +73,11 @@ impl Header {
 
     pub(super) fn number(&self, key: &str) -> Option<u64> {
         self.values.iter().find(|(known, _)| known == key)?.1.as_u64()
+    }
+
+    /// The tokens that end a text, or what a model says in a chat.
+    pub(super) fn ends(&self) -> &[u64] {
+        &self.ends
     }
 
     /// Rows of the token embeddings.
@@ -86,39 +109,27 @@ impl Header {
         Self::read_tensors(source, |_| Ok(()))
     }
 
-    /// The keys below `tokenizer.`, lists and templates whole.
-    pub(super) fn read_tokenizer(source: &Source) -> Result<Map<String, Value>, FrontendError> {
-        let mut reader = open(source);
-        let [_, keys] = reader.counts()?;
-        let mut values = Map::new();
-        for _ in 0..keys {
-            let key = reader.name()?;
-            let kind = reader.u32()?;
-            if !key.starts_with("tokenizer.") {
-                reader.value(kind)?;
-            } else if let Some(value) = reader.whole(kind)? {
-                values.insert(key, value);
-            }
-        }
-        Ok(values)
-    }
-
     /// Reads the header and hands over its tensors, one by one.
     pub(super) fn read_tensors(
         source: &Source,
         mut each: impl FnMut(TensorInfo) -> Result<(), FrontendError>,
     ) -> Result<Self, FrontendError> {
-        let mut reader = open(source);
-        let [tensors, keys] = reader.counts()?;
-        let mut values = Vec::new();
+        let (mut reader, tensors, keys) = open(source)?;
+        let (mut values, mut ends) = (Vec::new(), Vec::new());
         for _ in 0..keys {
             let key = reader.name()?;
             let kind = reader.u32()?;
-            if let Some(value) = reader.value(kind)? {
+            if key == TOKENS && kind == LIST {
+                ends = reader.ends()?;
+            } else if let Some(value) = reader.value(kind)? {
                 reader.keep(&key, &value)?;
                 values.push((key, value));
             }
         }
+        let ids = ENDS_STATED.iter().filter_map(|key| values.iter().find(|(known, _)| known == key)?.1.as_u64());
+        let mut ends: Vec<u64> = ids.chain(ends).collect();
+        let mut known = BTreeSet::new();
+        ends.retain(|id| known.insert(*id));
         let mut embedding = None;
         let mut weight_bytes = Some(0u64);
         let mut kinds = BTreeSet::new();
@@ -146,7 +157,7 @@ impl Header {
         let position = reader.position;
         let alignment = values.iter().find(|(key, _)| key == "general.alignment").and_then(|(_, value)| value.as_u64());
         let data = position.next_multiple_of(alignment.unwrap_or(32).clamp(1, MAX_ALIGNMENT));
-        Ok(Self { values, kinds, data, embedding, weight_bytes, fingerprint })
+        Ok(Self { values, ends, kinds, data, embedding, weight_bytes, fingerprint })
     }
 }
 
@@ -211,7 +222,7 @@ fn io(file: &str, source: io::Error) -> FrontendError {
     SourceError::Io { name: file.to_owned(), source }.into()
 }
 
-struct Reader<'a, R> {
+pub(super) struct Reader<'a, R> {
     file: &'a str,
     source: R,
     size: u64,
@@ -223,9 +234,9 @@ struct Reader<'a, R> {
     hash: blake3::Hasher,
 }
 
-/// Reads from the beginning of a file.
-fn open(source: &Source) -> Reader<'_, impl BufRead> {
-    Reader {
+/// A file's reader behind its first bytes; how many tensors and keys follow.
+pub(super) fn open(source: &Source) -> Result<(Reader<'_, impl BufRead>, u64, u64), FrontendError> {
+    let mut reader = Reader {
         file: source.name(),
         source: BufReader::with_capacity(CHUNK, source.reader()),
         size: source.len(),
@@ -233,54 +244,19 @@ fn open(source: &Source) -> Reader<'_, impl BufRead> {
         strings: 0,
         kept: 0,
         hash: blake3::Hasher::new(),
+    };
+    if &reader.bytes::<4>()? != b"GGUF" {
+        return Err(reader.bad("magic", "not GGUF", "a GGUF file was expected"));
     }
+    let version = reader.u32()?;
+    if !(2..=3).contains(&version) {
+        return Err(reader.bad("version", &version.to_string(), "little-endian versions 2 and 3 are read"));
+    }
+    let (tensors, keys) = (reader.count("tensor count")?, reader.count("key count")?);
+    Ok((reader, tensors, keys))
 }
 
 impl<R: BufRead> Reader<'_, R> {
-    /// How many tensors and how many keys follow.
-    fn counts(&mut self) -> Result<[u64; 2], FrontendError> {
-        if &self.bytes::<4>()? != b"GGUF" {
-            return Err(self.bad("magic", "not GGUF", "a GGUF file was expected"));
-        }
-        let version = self.u32()?;
-        if !(2..=3).contains(&version) {
-            return Err(self.bad("version", &version.to_string(), "little-endian versions 2 and 3 are read"));
-        }
-        Ok([self.count("tensor count")?, self.count("key count")?])
-    }
-
-    /// A value of a tokenizer, however long; `None` if it is text that is not UTF-8.
-    fn whole(&mut self, kind: u32) -> Result<Option<Value>, FrontendError> {
-        if kind != 9 {
-            return match kind {
-                8 => {
-                    let length = self.u64()?;
-                    Ok(self.string(length, MAX_TEMPLATE)?.map(Value::from))
-                }
-                _ => self.scalar(kind).map(Some),
-            };
-        }
-        let (kind, length) = (self.u32()?, self.u64()?);
-        let mut list = Vec::new();
-        for _ in 0..length {
-            let value = match kind {
-                8 => {
-                    let length = self.u64()?;
-                    self.string(length, MAX_NAME)?.map_or(Value::Null, Value::from)
-                }
-                9 => return Err(self.bad("value type", "a list of lists", "no known key has one")),
-                _ => self.scalar(kind)?,
-            };
-            self.kept += (size_of::<Value>() + value.as_str().map_or(0, |text| text.len() + 24)) as u64;
-            if self.kept > MAX_TOKENIZER {
-                let expected = format!("at most {MAX_TOKENIZER} bytes of it are kept");
-                return Err(self.bad("tokenizer", "far too long", &expected));
-            }
-            list.push(value);
-        }
-        Ok(Some(Value::Array(list)))
-    }
-
     /// Charges a key and its value, the list's entries included.
     fn keep(&mut self, key: &str, value: &Value) -> Result<(), FrontendError> {
         let entries = value.as_array().map_or(1, |list| 2 * list.len());
@@ -288,6 +264,17 @@ impl<R: BufRead> Reader<'_, R> {
         self.kept += (2 * (entries + 1) * size_of::<(String, Value)>() + text) as u64;
         let expected = format!("at most {MAX_KEPT} bytes of values are kept");
         if self.kept <= MAX_KEPT { Ok(()) } else { Err(self.bad("keys", "far too many", &expected)) }
+    }
+
+    /// Puts a value under its key; whether that is the first one there.
+    pub(super) fn keep_in(
+        &mut self,
+        kept: &mut Map<String, Value>,
+        key: &str,
+        value: Value,
+    ) -> Result<bool, FrontendError> {
+        self.keep(key, &value)?;
+        Ok(kept.insert(key.to_owned(), value).is_none())
     }
 
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], FrontendError> {
@@ -335,11 +322,11 @@ impl<R: BufRead> Reader<'_, R> {
         Ok(())
     }
 
-    fn u32(&mut self) -> Result<u32, FrontendError> {
+    pub(super) fn u32(&mut self) -> Result<u32, FrontendError> {
         Ok(u32::from_le_bytes(self.bytes()?))
     }
 
-    fn u64(&mut self) -> Result<u64, FrontendError> {
+    pub(super) fn u64(&mut self) -> Result<u64, FrontendError> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
@@ -352,7 +339,7 @@ impl<R: BufRead> Reader<'_, R> {
         }
     }
 
-    fn name(&mut self) -> Result<String, FrontendError> {
+    pub(super) fn name(&mut self) -> Result<String, FrontendError> {
         let length = self.u64()?;
         match self.string(length, MAX_NAME)? {
             Some(name) => Ok(name),
@@ -361,7 +348,7 @@ impl<R: BufRead> Reader<'_, R> {
     }
 
     /// Text of `length` bytes; `None` (and skipped) if it is longer than `limit` or not UTF-8.
-    fn string(&mut self, length: u64, limit: u64) -> Result<Option<String>, FrontendError> {
+    pub(super) fn string(&mut self, length: u64, limit: u64) -> Result<Option<String>, FrontendError> {
         self.need(length)?;
         if length > limit {
             self.skip(length)?;
@@ -373,13 +360,13 @@ impl<R: BufRead> Reader<'_, R> {
     }
 
     /// One value; `None` if it is one of those that are skipped.
-    fn value(&mut self, kind: u32) -> Result<Option<Value>, FrontendError> {
+    pub(super) fn value(&mut self, kind: u32) -> Result<Option<Value>, FrontendError> {
         match kind {
-            8 => {
+            TEXT => {
                 let length = self.u64()?;
                 Ok(self.string(length, MAX_TEXT)?.map(Value::from))
             }
-            9 => {
+            LIST => {
                 let (kind, length) = (self.u32()?, self.u64()?);
                 self.list(kind, length)
             }
@@ -387,7 +374,7 @@ impl<R: BufRead> Reader<'_, R> {
         }
     }
 
-    fn scalar(&mut self, kind: u32) -> Result<Value, FrontendError> {
+    pub(super) fn scalar(&mut self, kind: u32) -> Result<Value, FrontendError> {
         Ok(match kind {
             0 => self.bytes::<1>()?[0].into(),
             1 => self.bytes::<1>()?[0].cast_signed().into(),
@@ -404,14 +391,14 @@ impl<R: BufRead> Reader<'_, R> {
         })
     }
 
-    fn list(&mut self, kind: u32, length: u64) -> Result<Option<Value>, FrontendError> {
+    pub(super) fn list(&mut self, kind: u32, length: u64) -> Result<Option<Value>, FrontendError> {
         let size = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
             10..=12 => 8,
-            8 => return self.strings(length),
-            9 => return Err(self.bad("value type", "a list of lists", "no known key has one")),
+            TEXT => return self.strings(length),
+            LIST => return Err(self.bad("value type", "a list of lists", "no known key has one")),
             _ => return Err(self.bad("value type", &kind.to_string(), "a type from 0 to 12 was expected")),
         };
         let bytes = length.saturating_mul(size);
@@ -426,16 +413,60 @@ impl<R: BufRead> Reader<'_, R> {
 
     /// A list of strings, none of which is kept.
     fn strings(&mut self, length: u64) -> Result<Option<Value>, FrontendError> {
-        self.strings = self.strings.saturating_add(length);
-        if self.strings > MAX_STRINGS {
-            let expected = format!("at most {MAX_STRINGS} are read");
-            return Err(self.bad("strings in lists", &self.strings.to_string(), &expected));
-        }
+        self.charge_strings(length)?;
         for _ in 0..length {
             let length = self.u64()?;
             self.skip(length)?;
         }
         Ok(None)
+    }
+
+    /// The places of the words of a list that end what a model says.
+    fn ends(&mut self) -> Result<Vec<u64>, FrontendError> {
+        let mut ends = Vec::new();
+        match (self.u32()?, self.u64()?) {
+            (TEXT, length) => self.words(length, |id, word| {
+                if word.is_some_and(|word| ENDS.contains(&word.as_str())) {
+                    ends.push(id);
+                }
+            })?,
+            (kind, length) => drop(self.list(kind, length)?),
+        }
+        Ok(ends)
+    }
+
+    /// A list of words, one by one with their places; `None` for one that is too long or not UTF-8.
+    pub(super) fn words(
+        &mut self,
+        length: u64,
+        mut each: impl FnMut(u64, Option<String>),
+    ) -> Result<(), FrontendError> {
+        self.charge_strings(length)?;
+        for place in 0..length {
+            let length = self.u64()?;
+            each(place, self.string(length, MAX_NAME)?);
+        }
+        Ok(())
+    }
+
+    /// A list of numbers that have four bytes.
+    pub(super) fn numbers(&mut self, kind: u32, length: u64) -> Result<Vec<f64>, FrontendError> {
+        self.need(length.saturating_mul(4))?;
+        let number = |bytes: [u8; 4]| match kind {
+            4 => u32::from_le_bytes(bytes).into(),
+            5 => i32::from_le_bytes(bytes).into(),
+            _ => f32::from_le_bytes(bytes).into(),
+        };
+        (0..length).map(|_| self.bytes().map(number)).collect()
+    }
+
+    fn charge_strings(&mut self, length: u64) -> Result<(), FrontendError> {
+        self.strings = self.strings.saturating_add(length);
+        if self.strings > MAX_STRINGS {
+            let expected = format!("at most {MAX_STRINGS} are read");
+            return Err(self.bad("strings in lists", &self.strings.to_string(), &expected));
+        }
+        Ok(())
     }
 
     fn tensor(&mut self) -> Result<TensorInfo, FrontendError> {
@@ -448,7 +479,7 @@ impl<R: BufRead> Reader<'_, R> {
         Ok(TensorInfo { name, shape, kind: self.u32()?, offset: self.u64()? })
     }
 
-    fn bad(&self, key: &str, found: &str, expected: &str) -> FrontendError {
+    pub(super) fn bad(&self, key: &str, found: &str, expected: &str) -> FrontendError {
         FrontendError::BadValue {
             file: self.file.to_owned(),
             key: key.to_owned(),
