@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// A model as a MODEL argument names it; what is piped into the server is none.
 fn opened(typed: &str) -> Result<Model, (u8, String)> {
     let path = hub::find(Path::new(if typed == "-" { "./-" } else { typed }));
-    open(&path, &ReadOptions::default()).map_err(|error| unread(&path, error).said())
+    open(&path, &ReadOptions::default(), |error| unread(&path, error)).map_err(|failure| failure.said())
 }
 
 fn name(path: &Path) -> String {

@@ -6,7 +6,7 @@ use std::path::Path;
 use cacheplan_files::{Limit, Source};
 use serde_json::{Map, Value};
 
-use super::reader::{LIST, Reader, TEXT, open};
+use super::reader::{LIST, TEXT, open};
 use crate::frontend::FrontendError;
 use crate::model::Model;
 
