@@ -7,7 +7,7 @@ use super::{capacity, capacity_heading, count, file, heat, map, size, strip};
 use crate::curves::Curves;
 use crate::fit::Answer;
 use crate::render::{owner_name, ranges};
-use crate::{CachePlan, DeviceInfo, Unit};
+use crate::{CachePlan, DeviceInfo};
 
 /// The rules of the page for pictures, and those of a document around them.
 const STYLE: &str = concat!(include_str!("pictures.css"), include_str!("document.css"));
@@ -20,12 +20,7 @@ impl CachePlan {
     pub fn html(&self, device: Option<&DeviceInfo>, layers: &[LayerSpec], curves: &Curves) -> String {
         let title = format!("{} · cacheplan", self.model.model_type);
         let pools = self.pools.iter().map(|pool| {
-            let unit = match (pool.unit, pool.tokens_per_block) {
-                (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
-                (Unit::Block, None) => "blocks".into(),
-                (Unit::Slot, _) => "slots".into(),
-                (Unit::Fixed, _) => "tensors".into(),
-            };
+            let unit = map::units(pool);
             let owner = owner_name(pool.owner).to_owned();
             let (units, each) = (count(pool.units), count(pool.unit_bytes));
             vec![pool.id.clone(), owner, units, unit, each, size(pool.bytes.into()), ranges(&pool.layers)]

@@ -126,12 +126,7 @@ fn plain(name: &str, bytes: u128, facts: Vec<(&'static str, String)>, parts: Vec
 
 fn of_pool(pool: &Pool, place: usize, resources: &BTreeMap<&str, &PlannedResource>) -> Cell {
     let fill = colours::of_place(place);
-    let unit = match (pool.unit, pool.tokens_per_block) {
-        (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
-        (Unit::Block, None) => "blocks".into(),
-        (Unit::Slot, _) => if pool.checkpoints_of.is_some() { "checkpoints" } else { "slots" }.into(),
-        (Unit::Fixed, _) => "tensors".into(),
-    };
+    let unit = units(pool);
     let formula = |bytes: u64| format!("{} {unit} × {} bytes", count(pool.units), count(bytes));
     let parts = pool.members.iter().map(|member| {
         let resource = resources.get(member.resource.as_str());
@@ -169,6 +164,16 @@ fn of_pool(pool: &Pool, place: usize, resources: &BTreeMap<&str, &PlannedResourc
         facts.extend(resources.get(pool.id.as_str()).map(|resource| ("reason", resource.reason.clone())));
     }
     Cell { name: pool.id.clone(), bytes: pool.bytes.into(), fill, facts, subject: Some(pool.id.clone()), parts }
+}
+
+/// What a pool is divided into.
+pub(crate) fn units(pool: &Pool) -> String {
+    match (pool.unit, pool.tokens_per_block) {
+        (Unit::Block, Some(tokens)) => format!("blocks of {tokens} tokens"),
+        (Unit::Block, None) => "blocks".into(),
+        (Unit::Slot, _) => if pool.checkpoints_of.is_some() { "checkpoints" } else { "slots" }.into(),
+        (Unit::Fixed, _) => "tensors".into(),
+    }
 }
 
 fn parts(shown: &Cell, area: Area, whole: u128) -> Vec<Element> {
