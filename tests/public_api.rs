@@ -69,7 +69,9 @@ fn exports(file: &Path, module: &str) -> Vec<String> {
             names.push(format!("{module}{}", identifier(name)));
         }
         if let Some(feature) = feature {
-            names[first..].iter_mut().for_each(|name| name.push_str(&format!(" with {feature}")));
+            // A module's feature is that of what it exports, which may ask for it too.
+            let bare = names[first..].iter_mut().filter(|name| !name.contains(" with "));
+            bare.for_each(|name| name.push_str(&format!(" with {feature}")));
         }
         rest = &rest[4..];
     }

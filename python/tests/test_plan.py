@@ -152,8 +152,9 @@ def test_ranks_are_a_plan_for_each_stage_and_what_all_agreed_on(hybrid: dict[str
 def test_ranks_are_the_commands(hybrid: dict[str, object], tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(hybrid))
-    flags = ["--device-memory", "24GiB", "--max-seq-len", "512", "--tp", "2", "--pp", "2", "--ranks", "--format", "json"]
-    said = json.loads(subprocess.run([str(COMMAND), "plan", str(config), *flags], capture_output=True, check=True).stdout)
+    flags = ["--device-memory", "24GiB", "--max-seq-len", "512", "--tp", "2", "--pp", "2", "--ranks"]
+    asked = [str(COMMAND), "plan", str(config), *flags, "--format", "json"]
+    said = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
     ranks = cacheplan.plan(config, device="24GiB", max_seq_len=512, tp=2, pp=2).ranks
     assert ranks is not None and said["hash"] == ranks.hash
     assert said["stages"] == [stage.data for stage in ranks.stages]

@@ -7,22 +7,30 @@ use cacheplan_transforms::Resources;
 
 use super::{Group, manager_of, unmanaged_reason};
 
+/// Of so many pools the newest are looked at before a key is hashed: most models have no more.
+const FEW: usize = 4;
+
 pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut group_of: HashMap<CompatKey<'_>, usize> = HashMap::new();
+    let mut keys: Vec<(CompatKey<'_>, usize)> = Vec::new();
     for resource in resources {
         let key = resource.handler.compat_key(max_seq_len);
         let Some(owner) = manager_of(key.growth) else {
             groups.push(Group::local(resource, key.growth, unmanaged_reason(key.growth).into()));
             continue;
         };
-        let index = *group_of.entry(key).or_insert_with(|| {
-            groups.push(Group::empty(owner, key, String::new()));
-            groups.len() - 1
+        let newest = keys.iter().rev().take(FEW).find(|(known, _)| *known == key).map(|(_, index)| *index);
+        let index = newest.unwrap_or_else(|| {
+            *group_of.entry(key).or_insert_with(|| {
+                keys.push((key, groups.len()));
+                groups.push(Group::empty(owner, key, String::new()));
+                groups.len() - 1
+            })
         });
         groups[index].members.push(resource);
     }
-    for (key, index) in group_of {
+    for (key, index) in keys {
         groups[index].reason = reason(&key, groups[index].members.len());
     }
     groups

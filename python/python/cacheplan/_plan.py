@@ -322,7 +322,7 @@ class Plan:
 
     @cached_property
     def ranks(self) -> Ranks | None:
-        """Every rank, where there are several. A plan that was read from JSON knows its own alone: :class:`PlanError`."""
+        """Every rank, where there are several. Raises :class:`PlanError` where the plan was read from JSON."""
         ranks = self._native.ranks()
         if ranks is None:
             return None

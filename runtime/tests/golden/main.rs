@@ -7,7 +7,6 @@ mod caches;
 mod gguf;
 mod greedy;
 mod harness;
-mod models;
 mod narrow;
 mod offload;
 mod prediction;

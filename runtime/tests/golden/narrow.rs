@@ -31,8 +31,9 @@ fn logits(copy: &TempDir, ids: &[u32]) -> Tensor {
     Tensor::cat(&steps, 0).unwrap()
 }
 
-/// The way of a narrow weight through prefill and decode adds nothing to what rounding it once did.
 over_models_with_steps!(narrow_weights_give_the_logits_of_the_same_numbers_in_f32);
+
+/// The way of a narrow weight through prefill and decode adds nothing to what rounding it once did.
 fn narrow_weights_give_the_logits_of_the_same_numbers_in_f32(model: &str) {
     let ids = Golden::load(model).ids("ids");
     for dtype in [DType::BF16, DType::F16] {

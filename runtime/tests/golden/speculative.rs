@@ -52,6 +52,7 @@ fn count(default: u64) -> u64 {
 }
 
 over_every_model!(guessing_ahead_generates_the_same_tokens);
+#[expect(clippy::print_stdout, reason = "how many guesses were right, for whoever asks for more prompts")]
 fn guessing_ahead_generates_the_same_tokens(model: &str) {
     let mut plain = session_without_reuse(model, BUDGET);
     let mut guessing = session_without_reuse(model, &with_drafts());
