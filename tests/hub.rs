@@ -144,7 +144,8 @@ fn a_model_is_fetched_and_planned_alike_when_nobody_can_be_asked_any_more() {
 #[test]
 fn weights_are_never_fetched() {
     let (home, (hub, asked)) = (tempfile::tempdir().unwrap(), serve());
-    for command in [&["run", NAME, "--prompt-ids", "1"][..], &["profile", NAME]] {
+    let graphs = ["export-graph", NAME, "--max-cache-len", "8", "--out", "nowhere"];
+    for command in [&["run", NAME, "--prompt-ids", "1"][..], &["profile", NAME], &graphs] {
         let output = cacheplan(command, home.path(), Some(&hub));
         assert_eq!(output.status.code(), Some(1));
         let message = stderr(&output);

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use cacheplan::runtime::GraphExport;
+use cacheplan::runtime::{GraphExport, RuntimeError};
 use cacheplan::transforms::ReadOptions;
 
 use crate::commands::hub;
+use crate::commands::load::unread;
 use crate::commands::run::failure;
 use crate::failure::{Failure, print};
 use crate::progress;
@@ -45,6 +46,10 @@ fn bucket(text: &str) -> Result<Bucket, String> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
     let export = GraphExport { buckets, max_cache_len: args.max_cache_len, read: ReadOptions::default() };
-    let files = progress::during("writing the graphs", || export.write(&args.model, &args.out)).map_err(failure)?;
+    let files = progress::during("writing the graphs", || export.write(&args.model, &args.out));
+    let files = files.map_err(|error| match error {
+        RuntimeError::Frontend(error) => unread(&args.model, error),
+        error => failure(error),
+    })?;
     files.iter().try_for_each(|file| print(&format!("{}\n", file.display())))
 }

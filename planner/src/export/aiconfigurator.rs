@@ -9,7 +9,6 @@ use super::file::nested;
 use super::input::{Input, Sourced};
 use super::simulators;
 use super::target::Deployment;
-use crate::plan::LedgerItem;
 
 pub(super) static AICONFIGURATOR: Deployment = Deployment {
     name: "aiconfigurator",
@@ -29,16 +28,13 @@ static DIALECT: Dialect = Dialect {
         Key { name: "total_kv_size_bytes", since: 0, value: |input| input.cache_bytes() },
         Key { name: "kv_size_per_token_bytes", since: 0, value: per_token },
         Key { name: "total_kv_size_tokens", since: 0, value: tokens },
-        Key { name: "memory_breakdown.weights_bytes", since: 0, value: |input| lines(input, &WEIGHTS) },
-        Key { name: "memory_breakdown.activations_bytes", since: 0, value: |input| lines(input, &ACTIVATIONS) },
-        Key { name: "memory_breakdown.runtime_overhead_bytes", since: 0, value: |input| lines(input, &RUNTIME) },
-        Key { name: "memory_breakdown.comm_overhead_bytes", since: 0, value: |input| lines(input, &COMMUNICATION) },
         Key { name: "num_gpu_blocks", since: 0, value: simulators::blocks },
     ],
     gaps: &[
         |_| {
             Some("source: `native` and `naive_fallback` are AIConfigurator's own estimates, and this is neither".into())
         },
+        |_| Some("memory_breakdown: the lines of a plan's ledger beside its caches are not proved by the plan".into()),
         |_| Some("total_gpu_capacity_bytes: a plan says what is divided, not what the device has".into()),
         |input| {
             let bytes = input.plan.totals.state_bytes_per_sequence;
@@ -51,11 +47,6 @@ static DIALECT: Dialect = Dialect {
     back: None,
 };
 
-const WEIGHTS: [LedgerItem; 2] = [LedgerItem::Weights, LedgerItem::DraftWeights];
-const ACTIVATIONS: [LedgerItem; 1] = [LedgerItem::Activations];
-const RUNTIME: [LedgerItem; 2] = [LedgerItem::Context, LedgerItem::Graphs];
-const COMMUNICATION: [LedgerItem; 1] = [LedgerItem::Nccl];
-
 fn per_token(input: &Input<'_>) -> Sourced {
     let bytes = input.plan.totals.kv_bytes_per_token;
     (bytes > 0).then(|| (json!(bytes), "the plan's kv_bytes_per_token".into()))
@@ -65,11 +56,4 @@ fn tokens(input: &Input<'_>) -> Sourced {
     let (blocks, source) = simulators::blocks(input)?;
     let size = input.tokens_per_block()?.0.as_u64()?;
     Some((json!(blocks.as_u64()?.checked_mul(size)?), format!("tokens in {source}")))
-}
-
-/// The sum of lines of the ledger; none where the plan has none of them.
-fn lines(input: &Input<'_>, items: &[LedgerItem]) -> Sourced {
-    let found: Vec<_> = input.plan.ledger.iter().filter(|line| items.contains(&line.name)).collect();
-    let bytes = found.iter().try_fold(0u64, |sum, line| sum.checked_add(line.bytes))?;
-    (!found.is_empty()).then(|| (json!(bytes), "the plan's ledger".into()))
 }

@@ -24,6 +24,10 @@ fn a_written_plan_reads_back_as_itself() {
 #[case("{}", "no whole number `schema_version`")]
 #[case("[1]", "no whole number `schema_version`")]
 #[case("{\"schema_version\": 999}", "has schema_version 999, this version reads 1")]
+#[case(
+    "{\"schema_version\": 0, \"tool_version\": \"0.0.1\"}",
+    "has schema_version 0, this version reads 1; `cacheplan plan MODEL --out FILE` makes it anew"
+)]
 #[case("{\"schema_version\": 1}", "plan.json is no plan of schema_version 1: missing field `tool_version`")]
 fn what_is_no_plan_is_an_error(#[case] text: &str, #[case] expected: &str) {
     let error: PlanFileError = CachePlan::from_json(text, "plan.json").unwrap_err();
