@@ -7,10 +7,14 @@ refuses, and answers of a line stand in that order with a comma between. Why it 
 
 Weights are on the meta device and the platform is a CUDA device that is not there, of the capability that the
 environment variable CAPABILITY states (9.0 where it does not). Ranks are alone: they are told that there are others.
+
+A question with a "file" is one for the parser of `vllm serve --config`: the file says the flags and the bytes, and the answer
+is the number of sequences of max_model_len tokens that run at once, or in quotes why it refuses.
 """
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -189,6 +193,24 @@ def configured(question, caching, folder):
     return args.create_engine_config()
 
 
+def served(text, folder):
+    """What `vllm serve --config FILE` makes of the file."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    file = os.path.join(folder, "vllm.yaml")
+    with open(file, "w") as out:
+        out.write(text)
+    parser = FlexibleArgumentParser()
+    ServeSubcommand().subparser_init(parser.add_subparsers(required=False, dest="subparser"))
+    # What is no matter of the file: there is a config and nothing else.
+    bare = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
+    args = parser.parse_args(["serve", folder, "--config", file, *bare])
+    args.model = args.model_tag
+    return EngineArgs.from_cli_args(args).create_engine_config()
+
+
 def plan(question, caching):
     """The functions that make the plan have moved between versions."""
     from vllm.config import set_current_vllm_config
@@ -197,10 +219,10 @@ def plan(question, caching):
 
     folder = folder_of(question)
     try:
-        config = configured(question, caching, folder)
+        config = served(question["file"], folder) if "file" in question else configured(question, caching, folder)
         torch.set_default_dtype(config.model_config.dtype)
         with set_current_vllm_config(config):
-            be_first_of(question["flags"].get("tensor_parallel_size", 1))
+            be_first_of(config.parallel_config.tensor_parallel_size)
             with torch.device("meta"), OnMeta():
                 initialize_model(vllm_config=config)
             vllm.platforms.current_platform.update_block_size_for_backend(config)
@@ -209,10 +231,13 @@ def plan(question, caching):
                 name: layer.get_kv_cache_spec(config) for name, layer in layers if isinstance(layer, AttentionLayerBase)
             }
             specs = {name: spec for name, spec in specs.items() if spec is not None}
-            planned, concurrency = ADAPTERS[version()](config, specs, question["bytes"])
+            available = question.get("bytes", config.cache_config.kv_cache_memory_bytes)
+            planned, concurrency = ADAPTERS[version()](config, specs, available)
     finally:
         torch.set_default_dtype(torch.float32)
         shutil.rmtree(folder)
+    if "file" in question:
+        return str(int(concurrency))
     block, length = config.cache_config.block_size, config.model_config.max_model_len
     return f"{planned.num_blocks} {len(planned.kv_cache_groups)} {block} {int(concurrency * length)}"
 
@@ -253,15 +278,17 @@ def answer(question, caching):
     try:
         return plan(question, caching)
     except BaseException as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
-        return "-"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        print(why, file=sys.stderr, flush=True)
+        # Folders are made for each question.
+        return json.dumps(re.sub(r"/tmp/\w+", "MODEL", why)[:200]) if "file" in question else "-"
 
 
 def main():
     without_a_device()
     for line in sys.stdin:
         question = json.loads(line)
-        stated = question["flags"].get("enable_prefix_caching")
+        stated = "file" in question or question["flags"].get("enable_prefix_caching")
         asked = [False, True] if stated is None else [stated]
         print(", ".join(answer(question, caching) for caching in asked), file=ANSWERS, flush=True)
 

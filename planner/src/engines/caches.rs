@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
-use super::MlaCache;
+use super::{EngineSpec, MlaCache, Version};
 use crate::demand::{Demand, Load};
 use crate::request::Held;
 
@@ -15,8 +15,8 @@ pub(super) struct Storage {
     pub(super) copies_shared: bool,
     /// An indexer's keys are 8 bits wide with a scale, whatever the dtype of the cache.
     pub(super) quantises_index: bool,
-    /// Every latent of sparse attention has an index, also where a layer uses another's choice.
-    pub(super) index_per_latent: bool,
+    /// In versions before this one every latent of sparse attention has an index, also where a layer uses another's choice.
+    pub(super) index_per_latent_before: Version,
     /// A window that no sequence outgrows stays one.
     pub(super) keeps_long_windows: bool,
     /// Latents of sparse attention in 8 bits lie beside their scales and a rope key of 16 bits.
@@ -28,7 +28,7 @@ impl Storage {
     pub(super) const AS_MODELLED: Self = Self {
         copies_shared: false,
         quantises_index: false,
-        index_per_latent: false,
+        index_per_latent_before: Version(0, 0, 0),
         keeps_long_windows: false,
         packs_sparse_latents: false,
     };
@@ -72,7 +72,8 @@ pub(super) struct State {
 }
 
 impl<'a> Caches<'a> {
-    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, mla_cache: Option<MlaCache>, storage: Storage) -> Self {
+    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, mla_cache: Option<MlaCache>, engine: EngineSpec) -> Self {
+        let storage = engine.engine.description().storage;
         let mut attention = Vec::new();
         let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
         let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());
@@ -88,7 +89,8 @@ impl<'a> Caches<'a> {
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
         for (resource, draft) in held.iter() {
             let handler = &resource.handler;
-            match handler.growth().within(max_seq_len) {
+            let growth = handler.growth();
+            match if storage.keeps_long_windows { growth } else { growth.within(max_seq_len) } {
                 Growth::Paged { stride, window } => {
                     let readers = if storage.copies_shared { resource.shared_by.len() } else { 0 };
                     attention.extend((0..=readers).map(|_| Attention {
@@ -117,7 +119,7 @@ impl<'a> Caches<'a> {
                 Growth::PerSlotToken | Growth::PerDraftPosition | Growth::Fixed => {}
             }
         }
-        if let (true, Some(handler)) = (storage.index_per_latent, indexer) {
+        if let (true, Some(handler)) = (engine.version < storage.index_per_latent_before, indexer) {
             let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
             let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
             let index = || Attention { handler, bytes: bytes(handler), stride: 1, window: None, draft: false };

@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::engines::EnginePrediction;
 use crate::{CachePlan, Parallel, PlanError};
 pub(crate) use admitted::predicted;
 pub(crate) use dialect::{Dialect, Key, Told, WayBack};
@@ -144,7 +145,10 @@ impl CachePlan {
         let settings = dialect.settings(&input);
         let mut not_expressed = dialect.not_expressed(&input);
         let admits = match admitted::admitted(dialect, &input, &settings) {
-            Some(Ok(prediction)) => Some((prediction.sequences, prediction.notes.join("; "))),
+            Some(Ok(prediction)) => {
+                not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
+                Some((prediction.sequences, prediction.notes.join("; ")))
+            }
             Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
             Some(Err(other)) => {
                 not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
@@ -175,6 +179,22 @@ impl CachePlan {
         let file_name = deployment.file_name.into();
         Ok(Export { target: target.to_string(), engine, file_name, text, settings, admits, not_expressed })
     }
+}
+
+/// What an engine logs of its room where that is less than the sequences that run: for windows it counts whole steps of a
+/// prefill, in which only some of the sequences are.
+fn logged_concurrency(predicted: &EnginePrediction, plan: &CachePlan, name: &str) -> Option<String> {
+    if plan.capacity.tokens_per_sequence < plan.limits.max_seq_len {
+        return None;
+    }
+    let (logged, planned) = (predicted.concurrency?, predicted.sequences.min(plan.capacity.sequences));
+    (logged * 100.0 < planned as f64 * 99.0).then(|| {
+        let length = plan.limits.max_seq_len;
+        format!(
+            "{name} logs a concurrency of {logged:.2} for {length} tokens, fewer than the {planned} sequences that run: it \
+             counts a window as if every sequence were in a prefill"
+        )
+    })
 }
 
 /// Whether no shell, parser or engine can take it for anything but a name.

@@ -2,6 +2,7 @@
 //! that a test replays without it.
 
 mod llama_cpp;
+mod sglang;
 mod vllm;
 
 use std::fs;
@@ -17,8 +18,9 @@ const ROWS: &str = "tests/fixtures/oracles";
 pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
     match engine {
         "vllm" => vllm::run(random),
+        "sglang" => sglang::run(),
         "llama.cpp" => llama_cpp::run(),
-        other => Err(format!("`{other}` cannot be asked; vllm and llama.cpp can")),
+        other => Err(format!("`{other}` cannot be asked; vllm, sglang and llama.cpp can")),
     }
 }
 

@@ -6,12 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{CONFIGS, answers, at, script, write};
+use super::{CONFIGS, ROWS, answers, at, script, write};
 use crate::cuda_toolkit::target;
 use crate::sh;
 
 /// The versions whose planners are asked; their functions move between versions, and the script follows them.
 const VLLM: [&str; 2] = ["0.32.0", "0.33.0"];
+const EXPORTED: &str = "0.33.0";
 
 /// Asks about the zoo and `random` hybrids more.
 pub(super) fn run(random: u64) -> Result<(), String> {
@@ -34,7 +35,19 @@ fn vllm(version: &str, random: u64) -> Result<(), String> {
         write(&format!("{set}.jsonl"), &questions)?;
         write(&format!("vllm-{version}.{set}.txt"), &answers)?;
     }
-    Ok(())
+    exports(version, &home, &python)
+}
+
+/// Asks the parser and the planner of the version that exports are for about those that the planner's tests have written.
+fn exports(version: &str, home: &Path, python: &Path) -> Result<(), String> {
+    if version != EXPORTED {
+        return Ok(());
+    }
+    let path = Path::new(ROWS).join("exports.vllm.jsonl");
+    let questions = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+    let mut planner = Command::new(python);
+    planner.arg(script("vllm_planner.py")).arg(CONFIGS).env("LD_LIBRARY_PATH", home);
+    write(&format!("vllm-{version}.exports.txt"), &answers(&mut planner, &questions)?)
 }
 
 /// A virtual environment with the engine and a driver that says there is no device.

@@ -26,7 +26,8 @@ pub(super) static ENGINE: Description = Description {
     storage: Storage {
         copies_shared: true,
         quantises_index: true,
-        index_per_latent: true,
+        index_per_latent_before: INDEXES_WHERE_CHOSEN,
+        keeps_long_windows: true,
         packs_sparse_latents: true,
         ..Storage::AS_MODELLED
     },
@@ -36,6 +37,21 @@ pub(super) static ENGINE: Description = Description {
     log: &log::WORDS,
 };
 
+/// Model types whose windows are kept as if they were full attention; others are listed by their architecture there.
+const WITHOUT_WINDOWS: [&str; 10] = [
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "recurrent_gemma",
+    "starcoder2",
+];
+/// From here on only latents with an indexer of their own have an index.
+const INDEXES_WHERE_CHOSEN: Version = Version(0, 5, 23);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
 const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 const STATE_RATIO_MILLIONTHS: u128 = 900_000;
@@ -48,8 +64,9 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let per_slot = caches.state_bytes();
     // The kernels of sparse attention read pages of 64 tokens.
     let page = situation.options.block_size.unwrap_or(if caches.sparse { 64 } else { 1 });
-    let full = caches.bytes_per_token(|cache| cache.window.is_none());
-    let windowed = caches.bytes_per_token(|cache| cache.window.is_some());
+    let knows_windows = !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
+    let full = caches.bytes_per_token(|cache| cache.window.is_none() || !knows_windows);
+    let windowed = caches.bytes_per_token(|cache| cache.window.is_some() && knows_windows);
     // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.
     let (full, windowed) = if full == 0 { (windowed, 0) } else { (full, windowed) };
 

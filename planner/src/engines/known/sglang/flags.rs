@@ -2,7 +2,7 @@
 //!
 //! Read in `server_args.py` and `arg_groups` of each version.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, ResourceHandler};
 use serde_json::json;
 
 use crate::export::file::{File, comment, flag, quoted};
@@ -94,7 +94,25 @@ fn tokens(pool: &Pool) -> u64 {
     (pool.units - pool.reserved) * pool.tokens_per_block.unwrap_or(0)
 }
 
+/// Whether every token of a window is kept.
+fn keeps_all_tokens(input: &Input<'_>) -> bool {
+    windows(input).count() > 0 && super::WITHOUT_WINDOWS.contains(&input.plan.model.model_type.as_str())
+}
+
 fn max_total_tokens(input: &Input<'_>) -> Sourced {
+    if input.has_states() && input.paged().count() == 0 {
+        let tokens = input.plan.capacity.sequences.saturating_mul(input.plan.limits.max_seq_len);
+        return Some((json!(tokens), "the plan's sequences, of which SGLang counts tokens that no cache holds".into()));
+    }
+    if keeps_all_tokens(input) {
+        let bytes: u64 = input.paged().map(|pool| pool.bytes).sum();
+        let paged = input.plan.resources.iter().map(|resource| &resource.handler).filter(|handler| handler.is_paged());
+        let each = paged.map(ResourceHandler::unit_bytes).fold(0, u64::saturating_add).max(1);
+        return Some((
+            json!(bytes / each),
+            "bytes of all pages: SGLang keeps every token of this model's windows".into(),
+        ));
+    }
     let pools: Vec<&Pool> = if full(input).count() > 0 { full(input).collect() } else { windows(input).collect() };
     let least = pools.into_iter().min_by_key(|pool| tokens(pool))?;
     Some((json!(tokens(least)), format!("tokens in {} beside its padding", least.id)))
@@ -107,6 +125,9 @@ fn fraction(_: &Input<'_>) -> Sourced {
 }
 
 fn window_ratio(input: &Input<'_>) -> Sourced {
+    if keeps_all_tokens(input) {
+        return None;
+    }
     let least = full(input).map(tokens).min()?;
     let window = windows(input).max_by_key(|pool| tokens(pool))?;
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
