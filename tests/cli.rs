@@ -382,6 +382,24 @@ fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
 }
 
 #[test]
+fn a_draft_model_guesses_and_changes_nothing() {
+    let model = fixture_model("llama");
+    let run = |more: &[&str]| {
+        let mut all = vec!["run".as_ref(), model.as_os_str(), "--format".as_ref(), "json".as_ref()];
+        all.extend(["--max-seq-len", "64", "--prompt-ids", "5,9,2,11,7"].map(std::ffi::OsStr::new));
+        all.extend(more.iter().map(std::ffi::OsStr::new));
+        let output = cacheplan(&all);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let drafted = run(&["--draft-tokens", "3", "--draft", model.to_str().unwrap()]);
+    assert_eq!(drafted["tokens"], run(&[])["tokens"]);
+    // The model itself is always right.
+    assert!(drafted["speed"]["accepted_tokens"].as_u64().unwrap() > 8, "{}", drafted["speed"]);
+    assert_eq!(drafted["speed"]["accepted_tokens"], drafted["speed"]["drafted_tokens"]);
+}
+
+#[test]
 fn a_host_tier_is_refused_where_no_prefix_can_be_kept_that_would_go_there() {
     let model = fixture_model("nemotron_h");
     let refused = cacheplan(&[

@@ -135,6 +135,9 @@ impl<'a, 'b> Generator<'a, 'b> {
         }
         for job in std::mem::take(&mut self.waiting) {
             self.forget_offloaded(&job)?;
+            if served.is_ok() && job.admitted.is_some() {
+                self.deliver(job, &mut outputs)?;
+            }
         }
         served?;
         Ok(outputs.into_iter().map(Option::unwrap_or_default).collect())

@@ -2,7 +2,7 @@
 
 use cacheplan_managers::book::Residency;
 use cacheplan_planner::Unit;
-use cacheplan_runtime::{Follow, Generation, Output, Request, Session};
+use cacheplan_runtime::{Admission, Follow, Generation, Output, Request, Session};
 use rstest::rstest;
 
 use crate::harness::{BUDGET, session, session_without_reuse};
@@ -103,6 +103,16 @@ impl Follow for Asked {
     }
 }
 
+/// Gives everything up after so many steps.
+struct GivenUp(usize);
+
+impl Follow for GivenUp {
+    fn admission(&mut self) -> Admission {
+        self.0 = self.0.saturating_sub(1);
+        if self.0 == 0 { Admission::Abandoned } else { Admission::Open }
+    }
+}
+
 #[rstest]
 fn a_request_that_is_not_wanted_any_more_leaves_nothing(#[values(1, 2, 9, 16, 19)] asked: usize) {
     let expected = alone("nemotron_h");
@@ -119,6 +129,15 @@ fn a_request_that_is_not_wanted_any_more_leaves_nothing(#[values(1, 2, 9, 16, 19
         }
         assert_nothing_is_left(&mut session);
     }
+    let mut given_up = GivenUp(asked);
+    let outputs = session.serve(&requests(), false, &mut given_up).unwrap().outputs;
+    for (output, expected) in outputs.iter().zip(&expected) {
+        assert_eq!(output.tokens, expected.tokens[..output.tokens.len()]);
+    }
+    // What was generated before a request made way is not lost.
+    let generated: usize = outputs.iter().map(|output| output.tokens.len()).sum();
+    assert!(generated + 3 >= asked, "{generated} tokens in {asked} steps");
+    assert_nothing_is_left(&mut session);
     let offloaded = |session: &Session| {
         let book = session.caches().manager().unwrap().book();
         book.sequences().filter(|id| book.residency(*id).unwrap() == Residency::Offloaded).count()
