@@ -235,7 +235,7 @@ impl Decoder {
         rayon::scope(|_| {
             let hidden = self.text.forward(tokens, &all, caches, metadata)?;
             let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
-            Ok([self.projected(chosen)?, hidden])
+            Ok([self.projected(&chosen)?, hidden])
         })
     }
 
@@ -256,14 +256,14 @@ impl Decoder {
             return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
         };
         rayon::scope(|_| {
-            let hidden = prediction.forward(embedding, hidden, next, caches, metadata)?;
-            let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
-            Ok([self.projected(chosen.clone())?, chosen])
+            let [said, onward] = prediction.forward(embedding, hidden, next, caches, metadata)?;
+            let rows = Tensor::new(rows, said.device())?;
+            Ok([self.projected(&said.index_select(&rows, 0)?)?, onward.index_select(&rows, 0)?])
         })
     }
 
-    fn projected(&self, hidden: Tensor) -> Result<Tensor, RuntimeError> {
-        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(&hidden))
+    fn projected(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(hidden))
     }
 
     /// Runs a step's tokens for what they leave in the caches alone.
@@ -331,7 +331,7 @@ impl Decoder {
         // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
         rayon::scope(|_| {
             let hidden = self.text.forward(tokens, rows, caches, metadata)?;
-            self.projected(hidden)
+            self.projected(&hidden)
         })
     }
 }

@@ -21,7 +21,9 @@ pub(crate) struct PredictionLayer {
     pub(crate) projection: Linear,
     pub(crate) blocks: Vec<Block>,
     pub(crate) norm: RmsNorm,
-    pub(crate) names: Names,
+    /// Whether its own rows go on behind their norm.
+    goes_on_normed: bool,
+    names: Names,
 }
 
 /// What its parts are called.
@@ -33,18 +35,25 @@ pub(crate) struct PredictionNames {
     pub(crate) hidden_norm: &'static str,
     pub(crate) projection: &'static str,
     pub(crate) norm: &'static str,
+    /// Whether a further guess goes on from the layer's row behind that norm, rather than before it.
+    pub(crate) goes_on_normed: bool,
 }
 
 impl PredictionLayer {
     /// Names the caches that its blocks keep as a plan does.
-    pub(crate) fn new([token_norm, hidden_norm, norm]: [RmsNorm; 3], projection: Linear, blocks: Vec<Block>) -> Self {
+    pub(crate) fn new(
+        [token_norm, hidden_norm, norm]: [RmsNorm; 3],
+        projection: Linear,
+        blocks: Vec<Block>,
+        goes_on_normed: bool,
+    ) -> Self {
         let caches = blocks.iter().flat_map(|block| block.mixer.caches());
         let names = caches.enumerate().map(|(at, cache)| {
             let name = if at == 0 { "draft.mtp_0".to_owned() } else { format!("draft.mtp_0.{at}") };
             ((cache.layer, cache.kind), name)
         });
         let names = names.collect();
-        Self { token_norm, hidden_norm, projection, blocks, norm, names }
+        Self { token_norm, hidden_norm, projection, blocks, norm, goes_on_normed, names }
     }
 
     /// That a plan has its caches.
@@ -59,7 +68,8 @@ impl PredictionLayer {
         Ok(())
     }
 
-    /// Rows of hidden channels behind its norm, for hidden rows of the model and the tokens behind them.
+    /// For hidden rows of the model and the tokens behind them: rows behind its norm, and those that a further guess goes
+    /// on from.
     pub(crate) fn forward(
         &self,
         embedding: &Matrix,
@@ -67,7 +77,7 @@ impl PredictionLayer {
         next: &[u32],
         caches: &MambaHybridCacheManager,
         metadata: &StepMetadata,
-    ) -> Result<Tensor, RuntimeError> {
+    ) -> Result<[Tensor; 2], RuntimeError> {
         let next: Vec<usize> = next.iter().map(|&token| token as usize).collect();
         let embedded = embedding.select(&next)?.computed()?;
         let both = [self.token_norm.forward(&embedded)?, self.hidden_norm.forward(hidden)?];
@@ -76,6 +86,7 @@ impl PredictionLayer {
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
-        Ok(self.norm.forward(&x)?)
+        let said = self.norm.forward(&x)?;
+        Ok([said.clone(), if self.goes_on_normed { said } else { x }])
     }
 }

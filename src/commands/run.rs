@@ -156,6 +156,9 @@ pub(crate) fn serve(
                 };
                 print(&format!("{} prompt tokens{cached} -> {tokens:?}\n", request.prompt_tokens))?;
             }
+            if let Some(guessed) = results::guessed(&run) {
+                print(&format!("GUESSES   {guessed}\n"))?;
+            }
             if let Some(reason) = &run.no_reuse {
                 print(&format!("REUSE     off: {reason}\n"))?;
             }

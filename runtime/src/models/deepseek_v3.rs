@@ -41,6 +41,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         hidden_norm: "hnorm",
         projection: "eh_proj",
         norm: "shared_head.norm",
+        goes_on_normed: false,
     };
     let frame = Frame::new(config.rms_norm_eps, config.tie_word_embeddings);
     decoder(model, weights, Frame { prediction: Some(names), ..frame }, |layer| {

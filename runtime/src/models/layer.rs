@@ -138,7 +138,7 @@ fn prediction<'a>(
     let norm = |name: &str| frame.norm(&around.enter(name), hidden);
     let norms = [norm(names.token_norm)?, norm(names.hidden_norm)?, norm(names.norm)?];
     let projection = Linear::load(&around.enter(names.projection), 2 * hidden, hidden, false)?;
-    Ok(PredictionLayer::new(norms, projection, blocks_of(&layer)?))
+    Ok(PredictionLayer::new(norms, projection, blocks_of(&layer)?, names.goes_on_normed))
 }
 
 impl<'a> Layer<'a> {

@@ -60,6 +60,7 @@ fn build(
         hidden_norm: "pre_fc_norm_hidden",
         projection: "fc",
         norm: "norm",
+        goes_on_normed: true,
     };
     let frame = Frame {
         norms_from_one: true,

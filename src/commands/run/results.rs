@@ -65,14 +65,25 @@ pub(super) fn planned(run: &RunReport) -> Result<(), Failure> {
     }
 }
 
+/// What came of guesses, where there were any.
+pub(super) fn guessed(run: &RunReport) -> Option<String> {
+    let speed = &run.speed;
+    let each = speed.tokens_per_verification?;
+    let (drafted, accepted) = (speed.drafted_tokens, speed.accepted_tokens);
+    Some(format!("{accepted} of {drafted} guesses accepted, {each:.2} tokens for each step that verified some"))
+}
+
 /// One line about a run, beside its text.
 pub(super) fn tell(run: &RunReport) {
     let speed = &run.speed;
     let prompt: usize = run.requests.iter().map(|request| request.prompt_tokens).sum();
     let cached: usize = run.requests.iter().map(|request| request.cached_tokens).sum();
     note(&format!(
-        "{prompt} prompt tokens ({cached} of them cached), {} generated in {:.2} s, {:.1} tokens/s",
-        speed.generated_tokens, speed.seconds, speed.tokens_per_second
+        "{prompt} prompt tokens ({cached} of them cached), {} generated in {:.2} s, {:.1} tokens/s{}",
+        speed.generated_tokens,
+        speed.seconds,
+        speed.tokens_per_second,
+        guessed(run).map_or_else(String::new, |guessed| format!("; {guessed}")),
     ));
 }
 
