@@ -43,6 +43,7 @@ fn a_file_gives_the_golden_logits(
     #[values(
         "llama",
         "llama.k",
+        "llama.experts",
         "qwen2",
         "qwen3",
         "qwen3moe",
@@ -54,6 +55,8 @@ fn a_file_gives_the_golden_logits(
         "granitehybrid",
         "lfm2",
         "qwen3next",
+        "qwen35",
+        "qwen35moe",
         "falcon-h1"
     )]
     name: &str,
