@@ -47,10 +47,10 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
         tests.env("CACHEPLAN_PROVE_ALL", "1");
     }
     sh(&mut tests)?;
-    // The features of the workspace, so that nothing below these crates is built anew.
-    let mut models = Command::new("cargo");
-    models.args(["test", "--workspace", "--features", "cacheplan-runtime/launches", "--test", "emulated", "--locked"]);
     if all {
+        let mut models = Command::new("cargo");
+        models.args(["test", "-p", "cacheplan-kernels", "-p", "cacheplan-runtime", "--features"]);
+        models.args(["cacheplan-runtime/launches", "--test", "emulated", "--locked"]);
         sh(models.env("CACHEPLAN_CUDA_PTX", &folder))?;
     }
     kernels.retain(|kernel| !folder.join("proven").join(kernel).exists());

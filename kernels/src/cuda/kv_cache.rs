@@ -50,6 +50,7 @@ pub(super) struct Rows<'a> {
 }
 
 /// Where rows go, and what they are divided by on the way.
+#[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) target: Argument,
     pub(super) pool: DType,
