@@ -2,7 +2,6 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <stdint.h>
 
 #define DEVICE __device__ __forceinline__
@@ -27,7 +26,12 @@ DEVICE void store_streamed(void* to, const Vec16& v) {
 DEVICE uint32_t bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 DEVICE uint32_t bits(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 
-// A type of 16 or 32 bits: how many lie in a word, and what they are as f32.
+// An 8-bit float (e4m3) as its bits. The machine converts these from sm_89 on only, and one PTX serves all.
+struct Fp8 {
+    uint8_t code;
+};
+
+// A type: how many lie in a word, and what they are as f32.
 template <typename T> struct Format;
 template <> struct Format<float> {
     static constexpr int kPerWord = 1;
@@ -48,6 +52,42 @@ template <> struct Format<__nv_bfloat16> {
         out[0] = __uint_as_float(word << 16), out[1] = __uint_as_float(word & 0xffff0000u);
     }
     static DEVICE uint32_t narrow(const float* in) { return bits(__floats2bfloat162_rn(in[0], in[1])); }
+};
+
+template <> struct Format<Fp8> {
+    static constexpr int kPerWord = 4;
+    static constexpr float kLargest = 448.f;
+    // The nearest, ties to even; what lies beyond the largest becomes that. Without its sign.
+    static DEVICE uint32_t narrow_magnitude(float value) {
+        const float magnitude = fminf(fabsf(value), kLargest);
+        // Its power of two, or that of the smallest normal number. In front of 2^20 times as much the last place of an
+        // f32 is the step between 8-bit numbers, so that the sum counts steps.
+        const uint32_t power = max(__float_as_uint(magnitude) & 0x7f800000u, 121u << 23), far = power + (20u << 23);
+        const uint32_t steps = __float_as_uint(magnitude + __uint_as_float(far)) - far;
+        return steps + (power >> 20) - (121 << 3) + (value != value);
+    }
+    static DEVICE void widen(uint32_t word, float* out) {
+        // As the upper bytes of half floats, whose exponents are 8 apart and have one bit more.
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t spread = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
+            Format<__half>::widen((spread >> 1 & 0x3f803f80u) | (spread & 0x80008000u), out + 2 * i);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] *= 256.f;
+        if (((word & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) != 0) {
+            for (int i = 0; i < 4; ++i)
+                if ((word >> 8 * i & 0x7f) == 0x7f) out[i] = NAN;
+        }
+    }
+    static DEVICE uint32_t narrow(const float* in) {
+        uint32_t codes[4], signs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) codes[i] = narrow_magnitude(in[i]), signs[i] = __float_as_uint(in[i]);
+        const uint32_t code = __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
+        const uint32_t sign = __byte_perm(__byte_perm(signs[0], signs[1], 0x73), __byte_perm(signs[2], signs[3], 0x73), 0x5410);
+        return code | (sign & 0x80808080u);
+    }
 };
 
 // Elements in 16 bytes.
@@ -87,6 +127,18 @@ template <typename T, int COUNT> DEVICE void load_floats(const T* from, float* o
     }
 #pragma unroll
     for (int i = 0; i < kWords; ++i) Format<T>::widen(words[i], out + i * Format<T>::kPerWord);
+}
+
+// COUNT elements from f32, by one store. Their address is a multiple of their size.
+template <typename T, int COUNT> DEVICE void store_floats(T* to, const float* in) {
+    constexpr int kWords = COUNT * sizeof(T) / 4, kPerWord = Format<T>::kPerWord;
+    static_assert(kWords == 1 || kWords == 2 || kWords == 4, "one store");
+    uint32_t words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = Format<T>::narrow(in + i * kPerWord);
+    if constexpr (kWords == 4) *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    if constexpr (kWords == 2) *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    if constexpr (kWords == 1) *reinterpret_cast<uint32_t*>(to) = words[0];
 }
 
 DEVICE float to_float(float v) { return v; }
@@ -161,3 +213,5 @@ template <> DEVICE void multiply<__half>(float (&d)[4], const uint32_t (&a)[4], 
 // ---- Functions --------------------------------------------------------------------------------------------------
 
 DEVICE float silu(float x) { return x / (1.f + expf(-x)); }
+// The larger number, or NaN where there is one.
+DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }

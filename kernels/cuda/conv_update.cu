@@ -1,7 +1,9 @@
-// The causal depthwise convolution over a few tokens of each sequence, in place:
+// The causal depthwise convolution, in place; over a few tokens of each sequence, and over many:
 //   y[t] = bias + sum_k weight[k] * x[t - (K - 1) + k], where the rows before the first are the state.
 //
-// A thread holds 16 bytes of channels: their weights and their last K - 1 inputs stay in registers over all tokens.
+// A thread holds 16 bytes of channels: their weights and their last K - 1 inputs stay in registers over all tokens. Many
+// tokens are cut into stretches, each a block's own; since the first of them reads the state that the last would write, a
+// second kernel writes it.
 #include "common.cuh"
 
 struct Args {
@@ -14,24 +16,31 @@ struct Args {
     int32_t channels, silu, keep;
 };
 
-template <typename T, int K> DEVICE void conv_update(const Args& args) {
+constexpr int kStretch = 64;   // tokens of a block, of many
+
+// Over all tokens of the sequence, or over a stretch of them without the state.
+template <typename T, int K, bool MANY> DEVICE void convolve(const Args& args) {
     constexpr int V = kPerVec<T>;
-    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V, sequence = blockIdx.y;
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V, sequence = MANY ? blockIdx.z : blockIdx.y;
     if (channel >= args.channels) return;
-    const int slot = args.slots[sequence];
-    const int begin = args.cu_seqlens[sequence], end = args.cu_seqlens[sequence + 1];
+    const int slot = args.slots[sequence], start = args.cu_seqlens[sequence];
+    const int begin = MANY ? start + blockIdx.y * kStretch : start;
+    const int end = MANY ? min((int)args.cu_seqlens[sequence + 1], begin + kStretch) : args.cu_seqlens[sequence + 1];
     T* const y = static_cast<T*>(args.y) + channel;
     if (slot < 0) {
         for (int row = begin; row < end; ++row) store_streamed(y + (int64_t)row * args.channels, Vec16{});
         return;
     }
-    if (begin == end) return;
+    if (begin >= end) return;
     T* const state = static_cast<T*>(args.pool) + slot * args.slot_elems + args.layer_offset + channel;
     const T* const x = static_cast<const T*>(args.x) + channel;
     Vec16 columns[K - 1], next = load_streamed(x + begin * args.x_stride);
     float weight[K][V], bias[V] = {};
 #pragma unroll
-    for (int k = 0; k < K - 1; ++k) columns[k] = load_streamed(state + k * args.channels);
+    for (int k = 0; k < K - 1; ++k) {
+        const int row = begin - (K - 1) + k;   // where it is a token of the sequence
+        columns[k] = load_streamed(MANY && row >= start ? x + row * args.x_stride : state + (row - start + K - 1) * args.channels);
+    }
 #pragma unroll
     for (int k = 0; k < K; ++k) load_floats<T, V>(static_cast<const T*>(args.weight) + k * args.channels + channel, weight[k]);
     if (args.bias) load_floats<T, V>(static_cast<const T*>(args.bias) + channel, bias);
@@ -56,17 +65,45 @@ template <typename T, int K> DEVICE void conv_update(const Args& args) {
         for (int k = 0; k < K - 2; ++k) columns[k] = columns[k + 1];
         columns[K - 2] = newest;
     }
-    if (!args.keep) return;
+    if constexpr (!MANY) {
+        if (!args.keep) return;
+#pragma unroll
+        for (int k = 0; k < K - 1; ++k) store_streamed(state + k * args.channels, columns[k]);
+    }
+}
+
+// The state after the last token.
+template <typename T, int K> DEVICE void keep_state(const Args& args) {
+    constexpr int V = kPerVec<T>;
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V, sequence = blockIdx.y, slot = args.slots[sequence];
+    if (channel >= args.channels || slot < 0) return;
+    const int begin = args.cu_seqlens[sequence], end = args.cu_seqlens[sequence + 1];
+    T* const state = static_cast<T*>(args.pool) + slot * args.slot_elems + args.layer_offset + channel;
+    const T* const x = static_cast<const T*>(args.x) + channel;
+    Vec16 columns[K - 1];
+#pragma unroll
+    for (int k = 0; k < K - 1; ++k) {
+        const int row = end - (K - 1) + k;
+        columns[k] = load_streamed(row >= begin ? x + row * args.x_stride : state + (row - begin + K - 1) * args.channels);
+    }
 #pragma unroll
     for (int k = 0; k < K - 1; ++k) store_streamed(state + k * args.channels, columns[k]);
 }
 
 #define KERNEL(format, T, K)                                                                                       \
     extern "C" __global__ void __launch_bounds__(128) conv_update_##format##_##K(const __grid_constant__ Args args) { \
-        conv_update<T, K>(args);                                                                                   \
+        convolve<T, K, false>(args);                                                                               \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128) conv_prefill_##format##_##K(const __grid_constant__ Args args) { \
+        convolve<T, K, true>(args);                                                                                \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128) conv_state_##format##_##K(const __grid_constant__ Args args) { \
+        keep_state<T, K>(args);                                                                                    \
     }
 #define WIDTHS(format, T) KERNEL(format, T, 2) KERNEL(format, T, 3) KERNEL(format, T, 4)
 
+// prove conv_state: 40 registers, LDG.E.EF.128, STG.E.EF.128
+// prove conv_prefill: 128 registers, LDG.E.EF.128, STG.E.EF.128
 // prove conv_update: 128 registers, LDG.E.EF.128, STG.E.EF.128
 WIDTHS(f32, float)
 WIDTHS(bf16, __nv_bfloat16)

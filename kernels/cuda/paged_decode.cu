@@ -212,12 +212,14 @@ template <typename T, int D> DEVICE void join(const JoinArgs& args) {
         static_cast<T*>(args.out)[((int64_t)token * args.heads + head) * D + column] = value;
 }
 
-#define KERNELS(format, T, D)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * kWarps, 2) paged_decode_##format##_##D(const __grid_constant__ Args args) { \
-        paged_decode<T, D>(args);                                                                                   \
-    }                                                                                                               \
+#define JOIN(format, T, D)                                                                                          \
     extern "C" __global__ void __launch_bounds__(D) join_splits_##format##_##D(const __grid_constant__ JoinArgs args) { \
         join<T, D>(args);                                                                                           \
+    }
+#define KERNELS(format, T, D)                                                                                       \
+    JOIN(format, T, D)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * kWarps, 2) paged_decode_##format##_##D(const __grid_constant__ Args args) { \
+        paged_decode<T, D>(args);                                                                                   \
     }
 
 // prove paged_decode: 168 registers, LDGSTS.E.BYPASS.128, HMMA.16816, LDSM.16
@@ -226,3 +228,6 @@ KERNELS(bf16, __nv_bfloat16, 64)
 KERNELS(bf16, __nv_bfloat16, 128)
 KERNELS(f16, __half, 64)
 KERNELS(f16, __half, 128)
+// The stretches of mla_decode.
+JOIN(bf16, __nv_bfloat16, 512)
+JOIN(f16, __half, 512)

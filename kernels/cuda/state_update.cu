@@ -105,7 +105,7 @@ template <typename TS, typename TI, int N, int STEPS> DEVICE void state_update(c
     KERNEL(f16, f16, __half, __half, N, STEPS16)
 
 // prove state_update: 96 registers, LDG.E.EF.128, STG.E.EF.128
-STATES(16, 4, 2)
+STATES(16, 2, 2)
 STATES(64, 8, 4)
 STATES(128, 8, 4)
 STATES(256, 4, 4)

@@ -15,7 +15,7 @@
 
 mod batch;
 mod cpu;
-#[cfg(test)]
+#[cfg(any(test, feature = "launches"))]
 mod cuda;
 mod error;
 mod mapped;
@@ -31,6 +31,10 @@ mod view;
 
 pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use cpu::product::Matrix;
+#[cfg(any(test, feature = "launches"))]
+pub use cuda::{Argument, Buffer, Contents, Device, Launch, Launches};
+#[cfg(feature = "launches")]
+pub use cuda::{Executor, execute_with};
 pub use error::KernelError;
 pub use ops::attention::{PagedAttention, Window};
 pub use ops::conv1d::CausalConv1d;

@@ -12,7 +12,7 @@ use std::process::Command;
 /// Machine code is made for each of these from the PTX of the first.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// Proves the kernels: all shapes, schedules and mutants, or a fixed sample of them.
+/// Proves the kernels: all shapes, schedules and mutants and whole models, or a fixed sample of the former.
 pub(crate) fn run(all: bool) -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
     let folder = target("cuda")?;
@@ -47,6 +47,12 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
         tests.env("CACHEPLAN_PROVE_ALL", "1");
     }
     sh(&mut tests)?;
+    if all {
+        let mut models = Command::new("cargo");
+        models.args(["test", "-p", "cacheplan-kernels", "-p", "cacheplan-runtime", "--features"]);
+        models.args(["cacheplan-runtime/launches", "--test", "emulated", "--locked"]);
+        sh(models.env("CACHEPLAN_CUDA_PTX", &folder))?;
+    }
     kernels.retain(|kernel| !folder.join("proven").join(kernel).exists());
     if kernels.is_empty() { Ok(()) } else { Err(format!("no proof executes {}", kernels.join(", "))) }
 }

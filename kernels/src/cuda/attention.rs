@@ -1,6 +1,6 @@
-//! `paged_decode.cu`: attention of one query token of each sequence.
+//! `paged_decode.cu`: attention of one query token of each sequence, and what is left to `paged_attend.cu`.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Device, Launch, Launches, attend, format, is_vector, mla, vector_stride};
 use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
 
@@ -12,13 +12,27 @@ const STAGES: usize = 3;
 /// Query heads of a KV head: the rows of a matrix operand.
 const MAX_GROUP: usize = 16;
 
-/// The launches of a decode step, unless the kernel was not made for it.
+/// The launches of a step, unless no kernel was made for it.
 pub(crate) fn paged_attention<'a>(
-    attention: &PagedAttention<'a>,
     q: &'a Tensor,
     pool: &'a Tensor,
     view: &KvLayerView,
     batch: &PagedBatch<'a>,
+    attention: &PagedAttention<'a>,
+    device: &Device,
+) -> Option<Launches<'a>> {
+    paged_decode(q, pool, view, batch, attention, device)
+        .or_else(|| mla::paged_attention(q, pool, view, batch, attention, device))
+        .or_else(|| attend::paged_attention(q, pool, view, batch, attention, device))
+}
+
+/// One query token of each sequence, as matrix products.
+fn paged_decode<'a>(
+    q: &'a Tensor,
+    pool: &'a Tensor,
+    view: &KvLayerView,
+    batch: &PagedBatch<'a>,
+    attention: &PagedAttention<'a>,
     device: &Device,
 ) -> Option<Launches<'a>> {
     let &[tokens, heads, head_dim] = q.dims() else { return None };
@@ -39,7 +53,10 @@ pub(crate) fn paged_attention<'a>(
     };
     let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
     let tiles = longest.div_ceil(TILE).max(1);
-    let tiles_of_split = tiles.div_ceil(splits(tiles, view.num_kv_heads * batch.len(), device));
+    // Two blocks of 96 KB fit a processor; their warps take turns with the tiles.
+    let resident = 2 * device.processors;
+    let rounds = tiles.div_ceil(WARPS);
+    let tiles_of_split = tiles.div_ceil(splits(rounds, view.num_kv_heads * batch.len(), resident));
     let splits = tiles.div_ceil(tiles_of_split);
     let rows = splits * batch.len() * heads;
     let element = |kv, head, token| view.row_offset(kv, head, token) as i64 - view.layer_offset as i64;
@@ -73,15 +90,8 @@ pub(crate) fn paged_attention<'a>(
         Argument::F32(attention.scale * log2_e),
         Argument::F32(attention.softcap.unwrap_or(0.0) * log2_e),
     ];
-    let join = vec![
-        sums,
-        tops,
-        attention.sinks.map_or(Argument::Pointer(None), |sinks| buffers.add("sinks", Contents::Floats(sinks))),
-        buffers.add("out", Contents::Output(q.dtype(), vec![tokens, heads, head_dim])),
-        cu_seqlens,
-        Argument::I32(heads as i32),
-        Argument::I32(splits as i32),
-    ];
+    let out = buffers.add("out", Contents::Output(q.dtype(), vec![tokens, heads, head_dim]));
+    let join = join(&mut buffers, attention.sinks, [sums, tops, out, cu_seqlens], [heads, batch.len(), splits]);
     let launches = vec![
         Launch {
             kernel: format!("paged_decode_{format}_{head_dim}"),
@@ -90,28 +100,40 @@ pub(crate) fn paged_attention<'a>(
             shared_bytes: WARPS * STAGES * 2 * TILE * head_dim * pool.dtype().size_in_bytes(),
             arguments: decode,
         },
-        Launch {
-            kernel: format!("join_splits_{format}_{head_dim}"),
-            grid: [heads as u32, batch.len() as u32, 1],
-            threads: head_dim as u32,
-            shared_bytes: 0,
-            arguments: join,
-        },
+        Launch { kernel: format!("join_splits_{format}_{head_dim}"), threads: head_dim as u32, ..join },
     ];
     Some(Launches { buffers: buffers.0, launches })
 }
 
-/// Stretches that a context is split into: waves of blocks times the tiles of one, and what joining costs, in tiles.
+/// The launch that joins the stretches of heads, but for its name and its threads, one for each column.
+pub(super) fn join<'a>(
+    buffers: &mut Buffers<'a>,
+    sinks: Option<&'a [f32]>,
+    [sums, tops, out, cu_seqlens]: [Argument; 4],
+    [heads, sequences, splits]: [usize; 3],
+) -> Launch {
+    let arguments = vec![
+        sums,
+        tops,
+        sinks.map_or(Argument::Pointer(None), |sinks| buffers.add("sinks", Contents::Floats(sinks))),
+        out,
+        cu_seqlens,
+        Argument::I32(heads as i32),
+        Argument::I32(splits as i32),
+    ];
+    Launch { kernel: String::new(), grid: [heads as u32, sequences as u32, 1], threads: 0, shared_bytes: 0, arguments }
+}
+
+/// Stretches that a context is split into: waves of blocks times the rounds of one, and what joining costs, in rounds. A
+/// block takes the context of one sequence in `rounds`; `resident` blocks run at once.
 ///
 /// The two constants are estimates: no device has been asked.
-fn splits(tiles: usize, blocks: usize, device: &Device) -> usize {
+pub(super) fn splits(rounds: usize, blocks: usize, resident: usize) -> usize {
     const START: f64 = 4.0;
     const JOIN: f64 = 0.5;
-    // Two blocks of 96 KB fit a processor.
-    let resident = 2 * device.processors;
     let cost = |splits: usize| {
         let waves = (blocks * splits).div_ceil(resident) as f64;
-        waves * (tiles.div_ceil(splits * WARPS) as f64 + START) + JOIN * splits as f64
+        waves * (rounds.div_ceil(splits) as f64 + START) + JOIN * splits as f64
     };
-    (1..=tiles.min(64)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
+    (1..=rounds.min(64)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
 }

@@ -1,6 +1,8 @@
-//! `conv_update.cu`: the causal convolution over a few tokens of each sequence.
+//! `conv_update.cu`: the causal convolution over a few tokens of each sequence, or over many.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, MAX_TOKENS, VECTOR, format, is_vector, vector_stride};
+use super::{
+    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_short, is_vector, vector_stride,
+};
 use crate::{CausalConv1d, StateBatch, StateLayerView, StateWrites};
 use candle_core::Tensor;
 
@@ -11,6 +13,7 @@ pub(crate) fn causal_conv1d<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
+    _device: &Device,
 ) -> Option<Launches<'a>> {
     let (tokens, channels) = x.dims2().ok()?;
     let (d_conv, dtype, format) = (view.shape[0] + 1, pool.dtype(), format(pool.dtype())?);
@@ -20,14 +23,13 @@ pub(crate) fn causal_conv1d<'a>(
     let starts = parameters.into_iter().flatten().map(|tensor| tensor.layout().start_offset());
     let aligned =
         [view.slot_elems, view.layer_offset, channels].into_iter().chain(starts).all(|at| is_vector(at, dtype));
-    let short = batch.cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS);
     let keep = match batch.writes {
         // The state holds inputs as they came, so that stepping token by token changes no bit.
         StateWrites::Final | StateWrites::Replay => true,
         StateWrites::Nothing => false,
         _ => return None,
     };
-    if !(alike && aligned && short && (2..=4).contains(&d_conv)) {
+    if !(alike && aligned && (2..=4).contains(&d_conv)) {
         return None;
     }
     let mut buffers = Buffers::default();
@@ -46,14 +48,24 @@ pub(crate) fn causal_conv1d<'a>(
         Argument::I32(conv.silu.into()),
         Argument::I32(keep.into()),
     ];
+    // What `conv_update.cu` names `kStretch`.
+    const STRETCH: usize = 64;
     let threads = 128;
     let vectors = channels * dtype.size_in_bytes() / VECTOR;
-    let launch = Launch {
-        kernel: format!("conv_update_{format}_{d_conv}"),
-        grid: [vectors.div_ceil(threads) as u32, batch.len() as u32, 1],
+    let columns = vectors.div_ceil(threads) as u32;
+    let launch = |name: &str, rows: usize, layers: usize| Launch {
+        kernel: format!("{name}_{format}_{d_conv}"),
+        grid: [columns, rows as u32, layers as u32],
         threads: threads as u32,
         shared_bytes: 0,
-        arguments,
+        arguments: arguments.clone(),
     };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let launches = if is_short(batch.cu_seqlens) {
+        vec![launch("conv_update", batch.len(), 1)]
+    } else {
+        let longest = (0..batch.len()).map(|sequence| batch.rows(sequence).len()).max().unwrap_or(0);
+        let outputs = launch("conv_prefill", longest.div_ceil(STRETCH), batch.len());
+        std::iter::once(outputs).chain(keep.then(|| launch("conv_state", batch.len(), 1))).collect()
+    };
+    Some(Launches { buffers: buffers.0, launches })
 }

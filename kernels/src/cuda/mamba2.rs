@@ -1,16 +1,15 @@
 //! `state_update.cu`: Mamba-2 over a few tokens of each sequence.
 
 use super::{
-    Argument, Buffers, Contents, Launch, Launches, MAX_TOKENS, VECTOR, format, is_plain, is_vector, row_stride,
-    vector_stride,
+    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_plain, is_short, is_vector, keeps,
+    row_stride, vector_stride,
 };
-use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView, StateWrites};
+use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView};
 use candle_core::{DType, Tensor};
 
 /// Rows of a warp, as the kernel's template arguments make them.
 fn rows_of_warp(state: DType, d_state: usize) -> Option<usize> {
     let steps = match (d_state, state) {
-        (16, DType::F32) => 4,
         (16, _) => 2,
         (64 | 128, DType::F32) => 8,
         (64 | 128 | 256, _) => 4,
@@ -27,6 +26,7 @@ pub(crate) fn mamba2_scan<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
+    _device: &Device,
 ) -> Option<Launches<'a>> {
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;
@@ -35,16 +35,9 @@ pub(crate) fn mamba2_scan<'a>(
     let alike = [Some(dt), Some(b), Some(c), z].into_iter().flatten().all(|input| input.dtype() == x.dtype());
     let plain = is_plain(Some(layer.a)) && is_plain(layer.d) && is_plain(layer.time_step.bias);
     let aligned = [view.slot_elems, view.layer_offset].iter().all(|at| is_vector(*at, pool.dtype()));
-    let keep = match batch.writes {
-        StateWrites::Final => true,
-        StateWrites::Nothing => false,
-        // A wide pool rounds nothing between tokens.
-        StateWrites::Replay if pool.dtype() == DType::F32 => true,
-        _ => return None,
-    };
-    let short = batch.cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS);
+    let keep = keeps(pool, batch)?;
     let rows_of_warp = rows_of_warp(pool.dtype(), d_state)?;
-    if !(made && alike && plain && aligned && short && head_dim.is_multiple_of(rows_of_warp)) {
+    if !(made && alike && plain && aligned && is_short(batch.cu_seqlens) && head_dim.is_multiple_of(rows_of_warp)) {
         return None;
     }
     let warps_of_head = head_dim / rows_of_warp;

@@ -4,112 +4,38 @@
 //! device, and is the same for whatever executes them. What a kernel was not instantiated for has no launches, and is
 //! left to the portable path.
 //!
-//! So far only the proofs execute them, in the emulator: until a device does, this is compiled for tests alone.
+//! Each function has the name and the operands of the op on the CPU, and the device behind them. [`launch`] has an
+//! executor run what they give. This is compiled where there is one: with the feature `launches`, and for tests.
 //!
 //! An argument list mirrors the struct `Args` of its `.cu` file, in the same order.
 
+mod attend;
 pub(crate) mod attention;
 pub(crate) mod conv1d;
+#[cfg(feature = "cuda")]
+mod device;
+pub(crate) mod elementwise;
+#[cfg(feature = "launches")]
+mod executor;
+pub(crate) mod kv_cache;
+mod launch;
+pub(crate) mod linear_attention;
+pub(crate) mod mamba1;
 pub(crate) mod mamba2;
+mod mla;
+pub(crate) mod norm;
 pub(crate) mod pool;
+pub(crate) mod rg_lru;
+pub(crate) mod rope;
 
+#[cfg(feature = "launches")]
+pub use executor::{Executor, execute_with};
+#[cfg(feature = "launches")]
+pub(crate) use executor::{launch, reads_in_place};
+pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
+
+use crate::{StateBatch, StateWrites};
 use candle_core::{DType, Tensor};
-
-/// What a launch has to know of the device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Device {
-    /// Streaming multiprocessors.
-    pub(crate) processors: usize,
-}
-
-/// What an op launches, one kernel after the other, over the same buffers.
-#[derive(Debug)]
-pub(crate) struct Launches<'a> {
-    /// The memory that arguments point to.
-    pub(crate) buffers: Vec<Buffer<'a>>,
-    /// The kernels, in order.
-    pub(crate) launches: Vec<Launch>,
-}
-
-/// Memory of a launch.
-#[derive(Debug)]
-pub(crate) struct Buffer<'a> {
-    /// What it holds.
-    pub(crate) name: &'static str,
-    /// Where it comes from.
-    pub(crate) contents: Contents<'a>,
-}
-
-/// Where the memory of a launch comes from, and what becomes of it.
-#[derive(Debug)]
-pub(crate) enum Contents<'a> {
-    /// A tensor that is only read. The argument points to its first element.
-    Input(&'a Tensor),
-    /// A pool that is written in place.
-    Pool(&'a Tensor),
-    /// Metadata of the step, uploaded with it.
-    Indices(&'a [i32]),
-    /// Metadata of the step, uploaded with it.
-    Lengths(&'a [u32]),
-    /// Pairs of rows, uploaded with the step.
-    Pairs(&'a [(u32, u32)]),
-    /// Parameters of the op, uploaded with it.
-    Floats(&'a [f32]),
-    /// So many f32 that one kernel leaves to the next.
-    Scratch(usize),
-    /// The result of the op.
-    Output(DType, Vec<usize>),
-}
-
-/// One kernel launch. There is nothing to execute where its grid has no block.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Launch {
-    /// The instantiation, as the module names it.
-    pub(crate) kernel: String,
-    /// Blocks of the grid.
-    pub(crate) grid: [u32; 3],
-    /// Threads of a block.
-    pub(crate) threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared_bytes: usize,
-    /// The fields of the kernel's one parameter.
-    pub(crate) arguments: Vec<Argument>,
-}
-
-/// A field of a kernel's parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Argument {
-    /// The buffer of that number; none is a null pointer.
-    Pointer(Option<usize>),
-    /// A 64-bit number.
-    I64(i64),
-    /// A 32-bit number.
-    I32(i32),
-    /// A float.
-    F32(f32),
-}
-
-impl Launch {
-    /// The bytes of the kernel's parameter, laid out as C does. `address` says where a buffer lies on the device.
-    pub(crate) fn parameter(&self, address: impl Fn(usize) -> u64) -> Vec<u8> {
-        let mut bytes: Vec<u8> = Vec::new();
-        let mut push = |value: &[u8]| {
-            bytes.resize(bytes.len().next_multiple_of(value.len()), 0);
-            bytes.extend_from_slice(value);
-        };
-        for argument in &self.arguments {
-            match *argument {
-                Argument::Pointer(buffer) => push(&buffer.map_or(0, &address).to_le_bytes()),
-                Argument::I64(value) => push(&value.to_le_bytes()),
-                Argument::I32(value) => push(&value.to_le_bytes()),
-                Argument::F32(value) => push(&value.to_le_bytes()),
-            }
-        }
-        // A struct is as aligned as its widest field, and each of ours begins with a pointer.
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        bytes
-    }
-}
 
 /// The buffers of an op while its arguments are listed.
 #[derive(Default)]
@@ -141,6 +67,22 @@ fn format(dtype: DType) -> Option<&'static str> {
 
 /// Tokens of a sequence over which a kernel loops; with more, stretches or chunks of them are worth it.
 const MAX_TOKENS: usize = 16;
+
+/// Whether a kernel that loops over tokens is the one for each of these sequences.
+fn is_short(cu_seqlens: &[u32]) -> bool {
+    cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS)
+}
+
+/// Whether a step leaves its last state in the slot of each sequence; none where it leaves more.
+fn keeps(pool: &Tensor, batch: &StateBatch<'_>) -> Option<bool> {
+    match batch.writes {
+        StateWrites::Final => Some(true),
+        StateWrites::Nothing => Some(false),
+        // A wide pool rounds nothing between tokens.
+        StateWrites::Replay if pool.dtype() == DType::F32 => Some(true),
+        _ => None,
+    }
+}
 
 /// Bytes of the widest load.
 const VECTOR: usize = 16;

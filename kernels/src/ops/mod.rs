@@ -23,6 +23,8 @@ pub(crate) mod rope;
 mod stored;
 
 use crate::batch::{PagedBatch, StateBatch};
+#[cfg(feature = "launches")]
+use crate::cuda;
 use crate::error::Result;
 use crate::stored::StoredMatrix;
 use crate::view::{KvLayerView, StateLayerView};
@@ -41,13 +43,47 @@ use norm::{GateOrder, RmsNorm};
 use pool::PoolRows;
 use rg_lru::RgLruScan;
 use rope::Rope;
+use std::borrow::Cow;
 use std::cell::RefCell;
 
-/// Runs `$op` of the backend for the device of `$tensor`.
+/// Runs `$op` of the backend for the device of `$tensor`: as launches where there is an executor and a kernel for the
+/// operands, on the CPU in place, else as candle's own ops.
 macro_rules! on_device_of {
     ($tensor:expr, $($op:ident)::+($($operand:expr),*)) => {
-        if $tensor.device().is_cpu() { cpu::$($op)::+($($operand),*) } else { portable::$($op)::+($($operand),*) }
+        on_device_of!($tensor, |device| cuda::$($op)::+($($operand,)* device), $($op)::+($($operand),*))
     };
+    ($tensor:expr, $launches:expr, $($op:ident)::+($($operand:expr),*)) => {{
+        #[cfg(feature = "launches")]
+        let outputs = cuda::launch($tensor.device(), stringify!($($op)::+), $launches)?;
+        #[cfg(not(feature = "launches"))]
+        let outputs = None;
+        match outputs {
+            Some(outputs) => Ok(outputs),
+            None if in_place($tensor) => cpu::$($op)::+($($operand),*),
+            None => portable::$($op)::+($($operand),*),
+        }
+    }};
+}
+
+/// As [`on_device_of`] for an op without a kernel.
+macro_rules! without_kernel {
+    ($tensor:expr, $($op:ident)::+($($operand:expr),*)) => {
+        on_device_of!($tensor, |_| None, $($op)::+($($operand),*))
+    };
+}
+
+/// Heads `[tokens, heads, head_dim]` whose elements lie side by side in each token, which is how kernels read them.
+fn by_token(heads: &Tensor) -> Result<Cow<'_, Tensor>> {
+    let side_by_side = matches!((heads.dims(), heads.stride()), (&[_, _, dim], &[_, step, 1]) if step == dim);
+    if in_place(heads) || side_by_side { Ok(Cow::Borrowed(heads)) } else { Ok(Cow::Owned(heads.contiguous()?)) }
+}
+
+/// Whether the CPU's op reads the tensor where it lies.
+fn in_place(tensor: &Tensor) -> bool {
+    #[cfg(feature = "launches")]
+    return cuda::reads_in_place(tensor.device());
+    #[cfg(not(feature = "launches"))]
+    tensor.device().is_cpu()
 }
 
 impl PagedAttention<'_> {
@@ -58,6 +94,7 @@ impl PagedAttention<'_> {
     /// view. Returns `[total_tokens, num_heads, value_dim]` in the dtype of `q`.
     pub fn run(&self, q: &Tensor, pool: &Tensor, view: &KvLayerView, batch: &PagedBatch<'_>) -> Result<Tensor> {
         attention::check(self, q, pool, view, batch)?;
+        let q = &*by_token(q)?;
         on_device_of!(q, attention::paged_attention(q, pool, view, batch, self))
     }
 }
@@ -84,6 +121,7 @@ impl KvWrite<'_> {
         let table = rope.table(positions, self.slot_mapping.len(), head_dim)?;
         kv_cache::check(self, pool, view)?;
         on_device_of!(pool, kv_cache::write(self, Some(&table), pool, view))?;
+        let q = &*by_token(q)?;
         on_device_of!(q, rope::apply(q, &table))
     }
 }
@@ -95,6 +133,7 @@ impl Rope {
     pub fn apply(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
         let (tokens, _, head_dim) = x.dims3()?;
         let table = self.table(positions, tokens, head_dim)?;
+        let x = &*by_token(x)?;
         on_device_of!(x, rope::apply(x, &table))
     }
 }
@@ -177,7 +216,7 @@ impl RgLruScan<'_> {
 /// on the CPU, as in decode, read the weight at the speed of memory.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     linear::check(x, weight)?;
-    on_device_of!(x, linear::linear(x, weight))
+    without_kernel!(x, linear::linear(x, weight))
 }
 
 impl StoredMatrix {

@@ -35,7 +35,7 @@ pub(crate) fn write(
     };
     for (kv, input) in [Some(k), v].into_iter().enumerate() {
         let Some(input) = input else { continue };
-        let rows = input.index_select(&tokens, 0)?.reshape((live.len(), view.num_kv_heads, ()))?;
+        let rows = input.contiguous()?.index_select(&tokens, 0)?.reshape((live.len(), view.num_kv_heads, ()))?;
         let (rows, own_scales) = narrow(&rows, pool.dtype(), view, kv, quant.as_ref())?;
         let rows = rows.reshape(((), view.head_dim))?;
         // For each row its block and its place in it.

@@ -62,7 +62,7 @@ fn paged_decode(
     for (device, options) in DEVICES.into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
-            let launches = paged_attention(&attention, q, &paged.pool, &paged.view, &batch, &device).unwrap();
+            let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
             assert_eq!(launches.launches[0].grid[2] > 1, device.processors > 1, "splits follow the device");
             emulate(&launches, &options).outputs.remove(0)
         };
@@ -80,7 +80,7 @@ fn paged_decode_mutants(#[values(DType::BF16, DType::F16)] dtype: DType, #[value
     let q = Tensor::ones((1, 4, head_dim), dtype, &candle_core::Device::Cpu).unwrap();
     let attention = PagedAttention::new(0.1, head_dim);
     let batch = paged.batch();
-    let launches = paged_attention(&attention, &q, &paged.pool, &paged.view, &batch, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
     prove_mutants(&launches, &[]);
 }
 
@@ -95,7 +95,7 @@ fn paged_decode_traffic(#[case] head_dim: usize, #[case] warp_instructions_per_k
     let q = Tensor::ones((1, 4, head_dim), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let attention = PagedAttention::new(0.1, head_dim);
     let batch = paged.batch();
-    let launches = paged_attention(&attention, &q, &paged.pool, &paged.view, &batch, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
     let mut emulated = emulate(&launches, &Options::default());
     emulated.runs.truncate(1);
     assert_traffic(&emulated, warp_instructions_per_kib);

@@ -1,6 +1,6 @@
 //! `conv_update.cu`.
 
-use super::{assert_traffic, emulate, random, schedules};
+use super::{DEVICE, assert_traffic, emulate, random, schedules};
 use crate::cuda::conv1d::causal_conv1d;
 use crate::reference;
 use crate::tests::recurrent::{check, wide};
@@ -17,10 +17,17 @@ fn conv_update(
     #[values(false, true)] silu: bool,
     #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
 ) {
-    let (channels, lens) = (1064, [0, 1, 2, 3, 4, 16]);
+    for lens in [[0, 1, 2, 3, 4, 16], [0, 1, 2, 64, 65, 130]] {
+        convolve(d_conv, silu, dtype, &lens);
+    }
+}
+
+/// A few tokens of each sequence, or so many that they are cut into stretches.
+fn convolve(d_conv: usize, silu: bool, dtype: DType, lens: &[usize]) {
+    let channels = if lens[5] > 16 { 136 } else { 1064 };
     let view = StateLayerView::conv(3 * channels + 16, 8, d_conv, channels);
     let mut source = Random::new(11);
-    let ragged = Ragged::new(&lens);
+    let ragged = Ragged::new(lens);
     // Rows of a wider projection, as a model has them.
     let x = ragged.poison(&source.tensor(&[ragged.total, channels + 8])).to_dtype(dtype).unwrap();
     let x = x.narrow(1, 8, channels).unwrap();
@@ -33,12 +40,12 @@ fn conv_update(
     let conv = CausalConv1d { weight: &weight, bias: bias.as_ref(), silu };
     for options in schedules() {
         check(
-            &lens,
+            lens,
             view,
             dtype,
             |ragged, pool| {
                 let batch = ragged.batch();
-                emulate(&causal_conv1d(&conv, &x, pool, &view, &batch).unwrap(), &options).outputs.remove(0)
+                emulate(&causal_conv1d(&conv, &x, pool, &view, &batch, &DEVICE).unwrap(), &options).outputs.remove(0)
             },
             |rows, state| {
                 let x = &x_wide[rows.start * channels..rows.end * channels];
@@ -61,6 +68,26 @@ fn conv_update_traffic(#[case] dtype: DType, #[case] warp_instructions_per_kib: 
     let [x, weight] = [2, 4].map(|rows| random(&mut source, &[rows, channels], dtype));
     let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
     let batch = StateBatch::new(&[0, 1, 2], &[2, 1]);
-    let launches = causal_conv1d(&conv, &x, &pool, &view, &batch).unwrap();
+    let launches = causal_conv1d(&conv, &x, &pool, &view, &batch, &DEVICE).unwrap();
     assert_traffic(&emulate(&launches, &Options::default()), warp_instructions_per_kib);
+}
+
+/// Two stretches of one sequence.
+#[test]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn conv_prefill_traffic() {
+    let (channels, tokens) = (1024, 128);
+    let view = StateLayerView::conv(3 * channels, 0, 4, channels);
+    let mut source = Random::new(1);
+    let pool = random(&mut source, &[2, view.slot_elems], DType::BF16);
+    let [x, weight] = [tokens, 4].map(|rows| random(&mut source, &[rows, channels], DType::BF16));
+    let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
+    let batch = StateBatch::new(&[0, 128], &[1]);
+    let launches = causal_conv1d(&conv, &x, &pool, &view, &batch, &DEVICE).unwrap();
+    let mut emulated = emulate(&launches, &Options::default());
+    emulated.runs.truncate(1);
+    assert_traffic(&emulated, 270.0);
+    let stats = &emulated.runs[0].stats;
+    let floor = 2 * tokens * channels * 2;
+    assert!(stats.moved_bytes() as f64 <= 1.1 * floor as f64, "{} of {floor} bytes", stats.moved_bytes());
 }

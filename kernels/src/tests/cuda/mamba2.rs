@@ -1,6 +1,6 @@
 //! `state_update.cu`.
 
-use super::{assert_traffic, emulate, part, random, schedules};
+use super::{DEVICE, assert_traffic, emulate, part, random, schedules};
 use crate::cuda::mamba2::mamba2_scan;
 use crate::reference::{self, MambaCase};
 use crate::tests::recurrent::{check, wide};
@@ -50,7 +50,7 @@ fn state_update(
             state,
             |ragged, pool| {
                 let batch = ragged.batch();
-                let launches = mamba2_scan(&input, &layer, pool, &view, &batch).expect("an instantiation");
+                let launches = mamba2_scan(&input, &layer, pool, &view, &batch, &DEVICE).expect("an instantiation");
                 emulate(&launches, &options).outputs.remove(0)
             },
             |rows, state| {
@@ -92,7 +92,7 @@ fn state_update_traffic(#[case] state: DType, #[case] activation: DType, #[case]
     let layer = Mamba2Scan { a: &a, d: Some(&a), time_step: TimeStep::new(Some(&a)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let batch = StateBatch::new(&[0, 1, 2], &[2, 1]);
-    let launches = mamba2_scan(&input, &layer, &pool, &view, &batch).unwrap();
+    let launches = mamba2_scan(&input, &layer, &pool, &view, &batch, &DEVICE).unwrap();
     let emulated = emulate(&launches, &Options::default());
     assert_traffic(&emulated, warp_instructions_per_kib);
     let stats = &emulated.runs[0].stats;

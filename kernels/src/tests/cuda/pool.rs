@@ -1,8 +1,8 @@
 //! `copy_rows.cu`.
 
-use super::{assert_traffic, emulate, random, schedules};
+use super::{DEVICE, assert_traffic, emulate, random, schedules};
 use crate::PoolRows;
-use crate::cuda::pool::copy_rows;
+use crate::cuda::pool::{copy_rows, zero_rows};
 use crate::tests::{Random, values};
 use cacheplan_emulator::Options;
 use candle_core::DType;
@@ -18,7 +18,20 @@ fn copies(#[values(16, 2048, 2064)] elements: usize, #[values(DType::F32, DType:
     PoolRows(&expected).copy(&pairs).unwrap();
     for options in schedules() {
         let pool = pool.copy().unwrap();
-        emulate(&copy_rows(&pool, &pairs).unwrap(), &options);
+        emulate(&copy_rows(&pool, &pairs, &DEVICE).unwrap(), &options);
+        assert_eq!(values(&pool), values(&expected));
+    }
+}
+
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn zeros(#[values(16, 2048, 2064)] elements: usize, #[values(DType::F32, DType::BF16)] dtype: DType) {
+    let pool = random(&mut Random::new(3), &[7, elements], dtype);
+    let expected = pool.copy().unwrap();
+    PoolRows(&expected).zero(&[5, 0]).unwrap();
+    for options in schedules() {
+        let pool = pool.copy().unwrap();
+        emulate(&zero_rows(&pool, &[5, 0], &DEVICE).unwrap(), &options);
         assert_eq!(values(&pool), values(&expected));
     }
 }
@@ -29,14 +42,14 @@ fn copies(#[values(16, 2048, 2064)] elements: usize, #[values(DType::F32, DType:
 #[case::onto_itself(&[(1, 1)])]
 fn copies_whose_order_counts_are_left_to_others(#[case] pairs: &[(u32, u32)]) {
     let pool = random(&mut Random::new(3), &[3, 16], DType::F32);
-    assert!(copy_rows(&pool, pairs).is_none());
+    assert!(copy_rows(&pool, pairs, &DEVICE).is_none());
 }
 
 #[test]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn copies_traffic() {
     let pool = random(&mut Random::new(3), &[2, 8192], DType::F32);
-    let emulated = emulate(&copy_rows(&pool, &[(0, 1)]).unwrap(), &Options::default());
+    let emulated = emulate(&copy_rows(&pool, &[(0, 1)], &DEVICE).unwrap(), &Options::default());
     assert_traffic(&emulated, 20.0);
     let stats = &emulated.runs[0].stats;
     assert_eq!((stats.stored_bytes, stats.bytes_in_flight), (32 << 10, 4 * 512));

@@ -1,0 +1,71 @@
+//! Who executes launches: a device of CUDA, or, in proofs of whole models, whoever asked to.
+
+use super::{Device, Launches};
+use crate::error::Result;
+use candle_core::Tensor;
+use std::sync::OnceLock;
+
+/// Executes the launches of operands that lie on the CPU.
+pub trait Executor: Send + Sync {
+    /// The device that launches are made for.
+    fn device(&self) -> Device;
+    /// Runs them: pools are changed in place, outputs come back in the order of their buffers.
+    fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor>;
+    /// Notes an op without a kernel for its operands, which is left to candle's own ops.
+    fn leave(&self, op: &'static str);
+}
+
+static EXECUTOR: OnceLock<Box<dyn Executor>> = OnceLock::new();
+
+/// From now on every op of operands on the CPU takes the way that it takes on a device. Whoever comes first is it.
+pub fn execute_with(executor: Box<dyn Executor>) {
+    let _ = EXECUTOR.set(executor);
+}
+
+/// Whether ops on this device are those of the CPU.
+pub(crate) fn reads_in_place(device: &candle_core::Device) -> bool {
+    device.is_cpu() && EXECUTOR.get().is_none()
+}
+
+/// What an op gives that has been executed.
+pub(crate) trait Outputs {
+    fn of(outputs: Vec<Tensor>) -> Option<Self>
+    where
+        Self: Sized;
+}
+
+impl Outputs for () {
+    fn of(_outputs: Vec<Tensor>) -> Option<Self> {
+        Some(())
+    }
+}
+
+impl Outputs for Tensor {
+    fn of(outputs: Vec<Tensor>) -> Option<Self> {
+        outputs.into_iter().next()
+    }
+}
+
+/// Executes an op's launches where there is an executor for the device of its operands, and launches.
+pub(crate) fn launch<'a, T: Outputs>(
+    device: &candle_core::Device,
+    op: &'static str,
+    launches: impl FnOnce(&Device) -> Option<Launches<'a>>,
+) -> Result<Option<T>> {
+    #[cfg(feature = "cuda")]
+    if let candle_core::Device::Cuda(device) = device {
+        let outputs = match launches(&super::device::describe(device)?) {
+            Some(launches) => T::of(super::device::execute(device, &launches)?),
+            None => None,
+        };
+        return Ok(outputs);
+    }
+    let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) else { return Ok(None) };
+    match launches(&executor.device()) {
+        Some(launches) => Ok(T::of(executor.execute(op, &launches))),
+        None => {
+            executor.leave(op);
+            Ok(None)
+        }
+    }
+}

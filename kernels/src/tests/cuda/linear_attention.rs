@@ -1,0 +1,137 @@
+//! `linear_attention_update.cu`.
+
+use super::{DEVICE, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
+use crate::cuda::linear_attention::linear_attention;
+use crate::reference::{self, LinearAttentionCase};
+use crate::tests::recurrent::{check, wide};
+use crate::tests::{Ragged, Random, values};
+use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView};
+use cacheplan_emulator::Options;
+use candle_core::{DType, Tensor};
+use rstest::rstest;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    GatedDelta,
+    KimiDelta,
+    Lightning,
+}
+
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn linear_update(
+    #[values(Kind::GatedDelta, Kind::KimiDelta, Kind::Lightning)] kind: Kind,
+    #[values((DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F32, DType::F16), (DType::BF16, DType::BF16), (DType::F16, DType::F16))]
+    (state, activation): (DType, DType),
+    #[values(16, 64, 128)] key_dim: usize,
+) {
+    let (key_heads, heads, value_dim, lens) = (1, 2, if key_dim == 16 { 48 } else { 64 }, [1, 0, 5]);
+    let view = StateLayerView::matrix(heads * key_dim * value_dim + 16, 8, [heads, key_dim, value_dim]);
+    let mut source = Random::new(51);
+    let ragged = Ragged::new(&lens);
+    let mut rows = |width: usize, shift: f64, dtype: DType| {
+        // Rows of a wider projection, as a model has them.
+        let data = ((source.tensor(&[ragged.total, width + 8]) + shift).unwrap() / 2.0).unwrap();
+        ragged.poison(&data).to_dtype(dtype).unwrap().narrow(1, 8, width).unwrap()
+    };
+    let [q, k] = [(); 2].map(|()| rows(key_heads * key_dim, 0.0, activation));
+    let v = rows(heads * value_dim, 0.0, activation);
+    let beta = rows(heads, 1.0, activation);
+    let per_head = rows(heads, -1.0, DType::F32);
+    let per_channel = rows(heads * key_dim, -1.0, activation);
+    let fixed = [-0.3, -0.01];
+    let delta = !matches!(kind, Kind::Lightning);
+    let decay = match kind {
+        Kind::GatedDelta => StateDecay::PerHead(&per_head),
+        Kind::KimiDelta => StateDecay::PerChannel(&per_channel),
+        Kind::Lightning => StateDecay::Fixed(&fixed),
+    };
+    let decays: Vec<f64> = match decay {
+        StateDecay::PerHead(decay) => wide(&values(decay)).iter().flat_map(|&x| vec![x; key_dim]).collect(),
+        StateDecay::PerChannel(decay) => wide(&values(decay)),
+        StateDecay::Fixed(decay) => {
+            (0..ragged.total).flat_map(|_| decay.iter().flat_map(|&x| vec![f64::from(x); key_dim])).collect()
+        }
+    };
+    let scale = 1.0 / (key_dim as f32).sqrt();
+    let scan = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: delta.then_some(&beta), scale, l2_norm: delta };
+    let [qw, kw, vw, betaw] = [&q, &k, &v, &beta].map(|tensor| wide(&values(tensor)));
+    for options in schedules() {
+        check(
+            &lens,
+            view,
+            state,
+            |ragged, pool| {
+                let launches =
+                    linear_attention(&scan, pool, &view, &ragged.batch(), &DEVICE).expect("an instantiation");
+                emulate(&launches, &options).outputs.remove(0)
+            },
+            |rows, state| {
+                let case = LinearAttentionCase {
+                    key_heads,
+                    heads,
+                    key_dim,
+                    value_dim,
+                    q: part(&qw, &rows, key_heads * key_dim),
+                    k: part(&kw, &rows, key_heads * key_dim),
+                    v: part(&vw, &rows, heads * value_dim),
+                    decay: part(&decays, &rows, heads * key_dim),
+                    beta: delta.then_some(part(&betaw, &rows, heads)),
+                    scale: f64::from(scale),
+                    l2_norm: delta,
+                };
+                reference::linear_attention(&case, state)
+            },
+        );
+    }
+}
+
+fn decode<T>(
+    (key_dim, value_dim, tokens): (usize, usize, u32),
+    (state, activation): (DType, DType),
+    body: impl FnOnce(&LinearAttentionScan<'_>, &Tensor, &StateLayerView, &StateBatch<'_>) -> T,
+) -> T {
+    let (heads, key_heads) = (4, 2);
+    let view = StateLayerView::matrix(heads * key_dim * value_dim, 0, [heads, key_dim, value_dim]);
+    let mut source = Random::new(1);
+    let mut tensor = |width: usize, dtype| random(&mut source, &[tokens as usize, width], dtype);
+    let [q, k] = [(); 2].map(|()| tensor(key_heads * key_dim, activation));
+    let (v, beta, decay) =
+        (tensor(heads * value_dim, activation), tensor(heads, activation), tensor(heads, DType::F32));
+    let pool = random(&mut source, &[2, view.slot_elems], state);
+    let decay = StateDecay::PerHead(&decay);
+    let scan = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: Some(&beta), scale: 0.1, l2_norm: true };
+    body(&scan, &pool, &view, &StateBatch::new(&[0, tokens], &[1]))
+}
+
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn linear_update_mutants(#[values(DType::F32, DType::BF16)] state: DType, #[values(16, 64, 128)] key_dim: usize) {
+    if !prove_all() && (state, key_dim) != (DType::F32, 64) {
+        return;
+    }
+    decode((key_dim, 32, 2), (state, state), |scan, pool, view, batch| {
+        prove_mutants(&linear_attention(scan, pool, view, batch, &DEVICE).unwrap(), &[]);
+    });
+}
+
+/// Decode of one token at the sizes of Qwen3-Next: little moves beside the state.
+#[rstest]
+#[case(DType::F32, DType::BF16, 130.0)]
+#[case(DType::BF16, DType::BF16, 230.0)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn linear_update_traffic(#[case] state: DType, #[case] activation: DType, #[case] warp_instructions_per_kib: f64) {
+    let (key_dim, value_dim) = (128, 128);
+    decode((key_dim, value_dim, 1), (state, activation), |scan, pool, view, batch| {
+        let launches = linear_attention(scan, pool, view, batch, &DEVICE).unwrap();
+        let emulated = emulate(&launches, &Options::default());
+        assert_traffic(&emulated, warp_instructions_per_kib);
+        let stats = &emulated.runs[0].stats;
+        let floor = 2 * view.elems() * state.size_in_bytes();
+        assert!(stats.moved_bytes() as f64 <= 1.15 * floor as f64, "{} of {floor} bytes", stats.moved_bytes());
+        // All of a warp's part of the state is asked for before any of it is used.
+        let warp_part = key_dim * 32 * state.size_in_bytes() / 4;
+        assert!(stats.bytes_in_flight >= warp_part as u64, "{} bytes of a warp in flight", stats.bytes_in_flight);
+        assert!(stats.shared_passes as f64 <= 1.1 * stats.shared_requests as f64, "{stats:?}");
+    });
+}
