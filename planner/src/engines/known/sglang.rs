@@ -29,7 +29,6 @@ pub(super) static ENGINE: Description = Description {
         index_per_latent_before: INDEXES_WHERE_CHOSEN,
         keeps_long_windows: true,
         packs_sparse_latents: true,
-        ..Storage::AS_MODELLED
     },
     predict,
     target: Some(&flags::TARGET),
