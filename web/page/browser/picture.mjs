@@ -9,7 +9,7 @@ const page = await browser.newPage();
 await page.setViewport({ width: 1200, height: 1000 });
 await page.goto(`${host.address}#device=h200`);
 await page.waitForSelector('#capacity svg.chart', { timeout: 60000 });
-await page.focus('.map [aria-label^="kv_paged.0:"]');
+await page.$eval('.map [aria-label^="kv_paged.0:"]', (part) => part.focus());
 await page.evaluate(() => document.activeElement.blur());
 await page.screenshot({
   path: fileURLToPath(new URL('../../../docs/page.png', import.meta.url)),
