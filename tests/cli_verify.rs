@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use rstest::rstest;
 
 const QWEN: &str = "Qwen__Qwen3.5-9B";
-/// What llama.cpp b11434 said of that model, of two sequences of 8192 tokens.
+/// What llama.cpp says of that model, of two sequences of 8192 tokens: lines of b11434 and b11549, with the sizes of the former.
 const SAID: &str = "\
 0.00.019.948 I llama_context: n_seq_max             = 2
 0.00.019.949 I llama_context: n_ctx                 = 16384
