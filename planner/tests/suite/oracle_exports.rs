@@ -51,7 +51,8 @@ enum Answer {
 }
 
 impl Question {
-    fn of(model: &str, engine: EngineSpec) -> Option<Self> {
+    /// The file is for `target`, which starts the engine.
+    fn of(model: &str, engine: EngineSpec, target: &str) -> Option<Self> {
         let read = zoo(model);
         let told = budget(&format!("max_seq_len = {LENGTH}\n[memory]\nbytes = \"20GiB\""));
         let resources = read.graph.clone().collect(&told.engine_context(&read.info, engine)).unwrap().resources;
@@ -60,8 +61,7 @@ impl Question {
             plan => plan.unwrap(),
         };
         let serving = Serving { model: Some("MODEL".into()), ..Serving::default() };
-        let target = engine.engine.name().parse().unwrap();
-        let export = plan.export(target, Some(&engine.version_name()), &serving).ok()?;
+        let export = plan.export(target.parse().unwrap(), Some(&engine.version_name()), &serving).ok()?;
         let lines = export.text.lines().filter(|line| !line.trim_start().starts_with('#'));
         let file = lines.map(|line| format!("{line}\n")).collect();
         let said = export.not_expressed.iter().find_map(|said| said.split_once(" logs a concurrency of "));
@@ -121,14 +121,7 @@ const OTHERWISE_READ: [&str; 5] = [
 #[case::sglang("sglang@0.5.23")]
 fn every_export_of_the_zoo_is_admitted_by_its_engine_as_it_says(#[case] engine: EngineSpec) {
     let name = engine.engine.name();
-    let questions: Vec<Question> = models().iter().filter_map(|model| Question::of(model, engine)).collect();
-    let lines: String = questions.iter().map(|question| question.line() + "\n").collect();
-    let asked = format!("exports.{name}.jsonl");
-    if std::env::var_os("ASK_ANEW").is_some() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/oracles").join(&asked);
-        std::fs::write(path, &lines).unwrap();
-    }
-    assert!(fixture(&asked) == lines, "exports have changed; write {asked} with ASK_ANEW=1, and ask {name}");
+    let questions = asked(engine, name);
     let answers: Vec<Answer> = fixture(&format!("{name}-{}.exports.txt", engine.version_name()))
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -139,6 +132,29 @@ fn every_export_of_the_zoo_is_admitted_by_its_engine_as_it_says(#[case] engine: 
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), questions.len(), wrong.join("\n"));
     let refused = answers.iter().filter(|answer| matches!(answer, Answer::Refused(_))).count();
     assert!(refused <= UNREAD.len(), "{refused} refused");
+}
+
+/// Ray's own schemas of a deployment and of its models, and vLLM's of the arguments in it.
+#[test]
+fn every_file_of_the_zoo_for_ray_is_one_to_ray() {
+    let questions = asked("vllm@0.33.0".parse().unwrap(), "ray");
+    let answers = fixture("ray-2.60.0.exports.txt");
+    assert_eq!(questions.len(), answers.lines().count());
+    let refused: Vec<&str> = answers.lines().filter(|answer| *answer != "true").collect();
+    assert!(questions.len() > 60 && refused.is_empty(), "{refused:#?}");
+}
+
+/// The questions to whom the files are for, which must be those that were asked.
+fn asked(engine: EngineSpec, target: &str) -> Vec<Question> {
+    let questions: Vec<Question> = models().iter().filter_map(|model| Question::of(model, engine, target)).collect();
+    let lines: String = questions.iter().map(|question| question.line() + "\n").collect();
+    let asked = format!("exports.{target}.jsonl");
+    if std::env::var_os("ASK_ANEW").is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/oracles").join(&asked);
+        std::fs::write(path, &lines).unwrap();
+    }
+    assert!(fixture(&asked) == lines, "exports have changed; write {asked} with ASK_ANEW=1, and ask {target}");
+    questions
 }
 
 /// Why an answer is not what the export says.

@@ -13,6 +13,7 @@ use crate::sh;
 /// The versions whose planners are asked; their functions move between versions, and the script follows them.
 const VLLM: [&str; 2] = ["0.32.0", "0.33.0"];
 const EXPORTED: &str = "0.33.0";
+const RAY: &str = "2.60.0";
 
 /// Asks about the zoo and `random` hybrids more.
 pub(super) fn run(random: u64) -> Result<(), String> {
@@ -38,16 +39,22 @@ fn vllm(version: &str, random: u64) -> Result<(), String> {
     exports(version, &home, &python)
 }
 
-/// Asks the parser and the planner of the version that exports are for about those that the planner's tests have written.
+/// Asks the parser and the planner of the version that exports are for about those that the planner's tests have written,
+/// and Ray about those for Ray.
 fn exports(version: &str, home: &Path, python: &Path) -> Result<(), String> {
     if version != EXPORTED {
         return Ok(());
     }
-    let path = Path::new(ROWS).join("exports.vllm.jsonl");
-    let questions = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+    let asked = |path: &str| {
+        let path = Path::new(ROWS).join(path);
+        fs::read_to_string(&path).map_err(|error| at(&path, &error))
+    };
     let mut planner = Command::new(python);
     planner.arg(script("vllm_planner.py")).arg(CONFIGS).env("LD_LIBRARY_PATH", home);
-    write(&format!("vllm-{version}.exports.txt"), &answers(&mut planner, &questions)?)
+    write(&format!("vllm-{version}.exports.txt"), &answers(&mut planner, &asked("exports.vllm.jsonl")?)?)?;
+    let mut ray = Command::new(python);
+    ray.arg(script("ray_files.py")).env("LD_LIBRARY_PATH", home);
+    write(&format!("ray-{RAY}.exports.txt"), &answers(&mut ray, &asked("exports.ray.jsonl")?)?)
 }
 
 /// A virtual environment with the engine and a driver that says there is no device.
@@ -62,6 +69,7 @@ fn install(version: &str, home: &Path, python: &Path) -> Result<(), String> {
         sh(Command::new(python).args(["-m", "uv", "pip"]).args(arguments).env("VIRTUAL_ENV", home))
     };
     uv(&["install", "--quiet", "--override", &overrides.to_string_lossy(), &format!("vllm=={version}")])?;
+    uv(&["install", "--quiet", "--override", &overrides.to_string_lossy(), &format!("ray[serve]=={RAY}"), "pyarrow==26.0.1"])?;
     uv(&["uninstall", "--quiet", "cuda-python"])?;
     uv(&["install", "--quiet", "--reinstall", "--no-deps", "cuda-bindings==13.5.0"])?;
     let driver = home.join("libcuda.so.1");
