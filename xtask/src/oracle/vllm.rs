@@ -69,7 +69,14 @@ fn install(version: &str, home: &Path, python: &Path) -> Result<(), String> {
         sh(Command::new(python).args(["-m", "uv", "pip"]).args(arguments).env("VIRTUAL_ENV", home))
     };
     uv(&["install", "--quiet", "--override", &overrides.to_string_lossy(), &format!("vllm=={version}")])?;
-    uv(&["install", "--quiet", "--override", &overrides.to_string_lossy(), &format!("ray[serve]=={RAY}"), "pyarrow==26.0.1"])?;
+    uv(&[
+        "install",
+        "--quiet",
+        "--override",
+        &overrides.to_string_lossy(),
+        &format!("ray[serve]=={RAY}"),
+        "pyarrow==26.0.1",
+    ])?;
     uv(&["uninstall", "--quiet", "cuda-python"])?;
     uv(&["install", "--quiet", "--reinstall", "--no-deps", "cuda-bindings==13.5.0"])?;
     let driver = home.join("libcuda.so.1");
