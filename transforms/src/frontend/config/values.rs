@@ -351,7 +351,9 @@ impl<'a> Values<'a> {
 
     /// Which of the keys that would tell the size of `what` are not there.
     pub(super) fn absent(&self, what: &str, keys: &[&str]) -> String {
-        let absent = keys.iter().filter(|key| self.get(key).is_none()).map(|key| format!("`{key}`"));
+        // A key may tell several dimensions.
+        let first = |(at, key): &(usize, &&str)| self.get(key).is_none() && !keys[..*at].contains(key);
+        let absent = keys.iter().enumerate().filter(first).map(|(_, key)| format!("`{key}`"));
         match absent.collect::<Vec<_>>().join(" or ") {
             keys if keys.is_empty() => format!("the size of {what} makes no sense"),
             keys => format!("{keys} is missing, which tells the size of {what}"),
