@@ -12,16 +12,11 @@ use crate::export::{
 use crate::{Budget, ByteSize, Engine, EngineOptions, Parallel};
 
 pub(super) static TARGET: Deployment = Deployment {
-    name: "vllm",
-    file_name: "vllm.yaml",
     names_model: false,
-    dialect: &DIALECT,
-    releases: &[],
-    write: |file| {
+    ..Deployment::new("vllm", "vllm.yaml", &DIALECT, |file| {
         let usage = format!("vllm serve {} --config FILE", quoted(file.model));
         file.yaml(&usage, &nested(file.settings))
-    },
-    gaps: |_| Vec::new(),
+    })
 };
 
 pub(crate) static DIALECT: Dialect = Dialect {
