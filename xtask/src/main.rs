@@ -8,6 +8,7 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod fuzz;
+mod metadata;
 mod onnx;
 mod oracle;
 mod python;
@@ -117,4 +118,18 @@ fn usage(message: &str) -> ExitCode {
 fn sh(command: &mut std::process::Command) -> Result<(), String> {
     let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
+}
+
+/// What a command says; an exit status other than 0 is an error that shows what it complains of.
+fn output(command: &mut std::process::Command) -> Result<std::process::Output, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// What a command says on its standard output.
+fn said(command: &mut std::process::Command) -> Result<String, String> {
+    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
 }
