@@ -7,32 +7,49 @@ use super::file::{File, flags, nested};
 use super::target::Deployment;
 use crate::engines::known::{sglang, tensorrt_llm, vllm};
 
-// The releases: the first from AIConfigurator's matrix, the second from the package's own requirements.
-
 pub(super) static VLLM: Deployment = Deployment {
+    name: "dynamo",
+    dialect: &vllm::DIALECT,
     releases: &[("1.3.0", "0.24.0"), ("1.5.1", "0.28.0")],
-    gaps,
-    ..Deployment::new("dynamo", "dynamo.yaml", &vllm::DIALECT, |file| {
-        deployment(file, "vllm", "dynamo.vllm", "--model", flags(file.settings).collect())
-    })
+    write: |file| deployment(file, "vllm", "dynamo.vllm", "--model", flags(file.settings).collect()),
+    ..COMMON
 };
 
 pub(super) static SGLANG: Deployment = Deployment {
+    name: "dynamo-sglang",
+    dialect: &sglang::DIALECT,
     releases: &[("1.3.0", "0.5.16"), ("1.5.1", "0.5.18")],
-    gaps,
-    ..Deployment::new("dynamo-sglang", "dynamo.yaml", &sglang::DIALECT, |file| {
-        deployment(file, "sglang", "dynamo.sglang", "--model-path", flags(file.settings).collect())
-    })
+    write: |file| deployment(file, "sglang", "dynamo.sglang", "--model-path", flags(file.settings).collect()),
+    ..COMMON
 };
 
 /// TensorRT-LLM's worker takes the engine's arguments as one object.
 pub(super) static TENSORRT_LLM: Deployment = Deployment {
+    name: "dynamo-tensorrt-llm",
+    dialect: &tensorrt_llm::DIALECT,
     releases: &[("1.3.0", "1.3.0rc23"), ("1.5.1", "1.3.0rc25")],
+    write: |file| {
+        deployment(
+            file,
+            "trtllm",
+            "dynamo.trtllm",
+            "--model",
+            vec![format!("--override-engine-args={}", nested(file.settings))],
+        )
+    },
+    ..COMMON
+};
+
+/// What the three have in common. The releases: the first from AIConfigurator's matrix, the second from the package's own
+/// requirements.
+const COMMON: Deployment = Deployment {
+    name: "",
+    file_name: "dynamo.yaml",
+    names_model: true,
+    dialect: &vllm::DIALECT,
+    releases: &[],
+    write: |_| String::new(),
     gaps,
-    ..Deployment::new("dynamo-tensorrt-llm", "dynamo.yaml", &tensorrt_llm::DIALECT, |file| {
-        let arguments = format!("--override-engine-args={}", nested(file.settings));
-        deployment(file, "trtllm", "dynamo.trtllm", "--model", vec![arguments])
-    })
 };
 
 fn gaps(serving: &Serving) -> Vec<String> {

@@ -7,8 +7,13 @@ use super::target::Deployment;
 use crate::engines::known::vllm;
 
 pub(super) static LLM_D: Deployment = Deployment {
+    name: "llm-d",
+    file_name: "llm-d-decode.yaml",
+    names_model: true,
+    dialect: &vllm::DIALECT,
+    releases: &[],
+    write: patch,
     gaps: |serving| serving.pod_memory().into_iter().collect(),
-    ..Deployment::new("llm-d", "llm-d-decode.yaml", &vllm::DIALECT, patch)
 };
 
 fn patch(file: &File<'_>) -> String {
