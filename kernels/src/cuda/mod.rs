@@ -12,6 +12,7 @@
 mod attend;
 pub(crate) mod attention;
 pub(crate) mod conv1d;
+mod decode;
 #[cfg(feature = "cuda")]
 mod device;
 pub(crate) mod elementwise;
@@ -25,6 +26,7 @@ pub(crate) mod mamba2;
 mod mla;
 pub(crate) mod norm;
 pub(crate) mod pool;
+mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
 
@@ -52,6 +54,10 @@ impl<'a> Buffers<'a> {
             Some(tensor) => self.add(name, Contents::Input(tensor)),
             None => Argument::Pointer(None),
         }
+    }
+
+    fn floats(&mut self, name: &'static str, floats: impl Into<Option<&'a [f32]>>) -> Argument {
+        floats.into().map_or(Argument::Pointer(None), |floats| self.add(name, Contents::Floats(floats)))
     }
 }
 
