@@ -1,7 +1,7 @@
 //! `paged_attend.cu`: attention of a few query tokens of each sequence, for pools of any format.
 
 use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_short, is_vector, vector_stride,
+    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_short, is_vector, room, vector_stride,
 };
 use crate::{KvLayerView, KvQuant, KvScales, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
@@ -54,7 +54,7 @@ pub(super) fn paged_attention<'a>(
     let keys = THREADS / lanes * [4, 2, 1][held.min(3) - 1];
     let group = heads / view.num_kv_heads;
     let columns = view.num_kv_heads * group.div_ceil(heads_of_block);
-    let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+    let longest = room(batch, view);
     // As many stretches as give every processor four blocks, each of which is a round at least.
     let wanted = (4 * device.processors).div_ceil((tokens * columns).max(1)).min(longest.div_ceil(keys)).clamp(1, 64);
     let split_tokens = longest.div_ceil(wanted).max(1);

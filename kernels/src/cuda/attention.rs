@@ -1,6 +1,8 @@
 //! `paged_decode.cu`: attention of one query token of each sequence, and what is left to `paged_attend.cu`.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, attend, format, is_vector, mla, vector_stride};
+use super::{
+    Argument, Buffers, Contents, Device, Launch, Launches, attend, format, is_vector, mla, room, vector_stride,
+};
 use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
 
@@ -51,7 +53,7 @@ fn paged_decode<'a>(
         Window::Sliding(n) => (i32::try_from(n).ok()?, false),
         Window::Chunked(n) => (i32::try_from(n).ok()?, true),
     };
-    let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+    let longest = room(batch, view);
     let tiles = longest.div_ceil(TILE).max(1);
     // Two blocks of 96 KB fit a processor; their warps take turns with the tiles.
     let resident = 2 * device.processors;

@@ -1,6 +1,6 @@
 //! `mla_decode.cu`: absorbed latent attention of one query token of each sequence.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, attention, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Device, Launch, Launches, attention, format, is_vector, room, vector_stride};
 use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
 
@@ -32,7 +32,7 @@ pub(super) fn paged_attention<'a>(
         return None;
     }
     let row_tiles = heads.div_ceil(ROWS);
-    let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
+    let longest = room(batch, view);
     let tiles = longest.div_ceil(TILE).max(1);
     // Two blocks of 94 KB fit a processor.
     let resident = 2 * device.processors;
