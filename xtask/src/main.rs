@@ -8,6 +8,7 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod fuzz;
+mod gpu;
 mod onnx;
 mod oracle;
 mod python;
@@ -82,6 +83,8 @@ fn main() -> ExitCode {
         "check-web" => web::check(),
         "check-semver" => semver::run(),
         "check-fuzz" => fuzz::check(),
+        "gpu-kernels" => gpu::kernels(),
+        "gpu-build" => gpu::build().map(drop),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
