@@ -8,6 +8,7 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod fuzz;
+mod gpu;
 mod metadata;
 mod onnx;
 mod oracle;
@@ -83,6 +84,8 @@ fn main() -> ExitCode {
         "check-web" => web::check(),
         "check-semver" => semver::run(),
         "check-fuzz" => fuzz::check(),
+        "gpu-kernels" => gpu::kernels(),
+        "gpu-build" => gpu::build().map(drop),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
