@@ -55,6 +55,8 @@ pub struct SessionOptions {
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
     /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
+    /// Whether steps that decode are recorded as CUDA graphs, where the model runs on such a device.
+    pub graphs: bool,
     /// Whether sequences go on behind a token that ends texts.
     pub ignore_eos: bool,
     /// A folder of graphs with caches of fixed shapes that compute in place of the model's own layers.
@@ -70,7 +72,7 @@ impl Default for SessionOptions {
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
-        let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
+        let (device, reuse_prefixes, graphs, ignore_eos) = (Device::Cpu, true, true, false);
         Self {
             budget,
             settings,
@@ -80,6 +82,7 @@ impl Default for SessionOptions {
             descriptors,
             draft,
             reuse_prefixes,
+            graphs,
             ignore_eos,
             static_graphs,
             graph_engine,
@@ -191,7 +194,15 @@ impl Session {
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let SessionOptions {
-            budget, settings, device, device_info: stated, descriptors, reuse_prefixes, draft, ..
+            budget,
+            settings,
+            device,
+            device_info: stated,
+            descriptors,
+            reuse_prefixes,
+            draft,
+            graphs,
+            ..
         } = options;
         let mut context = budget.pass_context(&model.info);
         descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
@@ -217,6 +228,9 @@ impl Session {
         })?;
         let decoder = load(&model, &device)?;
         let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
+        if !graphs {
+            decoder.only_launch();
+        }
         CountingAllocator::trim();
         decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
@@ -346,7 +360,10 @@ impl Session {
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
         let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;
+        self.decoder.forget_recorded();
         self.caches.shutdown()?;
+        // What was freed is free once the device has it back.
+        CountingAllocator::trim_device(self.decoder.device());
         let free_bytes = match &self.device_info {
             Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
             // What is mapped counts as free, since it could be read again.

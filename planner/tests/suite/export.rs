@@ -281,15 +281,15 @@ fn a_key_that_a_version_lacks_is_said_to_be_missing() {
 #[test]
 fn dynamos_version_decides_the_engines() {
     let engine = |target, version| hybrid().export(target, Some(version), &serving()).unwrap().engine;
-    assert_eq!(engine(target("dynamo"), "1.3.0"), "vLLM 0.24.0");
-    assert_eq!(engine(target("dynamo-sglang"), "1.3.0"), "SGLang 0.5.16");
+    assert_eq!(engine(target("dynamo"), "1.5.1"), "vLLM 0.28.0");
+    assert_eq!(engine(target("dynamo-sglang"), "1.5.1"), "SGLang 0.5.18");
     assert_eq!(engine(target("dynamo-tensorrt-llm"), "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
 }
 
 #[rstest]
 #[case("vllm", "0.33.1", "unknown version `0.33.1` for vllm; the keys are known for 0.11.0, 0.24.0, 0.28.0, 0.33.0")]
 #[case("ray", "2.55.0", "unknown version `2.55.0` for ray; the keys are known for 0.11.0")]
-#[case("dynamo", "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.3.0, 1.5.1")]
+#[case("dynamo", "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.5.1")]
 #[case("edge-llm", "", "unknown version `` for edge-llm; the keys are known for 0.7.0")]
 fn an_unknown_version_is_an_error_that_lists_the_known_ones(
     #[case] target: Target,
@@ -325,7 +325,8 @@ fn what_engines_cannot_be_told_is_said() {
         (target("sglang"), "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
         (target("tensorrt-llm"), "the sizes of "),
         (target("llm-d"), "the pod's memory limit and /dev/shm: both must exceed 68719476736 bytes"),
-        (target("dynamo"), "each container's image: "),
+        (target("dynamo"), "the pod's memory limit and /dev/shm: "),
+        (target("llm-d"), "other arguments of the container: "),
     ];
     for (target, gap) in expected {
         let said = plan.export(target, None, &serving).unwrap().not_expressed;

@@ -12,6 +12,7 @@ mod export;
 mod fit;
 mod formulas;
 mod groundtruth;
+mod kubernetes;
 mod ledger;
 mod logs;
 mod oracle_exports;

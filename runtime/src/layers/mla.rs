@@ -135,6 +135,10 @@ impl Mixer for Mla {
         Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)
     }
 
+    fn ropes(&self) -> Vec<&Rope> {
+        self.rope.iter().collect()
+    }
+
     fn caches(&self) -> Vec<CacheUse> {
         let width = self.shape.kv_lora_rank + self.shape.rope;
         vec![CacheUse::new(self.layer, Kind::MlaPaged, [1, 1, width])]

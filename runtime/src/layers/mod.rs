@@ -32,7 +32,7 @@ pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;
 pub(crate) use token_shift::TokenShift;
 
-use cacheplan_kernels::{StateBatch, StateWrites};
+use cacheplan_kernels::{Rope, StateBatch, StateWrites};
 use cacheplan_managers::device::{ReplayLayer, StateLayer};
 use candle_core::{DType, Tensor};
 
@@ -52,6 +52,11 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
 
     /// The caches that it keeps.
     fn caches(&self) -> Vec<CacheUse> {
+        Vec::new()
+    }
+
+    /// What it makes of positions.
+    fn ropes(&self) -> Vec<&Rope> {
         Vec::new()
     }
 
@@ -130,6 +135,10 @@ impl Mixer for Parallel {
 
     fn caches(&self) -> Vec<CacheUse> {
         self.0.iter().flat_map(|branch| branch.mixer.caches()).collect()
+    }
+
+    fn ropes(&self) -> Vec<&Rope> {
+        self.0.iter().flat_map(|branch| branch.mixer.ropes()).collect()
     }
 }
 

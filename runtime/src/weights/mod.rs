@@ -18,7 +18,7 @@ use safetensors::tensor::Metadata;
 use thiserror::Error;
 
 use self::gguf::Gguf;
-pub(crate) use self::matrix::Matrix;
+pub(crate) use self::matrix::{Matrix, row_numbers};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";

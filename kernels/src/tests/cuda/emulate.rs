@@ -51,6 +51,7 @@ pub(super) fn execute(launches: &Launches<'_>, options: &Options, kernel: impl F
                 device.input(buffer.name, &words.map_bytes(|word| word.to_le_bytes()), 4)
             }
             Contents::Floats(values) => device.input(buffer.name, &values.map_bytes(|value| value.to_le_bytes()), 4),
+            Contents::Uploaded(words) => device.input(buffer.name, &span(words), 4),
             Contents::Scratch(elements) => device.buffer(buffer.name, *elements as u64 * 4, 4),
             Contents::Pool(tensor) => {
                 let data = span(tensor);
@@ -100,6 +101,7 @@ pub(super) fn span(tensor: &Tensor) -> Vec<u8> {
     let Storage::Cpu(storage) = &*storage else { panic!("the emulator's tensors lie on the CPU") };
     match storage {
         CpuStorage::U8(data) => data[range].to_vec(),
+        CpuStorage::U32(data) => data[range].map_bytes(|value| value.to_le_bytes()),
         CpuStorage::F8E4M3(data) => data[range].map_bytes(|value| [value.to_bits()]),
         CpuStorage::F16(data) => data[range].map_bytes(|value: &f16| value.to_le_bytes()),
         CpuStorage::BF16(data) => data[range].map_bytes(|value: &bf16| value.to_le_bytes()),

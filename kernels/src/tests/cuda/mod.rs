@@ -3,8 +3,8 @@
 //! They need the PTX that `cargo xtask cuda-prove` makes, and are run by it.
 
 mod attend;
-mod attention;
 mod conv1d;
+mod decode;
 mod elementwise;
 mod emulate;
 mod kv_cache;
@@ -13,6 +13,7 @@ mod mamba2;
 mod mla;
 mod norm;
 mod pool;
+mod prefill;
 mod scans;
 
 use super::Random;
