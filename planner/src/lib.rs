@@ -73,7 +73,7 @@ mod workload;
 
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
-pub use config::{Config, Key, Override, Values};
+pub use config::{BudgetKey, Config, Override, Values};
 pub use device::DeviceInfo;
 pub use engines::{Engine, EngineSpec};
 pub use error::PlanError;

@@ -7,7 +7,8 @@ use crate::make::make;
 use crate::request::Stated;
 use crate::solve::last;
 use crate::{
-    Budget, CachePlan, Cap, CheckpointDType, Draft, Key, Parallel, PlanRequest, RankPlans, Suggestion, Workload, ledger,
+    Budget, BudgetKey, CachePlan, Cap, CheckpointDType, Draft, Parallel, PlanRequest, RankPlans, Suggestion, Workload,
+    ledger,
 };
 
 /// How many changes are shown.
@@ -54,7 +55,7 @@ fn suggestion(request: &PlanRequest<'_>, keys: &[(&str, String)], plan: &CachePl
     let words = |(path, value): &(&str, String)| match request.stated {
         Stated::Keys => format!("{path} = {value}"),
         Stated::Flags => {
-            let flag = Key::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
+            let flag = BudgetKey::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
             format!("{flag} {}", value.trim_matches('"'))
         }
     };

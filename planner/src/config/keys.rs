@@ -7,7 +7,7 @@ pub(super) const PREFIX: &str = "CACHEPLAN__";
 
 /// A key of the budget: one entry of the file, one environment variable, one flag.
 #[derive(Debug)]
-pub struct Key {
+pub struct BudgetKey {
     /// Its dotted path, `memory.bytes`.
     pub path: &'static str,
     /// Its flag, `--memory-bytes`.
@@ -43,7 +43,7 @@ pub enum Values {
     Lengths,
 }
 
-impl Key {
+impl BudgetKey {
     /// All keys, section by section.
     pub fn all() -> &'static [Self] {
         &KEYS
@@ -113,11 +113,11 @@ const fn key(
     default: &'static str,
     example: &'static str,
     help: &'static str,
-) -> Key {
-    Key { path, flag, values, default, example, help }
+) -> BudgetKey {
+    BudgetKey { path, flag, values, default, example, help }
 }
 
-static KEYS: [Key; 53] = [
+static KEYS: [BudgetKey; 53] = [
     key(
         "grouping",
         "--grouping",

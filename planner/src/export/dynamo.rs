@@ -2,56 +2,44 @@
 
 use serde_json::{Value, json};
 
+use super::Serving;
 use super::file::{File, flags, nested};
 use super::target::Deployment;
 use crate::engines::known::{sglang, tensorrt_llm, vllm};
 
 /// Its own package requires the engines in its images at the versions below.
 const RELEASE: &str = "1.5.1";
+const FILE: &str = "dynamo.yaml";
 
 pub(super) static VLLM: Deployment = Deployment {
-    name: "dynamo",
-    dialect: &vllm::DIALECT,
     releases: &[(RELEASE, "0.28.0")],
-    write: |file| deployment(file, "vllm", "vllm", "--model", flags(file.settings).collect()),
-    ..COMMON
+    gaps,
+    ..Deployment::new("dynamo", FILE, &vllm::DIALECT, |file| {
+        deployment(file, "vllm", "vllm", "--model", flags(file.settings).collect())
+    })
 };
 
 pub(super) static SGLANG: Deployment = Deployment {
-    name: "dynamo-sglang",
-    dialect: &sglang::DIALECT,
     releases: &[(RELEASE, "0.5.18")],
-    write: |file| deployment(file, "sglang", "sglang", "--model-path", flags(file.settings).collect()),
-    ..COMMON
+    gaps,
+    ..Deployment::new("dynamo-sglang", FILE, &sglang::DIALECT, |file| {
+        deployment(file, "sglang", "sglang", "--model-path", flags(file.settings).collect())
+    })
 };
 
 /// TensorRT-LLM's worker takes the engine's arguments as one object.
 pub(super) static TENSORRT_LLM: Deployment = Deployment {
-    name: "dynamo-tensorrt-llm",
-    dialect: &tensorrt_llm::DIALECT,
     releases: &[(RELEASE, "1.3.0rc25")],
-    write: |file| {
-        deployment(
-            file,
-            "trtllm",
-            "tensorrtllm",
-            "--model",
-            vec![format!("--override-engine-args={}", nested(file.settings))],
-        )
-    },
-    ..COMMON
+    gaps,
+    ..Deployment::new("dynamo-tensorrt-llm", FILE, &tensorrt_llm::DIALECT, |file| {
+        let arguments = format!("--override-engine-args={}", nested(file.settings));
+        deployment(file, "trtllm", "tensorrtllm", "--model", vec![arguments])
+    })
 };
 
-/// What the three have in common.
-const COMMON: Deployment = Deployment {
-    name: "",
-    file_name: "dynamo.yaml",
-    names_model: true,
-    dialect: &vllm::DIALECT,
-    releases: &[],
-    write: |_| String::new(),
-    gaps: |serving| serving.pod_memory().into_iter().collect(),
-};
+fn gaps(serving: &Serving) -> Vec<String> {
+    serving.pod_memory().into_iter().collect()
+}
 
 /// `framework` is the engine's name in the deployment and its module's, `image` that of the image with it.
 fn deployment(file: &File<'_>, framework: &str, image: &str, model_flag: &str, arguments: Vec<String>) -> String {

@@ -7,17 +7,12 @@ use super::target::Deployment;
 use crate::engines::known::vllm;
 
 pub(super) static LLM_D: Deployment = Deployment {
-    name: "llm-d",
-    file_name: "llm-d-decode.yaml",
-    names_model: true,
-    dialect: &vllm::DIALECT,
-    releases: &[],
-    write: patch,
     gaps: |serving| {
         let replaced =
             "other arguments of the container: this list takes the place of that in its base, the port included";
         std::iter::once(replaced.to_owned()).chain(serving.pod_memory()).collect()
     },
+    ..Deployment::new("llm-d", "llm-d-decode.yaml", &vllm::DIALECT, patch)
 };
 
 fn patch(file: &File<'_>) -> String {
