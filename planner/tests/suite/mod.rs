@@ -14,6 +14,7 @@ mod formulas;
 mod groundtruth;
 mod ledger;
 mod logs;
+mod mla_cache;
 mod oracle_exports;
 mod oracle_llama_cpp;
 mod oracles;
