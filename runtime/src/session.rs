@@ -314,14 +314,14 @@ impl Session {
         (&self.decoder, &mut self.caches)
     }
 
-    /// Measures one forward of a full step.
+    /// Measures one forward of a full step, that of whoever guesses included.
     ///
     /// # Errors
     /// Nobody who counts bytes; a failing forward.
     pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
         self.forget_prefixes()?;
         let limits = self.caches.plan().limits.clone();
-        let measured = profile(&self.decoder, self.caches.manager_mut()?, &limits)?;
+        let measured = profile(&self.decoder, self.draft.as_ref(), self.caches.manager_mut()?, &limits)?;
         self.profile = Some(measured.clone());
         Ok(measured)
     }
