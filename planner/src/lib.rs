@@ -57,6 +57,7 @@ mod ledger;
 mod logs;
 mod make;
 mod measured;
+mod mla_cache;
 mod notes;
 mod plan;
 mod plan_file;

@@ -15,6 +15,7 @@ mod groundtruth;
 mod kubernetes;
 mod ledger;
 mod logs;
+mod mla_cache;
 mod oracle_exports;
 mod oracle_llama_cpp;
 mod oracles;
