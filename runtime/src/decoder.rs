@@ -348,6 +348,7 @@ impl Decoder {
         };
         #[cfg(feature = "launches")]
         if let Some(place) = self.place(caches) {
+            metadata.check(caches.book().layout()).map_err(ManagerError::from)?;
             let told = Told { tokens, rows, metadata };
             return self.steps.logits(told, &place, |told| compute(told.tokens, told.rows, told.metadata));
         }

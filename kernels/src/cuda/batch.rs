@@ -51,7 +51,9 @@ impl Numbers<'_> {
             Self::Indices(numbers) => to.extend(numbers.iter().map(|number| number.cast_unsigned())),
             Self::Lengths(numbers) => to.extend_from_slice(numbers),
             Self::Slots(numbers) => {
-                to.extend(numbers.iter().flat_map(|number| [*number as u32, (number >> 32) as u32]))
+                for number in *numbers {
+                    to.extend([*number as u32, (number >> 32) as u32]);
+                }
             }
             Self::Floats(numbers) => to.extend(numbers.iter().map(|number| number.to_bits())),
         }
