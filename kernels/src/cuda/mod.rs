@@ -27,6 +27,7 @@ pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
+mod states;
 
 #[cfg(feature = "launches")]
 pub use executor::{Executor, execute_with};
@@ -34,7 +35,6 @@ pub use executor::{Executor, execute_with};
 pub(crate) use executor::{launch, reads_in_place};
 pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
 
-use crate::{StateBatch, StateWrites};
 use candle_core::{DType, Tensor};
 
 /// The buffers of an op while its arguments are listed.
@@ -71,17 +71,6 @@ const MAX_TOKENS: usize = 16;
 /// Whether a kernel that loops over tokens is the one for each of these sequences.
 fn is_short(cu_seqlens: &[u32]) -> bool {
     cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS)
-}
-
-/// Whether a step leaves its last state in the slot of each sequence; none where it leaves more.
-fn keeps(pool: &Tensor, batch: &StateBatch<'_>) -> Option<bool> {
-    match batch.writes {
-        StateWrites::Final => Some(true),
-        StateWrites::Nothing => Some(false),
-        // A wide pool rounds nothing between tokens.
-        StateWrites::Replay if pool.dtype() == DType::F32 => Some(true),
-        _ => None,
-    }
 }
 
 /// Bytes of the widest load.

@@ -14,6 +14,7 @@ mod mla;
 mod norm;
 mod pool;
 mod scans;
+mod states;
 
 use super::Random;
 use crate::{Contents, Device, Launches, PoolRows};
