@@ -36,7 +36,7 @@ pub(crate) fn run(folder: &str) -> Result<(), String> {
     };
     step("doctor-emulator", Ok(with(runner(), &["doctor", "--device", "emulator"])));
     let device = with(runner(), &["doctor", "--device", "cuda:0"]);
-    let has_device = Path::new("/dev/nvidia0").exists();
+    let has_device = has_device();
     let on_device = |command: Command| if has_device { Ok(command) } else { Err("no NVIDIA device here".to_owned()) };
     let holds = step("doctor", on_device(device));
     for tool in ["memcheck", "racecheck", "synccheck", "initcheck"] {
@@ -68,6 +68,14 @@ pub(crate) fn run(folder: &str) -> Result<(), String> {
         Some(step) => Err(format!("{} failed", step.name)),
         None => Ok(()),
     }
+}
+
+/// Whether the system shows a device of NVIDIA: `nvidia0`, `nvidia1`, .., or what Windows lends.
+fn has_device() -> bool {
+    let is_device =
+        |name: &str| name == "dxg" || name.strip_prefix("nvidia").is_some_and(|number| number.parse::<u32>().is_ok());
+    fs::read_dir("/dev")
+        .is_ok_and(|entries| entries.flatten().any(|entry| is_device(&entry.file_name().to_string_lossy())))
 }
 
 fn with(mut command: Command, arguments: &[&str]) -> Command {
