@@ -212,6 +212,12 @@ template <> DEVICE void multiply<__half>(float (&d)[4], const uint32_t (&a)[4], 
 
 // ---- Functions --------------------------------------------------------------------------------------------------
 
+// 2^x, and 0 where that is below the normal numbers: one instruction.
+DEVICE float exp2_flushed(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 DEVICE float silu(float x) { return x / (1.f + expf(-x)); }
 // The larger number, or NaN where there is one.
 DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }

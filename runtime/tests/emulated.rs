@@ -2,6 +2,7 @@
 //!
 //! It needs the PTX of the kernels, and is run by `cargo xtask cuda-prove`.
 
+#[allow(dead_code, reason = "what the other executors need besides")]
 #[path = "../../kernels/src/tests/cuda/emulate.rs"]
 mod emulate;
 #[allow(dead_code, reason = "what the other tests of these models need besides")]
@@ -9,7 +10,7 @@ mod emulate;
 mod harness;
 
 use cacheplan_emulator::Options;
-use cacheplan_kernels::{Contents, Device, Executor, Launch, Launches, PoolRows, execute_with};
+use cacheplan_kernels::{Buffer, Contents, Device, Executor, Launch, Launches, PoolRows, execute_with};
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_runtime::{Request, Session};
 use candle_core::{CpuStorage, D, Storage, Tensor};

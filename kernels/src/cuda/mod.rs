@@ -13,6 +13,7 @@ mod attend;
 pub(crate) mod attention;
 mod batch;
 pub(crate) mod conv1d;
+mod decode;
 #[cfg(feature = "cuda")]
 mod device;
 pub(crate) mod elementwise;
@@ -28,6 +29,7 @@ pub(crate) mod mamba2;
 mod mla;
 pub(crate) mod norm;
 pub(crate) mod pool;
+mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
 
@@ -61,6 +63,10 @@ impl<'a> Buffers<'a> {
             Some(tensor) => self.add(name, Contents::Input(tensor)),
             None => Argument::Pointer(None),
         }
+    }
+
+    fn floats(&mut self, name: &'static str, floats: impl Into<Option<&'a [f32]>>) -> Argument {
+        floats.into().map_or(Argument::Pointer(None), |floats| self.add(name, Contents::Floats(floats)))
     }
 }
 
