@@ -33,6 +33,8 @@ struct Record {
     left: BTreeSet<String>,
     /// Launches in their order, with where their metadata was uploaded to.
     launches: Vec<(Launch, Vec<(&'static str, usize)>)>,
+    /// How often a step's metadata was uploaded.
+    uploads: usize,
     /// Ops that uploaded metadata of their own.
     uploading: BTreeSet<&'static str>,
 }
@@ -41,6 +43,7 @@ static RECORD: Mutex<Record> = Mutex::new(Record {
     executed: BTreeSet::new(),
     left: BTreeSet::new(),
     launches: Vec::new(),
+    uploads: 0,
     uploading: BTreeSet::new(),
 });
 
@@ -104,6 +107,10 @@ impl Executor for Emulator {
         emulated.outputs
     }
 
+    fn upload(&self) {
+        RECORD.lock().unwrap().uploads += 1;
+    }
+
     fn leave(&self, op: &'static str) {
         RECORD.lock().unwrap().left.insert(op.replace(' ', ""));
     }
@@ -143,7 +150,9 @@ fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] execu
     for step in 0..ids.len() - PREFILL {
         check(PREFILL + step..PREFILL + step + 1, &format!("decode{step}_logits"));
     }
-    let Record { executed: kernels, left: ops, launches, uploading } = take_record();
+    let Record { executed: kernels, left: ops, launches, uploads, uploading } = take_record();
+    // Two chunks of the prompt, and then each token.
+    assert_eq!((before.uploads, uploads), (2, ids.len() - PREFILL));
     // All steps of a bucket are the same but for what was uploaded, to the same place; most of them were replayed.
     let steps: Vec<_> = launches.chunks(launches.len() / (ids.len() - PREFILL)).collect();
     assert_eq!(steps.len(), ids.len() - PREFILL);

@@ -150,7 +150,10 @@ impl DeviceBatch {
             part.write(&mut self.staging);
             self.staging.resize(self.staging.len().next_multiple_of(ALIGNMENT), 0);
         }
-        Ok(self.memory.inplace_op1(&Upload(&self.staging))?)
+        self.memory.inplace_op1(&Upload(&self.staging))?;
+        #[cfg(feature = "launches")]
+        super::executor::uploaded(self.memory.device());
+        Ok(())
     }
 
     /// Runs `body`, in which launches that are told `host` read what was uploaded last, of the same lengths. Gives what
