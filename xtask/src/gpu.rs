@@ -2,7 +2,7 @@
 
 use crate::cuda_build::{ptx, sources};
 use crate::cuda_toolkit::{Toolkit, target};
-use crate::dependencies::output;
+use crate::metadata::output;
 use crate::sh;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 //!
 //! What cannot be done on a machine is said, and the rest goes on.
 
-use crate::dependencies::output;
+use crate::metadata::output;
 use crate::gpu::{PEERS, build};
 use crate::sh;
 use serde_json::Value;
