@@ -58,13 +58,17 @@ def chosen(random, config):
 
 def cut(random, config):
     """A run of the config's layers: its first, and the one behind its last."""
-    layers = section_of(config)[0].get("num_hidden_layers")
+    section = section_of(config)[0]
+    layers = section.get("num_hidden_layers")
     # Lists of layers by number would name some that are gone.
-    by_number = "hybrid_layer_ids" in section_of(config)[0]
+    by_number = "hybrid_layer_ids" in section or "linear_attn_config" in section
     if not isinstance(layers, int) or by_number or layers <= 12 and random.random() < 0.3:
         return None
     length = random.randint(min(4, layers), min(layers, 24))
     start = random.randint(0, layers - length)
+    # vLLM takes every second layer of this one for a window, whatever the config lists.
+    if section.get("model_type") == "gpt_oss":
+        start -= start % 2
     return [start, start + length]
 
 

@@ -2,7 +2,7 @@
 
 use crate::cuda_build::{ptx, sources};
 use crate::cuda_toolkit::{Toolkit, target};
-use crate::metadata::output;
+use crate::said;
 use crate::sh;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,7 @@ pub(crate) const PEERS: &str = "benches/peers/cuda.py";
 
 /// That a binary needs glibc alone, and none newer than is promised.
 fn starts_alone(binary: &Path) -> Result<(), String> {
-    let says = |options: &str| output(Command::new("objdump").arg(options).arg(binary));
+    let says = |options: &str| said(Command::new("objdump").arg(options).arg(binary));
     let needed = says("-p")?;
     let needed = needed.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim);
     let usual = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"];

@@ -2,7 +2,7 @@
 //!
 //! What cannot be done on a machine is said, and the rest goes on.
 
-use crate::metadata::output;
+use crate::said;
 use crate::gpu::{PEERS, build};
 use crate::sh;
 use serde_json::Value;
@@ -122,7 +122,7 @@ pub(crate) fn models() -> Result<(), String> {
             let mut run = Command::new(&command);
             run.arg("run").arg(&model).args(["--prompt-ids", "5,9,2,11,7,3,1,8,4", "--max-seq-len", "64"]);
             run.args(["--device", device, "--format", "json"]);
-            serde_json::from_str(&output(&mut run)?).map_err(|error| format!("{run:?}: {error}"))
+            serde_json::from_str(&said(&mut run)?).map_err(|error| format!("{run:?}: {error}"))
         };
         let found = on("cpu").and_then(|cpu| compare(&cpu, &on("cuda:0")?));
         tell(&format!("{}: {}\n", model.display(), found.as_deref().unwrap_or_else(|what| what)));

@@ -45,7 +45,7 @@ Commands:
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
   web               Build the page into web/dist; needs Node and Debian's apt, and the network once
   check-web         Test the page in a browser, and that web/dist is what its sources build
-  oracle vllm [N]   Ask vLLM's own planners about the zoo, N random hybrids (default 1000) and exports; needs Python and 18 GB
+  oracle vllm [N]   Ask vLLM's own planners about the zoo, N random hybrids (default 1200) and exports; needs Python and 18 GB
   oracle sglang     Ask SGLang's own parser and pool sizes about the zoo's exports; needs Python and 6 GB
   oracle llama.cpp  Start llama.cpp on files without weights and keep what it logs of its caches; needs Python
   soak [SECONDS [KILLS]]  Serve 10,000 requests in too little room, give each reader mutated files for SECONDS (default
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let (command, [seconds, kills]) = match args.as_slice() {
         ["help" | "--help" | "-h"] => return usage(""),
         ["gpu", folder] => return done(gpu_all::run(folder)),
-        ["oracle", engine] => return done(oracle::run(engine, 1000)),
+        ["oracle", engine] => return done(oracle::run(engine, 1200)),
         ["oracle", engine, random] => match random.parse() {
             Ok(random) => return done(oracle::run(engine, random)),
             Err(_) => return usage(&format!("`{random}` is not a number of configs")),

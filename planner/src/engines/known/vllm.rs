@@ -270,7 +270,7 @@ fn block_size(situation: &Situation<'_>) -> u64 {
     let latent = attention.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
     let stated = situation.options.block_size;
     let kernel = kernel_block(situation, latent);
-    let state = state_pages(situation).max().unwrap_or(0);
+    let state = situation.caches.states.iter().map(|state| aligned_state(situation, state)).max().unwrap_or(0);
     let per_token = attention.iter().map(|cache| cache.bytes.div_ceil(cache.stride)).max();
     let (Some(per_token), true) = (per_token, state > 0) else { return stated.unwrap_or(kernel) };
     if situation.version < ASKS_THE_KERNEL {
@@ -348,6 +348,12 @@ fn state_page(situation: &Situation<'_>, state: &State) -> u64 {
     // Mamba-1 has no kernel that verifies several tokens at once.
     let drafts = if state.recurrence == Some(Recurrence::SelectiveScan) { 0 } else { situation.draft_tokens };
     state.bytes() + drafts * state.conv_column
+}
+
+/// What of a state the block is aligned to. A model of short convolutions does not say that drafts widen them, though its
+/// layers do.
+fn aligned_state(situation: &Situation<'_>, state: &State) -> u64 {
+    if state.ssm == 0 { state.bytes() } else { state_page(situation, state) }
 }
 
 /// How many layers there are of each spec.
