@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::harness::{BUDGET, Golden, assert_close, folder, session_without_reuse};
 
 /// A model with its prediction layer, which transformers would have left out.
-fn with_layer(model: &str) -> TempDir {
+pub(crate) fn with_layer(model: &str) -> TempDir {
     let made = TempDir::new().unwrap();
     let own = folder(model);
     std::fs::copy(own.join("config.json"), made.path().join("config.json")).unwrap();
@@ -91,7 +91,7 @@ fn a_layer_that_is_not_there_is_named(#[case] model: &str, #[case] layers: u32, 
     let budget = format!("{BUDGET}\n[speculation]\ndraft_tokens = 3\nmtp_layers = {layers}\n");
     let budget = Budget::from_toml(&budget, "test").unwrap();
     let options = SessionOptions { budget, ..SessionOptions::default() };
-    let model = if model.ends_with(".gguf") { folder("../../gguf/models").join(model) } else { folder(model) };
+    let model = if model.ends_with(".gguf") { folder("../gguf/models").join(model) } else { folder(model) };
     let error = Session::open(&model, options).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }
