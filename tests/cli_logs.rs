@@ -145,6 +145,29 @@ fn what_a_profile_measured_is_measured_in_the_next_plan() {
     assert!(text(&unwritable.stderr).contains("/nowhere/m.toml"), "{}", text(&unwritable.stderr));
 }
 
+/// A draft's step is measured behind the model's, and its weights are not counted among the model's.
+#[test]
+fn a_profile_measures_a_draft_beside_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let measured = folder.path().join("measured.toml").display().to_string();
+    let model = fixture("models", "llama").display().to_string();
+    let limits = ["--max-seq-len", "64", "--max-batch-size", "2", "--max-num-tokens", "32"];
+    let drafting = ["--draft", &model, "--draft-tokens", "3"];
+    let output = cacheplan(&[&["profile", &model, "--out", &measured], &drafting[..], &limits[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let plan = ["plan", &model, "--measured", &measured, "--format", "json"];
+    let output = cacheplan(&[&plan, &drafting[..], &limits[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let line =
+        |name: &str| plan["ledger"].as_array().unwrap().iter().find(|line| line["name"] == name).unwrap().clone();
+    assert_eq!(line("activations")["source"], "measured");
+    let (weights, draft) =
+        (line("weights")["bytes"].as_u64().unwrap(), line("draft weights")["bytes"].as_u64().unwrap());
+    // The same file twice: the process holds little beside it.
+    assert!((345_344..1_345_344).contains(&weights) && (345_344..350_000).contains(&draft), "{weights}, {draft}");
+}
+
 #[rstest]
 #[case("torn.log", "this looks like vllm, but it ends before `GPU KV cache size: 165,792 tokens`")]
 #[case("foreign.log", "none of its 2 lines is of the start of vllm, sglang, tensorrt-llm, llama.cpp")]

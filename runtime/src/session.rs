@@ -216,7 +216,8 @@ impl Session {
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&device));
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
-        let predicts = draft.is_none() && models::predicts(&model.decoder);
+        let is_gguf = model.info.model_type.starts_with("gguf:");
+        let predicts = draft.is_none() && models::predicts(&model.decoder) && !is_gguf;
         let request =
             PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
                 .with_step_of(&model);
@@ -555,7 +556,7 @@ fn unused(
         Feature::MlaCacheMode => None,
         Feature::Ranks => Some("a run has the whole model on one device".into()),
         Feature::Speculation if !predicts && predicting > 0 => Some(
-            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model"
+            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model (GGUF files' are not read)"
                 .into(),
         ),
         Feature::Speculation if predicting > 1 => {

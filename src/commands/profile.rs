@@ -16,6 +16,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
 
+    /// A draft model, which is measured beside the model; needs --draft-tokens or [speculation]
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+
     /// Where the lines go, for `plan --measured FILE`; they are printed where absent
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -27,7 +31,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
-    let options = SessionOptions { device: args.device.clone(), ..args.source.session_options()? };
+    let options =
+        SessionOptions { device: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
     let mut session = open(&args.source, options)?;
     let profile = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
     let lines = session.measured(&profile).map_err(failure)?.to_toml();

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 
 use super::hybrid::{MambaHybridCacheManager, Route};
 use super::interchange::{MlaBlocks, MlaCache, check_scale};
-use super::kv::DenseKv;
+use super::kv::{DenseKv, KvLayer};
 use crate::book::{BlockId, Indexing, Place, SequenceId};
 use crate::{BookError, ManagerError};
 
@@ -23,13 +23,13 @@ impl MambaHybridCacheManager {
         self.kv.read(place, self.book.block_table(sequence, paged)?, tokens)
     }
 
-    /// A layer's MLA cache in the mode that its pools have: one resource is mode 0; with rope keys apart it is mode 1,
-    /// or in NZ order (`set_nz` of [`kv_mut`](Self::kv_mut)) mode 3, or mode 2 where the latents are int8.
+    /// A layer's MLA cache in the mode that its pools have: one resource is mode 0; with rope keys apart it is mode 2 where
+    /// the latents are int8, mode 3 where latents are in several columns, and else mode 1.
     ///
     /// `scale` is what int8 latents are multiplied with.
     ///
     /// # Errors
-    /// A stale route, resources that are no latents, only one of two in NZ order, or a scale that is none.
+    /// A stale route, resources that are no latents, rope keys alone in NZ order, or a scale that is none.
     pub fn mla_cache(
         &self,
         latent: Route,
@@ -38,13 +38,15 @@ impl MambaHybridCacheManager {
         scale: f32,
     ) -> Result<MlaCache, ManagerError> {
         let layer = self.kv_layer(latent)?;
-        let rope_nz = rope.map(|rope| self.kv_layer(rope).map(|rope| rope.nz)).transpose()?;
-        let mode = match (rope_nz, layer.nz, layer.pool.dtype()) {
-            (None, false, _) => MlaCacheMode::KvCache,
-            (Some(false), false, _) => MlaCacheMode::KropeCtkv,
-            (Some(true), true, DType::U8) => MlaCacheMode::Int8Nz,
-            (Some(true), true, _) => MlaCacheMode::Nz,
-            _ => return Err(ManagerError::ForeignState("latents and rope keys lie in different orders".into())),
+        let rope_layer = rope.map(|rope| self.kv_layer(rope)).transpose()?;
+        let in_columns = |layer: &KvLayer<'_>| layer.view.num_kv_heads > 1;
+        let mode = match &rope_layer {
+            None => MlaCacheMode::KvCache,
+            Some(_) if layer.pool.dtype() == DType::U8 => MlaCacheMode::Int8Nz,
+            Some(_) if in_columns(&layer) => MlaCacheMode::Nz,
+            // Narrow ones may have a single column, which is a row.
+            Some(rope) if !in_columns(rope) => MlaCacheMode::KropeCtkv,
+            Some(_) => return Err(ManagerError::ForeignState("latents and rope keys lie in different orders".into())),
         };
         let scale = if mode == MlaCacheMode::Int8Nz { scale } else { 1.0 };
         check_scale(scale)?;
@@ -60,10 +62,10 @@ impl MambaHybridCacheManager {
             let (place, blocks) = self.latent_blocks(sequence, route)?;
             self.kv.read_latent(place, &blocks)
         };
-        let with_head = |stored: Tensor| if stored.rank() == 3 { stored.unsqueeze(2) } else { Ok(stored) };
-        let rope = cache.rope.map(read).transpose()?.map(with_head).transpose()?;
+        let in_mode = |stored: Tensor| in_order_of(cache.mode, &stored);
+        let rope = cache.rope.map(read).transpose()?.map(in_mode).transpose()?;
         let &MlaCache { mode, kv_lora_rank, scale, .. } = cache;
-        Ok(MlaBlocks { mode, latent: with_head(read(cache.latent)?)?, rope, scale, kv_lora_rank })
+        Ok(MlaBlocks { mode, latent: in_mode(read(cache.latent)?)?, rope, scale, kv_lora_rank })
     }
 
     /// Overwrites a sequence's latents and rope keys with as many blocks of any mode.
@@ -78,11 +80,10 @@ impl MambaHybridCacheManager {
         blocks: &MlaBlocks,
     ) -> Result<(), ManagerError> {
         let stored = blocks.to_mode(cache.mode, cache.scale)?;
-        let without_head = |stored: &Tensor, rows: bool| if rows { stored.squeeze(2) } else { Ok(stored.clone()) };
-        let rows = matches!(cache.mode, MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv);
-        let mut writes = vec![(self.latent_blocks(sequence, cache.latent)?, without_head(&stored.latent, rows)?)];
+        let in_pool = |stored: &Tensor| in_order_of(cache.mode, stored);
+        let mut writes = vec![(self.latent_blocks(sequence, cache.latent)?, in_pool(&stored.latent)?)];
         if let (Some(route), Some(rope)) = (cache.rope, &stored.rope) {
-            writes.push((self.latent_blocks(sequence, route)?, without_head(rope, rows)?));
+            writes.push((self.latent_blocks(sequence, route)?, in_pool(rope)?));
         }
         for ((place, held), values) in &writes {
             self.kv.check_latent(*place, held, values)?;
@@ -141,5 +142,13 @@ impl MambaHybridCacheManager {
             pool.fill_units(self.book.slots().free_slots().map(|slot| slot.0), value)?;
         }
         Ok(())
+    }
+}
+
+/// Blocks of a pool as the mode has them, and back: tokens stand before the one column of a row.
+fn in_order_of(mode: MlaCacheMode, blocks: &Tensor) -> Result<Tensor, ManagerError> {
+    match mode {
+        MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv => Ok(blocks.transpose(1, 2)?.contiguous()?),
+        MlaCacheMode::Int8Nz | MlaCacheMode::Nz => Ok(blocks.clone()),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
-use cacheplan_kernels::{GroupFormat, KvLayerView, KvQuant, KvScales, MlaCacheMode};
+use cacheplan_kernels::{GroupFormat, KvLayerView, KvQuant, KvScales};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
@@ -38,13 +38,11 @@ struct KvMember {
 pub(super) struct KvSettings {
     /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
     scales: KvScales,
-    /// Whether a block of latents lies in NZ order.
-    nz: bool,
 }
 
 impl Default for KvSettings {
     fn default() -> Self {
-        Self { scales: KvScales { k: 1.0, v: 1.0 }, nz: false }
+        Self { scales: KvScales { k: 1.0, v: 1.0 } }
     }
 }
 
@@ -75,8 +73,6 @@ pub struct KvLayer<'a> {
     pub paged: usize,
     /// How an 8-bit or 4-bit pool stores rows; none for wider dtypes, nor for those that no kernel reads.
     pub quant: Option<KvQuant<'static>>,
-    /// Whether each block lies in NZ order, columns of 32 bytes one after the other, and not in rows.
-    pub nz: bool,
 }
 
 /// A sequence's keys and values of one layer as dense tensors.
@@ -128,21 +124,6 @@ impl KvCacheManager {
         Ok(())
     }
 
-    /// Says that a layer of latents or rope keys keeps each block in NZ order, as MLA's cache modes 2 and 3 do.
-    ///
-    /// # Errors
-    /// A layer of keys and values, or one whose rows cannot be cut into columns of 32 bytes.
-    pub fn set_nz(&mut self, place: Place) -> Result<(), ManagerError> {
-        let (pool, view) = self.latent(place)?;
-        let column = 32 / pool.elem_bytes;
-        if !view.head_dim.is_multiple_of(column) {
-            let reason = format!("rows of {} elements cannot be cut into columns of {column}", view.head_dim);
-            return Err(ManagerError::ForeignState(reason));
-        }
-        self.settings_mut(place)?.nz = true;
-        Ok(())
-    }
-
     fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, BookError> {
         let Indexing::Blocks(paged) = place.indexing else {
             return Err(BookError::UnknownPool(place.pool.to_string()));
@@ -164,8 +145,7 @@ impl KvCacheManager {
 
     pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
         let (paged, pool, member) = self.member(place)?;
-        let (quant, nz) = (member.quant(), member.settings.nz);
-        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant, nz })
+        Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.
@@ -181,7 +161,6 @@ impl KvCacheManager {
         let (kv, heads, dim) = (view.kv_factor, view.num_kv_heads, view.head_dim);
         let units = member.read(&pool.tensor, &blocks)?;
         let axes = match view.order {
-            _ if member.settings.nz => MlaCacheMode::from_nz(&units)?.reshape((1, blocks.len(), per_block, 1, dim))?,
             KvLayout::Hnd => units.reshape((blocks.len(), kv, heads, per_block, dim))?.permute((1, 0, 3, 2, 4))?,
             KvLayout::Nhd => units.reshape((blocks.len(), kv, per_block, heads, dim))?.permute((1, 0, 2, 3, 4))?,
         };
@@ -191,12 +170,12 @@ impl KvCacheManager {
         Ok(DenseKv { first_token: first * spec.stride as usize, keys: part(0)?, values })
     }
 
-    /// Blocks of an MLA layer as they are stored: `[blocks, block_size, width]`, or
-    /// `[blocks, width / C0, block_size, C0]` in NZ order.
+    /// Blocks of an MLA layer as they are stored, `[blocks, columns, block_size, width of a column]`; rows are one column.
     pub(crate) fn read_latent(&self, place: Place, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
-        self.latent(place)?;
-        let (_, pool, member) = self.member(place)?;
-        member.read(&pool.tensor, &numbers(blocks))
+        let (pool, view) = self.latent(place)?;
+        let (_, _, member) = self.member(place)?;
+        let shape = (blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim);
+        Ok(member.read(pool, &numbers(blocks))?.reshape(shape)?)
     }
 
     /// Writes blocks of an MLA layer as [`KvCacheManager::read_latent`] gives them.
@@ -211,9 +190,8 @@ impl KvCacheManager {
 
     /// Checks that values are what [`KvCacheManager::read_latent`] would give.
     pub(crate) fn check_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
-        self.latent(place)?;
-        let (_, KvPool { tensor: pool, .. }, member) = self.member(place)?;
-        let expected = [&[blocks.len()], member.block_shape(pool).as_slice()].concat();
+        let (pool, view) = self.latent(place)?;
+        let expected = [blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim];
         if values.dims() == expected && values.dtype() == pool.tensor.dtype() {
             return Ok(());
         }
@@ -222,10 +200,13 @@ impl KvCacheManager {
         Err(ManagerError::ForeignState(format!("{found:?} {dtype:?}, expected {expected:?} {pool:?}")))
     }
 
-    /// A layer with one tensor and one head, so that tokens lie one after the other.
+    /// A layer with one tensor, in which the tokens of a column lie one after the other.
     fn latent(&self, place: Place) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
         let (_, pool, member) = self.member(place)?;
-        if member.view.kv_factor == 1 && member.view.num_kv_heads == 1 {
+        if matches!(
+            member.view,
+            KvLayerView { kv_factor: 1, num_kv_heads: 1, .. } | KvLayerView { kv_factor: 1, order: KvLayout::Hnd, .. }
+        ) {
             return Ok((&pool.tensor, member.view));
         }
         Err(ManagerError::ForeignState(format!("pool `{}` holds keys and values, not latents", pool.tensor.id)))
@@ -245,9 +226,9 @@ impl KvCacheManager {
         let KvPool { tensor, members, .. } = &self.pools[paged];
         for member in members {
             let start = |(block, entry): (BlockId, u32), piece: usize| {
-                block.0 as usize * member.view.block_elems + member.piece_offset(tensor, piece, entry as usize)
+                block.0 as usize * member.view.block_elems + member.piece_offset(piece, entry as usize)
             };
-            let (pieces, elems) = member.pieces(tensor);
+            let (pieces, elems) = (member.view.kv_factor * member.view.num_kv_heads, member.view.head_dim);
             for piece in 0..pieces {
                 tensor.copy_elems(tensor, start(from, piece), start(to, piece), elems)?;
             }
@@ -276,39 +257,14 @@ impl KvCacheManager {
 }
 
 impl KvMember {
-    /// Blocks of the layer, `[blocks, …]` as they are stored.
+    /// Blocks of the layer, `[blocks, elements]` as they are stored.
     fn read(&self, pool: &PoolTensor, blocks: &[u32]) -> Result<Tensor, ManagerError> {
-        let units = pool.read_units(blocks)?.narrow(1, self.view.layer_offset, self.view.layer_elems())?;
-        match self.view {
-            KvLayerView { kv_factor: 1, num_kv_heads: 1, .. } => {
-                let shape = [&[blocks.len()], self.block_shape(pool).as_slice()].concat();
-                Ok(units.reshape(shape)?)
-            }
-            _ => Ok(units),
-        }
+        Ok(pool.read_units(blocks)?.narrow(1, self.view.layer_offset, self.view.layer_elems())?)
     }
 
-    /// The shape of a block of latents.
-    fn block_shape(&self, pool: &PoolTensor) -> Vec<usize> {
-        let (width, tokens) = (self.view.head_dim, self.view.tokens_per_block);
-        let column = 32 / pool.elem_bytes;
-        if self.settings.nz { vec![width / column, tokens, column] } else { vec![tokens, width] }
-    }
-
-    /// Contiguous pieces of an entry, and the elements of each.
-    fn pieces(&self, pool: &PoolTensor) -> (usize, usize) {
-        match self.block_shape(pool).as_slice() {
-            &[columns, _, column] => (columns, column),
-            _ => (self.view.kv_factor * self.view.num_kv_heads, self.view.head_dim),
-        }
-    }
-
-    /// Where a piece of an entry lies inside a block.
-    fn piece_offset(&self, pool: &PoolTensor, piece: usize, entry: usize) -> usize {
-        match self.block_shape(pool).as_slice() {
-            &[_, tokens, column] => self.view.layer_offset + (piece * tokens + entry) * column,
-            _ => self.view.row_offset(piece / self.view.num_kv_heads, piece % self.view.num_kv_heads, entry),
-        }
+    /// Where a contiguous piece of an entry, a head's row or a column's, lies inside a block.
+    fn piece_offset(&self, piece: usize, entry: usize) -> usize {
+        self.view.row_offset(piece / self.view.num_kv_heads, piece % self.view.num_kv_heads, entry)
     }
 }
 

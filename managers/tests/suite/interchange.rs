@@ -1,7 +1,7 @@
 //! Caches leave for other systems' layouts and come back unchanged.
 
 use crate::support::{Setup, kv};
-use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_kernels::MlaCacheMode;
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
@@ -27,17 +27,21 @@ fn conv_states_convert_without_loss(#[values(2, 3, 4)] d_conv: usize, #[values(t
 
 /// Which resources hold an MLA layer, by mode.
 fn setup(mode: MlaCacheMode, latent: usize, rope: usize, dtype: DType) -> Setup {
-    let part = |name: &str, width: usize, dtype: DType| {
-        let shape = vec![Dim::whole("head_dim", width as u64)];
-        let growth = Growth::Paged { stride: 1, window: None };
-        ResourceHandler::new(Kind::Custom(format!("mla.{name}")), growth, shape, dtype, None).unwrap()
-    };
+    let nz = matches!(mode, MlaCacheMode::Int8Nz | MlaCacheMode::Nz);
+    let columns =
+        |width: usize, column: usize| if nz { [width / column, column] } else { [1, width] }.map(|n| n as u64);
     let latents = if mode == MlaCacheMode::Int8Nz { DType::Int8 } else { dtype };
     let layer = |setup: Setup, layer: u32| match mode {
         MlaCacheMode::KvCache => {
             setup.with(layer, ResourceHandler::mla_paged(latent as u64, rope as u64, dtype).unwrap())
         }
-        _ => setup.with(layer, part("latent", latent, latents)).with(layer, part("rope", rope, dtype)),
+        _ => {
+            let c0 = |dtype: DType| 32 / dtype.row_bytes(1).unwrap() as usize;
+            let ([columns_of_latent, latent], [columns_of_rope, rope]) =
+                (columns(latent, c0(latents)), columns(rope, c0(dtype)));
+            let latent = ResourceHandler::mla_latent(columns_of_latent, latent, latents).unwrap();
+            setup.with(layer, latent).with(layer, ResourceHandler::mla_rope(columns_of_rope, rope, dtype).unwrap())
+        }
     };
     layer(layer(Setup::new(), 0), 1)
 }
@@ -55,17 +59,11 @@ impl World {
     fn new(mode: MlaCacheMode) -> Self {
         let mut set = CacheSet::allocate(&setup(mode, LATENT, ROPE, DType::F32).plan(), &Device::Cpu).unwrap();
         let manager = set.manager_mut().unwrap();
-        if matches!(mode, MlaCacheMode::Int8Nz | MlaCacheMode::Nz) {
-            for name in ["mla.latent_0", "mla.rope_0", "mla.latent_1", "mla.rope_1"] {
-                let place = manager.book().layout().place_of(name).unwrap();
-                manager.kv_mut().set_nz(place).unwrap();
-            }
-        }
-        let (latent, rope) = match mode {
-            MlaCacheMode::KvCache => ("mla_paged_1", None),
-            _ => ("mla.latent_1", Some(manager.route_of("mla.rope_1").unwrap())),
+        let rope = match mode {
+            MlaCacheMode::KvCache => None,
+            _ => Some(manager.route(1, &Kind::MlaRope).unwrap()),
         };
-        let cache = manager.mla_cache(manager.route_of(latent).unwrap(), rope, LATENT, SCALE).unwrap();
+        let cache = manager.mla_cache(manager.route(1, &Kind::MlaPaged).unwrap(), rope, LATENT, SCALE).unwrap();
         assert_eq!(cache.mode, mode);
         let sequence = manager.admit(6).unwrap();
         manager.step(&[Work { sequence, tokens: 6 }], &mut StepMetadata::default()).unwrap();
@@ -203,7 +201,7 @@ fn a_layer_in_nz_order_reads_as_rows_and_stays_so_in_other_pools() {
     let expected = flat(&counting.narrow(0, 0, 6).unwrap().narrow(1, 0, LATENT).unwrap().contiguous().unwrap());
     let read = |set: &CacheSet, sequence| {
         let manager = set.manager().unwrap();
-        flat(&manager.read_kv(sequence, manager.route_of("mla.latent_1").unwrap()).unwrap().keys)
+        flat(&manager.read_kv(sequence, manager.route(1, &Kind::MlaPaged).unwrap()).unwrap().keys)
     };
     assert_eq!(read(&world.set, world.sequence), expected);
     world.set.resize_migrating(&setup(MlaCacheMode::Nz, LATENT, ROPE, DType::F32).blocks(20).plan()).unwrap();
@@ -215,8 +213,6 @@ fn keys_and_values_are_no_latents() {
     let mut set = CacheSet::allocate(&Setup::new().with(0, kv(1, 8)).plan(), &Device::Cpu).unwrap();
     let manager = set.manager_mut().unwrap();
     let sequence = manager.admit(1).unwrap();
-    let place = manager.book().layout().place(0, &Kind::KvPaged).unwrap();
-    assert!(matches!(manager.kv_mut().set_nz(place), Err(ManagerError::ForeignState(_))));
     let cache = manager.mla_cache(manager.route(0, &Kind::KvPaged).unwrap(), None, 4, 1.0).unwrap();
     assert!(manager.export_mla(sequence, &cache).is_err());
 }
@@ -225,7 +221,7 @@ fn keys_and_values_are_no_latents() {
 fn int8_latents_need_a_scale(#[values(0.0, -1.0, f32::NAN, f32::INFINITY)] scale: f32) {
     let world = World::new(MlaCacheMode::Int8Nz);
     let manager = world.set.manager().unwrap();
-    let (latent, rope) = (manager.route_of("mla.latent_1").unwrap(), manager.route_of("mla.rope_1").unwrap());
+    let (latent, rope) = (manager.route(1, &Kind::MlaPaged).unwrap(), manager.route(1, &Kind::MlaRope).unwrap());
     let refused = manager.mla_cache(latent, Some(rope), LATENT, scale).unwrap_err();
     assert!(refused.to_string().contains("positive and finite"), "{refused}");
     World::counting().to_mode(MlaCacheMode::Int8Nz, scale).unwrap_err();

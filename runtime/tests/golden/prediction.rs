@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::harness::{BUDGET, Golden, assert_close, folder, session_without_reuse};
 
 /// A model with its prediction layer, which transformers would have left out.
-fn with_layer(model: &str) -> TempDir {
+pub(crate) fn with_layer(model: &str) -> TempDir {
     let made = TempDir::new().unwrap();
     let own = folder(model);
     std::fs::copy(own.join("config.json"), made.path().join("config.json")).unwrap();
@@ -85,11 +85,13 @@ fn its_guesses_do_not_change_what_is_generated(
 #[rstest]
 #[case::no_weights("deepseek_v3", 1, "tensor `model.layers.2.")]
 #[case::several("qwen3_next", 2, "state `mtp_layers = 1`")]
+#[case::gguf("qwen35.gguf", 1, "GGUF files' are not read")]
 #[case::another_model("llama", 1, "has no prediction layers")]
 fn a_layer_that_is_not_there_is_named(#[case] model: &str, #[case] layers: u32, #[case] expected: &str) {
     let budget = format!("{BUDGET}\n[speculation]\ndraft_tokens = 3\nmtp_layers = {layers}\n");
     let budget = Budget::from_toml(&budget, "test").unwrap();
     let options = SessionOptions { budget, ..SessionOptions::default() };
-    let error = Session::open(&folder(model), options).unwrap_err().to_string();
+    let model = if model.ends_with(".gguf") { folder("../gguf/models").join(model) } else { folder(model) };
+    let error = Session::open(&model, options).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }

@@ -145,6 +145,20 @@ fn modes_0_1_and_3_generate_the_same_tokens() {
     assert_eq!(tokens(&mut unquantised), tokens(&mut session("deepseek_v3", crate::harness::BUDGET)));
 }
 
+/// Blocks of the NZ order hold 128 tokens: a prompt of 200 and what follows lie in two.
+#[test]
+fn sequences_reach_over_blocks_in_nz_order() {
+    let long = |mode: &str| {
+        let budget = budget(mode, "").replace("max_seq_len = 96", "max_seq_len = 256");
+        let prompt = |start: u32| (start..start + 200).map(|token| 1 + token * 7 % 90).collect();
+        let requests = [Request::new(prompt(0), 30), Request::new(prompt(3), 30)];
+        let mut session = open(&quantised(), &budget).unwrap();
+        let outputs = session.generate(&requests, false).unwrap().outputs;
+        outputs.into_iter().map(|output| output.tokens).collect::<Vec<_>>()
+    };
+    assert_eq!(long("nz"), long("kvcache"));
+}
+
 /// A checkpoint in 8 bits needs no word of the budget: its operator writes the caches that every plan has.
 #[test]
 fn int8_weights_run_without_a_cache_mode() {
@@ -156,6 +170,18 @@ fn int8_weights_run_without_a_cache_mode() {
 fn guesses_do_not_change_what_is_generated(#[values("krope_ctkv", "int8_nz")] mode: &str) {
     let mut plain = open(&quantised(), &budget(mode, "")).unwrap();
     let mut guessing = open(&quantised(), &budget(mode, "[speculation]\ndraft_tokens = 3\n")).unwrap();
+    assert_eq!(tokens(&mut guessing), tokens(&mut plain));
+}
+
+/// A prediction layer has a latent and a rope key of its own.
+#[rstest]
+fn a_prediction_layer_runs_behind_the_operator_too(#[values("krope_ctkv", "nz")] mode: &str) {
+    let model = crate::prediction::with_layer("deepseek_v3");
+    let mut plain = open(model.path(), &budget(mode, "")).unwrap();
+    let predicting = "[speculation]\ndraft_tokens = 3\nmtp_layers = 1\n";
+    let mut guessing = open(model.path(), &budget(mode, predicting)).unwrap();
+    let resources = &guessing.plan().resources;
+    assert!(["draft.mtp_0", "draft.mtp_0.1"].iter().all(|name| resources.iter().any(|kept| kept.name == *name)));
     assert_eq!(tokens(&mut guessing), tokens(&mut plain));
 }
 
