@@ -35,7 +35,7 @@ fn resident(call: &Call<'_, '_>) -> usize {
     2 * call.device.processors
 }
 
-/// Whether sequences of at least `fewest` query tokens fill the device, so that what joining takes is not worth it.
+/// Whether sequences of at least `fewest` query tokens fill the device.
 pub(super) fn fills(call: &Call<'_, '_>, fewest: usize) -> bool {
     blocks(call, fewest) >= resident(call)
 }
@@ -46,16 +46,9 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
     let (rows, tile_tokens) = tile(head_dim).unwrap_or_default();
     let query_tokens = rows / call.group();
     let longest = call.longest(fewest..usize::MAX);
-    let stretches = match fills(call, fewest) {
-        true => Stretches::whole(longest),
-        false => Stretches::new(longest, tile_tokens, blocks(call, fewest), resident(call)),
-    };
+    let stretches = Stretches::of_tiles(longest, tile_tokens, blocks(call, fewest), resident(call));
+    let (out, [sums, tops]) = call.result(buffers, stretches);
     let told = &call.operands;
-    let none = Argument::Pointer(None);
-    let (out, [sums, tops]) = match stretches.count {
-        1 => (told.out, [none; 2]),
-        count => (none, call.scratch(buffers, count, call.tokens)),
-    };
     let mut arguments =
         vec![told.q, told.pool, out, sums, tops, told.tables, told.kv_lens, told.cu_seqlens, told.sinks];
     arguments.push(told.q_stride);
@@ -79,5 +72,5 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
         shared_bytes: (rows + 4 * tile_tokens) * head_dim * pool.size_in_bytes(),
         arguments,
     };
-    if stretches.count == 1 { vec![attend] } else { vec![attend, attend::join(call, [sums, tops], stretches.count)] }
+    attend::joined(call, attend, [sums, tops], stretches)
 }
