@@ -3,7 +3,7 @@
 
 use crate::cuda_build::{ptx, sources};
 use crate::cuda_toolkit::{Toolkit, target};
-use crate::sh;
+use crate::{output, said, sh};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -92,11 +92,9 @@ fn assemble(toolkit: &Toolkit, ptx: &Path, architecture: &str) -> Result<HashMap
     let cubin = ptx.with_extension(format!("{architecture}.cubin"));
     let mut ptxas = toolkit.command("ptxas");
     ptxas.args(["--verbose", "--gpu-name", architecture, "--output-file"]).arg(&cubin).arg(ptx);
-    let output = output(&mut ptxas)?;
-    let mut disassemble = toolkit.command("nvdisasm");
-    let listing =
-        String::from_utf8_lossy(&self::output(disassemble.arg("--print-code").arg(&cubin))?.stdout).into_owned();
-    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    let assembled = output(&mut ptxas)?;
+    let messages = String::from_utf8_lossy(&assembled.stderr);
+    let listing = said(toolkit.command("nvdisasm").arg("--print-code").arg(&cubin))?;
     let mut kernels = HashMap::new();
     // "Compiling entry function 'NAME' for ..", then lines with its numbers.
     for message in messages.split("Compiling entry function '").skip(1) {
@@ -134,12 +132,4 @@ fn check(kernel: &str, architecture: &str, code: &Code, limit: &Limits) -> Resul
         Some(missing) => refuse(format!("no {missing} in its code")),
         None => Ok(()),
     }
-}
-
-fn output(command: &mut Command) -> Result<std::process::Output, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
 }

@@ -8,6 +8,8 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod fuzz;
+mod gpu;
+mod metadata;
 mod onnx;
 mod oracle;
 mod python;
@@ -82,6 +84,8 @@ fn main() -> ExitCode {
         "check-web" => web::check(),
         "check-semver" => semver::run(),
         "check-fuzz" => fuzz::check(),
+        "gpu-kernels" => gpu::kernels(),
+        "gpu-build" => gpu::build().map(drop),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
@@ -117,4 +121,18 @@ fn usage(message: &str) -> ExitCode {
 fn sh(command: &mut std::process::Command) -> Result<(), String> {
     let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
+}
+
+/// What a command says; an exit status other than 0 is an error that shows what it complains of.
+fn output(command: &mut std::process::Command) -> Result<std::process::Output, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// What a command says on its standard output.
+fn said(command: &mut std::process::Command) -> Result<String, String> {
+    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
 }

@@ -1,7 +1,7 @@
 //! Attention over a paged pool: which kernels take a call, and what all of them are told.
 
 use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, attend, decode, is_vector, mla, prefill, vector_stride,
+    Argument, Buffers, Contents, Device, Launch, Launches, attend, decode, is_vector, mla, prefill, room, vector_stride,
 };
 use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
@@ -124,9 +124,9 @@ impl<'a> Call<'_, 'a> {
         (0..self.batch.len()).map(tokens).filter(live)
     }
 
-    /// The longest context of such sequences.
+    /// Tokens for which the tables of such sequences have room.
     pub(super) fn longest(&self, queries: Range<usize>) -> usize {
-        self.sequences(queries).map(|tokens| tokens.context).max().unwrap_or(0)
+        self.sequences(queries).next().map_or(0, |_| room(self.batch, self.view))
     }
 
     /// Who takes the sequences. `fills` says whether those of several tokens fill the device: else single ones go with

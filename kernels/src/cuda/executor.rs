@@ -1,6 +1,6 @@
 //! Who executes launches: a device of CUDA, or, in proofs of whole models, whoever asked to.
 
-use super::{Device, Launches};
+use super::{Device, Launches, batch};
 use crate::error::Result;
 use candle_core::Tensor;
 use std::sync::OnceLock;
@@ -46,26 +46,41 @@ impl Outputs for Tensor {
     }
 }
 
+/// Whether ops on this device are launches, as far as they have kernels.
+pub fn launches_on(device: &candle_core::Device) -> bool {
+    device.is_cuda() || (device.is_cpu() && EXECUTOR.get().is_some())
+}
+
+/// Ops that are told nothing of a step, by the files that they are in.
+const WITHOUT_STEP: [&str; 3] = ["elementwise", "linear", "norm"];
+
 /// Executes an op's launches where there is an executor for the device of its operands, and launches.
 pub(crate) fn launch<'a, T: Outputs>(
     device: &candle_core::Device,
     op: &'static str,
     launches: impl FnOnce(&Device) -> Option<Launches<'a>>,
 ) -> Result<Option<T>> {
+    let made_for = match device {
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(device) => super::device::describe(device)?,
+        _ => match EXECUTOR.get().filter(|_| device.is_cpu()) {
+            Some(executor) => executor.device(),
+            None => return Ok(None),
+        },
+    };
+    let Some(mut launches) = launches(&made_for) else {
+        if !op.split("::").next().is_some_and(|file| WITHOUT_STEP.contains(&file.trim())) {
+            batch::leave();
+        }
+        if let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) {
+            executor.leave(op);
+        }
+        return Ok(None);
+    };
+    batch::read_lent(&mut launches)?;
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(device) = device {
-        let outputs = match launches(&super::device::describe(device)?) {
-            Some(launches) => T::of(super::device::execute(device, &launches)?),
-            None => None,
-        };
-        return Ok(outputs);
+        return Ok(T::of(super::device::execute(device, &launches)?));
     }
-    let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) else { return Ok(None) };
-    match launches(&executor.device()) {
-        Some(launches) => Ok(T::of(executor.execute(op, &launches))),
-        None => {
-            executor.leave(op);
-            Ok(None)
-        }
-    }
+    Ok(EXECUTOR.get().and_then(|executor| T::of(executor.execute(op, &launches))))
 }

@@ -11,6 +11,7 @@
 
 mod attend;
 pub(crate) mod attention;
+mod batch;
 pub(crate) mod conv1d;
 mod decode;
 #[cfg(feature = "cuda")]
@@ -18,6 +19,8 @@ mod device;
 pub(crate) mod elementwise;
 #[cfg(feature = "launches")]
 mod executor;
+#[cfg(feature = "launches")]
+mod graph;
 pub(crate) mod kv_cache;
 mod launch;
 pub(crate) mod linear_attention;
@@ -30,13 +33,19 @@ mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
 
+#[cfg(test)]
+pub(crate) use batch::read_lent;
+pub(crate) use batch::rotations;
+pub use batch::{DeviceBatch, HostBatch, rows};
 #[cfg(feature = "launches")]
-pub use executor::{Executor, execute_with};
+pub use executor::{Executor, execute_with, launches_on};
 #[cfg(feature = "launches")]
 pub(crate) use executor::{launch, reads_in_place};
+#[cfg(feature = "launches")]
+pub use graph::{Graph, open_device, record, warm_up};
 pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
 
-use crate::{StateBatch, StateWrites};
+use crate::{KvLayerView, PagedBatch, StateBatch, StateWrites};
 use candle_core::{DType, Tensor};
 
 /// The buffers of an op while its arguments are listed.
@@ -86,6 +95,12 @@ const MAX_TOKENS: usize = 16;
 /// Whether a kernel that loops over tokens is the one for each of these sequences.
 fn is_short(cu_seqlens: &[u32]) -> bool {
     cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS)
+}
+
+/// Tokens for which the tables of a step have room. Launches are made for these and not for the longest context, so that
+/// they are the same in all steps of these shapes.
+fn room(batch: &PagedBatch<'_>, view: &KvLayerView) -> usize {
+    batch.max_blocks * view.tokens_per_block
 }
 
 /// Whether a step leaves its last state in the slot of each sequence; none where it leaves more.

@@ -26,8 +26,15 @@ pub(super) fn makes(call: &Call<'_, '_>) -> bool {
 /// Blocks for sequences of at least `fewest` query tokens, where no context is split.
 fn blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
     let query_tokens = tile(call.head_dim).map_or(1, |(rows, _)| rows / call.group());
-    let tiles = call.sequences(fewest..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens));
-    call.view.num_kv_heads * tiles.sum::<usize>()
+    let several: usize =
+        call.sequences(fewest.max(2)..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens)).sum();
+    let singles = match several {
+        _ if fewest > 1 => 0,
+        // Padding too, so that the launches of a step that decodes do not depend on it.
+        0 => call.batch.len(),
+        _ => call.sequences(1..2).count(),
+    };
+    call.view.num_kv_heads * (several + singles)
 }
 
 /// Blocks that run at once: two fit a processor.

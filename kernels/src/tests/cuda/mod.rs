@@ -17,7 +17,7 @@ mod prefill;
 mod scans;
 
 use super::Random;
-use crate::{Contents, Device, Launches, PoolRows};
+use crate::{Buffer, Contents, Device, Launches, PoolRows};
 use cacheplan_emulator::Options;
 use candle_core::{DType, Tensor};
 use emulate::{Emulated, execute, folder, kernels, span};
