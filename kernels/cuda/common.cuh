@@ -90,6 +90,29 @@ template <> struct Format<Fp8> {
     }
 };
 
+// A signed byte.
+struct Int8 {
+    int8_t code;
+};
+
+template <> struct Format<Int8> {
+    static constexpr int kPerWord = 4;
+    static constexpr float kLargest = 127.f;
+    static DEVICE void widen(uint32_t word, float* out) {
+        // As the last places of floats from 2^23 on, 128 too large.
+        const uint32_t raised = word ^ 0x80808080u;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] = __uint_as_float(__byte_perm(raised, 0x4b000000u, 0x7650 | i)) - 8388736.f;
+    }
+    // The nearest, ties to even; what lies beyond the ends becomes them, and what is no number 0.
+    static DEVICE uint32_t narrow(const float* in) {
+        uint32_t codes[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) codes[i] = min(max(__float2int_rn(in[i]), -128), 127);
+        return __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
+    }
+};
+
 // Elements in 16 bytes.
 template <typename T> constexpr int kPerVec = 16 / sizeof(T);
 

@@ -234,10 +234,13 @@ template <typename T> DEVICE void join(const JoinArgs& args) {
 // prove join_rows: 48 registers
 WIDTHS(f32, f32, float, float)
 WIDTHS(f32, f8, float, Fp8)
+WIDTHS(f32, i8, float, Int8)
 WIDTHS(bf16, bf16, __nv_bfloat16, __nv_bfloat16)
 WIDTHS(bf16, f8, __nv_bfloat16, Fp8)
+WIDTHS(bf16, i8, __nv_bfloat16, Int8)
 WIDTHS(f16, f16, __half, __half)
 WIDTHS(f16, f8, __half, Fp8)
+WIDTHS(f16, i8, __half, Int8)
 // Latents of 512 and 64.
 KERNEL(f32, f32, float, float, 32, 5)
 KERNEL(bf16, bf16, __nv_bfloat16, __nv_bfloat16, 32, 3)

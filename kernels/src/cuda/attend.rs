@@ -1,7 +1,7 @@
 //! `paged_attend.cu`: attention over pools of any format and heads of any width, token by token.
 
 use super::attention::{Call, Stretches};
-use super::{Argument, Buffers, Launch, VECTOR, format, is_vector};
+use super::{Argument, Buffers, Launch, VECTOR, format, is_vector, pool_format};
 use crate::{KvQuant, KvScales};
 use candle_core::DType;
 
@@ -24,8 +24,8 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     let &Call { view, batch, attention, head_dim, ref operands, .. } = call;
     let (query, pool) = (call.q.dtype(), call.pool.dtype());
     let latent = view.kv_factor == 1;
-    let stored = if pool == DType::F8E4M3 { "f8" } else { format(pool)? };
-    let made = pool == query || pool == DType::F8E4M3;
+    let stored = pool_format(pool)?;
+    let made = pool == query || pool.size_in_bytes() == 1;
     let aligned = [view.layer_offset, view.block_elems, head_dim].iter().all(|at| is_vector(*at, pool));
     let scales = match attention.quant {
         Some(KvQuant::Grouped(_)) => return None,
@@ -44,11 +44,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     // Four blocks fit a processor.
     let resident = 4 * call.device.processors;
     let stretches = Stretches::new(call.longest(0..usize::MAX), keys, call.tokens * columns, resident);
-    let none = Argument::Pointer(None);
-    let (out, scratch) = match stretches.count {
-        1 => (operands.out, [none; 2]),
-        count => (none, call.scratch(buffers, count, call.tokens)),
-    };
+    let (out, scratch) = call.result(buffers, stretches);
     let (k_scales, v_scales, own_scales) = match attention.quant {
         Some(KvQuant::PerHead { k, v }) => (Some(k), Some(if latent { k } else { v }), None),
         Some(KvQuant::PerToken(scales)) => (None, None, Some(scales)),
@@ -88,17 +84,22 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
         shared_bytes: 0,
         arguments,
     };
-    Some(if stretches.count == 1 { vec![attend] } else { vec![attend, join(call, scratch, stretches.count)] })
+    Some(joined(call, attend, scratch, stretches))
 }
 
-/// The launch that joins `count` stretches of every query token.
-pub(super) fn join(call: &Call<'_, '_>, [sums, tops]: [Argument; 2], count: usize) -> Launch {
-    let sizes = [count, call.attention.value_dim].map(|size| Argument::I32(size as i32));
-    Launch {
+/// A launch, and where contexts are split the one that joins what it leaves of every query token.
+pub(super) fn joined(call: &Call<'_, '_>, attend: Launch, scratch: [Argument; 2], stretches: Stretches) -> Vec<Launch> {
+    if stretches.count == 1 {
+        return vec![attend];
+    }
+    let [sums, tops] = scratch;
+    let sizes = [stretches.count, call.attention.value_dim].map(|size| Argument::I32(size as i32));
+    let join = Launch {
         kernel: format!("join_rows_{}", format(call.q.dtype()).unwrap_or_default()),
         grid: [call.heads as u32, call.tokens as u32, 1],
         threads: THREADS as u32,
         shared_bytes: 0,
         arguments: vec![sums, tops, call.operands.sinks, call.operands.out, sizes[0], sizes[1]],
-    }
+    };
+    vec![attend, join]
 }

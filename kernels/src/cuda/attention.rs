@@ -31,16 +31,22 @@ fn matrices<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Option<Vec<La
     if !call.is_narrow() {
         return None;
     }
-    let [all, singles] = [0..usize::MAX, 1..2].map(|queries| call.sequences(queries).count());
-    match (decode::makes(call), prefill::makes(call)) {
-        (true, _) if singles == all => Some(decode::launches(call, buffers)),
-        (true, true) if singles > 0 && prefill::fills(call, 2) => {
+    match (call.share(|| prefill::fills(call, 2)), decode::makes(call), prefill::makes(call)) {
+        (Share::Decode, true, _) => Some(decode::launches(call, buffers)),
+        (Share::Both, true, true) => {
             let several = prefill::launches(call, buffers, 2);
             Some([several, decode::launches(call, buffers)].concat())
         }
-        (_, true) => Some(prefill::launches(call, buffers, 0)),
+        (_, _, true) => Some(prefill::launches(call, buffers, 0)),
         _ => None,
     }
+}
+
+/// Which of two kernels takes the sequences of a call: one is made for single query tokens, one for several.
+pub(super) enum Share {
+    Decode,
+    Both,
+    Prefill,
 }
 
 /// A call of the op, as all kernels see it.
@@ -129,6 +135,18 @@ impl<'a> Call<'_, 'a> {
         self.sequences(queries).next().map_or(0, |_| room(self.batch, self.view))
     }
 
+    /// Who takes the sequences. `fills` says whether those of several tokens fill the device: else single ones go with
+    /// them, so that all contexts are split.
+    pub(super) fn share(&self, fills: impl FnOnce() -> bool) -> Share {
+        let [all, singles] = [0..usize::MAX, 1..2].map(|queries| self.sequences(queries).count());
+        match singles {
+            _ if singles == all => Share::Decode,
+            0 => Share::Prefill,
+            _ if fills() => Share::Both,
+            _ => Share::Prefill,
+        }
+    }
+
     /// Query heads of a KV head.
     pub(super) fn group(&self) -> usize {
         self.heads / self.view.num_kv_heads
@@ -165,6 +183,15 @@ impl<'a> Call<'_, 'a> {
         let sums = buffers.add("sums", Contents::Scratch(rows * self.attention.value_dim));
         [sums, buffers.add("tops", Contents::Scratch(rows * 2))]
     }
+
+    /// Where a kernel leaves its results: the output of the op where contexts are whole, else what is to be joined.
+    pub(super) fn result(&self, buffers: &mut Buffers<'a>, stretches: Stretches) -> (Argument, [Argument; 2]) {
+        let none = Argument::Pointer(None);
+        match stretches.count {
+            1 => (self.operands.out, [none; 2]),
+            count => (none, self.scratch(buffers, count, self.tokens)),
+        }
+    }
 }
 
 /// How contexts are split over blocks.
@@ -176,9 +203,10 @@ pub(super) struct Stretches {
 }
 
 impl Stretches {
-    /// Whole contexts.
-    pub(super) fn whole(longest: usize) -> Self {
-        Self { count: 1, tokens: longest }
+    /// As [`new`](Self::new) for blocks that each leave a tile of rows: where they fill the device, what joining those
+    /// takes is not worth it.
+    pub(super) fn of_tiles(longest: usize, round: usize, blocks: usize, resident: usize) -> Self {
+        if blocks < resident { Self::new(longest, round, blocks, resident) } else { Self { count: 1, tokens: longest } }
     }
 
     /// As many as are done soonest: waves of blocks times the rounds of one, and what joining costs, in rounds. A block

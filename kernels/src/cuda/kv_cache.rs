@@ -1,6 +1,6 @@
 //! `cache_write.cu`: keys and values into a paged pool.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, vector_stride};
+use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, pool_format, vector_stride};
 use crate::ops::rope::{RopeLayout, RopeTable};
 use crate::{KvLayerView, KvQuant, KvScales, KvWrite};
 use candle_core::{DType, Tensor};
@@ -66,7 +66,7 @@ impl<'a> Rows<'a> {
         const THREADS: usize = 128;
         let Self { k, v, rope, heads, head_dim } = self;
         let (input, pool) = (format(k.dtype())?, pool_format(places.pool)?);
-        let made = places.pool == k.dtype() || k.dtype() == DType::F32 || places.pool == DType::F8E4M3;
+        let made = places.pool == k.dtype() || k.dtype() == DType::F32 || places.pool.size_in_bytes() == 1;
         let alike = v.is_none_or(|v| v.dtype() == k.dtype());
         let vector = VECTOR / k.dtype().size_in_bytes();
         // Two vectors of a thread, either both rotated or neither.
@@ -120,8 +120,4 @@ impl<'a> Rows<'a> {
         };
         Some(Launches { buffers: buffers.0, launches: vec![launch] })
     }
-}
-
-fn pool_format(dtype: DType) -> Option<&'static str> {
-    if dtype == DType::F8E4M3 { Some("f8") } else { format(dtype) }
 }

@@ -81,6 +81,15 @@ fn format(dtype: DType) -> Option<&'static str> {
     }
 }
 
+/// As [`format`] for pools of keys and values, whose bytes are floats or int8.
+fn pool_format(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F8E4M3 => Some("f8"),
+        DType::U8 => Some("i8"),
+        _ => format(dtype),
+    }
+}
+
 /// Tokens of a sequence over which a kernel loops; with more, stretches or chunks of them are worth it.
 const MAX_TOKENS: usize = 16;
 

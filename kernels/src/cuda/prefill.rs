@@ -26,8 +26,15 @@ pub(super) fn makes(call: &Call<'_, '_>) -> bool {
 /// Blocks for sequences of at least `fewest` query tokens, where no context is split.
 fn blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
     let query_tokens = tile(call.head_dim).map_or(1, |(rows, _)| rows / call.group());
-    let tiles = call.sequences(fewest..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens));
-    call.view.num_kv_heads * tiles.sum::<usize>()
+    let several: usize =
+        call.sequences(fewest.max(2)..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens)).sum();
+    let singles = match several {
+        _ if fewest > 1 => 0,
+        // Padding too, so that the launches of a step that decodes do not depend on it.
+        0 => call.batch.len(),
+        _ => call.sequences(1..2).count(),
+    };
+    call.view.num_kv_heads * (several + singles)
 }
 
 /// Blocks that run at once: two fit a processor.
@@ -35,7 +42,7 @@ fn resident(call: &Call<'_, '_>) -> usize {
     2 * call.device.processors
 }
 
-/// Whether sequences of at least `fewest` query tokens fill the device, so that what joining takes is not worth it.
+/// Whether sequences of at least `fewest` query tokens fill the device.
 pub(super) fn fills(call: &Call<'_, '_>, fewest: usize) -> bool {
     blocks(call, fewest) >= resident(call)
 }
@@ -46,16 +53,9 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
     let (rows, tile_tokens) = tile(head_dim).unwrap_or_default();
     let query_tokens = rows / call.group();
     let longest = call.longest(fewest..usize::MAX);
-    let stretches = match fills(call, fewest) {
-        true => Stretches::whole(longest),
-        false => Stretches::new(longest, tile_tokens, blocks(call, fewest), resident(call)),
-    };
+    let stretches = Stretches::of_tiles(longest, tile_tokens, blocks(call, fewest), resident(call));
+    let (out, [sums, tops]) = call.result(buffers, stretches);
     let told = &call.operands;
-    let none = Argument::Pointer(None);
-    let (out, [sums, tops]) = match stretches.count {
-        1 => (told.out, [none; 2]),
-        count => (none, call.scratch(buffers, count, call.tokens)),
-    };
     let mut arguments =
         vec![told.q, told.pool, out, sums, tops, told.tables, told.kv_lens, told.cu_seqlens, told.sinks];
     arguments.push(told.q_stride);
@@ -79,5 +79,5 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
         shared_bytes: (rows + 4 * tile_tokens) * head_dim * pool.size_in_bytes(),
         arguments,
     };
-    if stretches.count == 1 { vec![attend] } else { vec![attend, attend::join(call, [sums, tops], stretches.count)] }
+    attend::joined(call, attend, [sums, tops], stretches)
 }

@@ -83,15 +83,19 @@ fn paged_attend_latents(
     prove(&layout, 5, &PagedAttention { value_dim, ..PagedAttention::new(0.1, head_dim) });
 }
 
-/// 8-bit floats behind every sort of scale, against the CPU's op over the same pool.
+/// Bytes behind every sort of scale, against the CPU's op over the same pool.
 #[rstest]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
-fn paged_attend_f8(
+fn paged_attend_bytes(
+    #[values(DType::F8E4M3, DType::U8)] stored: DType,
     #[values((DType::F32, 64), (DType::F32, 128), (DType::F32, 256), (DType::F32, 512), (DType::F32, 576), (DType::BF16, 64), (DType::BF16, 128), (DType::BF16, 256), (DType::BF16, 512), (DType::BF16, 576), (DType::F16, 48), (DType::F16, 112), (DType::F16, 256), (DType::F16, 512), (DType::F16, 640))]
     (dtype, head_dim): (DType, usize),
     #[values(0, 1, 2)] scales: usize,
     #[values(1, 2)] kv_factor: usize,
 ) {
+    if !prove_all() && stored == DType::U8 && (scales, kv_factor) != (head_dim / 16 % 3, 2) {
+        return;
+    }
     let (heads, block, tokens) = (2, 8, 40);
     let view = KvLayerView {
         block_elems: kv_factor * heads * block * head_dim + 2 * head_dim,
@@ -103,7 +107,7 @@ fn paged_attend_f8(
         order: KvLayout::Hnd,
     };
     let mut random = Random::new(61);
-    let pool = Tensor::zeros((7, view.block_elems), DType::F8E4M3, &Place::Cpu).unwrap();
+    let pool = Tensor::zeros((7, view.block_elems), stored, &Place::Cpu).unwrap();
     let own = Tensor::zeros((7, view.layer_rows()), DType::F32, &Place::Cpu).unwrap();
     let (k_scales, v_scales) = ([0.01, 0.003], [0.005, 0.02]);
     let quant = match scales {
@@ -151,6 +155,7 @@ fn paged_attend_mutants(#[values(DType::BF16, DType::F32)] dtype: DType) {
 #[case::f32(DType::F32, DType::F32, 128, 130.0)]
 #[case::bf16(DType::BF16, DType::BF16, 256, 250.0)]
 #[case::f8(DType::BF16, DType::F8E4M3, 128, 500.0)]
+#[case::i8(DType::BF16, DType::U8, 128, 500.0)]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn paged_attend_traffic(
     #[case] query: DType,
@@ -170,7 +175,7 @@ fn paged_attend_traffic(
     };
     let pool = Random::new(1).tensor(&[128, view.block_elems]).to_dtype(dtype).unwrap();
     let q = Tensor::ones((1, 1, head_dim), query, &Place::Cpu).unwrap();
-    let quant = (dtype == DType::F8E4M3).then_some(KvScales { k: 0.1, v: 0.1 }.into());
+    let quant = (dtype.size_in_bytes() == 1).then_some(KvScales { k: 0.1, v: 0.1 }.into());
     let attention = PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) };
     let tables: Vec<i32> = (0..128).collect();
     let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1024], block_tables: &tables, max_blocks: 128 };

@@ -48,6 +48,9 @@ enum Scales {
 #[case::f16_to_f8(DType::F16, DType::F8E4M3, Scales::PerTensor)]
 #[case::f32_to_f8_by_row(DType::F32, DType::F8E4M3, Scales::PerToken)]
 #[case::f16_to_f8_by_row(DType::F16, DType::F8E4M3, Scales::PerToken)]
+#[case::f32_to_i8(DType::F32, DType::U8, Scales::PerHead)]
+#[case::bf16_to_i8(DType::BF16, DType::U8, Scales::PerToken)]
+#[case::f16_to_i8(DType::F16, DType::U8, Scales::PerTensor)]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn cache_write(
     #[case] input: DType,
@@ -85,24 +88,23 @@ fn cache_write(
     }
 }
 
-/// All of 8-bit floats: what is halfway between two, beyond the largest, and no number.
-#[test]
+/// All of 8-bit floats and of int8: what is halfway between two, beyond the largest, and no number.
+#[rstest]
+#[case::f8(DType::F8E4M3, (0..=0x7eu8).map(|code| float8::F8E4M3::from_bits(code).to_f32()).collect())]
+#[case::i8(DType::U8, (0..=126u8).map(f32::from).collect())]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
-fn cache_write_rounds_to_f8_as_the_cpu() {
-    let codes = (0..=0x7eu8).map(|code| float8::F8E4M3::from_bits(code).to_f32());
-    let codes: Vec<f32> = codes.collect();
+fn cache_write_rounds_to_bytes_as_the_cpu(#[case] dtype: DType, #[case] codes: Vec<f32>) {
     let between = codes.windows(2).flat_map(|pair| {
         let middle = (pair[0] + pair[1]) / 2.0;
         [pair[0], middle.next_down(), middle, middle.next_up()]
     });
     let mut numbers: Vec<f32> = between.chain([448.0, 464.0, 1e9, f32::INFINITY, f32::NAN]).collect();
     numbers.extend(numbers.clone().iter().map(|x| -x));
-    numbers.resize(1024, 0.0);
     let (heads, head_dim) = (1, 1024);
+    numbers.resize(head_dim, 0.0);
     let k = Tensor::from_vec(numbers, (1, head_dim), &Device::Cpu).unwrap();
     let view = view(heads, head_dim, 1, KvLayout::Hnd);
-    let [found, expected] =
-        [(); 2].map(|()| Tensor::zeros((1, view.block_elems), DType::F8E4M3, &Device::Cpu).unwrap());
+    let [found, expected] = [(); 2].map(|()| Tensor::zeros((1, view.block_elems), dtype, &Device::Cpu).unwrap());
     let quant = Some(KvScales { k: 1.0, v: 1.0 }.into());
     let write = KvWrite { k: &k, v: None, slot_mapping: &[1], quant };
     emulate(&kv_cache::write(&write, None, &found, &view, &DEVICE).unwrap(), &Options::default());
@@ -199,6 +201,7 @@ fn cache_writes_whose_order_counts_are_left_to_others() {
 #[case(DType::BF16, DType::BF16, 130.0)]
 #[case(DType::F32, DType::F32, 70.0)]
 #[case(DType::BF16, DType::F8E4M3, 360.0)]
+#[case(DType::BF16, DType::U8, 250.0)]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn cache_write_traffic(#[case] input: DType, #[case] dtype: DType, #[case] warp_instructions_per_kib: f64) {
     let (heads, head_dim) = (8, 128);
@@ -208,7 +211,7 @@ fn cache_write_traffic(#[case] input: DType, #[case] dtype: DType, #[case] warp_
     let pool = random(&mut source, &[2, view.block_elems], dtype);
     let rope = Rope::new(10_000.0, head_dim, &RopeScaling::None).unwrap();
     let table = rope.table(&[5, 6], 2, head_dim).unwrap();
-    let quant = (dtype == DType::F8E4M3).then_some(KvScales { k: 0.1, v: 0.1 }.into());
+    let quant = (dtype.size_in_bytes() == 1).then_some(KvScales { k: 0.1, v: 0.1 }.into());
     let write = KvWrite { k: &k, v: Some(&v), slot_mapping: &[3, 4], quant };
     let plain = emulate(&kv_cache::write(&write, None, &pool, &view, &DEVICE).unwrap(), &Options::default());
     assert_traffic(&plain, warp_instructions_per_kib);

@@ -1,6 +1,6 @@
-//! `mla_decode.cu`.
+//! `mla_decode.cu` and `mla_prefill.cu`.
 
-use super::{assert_traffic, emulate, prove_mutants, schedules};
+use super::{assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
 use crate::{Device, PagedAttention};
@@ -41,6 +41,69 @@ fn mla_decode(
         };
         paged.check_as(run, dtype, heads, &attention, tolerance);
     }
+}
+
+/// Prompts, stretches of them and single tokens; padding with and without rows; rows and tokens around tiles.
+const PROMPTS: [(usize, usize); 8] = [(1, 1), (5, 21), (3, 0), (0, 20), (17, 17), (1, 70), (8, 64), (13, 97)];
+
+/// Single tokens are left to `mla_decode` where the others fill the device; else all is split, and joined.
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_prefill(
+    #[values(DType::BF16, DType::F16)] dtype: DType,
+    #[values((5, 8, false), (16, 64, true), (72, 1, false))] (heads, block, with_sinks): (usize, usize, bool),
+) {
+    if !prove_all() && (dtype, heads) != (DType::BF16, 5) {
+        return;
+    }
+    let sinks: Vec<f32> = (0..heads).map(|head| head as f32 / 4.0 - 1.0).collect();
+    let mut attention = PagedAttention::new(0.05, 512);
+    attention.sinks = with_sinks.then_some(&sinks);
+    let paged = Paged::new(&latents(block, dtype), &PROMPTS);
+    let tolerance = if dtype == DType::F16 { 2e-3 } else { 2e-2 };
+    for (processors, options) in [1, 1000].into_iter().zip(schedules()) {
+        let run = |q: &Tensor| {
+            let batch = paged.batch();
+            let device = Device { processors };
+            let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
+            let kernels = launches.launches.iter().map(|launch| launch.kernel.split('_').nth(1).unwrap());
+            let expected: &[_] = if processors == 1 { &["prefill", "decode", "splits"] } else { &["prefill", "rows"] };
+            assert_eq!(kernels.collect::<Vec<_>>(), expected);
+            emulate(&launches, &options).outputs.remove(0)
+        };
+        paged.check_as(run, dtype, heads, &attention, tolerance);
+    }
+}
+
+#[test]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_prefill_mutants() {
+    let paged = Paged::new(&latents(16, DType::BF16), &[(7, 100)]);
+    let q = Tensor::ones((7, 16, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
+    let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    assert_eq!(launches.launches.len(), 1, "the kernel that writes the output");
+    prove_mutants(&launches, &[]);
+}
+
+/// A tile of query rows behind a context long enough that what happens once does not count.
+#[test]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_prefill_traffic() {
+    let (queries, heads, context) = (4, 16, 512);
+    let paged = Paged::new(&latents(32, DType::BF16), &[(queries, context)]);
+    let q = Tensor::ones((queries, heads, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
+    let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let stats = emulate(&launches, &Options::default()).runs.remove(0).stats;
+    assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
+    let floor = 2 * (context * 576 + queries * heads * (576 + 512));
+    assert!(stats.moved_bytes() as f64 <= 1.05 * floor as f64, "{} of {floor} bytes", stats.moved_bytes());
+    // A product is 16 by 8 by 16.
+    let products = (queries * heads / 16) * (context / 8) * (576 + 512) / 16;
+    let found = stats.warp_instructions as f64 / products as f64;
+    assert!(found <= 6.0, "{found:.2} instructions of a warp for each product: {stats:?}");
+    assert!(stats.shared_passes as f64 <= 1.1 * stats.shared_requests as f64, "{stats:?}");
 }
 
 #[test]
