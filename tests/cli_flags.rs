@@ -269,6 +269,11 @@ fn the_plan_of_a_full_device_says_which_change_admits_more() {
     assert!(stdout(&capped).contains(&most), "{most}");
     let unlimited = stdout(&cacheplan(&["plan"], Some(GEMMA), &[], folder.path()));
     assert!(!unlimited.contains("KNOBS"), "{unlimited}");
+    let more = cacheplan(&["plan"], Some(GEMMA), &[&flags[..], &["--max-batch-size", "9000"]].concat(), folder.path());
+    let said = String::from_utf8(more.stderr).unwrap();
+    let missing =
+        format!("note: max_batch_size 9000 was asked for, and {} fit: caches of 9000 need ", sequences(&flags));
+    assert!(said.contains(&missing), "{said}");
 }
 
 /// A number of devices is stated with a layout for as many.

@@ -4,8 +4,9 @@
     cargo bench -p cacheplan-runtime --bench end_to_end --no-run    # prints where the bench lies
     venv/bin/python benches/peers/llama_cpp.py target/release/deps/end_to_end-* FOLDER
 
-Writes a Llama of `models/llama_137m`'s dimensions with random weights as F16 and as Q8_0 under FOLDER, once, and prints a table in
-Markdown. Both use two threads, take in a prompt of 512 tokens and decode one sequence. Rates are medians of the rounds;
+Writes a Llama and a hybrid of the dimensions in `models/` with random weights as F16 and as Q8_0 under FOLDER, once, and prints a
+table in Markdown. The hybrid, of type bamba, is the `granitehybrid` that llama.cpp's converter makes of it; a last argument
+names one model alone. Both use two threads, take in a prompt of 512 tokens and decode one sequence. Rates are medians of the rounds;
 `ratio` is the median of each round's ours over theirs, which other load on the machine meets alike.
 """
 
@@ -23,10 +24,11 @@ PROMPT, DECODED, ROUNDS, THREADS = 512, 48, 5, 2
 MODELS = pathlib.Path(__file__).parent / "models"
 
 
-def write(path, kind):
-    c = json.loads((MODELS / "llama_137m" / "config.json").read_text())
+def write(path, kind, model):
+    c = json.loads((MODELS / model / "config.json").read_text())
     random = numpy.random.default_rng(0)
-    w = gguf.GGUFWriter(path, "llama")
+    hybrid = c["model_type"] == "bamba"
+    w = gguf.GGUFWriter(path, "granitehybrid" if hybrid else "llama")
     hidden, heads, kv = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
     head, ffn, layers, vocab = c.get("head_dim") or hidden // heads, c["intermediate_size"], c["num_hidden_layers"], c["vocab_size"]
     w.add_block_count(layers)
@@ -34,12 +36,27 @@ def write(path, kind):
     w.add_embedding_length(hidden)
     w.add_feed_forward_length(ffn)
     w.add_head_count(heads)
-    w.add_head_count_kv(kv)
+    attends = set(c["attn_layer_indices"]) if hybrid else set(range(layers))
+    w.add_head_count_kv([kv if layer in attends else 0 for layer in range(layers)] if hybrid else kv)
     w.add_key_length(head)
     w.add_value_length(head)
-    w.add_rope_dimension_count(head)
+    w.add_rope_dimension_count(int(head * c["rope_parameters"].get("partial_rotary_factor", 1)))
     w.add_rope_freq_base(10000.0)
     w.add_layer_norm_rms_eps(1e-6)
+    if hybrid:
+        ssm_heads, state, groups = c["mamba_n_heads"], c["mamba_d_state"], c["mamba_n_groups"]
+        inner, channels = ssm_heads * c["mamba_d_head"], ssm_heads * c["mamba_d_head"] + 2 * groups * state
+        w.add_ssm_conv_kernel(c["mamba_d_conv"])
+        w.add_ssm_inner_size(inner)
+        w.add_ssm_state_size(state)
+        w.add_ssm_group_count(groups)
+        w.add_ssm_time_step_rank(ssm_heads)
+        # Bamba has no factors but that of scores.
+        w.add_attention_scale(head**-0.5)
+        w.add_embedding_scale(1.0)
+        w.add_residual_scale(1.0)
+        w.add_logit_scale(1.0)
+        w.add_rope_scaling_finetuned(True)
     w.add_vocab_size(vocab)
     # llama.cpp wants a vocabulary, though ids are given.
     w.add_tokenizer_model("llama")
@@ -51,17 +68,31 @@ def write(path, kind):
         values = (random.standard_normal((rows, columns), dtype=numpy.float32) / columns**0.5)
         w.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
-    def norm(name):
-        w.add_tensor(name, numpy.ones(hidden, dtype=numpy.float32))
+    def norm(name, size=hidden):
+        w.add_tensor(name, numpy.ones(size, dtype=numpy.float32))
+
+    def attention(at):
+        matrix(at + "attn_q.weight", heads * head, hidden)
+        matrix(at + "attn_k.weight", kv * head, hidden)
+        matrix(at + "attn_v.weight", kv * head, hidden)
+        matrix(at + "attn_output.weight", hidden, heads * head)
+
+    def mamba2(at):
+        matrix(at + "ssm_in.weight", inner + channels + ssm_heads, hidden)
+        floats = lambda name, *shape: w.add_tensor(at + name, 0.1 * random.standard_normal(shape, dtype=numpy.float32))
+        floats("ssm_conv1d.weight", channels, c["mamba_d_conv"])
+        floats("ssm_conv1d.bias", channels)
+        floats("ssm_dt.bias", ssm_heads)
+        w.add_tensor(at + "ssm_a", -numpy.ones((ssm_heads, 1), dtype=numpy.float32))
+        w.add_tensor(at + "ssm_d", numpy.ones((ssm_heads, 1), dtype=numpy.float32))
+        w.add_tensor(at + "ssm_norm.weight", numpy.ones((groups, inner // groups), dtype=numpy.float32))
+        matrix(at + "ssm_out.weight", hidden, inner)
 
     matrix("token_embd.weight", vocab, hidden)
     for layer in range(layers):
         at = f"blk.{layer}."
         norm(at + "attn_norm.weight")
-        matrix(at + "attn_q.weight", heads * head, hidden)
-        matrix(at + "attn_k.weight", kv * head, hidden)
-        matrix(at + "attn_v.weight", kv * head, hidden)
-        matrix(at + "attn_output.weight", hidden, heads * head)
+        (attention if layer in attends else mamba2)(at)
         norm(at + "ffn_norm.weight")
         matrix(at + "ffn_gate.weight", ffn, hidden)
         matrix(at + "ffn_up.weight", ffn, hidden)
@@ -103,17 +134,19 @@ def main():
     bench, work = sys.argv[1], pathlib.Path(sys.argv[2])
     print("| model | prefill tokens/s | llama.cpp | ratio | decode tokens/s | llama.cpp | ratio |")
     print("|---|---|---|---|---|---|---|")
-    for name, kind in [("F16", gguf.GGMLQuantizationType.F16), ("Q8_0", gguf.GGMLQuantizationType.Q8_0)]:
-        path = work / f"llama_137m.{name}.gguf"
+    kinds = [("F16", gguf.GGMLQuantizationType.F16), ("Q8_0", gguf.GGMLQuantizationType.Q8_0)]
+    models = sys.argv[3:] or ["llama_137m", "hybrid_128m"]
+    for model, (name, kind) in [(model, kind) for model in models for kind in kinds]:
+        path = work / f"{model}.{name}.gguf"
         if not path.exists():
-            write(path, kind)
+            write(path, kind, model)
         rounds = [(cacheplan(bench, path), llama_cpp(path)) for _ in range(ROUNDS)]
         cells = []
         for what in (0, 1):
             ours, theirs = [r[0][what] for r in rounds], [r[1][what] for r in rounds]
             ratio = statistics.median(a / b for a, b in zip(ours, theirs))
             cells += [f"{statistics.median(ours):.1f}", f"{statistics.median(theirs):.1f}", f"{ratio:.2f}"]
-        print(f"| llama_137m {name} | {' | '.join(cells)} |", flush=True)
+        print(f"| {model} {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,11 @@ impl Shown<()> {
         }
         Cow::Owned(out)
     }
+
+    /// The text with everything escaped that would be markup in HTML and XML, or end an attribute.
+    pub fn markup(text: &str) -> String {
+        text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    }
 }
 
 /// Control characters, marks and overrides of the writing direction, separators of lines and paragraphs, marks of byte
@@ -130,6 +135,11 @@ mod tests {
         assert!(!printed.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{7f}']), "{printed}");
         assert_eq!(serde_json::from_str::<Vec<String>>(&printed).unwrap(), names);
         assert!(matches!(Shown::printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
+    }
+
+    #[test]
+    fn markup_is_text() {
+        assert_eq!(Shown::markup(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
     }
 
     #[test]

@@ -49,6 +49,8 @@ kinds! {
     KvPaged = "kv_paged",
     /// The compressed latent and rope key of multi-head latent attention, in pages.
     MlaPaged = "mla_paged",
+    /// The rope key of multi-head latent attention, where it is kept apart from the latent, in pages.
+    MlaRope = "mla_rope",
     /// The recurrent state of a Mamba, delta-net or linear-attention layer.
     Ssm = "ssm",
     /// The last columns of a causal convolution's input.
@@ -81,7 +83,7 @@ impl Kind {
     /// The names of its dimensions, outermost first; `None` for a kind whose shape is the resource's own.
     const fn dims(&self) -> Option<&'static [&'static str]> {
         match self {
-            Self::KvPaged | Self::MlaPaged => Some(&["kv_factor", "num_kv_heads", "head_dim"]),
+            Self::KvPaged | Self::MlaPaged | Self::MlaRope => Some(&["kv_factor", "num_kv_heads", "head_dim"]),
             Self::Ssm | Self::IntermediateSsm => Some(&["num_heads", "head_dim", "d_state"]),
             Self::CausalConv | Self::IntermediateCausalConv => Some(&["conv_dim", OWN_COLUMNS]),
             Self::IndexKey | Self::CompressedLatent => Some(&["head_dim"]),
@@ -435,7 +437,7 @@ impl ResourceHandler {
     pub fn known_shape(&self) -> Option<Shape> {
         let size = |axis: usize| self.shape.get(axis).map(|dim| dim.size);
         Some(match self.kind {
-            Kind::KvPaged | Kind::MlaPaged => {
+            Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope => {
                 Shape::Kv { kv_factor: size(0)?, num_kv_heads: size(1)?, head_dim: size(2)? }
             }
             Kind::Ssm | Kind::IntermediateSsm => {

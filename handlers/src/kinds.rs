@@ -26,8 +26,24 @@ impl ResourceHandler {
         if kv_lora_rank == 0 {
             return Err(HandlerError::ZeroDim { kind: Kind::MlaPaged, dim: "kv_lora_rank".into() });
         }
-        let shape = vec![Dim::whole("kv_factor", 1), Dim::whole("num_kv_heads", 1), Dim::whole("head_dim", latent)];
-        Self::new(Kind::MlaPaged, EVERY_TOKEN, shape, dtype, Some(KvLayout::Hnd))
+        Self::mla_latent(1, latent, dtype)
+    }
+
+    /// The latent of MLA without its rope key: `columns` of equal width, each of which is stored for all tokens of a block
+    /// before the next. One column is a row for each token; columns of 32 bytes are the NZ order of Ascend.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn mla_latent(columns: u64, width: u64, dtype: DType) -> Result<Self, HandlerError> {
+        Self::new(Kind::MlaPaged, EVERY_TOKEN, columns_shape(columns, width), dtype, Some(KvLayout::Hnd))
+    }
+
+    /// The rope key that belongs to such a latent, in columns of its own.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn mla_rope(columns: u64, width: u64, dtype: DType) -> Result<Self, HandlerError> {
+        Self::new(Kind::MlaRope, EVERY_TOKEN, columns_shape(columns, width), dtype, Some(KvLayout::Hnd))
     }
 
     /// The recurrent state of Mamba-2 and its relatives: shape `[num_heads, head_dim, d_state]` per sequence.
@@ -181,6 +197,11 @@ fn kv_shape(kv_factor: u64, num_kv_heads: u64, head_dim: u64) -> Vec<Dim> {
         Dim::split("num_kv_heads", num_kv_heads, Split::KvHeads),
         Dim::whole("head_dim", head_dim),
     ]
+}
+
+/// One tensor that ranks do not divide.
+fn columns_shape(columns: u64, width: u64) -> Vec<Dim> {
+    vec![Dim::whole("kv_factor", 1), Dim::whole("num_kv_heads", columns), Dim::whole("head_dim", width)]
 }
 
 fn numbered(shape: &[u64]) -> Vec<Dim> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use cacheplan_files::Limit;
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
+use ureq::tls::TlsConfig;
 
 use crate::HubError;
 use crate::settings::{Settings, Token, is_on_this_machine};
@@ -58,6 +59,7 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
+            .tls_config(TlsConfig::builder().root_certs(settings.roots).build())
             .timeout_connect(Some(CONNECT))
             .timeout_recv_response(Some(RESPOND))
             .timeout_global(Some(WHOLE));

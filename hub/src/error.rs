@@ -31,6 +31,12 @@ pub enum HubError {
         /// The variable or file that it stands in.
         from: String,
     },
+    /// A file of certificates that has none.
+    #[error("{}: certificates in PEM were expected, each between `-----BEGIN CERTIFICATE-----` and its end", Shown(.from))]
+    Certificates {
+        /// The variable and the file.
+        from: String,
+    },
     /// A file that the settings name.
     #[error(transparent)]
     Source(#[from] SourceError),

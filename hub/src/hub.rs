@@ -35,7 +35,7 @@ pub struct Description {
 
 impl Hub {
     /// As the environment says: `HF_HUB_CACHE`, `HF_HOME`, and for what is fetched `HF_ENDPOINT`, `HF_TOKEN`,
-    /// `HF_HUB_OFFLINE` and those that `huggingface_hub` has beside them.
+    /// `HF_HUB_OFFLINE`, those that `huggingface_hub` has beside them, and `SSL_CERT_FILE`.
     pub fn from_env() -> Self {
         Self::from_variables(std::env::vars_os())
     }

@@ -8,6 +8,8 @@
 
 mod cache;
 #[cfg(feature = "fetch")]
+mod certificates;
+#[cfg(feature = "fetch")]
 mod client;
 mod error;
 #[cfg(feature = "fetch")]

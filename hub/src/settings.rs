@@ -1,18 +1,21 @@
-//! Where the hub is, and who asks.
+//! Where the hub is, by whose word, and who asks.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use cacheplan_files::{Limit, Source};
 use ureq::http::Uri;
+use ureq::tls::RootCerts;
 
 use crate::HubError;
-use crate::cache;
+use crate::{cache, certificates};
 
 /// What the environment says, in the words of `huggingface_hub`.
 pub(crate) struct Settings {
     pub(crate) endpoint: Uri,
     pub(crate) token: Option<Token>,
+    /// Who says that the hub is the hub.
+    pub(crate) roots: RootCerts,
 }
 
 /// What says who asks. It has no `Debug`, so that nothing shows it by accident.
@@ -41,7 +44,7 @@ impl Settings {
         }
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
         let token = if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token(variable)? };
-        Ok(Self { endpoint: address(&endpoint)?, token })
+        Ok(Self { endpoint: address(&endpoint)?, token, roots: certificates::believed(variable)? })
     }
 }
 
@@ -127,6 +130,9 @@ mod tests {
     #[case(&[("HF_HUB_OFFLINE", "yes")], Err(()))]
     #[case(&[("HF_HUB_OFFLINE", "0")], Ok(None))]
     #[case(&[("HF_ENDPOINT", "http://example.com")], Err(()))]
+    #[case(&[("SSL_CERT_FILE", "/nowhere/certificates.pem")], Err(()))]
+    #[case(&[("SSL_CERT_FILE", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))], Err(()))]
+    #[case(&[("SSL_CERT_FILE", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/localhost.pem"))], Ok(None))]
     fn settings_are_those_of_the_hubs_own_tools(
         #[case] variables: &[(&str, &str)],
         #[case] expected: Result<Option<&str>, ()>,

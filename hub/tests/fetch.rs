@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use cacheplan_hub::{Description, Hub, HubError};
 use rstest::rstest;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 const COMMIT: &str = "c1899de289a04d12100db370d81485cdf75e47ca";
 /// What git calls the config's content.
@@ -17,6 +19,7 @@ const BLOB: &str = "0123456789abcdef0123456789abcdef01234567";
 const CONFIG: &str = "{\"model_type\": \"llama\"}";
 /// A file of weights: a header, and so many bytes that nobody may read them.
 const WEIGHTS: u64 = 1 << 40;
+const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/localhost.pem");
 
 /// What a request asks for.
 struct Asked {
@@ -379,4 +382,50 @@ fn a_cache_that_cannot_be_written_loses_nothing_but_time() {
     let mut text = String::new();
     fetched.beside.iter().find(|file| file.len() < 100).unwrap().reader().read_to_string(&mut text).unwrap();
     assert_eq!(text, CONFIG);
+}
+
+/// The server behind TLS, by the certificate in `localhost.pem`, which nobody vouches for but itself.
+fn behind_tls(plain: &Server) -> String {
+    let pem = Path::new(CERTIFICATE);
+    let certificate = CertificateDer::from_pem_file(pem).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], PrivateKeyDer::from_pem_file(pem).unwrap());
+    let (config, plain) = (Arc::new(config.unwrap()), plain.address.trim_start_matches("http://").to_owned());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let connection = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+            let mut asked = rustls::StreamOwned::new(connection, stream);
+            let head: Vec<String> =
+                BufReader::new(&mut asked).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            let (mut answer, mut inside) = (Vec::new(), TcpStream::connect(&plain).unwrap());
+            write!(inside, "{}\r\n\r\n", head.join("\r\n")).unwrap();
+            inside.read_to_end(&mut answer).unwrap();
+            // Whoever does not believe the certificate has hung up.
+            let _ = asked.write_all(&answer).and_then(|()| asked.flush());
+            asked.conn.send_close_notify();
+            let _ = asked.flush();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_hub_is_believed_by_the_certificates_that_the_environment_names() {
+    let server = Server::start(|_, _| false);
+    let address = behind_tls(&server);
+    let open = |more: &[(&str, &str)]| {
+        let cache = tempfile::tempdir().unwrap();
+        let endpoint = [&[("HF_ENDPOINT", address.as_str())], more].concat();
+        open(&server.hub(cache.path(), &endpoint), "a/b").map(|found| found.revision)
+    };
+    let error = open(&[]).unwrap_err().to_string();
+    assert!(error.contains("UnknownIssuer") && server.paths().is_empty(), "{error}");
+    assert_eq!(open(&[("SSL_CERT_FILE", CERTIFICATE)]).unwrap(), format!("a/b@{COMMIT}"));
+    let error = open(&[("SSL_CERT_FILE", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))]).unwrap_err();
+    assert!(error.to_string().contains("certificates in PEM were expected"), "{error}");
 }

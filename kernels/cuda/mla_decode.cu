@@ -29,10 +29,10 @@ template <typename T> DEVICE void mla_decode(const Args& args) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int head0 = blockIdx.x * kRows, sequence = blockIdx.y, split = blockIdx.z;
     const int live_heads = min(kRows, args.heads - head0), query_row = args.cu_seqlens[sequence];
-    const bool has_query = args.cu_seqlens[sequence + 1] > query_row;
+    const bool single = args.cu_seqlens[sequence + 1] - query_row == 1;
     const int begin = split * args.split_tokens, end = min(begin + args.split_tokens, (int)args.kv_lens[sequence]);
     const int64_t out_row = (int64_t)(split * gridDim.y + sequence) * args.heads + head0;
-    if (begin >= end || !has_query) {
+    if (begin >= end || !single) {
         if (threadIdx.x < live_heads) {
             args.tops[(out_row + threadIdx.x) * 2] = -INFINITY;
             args.tops[(out_row + threadIdx.x) * 2 + 1] = 0.f;

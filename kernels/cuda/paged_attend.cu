@@ -1,5 +1,5 @@
-// Attention of a few query tokens of each sequence over block tables, for pools of any format and heads of any width:
-// what paged_decode was not made for.
+// Attention over block tables, token by token, for pools of any format and heads of any width:
+// what paged_decode and paged_prefill were not made for.
 //
 // A block takes a query token, up to HEADS query heads of one KV head, and a stretch of the context. LANES lanes hold a
 // row of the pool, 16 bytes to a vector, with KEYS rows of keys and values under way each; queries and sums stay in

@@ -1,4 +1,4 @@
-// Attention of one query token of each sequence over block tables, with the context split over blocks.
+// Attention of the sequences that have one query token over block tables, with the context split over blocks.
 //
 // A block takes one KV head of one sequence and one stretch of its context; the query heads of the group are the rows
 // of a matrix operand. Each warp streams tiles of 16 tokens of its own through STAGES stages of shared memory, so that
@@ -28,12 +28,12 @@ template <typename T, int D> DEVICE void paged_decode(const Args& args) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int kv_head = blockIdx.x, sequence = blockIdx.y, split = blockIdx.z;
     const int kv_len = args.kv_lens[sequence], query_row = args.cu_seqlens[sequence];
-    const bool has_query = args.cu_seqlens[sequence + 1] > query_row;
+    const bool single = args.cu_seqlens[sequence + 1] - query_row == 1;   // others are left to paged_prefill
     int visible = 0;
     if (args.window) visible = args.chunked ? (kv_len - 1) / args.window * args.window : max(kv_len - args.window, 0);
     const int begin = max(split * args.split_tokens, visible), end = min((split + 1) * args.split_tokens, kv_len);
     const int64_t out_row = (int64_t)(split * gridDim.y + sequence) * args.heads + kv_head * args.group;
-    if (begin >= end || !has_query) {
+    if (begin >= end || !single) {
         for (int i = threadIdx.x; i < args.group; i += kWarps * 32) {
             args.tops[(out_row + i) * 2] = -INFINITY;
             args.tops[(out_row + i) * 2 + 1] = 0.f;
@@ -189,12 +189,14 @@ struct JoinArgs {
     const float *sums, *tops;    // as above
     const float* sinks;          // [heads] logits without a value, or null
     void* out;                   // [tokens, heads, D]
-    const uint32_t* cu_seqlens;
+    const uint32_t *kv_lens, *cu_seqlens;
     int32_t heads, splits;
 };
 
 template <typename T, int D> DEVICE void join(const JoinArgs& args) {
     const int head = blockIdx.x, sequence = blockIdx.y, column = threadIdx.x;
+    const int first = args.cu_seqlens[sequence], beyond = args.cu_seqlens[sequence + 1];
+    if (beyond - first > 1 && args.kv_lens[sequence] > 0) return;   // another kernel's
     const int64_t row = (int64_t)sequence * args.heads + head, rows = (int64_t)gridDim.y * args.heads;
     float largest = args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
     for (int split = 0; split < args.splits; ++split) largest = fmaxf(largest, args.tops[(split * rows + row) * 2]);
@@ -208,7 +210,7 @@ template <typename T, int D> DEVICE void join(const JoinArgs& args) {
     }
     // A padding sequence may have several rows.
     const T value = from_float<T>(weight > 0.f ? sum / weight : 0.f);
-    for (int token = args.cu_seqlens[sequence]; token < args.cu_seqlens[sequence + 1]; ++token)
+    for (int token = first; token < beyond; ++token)
         static_cast<T*>(args.out)[((int64_t)token * args.heads + head) * D + column] = value;
 }
 

@@ -32,9 +32,9 @@ mod view;
 pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use cpu::product::Matrix;
 #[cfg(any(test, feature = "launches"))]
-pub use cuda::{Argument, Buffer, Contents, Device, Launch, Launches};
+pub use cuda::{Argument, Buffer, Contents, Device, DeviceBatch, HostBatch, Launch, Launches, rows};
 #[cfg(feature = "launches")]
-pub use cuda::{Executor, execute_with};
+pub use cuda::{Executor, Graph, execute_with, launches_on, open_device, record, warm_up};
 pub use error::KernelError;
 pub use ops::attention::{PagedAttention, Window};
 pub use ops::conv1d::CausalConv1d;

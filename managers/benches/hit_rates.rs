@@ -8,7 +8,7 @@ mod traces;
 use std::fs::File;
 use std::io::BufReader;
 
-use cacheplan_managers::book::{Ceiling, Policy, Report, Request, Scenario, SimulateError, Workload};
+use cacheplan_managers::book::{Ceiling, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
 use traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, conversations};
 
 const CHECKPOINTS: [Option<usize>; 4] = [Some(64), Some(128), Some(256), None];
@@ -22,7 +22,7 @@ fn main() -> Result<(), SimulateError> {
 
 /// A trace that someone recorded.
 fn of_file(file: &str) -> Result<(), SimulateError> {
-    let requests = Request::read_trace(BufReader::new(File::open(file)?))?;
+    let requests = TraceRequest::read_trace(BufReader::new(File::open(file)?))?;
     let unlimited = run(&requests, Policy::Coverage, None)?;
     let resident = unlimited.metrics.kv_hit_tokens as f64 / unlimited.metrics.prompt_tokens as f64;
     println!("{file}: {} requests, resident KV {resident:.3}, unlimited {:.3}", requests.len(), unlimited.hit_rate);
@@ -58,7 +58,7 @@ fn documented() -> Result<(), SimulateError> {
 
     println!("\n| open | checkpoints | double-buffered | coverage | ceiling |\n|---|---|---|---|---|");
     for open in OPEN {
-        let requests = Request::read_trace(conversations(1200, open, 7).as_bytes())?;
+        let requests = TraceRequest::read_trace(conversations(1200, open, 7).as_bytes())?;
         let ceiling = Ceiling::new(&requests, Scenario::default())?;
         for checkpoints in [64, 256] {
             let [double, coverage] = against(&requests, Some(checkpoints))?;
@@ -86,7 +86,7 @@ fn documented() -> Result<(), SimulateError> {
 }
 
 /// Traces of one kind from several seeds.
-type Family = (String, Vec<Vec<Request>>);
+type Family = (String, Vec<Vec<TraceRequest>>);
 
 /// Traces whose seeds no policy was chosen by.
 fn held_out() -> Result<Vec<Family>, SimulateError> {
@@ -95,24 +95,24 @@ fn held_out() -> Result<Vec<Family>, SimulateError> {
         all.push((format!("{workload:?}"), [101, 102, 103].map(|seed| workload.seeded(seed)).into()));
     }
     for open in OPEN {
-        let traces = [108, 109, 110].map(|seed| Request::read_trace(conversations(1200, open, seed).as_bytes()));
+        let traces = [108, 109, 110].map(|seed| TraceRequest::read_trace(conversations(1200, open, seed).as_bytes()));
         all.push((format!("{open} open"), traces.into_iter().collect::<Result<_, _>>()?));
     }
     for (name, traffic) in [("conversations", CONVERSATION), ("tools and agents", TOOL_AGENT), ("synthetic", SYNTHETIC)]
     {
-        let traces = [1101, 1102, 1103].map(|seed| Request::read_trace(traffic.trace(1500, seed).as_bytes()));
+        let traces = [1101, 1102, 1103].map(|seed| TraceRequest::read_trace(traffic.trace(1500, seed).as_bytes()));
         all.push((format!("like {name}"), traces.into_iter().collect::<Result<_, _>>()?));
     }
     Ok(all)
 }
 
 /// The token hit rates of the double buffer and of coverage.
-fn against(requests: &[Request], checkpoints: Option<usize>) -> Result<[f64; 2], SimulateError> {
+fn against(requests: &[TraceRequest], checkpoints: Option<usize>) -> Result<[f64; 2], SimulateError> {
     let double = run(requests, Policy::DoubleBuffered, checkpoints)?.hit_rate;
     Ok([double, run(requests, Policy::Coverage, checkpoints)?.hit_rate])
 }
 
-fn run(requests: &[Request], policy: Policy, checkpoints: Option<usize>) -> Result<Report, SimulateError> {
+fn run(requests: &[TraceRequest], policy: Policy, checkpoints: Option<usize>) -> Result<Report, SimulateError> {
     Scenario { policy, checkpoints, ..Scenario::default() }.run(requests)
 }
 

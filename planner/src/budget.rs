@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::config::MAX_COUNT;
+use crate::make::DEFAULT_TOKENS_PER_BLOCK;
+use crate::mla_cache::{MlaCache, NZ_BLOCK};
 use crate::size::ByteSize;
 use crate::{EngineOptions, Grouping, Origin, Parallel, Speculation, Workload};
 
@@ -35,6 +37,9 @@ pub struct Budget {
     pub layout: Option<KvLayout>,
     /// Tokens in a block of a paged pool; 16 where absent.
     pub tokens_per_block: Option<u64>,
+    /// The cache mode of Ascend's MLA operator that latents are laid out in; joined with their rope keys where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mla_cache_mode: Option<MlaCache>,
     /// What to find the most of; `sequences` where absent.
     pub maximize: Option<Objective>,
     /// The bytes to divide; without it the limits alone size the pools.
@@ -291,6 +296,7 @@ impl Budget {
                 return Err(format!("`workload.{key}` is stated, but `workload.checkpoints_per_sequence` is 0"));
             }
         }
+        self.validate_mla_cache()?;
         if self.maximize == Some(Objective::Tokens) && self.max_batch_size.is_none() {
             return Err("`maximize = \"tokens\"` needs `max_batch_size`, the sequences to serve meanwhile".into());
         }
@@ -310,6 +316,29 @@ impl Budget {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Budget {
+    /// That blocks are those of the operator's cache mode.
+    fn validate_mla_cache(&self) -> Result<(), String> {
+        let Some(mode) = self.mla_cache_mode else { return Ok(()) };
+        let (name, tokens) = (mode.name(), self.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK));
+        if !mode.takes_blocks_of(tokens) {
+            let known = if mode.is_nz() { "" } else { "at most " };
+            return Err(format!(
+                "`mla_cache_mode = \"{name}\"` has blocks of {known}{NZ_BLOCK} tokens; `tokens_per_block` is {tokens}"
+            ));
+        }
+        if mode.is_nz() && self.layout == Some(KvLayout::Nhd) {
+            return Err(format!("`mla_cache_mode = \"{name}\"` keeps columns before tokens; `layout` must be \"HND\""));
+        }
+        Ok(())
+    }
+
+    /// How an engine on Ascend stores latents: as it is said to, or as the plan does.
+    pub(crate) fn engine_mla_cache(&self) -> Option<MlaCache> {
+        self.engine.mla_cache.or(self.mla_cache_mode)
     }
 }
 

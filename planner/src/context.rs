@@ -27,6 +27,15 @@ impl Budget {
 
     /// What [`Graph::collect`](cacheplan_transforms::Graph::collect) needs of this budget, with the built-in descriptors.
     pub fn pass_context(&self, model: &ModelInfo) -> PassContext {
+        let mut context = self.plain_context(model);
+        if let Some(mode) = self.mla_cache_mode {
+            context.registry.register(mode.descriptor());
+        }
+        context
+    }
+
+    /// The same with latents and rope keys in one tensor.
+    fn plain_context(&self, model: &ModelInfo) -> PassContext {
         PassContext {
             dtypes: CacheDTypes {
                 kv: self.dtypes.kv,
@@ -43,7 +52,7 @@ impl Budget {
     /// The same as `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
     /// them, and windows that no sequence outgrows where it keeps those.
     pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
-        let (chosen, mut context) = (engine.dtypes(model), self.pass_context(model));
+        let (chosen, mut context) = (engine.dtypes(model), self.plain_context(model));
         context.dtypes = CacheDTypes {
             kv: self.dtypes.kv.or(chosen.kv),
             state: chosen.state,

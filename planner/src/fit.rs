@@ -403,23 +403,4 @@ impl Fit {
         flags.extend(self.state_dtype.map(|dtype| format!("--ssm-dtype {dtype}")));
         flags.join(" ")
     }
-
-    /// The same as flags of `vllm serve`.
-    pub fn vllm_flags(&self, context: u64) -> String {
-        let Parallel { tp, pp, dp, ep, .. } = self.parallel;
-        let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
-        let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
-        if ep > 1 {
-            flags.push("--enable-expert-parallel".into());
-        }
-        if self.kv_dtype.is_some() {
-            flags.push("--kv-cache-dtype fp8".into());
-        }
-        if self.state_dtype.is_some() {
-            flags.push("--mamba-ssm-cache-dtype bfloat16".into());
-        }
-        flags.push(format!("--max-model-len {context}"));
-        flags.push(format!("--max-num-seqs {}", self.sequences.div_ceil(dp.into()).max(1)));
-        flags.join(" ")
-    }
 }

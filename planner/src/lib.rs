@@ -57,6 +57,7 @@ mod ledger;
 mod logs;
 mod make;
 mod measured;
+mod mla_cache;
 mod notes;
 mod plan;
 mod plan_file;
@@ -73,7 +74,7 @@ mod workload;
 
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
-pub use config::{Config, Key, Override, Values};
+pub use config::{BudgetKey, Config, Override, Values};
 pub use device::DeviceInfo;
 pub use engines::{Engine, EngineSpec};
 pub use error::PlanError;

@@ -19,7 +19,7 @@ use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
-const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
+pub(crate) const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
 const PADDING_SLOTS: u64 = 1;
 
 impl PlanRequest<'_> {

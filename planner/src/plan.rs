@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_transforms::ModelInfo;
+use cacheplan_transforms::{ModelInfo, Resource};
 use serde::{Deserialize, Serialize};
 
 use crate::weights::WeightShare;
@@ -274,6 +274,20 @@ pub struct PlannedResource {
     /// Whether it belongs to the draft model or the prediction head, whose layers have numbers of their own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drafts: bool,
+}
+
+impl PlannedResource {
+    /// What was planned for, to be planned for again; where it was found is not in a plan.
+    pub(crate) fn collected(&self) -> Resource {
+        Resource {
+            name: self.name.clone(),
+            layer: self.layer,
+            handler: self.handler.clone(),
+            node: String::new(),
+            provenance: Vec::new(),
+            shared_by: self.shared_by.clone(),
+        }
+    }
 }
 
 /// The one count of sequence slots that every consumer takes its rows from.

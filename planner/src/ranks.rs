@@ -6,7 +6,7 @@ use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
 use serde::{Deserialize, Serialize};
 
-use crate::{CachePlan, Key, PlanError, PlanRequest, make};
+use crate::{BudgetKey, CachePlan, PlanError, PlanRequest, make};
 
 /// Sizes of the groups that ranks form; 1 each where absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl Parallel {
 
     /// The keys whose sizes are not those of `before`.
     pub(crate) fn changes(&self, before: Self) -> Vec<(&'static str, String)> {
-        let sizes = Key::all().iter().filter_map(|key| {
+        let sizes = BudgetKey::all().iter().filter_map(|key| {
             let of = |parallel: Self| {
                 parallel.sizes().into_iter().find(|(name, _)| key.path.strip_prefix("parallel.") == Some(*name))
             };

@@ -7,7 +7,8 @@ use crate::make::make;
 use crate::request::Stated;
 use crate::solve::last;
 use crate::{
-    Budget, CachePlan, Cap, CheckpointDType, Draft, Key, Parallel, PlanRequest, RankPlans, Suggestion, Workload, ledger,
+    Budget, BudgetKey, ByteSize, CachePlan, Cap, CheckpointDType, Draft, LedgerItem, Parallel, PlanRequest, RankPlans,
+    Suggestion, Workload, ledger,
 };
 
 /// How many changes are shown.
@@ -42,6 +43,25 @@ impl PlanRequest<'_> {
     }
 }
 
+impl PlanRequest<'_> {
+    /// What is missing where `max_batch_size` asks for more sequences than `plan`, the plan of this request, holds.
+    pub fn missing(&self, plan: &CachePlan) -> Option<String> {
+        let held = plan.capacity.sequences;
+        let asked = self.budget.max_batch_size.filter(|asked| *asked > held)?;
+        // Without memory the pools are as large as was asked for.
+        let unlimited = Budget { memory: None, ..self.budget.clone() };
+        let bytes = |plan: &CachePlan| plan.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(pool.bytes));
+        let needed = bytes(&make(&PlanRequest { budget: &unlimited, ..*self }).ok()?);
+        let unused = plan.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
+        let there = unused.fold(bytes(plan), u64::saturating_add);
+        let short = needed.checked_sub(there).filter(|short| *short > 0)?;
+        let [needed, there, short] = [needed, there, short].map(ByteSize);
+        Some(format!(
+            "max_batch_size {asked} was asked for, and {held} fit: caches of {asked} need {needed}, {there} are there; short of {short}"
+        ))
+    }
+}
+
 fn best(found: impl Iterator<Item = Suggestion>) -> Vec<Suggestion> {
     let mut found: Vec<Suggestion> = found.collect();
     found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));
@@ -54,7 +74,7 @@ fn suggestion(request: &PlanRequest<'_>, keys: &[(&str, String)], plan: &CachePl
     let words = |(path, value): &(&str, String)| match request.stated {
         Stated::Keys => format!("{path} = {value}"),
         Stated::Flags => {
-            let flag = Key::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
+            let flag = BudgetKey::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
             format!("{flag} {}", value.trim_matches('"'))
         }
     };

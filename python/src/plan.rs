@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    Budget, CachePlan, Config, DeviceInfo, Engine, EngineSpec, Key, Measured, Override, Parallel, PlanError,
+    Budget, BudgetKey, CachePlan, Config, DeviceInfo, Engine, EngineSpec, Measured, Override, Parallel, PlanError,
     PlanRequest, RankPlans, Serving, Target, Values,
 };
 use cacheplan_transforms::Resources;
@@ -160,10 +160,10 @@ fn resolve(
 
 /// `memory_bytes` is the flag `--memory-bytes`, the key `memory.bytes`.
 fn of_keyword(name: String, value: String) -> PyResult<Override> {
-    match Key::all().iter().find(|key| keyword(key) == name) {
+    match BudgetKey::all().iter().find(|key| keyword(key) == name) {
         Some(key) => Ok(Override::by_flag(key.path, value, name)),
         None => {
-            let known = Key::all().iter().map(keyword);
+            let known = BudgetKey::all().iter().map(keyword);
             let nearest = known.min_by_key(|known| Shown(known.as_str()).distance(&name));
             let hint = nearest.map(|nearest| format!("did you mean `{nearest}`?"));
             let message = format!("`{name}` is no key of a budget; {}", hint.clone().unwrap_or_default());
@@ -172,18 +172,18 @@ fn of_keyword(name: String, value: String) -> PyResult<Override> {
     }
 }
 
-fn keyword(key: &Key) -> String {
+fn keyword(key: &BudgetKey) -> String {
     key.flag.trim_start_matches('-').replace('-', "_")
 }
 
 /// Every key of a budget: keyword, dotted path, what holds where it is absent, and what it is.
 #[pyfunction]
 pub(crate) fn budget_keys() -> Vec<(String, &'static str, &'static str, &'static str, Vec<&'static str>)> {
-    let choices = |key: &Key| match key.values {
+    let choices = |key: &BudgetKey| match key.values {
         Values::Choice(names) => names.iter().map(|(name, _)| *name).collect(),
         _ => Vec::new(),
     };
-    Key::all().iter().map(|key| (keyword(key), key.path, key.default, key.help, choices(key))).collect()
+    BudgetKey::all().iter().map(|key| (keyword(key), key.path, key.default, key.help, choices(key))).collect()
 }
 
 fn engine_of(text: &str) -> PyResult<EngineSpec> {

@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 use cacheplan_files::{Limit, Source};
-use cacheplan_managers::book::{Policy, Report, Request, Scenario, Workload};
+use cacheplan_managers::book::{Policy, Report, Scenario, TraceRequest, Workload};
 use pyo3::prelude::*;
 
 use crate::errors::{Said, error};
@@ -86,16 +86,16 @@ pub(crate) fn simulate(
     })
 }
 
-fn built_in(name: &str) -> Result<Vec<Request>, String> {
+fn built_in(name: &str) -> Result<Vec<TraceRequest>, String> {
     let workload: Workload = serde_json::from_value(name.into()).map_err(|failed| failed.to_string())?;
     Ok(workload.requests())
 }
 
-fn read(path: &std::path::Path) -> Result<Vec<Request>, String> {
+fn read(path: &std::path::Path) -> Result<Vec<TraceRequest>, String> {
     let said = |failed: &dyn std::fmt::Display| format!("{}: {failed}", path.display());
     let source = Source::named(path, Limit::TRACE).map_err(|failed| said(&failed))?;
     source.within(Limit::TRACE).map_err(|failed| said(&failed))?;
-    let requests = Request::read_trace(BufReader::new(source.reader())).map_err(|failed| said(&failed))?;
+    let requests = TraceRequest::read_trace(BufReader::new(source.reader())).map_err(|failed| said(&failed))?;
     if requests.is_empty() { Err(said(&"the trace holds no request")) } else { Ok(requests) }
 }
 

@@ -4,19 +4,21 @@ use std::fmt::Debug;
 
 use cacheplan_graphs::proto::ModelProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::weighted_sum;
+use cacheplan_kernels::{Rope, weighted_sum};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
+#[cfg(feature = "launches")]
+use crate::device_steps::{Place, Told};
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, int, refuse};
 use crate::layers::{Linear, Mixer, RmsNorm};
 use crate::prediction::PredictionLayer;
 use crate::step::{CacheUse, Names, Step};
-use crate::weights::{Matrix, Weights};
+use crate::weights::{Matrix, Weights, row_numbers};
 
 /// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
 ///
@@ -48,6 +50,11 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     /// Its caches are those of these names.
     fn call_caches(&mut self, names: Names) {
         let _ = names;
+    }
+
+    /// What its layers make of positions; `None` where a step is made of other things than ops.
+    fn ropes(&self) -> Option<Vec<&Rope>> {
+        None
     }
 
     /// The most tokens that a sequence may have, where its shapes are fixed.
@@ -94,6 +101,8 @@ pub struct Decoder {
     head: Option<Head>,
     /// Bytes of weights that are mapped from files, which no allocator counts.
     mapped_bytes: u64,
+    #[cfg(feature = "launches")]
+    steps: crate::device_steps::DeviceSteps,
 }
 
 /// From hidden channels to logits.
@@ -191,7 +200,13 @@ impl Block {
 impl Decoder {
     /// A model and what projects its hidden rows, unless it does so itself.
     pub(crate) fn new(text: impl TextModel + 'static, head: Option<Head>) -> Self {
-        Self { text: Box::new(text), head, mapped_bytes: 0 }
+        Self {
+            text: Box::new(text),
+            head,
+            mapped_bytes: 0,
+            #[cfg(feature = "launches")]
+            steps: Default::default(),
+        }
     }
 
     /// The same, with so many bytes of weights in mapped files.
@@ -232,7 +247,7 @@ impl Decoder {
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
-        rayon::scope(|_| {
+        self.told(tokens, &all, caches, metadata, || {
             let hidden = self.text.forward(tokens, &all, caches, metadata)?;
             let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
             Ok([self.projected(&chosen)?, hidden])
@@ -255,7 +270,7 @@ impl Decoder {
         let Some((prediction, embedding)) = self.text.prediction() else {
             return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
         };
-        rayon::scope(|_| {
+        self.told(next, rows, caches, metadata, || {
             let [said, onward] = prediction.forward(embedding, hidden, next, caches, metadata)?;
             let rows = Tensor::new(rows, said.device())?;
             Ok([self.projected(&said.index_select(&rows, 0)?)?, onward.index_select(&rows, 0)?])
@@ -273,7 +288,7 @@ impl Decoder {
         caches: &MambaHybridCacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
-        rayon::scope(|_| self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
+        self.told(tokens, &[0], caches, metadata, || self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
     }
 
     /// The same projection behind another model.
@@ -328,11 +343,59 @@ impl Decoder {
         caches: &MambaHybridCacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
-        // Inside the pool of threads from here on: a parallel loop that starts outside wakes and awaits it each time.
-        rayon::scope(|_| {
-            let hidden = self.text.forward(tokens, rows, caches, metadata)?;
-            self.projected(&hidden)
-        })
+        let compute = |tokens: &[u32], rows: &[u32], metadata: &StepMetadata| {
+            self.in_pool(|| self.projected(&self.text.forward(tokens, rows, caches, metadata)?))
+        };
+        #[cfg(feature = "launches")]
+        if let Some(place) = self.place(caches) {
+            metadata.check(caches.book().layout()).map_err(ManagerError::from)?;
+            let told = Told { tokens, rows, metadata };
+            return self.steps.logits(told, &place, |told| compute(told.tokens, told.rows, told.metadata));
+        }
+        compute(tokens, rows, metadata)
+    }
+
+    /// Runs `compute` of a step, whose numbers are uploaded once where ops are launches.
+    fn told<R: Send>(
+        &self,
+        tokens: &[u32],
+        rows: &[u32],
+        caches: &MambaHybridCacheManager,
+        metadata: &StepMetadata,
+        compute: impl FnOnce() -> Result<R, RuntimeError> + Send,
+    ) -> Result<R, RuntimeError> {
+        #[cfg(feature = "launches")]
+        if let Some(place) = self.place(caches) {
+            return self.steps.run(Told { tokens, rows, metadata }, &place, || self.in_pool(compute));
+        }
+        let _ = (tokens, rows, caches, metadata);
+        self.in_pool(compute)
+    }
+
+    /// Runs `compute` inside the pool of threads: a parallel loop that starts outside wakes and awaits it each time. What a
+    /// device is given comes from one thread.
+    fn in_pool<R: Send>(&self, compute: impl FnOnce() -> R + Send) -> R {
+        if self.device().is_cpu() { rayon::scope(|_| compute()) } else { compute() }
+    }
+
+    /// Where steps are uploaded to, if ops are launches.
+    #[cfg(feature = "launches")]
+    fn place(&self, caches: &MambaHybridCacheManager) -> Option<Place<'_>> {
+        let ropes = if cacheplan_kernels::launches_on(self.device()) { self.text.ropes()? } else { return None };
+        let most = usize::try_from(caches.book().layout().limits.max_batch_size).unwrap_or(usize::MAX);
+        Some(Place { device: self.device(), ropes, pools: caches.identity(), most })
+    }
+
+    /// Records no steps from now on.
+    pub(crate) fn only_launch(&self) {
+        #[cfg(feature = "launches")]
+        self.steps.only_launch();
+    }
+
+    /// Gives up steps that were recorded, which hold memory of the device.
+    pub(crate) fn forget_recorded(&self) {
+        #[cfg(feature = "launches")]
+        self.steps.forget();
     }
 }
 
@@ -397,6 +460,11 @@ impl TextModel for Blocks {
         self.names = names;
     }
 
+    fn ropes(&self) -> Option<Vec<&Rope>> {
+        let predicting = self.prediction.iter().flat_map(|prediction| &prediction.blocks);
+        Some(self.blocks.iter().chain(predicting).flat_map(|block| block.mixer.ropes()).collect())
+    }
+
     fn forward(
         &self,
         tokens: &[u32],
@@ -405,8 +473,7 @@ impl TextModel for Blocks {
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let device = self.device();
-        let tokens: Vec<usize> = tokens.iter().map(|&token| token as usize).collect();
-        let embedded = self.embedding.select(&tokens)?.computed()?;
+        let embedded = self.embedding.embed(tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, metadata);
         let step = Step::new(caches, &self.names, metadata, &embedded, drafts.as_ref());
@@ -415,7 +482,7 @@ impl TextModel for Blocks {
             x = block.forward(&x, &step)?;
         }
         drafts.as_ref().map_or(Ok(()), Drafts::keep)?;
-        let chosen = x.index_select(&Tensor::new(rows, device)?, 0)?;
+        let chosen = x.index_select(&row_numbers(rows, device)?, 0)?;
         Ok(self.norm.forward(&chosen)?)
     }
 }

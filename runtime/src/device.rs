@@ -18,7 +18,7 @@ impl Session {
             _ => None,
         };
         let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
-        if cfg!(feature = "cuda") { Ok(Device::new_cuda(ordinal)?) } else { Err(RuntimeError::WithoutCuda) }
+        open_cuda(ordinal)
     }
 }
 
@@ -40,6 +40,16 @@ fn host_memory() -> Option<DeviceInfo> {
     };
     let (total, free) = (kibibytes("MemTotal")?.checked_mul(1024)?, kibibytes("MemAvailable")?.checked_mul(1024)?);
     Some(DeviceInfo::cpu("cpu", total, free))
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(ordinal: usize) -> Result<Device, RuntimeError> {
+    Ok(cacheplan_kernels::open_device(ordinal)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: usize) -> Result<Device, RuntimeError> {
+    Err(RuntimeError::WithoutCuda)
 }
 
 #[cfg(feature = "cuda")]

@@ -29,6 +29,14 @@ pub enum RuntimeError {
         /// What would do.
         known: &'static str,
     },
+    /// Latent attention that Ascend's operator cannot prepare.
+    #[error("layer {layer} cannot run by Ascend's MLA operator: {shown}", shown = Shown(.reason))]
+    Preprocess {
+        /// The absolute layer.
+        layer: u32,
+        /// Why, and what would do.
+        reason: String,
+    },
     /// A decoder that keeps other caches than are planned.
     #[error("layer {} keeps {needs}, and planned is {}", needs.layer, found(planned.as_deref()))]
     Unplanned {

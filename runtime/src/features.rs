@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cacheplan_handlers::Kind;
 use cacheplan_planner::{CachePlan, Override, Parallel};
 use thiserror::Error;
 
@@ -19,11 +20,14 @@ pub enum Feature {
     Checkpoints,
     /// The same in 8 bits.
     Int8Checkpoints,
+    /// Latents and rope keys apart, as Ascend's operator writes them.
+    MlaCacheMode,
 }
 
 impl Feature {
     /// Those that a budget asks for most plainly come first, so that they are named first.
-    const ALL: [Self; 5] = [Self::Ranks, Self::Speculation, Self::HostTier, Self::Int8Checkpoints, Self::Checkpoints];
+    const ALL: [Self; 6] =
+        [Self::Ranks, Self::MlaCacheMode, Self::Speculation, Self::HostTier, Self::Int8Checkpoints, Self::Checkpoints];
 
     /// The key of the budget that asks for it, or the section of keys.
     #[must_use]
@@ -34,6 +38,7 @@ impl Feature {
             Self::HostTier => "host",
             Self::Checkpoints => "workload.checkpoints_per_sequence",
             Self::Int8Checkpoints => "workload.checkpoint_dtype",
+            Self::MlaCacheMode => "mla_cache_mode",
         }
     }
 
@@ -44,6 +49,7 @@ impl Feature {
             Self::HostTier => plan.host.is_some(),
             Self::Checkpoints => plan.checkpoints() > 0,
             Self::Int8Checkpoints => plan.pools.iter().any(|pool| pool.checkpoints_of.is_some()),
+            Self::MlaCacheMode => plan.resources.iter().any(|resource| *resource.handler.kind() == Kind::MlaRope),
         }
     }
 }

@@ -10,6 +10,8 @@ mod costs;
 mod decoder;
 mod demo;
 mod device;
+#[cfg(feature = "launches")]
+mod device_steps;
 mod draft_model;
 mod drafts;
 mod error;

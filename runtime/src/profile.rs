@@ -8,6 +8,7 @@ use cacheplan_planner::Limits;
 use serde::Serialize;
 
 use crate::decoder::Decoder;
+use crate::draft_model::DraftModel;
 use crate::error::RuntimeError;
 
 /// The measurement of one forward over a full step.
@@ -25,9 +26,10 @@ pub struct MemoryProfile {
     pub method: &'static str,
 }
 
-/// Runs one forward of as many tokens as the plan's limits and pools admit in a step.
+/// Runs one forward of as many tokens as the plan's limits and pools admit in a step, and of whoever guesses behind it.
 pub(crate) fn profile(
     decoder: &Decoder,
+    draft: Option<&DraftModel>,
     caches: &mut MambaHybridCacheManager,
     limits: &Limits,
 ) -> Result<MemoryProfile, RuntimeError> {
@@ -38,7 +40,19 @@ pub(crate) fn profile(
     let profile = admit_step(caches, limits, &mut sequences).and_then(|metadata| {
         let tokens = vec![0; metadata.total_tokens()];
         let last_rows: Vec<u32> = metadata.cu_seqlens[1..].iter().map(|end| end - 1).collect();
-        let forward = || decoder.forward(&tokens, &last_rows, caches, &metadata);
+        let forward = || -> Result<(), RuntimeError> {
+            // What a step has of the model is there while its prediction layer or a draft goes over the same tokens.
+            let rows = if decoder.prediction().is_some() {
+                let [logits, hidden] = decoder.forward_with_hidden(&tokens, &last_rows, caches, &metadata)?;
+                let predicted = decoder.predict(&hidden, &tokens, &last_rows, caches, &metadata)?;
+                [vec![logits, hidden], predicted.to_vec()].concat()
+            } else {
+                vec![decoder.forward(&tokens, &last_rows, caches, &metadata)?]
+            };
+            let filled = draft.map_or(Ok(()), |draft| draft.fill(&tokens, caches, &metadata));
+            drop(rows);
+            filled
+        };
         let (forward, peak) = CountingAllocator::measure_peak(decoder.device(), forward);
         forward?;
         let peak = peak.ok_or(RuntimeError::Unmeasured)?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cacheplan_files::replace;
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
+use cacheplan_kernels::MlaCacheMode;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
@@ -32,7 +33,7 @@ use crate::request::{Output, Request};
 use crate::speed::{Recorder, Speed};
 use crate::timeline::Timeline;
 use crate::totals::Totals;
-use crate::weights::{Loading, Weights};
+use crate::weights::{LatentLayout, Loading, Weights};
 
 /// What a session is opened with besides the model.
 #[derive(Clone)]
@@ -55,6 +56,8 @@ pub struct SessionOptions {
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
     /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
+    /// Whether steps that decode are recorded as CUDA graphs, where the model runs on such a device.
+    pub graphs: bool,
     /// Whether sequences go on behind a token that ends texts.
     pub ignore_eos: bool,
     /// A folder of graphs with caches of fixed shapes that compute in place of the model's own layers.
@@ -70,7 +73,7 @@ impl Default for SessionOptions {
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
-        let (device, reuse_prefixes, ignore_eos) = (Device::Cpu, true, false);
+        let (device, reuse_prefixes, graphs, ignore_eos) = (Device::Cpu, true, true, false);
         Self {
             budget,
             settings,
@@ -80,6 +83,7 @@ impl Default for SessionOptions {
             descriptors,
             draft,
             reuse_prefixes,
+            graphs,
             ignore_eos,
             static_graphs,
             graph_engine,
@@ -154,10 +158,15 @@ impl Session {
         }
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
+        let (mode, kv) = (options.budget.mla_cache_mode, options.budget.dtypes.kv);
         let own = |model: &Model, device: &Device| {
             models::refuse_unknown(model)?;
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
-            Decoder::load(model, &weights.shown_in(loading).predicting(predicting))
+            let latents = LatentLayout {
+                mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
+                dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),
+            };
+            Decoder::load(model, &weights.shown_in(loading).predicting(predicting).with_latents(latents))
         };
         let engine = options.graph_engine.clone();
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
@@ -191,7 +200,15 @@ impl Session {
         load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let SessionOptions {
-            budget, settings, device, device_info: stated, descriptors, reuse_prefixes, draft, ..
+            budget,
+            settings,
+            device,
+            device_info: stated,
+            descriptors,
+            reuse_prefixes,
+            draft,
+            graphs,
+            ..
         } = options;
         let mut context = budget.pass_context(&model.info);
         descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
@@ -213,10 +230,19 @@ impl Session {
             false => None,
         };
         refuse_unused(&first, &settings, |feature| {
-            unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts)
+            let preprocesses = models::preprocesses(&model.decoder);
+            (feature == Feature::MlaCacheMode && !preprocesses)
+                .then(|| "a run computes by the operator for models of type deepseek_v3 only".into())
+                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts))
         })?;
         let decoder = load(&model, &device)?;
         let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
+        if !graphs {
+            [Some(&decoder), draft.as_ref().map(DraftModel::decoder)]
+                .into_iter()
+                .flatten()
+                .for_each(Decoder::only_launch);
+        }
         CountingAllocator::trim();
         decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
@@ -305,14 +331,14 @@ impl Session {
         (&self.decoder, &mut self.caches)
     }
 
-    /// Measures one forward of a full step.
+    /// Measures one forward of a full step, that of whoever guesses included.
     ///
     /// # Errors
     /// Nobody who counts bytes; a failing forward.
     pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
         self.forget_prefixes()?;
         let limits = self.caches.plan().limits.clone();
-        let measured = profile(&self.decoder, self.caches.manager_mut()?, &limits)?;
+        let measured = profile(&self.decoder, self.draft.as_ref(), self.caches.manager_mut()?, &limits)?;
         self.profile = Some(measured.clone());
         Ok(measured)
     }
@@ -346,7 +372,11 @@ impl Session {
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
         let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;
+        let drafting = self.draft.as_ref().map(DraftModel::decoder);
+        [Some(&self.decoder), drafting].into_iter().flatten().for_each(Decoder::forget_recorded);
         self.caches.shutdown()?;
+        // What was freed is free once the device has it back.
+        CountingAllocator::trim_device(self.decoder.device());
         let free_bytes = match &self.device_info {
             Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
             // What is mapped counts as free, since it could be read again.
@@ -522,6 +552,7 @@ fn unused(
     let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
     let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
     match feature {
+        Feature::MlaCacheMode => None,
         Feature::Ranks => Some("a run has the whole model on one device".into()),
         Feature::Speculation if !predicts && predicting > 0 => Some(
             "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model"
@@ -549,6 +580,16 @@ fn unused(
             Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),
             None => Some("reuse of prefixes is switched off".into()),
         },
+    }
+}
+
+/// The float of that name in candle's words.
+fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
+    match dtype {
+        DType::F32 => Some(candle_core::DType::F32),
+        DType::F16 => Some(candle_core::DType::F16),
+        DType::Bf16 => Some(candle_core::DType::BF16),
+        _ => None,
     }
 }
 

@@ -78,7 +78,7 @@ impl Timeline {
         for (place, (id, capacity)) in self.pools.iter().enumerate() {
             let used: Vec<u64> = self.moments.iter().map(|moment| moment.used[place]).collect();
             let highest = used.iter().max().copied().unwrap_or(0);
-            let name = format!("{}: at most {highest} of {capacity} units", escaped(id));
+            let name = format!("{}: at most {highest} of {capacity} units", Shown::markup(&Shown(id).to_string()));
             self.band(&mut svg, place + 1, &name, &[(used, USED)], *capacity);
         }
         let _ = writeln!(
@@ -127,10 +127,6 @@ const BAND: f64 = 90.0;
 const RUNNING: &str = "#009e73";
 const WAITING: &str = "#e69f00";
 const USED: &str = "#56b4e9";
-
-fn escaped(text: &str) -> String {
-    Shown(text).to_string().replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
 
 #[cfg(test)]
 mod tests {

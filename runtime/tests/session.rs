@@ -61,6 +61,30 @@ fn a_session_plans_allocates_profiles_resizes_and_generates() {
     assert_eq!(report["report"]["pools"][0]["planned_bytes"], report["report"]["pools"][0]["actual_bytes"]);
     assert_eq!(report["report"]["profile"]["method"], "counting allocator");
     requests_that_cannot_be_served_are_refused_and_leave_the_caches_free();
+    what_a_draft_needs_is_measured_too();
+}
+
+/// A draft whose feed-forward layers are 32 times as wide as the model's needs more than the model, and is counted.
+fn what_a_draft_needs_is_measured_too() {
+    let llama = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/llama");
+    let wide = tempfile::TempDir::new().unwrap();
+    let config = std::fs::read_to_string(llama.join("config.json")).unwrap();
+    let config = config.replace("\"intermediate_size\": 128", "\"intermediate_size\": 4096");
+    std::fs::write(wide.path().join("config.json"), config).unwrap();
+    let mut weights = candle_core::safetensors::load(llama.join("model.safetensors"), &Device::Cpu).unwrap();
+    for (name, weight) in weights.iter_mut().filter(|(name, _)| name.contains(".mlp.")) {
+        *weight = weight.repeat(if name.contains("down_proj") { (1, 32) } else { (32, 1) }).unwrap();
+    }
+    candle_core::safetensors::save(&weights, wide.path().join("model.safetensors")).unwrap();
+    let measured = |draft: Option<PathBuf>| {
+        let budget = "max_seq_len = 64\nmax_batch_size = 2\nmax_num_tokens = 64\n[speculation]\ndraft_tokens = 2\n";
+        let budget = Budget::from_toml(budget, "test").unwrap();
+        let mut session = Session::open(&llama, SessionOptions { budget, draft, ..SessionOptions::default() }).unwrap();
+        session.profile().unwrap()
+    };
+    let (alone, drafted) = (measured(None), measured(Some(wide.path().to_owned())));
+    // The gated product alone has 4096 floats for each of the 64 tokens.
+    assert!(drafted.forward_bytes > alone.forward_bytes + 64 * 4096 * 4 / 2, "{alone:?}, {drafted:?}");
 }
 
 fn requests_that_cannot_be_served_are_refused_and_leave_the_caches_free() {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{ByteSize, Key, Override, Values};
+use cacheplan::planner::{BudgetKey, ByteSize, Override, Values};
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 use miette::miette;
@@ -40,7 +40,7 @@ impl clap::Args for BudgetArgs {
             .value_parser(clap::value_parser!(PathBuf))
             .help("Budget file (TOML): memory, limits, dtypes; without one the limits alone size the pools")
             .help_heading(BUDGET);
-        let flags = Key::all().iter().map(flag);
+        let flags = BudgetKey::all().iter().map(flag);
         // The heading of a section in the help lasts until the next.
         command.allow_negative_numbers(true).arg(file).args(flags).next_help_heading("This command")
     }
@@ -52,7 +52,7 @@ impl clap::Args for BudgetArgs {
 
 impl clap::FromArgMatches for BudgetArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let overrides = Key::all().iter().filter_map(|key| {
+        let overrides = BudgetKey::all().iter().filter_map(|key| {
             let value = matches.get_one::<String>(key.path)?.clone();
             Some(Override::by_flag(key.path, value, key.flag))
         });
@@ -66,7 +66,7 @@ impl clap::FromArgMatches for BudgetArgs {
 }
 
 /// The flag of a key, whose value is the text that the budget file would have.
-fn flag(key: &'static Key) -> Arg {
+fn flag(key: &'static BudgetKey) -> Arg {
     let (value_name, parser) = parsed(key.values);
     let arg = Arg::new(key.path)
         .long(key.flag.trim_start_matches('-'))
@@ -111,7 +111,7 @@ fn parsed(values: Values) -> (&'static str, ValueParser) {
     }
 }
 
-fn help(key: &Key) -> String {
+fn help(key: &BudgetKey) -> String {
     let help = key.help.trim_end_matches('.');
     match (key.values, key.default) {
         (Values::Choice(_), _) | (_, "not set") => help.to_owned(),

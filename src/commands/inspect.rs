@@ -1,6 +1,6 @@
 //! `cacheplan inspect`: what was read of a model, from where, and what had to be assumed.
 
-use cacheplan::planner::Key;
+use cacheplan::planner::BudgetKey;
 use clap::{Arg, ValueEnum};
 
 use crate::commands::load::{ModelArgs, Target};
@@ -26,7 +26,7 @@ enum GraphFormat {
 /// Of the budget only dtypes tell how a model is read; the other keys are taken, so that one file or line serves every
 /// command, but not listed.
 fn of_the_model(arg: Arg) -> Arg {
-    let key = Key::all().iter().find(|key| arg.get_id() == key.path);
+    let key = BudgetKey::all().iter().find(|key| arg.get_id() == key.path);
     let hidden = key.is_some_and(|key| key.section() != Some("dtypes"));
     arg.hide(hidden)
 }

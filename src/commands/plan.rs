@@ -8,7 +8,7 @@ use miette::miette;
 
 use crate::commands::load::{Loaded, ModelArgs, Target};
 use crate::commands::{check, diff, explain};
-use crate::failure::{Failure, print, write};
+use crate::failure::{Failure, note, print, write};
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -120,6 +120,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     }
     let heading = ranks.map(|ranks| ranks.heading() + "\n").unwrap_or_default();
     let request = PlanRequest { stage: args.stage, ..request };
+    request.missing(&plan).iter().for_each(|missing| note(missing));
     let Some(engine) = args.engine else {
         return match args.format {
             Format::Json => print(&json(serde_json::to_string_pretty(&plan))?),

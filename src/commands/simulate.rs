@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::managers::book::{Policy, Report, Request, Scenario, Workload};
+use cacheplan::managers::book::{Policy, Report, Scenario, TraceRequest, Workload};
 use clap::ValueEnum;
 
 use crate::commands::Format;
@@ -117,12 +117,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Requests {
-    fn load(&self) -> Result<Vec<Request>, Failure> {
+    fn load(&self) -> Result<Vec<TraceRequest>, Failure> {
         if let Some(path) = &self.trace {
             let source = Source::named(path, Limit::TRACE).map_err(Failure::error)?;
             source.within(Limit::TRACE).map_err(Failure::error)?;
             let requests =
-                Request::read_trace(BufReader::new(source.reader())).map_err(|error| in_file(path, error))?;
+                TraceRequest::read_trace(BufReader::new(source.reader())).map_err(|error| in_file(path, error))?;
             if requests.is_empty() {
                 return Err(in_file(path, "the trace holds no request"));
             }

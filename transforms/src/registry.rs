@@ -90,6 +90,11 @@ impl<'a> OpView<'a> {
         }
     }
 
+    /// Writes down something else that the caches follow from.
+    pub fn note(&mut self, line: String) {
+        self.provenance.push(line);
+    }
+
     /// How many axes the tensor at `port` has.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use cacheplan_managers::book::{Policy, Scenario, Workload};
 use cacheplan_planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, Engine, EngineSpec, FitQuestion, Key, Parallel,
+    Budget, BudgetError, BudgetKey, ByteSize, CachePlan, Config, DeviceInfo, Engine, EngineSpec, FitQuestion, Parallel,
     PlanError, PlanRequest, Prices, RankPlans, Serving, Target, Values,
 };
 use cacheplan_transforms::{Collected, Graph, Model, ModelInfo, PassContext, Resources};
@@ -167,7 +167,7 @@ impl Caches {
 
 /// What forms are made of.
 pub(crate) fn choices(reads_disk: bool) -> Value {
-    let keys = Key::all().iter().map(|key| {
+    let keys = BudgetKey::all().iter().map(|key| {
         let values = match key.values {
             Values::Count(least, most) => json!({ "kind": "count", "least": least, "most": most }),
             Values::Tokens(least, most) => json!({ "kind": "tokens", "least": least, "most": most }),

@@ -278,10 +278,12 @@ def answer(question, caching):
     try:
         return plan(question, caching)
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        # Folders are made for each question, and their names are of no fixed length.
+        why = why.replace(tempfile.gettempdir(), "/tmp")
+        why = re.sub(r"/tmp/\w+", "MODEL", why)[:200]
         print(why, file=sys.stderr, flush=True)
-        # Folders are made for each question.
-        return json.dumps(re.sub(r"/tmp/\w+", "MODEL", why)[:200]) if "file" in question else "-"
+        return json.dumps(why) if "file" in question else "-"
 
 
 def main():

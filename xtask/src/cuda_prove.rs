@@ -3,7 +3,7 @@
 
 use crate::cuda_build::{ptx, sources};
 use crate::cuda_toolkit::{Toolkit, target};
-use crate::sh;
+use crate::{output, said, sh};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -48,10 +48,13 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
     }
     sh(&mut tests)?;
     if all {
-        let mut models = Command::new("cargo");
-        models.args(["test", "-p", "cacheplan-kernels", "-p", "cacheplan-runtime", "--features"]);
-        models.args(["cacheplan-runtime/launches", "--test", "emulated", "--locked"]);
-        sh(models.env("CACHEPLAN_CUDA_PTX", &folder))?;
+        // Whole models; and how their steps are recorded, which is built along with them.
+        for which in [["--test", "emulated"], ["--lib", "device_steps"]] {
+            let mut models = Command::new("cargo");
+            models.args(["test", "-p", "cacheplan-kernels", "-p", "cacheplan-runtime", "--locked", "--features"]);
+            models.arg("cacheplan-runtime/launches").args(which);
+            sh(models.env("CACHEPLAN_CUDA_PTX", &folder))?;
+        }
     }
     kernels.retain(|kernel| !folder.join("proven").join(kernel).exists());
     if kernels.is_empty() { Ok(()) } else { Err(format!("no proof executes {}", kernels.join(", "))) }
@@ -92,11 +95,9 @@ fn assemble(toolkit: &Toolkit, ptx: &Path, architecture: &str) -> Result<HashMap
     let cubin = ptx.with_extension(format!("{architecture}.cubin"));
     let mut ptxas = toolkit.command("ptxas");
     ptxas.args(["--verbose", "--gpu-name", architecture, "--output-file"]).arg(&cubin).arg(ptx);
-    let output = output(&mut ptxas)?;
-    let mut disassemble = toolkit.command("nvdisasm");
-    let listing =
-        String::from_utf8_lossy(&self::output(disassemble.arg("--print-code").arg(&cubin))?.stdout).into_owned();
-    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    let assembled = output(&mut ptxas)?;
+    let messages = String::from_utf8_lossy(&assembled.stderr);
+    let listing = said(toolkit.command("nvdisasm").arg("--print-code").arg(&cubin))?;
     let mut kernels = HashMap::new();
     // "Compiling entry function 'NAME' for ..", then lines with its numbers.
     for message in messages.split("Compiling entry function '").skip(1) {
@@ -134,12 +135,4 @@ fn check(kernel: &str, architecture: &str, code: &Code, limit: &Limits) -> Resul
         Some(missing) => refuse(format!("no {missing} in its code")),
         None => Ok(()),
     }
-}
-
-fn output(command: &mut Command) -> Result<std::process::Output, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
 }

@@ -3,9 +3,9 @@
 //! It reads the part of cargo-deny's own file that is used here: cargo already knows everything that is asked, and there is
 //! nothing to install.
 
-use std::process::Command;
-
 use serde::Deserialize;
+
+use crate::metadata::{Dependency, Package, host, packages};
 
 #[derive(Deserialize)]
 struct Rules {
@@ -36,47 +36,11 @@ struct Banned {
     name: String,
 }
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    license: Option<String>,
-    source: Option<String>,
-    dependencies: Vec<Dependency>,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    name: String,
-    req: String,
-    path: Option<String>,
-}
-
 pub(crate) fn run() -> Result<(), String> {
     let text = std::fs::read_to_string("deny.toml").map_err(|error| format!("deny.toml: {error}"))?;
     let rules: Rules = toml::from_str(&text).map_err(|error| format!("deny.toml: {error}"))?;
-    let host = output(Command::new("rustc").arg("-vV"))?;
-    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
-    // Of other platforms cargo would have to download the crates first.
-    let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", host];
-    let metadata: Metadata = serde_json::from_str(&output(Command::new("cargo").args(arguments))?)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    let wrong: Vec<String> = metadata.packages.iter().flat_map(|package| faults(package, &rules)).collect();
+    let wrong: Vec<String> = packages(&host()?)?.iter().flat_map(|package| faults(package, &rules)).collect();
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
-}
-
-/// What a command says on its standard output.
-pub(crate) fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    String::from_utf8(output.stdout).map_err(|error| format!("{command:?}: {error}"))
 }
 
 fn faults(package: &Package, rules: &Rules) -> Vec<String> {
@@ -174,7 +138,8 @@ mod tests {
         )
         .unwrap();
         let package: Package = serde_json::from_str(
-            r#"{"name": "x", "version": "1.0.0", "license": "GPL-3.0", "source": "git+somewhere", "dependencies": []}"#,
+            r#"{"name": "x", "version": "1.0.0", "license": "GPL-3.0", "source": "git+somewhere", "manifest_path": "",
+                "dependencies": []}"#,
         )
         .unwrap();
         assert_eq!(faults(&package, &rules).len(), 3);

@@ -8,11 +8,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde::Deserialize;
-
 use crate::cuda_toolkit::target;
-use crate::dependencies::output;
-use crate::sh;
+use crate::metadata::{Package, host, packages};
+use crate::{said, sh};
 
 /// The shells, and what each calls a file of completions.
 const COMPLETIONS: [(&str, &str); 5] = [
@@ -28,7 +26,7 @@ const OURS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-AP
 
 /// Builds the command as it is released, and the archive.
 pub(crate) fn run() -> Result<(), String> {
-    sh(cargo().args(["build", "--release", "--locked", "--package", "cacheplan", "--bin", "cacheplan"]))?;
+    sh(Command::new("cargo").args(["build", "--release", "--locked", "--package", "cacheplan", "--bin", "cacheplan"]))?;
     package("release")
 }
 
@@ -37,17 +35,13 @@ pub(crate) fn check() -> Result<(), String> {
     package("debug")
 }
 
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-}
-
 fn package(profile: &str) -> Result<(), String> {
     let binary = target(profile)?.join(format!("cacheplan{}", std::env::consts::EXE_SUFFIX));
     let host = host()?;
     if !binary.exists() {
         return Err(format!("{} is not there: `cargo build` makes it", binary.display()));
     }
-    let version = output(Command::new(&binary).arg("--version"))?;
+    let version = said(Command::new(&binary).arg("--version"))?;
     let version = version.trim().rsplit(' ').next().unwrap_or_default().to_owned();
     let name = format!("cacheplan-{version}-{host}");
     let (dist, failed) = (target("dist")?.join(profile), |error| format!("{name}: {error}"));
@@ -64,7 +58,7 @@ fn package(profile: &str) -> Result<(), String> {
         fs::copy(file, folder.join(file)).map_err(failed)?;
     }
     for (shell, file) in COMPLETIONS {
-        let text = said(Command::new(&binary).args(["completions", shell]))?;
+        let text = text_of(Command::new(&binary).args(["completions", shell]))?;
         fs::write(folder.join("completions").join(file), text).map_err(failed)?;
     }
     let pages = pages(&binary)?;
@@ -83,15 +77,9 @@ fn done(archive: &Path, pages: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn host() -> Result<String, String> {
-    let said = output(Command::new("rustc").arg("-vV"))?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or_else(|| "rustc names no host".to_owned())
-}
-
 /// What a command says; nothing at all is an error.
-fn said(command: &mut Command) -> Result<String, String> {
-    let text = output(command)?;
+fn text_of(command: &mut Command) -> Result<String, String> {
+    let text = said(command)?;
     if text.trim().is_empty() { Err(format!("{command:?} says nothing")) } else { Ok(text) }
 }
 
@@ -100,7 +88,7 @@ fn pages(binary: &Path) -> Result<BTreeMap<String, String>, String> {
     let mut pages = BTreeMap::new();
     let mut open = vec![Vec::<String>::new()];
     while let Some(words) = open.pop() {
-        let page = said(Command::new(binary).arg("man").args(&words))?;
+        let page = text_of(Command::new(binary).arg("man").args(&words))?;
         let name: Vec<&str> = std::iter::once("cacheplan").chain(words.iter().map(String::as_str)).collect();
         open.extend(below(&page, &name.join("-")).into_iter().map(|next| [words.as_slice(), &[next]].concat()));
         pages.insert(name.join("-"), page);
@@ -116,34 +104,17 @@ fn below(page: &str, name: &str) -> Vec<String> {
     names.filter(|name| name != "help").collect()
 }
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    license: Option<String>,
-    source: Option<String>,
-    manifest_path: PathBuf,
-}
-
 /// The licences of everything that the command is built from, each with its text as its package has it.
 fn licences(host: &str) -> Result<String, String> {
     let tree =
         ["tree", "--locked", "--package", "cacheplan", "--edges", "normal", "--prefix", "none", "--format", "{p}"];
-    let tree = output(cargo().args(tree).args(["--target", host]))?;
+    let tree = said(Command::new("cargo").args(tree).args(["--target", host]))?;
     let built = |package: &Package| {
         let name = format!("{} v{}", package.name, package.version);
         tree.lines().any(|line| line.strip_prefix(&name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' ')))
     };
-    let metadata = ["metadata", "--format-version", "1", "--locked", "--filter-platform", host];
-    let metadata: Metadata =
-        serde_json::from_str(&output(cargo().args(metadata))?).map_err(|error| format!("cargo metadata: {error}"))?;
     let mut text = String::new();
-    for package in metadata.packages.iter().filter(|package| package.source.is_some() && built(package)) {
+    for package in packages(host)?.iter().filter(|package| package.source.is_some() && built(package)) {
         let Package { name, version, license, .. } = package;
         text += &format!("{name} {version}: {}\n", license.as_deref().unwrap_or("see below"));
         for file in texts(package)? {

@@ -8,6 +8,9 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod fuzz;
+mod gpu;
+mod gpu_all;
+mod metadata;
 mod onnx;
 mod oracle;
 mod python;
@@ -27,6 +30,11 @@ Commands:
   cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
   cuda-prove        Build the CUDA kernels, check their machine code and prove them in the emulator
   cuda-prove-sample The same over a fixed sample of schedules and shapes, as `.ci/run` does
+  gpu-kernels       Make the fat binaries of all kernels, in target/cuda; needs no GPU
+  gpu-build         Build the runner `cacheplan-gpu`, which checks and measures kernels with the driver alone
+  check-gpu         Build, lint and test the runner, and check every op with it in the emulator
+  gpu [FOLDER]      All that a machine with a GPU is left for, into FOLDER (default target/gpu-results)
+  gpu-models        Hold the product, built for CUDA, to the CPU's tokens and to the plan, on a GPU
   cuda-test-ptx     Compile the sources of the emulator's tests anew
   check-dependencies Check licences and sources of all dependencies against deny.toml
   check-semver      Compare the crates with the newest tag, if there is one; builds cargo-semver-checks once
@@ -51,6 +59,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let (command, [seconds, kills]) = match args.as_slice() {
         ["help" | "--help" | "-h"] => return usage(""),
+        ["gpu", folder] => return done(gpu_all::run(folder)),
         ["oracle", engine] => return done(oracle::run(engine, 1000)),
         ["oracle", engine, random] => match random.parse() {
             Ok(random) => return done(oracle::run(engine, random)),
@@ -82,6 +91,11 @@ fn main() -> ExitCode {
         "check-web" => web::check(),
         "check-semver" => semver::run(),
         "check-fuzz" => fuzz::check(),
+        "gpu-kernels" => gpu::kernels(),
+        "gpu-build" => gpu::build().map(drop),
+        "check-gpu" => gpu::check(),
+        "gpu" => gpu_all::run("target/gpu-results"),
+        "gpu-models" => gpu_all::models(),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),
@@ -117,4 +131,18 @@ fn usage(message: &str) -> ExitCode {
 fn sh(command: &mut std::process::Command) -> Result<(), String> {
     let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
+}
+
+/// What a command says; an exit status other than 0 is an error that shows what it complains of.
+fn output(command: &mut std::process::Command) -> Result<std::process::Output, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// What a command says on its standard output.
+fn said(command: &mut std::process::Command) -> Result<String, String> {
+    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cuda_toolkit::target;
-use crate::sh;
+use crate::{said, sh};
 
 /// Which sources.
 const PINNED: &str = "xtask/rust-src.txt";
@@ -97,14 +97,6 @@ fn fetch(home: &Path, pinned: &Pinned<'_>) -> Result<(), String> {
     }
     sh(Command::new("dpkg-deb").arg("-x").arg(&package).arg(home))?;
     fs::remove_file(&package).map_err(|error| format!("{}: {error}", package.display()))
-}
-
-fn said(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -1,16 +1,11 @@
-//! `paged_decode.cu`: attention of one query token of each sequence, and what is left to `paged_attend.cu`.
+//! Attention over a paged pool: which kernels take a call, and what all of them are told.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, attend, format, is_vector, mla, vector_stride};
+use super::{
+    Argument, Buffers, Contents, Device, Launch, Launches, attend, decode, is_vector, mla, prefill, room, vector_stride,
+};
 use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
-
-/// What `paged_decode.cu` names `kTile`, `kWarps` and `kStages`.
-const TILE: usize = 16;
-const WARPS: usize = 4;
-const STAGES: usize = 3;
-
-/// Query heads of a KV head: the rows of a matrix operand.
-const MAX_GROUP: usize = 16;
+use std::ops::Range;
 
 /// The launches of a step, unless no kernel was made for it.
 pub(crate) fn paged_attention<'a>(
@@ -21,119 +16,185 @@ pub(crate) fn paged_attention<'a>(
     attention: &PagedAttention<'a>,
     device: &Device,
 ) -> Option<Launches<'a>> {
-    paged_decode(q, pool, view, batch, attention, device)
-        .or_else(|| mla::paged_attention(q, pool, view, batch, attention, device))
-        .or_else(|| attend::paged_attention(q, pool, view, batch, attention, device))
-}
-
-/// One query token of each sequence, as matrix products.
-fn paged_decode<'a>(
-    q: &'a Tensor,
-    pool: &'a Tensor,
-    view: &KvLayerView,
-    batch: &PagedBatch<'a>,
-    attention: &PagedAttention<'a>,
-    device: &Device,
-) -> Option<Launches<'a>> {
     let &[tokens, heads, head_dim] = q.dims() else { return None };
-    let group = heads / view.num_kv_heads;
-    let narrow = matches!(pool.dtype(), DType::F16 | DType::BF16) && q.dtype() == pool.dtype();
-    let made = matches!(head_dim, 64 | 128) && view.kv_factor == 2 && group <= MAX_GROUP;
-    let plain = attention.alibi_slopes.is_none() && attention.quant.is_none();
-    let blocks = view.tokens_per_block.is_power_of_two() && view.tokens_per_block >= TILE;
-    let aligned = is_vector(view.layer_offset, pool.dtype()) && is_vector(view.block_elems, pool.dtype());
-    let decode = (0..batch.len()).all(|sequence| batch.kv_lens[sequence] == 0 || batch.rows(sequence).len() <= 1);
-    if !(narrow && made && plain && blocks && aligned && decode) {
-        return None;
-    }
-    let (window, chunked) = match attention.window {
-        Window::Full => (0, false),
-        Window::Sliding(n) => (i32::try_from(n).ok()?, false),
-        Window::Chunked(n) => (i32::try_from(n).ok()?, true),
-    };
-    let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let tiles = longest.div_ceil(TILE).max(1);
-    // Two blocks of 96 KB fit a processor; their warps take turns with the tiles.
-    let resident = 2 * device.processors;
-    let rounds = tiles.div_ceil(WARPS);
-    let tiles_of_split = tiles.div_ceil(splits(rounds, view.num_kv_heads * batch.len(), resident));
-    let splits = tiles.div_ceil(tiles_of_split);
-    let rows = splits * batch.len() * heads;
-    let element = |kv, head, token| view.row_offset(kv, head, token) as i64 - view.layer_offset as i64;
-    let format = format(pool.dtype())?;
-    let log2_e = std::f32::consts::LOG2_E;
     let mut buffers = Buffers::default();
-    let sums = buffers.add("sums", Contents::Scratch(rows * head_dim));
-    let tops = buffers.add("tops", Contents::Scratch(rows * 2));
-    let cu_seqlens = buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens));
-    let decode = vec![
-        buffers.input("q", q),
-        buffers.input("pool", pool),
-        sums,
-        tops,
-        buffers.add("block_tables", Contents::Indices(batch.block_tables)),
-        buffers.add("kv_lens", Contents::Lengths(batch.kv_lens)),
-        cu_seqlens,
-        Argument::I64(vector_stride(q)?),
-        Argument::I64(view.block_elems as i64),
-        Argument::I64(view.layer_offset as i64),
-        Argument::I64(element(1, 0, 0)),
-        Argument::I64(if view.num_kv_heads > 1 { element(0, 1, 0) } else { 0 }),
-        Argument::I64(view.token_stride() as i64),
-        Argument::I32(batch.max_blocks as i32),
-        Argument::I32(view.tokens_per_block.trailing_zeros() as i32),
-        Argument::I32(heads as i32),
-        Argument::I32(group as i32),
-        Argument::I32((tiles_of_split * TILE) as i32),
-        Argument::I32(window),
-        Argument::I32(chunked.into()),
-        Argument::F32(attention.scale * log2_e),
-        Argument::F32(attention.softcap.unwrap_or(0.0) * log2_e),
-    ];
-    let out = buffers.add("out", Contents::Output(q.dtype(), vec![tokens, heads, head_dim]));
-    let join = join(&mut buffers, attention.sinks, [sums, tops, out, cu_seqlens], [heads, batch.len(), splits]);
-    let launches = vec![
-        Launch {
-            kernel: format!("paged_decode_{format}_{head_dim}"),
-            grid: [view.num_kv_heads as u32, batch.len() as u32, splits as u32],
-            threads: 32 * WARPS as u32,
-            shared_bytes: WARPS * STAGES * 2 * TILE * head_dim * pool.dtype().size_in_bytes(),
-            arguments: decode,
-        },
-        Launch { kernel: format!("join_splits_{format}_{head_dim}"), threads: head_dim as u32, ..join },
-    ];
+    let operands = Operands::new(&mut buffers, q, pool, batch, attention)?;
+    let call = &Call { q, pool, view, batch, attention, device, tokens, heads, head_dim, operands };
+    let launches = matrices(call, &mut buffers)
+        .or_else(|| mla::launches(call, &mut buffers))
+        .or_else(|| attend::launches(call, &mut buffers))?;
     Some(Launches { buffers: buffers.0, launches })
 }
 
-/// The launch that joins the stretches of heads, but for its name and its threads, one for each column.
-pub(super) fn join<'a>(
-    buffers: &mut Buffers<'a>,
-    sinks: Option<&'a [f32]>,
-    [sums, tops, out, cu_seqlens]: [Argument; 4],
-    [heads, sequences, splits]: [usize; 3],
-) -> Launch {
-    let arguments = vec![
-        sums,
-        tops,
-        sinks.map_or(Argument::Pointer(None), |sinks| buffers.add("sinks", Contents::Floats(sinks))),
-        out,
-        cu_seqlens,
-        Argument::I32(heads as i32),
-        Argument::I32(splits as i32),
-    ];
-    Launch { kernel: String::new(), grid: [heads as u32, sequences as u32, 1], threads: 0, shared_bytes: 0, arguments }
+/// Sequences of one query token by one kernel, those of more by another, both with matrix products.
+fn matrices<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Option<Vec<Launch>> {
+    if !call.is_narrow() {
+        return None;
+    }
+    let [all, singles] = [0..usize::MAX, 1..2].map(|queries| call.sequences(queries).count());
+    match (decode::makes(call), prefill::makes(call)) {
+        (true, _) if singles == all => Some(decode::launches(call, buffers)),
+        (true, true) if singles > 0 && prefill::fills(call, 2) => {
+            let several = prefill::launches(call, buffers, 2);
+            Some([several, decode::launches(call, buffers)].concat())
+        }
+        (_, true) => Some(prefill::launches(call, buffers, 0)),
+        _ => None,
+    }
 }
 
-/// Stretches that a context is split into: waves of blocks times the rounds of one, and what joining costs, in rounds. A
-/// block takes the context of one sequence in `rounds`; `resident` blocks run at once.
-///
-/// The two constants are estimates: no device has been asked.
-pub(super) fn splits(rounds: usize, blocks: usize, resident: usize) -> usize {
-    const START: f64 = 4.0;
-    const JOIN: f64 = 0.5;
-    let cost = |splits: usize| {
-        let waves = (blocks * splits).div_ceil(resident) as f64;
-        waves * (rounds.div_ceil(splits) as f64 + START) + JOIN * splits as f64
-    };
-    (1..=rounds.min(64)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
+/// A call of the op, as all kernels see it.
+pub(super) struct Call<'c, 'a> {
+    pub(super) q: &'a Tensor,
+    pub(super) pool: &'a Tensor,
+    pub(super) view: &'c KvLayerView,
+    pub(super) batch: &'c PagedBatch<'a>,
+    pub(super) attention: &'c PagedAttention<'a>,
+    pub(super) device: &'c Device,
+    pub(super) tokens: usize,
+    pub(super) heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) operands: Operands,
+}
+
+/// What kernels are told of a call.
+pub(super) struct Operands {
+    pub(super) q: Argument,
+    pub(super) pool: Argument,
+    pub(super) out: Argument,
+    pub(super) tables: Argument,
+    pub(super) kv_lens: Argument,
+    pub(super) cu_seqlens: Argument,
+    pub(super) sinks: Argument,
+    /// Elements from one row of queries to the next.
+    pub(super) q_stride: Argument,
+    /// Positions of a window, 0 for all, and whether windows stand side by side.
+    pub(super) window: [Argument; 2],
+    /// The factor on scores and the bound of them, 0 for none, both for powers of two.
+    pub(super) scale: [Argument; 2],
+}
+
+impl Operands {
+    fn new<'a>(
+        buffers: &mut Buffers<'a>,
+        q: &'a Tensor,
+        pool: &'a Tensor,
+        batch: &PagedBatch<'a>,
+        attention: &PagedAttention<'a>,
+    ) -> Option<Self> {
+        let (window, chunked) = match attention.window {
+            Window::Full => (0, false),
+            Window::Sliding(n) => (i32::try_from(n).ok()?, false),
+            Window::Chunked(n) => (i32::try_from(n).ok()?, true),
+        };
+        let log2_e = std::f32::consts::LOG2_E;
+        let out = vec![q.dims()[0], q.dims()[1], attention.value_dim];
+        Some(Self {
+            q: buffers.input("q", q),
+            pool: buffers.input("pool", pool),
+            out: buffers.add("out", Contents::Output(q.dtype(), out)),
+            tables: buffers.add("block_tables", Contents::Indices(batch.block_tables)),
+            kv_lens: buffers.add("kv_lens", Contents::Lengths(batch.kv_lens)),
+            cu_seqlens: buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
+            sinks: buffers.floats("sinks", attention.sinks),
+            q_stride: Argument::I64(vector_stride(q)?),
+            window: [Argument::I32(window), Argument::I32(chunked.into())],
+            scale: [attention.scale, attention.softcap.unwrap_or(0.0)].map(|x| Argument::F32(x * log2_e)),
+        })
+    }
+}
+
+/// What a sequence has of a step.
+pub(super) struct Tokens {
+    pub(super) queries: usize,
+    pub(super) context: usize,
+}
+
+impl<'a> Call<'_, 'a> {
+    /// The sequences that have a context, tokens, and as many of these as `queries` says.
+    pub(super) fn sequences(&self, queries: Range<usize>) -> impl Iterator<Item = Tokens> {
+        let tokens = |at| Tokens { queries: self.batch.rows(at).len(), context: self.batch.kv_lens[at] as usize };
+        let live = move |tokens: &Tokens| tokens.queries > 0 && tokens.context > 0 && queries.contains(&tokens.queries);
+        (0..self.batch.len()).map(tokens).filter(live)
+    }
+
+    /// Sequences of one query token; all of a step where none has more, padding too, so that launches do not depend on it.
+    pub(super) fn singles(&self) -> usize {
+        let decodes = self.sequences(2..usize::MAX).next().is_none();
+        if decodes { self.batch.len() } else { self.sequences(1..2).count() }
+    }
+
+    /// Tokens for which the tables of such sequences have room.
+    pub(super) fn longest(&self, queries: Range<usize>) -> usize {
+        self.sequences(queries).next().map_or(0, |_| room(self.batch, self.view))
+    }
+
+    /// Query heads of a KV head.
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.view.num_kv_heads
+    }
+
+    /// Whether queries and pool are of one 16-bit type, and the pool is read in vectors by blocks of a power of two.
+    pub(super) fn is_narrow(&self) -> bool {
+        let dtype = self.pool.dtype();
+        let aligned = [self.view.layer_offset, self.view.block_elems].iter().all(|at| is_vector(*at, dtype));
+        let blocks = self.view.tokens_per_block.is_power_of_two();
+        matches!(dtype, DType::F16 | DType::BF16) && self.q.dtype() == dtype && aligned && blocks
+    }
+
+    /// Elements of the pool from a block to the next and to the layer; from keys to values, from head to head, and from
+    /// token to token.
+    pub(super) fn strides(&self) -> [Argument; 5] {
+        let view = self.view;
+        let element = |kv, head| (view.row_offset(kv, head, 0) - view.layer_offset) as i64;
+        let values = if view.kv_factor == 2 { element(1, 0) } else { 0 };
+        let heads = if view.num_kv_heads > 1 { element(0, 1) } else { 0 };
+        [view.block_elems as i64, view.layer_offset as i64, values, heads, view.token_stride() as i64]
+            .map(Argument::I64)
+    }
+
+    /// The logarithm of a block's tokens, where they are a power of two.
+    pub(super) fn block_shift(&self) -> Argument {
+        Argument::I32(self.view.tokens_per_block.trailing_zeros() as i32)
+    }
+
+    /// For `count` stretches of `rows` rows each, what they leave: sums of weights times values, then largest scores
+    /// and sums of weights.
+    pub(super) fn scratch(&self, buffers: &mut Buffers<'a>, count: usize, rows: usize) -> [Argument; 2] {
+        let rows = count * rows * self.heads;
+        let sums = buffers.add("sums", Contents::Scratch(rows * self.attention.value_dim));
+        [sums, buffers.add("tops", Contents::Scratch(rows * 2))]
+    }
+}
+
+/// How contexts are split over blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Stretches {
+    pub(super) count: usize,
+    /// Tokens of each.
+    pub(super) tokens: usize,
+}
+
+impl Stretches {
+    /// Whole contexts.
+    pub(super) fn whole(longest: usize) -> Self {
+        Self { count: 1, tokens: longest }
+    }
+
+    /// As many as are done soonest: waves of blocks times the rounds of one, and what joining costs, in rounds. A block
+    /// takes `round` tokens at once; there are `blocks` of them for whole contexts, of which `resident` run at once.
+    ///
+    /// The two constants are estimates: no device has been asked.
+    pub(super) fn new(longest: usize, round: usize, blocks: usize, resident: usize) -> Self {
+        const START: f64 = 4.0;
+        const JOIN: f64 = 0.5;
+        let rounds = longest.div_ceil(round).max(1);
+        let cost = |count: usize| {
+            let waves = (blocks * count).div_ceil(resident) as f64;
+            waves * (rounds.div_ceil(count) as f64 + START) + JOIN * count as f64
+        };
+        let wanted = (1..=rounds.min(64)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1);
+        let tokens = rounds.div_ceil(wanted) * round;
+        Self { count: longest.div_ceil(tokens).max(1), tokens }
+    }
 }

@@ -26,11 +26,12 @@ pub(super) fn describe(device: &CudaDevice) -> Result<Device> {
 
 /// Runs launches one after the other; outputs come back in the order of their buffers.
 ///
-/// All of candle's work on a device is on one stream, which orders what launches read and write behind the pointers.
+/// All work on a device that [`open_device`](super::open_device) made is on one stream, which orders what launches read and write behind the pointers.
 pub(super) fn execute(device: &CudaDevice, launches: &Launches<'_>) -> Result<Vec<Tensor>> {
     let stream = device.cuda_stream();
-    let tensors = launches.buffers.iter().map(|buffer| match buffer.contents {
+    let tensors = launches.buffers.iter().map(|buffer| match &buffer.contents {
         Contents::Input(tensor) | Contents::Pool(tensor) => Some(tensor.storage_and_layout()),
+        Contents::Uploaded(words) => Some(words.storage_and_layout()),
         _ => None,
     });
     let tensors: Vec<_> = tensors.collect();
@@ -147,7 +148,9 @@ fn function(device: &CudaDevice, name: &str) -> Result<CudaFunction> {
 /// New memory for what does not lie on the device yet.
 fn allocate(device: &CudaDevice, buffer: &Buffer<'_>) -> Result<CudaStorageSlice> {
     Ok(match &buffer.contents {
-        Contents::Input(_) | Contents::Pool(_) => candle_core::bail!("{} is no new memory", buffer.name),
+        Contents::Input(_) | Contents::Pool(_) | Contents::Uploaded(_) => {
+            candle_core::bail!("{} is no new memory", buffer.name)
+        }
         Contents::Indices(values) => CudaStorageSlice::I32(device.clone_htod(*values)?),
         Contents::Lengths(values) => CudaStorageSlice::U32(device.clone_htod(*values)?),
         Contents::Slots(values) => CudaStorageSlice::I64(device.clone_htod(*values)?),
@@ -167,6 +170,15 @@ fn allocate(device: &CudaDevice, buffer: &Buffer<'_>) -> Result<CudaStorageSlice
             }
         }
     })
+}
+
+/// Overwrites the first words of a tensor, in one copy.
+///
+/// Not by the device's own method, which keeps what it uploads while a step is about to be recorded.
+pub(super) fn upload(storage: &mut CudaStorage, words: &[u32]) -> Result<()> {
+    let stream = storage.device.cuda_stream();
+    let CudaStorageSlice::U32(slice) = &mut storage.slice else { candle_core::bail!("a batch is words") };
+    stream.memcpy_htod(words, &mut slice.slice_mut(..words.len())).map_err(Error::wrap)
 }
 
 fn uninitialised<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {

@@ -1,6 +1,6 @@
 //! Who executes launches: a device of CUDA, or, in proofs of whole models, whoever asked to.
 
-use super::{Device, Launches};
+use super::{Device, Launches, batch};
 use crate::error::Result;
 use candle_core::Tensor;
 use std::sync::OnceLock;
@@ -11,6 +11,8 @@ pub trait Executor: Send + Sync {
     fn device(&self) -> Device;
     /// Runs them: pools are changed in place, outputs come back in the order of their buffers.
     fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor>;
+    /// Notes that the metadata of a step was uploaded.
+    fn upload(&self) {}
     /// Notes an op without a kernel for its operands, which is left to candle's own ops.
     fn leave(&self, op: &'static str);
 }
@@ -46,26 +48,48 @@ impl Outputs for Tensor {
     }
 }
 
+/// Whether ops on this device are launches, as far as they have kernels.
+pub fn launches_on(device: &candle_core::Device) -> bool {
+    device.is_cuda() || (device.is_cpu() && EXECUTOR.get().is_some())
+}
+
+/// Tells the executor that the metadata of a step was uploaded.
+pub(super) fn uploaded(device: &candle_core::Device) {
+    if let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) {
+        executor.upload();
+    }
+}
+
+/// Ops that are told nothing of a step, by the files that they are in.
+const WITHOUT_STEP: [&str; 3] = ["elementwise", "linear", "norm"];
+
 /// Executes an op's launches where there is an executor for the device of its operands, and launches.
 pub(crate) fn launch<'a, T: Outputs>(
     device: &candle_core::Device,
     op: &'static str,
     launches: impl FnOnce(&Device) -> Option<Launches<'a>>,
 ) -> Result<Option<T>> {
+    let made_for = match device {
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(device) => super::device::describe(device)?,
+        _ => match EXECUTOR.get().filter(|_| device.is_cpu()) {
+            Some(executor) => executor.device(),
+            None => return Ok(None),
+        },
+    };
+    let Some(mut launches) = launches(&made_for) else {
+        if !op.split("::").next().is_some_and(|file| WITHOUT_STEP.contains(&file.trim())) {
+            batch::leave();
+        }
+        if let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) {
+            executor.leave(op);
+        }
+        return Ok(None);
+    };
+    batch::read_lent(&mut launches)?;
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(device) = device {
-        let outputs = match launches(&super::device::describe(device)?) {
-            Some(launches) => T::of(super::device::execute(device, &launches)?),
-            None => None,
-        };
-        return Ok(outputs);
+        return Ok(T::of(super::device::execute(device, &launches)?));
     }
-    let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) else { return Ok(None) };
-    match launches(&executor.device()) {
-        Some(launches) => Ok(T::of(executor.execute(op, &launches))),
-        None => {
-            executor.leave(op);
-            Ok(None)
-        }
-    }
+    Ok(EXECUTOR.get().and_then(|executor| T::of(executor.execute(op, &launches))))
 }

@@ -33,7 +33,7 @@ pub(crate) fn write<'a>(
     let rows = Rows { k: write.k, v: write.v, rope, heads: view.num_kv_heads, head_dim: view.head_dim };
     let slots = buffers.add("slot_mapping", Contents::Slots(write.slot_mapping));
     let head_scales = head_scales.map_or([Argument::Pointer(None); 2], |(k, v)| {
-        [("k_scales", k), ("v_scales", v)].map(|(name, scales)| buffers.add(name, Contents::Floats(scales)))
+        [("k_scales", k), ("v_scales", v)].map(|(name, scales)| buffers.floats(name, scales))
     });
     let places = Places { target, pool: pool.dtype(), own_scales, slots, head_scales, scales };
     let counted = pool.dims()[0].checked_mul(view.tokens_per_block)? <= u32::MAX as usize;
@@ -84,17 +84,14 @@ impl<'a> Rows<'a> {
         let groups = THREADS / pairs;
         let groups = if shared_scale { groups } else { groups.min(rows) };
         let element = |kv, head, token| view.row_offset(kv, head, token) as i64 - view.layer_offset as i64;
-        let table = |buffers: &mut Buffers<'a>, name, floats: Option<&'a [f32]>| {
-            floats.map_or(Argument::Pointer(None), |floats| buffers.add(name, Contents::Floats(floats)))
-        };
         let [k_scales, v_scales] = places.head_scales;
         let arguments = vec![
             places.target,
             places.own_scales,
             buffers.input("k", k),
             buffers.input("v", v),
-            table(&mut buffers, "cos", rope.map(|rope| rope.cos.as_slice())),
-            table(&mut buffers, "sin", rope.map(|rope| rope.sin.as_slice())),
+            buffers.floats("cos", rope.map(|rope| rope.cos.as_slice())),
+            buffers.floats("sin", rope.map(|rope| rope.sin.as_slice())),
             places.slots,
             k_scales,
             v_scales,

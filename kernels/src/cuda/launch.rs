@@ -44,6 +44,8 @@ pub enum Contents<'a> {
     Pairs(&'a [(u32, u32)]),
     /// Parameters of the op, uploaded with it.
     Floats(&'a [f32]),
+    /// Metadata or parameters that lie on the device since the step began, as words of a [`DeviceBatch`](super::DeviceBatch).
+    Uploaded(Tensor),
     /// So many f32 that one kernel leaves to the next.
     Scratch(usize),
     /// The result of the op.

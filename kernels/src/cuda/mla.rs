@@ -1,8 +1,8 @@
 //! `mla_decode.cu`: absorbed latent attention of one query token of each sequence.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, attention, format, is_vector, vector_stride};
-use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
-use candle_core::{DType, Tensor};
+use super::attention::{Call, Stretches};
+use super::{Argument, Buffers, Launch, decode, format};
+use crate::Window;
 
 /// What `mla_decode.cu` names `kKeys`, `kValues`, `kRows`, `kTile`, `kWarps`, `kStages` and `kScoreRow`.
 const KEYS: usize = 576;
@@ -14,63 +14,35 @@ const STAGES: usize = 2;
 const SCORE_ROW: usize = TILE + 8;
 
 /// The launches of a decode step, unless the kernel was not made for it.
-pub(super) fn paged_attention<'a>(
-    q: &'a Tensor,
-    pool: &'a Tensor,
-    view: &KvLayerView,
-    batch: &PagedBatch<'a>,
-    attention: &PagedAttention<'a>,
-    device: &Device,
-) -> Option<Launches<'a>> {
-    let &[tokens, heads, KEYS] = q.dims() else { return None };
-    let narrow = matches!(pool.dtype(), DType::F16 | DType::BF16) && q.dtype() == pool.dtype();
-    let made = view.kv_factor == 1 && view.num_kv_heads == 1 && attention.value_dim == VALUES;
+pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Option<Vec<Launch>> {
+    let (attention, batch, told) = (call.attention, call.batch, &call.operands);
+    let widths = (call.head_dim, attention.value_dim, call.view.kv_factor, call.view.num_kv_heads);
     let plain = attention.alibi_slopes.is_none() && attention.softcap.is_none() && attention.window == Window::Full;
-    let aligned = [view.layer_offset, view.block_elems].iter().all(|at| is_vector(*at, pool.dtype()));
-    let decode = (0..batch.len()).all(|sequence| batch.kv_lens[sequence] == 0 || batch.rows(sequence).len() <= 1);
-    if !(narrow && made && plain && aligned && decode && view.tokens_per_block.is_power_of_two()) {
+    let decode = call.sequences(2..usize::MAX).next().is_none();
+    if !(call.is_narrow() && widths == (KEYS, VALUES, 1, 1) && plain && decode) {
         return None;
     }
-    let row_tiles = heads.div_ceil(ROWS);
-    let longest = batch.kv_lens.iter().copied().max().unwrap_or(0) as usize;
-    let tiles = longest.div_ceil(TILE).max(1);
+    let row_tiles = call.heads.div_ceil(ROWS);
     // Two blocks of 94 KB fit a processor.
-    let resident = 2 * device.processors;
-    let tiles_of_split = tiles.div_ceil(attention::splits(tiles, row_tiles * batch.len(), resident));
-    let splits = tiles.div_ceil(tiles_of_split);
-    let rows = splits * batch.len() * heads;
-    let format = format(pool.dtype())?;
-    let mut buffers = Buffers::default();
-    let sums = buffers.add("sums", Contents::Scratch(rows * VALUES));
-    let tops = buffers.add("tops", Contents::Scratch(rows * 2));
-    let cu_seqlens = buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens));
-    let arguments = vec![
-        buffers.input("q", q),
-        buffers.input("pool", pool),
-        sums,
-        tops,
-        buffers.add("block_tables", Contents::Indices(batch.block_tables)),
-        buffers.add("kv_lens", Contents::Lengths(batch.kv_lens)),
-        cu_seqlens,
-        Argument::I64(vector_stride(q)?),
-        Argument::I64(view.block_elems as i64),
-        Argument::I64(view.layer_offset as i64),
+    let blocks = row_tiles * call.singles();
+    let stretches = Stretches::new(call.longest(1..2), TILE, blocks, 2 * call.device.processors);
+    let scratch = call.scratch(buffers, stretches.count, batch.len());
+    let mut arguments = vec![told.q, told.pool, scratch[0], scratch[1], told.tables, told.kv_lens, told.cu_seqlens];
+    arguments.push(told.q_stride);
+    arguments.extend(&call.strides()[..2]);
+    arguments.extend([
         Argument::I32(batch.max_blocks as i32),
-        Argument::I32(view.tokens_per_block.trailing_zeros() as i32),
-        Argument::I32(heads as i32),
-        Argument::I32((tiles_of_split * TILE) as i32),
-        Argument::F32(attention.scale * std::f32::consts::LOG2_E),
-    ];
+        call.block_shift(),
+        Argument::I32(call.heads as i32),
+        Argument::I32(stretches.tokens as i32),
+        told.scale[0],
+    ]);
     let decode = Launch {
-        kernel: format!("mla_decode_{format}"),
-        grid: [row_tiles as u32, batch.len() as u32, splits as u32],
+        kernel: format!("mla_decode_{}", format(call.pool.dtype())?),
+        grid: [row_tiles as u32, batch.len() as u32, stretches.count as u32],
         threads: 32 * WARPS as u32,
         shared_bytes: (STAGES * TILE + ROWS) * KEYS * 2 + 2 * ROWS * SCORE_ROW * 4,
         arguments,
     };
-    let out = buffers.add("out", Contents::Output(q.dtype(), vec![tokens, heads, VALUES]));
-    let join =
-        attention::join(&mut buffers, attention.sinks, [sums, tops, out, cu_seqlens], [heads, batch.len(), splits]);
-    let join = Launch { kernel: format!("join_splits_{format}_{VALUES}"), threads: VALUES as u32, ..join };
-    Some(Launches { buffers: buffers.0, launches: vec![decode, join] })
+    Some(vec![decode, decode::join(call, scratch, stretches.count)])
 }

@@ -11,12 +11,16 @@
 
 mod attend;
 pub(crate) mod attention;
+mod batch;
 pub(crate) mod conv1d;
+mod decode;
 #[cfg(feature = "cuda")]
 mod device;
 pub(crate) mod elementwise;
 #[cfg(feature = "launches")]
 mod executor;
+#[cfg(feature = "launches")]
+mod graph;
 pub(crate) mod kv_cache;
 mod launch;
 pub(crate) mod linear_attention;
@@ -25,16 +29,24 @@ pub(crate) mod mamba2;
 mod mla;
 pub(crate) mod norm;
 pub(crate) mod pool;
+mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
 mod states;
 
+#[cfg(test)]
+pub(crate) use batch::read_lent;
+pub(crate) use batch::rotations;
+pub use batch::{DeviceBatch, HostBatch, rows};
 #[cfg(feature = "launches")]
-pub use executor::{Executor, execute_with};
+pub use executor::{Executor, execute_with, launches_on};
 #[cfg(feature = "launches")]
 pub(crate) use executor::{launch, reads_in_place};
+#[cfg(feature = "launches")]
+pub use graph::{Graph, open_device, record, warm_up};
 pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
 
+use crate::{KvLayerView, PagedBatch};
 use candle_core::{DType, Tensor};
 
 /// The buffers of an op while its arguments are listed.
@@ -52,6 +64,10 @@ impl<'a> Buffers<'a> {
             Some(tensor) => self.add(name, Contents::Input(tensor)),
             None => Argument::Pointer(None),
         }
+    }
+
+    fn floats(&mut self, name: &'static str, floats: impl Into<Option<&'a [f32]>>) -> Argument {
+        floats.into().map_or(Argument::Pointer(None), |floats| self.add(name, Contents::Floats(floats)))
     }
 }
 
@@ -71,6 +87,12 @@ const MAX_TOKENS: usize = 16;
 /// Whether a kernel that loops over tokens is the one for each of these sequences.
 fn is_short(cu_seqlens: &[u32]) -> bool {
     cu_seqlens.windows(2).all(|rows| (rows[1] - rows[0]) as usize <= MAX_TOKENS)
+}
+
+/// Tokens for which the tables of a step have room. Launches are made for these and not for the longest context, so that
+/// they are the same in all steps of these shapes.
+fn room(batch: &PagedBatch<'_>, view: &KvLayerView) -> usize {
+    batch.max_blocks * view.tokens_per_block
 }
 
 /// Bytes of the widest load.

@@ -9,7 +9,7 @@ mod preprocess;
 use crate::error::{KernelError, Result};
 
 #[cfg(any(test, feature = "mla-preprocess"))]
-pub(super) use check::check;
+pub(super) use check::{check, check_operands};
 #[cfg(any(test, feature = "mla-preprocess"))]
 pub(crate) use nz::elements_of_32_bytes;
 pub(crate) use nz::{nz_decode, nz_encode};

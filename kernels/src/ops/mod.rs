@@ -327,6 +327,13 @@ impl MlaPreprocess {
         mla::check(self, step)?;
         portable::mla::run(self, step)
     }
+
+    /// The same for whoever writes the cache: queries, the latent's and the rotated ones, then latents and rope keys
+    /// `[tokens, width]`. With the int8 cache the queries and latents that the operator quantises are int8.
+    pub fn rows(&self, input: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<[[Tensor; 2]; 2]> {
+        mla::check_operands(self, input, cos, sin)?;
+        portable::mla::rows(self, input, [cos, sin])
+    }
 }
 
 impl MlaCacheMode {

@@ -4,6 +4,7 @@ use crate::error::{KernelError, Result};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::f32::consts::TAU;
+use std::ops::Deref;
 
 const OP: &str = "rope";
 
@@ -59,7 +60,7 @@ pub enum RopeScaling {
 }
 
 /// A layer's rotary embedding.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     inverse_frequencies: Vec<f32>,
     attention_factor: f32,
@@ -173,17 +174,24 @@ impl Rope {
     }
 
     /// The cosines and sines of `tokens` positions.
-    pub(crate) fn table(&self, positions: &[u32], tokens: usize, head_dim: usize) -> Result<RopeTable> {
+    pub(crate) fn table(&self, positions: &[u32], tokens: usize, head_dim: usize) -> Result<Angles> {
+        if self.rotary_dim() > head_dim {
+            let reason = format!("{} of {head_dim} elements rotated", self.rotary_dim());
+            return Err(KernelError::Argument { op: OP, reason });
+        }
+        #[cfg(any(test, feature = "launches"))]
+        if let Some(table) = crate::cuda::rotations(self, positions) {
+            return Ok(Angles::Lent(table));
+        }
+        self.angles(positions, tokens).map(Angles::Own)
+    }
+
+    /// The same, whatever the heads.
+    pub(crate) fn angles(&self, positions: &[u32], tokens: usize) -> Result<RopeTable> {
         let axes = 1 + self.axes.iter().copied().max().unwrap_or(0);
-        if positions.len() != axes * tokens || self.rotary_dim() > head_dim {
-            return Err(KernelError::Argument {
-                op: OP,
-                reason: format!(
-                    "{} positions for {tokens} tokens on {axes} axes, {} of {head_dim} elements rotated",
-                    positions.len(),
-                    self.rotary_dim()
-                ),
-            });
+        if positions.len() != axes * tokens {
+            let reason = format!("{} positions for {tokens} tokens on {axes} axes", positions.len());
+            return Err(KernelError::Argument { op: OP, reason });
         }
         let half = self.inverse_frequencies.len();
         let (mut cos, mut sin) = SPARE.take();
@@ -212,7 +220,27 @@ impl Drop for RopeTable {
     }
 }
 
+/// Rotations of the tokens of one step, made for one call or for all of the step.
+pub(crate) enum Angles {
+    Own(RopeTable),
+    #[cfg(any(test, feature = "launches"))]
+    Lent(std::sync::Arc<RopeTable>),
+}
+
+impl Deref for Angles {
+    type Target = RopeTable;
+
+    fn deref(&self) -> &RopeTable {
+        match self {
+            Self::Own(table) => table,
+            #[cfg(any(test, feature = "launches"))]
+            Self::Lent(table) => table,
+        }
+    }
+}
+
 /// Rotations of the tokens of one step.
+#[derive(Debug)]
 pub(crate) struct RopeTable {
     /// `[total_tokens, half]`.
     pub(crate) cos: Vec<f32>,

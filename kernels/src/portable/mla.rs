@@ -12,13 +12,23 @@ use candle_core::{D, DType, Tensor};
 const OP: &str = "mla_preprocess";
 
 pub(crate) fn run(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<(Tensor, Option<Tensor>)> {
-    let MlaShape { heads, kv_lora, nope, rope, .. } = mla.shape;
-    let tokens = step.input.dim(0)?;
-    let dtype = step.input.dtype();
+    let [[absorbed, rotated], [latent, key]] = rows(mla, step.input, [step.cos, step.sin])?;
+    write(mla, step, &latent, &key)?;
+    match mla.cache_mode {
+        MlaCacheMode::KvCache => Ok((Tensor::cat(&[&absorbed, &rotated], D::Minus1)?, None)),
+        _ => Ok((absorbed, Some(rotated))),
+    }
+}
 
-    let down = project(mla, step.input, &mla.norm0, &mla.down, mla.shape.down_rows())?;
+/// Queries and keys, the latent's and the rotated ones of each.
+pub(crate) fn rows(mla: &MlaPreprocess, input: &Tensor, turns: [&Tensor; 2]) -> Result<[[Tensor; 2]; 2]> {
+    let MlaShape { heads, kv_lora, nope, rope, .. } = mla.shape;
+    let tokens = input.dim(0)?;
+    let dtype = input.dtype();
+
+    let down = project(mla, input, &mla.norm0, &mla.down, mla.shape.down_rows())?;
     let latent = normalise(mla, &down.narrow(1, 0, kv_lora)?, &mla.gamma2, None)?;
-    let key = rotate(&down.narrow(1, kv_lora, rope)?.unsqueeze(1)?, step)?;
+    let key = rotate(&down.narrow(1, kv_lora, rope)?.unsqueeze(1)?, turns)?.squeeze(1)?;
     let rest = down.narrow(1, kv_lora + rope, mla.shape.down_rows() - kv_lora - rope)?;
     let query = match (&mla.norm1, &mla.up) {
         (Some(norm), Some(up)) => project(mla, &rest, norm, up, mla.shape.query_rows())?,
@@ -33,19 +43,16 @@ pub(crate) fn run(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<(Tensor, Op
         .contiguous()?
         .matmul(&absorb)?
         .transpose(0, 1)?
-        .to_dtype(dtype)?;
-    let rotated = rotate(&query.narrow(2, nope, rope)?, step)?;
-
-    write(mla, step, &latent, &key.squeeze(1)?)?;
-    match (mla.cache_mode, &mla.query_scale) {
-        (MlaCacheMode::KvCache, _) => Ok((Tensor::cat(&[&absorbed, &rotated], D::Minus1)?, None)),
-        (MlaCacheMode::Int8Nz, Some(scale)) => {
-            let scale = scale.to_dtype(DType::F32)?.reshape((heads, 1))?;
-            let scaled = absorbed.to_dtype(DType::F32)?.broadcast_mul(&scale)?;
-            Ok((int8::encode(&scaled)?, Some(rotated)))
-        }
-        _ => Ok((absorbed.contiguous()?, Some(rotated))),
-    }
+        .to_dtype(dtype)?
+        .contiguous()?;
+    let rotated = rotate(&query.narrow(2, nope, rope)?, turns)?;
+    let (Some(query_scale), Some(latent_scale)) = (&mla.query_scale, &mla.latent_scale) else {
+        return Ok([[absorbed, rotated], [latent, key]]);
+    };
+    let scale = query_scale.to_dtype(DType::F32)?.reshape((heads, 1))?;
+    let absorbed = int8::encode(&absorbed.to_dtype(DType::F32)?.broadcast_mul(&scale)?)?;
+    let latent = latent.to_dtype(DType::F32)?.broadcast_div(&latent_scale.to_dtype(DType::F32)?)?;
+    Ok([[absorbed, rotated], [int8::encode(&latent)?, key]])
 }
 
 /// RMSNorm in f32, rounded to the input's dtype.
@@ -103,15 +110,7 @@ fn write(mla: &MlaPreprocess, step: &MlaStep<'_>, latent: &Tensor, key: &Tensor)
             layout::write_rows(step.cache, latent, slots)?;
             layout::write_rows(rope_cache, key, slots)
         }
-        (MlaCacheMode::Int8Nz, Some(rope_cache)) => {
-            let scaled = match &mla.latent_scale {
-                Some(scale) => latent.to_dtype(DType::F32)?.broadcast_div(&scale.to_dtype(DType::F32)?)?,
-                None => latent.clone(),
-            };
-            layout::write_nz(step.cache, &int8::encode(&scaled)?, slots)?;
-            layout::write_nz(rope_cache, key, slots)
-        }
-        (MlaCacheMode::Nz, Some(rope_cache)) => {
+        (MlaCacheMode::Int8Nz | MlaCacheMode::Nz, Some(rope_cache)) => {
             layout::write_nz(step.cache, latent, slots)?;
             layout::write_nz(rope_cache, key, slots)
         }
@@ -120,12 +119,12 @@ fn write(mla: &MlaPreprocess, step: &MlaStep<'_>, latent: &Tensor, key: &Tensor)
 }
 
 /// Rotates `[tokens, heads, rope]`, whose pairs are `(i, i + rope / 2)`.
-fn rotate(x: &Tensor, step: &MlaStep<'_>) -> Result<Tensor> {
+fn rotate(x: &Tensor, [cos, sin]: [&Tensor; 2]) -> Result<Tensor> {
     let rope = x.dim(2)?;
     let wide = x.to_dtype(DType::F32)?;
     let (first, second) = (wide.narrow(2, 0, rope / 2)?, wide.narrow(2, rope / 2, rope / 2)?);
     let turned = Tensor::cat(&[second.neg()?, first], 2)?;
     let per_token = |table: &Tensor| table.to_dtype(DType::F32)?.unsqueeze(1);
-    let out = (wide.broadcast_mul(&per_token(step.cos)?)? + turned.broadcast_mul(&per_token(step.sin)?)?)?;
+    let out = (wide.broadcast_mul(&per_token(cos)?)? + turned.broadcast_mul(&per_token(sin)?)?)?;
     Ok(out.to_dtype(x.dtype())?)
 }

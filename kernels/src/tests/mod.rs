@@ -3,6 +3,7 @@
 mod anchor;
 mod attention;
 mod cuda;
+mod device_batch;
 mod elementwise;
 mod invariance;
 mod linear;

@@ -44,7 +44,7 @@ pub use pages::{PassedPages, RaggedPages};
 pub use prefix::{Key, Metrics, Namespace, Strategy, TenantId, Token};
 pub use reuse::{PrefixReuse, ReuseLease};
 pub use sequence::Residency;
-pub use simulate::{Policy, Report, Request, Scenario, Workload};
+pub use simulate::{Policy, Report, Scenario, TraceRequest, Workload};
 pub use stats::Stats;
 pub use step::StepMetadata;
 

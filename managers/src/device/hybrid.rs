@@ -1,5 +1,7 @@
 //! The facade over paged pools, state pools and fixed tensors: one handle owns a sequence's blocks and slot.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use cacheplan_handlers::Kind;
 use cacheplan_planner::{CachePlan, ManagerKind};
 use candle_core::{Device, Tensor};
@@ -24,6 +26,8 @@ pub struct MambaHybridCacheManager {
     pub(super) fixed: Vec<(usize, PoolTensor)>,
     pub(super) host: HostMemory,
     kind: ManagerKind,
+    /// Of all that this process has made, which one it is.
+    number: u64,
     generation: u32,
 }
 
@@ -57,8 +61,10 @@ impl Pools {
 
 impl MambaHybridCacheManager {
     pub(super) fn new(kind: ManagerKind, book: CacheBook, pools: Pools, host: HostMemory, generation: u32) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let Pools { kv, mamba, fixed } = pools;
-        Self { book, kv, mamba, fixed, host, kind, generation }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self { book, kv, mamba, fixed, host, kind, number, generation }
     }
 
     /// Which manager the plan chose: this facade, or the paged one alone.
@@ -152,6 +158,11 @@ impl MambaHybridCacheManager {
     /// How many times the pools were re-created.
     pub fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// What tells these pools, where they lie now, from all others of this process.
+    pub fn identity(&self) -> (u64, u32) {
+        (self.number, self.generation)
     }
 
     /// All pools with their index in the plan.

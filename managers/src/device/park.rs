@@ -5,7 +5,7 @@ use candle_core::Device;
 use super::host::HostCopy;
 use super::hybrid::MambaHybridCacheManager;
 use super::mamba::CapturedState;
-use crate::book::{CacheBook, SequenceId, SlotId};
+use crate::book::{CacheBook, SequenceId};
 use crate::{BookError, ManagerError};
 
 impl MambaHybridCacheManager {
@@ -72,16 +72,6 @@ impl MambaHybridCacheManager {
             Some(slot) => self.mamba.capture(slot, settled.tokens),
             None => Ok(CapturedState { tokens: settled.tokens, pools: Vec::new() }),
         }
-    }
-
-    /// A slot's states, for callers that hold a checkpoint.
-    ///
-    /// # Errors
-    /// A slot that nobody holds.
-    pub fn capture_slot(&self, slot: SlotId, tokens: u32) -> Result<CapturedState, ManagerError> {
-        self.ready()?;
-        self.book.slots().role(slot).ok_or(BookError::SlotNotHeld { slot })?;
-        self.mamba.capture(slot, tokens)
     }
 
     /// Puts captured states back and cuts the sequence's blocks to their length, so that both speak of the same token.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cacheplan_managers::book::prefix::{CheckpointFormat, HostTier, PrefixError, Provision};
-use cacheplan_managers::book::{Piece, Policy, Request, Scenario, Workload};
+use cacheplan_managers::book::{Piece, Policy, Scenario, TraceRequest, Workload};
 use cacheplan_planner::{Budget, CachePlan, PlanRequest, Pool, Unit};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
@@ -105,7 +105,8 @@ fn what_the_cache_takes_never_exceeds_the_planned_bytes(
     let text = format!("{CHECKPOINTS}{format}{host}");
     let plan = plan_of(HYBRID, &text);
     let shape = Provision::of_plan(&plan, 128).unwrap().shape;
-    let requests: Vec<Request> = Workload::Chat.requests().into_iter().filter(|r| tokens(r) < 4000).take(300).collect();
+    let requests: Vec<TraceRequest> =
+        Workload::Chat.requests().into_iter().filter(|r| tokens(r) < 4000).take(300).collect();
     let report = Scenario::of_plan(&plan, 128).unwrap().run(&requests).unwrap();
     let peak = report.peak;
     assert!(report.metrics.states_evicted > 0 && report.metrics.tokens_evicted > 0, "there was not enough for all");
@@ -122,6 +123,6 @@ fn what_the_cache_takes_never_exceeds_the_planned_bytes(
     assert_eq!(on_host > 0, !host.is_empty());
 }
 
-fn tokens(request: &Request) -> usize {
+fn tokens(request: &TraceRequest) -> usize {
     request.prompt.iter().map(Piece::len).sum::<usize>() + request.output.len()
 }

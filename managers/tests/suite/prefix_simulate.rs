@@ -2,10 +2,10 @@
 
 use crate::traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, Traffic, conversations};
 use cacheplan_managers::book::prefix::Metrics;
-use cacheplan_managers::book::{Ceiling, Piece, Policy, Report, Request, Scenario, SimulateError, Workload};
+use cacheplan_managers::book::{Ceiling, Piece, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
 use rstest::rstest;
 
-fn hit_rate(requests: &[Request], policy: Policy, checkpoints: Option<usize>) -> f64 {
+fn hit_rate(requests: &[TraceRequest], policy: Policy, checkpoints: Option<usize>) -> f64 {
     let scenario = Scenario { policy, checkpoints, ..Scenario::default() };
     scenario.run(requests).unwrap().hit_rate
 }
@@ -38,8 +38,8 @@ fn more_checkpoints_never_hit_less(#[values(Workload::Chat, Workload::Agents, Wo
 fn hit_after_three_chains(policy: Policy, checkpoints: usize, last: Vec<Piece>) -> u64 {
     let scenario =
         Scenario { policy, checkpoints: Some(checkpoints), prefill_chunk: 2048, concurrency: 1, ..Scenario::default() };
-    let request = |prompt| Request { prompt, output: Piece::Run { id: 99, len: 1 }, tenant: 0 };
-    let mut requests: Vec<Request> = (0..3).map(|id| request(vec![Piece::Run { id, len: 32_768 }])).collect();
+    let request = |prompt| TraceRequest { prompt, output: Piece::Run { id: 99, len: 1 }, tenant: 0 };
+    let mut requests: Vec<TraceRequest> = (0..3).map(|id| request(vec![Piece::Run { id, len: 32_768 }])).collect();
     requests.push(request(last));
     scenario.run(&requests).unwrap().metrics.hit_tokens
 }
@@ -80,14 +80,17 @@ fn a_small_kv_pool_is_never_exceeded_and_costs_hits() {
 #[test]
 fn a_request_of_absurd_length_is_refused_before_it_is_written_out() {
     let trace = format!(r#"{{"prompt": [{{"id": 1, "len": {}}}], "output": {{"id": 2, "len": 1}}}}"#, usize::MAX);
-    let refused = Scenario::default().run(&Request::read_trace(trace.as_bytes()).unwrap());
+    let refused = Scenario::default().run(&TraceRequest::read_trace(trace.as_bytes()).unwrap());
     assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: usize::MAX, .. })));
 }
 
 #[test]
 fn a_request_that_fits_no_pool_is_refused_by_name() {
-    let requests =
-        [Request { prompt: vec![Piece::Run { id: 1, len: 5000 }], output: Piece::Run { id: 2, len: 10 }, tenant: 0 }];
+    let requests = [TraceRequest {
+        prompt: vec![Piece::Run { id: 1, len: 5000 }],
+        output: Piece::Run { id: 2, len: 10 },
+        tenant: 0,
+    }];
     let scenario = Scenario { kv_tokens: Some(4096), ..Scenario::default() };
     let refused = scenario.run(&requests);
     assert!(matches!(refused, Err(SimulateError::TooLarge { request: 0, needed: 5010, available: 4096 })));
@@ -100,7 +103,7 @@ fn a_mooncake_trace_shares_by_its_hash_ids() {
         {"timestamp": 9, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 4]}
         {"timestamp": 12, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 5]}
     "#;
-    let requests = Request::read_trace(trace.as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(trace.as_bytes()).unwrap();
     let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
     assert_eq!(lens, [512, 512, 376]);
     let metrics: Metrics = Scenario::default().run(&requests).unwrap().metrics;
@@ -122,7 +125,7 @@ fn a_mooncake_trace_shares_by_its_hash_ids() {
     "  {\"hash_ids\": [7], \"type\": \"text\", \"turn\": 1, \"output_length\": 1, \"input_length\": 9, \"timestamp\": 4}\r", &[9]
 )]
 fn an_unusual_mooncake_line_is_read(#[case] line: &str, #[case] blocks: &[usize]) {
-    let requests = Request::read_trace(line.as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(line.as_bytes()).unwrap();
     let lens: Vec<usize> = requests[0].prompt.iter().map(Piece::len).collect();
     assert_eq!(lens, blocks);
     let metrics = Scenario::default().run(&[requests[0].clone(), requests[0].clone()]).unwrap().metrics;
@@ -135,7 +138,7 @@ fn mooncake_requests_run_in_the_order_of_their_timestamps() {
         format!("{{\"timestamp\": {time}, \"input_length\": {len}, \"output_length\": 1, \"hash_ids\": [{time}]}}\n")
     };
     let trace = [line(9, 3), line(2, 1), line(9, 4), line(5, 2)].concat();
-    let lens = Request::read_trace(trace.as_bytes())
+    let lens = TraceRequest::read_trace(trace.as_bytes())
         .unwrap()
         .iter()
         .map(|request| request.prompt[0].len())
@@ -150,7 +153,7 @@ fn goal(theirs: f64, unlimited: f64) -> f64 {
 
 /// Never below the double buffer, and more with more checkpoints. Returns the token hit rates at 64 checkpoints and
 /// without limit, and that of the double buffer at 64.
-fn holds_against_the_double_buffer(requests: &[Request]) -> [f64; 3] {
+fn holds_against_the_double_buffer(requests: &[TraceRequest]) -> [f64; 3] {
     let mut fewer = 0.0;
     let mut at_64 = [0.0; 2];
     for checkpoints in [Some(64), Some(128), Some(256), None] {
@@ -168,7 +171,7 @@ fn holds_against_the_double_buffer(requests: &[Request]) -> [f64; 3] {
 
 #[rstest]
 fn coverage_hits_a_tenth_more_than_the_double_buffer_on_traces_in_mooncakes_format(#[values(15, 60)] open: usize) {
-    let requests = Request::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
     let [ours, unlimited, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= goal(theirs, unlimited), "{ours} against {theirs}");
 }
@@ -176,14 +179,14 @@ fn coverage_hits_a_tenth_more_than_the_double_buffer_on_traces_in_mooncakes_form
 /// Three conversations per checkpoint and more, each as likely to be next as any other: the gain is smaller.
 #[rstest]
 fn coverage_gains_less_where_conversations_are_many_times_the_checkpoints(#[values(400)] open: usize) {
-    let requests = Request::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(conversations(1200, open, 7).as_bytes()).unwrap();
     let [ours, _, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= 1.05 * theirs, "{ours} against {theirs}");
 }
 
 #[test]
 fn no_policy_exceeds_the_ceiling_and_it_is_what_unlimited_checkpoints_hit_where_slots_suffice() {
-    let requests = Request::read_trace(conversations(300, 30, 7).as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(conversations(300, 30, 7).as_bytes()).unwrap();
     let ceiling = Ceiling::new(&requests, Scenario::default()).unwrap();
     let unlimited = hit_rate(&requests, Policy::Coverage, None);
     let mut fewer = 0.0;
@@ -203,7 +206,7 @@ fn coverage_hits_more_on_traffic_like_mooncakes(
     #[values(CONVERSATION, TOOL_AGENT, SYNTHETIC)] traffic: Traffic,
     #[values(1101)] seed: u64,
 ) {
-    let requests = Request::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
+    let requests = TraceRequest::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
     let [ours, _, theirs] = holds_against_the_double_buffer(&requests);
     assert!(ours >= 1.07 * theirs, "{ours} against {theirs}");
 }
@@ -224,7 +227,7 @@ fn coverage_hits_more_on_workloads_of_other_seeds(
 #[case(SYNTHETIC, 15_325, 0.66)]
 fn generated_traffic_resembles_mooncakes(#[case] traffic: Traffic, #[case] prompt: u64, #[case] seen: f64) {
     let runs = [1101, 1102].map(|seed| {
-        let requests = Request::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
+        let requests = TraceRequest::read_trace(traffic.trace(1500, seed).as_bytes()).unwrap();
         Scenario { checkpoints: None, ..Scenario::default() }.run(&requests).unwrap().metrics
     });
     let (tokens, hits) =
@@ -237,9 +240,9 @@ fn generated_traffic_resembles_mooncakes(#[case] traffic: Traffic, #[case] promp
 fn our_traces_read_back_as_they_were_written() {
     let requests = Workload::Agents.requests();
     let lines: Vec<String> = requests[..20].iter().map(|r| serde_json::to_string(r).unwrap()).collect();
-    assert_eq!(Request::read_trace(lines.join("\n").as_bytes()).unwrap(), requests[..20]);
+    assert_eq!(TraceRequest::read_trace(lines.join("\n").as_bytes()).unwrap(), requests[..20]);
     let literal = r#"{"prompt": [{"tokens": [5, 6, 7]}], "output": {"id": 1, "len": 2}, "tenant": 3}"#;
-    assert_eq!(Request::read_trace(literal.as_bytes()).unwrap()[0].prompt[0].len(), 3);
+    assert_eq!(TraceRequest::read_trace(literal.as_bytes()).unwrap()[0].prompt[0].len(), 3);
 }
 
 #[rstest]
@@ -252,13 +255,15 @@ fn our_traces_read_back_as_they_were_written() {
 )]
 #[case::unknown_field("{\"prompt\": [], \"output\": {\"id\": 1, \"len\": 2}, \"tenat\": 3}", 1)]
 fn a_line_that_is_no_request_is_named(#[case] trace: &str, #[case] expected: usize) {
-    assert!(matches!(Request::read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected));
+    assert!(
+        matches!(TraceRequest::read_trace(trace.as_bytes()), Err(SimulateError::Line { line, .. }) if line == expected)
+    );
 }
 
 #[test]
 fn a_mooncake_line_whose_blocks_do_not_hold_its_tokens_is_refused() {
     let trace = r#"{"timestamp": 0, "input_length": 1400, "output_length": 20, "hash_ids": [1, 2]}"#;
-    let refused = Request::read_trace(trace.as_bytes());
+    let refused = TraceRequest::read_trace(trace.as_bytes());
     assert!(matches!(refused, Err(SimulateError::BlockCount { line: 1, blocks: 2, tokens: 1400 })));
 }
 

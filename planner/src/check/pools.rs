@@ -108,7 +108,7 @@ fn place(pool: &Pool, key: &str) -> String {
 
 /// The growth as the pool sees it: `first-reference` knows no windows, and one that never binds is none.
 pub(super) fn growth_in(plan: &CachePlan, resource: &PlannedResource) -> Growth {
-    let kv = matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged);
+    let kv = matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope);
     match resource.handler.growth() {
         Growth::Paged { stride, window: Some(window) }
             if u64::from(window) >= plan.limits.max_seq_len || (kv && plan.policy == Grouping::FirstReference) =>

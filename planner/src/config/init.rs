@@ -1,6 +1,6 @@
 //! A budget file with every key, commented out, so that it says what the defaults are and changes none.
 
-use super::keys::{Key, REQUIRED, SECTIONS};
+use super::keys::{BudgetKey, REQUIRED, SECTIONS};
 
 /// A commented budget file that reads as the default budget.
 pub(super) fn commented_budget() -> String {
@@ -21,12 +21,12 @@ pub(super) fn commented_budget() -> String {
     text
 }
 
-fn in_section(section: &str) -> impl Iterator<Item = &'static Key> {
-    Key::all().iter().filter(move |key| key.split().0 == section)
+fn in_section(section: &str) -> impl Iterator<Item = &'static BudgetKey> {
+    BudgetKey::all().iter().filter(move |key| key.split().0 == section)
 }
 
 /// The key with its help and default, `# ` before words and `#` before what could be uncommented.
-fn lines(key: &Key) -> String {
+fn lines(key: &BudgetKey) -> String {
     let default = if REQUIRED.contains(&key.path) {
         "Needed in this section.".into()
     } else {

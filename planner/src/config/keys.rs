@@ -7,7 +7,7 @@ pub(super) const PREFIX: &str = "CACHEPLAN__";
 
 /// A key of the budget: one entry of the file, one environment variable, one flag.
 #[derive(Debug)]
-pub struct Key {
+pub struct BudgetKey {
     /// Its dotted path, `memory.bytes`.
     pub path: &'static str,
     /// Its flag, `--memory-bytes`.
@@ -43,7 +43,7 @@ pub enum Values {
     Lengths,
 }
 
-impl Key {
+impl BudgetKey {
     /// All keys, section by section.
     pub fn all() -> &'static [Self] {
         &KEYS
@@ -106,6 +106,13 @@ const TOKENS: Values = Values::Tokens(1, MAX_COUNT);
 const SEQUENCES: Values = Values::Count(1, MAX_COUNT);
 const RANKS: Values = Values::Count(1, 4096);
 
+const MLA_CACHES: [(&str, &str); 4] = [
+    ("kvcache", "latent and rope key in one tensor"),
+    ("krope_ctkv", "the same in two tensors"),
+    ("int8_nz", "an int8 latent in rows of 32 elements, a 16-bit rope key"),
+    ("nz", "both at 16 bits, in rows of 16 elements"),
+];
+
 const fn key(
     path: &'static str,
     flag: &'static str,
@@ -113,11 +120,11 @@ const fn key(
     default: &'static str,
     example: &'static str,
     help: &'static str,
-) -> Key {
-    Key { path, flag, values, default, example, help }
+) -> BudgetKey {
+    BudgetKey { path, flag, values, default, example, help }
 }
 
-static KEYS: [Key; 53] = [
+static KEYS: [BudgetKey; 54] = [
     key(
         "grouping",
         "--grouping",
@@ -182,6 +189,14 @@ static KEYS: [Key; 53] = [
         "The order of heads and tokens inside a block of keys and values.",
     ),
     key("tokens_per_block", "--tokens-per-block", TOKENS, "16", "16", "Tokens in a block of a paged pool."),
+    key(
+        "mla_cache_mode",
+        "--mla-cache-mode",
+        Values::Choice(&MLA_CACHES),
+        "one tensor, without the operator",
+        "'krope_ctkv'",
+        "The cache mode of Ascend's MLA operator that latents are laid out in, and that a run computes by.",
+    ),
     key(
         "maximize",
         "--maximize",
@@ -408,13 +423,8 @@ static KEYS: [Key; 53] = [
     key(
         "engine.mla_cache",
         "--mla-cache",
-        Values::Choice(&[
-            ("kvcache", "latent and rope key in one tensor"),
-            ("krope_ctkv", "the same in two tensors"),
-            ("int8_nz", "an int8 latent in rows of 32 elements, a 16-bit rope key"),
-            ("nz", "both at 16 bits, in rows of 16 elements"),
-        ]),
-        "not set",
+        Values::Choice(&MLA_CACHES),
+        "mla_cache_mode",
         "'int8_nz'",
         "How an engine on Ascend stores latents.",
     ),

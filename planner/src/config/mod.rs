@@ -16,7 +16,7 @@ use crate::render::columns;
 use crate::{Budget, BudgetError};
 pub(crate) use keys::MAX_COUNT;
 use keys::PREFIX;
-pub use keys::{Key, Values};
+pub use keys::{BudgetKey, Values};
 
 /// Where a value came from, the strongest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -129,14 +129,14 @@ impl Config {
         for (name, value) in variables {
             let Some(rest) = name.strip_prefix(PREFIX) else {
                 // One underscore where two are meant would set nothing and say nothing.
-                let single = |key: &&Key| key.variable().replace("__", "_") == name.replace("__", "_");
-                let Some(key) = Key::all().iter().find(single) else { continue };
+                let single = |key: &&BudgetKey| key.variable().replace("__", "_") == name.replace("__", "_");
+                let Some(key) = BudgetKey::all().iter().find(single) else { continue };
                 let message = format!("sets nothing; the variable of `{}` is {}", key.path, key.variable());
                 return Err(BudgetError::new(Some(Origin::Environment(name)), message));
             };
             let key = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>().join(".");
-            if !Key::all().iter().any(|known| known.path == key) {
-                let nearest = nearest(&key, Key::all().iter().map(|known| known.path));
+            if !BudgetKey::all().iter().any(|known| known.path == key) {
+                let nearest = nearest(&key, BudgetKey::all().iter().map(|known| known.path));
                 let message = format!("there is no key `{key}`");
                 return Err(BudgetError { nearest, ..BudgetError::new(Some(Origin::Environment(name)), message) });
             }
@@ -184,7 +184,7 @@ impl Config {
         let parsed = cacheplan_files::Source::parse_toml(text);
         let mut table: Table = parsed.map_err(|error| in_file(BudgetError::new(None, error.message)))?;
         // Serde would take a list for the section's keys in order.
-        let mut sections = Key::all().iter().filter_map(|key| Some(key.path.split_once('.')?.0));
+        let mut sections = BudgetKey::all().iter().filter_map(|key| Some(key.path.split_once('.')?.0));
         if let Some(section) = sections.find(|section| table.get(*section).is_some_and(Value::is_array)) {
             let message = format!("`{section}` is a list; a section `[{section}]` was expected");
             return Err(BudgetError::new(Some(Origin::File { name: name.to_owned(), line: None }), message));
@@ -201,13 +201,13 @@ impl Config {
         }
         let overrides = || flags.iter().rev().chain(environment.iter().rev()).chain(&usual);
         let lines = DeTable::parse(text).map_err(|error| in_file(plain(None, &error)))?;
-        let origin_of = |key: &Key| match overrides().find(|change| change.key == key.path) {
+        let origin_of = |key: &BudgetKey| match overrides().find(|change| change.key == key.path) {
             Some(change) => change.origin.clone(),
             None => line_of(text, lines.get_ref(), key.path)
                 .map_or(Origin::Default, |line| Origin::File { name: name.to_owned(), line: Some(line) }),
         };
         let mut settings = Vec::new();
-        for key in Key::all() {
+        for key in BudgetKey::all() {
             let (origin, stated) = (origin_of(key), get(&table, key.path));
             if let Some(refused) = stated.and_then(|value| key.refuses(value)) {
                 return Err(BudgetError::new(Some(origin), refused));
@@ -312,7 +312,7 @@ fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {
     let message = match error.message().split('`').collect::<Vec<_>>()[..] {
         // Of the section that needs it a merged table does not say.
         ["missing field ", field, ""] => {
-            let mut paths = Key::all().iter().filter(|key| key.path.rsplit('.').next() == Some(field));
+            let mut paths = BudgetKey::all().iter().filter(|key| key.path.rsplit('.').next() == Some(field));
             match (paths.next(), paths.next()) {
                 (Some(key), None) => format!("`{}` is missing, which its section needs", key.path),
                 _ => error.message().to_owned(),

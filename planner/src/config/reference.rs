@@ -1,11 +1,11 @@
 //! The reference of all keys, for people.
 
-use super::keys::{Key, REQUIRED, Values};
+use super::keys::{BudgetKey, REQUIRED, Values};
 
 /// One row per key.
 pub(super) fn reference() -> String {
     let mut text = String::from("| key | flag | value | default | what it is |\n|---|---|---|---|---|\n");
-    for key in Key::all() {
+    for key in BudgetKey::all() {
         let default = if REQUIRED.contains(&key.path) { "needed in its section" } else { key.default };
         text.push_str(&format!(
             "| `{}` | `{}` | {} | {default} | {} |\n",

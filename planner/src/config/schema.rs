@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{Key, REQUIRED, SECTIONS, Values};
+use super::keys::{BudgetKey, REQUIRED, SECTIONS, Values};
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
 pub(super) fn budget_schema() -> String {
@@ -34,11 +34,11 @@ pub(super) fn budget_schema() -> String {
 }
 
 fn object(section: &str) -> Map<String, Value> {
-    let keys = Key::all().iter().filter(|key| key.split().0 == section);
+    let keys = BudgetKey::all().iter().filter(|key| key.split().0 == section);
     keys.map(|key| (key.split().1.to_owned(), property(key))).collect()
 }
 
-fn property(key: &Key) -> Value {
+fn property(key: &BudgetKey) -> Value {
     let mut schema = match key.values {
         Values::Count(least, most) | Values::Tokens(least, most) => {
             json!({ "type": "integer", "minimum": least, "maximum": most })

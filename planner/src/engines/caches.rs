@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
-use super::{EngineSpec, MlaCache, Version};
+use super::{EngineSpec, Version};
 use crate::demand::{Demand, Load};
+use crate::mla_cache::MlaCache;
 use crate::request::Held;
 
 /// What engines store each in a way of its own.

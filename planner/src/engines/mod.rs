@@ -18,7 +18,7 @@ use crate::budget::Budget;
 use crate::demand::Load;
 use crate::{ByteSize, PlanError, PlanRequest, Shortfall, make};
 
-pub(crate) use options::{EngineOptions, MambaCacheMode, MlaCache};
+pub(crate) use options::{EngineOptions, MambaCacheMode};
 pub(crate) use prediction::EnginePrediction;
 pub(crate) use version::Version;
 pub use version::{Engine, EngineSpec};
@@ -73,7 +73,7 @@ impl PlanRequest<'_> {
                 engine.engine, self.model.model_type, latent.name
             )));
         }
-        let caches = Caches::of(&held, max_seq_len, options.mla_cache, engine);
+        let caches = Caches::of(&held, max_seq_len, self.budget.engine_mla_cache(), engine);
         let mut situation = Situation {
             caches,
             load,
@@ -112,7 +112,7 @@ pub(crate) fn bytes_per_sequence(
     engine: EngineSpec,
 ) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
-    Ok(Caches::of(&held, load.max_seq_len, request.budget.engine.mla_cache, engine).bytes_per_sequence(load))
+    Ok(Caches::of(&held, load.max_seq_len, request.budget.engine_mla_cache(), engine).bytes_per_sequence(load))
 }
 
 /// How many bytes would do where these do not: an engine's own division says that better than a sum of caches.

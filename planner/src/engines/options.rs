@@ -3,6 +3,7 @@
 use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::mla_cache::MlaCache;
 use crate::{ByteSize, Fraction};
 
 /// What an engine is told besides the budget's limits; its own defaults where absent.
@@ -29,7 +30,7 @@ pub struct EngineOptions {
     pub state_ratio: Option<Fraction>,
     /// SGLang's `swa_full_tokens_ratio`, 0.8 where absent.
     pub window_ratio: Option<Fraction>,
-    /// How an engine on Ascend stores latents.
+    /// How an engine on Ascend stores latents; as the plan does where absent.
     pub mla_cache: Option<MlaCache>,
     /// llama.cpp's `-c`: cells for all sequences together.
     pub context: Option<u64>,
@@ -55,18 +56,4 @@ pub enum MambaCacheMode {
     Align,
     /// One at the end of every block.
     All,
-}
-
-/// The cache modes of Ascend's fused MLA preprocessing, each with its own bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MlaCache {
-    /// Latent and rope key in one tensor.
-    Kvcache,
-    /// The same in two tensors.
-    KropeCtkv,
-    /// An int8 latent and a 16-bit rope key, in the NZ layout: rows of 32 and 16 elements.
-    Int8Nz,
-    /// Both at 16 bits in the NZ layout: rows of 16 elements.
-    Nz,
 }

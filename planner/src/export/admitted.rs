@@ -1,6 +1,6 @@
 //! The way back: what an engine's own model admits with the values that it is told.
 
-use cacheplan_transforms::{Resource, Resources};
+use cacheplan_transforms::Resources;
 
 use super::Setting;
 use super::dialect::{Dialect, Told};
@@ -47,15 +47,7 @@ fn held(plan: &CachePlan) -> Option<Resources> {
         !handler.is_speculative() && !handler.kind().is_replay()
     });
     for resource in own {
-        let resource = Resource {
-            name: resource.name.clone(),
-            layer: resource.layer,
-            handler: resource.handler.clone(),
-            node: String::new(),
-            provenance: Vec::new(),
-            shared_by: resource.shared_by.clone(),
-        };
-        held.push(resource).ok()?;
+        held.push(resource.collected()).ok()?;
     }
     Some(held)
 }

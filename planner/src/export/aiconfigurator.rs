@@ -5,21 +5,11 @@
 use serde_json::json;
 
 use super::dialect::{Dialect, Key};
-use super::file::nested;
 use super::input::{Input, Sourced};
 use super::simulators;
 use super::target::Deployment;
 
-pub(super) static AICONFIGURATOR: Deployment = Deployment {
-    name: "aiconfigurator",
-    file_name: "kv-cache-estimate.json",
-    names_model: false,
-    dialect: &DIALECT,
-    releases: &[],
-    // JSON has no comments.
-    write: |file| format!("{:#}\n", nested(file.settings)),
-    gaps: |_| Vec::new(),
-};
+pub(super) static AICONFIGURATOR: Deployment = Deployment::json("aiconfigurator", "kv-cache-estimate.json", &DIALECT);
 
 static DIALECT: Dialect = Dialect {
     name: "AIConfigurator",

@@ -7,60 +7,45 @@ use super::file::{File, flags, nested};
 use super::target::Deployment;
 use crate::engines::known::{sglang, tensorrt_llm, vllm};
 
+/// Its own package requires the engines in its images at the versions below.
+const RELEASE: &str = "1.5.1";
+const FILE: &str = "dynamo.yaml";
+
 pub(super) static VLLM: Deployment = Deployment {
-    name: "dynamo",
-    dialect: &vllm::DIALECT,
-    releases: &[("1.3.0", "0.24.0"), ("1.5.1", "0.28.0")],
-    write: |file| deployment(file, "vllm", "dynamo.vllm", "--model", flags(file.settings).collect()),
-    ..COMMON
+    releases: &[(RELEASE, "0.28.0")],
+    gaps,
+    ..Deployment::new("dynamo", FILE, &vllm::DIALECT, |file| {
+        deployment(file, "vllm", "vllm", "--model", flags(file.settings).collect())
+    })
 };
 
 pub(super) static SGLANG: Deployment = Deployment {
-    name: "dynamo-sglang",
-    dialect: &sglang::DIALECT,
-    releases: &[("1.3.0", "0.5.16"), ("1.5.1", "0.5.18")],
-    write: |file| deployment(file, "sglang", "dynamo.sglang", "--model-path", flags(file.settings).collect()),
-    ..COMMON
+    releases: &[(RELEASE, "0.5.18")],
+    gaps,
+    ..Deployment::new("dynamo-sglang", FILE, &sglang::DIALECT, |file| {
+        deployment(file, "sglang", "sglang", "--model-path", flags(file.settings).collect())
+    })
 };
 
 /// TensorRT-LLM's worker takes the engine's arguments as one object.
 pub(super) static TENSORRT_LLM: Deployment = Deployment {
-    name: "dynamo-tensorrt-llm",
-    dialect: &tensorrt_llm::DIALECT,
-    releases: &[("1.3.0", "1.3.0rc23"), ("1.5.1", "1.3.0rc25")],
-    write: |file| {
-        deployment(
-            file,
-            "trtllm",
-            "dynamo.trtllm",
-            "--model",
-            vec![format!("--override-engine-args={}", nested(file.settings))],
-        )
-    },
-    ..COMMON
-};
-
-/// What the three have in common. The releases: the first from AIConfigurator's matrix, the second from the package's own
-/// requirements.
-const COMMON: Deployment = Deployment {
-    name: "",
-    file_name: "dynamo.yaml",
-    names_model: true,
-    dialect: &vllm::DIALECT,
-    releases: &[],
-    write: |_| String::new(),
+    releases: &[(RELEASE, "1.3.0rc25")],
     gaps,
+    ..Deployment::new("dynamo-tensorrt-llm", FILE, &tensorrt_llm::DIALECT, |file| {
+        let arguments = format!("--override-engine-args={}", nested(file.settings));
+        deployment(file, "trtllm", "tensorrtllm", "--model", vec![arguments])
+    })
 };
 
 fn gaps(serving: &Serving) -> Vec<String> {
-    let image = "each container's image: that of the Dynamo release for this engine".into();
-    std::iter::once(image).chain(serving.pod_memory()).collect()
+    serving.pod_memory().into_iter().collect()
 }
 
-fn deployment(file: &File<'_>, framework: &str, module: &str, model_flag: &str, arguments: Vec<String>) -> String {
+/// `framework` is the engine's name in the deployment and its module's, `image` that of the image with it.
+fn deployment(file: &File<'_>, framework: &str, image: &str, model_flag: &str, arguments: Vec<String>) -> String {
     let mut args = vec![format!("{model_flag}={}", file.model)];
     args.extend(arguments);
-    let gpus = u64::from(file.parallel.tp) * u64::from(file.parallel.pp);
+    let image = format!("nvcr.io/nvidia/ai-dynamo/{image}-runtime:{RELEASE}");
     let component = |name: &str, kind: &str, container: Value| {
         json!({
             "name": name,
@@ -69,12 +54,13 @@ fn deployment(file: &File<'_>, framework: &str, module: &str, model_flag: &str, 
             "podTemplate": { "spec": { "containers": [container] } },
         })
     };
-    let frontend = json!({ "name": "main", "command": ["python3", "-m", "dynamo.frontend"] });
+    let frontend = json!({ "name": "main", "image": image, "command": ["python3", "-m", "dynamo.frontend"] });
     let worker = json!({
         "name": "main",
-        "command": ["python3", "-m", module],
+        "image": image,
+        "command": ["python3", "-m", format!("dynamo.{framework}")],
         "args": args,
-        "resources": { "limits": { "nvidia.com/gpu": gpus.to_string() } },
+        "resources": { "limits": file.gpus() },
     });
     let deployment = json!({
         "apiVersion": "nvidia.com/v1beta1",
@@ -85,5 +71,5 @@ fn deployment(file: &File<'_>, framework: &str, module: &str, model_flag: &str, 
             "components": [component("Frontend", "frontend", frontend), component("Worker", "worker", worker)],
         },
     });
-    file.yaml("kubectl apply -f FILE, once each container has its image", &deployment)
+    file.yaml("kubectl apply -f FILE", &deployment)
 }

@@ -8,21 +8,11 @@ use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
 use super::dialect::{Dialect, Key};
-use super::file::nested;
 use super::input::{Input, Sourced, is_conv, is_kv, is_ssm};
 use super::target::Deployment;
 use crate::PlannedResource;
 
-pub(super) static EDGE_LLM: Deployment = Deployment {
-    name: "edge-llm",
-    file_name: "config.json",
-    names_model: false,
-    dialect: &DIALECT,
-    releases: &[],
-    // JSON has no comments.
-    write: |file| format!("{:#}\n", nested(file.settings)),
-    gaps: |_| Vec::new(),
-};
+pub(super) static EDGE_LLM: Deployment = Deployment::json("edge-llm", "config.json", &DIALECT);
 
 static DIALECT: Dialect = Dialect {
     name: "TensorRT-Edge-LLM",

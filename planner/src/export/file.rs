@@ -32,6 +32,12 @@ impl File<'_> {
         self.commented(usage, &format!("{sources}{}\n", Shown::printable(&format!("{document:#}"))))
     }
 
+    /// What a container of Kubernetes states of GPUs.
+    pub(crate) fn gpus(&self) -> Value {
+        let gpus = u64::from(self.parallel.tp) * u64::from(self.parallel.pp);
+        json!({ "nvidia.com/gpu": gpus.to_string() })
+    }
+
     /// `body` below what it is for and how it is used, above what it cannot say.
     pub(crate) fn commented(&self, usage: &str, body: &str) -> String {
         let about =

@@ -224,7 +224,7 @@ pub(crate) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
 }
 
 pub(crate) fn is_kv(kind: &Kind) -> bool {
-    matches!(kind, Kind::KvPaged | Kind::MlaPaged)
+    matches!(kind, Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope)
 }
 
 pub(crate) fn is_ssm(kind: &Kind) -> bool {

@@ -7,18 +7,23 @@ use super::target::Deployment;
 use crate::engines::known::vllm;
 
 pub(super) static LLM_D: Deployment = Deployment {
-    name: "llm-d",
-    file_name: "llm-d-decode.yaml",
-    names_model: true,
-    dialect: &vllm::DIALECT,
-    releases: &[],
-    write: patch,
-    gaps: |serving| serving.pod_memory().into_iter().collect(),
+    gaps: |serving| {
+        let replaced =
+            "other arguments of the container: this list takes the place of that in its base, the port included";
+        std::iter::once(replaced.to_owned()).chain(serving.pod_memory()).collect()
+    },
+    ..Deployment::new("llm-d", "llm-d-decode.yaml", &vllm::DIALECT, patch)
 };
 
 fn patch(file: &File<'_>) -> String {
     let args: Vec<String> = std::iter::once(file.model.to_owned()).chain(flags(file.settings)).collect();
-    let container = json!({ "name": "modelserver", "command": ["vllm", "serve"], "args": args });
+    let container = json!({
+        "name": "modelserver",
+        "command": ["vllm", "serve"],
+        "args": args,
+        // Both, since a base that states another request would be left with two numbers.
+        "resources": { "limits": file.gpus(), "requests": file.gpus() },
+    });
     let patch = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -15,6 +15,7 @@ mod simulators;
 mod target;
 
 use cacheplan_files::Shown;
+use cacheplan_handlers::Kind;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
@@ -138,6 +139,13 @@ impl CachePlan {
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
             return Err(ExportError::Model { found: model.to_owned() });
+        }
+        if let Some(rope) = input.resources().find(|resource| *resource.handler.kind() == Kind::MlaRope) {
+            let what = format!(
+                "`{}` is a rope key apart from its latent (`mla_cache_mode`), and no flag asks for that",
+                rope.name
+            );
+            return Err(ExportError::Unsupported { engine: dialect.name, what });
         }
         if let Some(what) = (dialect.refuses)(&input) {
             return Err(ExportError::Unsupported { engine: dialect.name, what });

@@ -6,15 +6,7 @@ use super::file::File;
 use super::target::Deployment;
 use crate::engines::known::vllm;
 
-pub(super) static RAY: Deployment = Deployment {
-    name: "ray",
-    file_name: "ray-serve.yaml",
-    names_model: true,
-    dialect: &vllm::DIALECT,
-    releases: &[],
-    write: application,
-    gaps: |_| Vec::new(),
-};
+pub(super) static RAY: Deployment = Deployment::new("ray", "ray-serve.yaml", &vllm::DIALECT, application);
 
 fn application(file: &File<'_>) -> String {
     let arguments: Map<String, Value> = file

@@ -12,20 +12,11 @@ use super::input::{Input, Sourced, listed};
 use super::target::Deployment;
 use crate::Pool;
 
-pub(super) static LLM_D_SIM: Deployment = Deployment {
-    name: "llm-d-sim",
-    file_name: "llm-d-sim.yaml",
-    names_model: true,
-    dialect: &LLM_D_SIM_WORDS,
-    releases: &[],
-    write: |file| {
-        let settings = file.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone()));
-        let document: Map<String, Value> =
-            [("model".to_owned(), json!(file.model))].into_iter().chain(settings).collect();
-        file.yaml("llm-d-inference-sim --config FILE", &Value::Object(document))
-    },
-    gaps: |_| Vec::new(),
-};
+pub(super) static LLM_D_SIM: Deployment = Deployment::new("llm-d-sim", "llm-d-sim.yaml", &LLM_D_SIM_WORDS, |file| {
+    let settings = file.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone()));
+    let document: Map<String, Value> = [("model".to_owned(), json!(file.model))].into_iter().chain(settings).collect();
+    file.yaml("llm-d-inference-sim --config FILE", &Value::Object(document))
+});
 
 static LLM_D_SIM_WORDS: Dialect = Dialect {
     name: "llm-d-inference-sim",
@@ -62,26 +53,18 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
     back: None,
 };
 
-pub(super) static VIDUR: Deployment = Deployment {
-    name: "vidur",
-    file_name: "vidur.sh",
-    names_model: true,
-    dialect: &VIDUR_WORDS,
-    releases: &[],
-    write: |file| {
-        let argument = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&flag(setting)));
-        let lines: String = file.settings.iter().map(argument).collect();
-        let model = quoted(file.model);
-        let body = format!(
-            "args=(\n{lines})\nexec python3 -m vidur.main --replica_config_model_name {model} \"${{args[@]}}\" \"$@\"\n"
-        );
-        format!(
-            "#!/usr/bin/env bash\n{}",
-            file.commented("bash FILE FLAGS, the flags those of requests and devices", &body)
-        )
-    },
-    gaps: |_| Vec::new(),
-};
+pub(super) static VIDUR: Deployment = Deployment::new("vidur", "vidur.sh", &VIDUR_WORDS, |file| {
+    let argument = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&flag(setting)));
+    let lines: String = file.settings.iter().map(argument).collect();
+    let model = quoted(file.model);
+    let body = format!(
+        "args=(\n{lines})\nexec python3 -m vidur.main --replica_config_model_name {model} \"${{args[@]}}\" \"$@\"\n"
+    );
+    format!(
+        "#!/usr/bin/env bash\n{}",
+        file.commented("bash FILE FLAGS, the flags those of requests and devices", &body)
+    )
+});
 
 static VIDUR_WORDS: Dialect = Dialect {
     name: "Vidur",

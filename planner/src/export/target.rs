@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::dialect::Dialect;
-use super::file::File;
+use super::file::{File, nested};
 use super::{ExportError, Serving, aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
 use crate::Engine;
 
@@ -27,6 +27,24 @@ pub(crate) struct Deployment {
     pub(crate) write: fn(&File<'_>) -> String,
     /// What it needs besides the engine's arguments.
     pub(crate) gaps: fn(&Serving) -> Vec<String>,
+}
+
+impl Deployment {
+    /// A file that names the model, with nothing of its own beside the engine's words.
+    pub(crate) const fn new(
+        name: &'static str,
+        file_name: &'static str,
+        dialect: &'static Dialect,
+        write: fn(&File<'_>) -> String,
+    ) -> Self {
+        Self { name, file_name, names_model: true, dialect, releases: &[], write, gaps: |_| Vec::new() }
+    }
+
+    /// The settings as JSON, which has no comments.
+    pub(super) const fn json(name: &'static str, file_name: &'static str, dialect: &'static Dialect) -> Self {
+        let write = |file: &File<'_>| format!("{:#}\n", nested(file.settings));
+        Self { names_model: false, ..Self::new(name, file_name, dialect, write) }
+    }
 }
 
 /// Those that wrap an engine, the one that is no engine of ours, simulators and other planners.

@@ -113,7 +113,7 @@ pub(super) fn group_rest(resources: &Resources, max_seq_len: u64) -> Vec<Group<'
 }
 
 pub(super) fn is_kv(resource: &Resource) -> bool {
-    matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged)
+    matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope)
 }
 
 fn reference_group(owner: Owner, reference: &Resource, growth: Growth) -> Group<'_> {

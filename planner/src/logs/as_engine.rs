@@ -5,7 +5,10 @@ use cacheplan_transforms::{Resource, Resources};
 
 use super::Words;
 use crate::engines::{EnginePrediction, EngineSpec};
-use crate::{Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, Scheme, Speculation};
+use crate::{
+    Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, PlannedResource, Scheme,
+    Speculation,
+};
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {
@@ -39,15 +42,7 @@ impl<'a> AsEngine<'a> {
             return Err(PlanError::Engine(reason.into()));
         }
         let resources = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
-        let resources = resources.map(|resource| Resource {
-            name: resource.name.clone(),
-            layer: resource.layer,
-            handler: resource.handler.clone(),
-            node: String::new(),
-            provenance: Vec::new(),
-            shared_by: resource.shared_by.clone(),
-        });
-        Ok(Self { plan, resources: collected(resources)? })
+        Ok(Self { plan, resources: collected(resources.map(PlannedResource::collected))? })
     }
 
     /// The same caches in another dtype; `None` where that changes nothing.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_handlers::KvLayout;
-use cacheplan_planner::{Budget, ByteSize, Config, Key, Origin, Override};
+use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, Origin, Override};
 use rstest::rstest;
 
 const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";
@@ -244,9 +244,9 @@ fn the_committed_reference_is_current() {
 
 #[test]
 fn every_key_has_a_flag_and_a_variable_of_its_own() {
-    let flags: BTreeSet<&str> = Key::all().iter().map(|key| key.flag).collect();
-    assert_eq!(flags.len(), Key::all().len());
-    for key in Key::all() {
+    let flags: BTreeSet<&str> = BudgetKey::all().iter().map(|key| key.flag).collect();
+    assert_eq!(flags.len(), BudgetKey::all().len());
+    for key in BudgetKey::all() {
         let named = key.flag.strip_prefix("--").unwrap();
         assert!(named.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{named}");
         let value = if key.path == "memory.of" { "free" } else { "1" };

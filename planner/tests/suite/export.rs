@@ -1,5 +1,9 @@
 //! Plans in the words of engines.
 
+mod edge_llm;
+mod names;
+mod simulators;
+
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{CachePlan, Export, ExportError, Owner, Parallel, Serving, Target};
@@ -170,54 +174,6 @@ fn sglang_gets_tokens_and_slots_for_bytes() {
     assert_eq!(arguments["kv-cache-dtype"], "fp8_e4m3");
 }
 
-/// Simulators and other planners count blocks, tokens and bytes: the plan's own, of the pool that runs out first.
-#[test]
-fn simulators_and_planners_get_blocks_tokens_and_bytes() {
-    for plan in [hybrid(), windowed()] {
-        let full = plan.pools.iter().find(|pool| pool.tokens_per_block.is_some() && pool.window.is_none()).unwrap();
-        let (blocks, size) = (full.units - full.reserved, full.tokens_per_block.unwrap());
-        let of = |name: &str| arguments(target(name), &newest(&plan, target(name)));
-        let simulator = of("llm-d-sim");
-        assert_eq!(simulator["kv-cache-size"], blocks);
-        assert_eq!(simulator["block-size"], size);
-        assert_eq!(simulator["max-num-seqs"], plan.limits.max_batch_size);
-        assert_eq!(simulator["model"], "org/Hybrid-30B");
-        let vidur = of("vidur");
-        assert_eq!(vidur["vllm_scheduler_config_num_blocks"], blocks);
-        assert_eq!(vidur["vllm_scheduler_config_block_size"], size);
-        assert_eq!(vidur["vllm_scheduler_config_max_tokens_in_batch"], plan.limits.max_num_tokens);
-        let planner = of("aiconfigurator");
-        assert_eq!(planner["num_gpu_blocks"], blocks);
-        assert_eq!(planner["total_kv_size_tokens"], blocks * size);
-        assert_eq!(planner["kv_size_per_token_bytes"], plan.totals.kv_bytes_per_token);
-        assert_eq!(planner["total_kv_size_bytes"], cache_bytes(&plan));
-        let per_sequence = format!("{} bytes of states for each sequence", plan.totals.state_bytes_per_sequence);
-        let states = plan.totals.state_bytes_per_sequence > 0;
-        for name in ["llm-d-sim", "vidur", "aiconfigurator"] {
-            let said = newest(&plan, target(name)).not_expressed.iter().any(|gap| gap.starts_with(&per_sequence));
-            assert_eq!(said, states, "{name}");
-        }
-    }
-}
-
-#[rstest]
-#[case::no_pages("llm-d-sim", "", "counts blocks of one size, and the plan has none")]
-#[case::no_pages("vidur", "", "counts blocks of one size, and the plan has none")]
-#[case::odd_blocks("llm-d-sim", "kv", "its blocks have 8, 16, 32, 64 or 128 tokens, the plan's 256")]
-fn a_simulator_that_cannot_count_a_plans_caches_is_not_told(
-    #[case] target: Target,
-    #[case] with: &str,
-    #[case] expected: &str,
-) {
-    let mut model = Model::new("m", 1).with("ssm", 0, ResourceHandler::ssm(8, 64, 128, DType::F32).unwrap());
-    if with == "kv" {
-        model = model.with("kv", 0, ResourceHandler::kv_paged(8, 64, DType::Bf16).unwrap());
-    }
-    let plan = model.request(&budget("tokens_per_block = 256\nmax_seq_len = 4096\n[memory]\nbytes = '1GiB'")).plan();
-    let error = plan.unwrap().export(target, None, &serving()).unwrap_err().to_string();
-    assert!(error.contains(expected), "{error}");
-}
-
 /// With the radix cache a request holds three slots for states, so that it is off where the plan has one for each.
 #[test]
 fn sglang_serves_every_sequence_of_a_plan_without_checkpoints() {
@@ -323,51 +279,17 @@ fn a_key_that_a_version_lacks_is_said_to_be_missing() {
 }
 
 #[test]
-fn a_name_that_breaks_lines_is_refused() {
-    let serving = Serving { model: Some("a\nkv-cache-memory-bytes: 1\rb".into()), ..Serving::default() };
-    for target in Target::all() {
-        let error = windowed().export(target, None, &serving).unwrap_err();
-        assert!(matches!(error, ExportError::Model { .. }), "{error}");
-        assert!(error.to_string().contains("a\\u000akv-cache-memory-bytes: 1\\u000db"), "{error}");
-    }
-}
-
-/// A model's type loads nothing; a name that no engine takes for a model's is seen at once.
-#[rstest]
-fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, false)] stated: bool) {
-    let name = if stated { "org/Hybrid-30B" } else { "<MODEL>" };
-    let serving = if stated { serving() } else { Serving::default() };
-    for target in Target::all().filter(|target| target.names_model()) {
-        let export = hybrid().export(target, None, &serving).unwrap();
-        let values = match target.name() {
-            "sglang" | "vidur" => words_of_a_shell(&export.text).join("\n"),
-            _ => yaml(&export).to_string(),
-        };
-        assert!(values.contains(name) && !values.contains("nemotron_h"), "{target}: {values}");
-        let said = export.not_expressed.iter().any(|gap| gap.contains("replace <MODEL>"));
-        assert_eq!(said, !stated, "{target}: {:?}", export.not_expressed);
-    }
-    let vllm = hybrid().export(target("vllm"), None, &serving).unwrap();
-    let usage = if stated {
-        format!("# vllm serve {name} --config FILE")
-    } else {
-        format!("# vllm serve '{name}' --config FILE")
-    };
-    assert!(vllm.text.contains(&usage), "{}", vllm.text);
-}
-
-#[test]
 fn dynamos_version_decides_the_engines() {
     let engine = |target, version| hybrid().export(target, Some(version), &serving()).unwrap().engine;
-    assert_eq!(engine(target("dynamo"), "1.3.0"), "vLLM 0.24.0");
-    assert_eq!(engine(target("dynamo-sglang"), "1.3.0"), "SGLang 0.5.16");
+    assert_eq!(engine(target("dynamo"), "1.5.1"), "vLLM 0.28.0");
+    assert_eq!(engine(target("dynamo-sglang"), "1.5.1"), "SGLang 0.5.18");
     assert_eq!(engine(target("dynamo-tensorrt-llm"), "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
 }
 
 #[rstest]
 #[case("vllm", "0.33.1", "unknown version `0.33.1` for vllm; the keys are known for 0.11.0, 0.24.0, 0.28.0, 0.33.0")]
 #[case("ray", "2.55.0", "unknown version `2.55.0` for ray; the keys are known for 0.11.0")]
-#[case("dynamo", "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.3.0, 1.5.1")]
+#[case("dynamo", "0.33.0", "unknown version `0.33.0` for dynamo; the keys are known for 1.5.1")]
 #[case("edge-llm", "", "unknown version `` for edge-llm; the keys are known for 0.7.0")]
 fn an_unknown_version_is_an_error_that_lists_the_known_ones(
     #[case] target: Target,
@@ -403,7 +325,8 @@ fn what_engines_cannot_be_told_is_said() {
         (target("sglang"), "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
         (target("tensorrt-llm"), "the sizes of "),
         (target("llm-d"), "the pod's memory limit and /dev/shm: both must exceed 68719476736 bytes"),
-        (target("dynamo"), "each container's image: "),
+        (target("dynamo"), "the pod's memory limit and /dev/shm: "),
+        (target("llm-d"), "other arguments of the container: "),
     ];
     for (target, gap) in expected {
         let said = plan.export(target, None, &serving).unwrap().not_expressed;
@@ -442,47 +365,6 @@ fn targets_read_by_name_and_an_unknown_one_lists_them() {
 fn half_hybrid() -> CachePlan {
     let model = super::common::nemotron_3_nano_with(DType::F16, DType::F32);
     model.request(&budget("max_seq_len = 4096\nmax_batch_size = 4")).plan().unwrap()
-}
-
-#[test]
-fn edge_llm_gets_one_entry_per_layer_with_a_cache() {
-    let config = arguments(target("edge-llm"), &newest(&half_hybrid(), target("edge-llm")));
-    assert_eq!(config["model_type"], "hybrid_mamba");
-    let types: Vec<&str> = strings(&config["layer_types"]).collect();
-    let configs = config["kv_layer_configs"].as_array().unwrap();
-    assert_eq!((types.len(), configs.len()), (29, 29));
-    for (kind, config) in types.iter().zip(configs) {
-        assert_eq!(*kind == "mamba", config.is_null());
-    }
-    assert_eq!((&types[..4], types[28]), (&["mamba", "mamba", "mamba", "attention"][..], "mamba"));
-    assert_eq!(configs[3], serde_json::json!({ "num_kv_heads": 2, "head_dim": 128 }));
-    assert_eq!((&config["conv_dim"], &config["conv_kernel"]), (&6144.into(), &4.into()));
-    assert_eq!(config["recurrent_state_size"], 128);
-    assert_eq!(config["recurrent_state_dtype"], "fp32");
-}
-
-#[rstest]
-#[case(Model::new("m", 1).with("x", 0, ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap()), "`x_0` is mla_paged")]
-#[case(
-    Model::new("m", 2)
-        .with("a", 0, ResourceHandler::ssm(8, 64, 128, DType::F32).unwrap())
-        .with("b", 1, ResourceHandler::ssm(8, 64, 64, DType::F32).unwrap()),
-    "its states have several shapes"
-)]
-#[case(
-    Model::new("m", 1).with("kv", 0, kv(8, 64)).with("s", 0, ResourceHandler::ssm(8, 64, 64, DType::F32).unwrap()),
-    "the layer of `kv_0` has a state as well"
-)]
-#[case(
-    Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(8, 64, DType::Nvfp4).unwrap()),
-    "`kv_cache_dtype` takes one of"
-)]
-fn edge_llm_refuses_what_one_number_cannot_say(#[case] model: Model, #[case] expected: &str) {
-    let plan = model.request(&budget("")).plan().unwrap();
-    match plan.export(target("edge-llm"), None, &serving()) {
-        Err(ExportError::Unsupported { what, .. }) => assert!(what.starts_with(expected), "{what}"),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[rstest]
@@ -544,82 +426,4 @@ fn an_export_states_the_ranks_of_the_plan() {
     let other = Serving { parallel: Some(Parallel { tp: 4, ..Parallel::default() }), ..serving() };
     let text = plan.export(target("vllm"), None, &other).unwrap().text;
     assert!(text.contains("\"tensor-parallel-size\": 4"), "{text}");
-}
-
-/// The values of a file of YAML, which are JSON of one library between comments.
-fn json_between_comments(export: &Export) -> Value {
-    let data: String = export.text.lines().filter(|line| !line.starts_with('#')).collect();
-    serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {}", export.text))
-}
-
-/// Names that would break a line, end a string, be no string, or be taken for a flag, if they were not refused or quoted.
-#[test]
-fn hostile_names_are_refused_or_read_back_as_they_are() {
-    let controls =
-        (0..=0x9fu32).chain(0x200b..=0x2069).chain([0xad, 0x61c, 0x180e, 0xfeff, 0xfff9, 0xfffe, 0xffff, 0xe0001]);
-    let controls = controls.filter_map(char::from_u32);
-    let mut names: Vec<String> = controls.map(|c| format!("m{c}trust-remote-code: true")).collect();
-    let flags = ["-m", "--trust-remote-code"];
-    let quotes = ["'; rm x", "\"", "\\", "$(x)", "`x`", "a'b\"c", "!x", "a && b", "*"];
-    let words =
-        ["yes", "no", "on", "y", "true", "null", "~", "1e3", "1.5", "0x1f", "1_000", "12:30:45", "2024-01-01", ".inf"];
-    let marks =
-        ["m: x", "# m", "a #b", "- x", "? x", "*a", "&a", "[", "{}", "|", ">", "%x", "@x", "=", "<<", "模型", "🦙"];
-    names.extend(flags.into_iter().chain(quotes).chain(words).chain(marks).map(String::from));
-    let (mut refused, mut read) = (0, 0);
-    for name in names {
-        for target in Target::all().filter(|target| !["edge-llm", "aiconfigurator"].contains(&target.name())) {
-            let serving = Serving { model: Some(name.clone()), ..Serving::default() };
-            let export = match hybrid().export(target, None, &serving) {
-                Ok(export) => export,
-                Err(error) => {
-                    assert!(matches!(error, ExportError::Model { .. }), "{error}");
-                    refused += 1;
-                    continue;
-                }
-            };
-            assert!(!name.starts_with('-') && !name.contains(char::is_control), "{name:?}");
-            read += 1;
-            let script = match target.name() {
-                "sglang" => Some(["sglang.launch_server", "--model-path"]),
-                "vidur" => Some(["vidur.main", "--replica_config_model_name"]),
-                _ => None,
-            };
-            if let Some([program, flag]) = script {
-                assert_eq!(words_of_a_shell(&export.text)[2..5], [program, flag, &name], "{name:?}");
-                continue;
-            }
-            let found = yaml(&export);
-            assert_eq!(found, json_between_comments(&export), "{name:?}");
-            let named = match target.name() {
-                "ray" => vec![&found["applications"][0]["args"]["llm_configs"][0]["model_loading_config"]["model_id"]],
-                "llm-d" => vec![&found["spec"]["template"]["spec"]["containers"][0]["args"][0]],
-                "llm-d-sim" => vec![&found["model"]],
-                "vllm" | "tensorrt-llm" => Vec::new(),
-                _ => vec![&found["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"][0]],
-            };
-            for found in named {
-                let found = found.as_str().unwrap();
-                let value = found.strip_prefix("--model=").or(found.strip_prefix("--model-path=")).unwrap_or(found);
-                assert_eq!(value, name, "{target}");
-            }
-            assert!(!found.to_string().contains("\"trust-remote-code\":"), "{found}");
-        }
-    }
-    assert!(refused > 100 && read > 200, "{refused} refused, {read} read");
-}
-
-/// What a plan says of its model goes into a comment, which ends with its line.
-#[test]
-fn a_model_type_ends_no_comment() {
-    for separator in ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'] {
-        let mut plan = hybrid();
-        plan.model.model_type = format!("m{separator}trust-remote-code: true");
-        let is_yaml = |target: &Target| !["edge-llm", "aiconfigurator", "sglang", "vidur"].contains(&target.name());
-        for target in Target::all().filter(is_yaml) {
-            let export = plan.export(target, None, &Serving::default()).unwrap();
-            assert!(!export.text.contains(separator) || separator == '\n', "{}", export.text);
-            assert!(yaml(&export).get("trust-remote-code").is_none(), "{}", export.text);
-        }
-    }
 }

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use cacheplan_planner::{EngineSpec, PlanError, PlanRequest, Serving};
+use cacheplan_planner::{Budget, CachePlan, EngineSpec, PlanError, PlanRequest, Serving};
 use rstest::rstest;
 use serde::Deserialize;
 use serde_json::json;
@@ -53,13 +53,9 @@ enum Answer {
 impl Question {
     /// The file is for `target`, which starts the engine.
     fn of(model: &str, engine: EngineSpec, target: &str) -> Option<Self> {
-        let read = zoo(model);
-        let told = budget(&format!("max_seq_len = {LENGTH}\n[memory]\nbytes = \"20GiB\""));
+        let (read, told) = (zoo(model), twenty_gib());
         let resources = read.graph.clone().collect(&told.engine_context(&read.info, engine)).unwrap().resources;
-        let plan = match PlanRequest::new(&read.info, &resources, &told).plan() {
-            Err(PlanError::DoesNotFit(_)) => return None,
-            plan => plan.unwrap(),
-        };
+        let plan = fitting(PlanRequest::new(&read.info, &resources, &told).plan())?;
         let serving = Serving { model: Some("MODEL".into()), ..Serving::default() };
         let export = plan.export(target.parse().unwrap(), Some(&engine.version_name()), &serving).ok()?;
         let lines = export.text.lines().filter(|line| !line.trim_start().starts_with('#'));
@@ -80,7 +76,20 @@ impl Question {
     }
 }
 
-fn models() -> Vec<String> {
+/// The budget of every plan whose export is asked about.
+pub(super) fn twenty_gib() -> Budget {
+    budget(&format!("max_seq_len = {LENGTH}\n[memory]\nbytes = \"20GiB\""))
+}
+
+/// None where not one sequence fits.
+pub(super) fn fitting(planned: Result<CachePlan, PlanError>) -> Option<CachePlan> {
+    match planned {
+        Err(PlanError::DoesNotFit(_)) => None,
+        planned => Some(planned.unwrap()),
+    }
+}
+
+pub(super) fn models() -> Vec<String> {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
     let paths = std::fs::read_dir(zoo).unwrap().map(|entry| entry.unwrap().path());
     let mut names: Vec<String> = paths.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();

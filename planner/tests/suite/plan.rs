@@ -264,3 +264,20 @@ fn a_stated_step_caps_the_sequences() {
     let drafting = planned("[speculation]\ndraft_tokens = 3");
     assert_eq!((drafting.limits.max_num_tokens, drafting.capacity.sequences), (512, 128));
 }
+
+/// 36 layers of 8 heads of 128 in bf16 are 144 KiB a token, and 576 MiB for 4,096 of them; padding is a block of 16.
+#[rstest]
+#[case(
+    10,
+    Some(
+        "max_batch_size 10 was asked for, and 7 fit: caches of 10 need 5.63 GiB, 4.00 GiB are there; short of 1.63 GiB"
+    )
+)]
+#[case(7, None)]
+fn what_is_missing_for_the_sequences_that_were_asked_for_is_said(#[case] asked: u64, #[case] expected: Option<&str>) {
+    let told = budget(&format!("max_seq_len = 4096\nmax_batch_size = {asked}\nmemory.bytes = '4GiB'"));
+    let mut model = super::oracles::zoo("Qwen__Qwen3-8B");
+    let resources = model.graph.collect(&told.pass_context(&model.info)).unwrap().resources;
+    let request = PlanRequest::new(&model.info, &resources, &told);
+    assert_eq!(request.missing(&request.plan().unwrap()).as_deref(), expected);
+}

@@ -177,6 +177,10 @@ impl Mixer for Attention {
         self.o.trace(writer, &y)
     }
 
+    fn ropes(&self) -> Vec<&Rope> {
+        self.rope.iter().collect()
+    }
+
     fn caches(&self) -> Vec<CacheUse> {
         let AttentionShape { kv_heads, head_dim, window, .. } = self.shape;
         let window = match window {

@@ -5,7 +5,7 @@ use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, kept_inputs, replayed, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, replay, softplus};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -153,13 +153,10 @@ impl Mixer for GatedDelta {
     }
 
     fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
-        if kept.layer != Some(self.layer) {
-            return Ok(false);
-        }
-        let [k, v, decay, beta] = kept_inputs(kept, ["k", "v", "g", "beta"])?;
         // Nothing is read out.
-        let scan = self.scan(&k, [&k, &v, &decay, &beta]);
-        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
+        replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
+            self.scan(k, [k, v, decay, beta]).run(state.pool, &state.view, batch)
+        })
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -5,7 +5,7 @@ use cacheplan_kernels::{LinearAttentionScan, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
-use super::{Activation, Linear, Mixer, RmsNorm, kept_inputs, replayed};
+use super::{Activation, Linear, Mixer, RmsNorm, replay};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -85,13 +85,10 @@ impl Mixer for Lightning {
     }
 
     fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
-        if kept.layer != Some(self.layer) {
-            return Ok(false);
-        }
-        let [k, v] = kept_inputs(kept, ["k", "v"])?;
         // Nothing is read out.
-        let scan = self.scan([&k, &k, &v]);
-        replayed(kept, k.dim(0)?, |batch| scan.run(kept.state.pool, &kept.state.view, batch))
+        replay(kept, self.layer, ["k", "v"], |[k, v], state, batch| {
+            self.scan([k, k, v]).run(state.pool, &state.view, batch)
+        })
     }
 
     fn caches(&self) -> Vec<CacheUse> {

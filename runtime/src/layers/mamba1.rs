@@ -5,7 +5,7 @@ use cacheplan_kernels::{Mamba1Scan, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, kept_inputs, replayed, size};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, size};
 use crate::error::RuntimeError;
 use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
@@ -111,13 +111,11 @@ impl Mixer for Mamba1 {
     }
 
     fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
-        if kept.layer != Some(self.layer) {
-            return Ok(false);
-        }
-        let [x, b, dt] = kept_inputs(kept, ["x", "b", "dt"])?;
         // Nothing is read out.
-        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
-        replayed(kept, x.dim(0)?, |batch| self.scan().run(&input, kept.state.pool, &kept.state.view, batch))
+        replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
+            let input = ScanInput { x, dt, b, c: b, z: None };
+            self.scan().run(&input, state.pool, &state.view, batch)
+        })
     }
 
     fn caches(&self) -> Vec<CacheUse> {

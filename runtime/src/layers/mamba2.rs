@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Activation, CausalConv, Linear, Mixer, kept_inputs, replayed, size};
+use super::{Activation, CausalConv, Linear, Mixer, replay, size};
 use crate::error::{ConfigError, RuntimeError};
 use crate::exported::{RECURRENT, Writer, int, recurrent, refuse};
 use crate::step::{CacheUse, Step};
@@ -167,13 +167,11 @@ impl Mixer for Mamba2 {
     }
 
     fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
-        if kept.layer != Some(self.layer) {
-            return Ok(false);
-        }
-        let [x, b, dt] = kept_inputs(kept, ["x", "b", "dt"])?;
         // Nothing is read out.
-        let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
-        replayed(kept, x.dim(0)?, |batch| self.scan().run(&input, kept.state.pool, &kept.state.view, batch))
+        replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
+            let input = ScanInput { x, dt, b, c: b, z: None };
+            self.scan().run(&input, state.pool, &state.view, batch)
+        })
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {

@@ -10,7 +10,7 @@ use crate::step::{CacheUse, Step};
 use crate::weights::Scope;
 
 /// The norms of the latents have an epsilon of their own, whatever the config's `rms_norm_eps`.
-const LATENT_NORM_EPS: f64 = 1e-6;
+pub(super) const LATENT_NORM_EPS: f64 = 1e-6;
 
 /// The attention of one layer.
 #[derive(Debug)]
@@ -63,24 +63,23 @@ impl Mla {
         let queries = heads * (nope + rotated);
         let query = match shape.q_lora_rank {
             None => {
-                Query::Direct(shape.halves(Linear::load(&weights.enter("q_proj"), hidden, queries, false)?, heads)?)
+                Query::Direct(shape.in_halves(Linear::load(&weights.enter("q_proj"), hidden, queries, false)?, heads)?)
             }
             Some(rank) => Query::Compressed {
                 a: Linear::load(&weights.enter("q_a_proj"), hidden, rank, bias)?,
                 norm: RmsNorm::load(&weights.enter("q_a_layernorm"), rank, LATENT_NORM_EPS)?,
-                b: shape.halves(Linear::load(&weights.enter("q_b_proj"), rank, queries, false)?, heads)?,
+                b: shape.in_halves(Linear::load(&weights.enter("q_b_proj"), rank, queries, false)?, heads)?,
             },
         };
         let kv_a = Linear::load(&weights.enter("kv_a_proj_with_mqa"), hidden, kv_lora_rank + rotated, bias)?;
-        let kv_b = weights.enter("kv_b_proj").get("weight", (heads * (nope + value), kv_lora_rank))?;
-        let kv_b = kv_b.reshape((heads, nope + value, kv_lora_rank))?;
+        let [to_latent, from_latent] = up_projection(weights, &shape)?;
         Ok(Self {
             layer,
             query,
-            kv_a: shape.halves(kv_a, 1)?,
+            kv_a: shape.in_halves(kv_a, 1)?,
             kv_a_norm: RmsNorm::load(&weights.enter("kv_a_layernorm"), kv_lora_rank, LATENT_NORM_EPS)?,
-            to_latent: kv_b.narrow(1, 0, nope)?.contiguous()?,
-            from_latent: kv_b.narrow(1, nope, value)?.transpose(1, 2)?.contiguous()?,
+            to_latent,
+            from_latent,
             o: Linear::load(&weights.enter("o_proj"), heads * value, hidden, bias)?,
             rope,
             shape,
@@ -88,22 +87,36 @@ impl Mla {
     }
 }
 
+/// From a query to the latent that it is compared with, `[heads, nope, latent]`, and from the attended latent to the head's
+/// output, `[heads, latent, value]`.
+pub(super) fn up_projection(weights: &Scope<'_>, shape: &MlaShape) -> Result<[Tensor; 2], RuntimeError> {
+    let MlaShape { heads, kv_lora_rank, nope, value, .. } = *shape;
+    let kv_b = weights.enter("kv_b_proj").get("weight", (heads * (nope + value), kv_lora_rank))?;
+    let kv_b = kv_b.reshape((heads, nope + value, kv_lora_rank))?;
+    let from_latent = kv_b.narrow(1, nope, value)?.transpose(1, 2)?.contiguous()?;
+    Ok([kv_b.narrow(1, 0, nope)?.contiguous()?, from_latent])
+}
+
 impl MlaShape {
     /// The projection with the rotated elements, the last of each of `heads` groups, in pairs of halves.
     ///
     /// Scores do not depend on the order, so that it is changed once here and not at every step.
-    fn halves(&self, projection: Linear, heads: usize) -> candle_core::Result<Linear> {
+    fn in_halves(&self, projection: Linear, heads: usize) -> candle_core::Result<Linear> {
         if !self.interleaved {
             return Ok(projection);
         }
-        let size = projection.outputs() / heads.max(1);
+        projection.select(self.halves(projection.outputs(), heads))
+    }
+
+    /// The order of outputs in which neighbours that are rotated together stand half the rotated elements apart.
+    pub(super) fn halves(&self, outputs: usize, heads: usize) -> impl Iterator<Item = usize> {
+        let size = outputs / heads.max(1);
         let kept = size - self.rope;
-        let order = |head: usize| {
+        (0..heads).flat_map(move |head| {
             let start = head * size;
             let pairs = start + kept..start + size;
             (start..start + kept).chain(pairs.clone().step_by(2)).chain(pairs.skip(1).step_by(2))
-        };
-        projection.select((0..heads).flat_map(order))
+        })
     }
 }
 
@@ -133,6 +146,10 @@ impl Mixer for Mla {
         let y = rule.run(&q, cache.pool, &cache.view, &cache.batch)?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)
+    }
+
+    fn ropes(&self) -> Vec<&Rope> {
+        self.rope.iter().collect()
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -4,11 +4,13 @@ mod attention;
 mod conv;
 mod gated_delta;
 mod kda;
+mod latents;
 mod lightning;
 mod linear;
 mod mamba1;
 mod mamba2;
 mod mla;
+mod mla_preprocess;
 mod mlp;
 mod moe;
 mod norm;
@@ -25,6 +27,7 @@ pub(crate) use linear::Linear;
 pub(crate) use mamba1::{Mamba1, Mamba1Shape};
 pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Rules, Mamba2Shape, dt_limit};
 pub(crate) use mla::{Mla, MlaShape};
+pub(crate) use mla_preprocess::PreprocessedMla;
 pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
 pub(crate) use moe::{Moe, Routing, Scoring};
 pub(crate) use norm::RmsNorm;
@@ -32,8 +35,8 @@ pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;
 pub(crate) use token_shift::TokenShift;
 
-use cacheplan_kernels::{StateBatch, StateWrites};
-use cacheplan_managers::device::ReplayLayer;
+use cacheplan_kernels::{Rope, StateBatch, StateWrites};
+use cacheplan_managers::device::{ReplayLayer, StateLayer};
 use candle_core::{DType, Tensor};
 
 use crate::error::RuntimeError;
@@ -55,6 +58,11 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
         Vec::new()
     }
 
+    /// What it makes of positions.
+    fn ropes(&self) -> Vec<&Rope> {
+        Vec::new()
+    }
+
     /// The same as nodes of a graph, from `x` `[1, tokens, hidden]` to the name of what it makes.
     fn trace(&self, _: &mut Writer, _: &str) -> Result<String, RuntimeError> {
         let name = std::any::type_name::<Self>();
@@ -68,26 +76,26 @@ pub(crate) fn size(size: u64) -> usize {
     usize::try_from(size).unwrap_or(usize::MAX)
 }
 
-/// The inputs of those names that were kept of accepted candidates, as they were computed.
-fn kept_inputs<const N: usize>(kept: &ReplayLayer<'_>, names: [&str; N]) -> Result<[Tensor; N], RuntimeError> {
-    let mut inputs = Vec::with_capacity(N);
-    for name in names {
-        inputs.push(kept.input(&format!("replay.{name}"))?.to_dtype(DType::F32)?);
-    }
-    inputs.try_into().map_err(|_| candle_core::Error::Msg("as many inputs as names".into()).into())
-}
-
-/// Runs a recurrence over so many tokens that were kept for the state of a layer.
-fn replayed<T, E>(
+/// Moves the state of `layer` on over its inputs of those names, which were kept of accepted candidates, as they were
+/// computed; false where the state is another layer's.
+fn replay<const N: usize, T, E>(
     kept: &ReplayLayer<'_>,
-    tokens: usize,
-    run: impl FnOnce(&StateBatch<'_>) -> Result<T, E>,
+    layer: u32,
+    names: [&str; N],
+    run: impl FnOnce([&Tensor; N], &StateLayer<'_>, &StateBatch<'_>) -> Result<T, E>,
 ) -> Result<bool, RuntimeError>
 where
     RuntimeError: From<E>,
 {
+    if kept.layer != Some(layer) {
+        return Ok(false);
+    }
+    let read = |name| Ok(kept.input(&format!("replay.{name}"))?.to_dtype(DType::F32)?);
+    let inputs = names.into_iter().map(read).collect::<Result<Vec<Tensor>, RuntimeError>>()?;
+    let tokens = inputs.first().map_or(Ok(0), |input| input.dim(0))?;
     let (rows, slots) = ([0, tokens as u32], [kept.slot.0 as i32]);
-    run(&StateBatch { cu_seqlens: &rows, slots: &slots, writes: StateWrites::Replay })?;
+    let batch = StateBatch { cu_seqlens: &rows, slots: &slots, writes: StateWrites::Replay };
+    run(std::array::from_fn(|at| &inputs[at]), &kept.state, &batch)?;
     Ok(true)
 }
 
@@ -130,6 +138,10 @@ impl Mixer for Parallel {
 
     fn caches(&self) -> Vec<CacheUse> {
         self.0.iter().flat_map(|branch| branch.mixer.caches()).collect()
+    }
+
+    fn ropes(&self) -> Vec<&Rope> {
+        self.0.iter().flat_map(|branch| branch.mixer.ropes()).collect()
     }
 }
 

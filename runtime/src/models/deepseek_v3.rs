@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, RopeConfig, Routing, Scoring, size};
+use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, Routing, Scoring, size};
 use crate::prediction::PredictionNames;
 use crate::weights::{Scope, Weights};
 
@@ -45,24 +45,30 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     };
     let frame = Frame::new(config.rms_norm_eps, config.tie_word_embeddings);
     decoder(model, weights, Frame { prediction: Some(names), ..frame }, |layer| {
-        let [
-            BlockSpec::Mla(attention),
-            BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. }),
-        ] = layer.blocks
+        let [BlockSpec::Mla(dims), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
+            layer.blocks
         else {
             return Err(layer.refuse("mla and a gated feed-forward block"));
         };
-        let shape = layer.mla(attention, config.attention_bias)?;
+        let shape = layer.mla(dims, config.attention_bias)?;
         let scale = config.rope.yarn_score_factor() / ((shape.nope + shape.rope) as f64).sqrt();
         let shape = MlaShape { scale, interleaved: config.rope_interleave, ..shape };
-        let mla = Mla::load(&layer.enter("self_attn"), layer.index, shape, Some(config.rope.rope(shape.rope)?))?;
+        let rope = config.rope.rope(shape.rope)?;
+        let eps = config.rms_norm_eps;
+        let attention = match PreprocessedMla::load_if_asked(&layer.weights, layer.index, shape, &rope, eps)? {
+            Some(with_norm) => Block::without_norm(with_norm),
+            None => {
+                let mla = Mla::load(&layer.enter("self_attn"), layer.index, shape, Some(rope))?;
+                Block::new(layer.norm("input_layernorm")?, mla)
+            }
+        };
         let (before, mlp) = (layer.norm("post_attention_layernorm")?, layer.enter("mlp"));
         let feed_forward = if sizes.experts == 0 {
             Block::new(before, Mlp::load_gated(&mlp, layer.mlp(sizes.intermediate_size, config.hidden_act))?)
         } else {
             Block::new(before, config.moe(&mlp, layer, sizes)?)
         };
-        Ok(vec![Block::new(layer.norm("input_layernorm")?, mla), feed_forward])
+        Ok(vec![attention, feed_forward])
     })
 }
 

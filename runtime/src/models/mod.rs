@@ -87,6 +87,11 @@ pub(crate) fn predicts(decoder: &str) -> bool {
     matches!(decoder, "deepseek_v3" | "qwen3_next" | "qwen3_5_text")
 }
 
+/// Whether a decoder has latent attention behind Ascend's operator.
+pub(crate) fn preprocesses(decoder: &str) -> bool {
+    decoder == "deepseek_v3"
+}
+
 fn unknown(model: &Model) -> ConfigError {
     ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: KNOWN }
 }

@@ -1,6 +1,6 @@
 //! Zamba2: Mamba-2 in every layer; in some of them a transformer block, shared between layers, feeds its input.
 
-use cacheplan_kernels::GateOrder;
+use cacheplan_kernels::{GateOrder, Rope};
 use cacheplan_managers::device::ReplayLayer;
 use cacheplan_transforms::{
     Model,
@@ -75,6 +75,10 @@ impl Mixer for Hybrid {
 
     fn caches(&self) -> Vec<CacheUse> {
         [self.attention.caches(), self.mamba.caches()].concat()
+    }
+
+    fn ropes(&self) -> Vec<&Rope> {
+        self.attention.ropes()
     }
 }
 

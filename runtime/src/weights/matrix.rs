@@ -68,6 +68,14 @@ impl Matrix {
         }
     }
 
+    /// The rows of a step's tokens, in the dtype of arithmetic.
+    pub(crate) fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Dense(weight) => computed(&weight.index_select(&row_numbers(tokens, weight.device())?, 0)?),
+            Self::Stored(_) => self.select(&tokens.iter().map(|&token| token as usize).collect::<Vec<_>>())?.computed(),
+        }
+    }
+
     /// Some of the rows, in the order given, as they are stored.
     pub(crate) fn select(&self, rows: &[usize]) -> candle_core::Result<Self> {
         Ok(match self {
@@ -79,6 +87,14 @@ impl Matrix {
             }
         })
     }
+}
+
+/// Rows of a step as its device takes them.
+pub(crate) fn row_numbers(rows: &[u32], device: &Device) -> candle_core::Result<Tensor> {
+    #[cfg(feature = "launches")]
+    return cacheplan_kernels::rows(rows, device);
+    #[cfg(not(feature = "launches"))]
+    Tensor::new(rows, device)
 }
 
 /// Numbers of a weight in the dtype of arithmetic.

@@ -11,17 +11,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_files::Shown;
 use cacheplan_files::{Limit, Source, SourceError};
-use cacheplan_kernels::StoredMatrix;
+use cacheplan_kernels::{MlaCacheMode, StoredMatrix};
 use cacheplan_transforms::{FrontendError, Model};
 use candle_core::{DType, Device, Shape, Tensor};
 use safetensors::tensor::Metadata;
 use thiserror::Error;
 
 use self::gguf::Gguf;
-pub(crate) use self::matrix::Matrix;
+pub(crate) use self::matrix::{Matrix, row_numbers};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
+/// What quantising tools for Ascend call them.
+const QUANTISED_FILES: [(&str, &str); 2] = [
+    ("quant_model_weights.safetensors", "quant_model_weights.safetensors.index.json"),
+    ("quant_model_weight_w8a8.safetensors", "quant_model_weight_w8a8.safetensors.index.json"),
+];
+
+/// How latents are kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LatentLayout {
+    /// The cache mode that is asked for.
+    pub(crate) mode: Option<MlaCacheMode>,
+    /// What rope keys are stored in; none for what the operator does not write.
+    pub(crate) dtype: Option<DType>,
+}
 
 /// The tensors of one model by their names on disk.
 #[derive(Debug)]
@@ -32,6 +46,7 @@ pub struct Weights {
     loading: Arc<Loading>,
     /// Whether a prediction layer is read too.
     predicts: bool,
+    latents: LatentLayout,
 }
 
 /// How far the weights are read, for whoever shows it.
@@ -54,6 +69,12 @@ enum Kept {
     Gguf(Gguf),
     /// Every tensor exists, stored in this dtype; its values follow from its name and shape.
     Invented(DType),
+}
+
+/// The names of what an int8 weight is multiplied by.
+enum Scales {
+    OfWeight { scale: String, offset: Option<String> },
+    OfProduct { product: String, input: String },
 }
 
 /// Open files and where each tensor lies in them.
@@ -158,6 +179,14 @@ pub enum WeightError {
         /// Its element type.
         dtype: String,
     },
+    /// Projections of the same rows that quantise them by different numbers, where one operator takes both.
+    #[error("tensors `{one}` and `{other}` differ; the operator quantises the rows of both projections once", one = Shown(.one), other = Shown(.other))]
+    Scales {
+        /// That of one projection.
+        one: String,
+        /// That of the other.
+        other: String,
+    },
     /// A bias that is there although the config speaks of none; numbers would be wrong without it.
     #[error("tensor `{name}` is there, but the config states no such bias", name = Shown(.name))]
     Unstated {
@@ -195,13 +224,19 @@ impl Weights {
     /// No weights in the folder, an unreadable, truncated or malformed file.
     pub fn open(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
         let mut files = Files::default();
-        if let Some(single) = Source::beside(folder, SINGLE_FILE)? {
-            files.add(single)?;
-        } else if let Some(index) = Source::beside(folder, INDEX_FILE)? {
-            for shard in Model::shards(&index)? {
-                files.add(Source::open(&folder.join(shard))?)?;
+        for (single, index) in [(SINGLE_FILE, INDEX_FILE)].into_iter().chain(QUANTISED_FILES) {
+            if let Some(single) = Source::beside(folder, single)? {
+                files.add(single)?;
+                break;
             }
-        } else {
+            if let Some(index) = Source::beside(folder, index)? {
+                for shard in Model::shards(&index)? {
+                    files.add(Source::open(&folder.join(shard))?)?;
+                }
+                break;
+            }
+        }
+        if files.files.is_empty() {
             return Err(WeightError::NoFile { folder: folder.to_owned() });
         }
         let bytes = files.tensors.values().map(|stored| stored.bytes as u64).sum();
@@ -217,7 +252,14 @@ impl Weights {
 
     fn new(kept: Kept, bytes: u64, dtype: DType, device: &Device) -> Self {
         let loading = Loading { read: 0.into(), all: bytes.into() };
-        Self { kept, device: device.clone(), dtype, loading: Arc::new(loading), predicts: false }
+        Self {
+            kept,
+            device: device.clone(),
+            dtype,
+            loading: Arc::new(loading),
+            predicts: false,
+            latents: LatentLayout::default(),
+        }
     }
 
     /// The weights of the model at `path`: a folder, or a file in one.
@@ -255,6 +297,11 @@ impl Weights {
     /// The same weights, of which a decoder reads the prediction layer too, if `predicts`.
     pub(crate) fn predicting(self, predicts: bool) -> Self {
         Self { predicts, ..self }
+    }
+
+    /// The same weights, of which a decoder of latent attention is made for these caches.
+    pub(crate) fn with_latents(self, latents: LatentLayout) -> Self {
+        Self { latents, ..self }
     }
 
     /// Whether a prediction layer is asked for.
@@ -303,6 +350,19 @@ impl Weights {
         }
     }
 
+    /// As [`get`](Self::get), as it is stored: whole numbers, int8 as their bits in U8.
+    fn stored_as(&self, dtype: DType, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
+        let Kept::Files(files) = &self.kept else { return self.get(name, shape) };
+        let stored = files.find(name, shape.into())?;
+        if candle_dtype(stored.dtype) != Some(dtype) {
+            return Err(WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) });
+        }
+        let raw = files.read(stored)?;
+        self.count(raw.len());
+        Tensor::from_raw_buffer(&raw, dtype, &stored.shape, &self.device)
+            .map_err(|source| WeightError::candle(name, source))
+    }
+
     fn stores(&self, name: &str) -> bool {
         match &self.kept {
             Kept::Files(files) => files.tensors.contains_key(name),
@@ -335,6 +395,27 @@ impl Weights {
 
 impl Files {
     fn get(&self, name: &str, shape: Shape, device: &Device) -> Result<candle_core::Result<Tensor>> {
+        let stored = self.find(name, shape)?;
+        if let Some(scales) = (stored.dtype == safetensors::Dtype::I8).then(|| self.scales(name)).flatten() {
+            return self.dequantised(name, stored, scales, device);
+        }
+        let expected = stored.shape.as_slice();
+        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) };
+        // Narrower numbers mean nothing without the scales that lie beside them.
+        let dtype = DType::try_from(stored.dtype).ok();
+        let wide = dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64));
+        let dtype = wide.ok_or_else(unusable)?;
+        let raw = self.read(stored)?;
+        let tensor = Tensor::from_raw_buffer(&raw, dtype, expected, device);
+        if !are_finite(raw, dtype) {
+            let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
+            return Err(WeightError::NotFinite { file, name });
+        }
+        Ok(tensor)
+    }
+
+    /// The tensor called `name`, if it has `shape`.
+    fn find(&self, name: &str, shape: Shape) -> Result<&Stored> {
         let expected = shape.into_dims();
         let Some(stored) = self.tensors.get(name) else {
             return Err(WeightError::Missing { name: name.to_owned(), expected, near: self.near(name) });
@@ -343,18 +424,68 @@ impl Files {
             let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
             return Err(WeightError::Shape { file, name, found: stored.shape.clone(), expected });
         }
-        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) };
-        // Narrower numbers mean nothing without the scales that lie beside them.
-        let dtype = DType::try_from(stored.dtype).ok();
-        let wide = dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64));
-        let dtype = wide.ok_or_else(unusable)?;
-        let raw = self.read(stored)?;
-        let tensor = Tensor::from_raw_buffer(&raw, dtype, &expected, device);
-        if !are_finite(raw, dtype) {
-            let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
-            return Err(WeightError::NotFinite { file, name });
+        Ok(stored)
+    }
+
+    /// What the rows of an int8 weight are multiplied by, as quantising tools for Ascend name it: a scale for each row, or
+    /// that of the product and that of its input.
+    fn scales(&self, name: &str) -> Option<Scales> {
+        let of = |part: &str| Some(format!("{}.{part}", name.strip_suffix(".weight")?));
+        let stored = |name: &String| self.tensors.contains_key(name);
+        match (of("weight_scale").filter(stored), of("deq_scale").filter(stored), of("input_scale").filter(stored)) {
+            (Some(weight), ..) => Some(Scales::OfWeight { scale: weight, offset: of("weight_offset").filter(stored) }),
+            (None, Some(product), Some(input)) => Some(Scales::OfProduct { product, input }),
+            _ => None,
         }
-        Ok(tensor)
+    }
+
+    /// An int8 weight as the numbers that it stands for.
+    fn dequantised(
+        &self,
+        name: &str,
+        stored: &Stored,
+        scales: Scales,
+        device: &Device,
+    ) -> Result<candle_core::Result<Tensor>> {
+        let numbers = |name: &str| -> Result<Vec<f32>> {
+            let len = self.tensors.get(name).map_or(0, |stored| stored.shape.iter().product());
+            let failed = |source| WeightError::candle(name, source);
+            let stored = &self.tensors[name];
+            if stored.dtype == safetensors::Dtype::I64 {
+                let raw = self.read(stored)?;
+                return Ok(raw
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|bits| f32::from_bits(i64::from_le_bytes(*bits) as u32))
+                    .collect());
+            }
+            let read = self.get(name, stored.shape.clone().into(), &Device::Cpu)?.map_err(failed)?;
+            read.to_dtype(DType::F32).and_then(|read| read.reshape(len)?.to_vec1()).map_err(failed)
+        };
+        let unusable = |dtype: String| WeightError::DType { name: name.to_owned(), dtype };
+        let factors = match scales {
+            Scales::OfWeight { scale, offset } => {
+                if let Some(offset) = offset
+                    && numbers(&offset)?.iter().any(|&offset| offset != 0.0)
+                {
+                    return Err(unusable(format!("I8 with offsets (`{offset}`)")));
+                }
+                numbers(&scale)?
+            }
+            Scales::OfProduct { product, input } => {
+                let input = numbers(&input)?.first().copied().unwrap_or(1.0);
+                numbers(&product)?.into_iter().map(|product| product / input).collect()
+            }
+        };
+        let rows = stored.shape.first().copied().unwrap_or(0);
+        if factors.len() != rows || !factors.iter().all(|factor| factor.is_finite()) {
+            return Err(unusable(format!("I8 with {} scales for {rows} rows", factors.len())));
+        }
+        let raw = self.read(stored)?;
+        let columns = raw.len() / rows.max(1);
+        let values = raw.iter().enumerate().map(|(at, &bits)| f32::from(bits as i8) * factors[at / columns]);
+        Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), stored.shape.as_slice(), device))
     }
 
     fn add(&mut self, file: Source) -> Result<()> {
@@ -406,6 +537,16 @@ impl Files {
             [] => format!("none of the {} tensors begins with `{parent}`", self.tensors.len()),
             _ => format!("near it there are {}", siblings.join(", ")),
         }
+    }
+}
+
+/// Candle's dtype for whole numbers; it has none for int8, whose bits are in U8.
+fn candle_dtype(dtype: safetensors::Dtype) -> Option<DType> {
+    match dtype {
+        safetensors::Dtype::I8 => Some(DType::U8),
+        safetensors::Dtype::I32 => Some(DType::I32),
+        safetensors::Dtype::I64 => Some(DType::I64),
+        _ => None,
     }
 }
 
@@ -478,6 +619,28 @@ impl<'a> Scope<'a> {
         self.weights.product(&self.full_name(name), shape)
     }
 
+    /// Whole numbers called `name` in this scope, as they are stored, int8 as their bits in U8.
+    pub(crate) fn stored_as(&self, dtype: DType, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.weights.stored_as(dtype, &self.full_name(name), shape)
+    }
+
+    /// Whether the files have whole numbers of that dtype called `name` in this scope.
+    pub(crate) fn stores_as(&self, dtype: DType, name: &str) -> bool {
+        let Kept::Files(files) = &self.weights.kept else { return false };
+        let stored = files.tensors.get(&self.full_name(name));
+        stored.is_some_and(|stored| candle_dtype(stored.dtype) == Some(dtype))
+    }
+
+    /// How latents are kept.
+    pub(crate) fn latents(&self) -> LatentLayout {
+        self.weights.latents
+    }
+
+    /// Where its tensors are made.
+    pub(crate) fn device(&self) -> &'a Device {
+        &self.weights.device
+    }
+
     /// Whether the files have a tensor called `name` in this scope.
     pub(crate) fn stores(&self, name: &str) -> bool {
         self.weights.stores(&self.full_name(name))
@@ -494,7 +657,7 @@ impl<'a> Scope<'a> {
         stated.then(|| self.get("bias", len)).transpose()
     }
 
-    fn full_name(&self, name: impl std::fmt::Display) -> String {
+    pub(crate) fn full_name(&self, name: impl std::fmt::Display) -> String {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 }

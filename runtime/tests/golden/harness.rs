@@ -81,6 +81,10 @@ impl Driven {
         Self(session(model, budget))
     }
 
+    pub(crate) fn of(session: Session) -> Self {
+        Self(session)
+    }
+
     pub(crate) fn open_in(folder: &Path) -> Self {
         Self(session_in(folder, BUDGET))
     }

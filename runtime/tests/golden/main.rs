@@ -11,6 +11,7 @@ mod narrow;
 mod offload;
 mod prediction;
 mod prefixes;
+mod preprocess;
 mod sampled;
 mod speculative;
 mod steps;

@@ -1,7 +1,7 @@
 //! Guessing ahead changes how fast tokens come, never which.
 
-use cacheplan_planner::Unit;
-use cacheplan_runtime::{Output, Request, Sampling, Session};
+use cacheplan_planner::{Budget, Unit};
+use cacheplan_runtime::{Output, Request, Sampling, Session, SessionOptions};
 use rstest::rstest;
 
 use crate::harness::{BUDGET, session, session_without_reuse};
@@ -243,4 +243,16 @@ fn what_is_not_used_of_a_speculation_is_refused(#[case] keys: &str, #[case] mode
     let options = cacheplan_runtime::SessionOptions { budget, ..cacheplan_runtime::SessionOptions::default() };
     let error = Session::open(&crate::harness::folder(model), options).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+/// Inputs that are kept in fewer bits than they are computed in would move states elsewhere.
+#[test]
+fn replay_of_inputs_that_would_be_rounded_is_refused() {
+    let narrow = tempfile::TempDir::new().unwrap();
+    let config = std::fs::read_to_string(crate::harness::folder("mamba2").join("config.json")).unwrap();
+    std::fs::write(narrow.path().join("config.json"), config.replace("\"float32\"", "\"bfloat16\"")).unwrap();
+    let budget = Budget::from_toml(&(with_drafts() + "scheme = 'replay'\n"), "test").unwrap();
+    let options = SessionOptions { budget, ..SessionOptions::default() };
+    let error = Session::open(narrow.path(), options).unwrap_err().to_string();
+    assert!(error.contains("`speculation`: replay keeps inputs in bf16 and the run computes in f32"), "{error}");
 }

@@ -7,10 +7,19 @@ use candle_core::{DType, Tensor};
 /// Most tokens of one call.
 const MAX_TOKENS: usize = 1024;
 
+/// What a step brings, and the caches that it writes.
 pub(in crate::ops) fn check(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<()> {
-    let shape = &mla.shape;
-    let dtype = step.input.dtype();
     let tokens = step.slot_mapping.len();
+    exact("input", step.input, &[tokens, mla.shape.hidden], step.input.dtype())?;
+    check_operands(mla, step.input, step.cos, step.sin)?;
+    caches(mla, step, step.input.dtype())
+}
+
+/// All but the caches.
+pub(in crate::ops) fn check_operands(mla: &MlaPreprocess, input: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
+    let shape = &mla.shape;
+    let dtype = input.dtype();
+    let tokens = input.dim(0)?;
     let refuse = |reason: String| Err(KernelError::Argument { op: OP, reason });
     match (dtype, mla.quant_mode) {
         (DType::F16 | DType::BF16, _) | (DType::F32, MlaQuantMode::Unquantised) => {}
@@ -28,9 +37,9 @@ pub(in crate::ops) fn check(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<(
     if !shape.rope.is_multiple_of(2) {
         return refuse(format!("rope is {}, expected an even number", shape.rope));
     }
-    exact("input", step.input, &[tokens, shape.hidden], dtype)?;
-    exact("cos", step.cos, &[tokens, shape.rope], dtype)?;
-    exact("sin", step.sin, &[tokens, shape.rope], dtype)?;
+    exact("input", input, &[tokens, shape.hidden], dtype)?;
+    exact("cos", cos, &[tokens, shape.rope], dtype)?;
+    exact("sin", sin, &[tokens, shape.rope], dtype)?;
     norm(mla, &mla.norm0, ["gamma0", "beta0", "quantScale0", "quantOffset0"], shape.hidden, dtype)?;
     projection(mla, &mla.down, ["wdqkv", "deScale0", "bias0"], shape.down_rows(), shape.hidden, dtype)?;
     match (shape.q_lora, &mla.norm1, &mla.up) {
@@ -56,7 +65,7 @@ pub(in crate::ops) fn check(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<(
             None => return refuse(format!("{operand} is missing, but the cache is int8")),
         }
     }
-    caches(mla, step, dtype)
+    Ok(())
 }
 
 fn caches(mla: &MlaPreprocess, step: &MlaStep<'_>, dtype: DType) -> Result<()> {

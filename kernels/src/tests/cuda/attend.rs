@@ -11,7 +11,7 @@ use candle_core::{DType, Device as Place, Tensor};
 use rstest::rstest;
 
 /// Several query tokens, padding with and without rows, and contexts around what a block takes at once.
-const SEQUENCES: [(usize, usize); 7] = [(1, 1), (5, 21), (3, 0), (0, 20), (16, 16), (1, 150), (2, 70)];
+const SEQUENCES: [(usize, usize); 7] = [(1, 1), (5, 21), (3, 0), (0, 20), (20, 20), (1, 150), (2, 70)];
 
 /// So few processors that contexts are not split, or so many that they are.
 const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 132 }];
@@ -160,20 +160,20 @@ fn paged_attend_traffic(
 ) {
     let context = 1024;
     let view = KvLayerView {
-        block_elems: 2 * 32 * head_dim,
+        block_elems: 2 * 8 * head_dim,
         layer_offset: 0,
         kv_factor: 2,
         num_kv_heads: 1,
         head_dim,
-        tokens_per_block: 32,
+        tokens_per_block: 8,
         order: KvLayout::Hnd,
     };
-    let pool = Random::new(1).tensor(&[32, view.block_elems]).to_dtype(dtype).unwrap();
+    let pool = Random::new(1).tensor(&[128, view.block_elems]).to_dtype(dtype).unwrap();
     let q = Tensor::ones((1, 1, head_dim), query, &Place::Cpu).unwrap();
     let quant = (dtype == DType::F8E4M3).then_some(KvScales { k: 0.1, v: 0.1 }.into());
     let attention = PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) };
-    let tables: Vec<i32> = (0..32).collect();
-    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1024], block_tables: &tables, max_blocks: 32 };
+    let tables: Vec<i32> = (0..128).collect();
+    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1024], block_tables: &tables, max_blocks: 128 };
     let launches = paged_attention(&q, &pool, &view, &batch, &attention, &DEVICES[0]).unwrap();
     let mut emulated = execute(&launches, &Options::default(), |kernel| kernels()[kernel].clone());
     emulated.runs.truncate(1);

@@ -3,8 +3,8 @@
 //! They need the PTX that `cargo xtask cuda-prove` makes, and are run by it.
 
 mod attend;
-mod attention;
 mod conv1d;
+mod decode;
 mod elementwise;
 mod emulate;
 mod kv_cache;
@@ -13,11 +13,12 @@ mod mamba2;
 mod mla;
 mod norm;
 mod pool;
+mod prefill;
 mod scans;
 mod states;
 
 use super::Random;
-use crate::{Contents, Device, Launches, PoolRows};
+use crate::{Buffer, Contents, Device, Launches, PoolRows};
 use cacheplan_emulator::Options;
 use candle_core::{DType, Tensor};
 use emulate::{Emulated, execute, folder, kernels, span};

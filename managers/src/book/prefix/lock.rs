@@ -9,7 +9,7 @@ use super::error::PrefixError;
 use super::lookup::Match;
 use super::node::{Component, NIL, Node, NodeId};
 use super::tree::{Change, Recency, Tree};
-use crate::book::ids::{BlockId, SlotId};
+use crate::book::ids::BlockId;
 
 /// What a lock holds besides the KV path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,15 +157,6 @@ impl Tree {
             self.unpin_window(anchor, from);
         }
         Ok(())
-    }
-
-    /// The slot that a receipt holds, if it holds one.
-    #[must_use]
-    pub fn held_state(&self, receipt: &Receipt) -> Option<SlotId> {
-        match receipt.hold {
-            Hold::PathAndState => self.state(receipt.anchor?),
-            Hold::Path => None,
-        }
     }
 
     /// Tokens from the root to the anchor of a receipt.

@@ -10,7 +10,7 @@
 use super::error::SimulateError;
 use super::run::Run;
 use super::scenario::{Policy, Scenario};
-use super::trace::Request;
+use super::trace::TraceRequest;
 
 /// A state that a request could have continued from.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Ceiling {
     ///
     /// # Errors
     /// As [`simulate`](super::simulate).
-    pub fn new(requests: &[Request], scenario: Scenario) -> Result<Self, SimulateError> {
+    pub fn new(requests: &[TraceRequest], scenario: Scenario) -> Result<Self, SimulateError> {
         let mut run = Run::new(Scenario { policy: Policy::Coverage, checkpoints: None, ..scenario })?;
         let mut passed: Vec<usize> = Vec::new();
         let mut choices = Vec::new();

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use cacheplan_files::Shown;
+
 use super::report::Report;
 
 const WIDTH: f64 = 760.0;
@@ -23,7 +25,7 @@ impl Report {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
              <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{}</text>\n",
-            escape(title)
+            Shown::markup(title)
         );
         for tenth in (0..=10).step_by(2) {
             let (rate, at) = (f64::from(tenth) / 10.0, y(f64::from(tenth) / 10.0));
@@ -65,9 +67,11 @@ fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
 }
 
 fn text(svg: &mut String, at: (f64, f64), anchor: &str, text: &str) {
-    let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>", at.0, at.1, escape(text));
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    let _ = writeln!(
+        svg,
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+        at.0,
+        at.1,
+        Shown::markup(text)
+    );
 }

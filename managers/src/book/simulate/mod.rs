@@ -18,5 +18,5 @@ pub use ceiling::Ceiling;
 pub use error::SimulateError;
 pub use report::Report;
 pub use scenario::{Policy, Scenario};
-pub use trace::{Piece, Request};
+pub use trace::{Piece, TraceRequest};
 pub use workload::Workload;

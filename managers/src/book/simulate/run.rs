@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::error::SimulateError;
 use super::report::{Peak, Point, Report};
 use super::scenario::Scenario;
-use super::trace::{Piece, Request};
+use super::trace::{Piece, TraceRequest};
 use crate::book::ids::{BlockId, SlotId};
 use crate::book::prefix::{
     CheckpointFormat, Extend, Final, Held, Key, Lease, Match, Namespace, PrefixCache, Progress, Released, Strategy,
@@ -20,7 +20,7 @@ impl Scenario {
     ///
     /// # Errors
     /// A scenario that the cache refuses, or a request that does not fit the KV pool.
-    pub fn run(self, requests: &[Request]) -> Result<Report, SimulateError> {
+    pub fn run(self, requests: &[TraceRequest]) -> Result<Report, SimulateError> {
         refuse_endless(requests, self)?;
         let mut run = Run::new(self)?;
         let every = (requests.len() / 200).max(1);
@@ -59,8 +59,8 @@ impl Scenario {
 const MAX_WORK: (u64, u64) = (4 << 30, 1 << 22);
 
 /// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
-fn refuse_endless(requests: &[Request], scenario: Scenario) -> Result<(), SimulateError> {
-    let pieces = |request: &Request| {
+fn refuse_endless(requests: &[TraceRequest], scenario: Scenario) -> Result<(), SimulateError> {
+    let pieces = |request: &TraceRequest| {
         request.prompt.iter().chain([&request.output]).map(Piece::len).fold(0, usize::saturating_add)
     };
     // A request beyond its own limit is refused by its name.
@@ -151,7 +151,7 @@ impl Run {
     /// Tells of every state on the path of a request, deepest first: its slot, its tokens, and whether the request could
     /// start from it.
     #[cfg(feature = "prefix-tree")]
-    pub(super) fn states_on_path(&self, request: &Request, mut tell: impl FnMut(usize, usize, bool)) {
+    pub(super) fn states_on_path(&self, request: &TraceRequest, mut tell: impl FnMut(usize, usize, bool)) {
         let mut tokens = Vec::new();
         request.prompt.iter().for_each(|piece| piece.expand(&mut tokens));
         let mut end = tokens.len();
@@ -163,7 +163,7 @@ impl Run {
         }
     }
 
-    pub(super) fn start(&mut self, index: usize, request: &Request) -> Result<(), SimulateError> {
+    pub(super) fn start(&mut self, index: usize, request: &TraceRequest) -> Result<(), SimulateError> {
         let page = self.scenario.page;
         let available = self.scenario.kv_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         let lens = request.prompt.iter().chain([&request.output]).map(Piece::len);

@@ -88,7 +88,7 @@ impl Piece {
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct TraceRequest {
     /// What it sends.
     pub prompt: Vec<Piece>,
     /// What it is answered.
@@ -147,13 +147,13 @@ const MAX_LINE: u64 = 8 << 20;
 /// The most lines, empty ones included.
 const MAX_LINES: usize = 1 << 22;
 
-impl Request {
+impl TraceRequest {
     /// Reads a trace in either format. Empty lines are passed over.
     ///
     /// # Errors
     /// Names the line that is not a request, or that there are too many before.
     pub fn read_trace(mut reader: impl BufRead) -> Result<Vec<Self>, SimulateError> {
-        let mut requests: Vec<(f64, Request)> = Vec::new();
+        let mut requests: Vec<(f64, TraceRequest)> = Vec::new();
         let (mut text, mut kept) = (String::new(), 0);
         for line in 1.. {
             text.clear();
@@ -183,7 +183,7 @@ impl Request {
     }
 }
 
-impl Request {
+impl TraceRequest {
     /// About what it takes in memory, while the list that it is in grows.
     fn bytes(&self) -> u64 {
         let tokens = |piece: &Piece| match piece {
@@ -197,7 +197,7 @@ impl Request {
     }
 }
 
-fn from_mooncake(request: Mooncake, line: usize) -> Result<Request, SimulateError> {
+fn from_mooncake(request: Mooncake, line: usize) -> Result<TraceRequest, SimulateError> {
     let Mooncake { input_length, output_length, hash_ids, .. } = request;
     if hash_ids.len() != input_length.div_ceil(MOONCAKE_BLOCK) {
         return Err(SimulateError::BlockCount { line, blocks: hash_ids.len(), tokens: input_length });
@@ -206,7 +206,7 @@ fn from_mooncake(request: Mooncake, line: usize) -> Result<Request, SimulateErro
     let prompt = hash_ids.iter().enumerate().map(|(i, &id)| Piece::Run { id, len: block_len(i) }).collect();
     // The trace does not say what was answered; ids from the other end of the range are no block's.
     let output = Piece::Run { id: u64::MAX - line as u64, len: output_length };
-    Ok(Request { prompt, output, tenant: 0 })
+    Ok(TraceRequest { prompt, output, tenant: 0 })
 }
 
 /// Deterministic noise.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::trace::{Piece, Request, mix};
+use super::trace::{Piece, TraceRequest, mix};
 
 /// A kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,13 +22,13 @@ impl Workload {
 
     /// Its requests in the order of arrival.
     #[must_use]
-    pub fn requests(self) -> Vec<Request> {
+    pub fn requests(self) -> Vec<TraceRequest> {
         self.seeded(0)
     }
 
     /// Other requests of the same kind. Equal seeds give equal requests.
     #[must_use]
-    pub fn seeded(self, seed: u64) -> Vec<Request> {
+    pub fn seeded(self, seed: u64) -> Vec<TraceRequest> {
         let dice = Dice(mix(self as u64 + 1).wrapping_add(mix(seed)));
         match self {
             Self::Chat => chat(dice),
@@ -76,16 +76,16 @@ struct Session {
     turns: usize,
 }
 
-fn chat(mut dice: Dice) -> Vec<Request> {
+fn chat(mut dice: Dice) -> Vec<TraceRequest> {
     const REQUESTS: usize = 1600;
     const OPEN: usize = 48;
     let systems: Vec<Piece> = (0..6).map(|_| dice.fresh(200, 2000)).collect();
     let mut sessions: Vec<Session> = Vec::new();
-    let mut requests: Vec<Request> = Vec::new();
+    let mut requests: Vec<TraceRequest> = Vec::new();
     while requests.len() < REQUESTS {
         if requests.len() > 20 && dice.percent(8) {
             let recent = requests.len() - 1 - dice.below(20);
-            let again = Request { output: dice.fresh(50, 600), ..requests[recent].clone() };
+            let again = TraceRequest { output: dice.fresh(50, 600), ..requests[recent].clone() };
             requests.push(again);
             continue;
         }
@@ -104,12 +104,12 @@ fn chat(mut dice: Dice) -> Vec<Request> {
     requests
 }
 
-fn agents(mut dice: Dice) -> Vec<Request> {
+fn agents(mut dice: Dice) -> Vec<TraceRequest> {
     const REQUESTS: usize = 700;
     const OPEN: usize = 20;
     let tools: Vec<Piece> = (0..3).map(|_| dice.fresh(2500, 5000)).collect();
     let mut sessions: Vec<Session> = Vec::new();
-    let mut requests: Vec<Request> = Vec::new();
+    let mut requests: Vec<TraceRequest> = Vec::new();
     while requests.len() < REQUESTS {
         if sessions.len() < OPEN {
             let task = dice.fresh(100, 1500);
@@ -128,7 +128,7 @@ fn agents(mut dice: Dice) -> Vec<Request> {
         let request = say(&mut dice, &mut sessions[chosen], (100, 2000), (40, 400));
         if dice.percent(5) {
             let output = dice.fresh(40, 400);
-            requests.push(Request { output, ..request.clone() });
+            requests.push(TraceRequest { output, ..request.clone() });
         }
         requests.push(request);
         if sessions[chosen].turns == 0 {
@@ -138,7 +138,7 @@ fn agents(mut dice: Dice) -> Vec<Request> {
     requests
 }
 
-fn rag(mut dice: Dice) -> Vec<Request> {
+fn rag(mut dice: Dice) -> Vec<TraceRequest> {
     const REQUESTS: usize = 1500;
     let systems: Vec<Piece> = (0..3).map(|_| dice.fresh(300, 900)).collect();
     let documents: Vec<Piece> = (0..300).map(|_| dice.fresh(400, 3000)).collect();
@@ -153,17 +153,17 @@ fn rag(mut dice: Dice) -> Vec<Request> {
                 prompt.push(documents[neighbour].clone());
             }
             prompt.push(dice.fresh(15, 120));
-            Request { prompt, output: dice.fresh(60, 350), tenant: 0 }
+            TraceRequest { prompt, output: dice.fresh(60, 350), tenant: 0 }
         })
         .collect()
 }
 
 /// The next turn: what was said so far, something new, and the answer to it.
-fn say(dice: &mut Dice, session: &mut Session, input: (usize, usize), output: (usize, usize)) -> Request {
+fn say(dice: &mut Dice, session: &mut Session, input: (usize, usize), output: (usize, usize)) -> TraceRequest {
     session.history.push(dice.fresh(input.0, input.1));
     let prompt = session.history.clone();
     let answer = dice.fresh(output.0, output.1);
     session.history.push(answer.clone());
     session.turns -= 1;
-    Request { prompt, output: answer, tenant: 0 }
+    TraceRequest { prompt, output: answer, tenant: 0 }
 }

@@ -13,7 +13,7 @@ use crate::PlanError;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
 use crate::engines::expanded;
-use crate::engines::{EngineOptions, EnginePrediction, Situation, Version};
+use crate::engines::{EnginePrediction, Situation, Version};
 use crate::solve::last;
 
 /// Cells come in steps of this many.
@@ -21,7 +21,7 @@ const ALIGNMENT: u64 = 256;
 /// From this build on parallel sequences have cells of their own; before they shared them.
 const OWN_CELLS: Version = Version(5913, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
-const WITHOUT_WINDOWS: [&str; 6] = ["mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "starcoder2"];
+const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwen2", "qwen2_moe", "starcoder2"];
 const DEFAULT_UBATCH: u64 = 512;
 const STATE_ELEMENT_BYTES: u64 = 4;
 
@@ -72,9 +72,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     };
     let kv = |sequences: u64| -> u128 {
         let caches = situation.caches.attention.iter();
-        caches
-            .map(|cache| u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation.options)))
-            .sum()
+        caches.map(|cache| u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation))).sum()
     };
     // A rollback copy per drafted token.
     let copies = |sequences: u64| u128::from(sequences) * u128::from(1 + situation.draft_tokens);
@@ -138,20 +136,23 @@ fn refuse_unequal_parts(situation: &Situation<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// A latent is stored once, as keys are; keys and values may have dtypes of their own.
-fn bytes_per_cell(cache: &Attention<'_>, options: &EngineOptions) -> u64 {
+/// A latent is stored once, as keys are; keys and values may have dtypes of their own. So is the key of an indexer that
+/// chooses among latents; one that chooses among heads' keys has a value beside it, as wide as itself.
+fn bytes_per_cell(cache: &Attention<'_>, situation: &Situation<'_>) -> u64 {
     let own = cache.bytes.div_ceil(cache.stride);
-    let (Kind::KvPaged | Kind::MlaPaged, Some(Shape::Kv { kv_factor, num_kv_heads, head_dim })) =
-        (cache.handler.kind(), cache.handler.known_shape())
-    else {
-        return own;
+    let (parts, part, heads, width) = match (cache.handler.kind(), cache.handler.known_shape()) {
+        (Kind::KvPaged | Kind::MlaPaged, Some(Shape::Kv { kv_factor, num_kv_heads, head_dim })) => {
+            (kv_factor, own / kv_factor, num_kv_heads, head_dim)
+        }
+        (Kind::IndexKey, Some(Shape::Vector { head_dim })) if situation.caches.sparse => (1, own, 1, head_dim),
+        (Kind::IndexKey, Some(Shape::Vector { head_dim })) => (2, own, 1, head_dim),
+        _ => return own,
     };
-    // One of two equal parts: keys or values.
-    let part = |dtype: Option<DType>| match dtype.map(|dtype| ResourceHandler::kv_paged(num_kv_heads, head_dim, dtype))
-    {
+    let bytes = |dtype: Option<DType>| match dtype.map(|dtype| ResourceHandler::kv_paged(heads, width, dtype)) {
+        // One of two equal parts: keys or values.
         Some(Ok(handler)) => handler.unit_bytes() / 2,
-        _ => own / kv_factor,
+        _ => part,
     };
-    let values = if kv_factor == 2 { part(options.cache_type_v) } else { 0 };
-    part(options.cache_type_k) + values
+    let options = situation.options;
+    bytes(options.cache_type_k) + if parts == 2 { bytes(options.cache_type_v) } else { 0 }
 }

@@ -62,7 +62,7 @@ impl Display for Element {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "<{}", self.tag)?;
         for (name, value) in &self.attributes {
-            write!(f, " {name}=\"{}\"", escaped(&Shown(value).to_string()))?;
+            write!(f, " {name}=\"{}\"", Shown::markup(&Shown(value).to_string()))?;
         }
         // Browsers read HTML, in which only these may end at once.
         if matches!(self.tag, "circle" | "meta" | "path" | "rect") && self.children.is_empty() {
@@ -71,16 +71,12 @@ impl Display for Element {
         f.write_char('>')?;
         for child in &self.children {
             match child {
-                Child::Text(text) => f.write_str(&escaped(text))?,
+                Child::Text(text) => f.write_str(&Shown::markup(text))?,
                 Child::Element(element) => writeln!(f, "{element}")?,
             }
         }
         write!(f, "</{}>", self.tag)
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// A table whose first column names the rows; columns whose index is in `numbers` end flush.

@@ -25,34 +25,32 @@ struct Schema {
     emit: fn(&mut GraphBuilder, &Dims<'_>) -> Result<(), FrontendError>,
 }
 
+const ATTENTION: Schema = Schema {
+    name: "attention",
+    more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
+    more_part: "more",
+    dims: &attention_dims(""),
+    emit: |builder, dims| attention(builder, dims, dims.window()?),
+};
+
+const fn attention_dims(window: &'static str) -> [(&'static str, &'static str); 6] {
+    [
+        ("num_heads", "num_attention_heads"),
+        ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
+        ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
+        ("value_dim", ""),
+        ("window", window),
+        ("shares_layer", ""),
+    ]
+}
+
 const SCHEMAS: &[Schema] = &[
-    Schema {
-        name: "attention",
-        more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
-        more_part: "more",
-        dims: &[
-            ("num_heads", "num_attention_heads"),
-            ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
-            ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
-            ("value_dim", ""),
-            ("window", ""),
-            ("shares_layer", ""),
-        ],
-        emit: |builder, dims| attention(builder, dims, dims.window()?),
-    },
+    ATTENTION,
     Schema {
         name: "sliding_attention",
-        more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
-        more_part: "more",
-        dims: &[
-            ("num_heads", "num_attention_heads"),
-            ("num_kv_heads", "num_key_value_heads ?? num_attention_heads"),
-            ("head_dim", "head_dim ?? hidden_size / num_attention_heads"),
-            ("value_dim", ""),
-            ("window", "sliding_window"),
-            ("shares_layer", ""),
-        ],
+        dims: &attention_dims("sliding_window"),
         emit: |builder, dims| attention(builder, dims, Some(dims.get("window")?)),
+        ..ATTENTION
     },
     Schema {
         name: "mla",

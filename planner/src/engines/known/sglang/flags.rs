@@ -9,15 +9,7 @@ use crate::export::file::{File, comment, flag, quoted};
 use crate::export::{Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed};
 use crate::{Budget, Engine, EngineOptions, Fraction, Pool, Unit};
 
-pub(super) static TARGET: Deployment = Deployment {
-    name: "sglang",
-    file_name: "sglang.sh",
-    names_model: true,
-    dialect: &DIALECT,
-    releases: &[],
-    write: script,
-    gaps: |_| Vec::new(),
-};
+pub(super) static TARGET: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
 
 pub(crate) static DIALECT: Dialect = Dialect {
     name: "SGLang",

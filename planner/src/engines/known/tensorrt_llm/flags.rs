@@ -10,16 +10,11 @@ use crate::export::{Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_
 use crate::{Budget, ByteSize, Engine, EngineOptions};
 
 pub(super) static TARGET: Deployment = Deployment {
-    name: "tensorrt-llm",
-    file_name: "tensorrt-llm.yaml",
     names_model: false,
-    dialect: &DIALECT,
-    releases: &[],
-    write: |file| {
+    ..Deployment::new("tensorrt-llm", "tensorrt-llm.yaml", &DIALECT, |file| {
         let usage = format!("trtllm-serve {} --config FILE", quoted(file.model));
         file.yaml(&usage, &nested(file.settings))
-    },
-    gaps: |_| Vec::new(),
+    })
 };
 
 pub(crate) static DIALECT: Dialect = Dialect {

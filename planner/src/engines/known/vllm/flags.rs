@@ -9,19 +9,15 @@ use crate::export::file::{nested, quoted};
 use crate::export::{
     Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
 };
+use crate::fit::Fit;
 use crate::{Budget, ByteSize, Engine, EngineOptions, Parallel};
 
 pub(super) static TARGET: Deployment = Deployment {
-    name: "vllm",
-    file_name: "vllm.yaml",
     names_model: false,
-    dialect: &DIALECT,
-    releases: &[],
-    write: |file| {
+    ..Deployment::new("vllm", "vllm.yaml", &DIALECT, |file| {
         let usage = format!("vllm serve {} --config FILE", quoted(file.model));
         file.yaml(&usage, &nested(file.settings))
-    },
-    gaps: |_| Vec::new(),
+    })
 };
 
 pub(crate) static DIALECT: Dialect = Dialect {
@@ -162,4 +158,25 @@ fn offloading_size(input: &Input<'_>) -> Sourced {
 
 fn offloading_backend(input: &Input<'_>) -> Sourced {
     input.serving.host_bytes.map(|_| (json!("native"), "the engine's own offloading".into()))
+}
+
+impl Fit {
+    /// The layout as flags of `vllm serve`.
+    pub fn vllm_flags(&self, context: u64) -> String {
+        let Parallel { tp, pp, dp, ep, .. } = self.parallel;
+        let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
+        let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
+        if ep > 1 {
+            flags.push("--enable-expert-parallel".into());
+        }
+        if self.kv_dtype.is_some() {
+            flags.push("--kv-cache-dtype fp8".into());
+        }
+        if self.state_dtype.is_some() {
+            flags.push("--mamba-ssm-cache-dtype bfloat16".into());
+        }
+        flags.push(format!("--max-model-len {context}"));
+        flags.push(format!("--max-num-seqs {}", self.sequences.div_ceil(dp.into()).max(1)));
+        flags.join(" ")
+    }
 }

@@ -1,6 +1,6 @@
 //! Which architecture of llama.cpp a model is converted to, and how its layers differ from a Llama's.
 //!
-//! Read in `src/models` of llama.cpp b11434; a file of another shape is refused by the engine, never misread.
+//! Read in `src/models` of llama.cpp b11434, and asked of b11549 what it lacks; a file of another shape is refused by the engine, never misread.
 
 /// One architecture.
 pub(super) struct Architecture {
@@ -18,12 +18,29 @@ pub(super) struct Architecture {
     pub(super) feed: Feed,
     /// Latents are multiplied out into heads before they are kept.
     pub(super) expands_latents: bool,
-    /// Its decay and write strength are one projection.
-    pub(super) joins_beta_alpha: bool,
+    /// What its linear attention is made of.
+    pub(super) linear: Linear,
     /// Mamba-1 has norms of its step and of B and C.
     pub(super) mamba_norms: bool,
     /// Numbers by the last part of their key that no other architecture asks for.
     pub(super) keys: &'static [(&'static str, u32)],
+    /// The same for numbers that are not whole.
+    pub(super) floats: &'static [(&'static str, f32)],
+}
+
+/// Linear attention.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Linear {
+    /// Gated delta net.
+    Delta,
+    /// The same, with its decay and write strength in one projection.
+    JoinedDelta,
+    /// Kimi delta attention, with its output gate in two narrow matrices.
+    Kda,
+    /// The same with a whole one.
+    GatedKda,
+    /// Lightning attention.
+    Lightning,
 }
 
 /// A feed-forward block, the narrowest that an architecture takes: no cache depends on it.
@@ -45,6 +62,8 @@ pub(super) enum Feed {
     GatedShared,
     /// Experts, router and attention with biases, and a sink for each head.
     Biased,
+    /// Gate, up and down; where an indexer chooses tokens experts with a biased router, and one that every token passes.
+    SharedWhereIndexed,
 }
 
 const LLAMA: Architecture = Architecture {
@@ -55,10 +74,14 @@ const LLAMA: Architecture = Architecture {
     gated_queries: false,
     feed: Feed::Dense,
     expands_latents: false,
-    joins_beta_alpha: false,
+    linear: Linear::Delta,
     mamba_norms: false,
     keys: &[],
+    floats: &[],
 };
+
+/// What is asked of experts also where no layer has any: one that every token passes, and a router with sigmoids.
+const SHARED_SIGMOID: &[(&str, u32)] = &[("expert_shared_count", 1), ("expert_gating_func", 2)];
 
 /// Every architecture that can be written.
 pub(super) static ARCHITECTURES: &[Architecture] = &[
@@ -126,7 +149,7 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
         head_norms: true,
         gated_queries: true,
         feed: Feed::GatedShared,
-        joins_beta_alpha: true,
+        linear: Linear::JoinedDelta,
         ..LLAMA
     },
     Architecture {
@@ -150,6 +173,47 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
         name: "deepseek2",
         model_types: &["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"],
         keys: &[("expert_shared_count", 1)],
+        ..LLAMA
+    },
+    Architecture { name: "deepseek32", model_types: &["deepseek_v32"], keys: SHARED_SIGMOID, ..LLAMA },
+    Architecture { name: "glm-dsa", model_types: &["glm_moe_dsa"], keys: SHARED_SIGMOID, ..LLAMA },
+    Architecture {
+        name: "kimi-linear",
+        model_types: &["kimi_linear"],
+        linear: Linear::Kda,
+        keys: SHARED_SIGMOID,
+        ..LLAMA
+    },
+    Architecture {
+        name: "kimi-k3",
+        model_types: &["kimi_k3"],
+        linear: Linear::GatedKda,
+        keys: &[("expert_shared_count", 1), ("expert_gating_func", 2), ("attn_res.block_size", 12)],
+        floats: &[("activation.situ_beta", 1.0), ("activation.situ_linear_beta", 1.0), ("expert_weights_scale", 1.0)],
+        ..LLAMA
+    },
+    Architecture {
+        name: "minimax-01",
+        model_types: &["minimax_text_01", "minimax_m1"],
+        feed: Feed::Experts,
+        linear: Linear::Lightning,
+        floats: &[("residual_scale", 1.0)],
+        ..LLAMA
+    },
+    Architecture {
+        name: "minimax-m3",
+        model_types: &["minimax_m3"],
+        head_norms: true,
+        feed: Feed::SharedWhereIndexed,
+        keys: SHARED_SIGMOID,
+        ..LLAMA
+    },
+    Architecture {
+        name: "plamo2",
+        model_types: &["plamo2"],
+        norms: &["post_attention_norm", "ffn_norm", "post_ffw_norm"],
+        feed: Feed::Joined,
+        mamba_norms: true,
         ..LLAMA
     },
     Architecture { name: "minicpm3", model_types: &["minicpm3"], expands_latents: true, ..LLAMA },

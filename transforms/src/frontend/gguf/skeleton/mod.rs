@@ -6,7 +6,7 @@
 mod architectures;
 mod bytes;
 
-use self::architectures::{ARCHITECTURES, Architecture, Feed};
+use self::architectures::{ARCHITECTURES, Architecture, Feed, Linear};
 use self::bytes::{Header, Kind, Value};
 use crate::frontend::FrontendError;
 use crate::layers::{Attention, BlockSpec, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla};
@@ -48,6 +48,9 @@ impl Model {
         if architecture.name == "gemma4" {
             file.rope_frequencies(self);
         }
+        if architecture.linear == Linear::GatedKda {
+            file.vector("output_res_score", hidden);
+        }
         let feeds: Vec<bool> = file.feeds(self).collect();
         for (index, (layer, feeds)) in self.layers.iter().zip(feeds).enumerate() {
             file.layer(index, layer, feeds).map_err(|block| self.unwritten(&format!("layer {index}, {block}")))?;
@@ -82,10 +85,16 @@ struct Dimensions<'a> {
     mamba2: Option<&'a Mamba2>,
     linear: Option<&'a LinearAttention>,
     short_conv: Option<u64>,
+    index_head_dim: Option<u64>,
 }
 
 fn blocks(model: &Model) -> impl Iterator<Item = &BlockSpec> {
     model.layers.iter().flat_map(|layer| &layer.blocks)
+}
+
+/// Whether an indexer chooses the tokens that this layer looks at.
+fn is_indexed(layer: &LayerSpec) -> bool {
+    layer.blocks.iter().any(|block| matches!(block, BlockSpec::Indexer { .. }))
 }
 
 /// The attention of a layer, if it has one.
@@ -98,7 +107,15 @@ fn attention(layer: &LayerSpec) -> Option<&Attention> {
 
 impl<'a> Dimensions<'a> {
     fn of(model: &'a Model) -> Self {
-        let mut all = Self { attention: None, mla: None, mamba1: None, mamba2: None, linear: None, short_conv: None };
+        let mut all = Self {
+            attention: None,
+            mla: None,
+            mamba1: None,
+            mamba2: None,
+            linear: None,
+            short_conv: None,
+            index_head_dim: None,
+        };
         for block in blocks(model) {
             match block {
                 // A file states those of full attention, and those of windows beside them.
@@ -110,6 +127,7 @@ impl<'a> Dimensions<'a> {
                 BlockSpec::Mamba2(found) => all.mamba2 = Some(found),
                 BlockSpec::LinearAttention(found) => all.linear = Some(found),
                 BlockSpec::ShortConv { d_conv, .. } => all.short_conv = Some(*d_conv),
+                BlockSpec::Indexer { index_head_dim } => all.index_head_dim = Some(*index_head_dim),
                 _ => {}
             }
         }
@@ -149,7 +167,7 @@ impl Skeleton<'_> {
         }
         let feeds: Vec<u64> = self.feeds(model).map(|feeds| if feeds { FEED } else { 0 }).collect();
         self.numbers("feed_forward_length", &feeds);
-        if matches!(own.feed, Feed::Experts | Feed::Shared | Feed::GatedShared | Feed::Biased)
+        if !matches!(own.feed, Feed::None | Feed::Dense | Feed::Ungated | Feed::Joined)
             || ["llama4", "glm4moe"].contains(&own.name)
         {
             self.number("expert_count", EXPERTS);
@@ -158,9 +176,16 @@ impl Skeleton<'_> {
         for key in ["expert_feed_forward_length", "expert_shared_feed_forward_length"] {
             self.number(key, FEED);
         }
-        // Where leading layers may be dense, all are.
-        self.number("leading_dense_block_count", layers);
+        // Where leading layers may be dense, all are, but for those that have an indexer for being none.
+        let dense = match own.feed {
+            Feed::SharedWhereIndexed => model.layers.iter().take_while(|layer| !is_indexed(layer)).count() as u64,
+            _ => layers,
+        };
+        self.number("leading_dense_block_count", dense);
         own.keys.iter().for_each(|(key, value)| self.number(key, (*value).into()));
+        for (key, value) in own.floats {
+            self.header.key(&format!("{}.{key}", own.name), Value::Float(*value));
+        }
         self.cache_keys(model);
         self.tokenizer();
         Ok(())
@@ -216,11 +241,21 @@ impl Skeleton<'_> {
                 self.number("attention.key_length", key);
                 self.number("attention.value_length", mla.v_head_dim);
             } else {
-                self.number("attention.head_count_kv", 1);
+                // A layer with a state in its place has none.
+                let has_latent =
+                    |layer: &LayerSpec| layer.blocks.iter().any(|block| matches!(block, BlockSpec::Mla(_)));
+                let latents: Vec<u64> = model.layers.iter().map(|layer| has_latent(layer).into()).collect();
+                self.numbers("attention.head_count_kv", &latents);
                 self.number("attention.key_length", mla.kv_lora_rank + mla.qk_rope_head_dim);
                 self.number("attention.value_length", mla.kv_lora_rank);
                 self.number("attention.key_length_mla", key);
                 self.number("attention.value_length_mla", mla.v_head_dim);
+            }
+        }
+        if let Some(index_head_dim) = all.index_head_dim {
+            self.number("attention.indexer.key_length", index_head_dim);
+            for key in ["head_count", "top_k", "block_size", "local_blocks"] {
+                self.number(&format!("attention.indexer.{key}"), 1);
             }
         }
         if let Some(d_conv) = all.short_conv {
@@ -238,7 +273,8 @@ impl Skeleton<'_> {
                 self.number(&format!("ssm.{key}"), number);
             }
         }
-        if all.linear.is_some() {
+        if let Some(linear) = all.linear {
+            self.number("kda.head_dim", linear.head_v_dim);
             let interval = model.layers.iter().position(|layer| attention(layer).is_some());
             self.number("full_attention_interval", interval.map_or(4, |first| first as u64 + 1));
         }
@@ -303,12 +339,17 @@ impl Skeleton<'_> {
                 BlockSpec::Mamba2(mamba) => layer_file.mamba2(mamba),
                 BlockSpec::LinearAttention(linear) => layer_file.linear(linear),
                 BlockSpec::ShortConv { channels, d_conv } => layer_file.short_conv(*channels, *d_conv),
+                BlockSpec::Indexer { index_head_dim } => layer_file.indexer(*index_head_dim, layer),
                 BlockSpec::FeedForward(_) => {}
                 other => return Err(other.name().to_owned()),
             }
         }
+        if layer_file.file.architecture.linear == Linear::GatedKda {
+            layer_file.vector("attn_res_score", hidden);
+            layer_file.vector("ffn_res_score", hidden);
+        }
         if feeds {
-            layer_file.feed();
+            layer_file.feed(is_indexed(layer));
         }
         Ok(())
     }
@@ -343,6 +384,9 @@ impl Layer<'_, '_> {
     fn attention(&mut self, it: &Attention) {
         let (hidden, own) = (self.file.hidden, self.file.architecture);
         let queries = it.num_heads * it.head_dim;
+        if own.name == "plamo2" {
+            return self.joined_attention(it);
+        }
         self.matrix("attn_q", &[hidden, if own.gated_queries { 2 * queries } else { queries }]);
         self.matrix("attn_k", &[hidden, it.num_kv_heads * it.head_dim]);
         self.matrix("attn_v", &[hidden, it.num_kv_heads * it.value_dim.unwrap_or(it.head_dim)]);
@@ -354,6 +398,37 @@ impl Layer<'_, '_> {
         if own.feed == Feed::Biased {
             self.exact("attn_output.bias", &[hidden]);
             self.vector("attn_sinks", it.num_heads);
+        }
+    }
+
+    /// PLaMo 2's, whose norms differ from head to head.
+    fn joined_attention(&mut self, it: &Attention) {
+        let hidden = self.file.hidden;
+        self.matrix("attn_qkv", &[hidden, (it.num_heads + 2 * it.num_kv_heads) * it.head_dim]);
+        self.matrix("attn_output", &[it.num_heads * it.head_dim, hidden]);
+        self.exact("attn_q_norm.weight", &[it.head_dim, it.num_heads]);
+        self.exact("attn_k_norm.weight", &[it.head_dim, it.num_kv_heads]);
+    }
+
+    /// With one head, since its keys are as many as with more.
+    fn indexer(&mut self, head_dim: u64, layer: &LayerSpec) {
+        let hidden = self.file.hidden;
+        let queries =
+            layer.blocks.iter().find_map(|block| if let BlockSpec::Mla(mla) = block { mla.q_lora_rank } else { None });
+        match queries {
+            Some(rank) => {
+                self.vector("indexer.k_norm", head_dim);
+                self.exact("indexer.k_norm.bias", &[head_dim]);
+                self.matrix("indexer.proj", &[hidden, 1]);
+                self.matrix("indexer.attn_k", &[hidden, head_dim]);
+                self.matrix("indexer.attn_q_b", &[rank, head_dim]);
+            }
+            None => {
+                for part in ["q", "k"] {
+                    self.matrix(&format!("indexer.{part}_proj"), &[hidden, head_dim]);
+                    self.vector(&format!("indexer.{part}_norm"), head_dim);
+                }
+            }
         }
     }
 
@@ -397,7 +472,27 @@ impl Layer<'_, '_> {
         }
     }
 
+    /// PLaMo 2's: B, C and the step come from what passed the convolution, as in a Mamba-1.
+    fn plamo2(&mut self, it: &Mamba2) {
+        let hidden = self.file.hidden;
+        let (inner, step) = (it.num_heads * it.head_dim, (hidden / 16).max(64));
+        self.matrix("ssm_in", &[hidden, 2 * inner]);
+        self.exact("ssm_conv1d.weight", &[it.d_conv, inner]);
+        self.matrix("ssm_x", &[inner, step + 2 * it.d_state]);
+        self.matrix("ssm_dt", &[step, it.num_heads]);
+        for name in ["ssm_dt.bias", "ssm_a", "ssm_d"] {
+            self.exact(name, &[it.num_heads]);
+        }
+        self.matrix("ssm_out", &[inner, hidden]);
+        self.exact("ssm_dt_norm", &[step]);
+        self.exact("ssm_b_norm", &[it.d_state]);
+        self.exact("ssm_c_norm", &[it.d_state]);
+    }
+
     fn mamba2(&mut self, it: &Mamba2) {
+        if self.file.architecture.name == "plamo2" {
+            return self.plamo2(it);
+        }
         let hidden = self.file.hidden;
         let (inner, shared) = (it.num_heads * it.head_dim, 2 * it.n_groups * it.d_state);
         self.matrix("ssm_in", &[hidden, 2 * inner + shared + it.num_heads]);
@@ -411,6 +506,45 @@ impl Layer<'_, '_> {
     }
 
     fn linear(&mut self, it: &LinearAttention) {
+        match self.file.architecture.linear {
+            Linear::Delta | Linear::JoinedDelta => self.delta(it),
+            Linear::Kda | Linear::GatedKda => self.kda(it),
+            Linear::Lightning => self.lightning(it),
+        }
+    }
+
+    fn lightning(&mut self, it: &LinearAttention) {
+        let (hidden, values) = (self.file.hidden, it.num_v_heads * it.head_v_dim);
+        self.vector("attn_norm_2", values);
+        self.matrix("attn_qkv", &[hidden, 3 * values]);
+        self.matrix("attn_gate", &[hidden, values]);
+        self.matrix("attn_output", &[values, hidden]);
+    }
+
+    fn kda(&mut self, it: &LinearAttention) {
+        let (hidden, heads, head) = (self.file.hidden, it.num_v_heads, it.head_v_dim);
+        let values = heads * head;
+        for part in ["q", "k", "v"] {
+            self.exact(&format!("ssm_conv1d_{part}.weight"), &[it.d_conv.unwrap_or(0), 1, values]);
+            self.matrix(&format!("attn_{part}"), &[hidden, values]);
+        }
+        self.matrix("ssm_f_a", &[hidden, head]);
+        self.matrix("ssm_f_b", &[head, values]);
+        self.matrix("ssm_beta", &[hidden, heads]);
+        self.exact("ssm_dt.bias", &[values]);
+        if self.file.architecture.linear == Linear::Kda {
+            self.exact("ssm_a", &[1, heads]);
+            self.matrix("ssm_g_a", &[hidden, head]);
+            self.matrix("ssm_g_b", &[head, values]);
+        } else {
+            self.exact("ssm_a", &[heads]);
+            self.matrix("ssm_g", &[hidden, values]);
+        }
+        self.vector("ssm_norm", head);
+        self.matrix("attn_output", &[values, hidden]);
+    }
+
+    fn delta(&mut self, it: &LinearAttention) {
         let hidden = self.file.hidden;
         let (keys, values) = (it.num_k_heads * it.head_k_dim, it.num_v_heads * it.head_v_dim);
         self.matrix("attn_qkv", &[hidden, 2 * keys + values]);
@@ -418,7 +552,7 @@ impl Layer<'_, '_> {
         self.exact("ssm_conv1d.weight", &[it.d_conv.unwrap_or(0), 2 * keys + values]);
         self.exact("ssm_dt.bias", &[it.num_v_heads]);
         self.exact("ssm_a", &[it.num_v_heads]);
-        if self.file.architecture.joins_beta_alpha {
+        if self.file.architecture.linear == Linear::JoinedDelta {
             self.matrix("ssm_ba", &[hidden, 2 * it.num_v_heads]);
         } else {
             self.matrix("ssm_beta", &[hidden, it.num_v_heads]);
@@ -435,16 +569,21 @@ impl Layer<'_, '_> {
         self.matrix("shortconv.out_proj", &[channels, hidden]);
     }
 
-    fn feed(&mut self) {
+    fn feed(&mut self, is_indexed: bool) {
         let (hidden, own) = (self.file.hidden, self.file.architecture);
         for norm in own.norms {
-            // Falcon-H1's has a name without an end.
-            let end = if own.name == "falcon-h1" { "" } else { ".weight" };
+            // Falcon-H1's has a name without an end, and so have some of PLaMo 2's.
+            let is_bare = own.name == "falcon-h1" || own.name == "plamo2" && *norm != "ffn_norm";
+            let end = if is_bare { "" } else { ".weight" };
             self.exact(&format!("{norm}{end}"), &[hidden]);
         }
         match own.feed {
             Feed::None => {}
-            Feed::Dense => {
+            Feed::SharedWhereIndexed if is_indexed => {
+                self.experts(Feed::Shared);
+                self.exact("exp_probs_b.bias", &[EXPERTS]);
+            }
+            Feed::Dense | Feed::SharedWhereIndexed => {
                 self.matrix("ffn_gate", &[hidden, FEED]);
                 self.matrix("ffn_up", &[hidden, FEED]);
                 self.matrix("ffn_down", &[FEED, hidden]);

@@ -1,0 +1,153 @@
+//! What operands hold.
+
+use cacheplan_kernels::StateBatch;
+use candle_core::{DType, Device, Result, Tensor};
+
+/// Makes operands.
+pub(crate) enum Data {
+    /// Numbers between -1 and 1, from the state of a generator, and poison in what nobody owns.
+    Random(u64),
+    /// Zeros, where who executes brings numbers of his own.
+    Blank,
+}
+
+impl Data {
+    pub(crate) fn random(seed: u64) -> Self {
+        Self::Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn tensor(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let Self::Random(state) = self else { return Tensor::zeros(shape, dtype, &Device::Cpu) };
+        let numbers: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| unit(state)).collect();
+        Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)
+    }
+
+    /// As [`tensor`](Self::tensor), between two numbers.
+    pub(crate) fn between(&mut self, low: f32, high: f32, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let unit = self.tensor(shape, DType::F32)?;
+        let (half, middle) = (f64::from(high - low) / 2.0, f64::from(high + low) / 2.0);
+        match self {
+            Self::Blank => unit.to_dtype(dtype),
+            Self::Random(_) => unit.affine(half, middle)?.to_dtype(dtype),
+        }
+    }
+
+    /// The rows of a step's tokens, `[tokens, width]`: as a projection leaves them, part of wider rows, with poison in
+    /// those of padding.
+    pub(crate) fn rows(&mut self, of: &Sequences, width: usize, dtype: DType) -> Result<Tensor> {
+        self.rows_between(-1.0, 1.0, of, width, dtype)
+    }
+
+    pub(crate) fn rows_between(
+        &mut self,
+        low: f32,
+        high: f32,
+        of: &Sequences,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        // As many elements as are a multiple of 16 bytes in every format.
+        const BESIDE: usize = 8;
+        if matches!(self, Self::Blank) {
+            return self.tensor(&[of.tokens(), width], dtype);
+        }
+        let wide = self.between(low, high, &[of.tokens(), width + BESIDE], DType::F32)?;
+        let mut numbers: Vec<f32> = wide.flatten_all()?.to_vec1()?;
+        for row in of.padding_rows() {
+            let row = &mut numbers[row * (width + BESIDE)..][..width + BESIDE];
+            row.iter_mut().enumerate().for_each(|(at, value)| *value = if at % 2 == 0 { f32::NAN } else { 1e3 });
+        }
+        Tensor::from_vec(numbers, wide.dims(), &Device::Cpu)?.to_dtype(dtype)?.narrow(1, BESIDE, width)
+    }
+
+    /// A pool of rows, with poison in all that `owned` does not name: rows, and in each so many elements from one on.
+    pub(crate) fn pool(
+        &mut self,
+        [rows, elements]: [usize; 2],
+        owned: &[usize],
+        [from, count]: [usize; 2],
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let Self::Random(state) = self else { return self.tensor(&[rows, elements], dtype) };
+        let mut numbers = vec![f32::NAN; rows * elements];
+        for row in owned {
+            numbers[row * elements + from..][..count].iter_mut().for_each(|number| *number = unit(state));
+        }
+        Tensor::from_vec(numbers, (rows, elements), &Device::Cpu)?.to_dtype(dtype)
+    }
+}
+
+/// Uniform in `-1..1`, by xorshift64*.
+fn unit(state: &mut u64) -> f32 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// The sequences of a step.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequences {
+    /// `[batch + 1]` rows of their tokens.
+    pub(crate) cu_seqlens: Vec<u32>,
+    /// `[batch]` slots; -1 is padding.
+    pub(crate) slots: Vec<i32>,
+    /// `[batch]` tokens that each has with those of the step; 0 is padding.
+    pub(crate) contexts: Vec<u32>,
+}
+
+impl Sequences {
+    /// As many sequences with as many tokens each, at the end of a context.
+    pub(crate) fn even(batch: usize, tokens: usize, context: usize) -> Self {
+        Self {
+            cu_seqlens: (0..=batch).map(|i| (i * tokens) as u32).collect(),
+            slots: (0..batch as i32).collect(),
+            contexts: vec![context.max(tokens) as u32; batch],
+        }
+    }
+
+    /// Sequences of these tokens and contexts, with slots out of order; padding, that has tokens, is the third.
+    pub(crate) fn ragged(of: &[(usize, usize)]) -> Self {
+        let mut of = of.to_vec();
+        of.insert(2.min(of.len()), (3, 0));
+        let mut cu_seqlens = vec![0];
+        for (tokens, _) in &of {
+            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *tokens as u32);
+        }
+        let slot = |(i, (_, context)): (usize, &(usize, usize))| if *context == 0 { -1 } else { (of.len() - i) as i32 };
+        Self {
+            cu_seqlens,
+            slots: of.iter().enumerate().map(slot).collect(),
+            contexts: of.iter().map(|(_, context)| *context as u32).collect(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.cu_seqlens.last().map_or(0, |&end| end as usize)
+    }
+
+    pub(crate) fn batch(&self) -> StateBatch<'_> {
+        StateBatch::new(&self.cu_seqlens, &self.slots)
+    }
+
+    /// The slots that have a sequence.
+    pub(crate) fn owned(&self) -> Vec<usize> {
+        self.slots.iter().filter_map(|&slot| usize::try_from(slot).ok()).collect()
+    }
+
+    /// The rows of padding.
+    fn padding_rows(&self) -> impl Iterator<Item = usize> {
+        let padding = self.slots.iter().zip(self.cu_seqlens.windows(2)).filter(|(slot, _)| **slot < 0);
+        padding.flat_map(|(_, rows)| rows[0] as usize..rows[1] as usize)
+    }
+
+    /// The most tokens that one has in this step, padding aside.
+    pub(crate) fn longest(&self) -> usize {
+        let rows = self.cu_seqlens.windows(2).zip(&self.slots).filter(|(_, slot)| **slot >= 0);
+        rows.map(|(rows, _)| (rows[1] - rows[0]) as usize).max().unwrap_or(0)
+    }
+}

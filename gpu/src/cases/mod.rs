@@ -1,0 +1,78 @@
+//! Ops at sizes: the same calls are checked with random data and measured with none.
+
+mod attention;
+mod data;
+mod pools;
+mod rows;
+mod states;
+
+pub(crate) use attention::{Attention, CacheWrite, Features, Format, Scales};
+pub(crate) use data::{Data, Sequences};
+pub(crate) use pools::{Move, Pool};
+pub(crate) use rows::{Elementwise, Norm, Product};
+pub(crate) use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};
+
+use cacheplan_kernels::KernelError;
+use candle_core::{DType, Tensor};
+use std::fmt;
+
+/// One op at one size.
+pub(crate) struct Case {
+    pub(crate) op: &'static str,
+    /// Its sizes by name, in the order in which they are read.
+    pub(crate) sizes: Vec<(&'static str, usize)>,
+    /// Number formats and what else tells it from its neighbours.
+    pub(crate) variant: String,
+    /// The largest error allowed, over the largest magnitude.
+    pub(crate) tolerance: f32,
+    pub(crate) work: Work,
+    /// Calls the op over data that it makes, and gives what it returned and the pools that it changed.
+    pub(crate) call: Box<dyn Fn(&mut Data) -> Result<Vec<Tensor>, KernelError>>,
+}
+
+/// What a call cannot do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// Bytes that are read or written, each counted once.
+    pub(crate) bytes: u64,
+    /// Operations of matrix products; 0 where there are none worth counting.
+    pub(crate) flops: u64,
+}
+
+impl Work {
+    pub(crate) fn bytes(bytes: usize) -> Self {
+        Self { bytes: bytes as u64, flops: 0 }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, size) in &self.sizes {
+            write!(f, "{name} {size}, ")?;
+        }
+        f.write_str(&self.variant)
+    }
+}
+
+/// The largest error, over the largest magnitude, that numbers of a format may have: what the CPU's op is held to.
+fn tolerance(formats: &[DType]) -> f32 {
+    let of = |dtype: &DType| match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        DType::BF16 => 2e-2,
+        // A step between neighbours.
+        _ => 7e-2,
+    };
+    formats.iter().map(of).fold(0.0, f32::max)
+}
+
+/// A format as kernels' names say it.
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F8E4M3 => "f8",
+        _ => "u8",
+    }
+}

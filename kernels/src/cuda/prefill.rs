@@ -1,0 +1,83 @@
+//! `paged_prefill.cu`: attention of the sequences that have several query tokens.
+
+use super::attention::{Call, Stretches};
+use super::{Argument, Buffers, Launch, attend, format};
+
+/// What `paged_prefill.cu` names `kWarps` and `kRun`.
+const WARPS: usize = 4;
+const RUN: usize = 16;
+
+/// Rows of a block's tile and tokens of one of the context, as the kernel was made for heads of this width.
+fn tile(head_dim: usize) -> Option<(usize, usize)> {
+    match head_dim {
+        64 => Some((32 * WARPS, 64)),
+        128 => Some((32 * WARPS, 32)),
+        256 => Some((16 * WARPS, 32)),
+        _ => None,
+    }
+}
+
+/// Whether the kernel was made for a call over a narrow pool.
+pub(super) fn makes(call: &Call<'_, '_>) -> bool {
+    let made = tile(call.head_dim).is_some_and(|(rows, _)| call.group() <= rows) && call.view.kv_factor == 2;
+    made && call.view.tokens_per_block >= RUN && call.attention.alibi_slopes.is_none()
+}
+
+/// Blocks for sequences of at least `fewest` query tokens, where no context is split.
+fn blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
+    let query_tokens = tile(call.head_dim).map_or(1, |(rows, _)| rows / call.group());
+    let tiles = call.sequences(fewest..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens));
+    call.view.num_kv_heads * tiles.sum::<usize>()
+}
+
+/// Blocks that run at once: two fit a processor.
+fn resident(call: &Call<'_, '_>) -> usize {
+    2 * call.device.processors
+}
+
+/// Whether sequences of at least `fewest` query tokens fill the device, so that what joining takes is not worth it.
+pub(super) fn fills(call: &Call<'_, '_>, fewest: usize) -> bool {
+    blocks(call, fewest) >= resident(call)
+}
+
+/// The launches for sequences of at least `fewest` query tokens, padding included.
+pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewest: usize) -> Vec<Launch> {
+    let (head_dim, kv_heads, pool) = (call.head_dim, call.view.num_kv_heads, call.pool.dtype());
+    let (rows, tile_tokens) = tile(head_dim).unwrap_or_default();
+    let query_tokens = rows / call.group();
+    let longest = call.longest(fewest..usize::MAX);
+    let stretches = match fills(call, fewest) {
+        true => Stretches::whole(longest),
+        false => Stretches::new(longest, tile_tokens, blocks(call, fewest), resident(call)),
+    };
+    let told = &call.operands;
+    let none = Argument::Pointer(None);
+    let (out, [sums, tops]) = match stretches.count {
+        1 => (told.out, [none; 2]),
+        count => (none, call.scratch(buffers, count, call.tokens)),
+    };
+    let mut arguments =
+        vec![told.q, told.pool, out, sums, tops, told.tables, told.kv_lens, told.cu_seqlens, told.sinks];
+    arguments.push(told.q_stride);
+    arguments.extend(call.strides());
+    arguments.extend([
+        Argument::I32(call.batch.len() as i32),
+        Argument::I32(call.batch.max_blocks as i32),
+        call.block_shift(),
+        Argument::I32(call.heads as i32),
+        Argument::I32(call.group() as i32),
+        Argument::I32(stretches.count as i32),
+        Argument::I32(stretches.tokens as i32),
+        Argument::I32(fewest as i32),
+    ]);
+    arguments.extend(told.window);
+    arguments.extend(told.scale);
+    let attend = Launch {
+        kernel: format!("paged_prefill_{}_{head_dim}", format(pool).unwrap_or_default()),
+        grid: [(call.tokens / query_tokens + call.batch.len()) as u32, kv_heads as u32, stretches.count as u32],
+        threads: 32 * WARPS as u32,
+        shared_bytes: (rows + 4 * tile_tokens) * head_dim * pool.size_in_bytes(),
+        arguments,
+    };
+    if stretches.count == 1 { vec![attend] } else { vec![attend, attend::join(call, [sums, tops], stretches.count)] }
+}

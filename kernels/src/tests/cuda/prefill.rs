@@ -1,0 +1,132 @@
+//! `paged_prefill.cu`.
+
+use super::{emulate, prove_all, prove_mutants, schedules};
+use crate::cuda::Device;
+use crate::cuda::attention::paged_attention;
+use crate::tests::attention::{Layout, Paged};
+use crate::{PagedAttention, Window};
+use cacheplan_emulator::Options;
+use cacheplan_handlers::KvLayout;
+use candle_core::{DType, Tensor};
+use rstest::rstest;
+
+/// Prompts, stretches of them and single tokens; padding with and without rows; tokens around a tile of `tile` tokens.
+fn sequences(tile: usize) -> [(usize, usize); 9] {
+    [(1, 1), (5, 21), (3, 0), (0, 20), (17, 17), (33, 100), (1, 150), (tile, tile), (tile + 2, tile + 67)]
+}
+
+/// So few processors that contexts are not split, or so many that they are.
+const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 1000 }];
+
+fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype: DType) -> Layout {
+    Layout { kv_heads, head_dim, kv_factor: 2, block, order, dtype }
+}
+
+fn tolerance(dtype: DType) -> f32 {
+    if dtype == DType::F16 { 2e-3 } else { 2e-2 }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Extra {
+    Plain,
+    Sliding,
+    Chunked,
+    SoftCapAndSinks,
+}
+
+/// Single tokens are left to `paged_decode` where the others fill the device; else all is split, and joined.
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn paged_prefill(
+    #[values((DType::BF16, 64), (DType::BF16, 128), (DType::F16, 256), (DType::F16, 64), (DType::F16, 128), (DType::BF16, 256))]
+    (dtype, head_dim): (DType, usize),
+    #[values((1, 16, KvLayout::Hnd), (5, 32, KvLayout::Nhd), (16, 64, KvLayout::Hnd))] (group, block, order): (
+        usize,
+        usize,
+        KvLayout,
+    ),
+    #[values(Extra::Plain, Extra::Sliding, Extra::Chunked, Extra::SoftCapAndSinks)] extra: Extra,
+) {
+    // A sample: each width with one option, each option with one width.
+    let sampled = match extra {
+        Extra::Plain => dtype == DType::BF16 && group == 5,
+        _ => (dtype, head_dim, group) == (DType::F16, 64, 5),
+    };
+    if !(prove_all() || sampled) {
+        return;
+    }
+    let kv_heads = 2;
+    let heads = kv_heads * group;
+    let sinks: Vec<f32> = (0..heads).map(|head| head as f32 / 4.0 - 1.0).collect();
+    let mut attention = PagedAttention::new((head_dim as f32).powf(-0.5), head_dim);
+    match extra {
+        Extra::Plain => {}
+        Extra::Sliding => attention.window = Window::Sliding(37),
+        Extra::Chunked => attention.window = Window::Chunked(48),
+        Extra::SoftCapAndSinks => (attention.softcap, attention.sinks) = (Some(2.0), Some(&sinks[..])),
+    }
+    let sequences = sequences(if head_dim == 256 { 64 } else { 128 } / group);
+    let mut paged = Paged::new(&layout(kv_heads, head_dim, block, order, dtype), &sequences);
+    // What no query sees is gone.
+    for (sequence, (queries, context)) in sequences.into_iter().enumerate() {
+        let seen = attention.window.first_visible(context.saturating_sub(queries)) / block;
+        paged.block_tables[sequence * paged.max_blocks..][..seen].fill(-1);
+    }
+    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+        let run = |q: &Tensor| {
+            let batch = paged.batch();
+            let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
+            let kernels = launches.launches.iter().map(|launch| launch.kernel.split('_').nth(1).unwrap());
+            let expected: &[_] = match (device.processors, head_dim) {
+                (1, 256) => &["prefill"],
+                (1, _) => &["prefill", "decode", "splits"],
+                _ => &["prefill", "rows"],
+            };
+            assert_eq!(kernels.collect::<Vec<_>>(), expected);
+            emulate(&launches, &options).outputs.remove(0)
+        };
+        paged.check_as(run, dtype, heads, &attention, tolerance(dtype));
+    }
+}
+
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn paged_prefill_mutants(
+    #[values((DType::BF16, 64), (DType::F16, 128), (DType::BF16, 256))] (dtype, head_dim): (DType, usize),
+) {
+    if !prove_all() && head_dim != 64 {
+        return;
+    }
+    let paged = Paged::new(&layout(1, head_dim, 16, KvLayout::Hnd, dtype), &[(40, 150)]);
+    let q = Tensor::ones((40, 4, head_dim), dtype, &candle_core::Device::Cpu).unwrap();
+    let (attention, batch) = (PagedAttention::new(0.1, head_dim), paged.batch());
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    assert_eq!(launches.launches.len(), 1, "the kernel that writes the output");
+    prove_mutants(&launches, &[]);
+}
+
+/// Llama's group behind a context long enough that what happens once does not count.
+#[rstest]
+#[case(64, 64, 9.0)]
+#[case(128, 32, 7.0)]
+#[case(256, 32, 7.5)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn paged_prefill_traffic(#[case] head_dim: usize, #[case] tile: usize, #[case] instructions_per_product: f64) {
+    let (queries, context, group) = (if head_dim == 256 { 16 } else { 32 }, 1024, 4);
+    let paged = Paged::new(&layout(1, head_dim, 32, KvLayout::Hnd, DType::BF16), &[(queries, context)]);
+    let q = Tensor::ones((queries, group, head_dim), DType::BF16, &candle_core::Device::Cpu).unwrap();
+    let (attention, batch) = (PagedAttention::new(0.1, head_dim), paged.batch());
+    let device = Device { processors: 0 };
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
+    let stats = emulate(&launches, &Options::default()).runs.remove(0).stats;
+    assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
+    let floor = 2 * head_dim * (2 * context + 2 * queries * group);
+    assert!(stats.moved_bytes() as f64 <= 1.05 * floor as f64, "{} of {floor} bytes", stats.moved_bytes());
+    // A product is 16 by 8 by 16; keys and values take as many.
+    let products = 2 * (queries * group / 16) * (context / 8) * (head_dim / 16);
+    let found = stats.warp_instructions as f64 / products as f64;
+    assert!(found <= instructions_per_product, "{found:.2} instructions of a warp for each product: {stats:?}");
+    assert!(stats.shared_passes as f64 <= 1.1 * stats.shared_requests as f64, "{stats:?}");
+    // Each of four warps has its part of a tile of keys and values under way.
+    assert!(stats.bytes_in_flight as usize >= tile * head_dim, "{} in flight", stats.bytes_in_flight);
+}
