@@ -267,7 +267,7 @@ template <typename TS, typename TI, int N, int STAGES> DEVICE void chunk_scan(co
     KERNEL(bf16, bf16, __nv_bfloat16, __nv_bfloat16, N, 2, 2)             \
     KERNEL(f16, f16, __half, __half, N, 2, 1)
 
-// prove chunk_scan: 160 registers, LDGSTS.E.BYPASS.128, HMMA.16816, STG.E.EF.128
+// prove chunk_scan: 168 registers, LDGSTS.E.BYPASS.128, HMMA.16816, STG.E.EF.128
 STATES(16)
 STATES(64)
 STATES(128)

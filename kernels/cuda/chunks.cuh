@@ -35,13 +35,16 @@ template <typename T, int WIDTH> DEVICE int swizzled(int row, int column) {
 
 // Rows of inputs into shared memory, zeros where there are none.
 template <typename T, int WIDTH, int ROWS, int THREADS> DEVICE void fetch_rows(T* into, const T* source, int64_t stride, int rows, int columns) {
-    constexpr int V = kPerVec<T>, VECS = WIDTH / V;
+    constexpr int V = kPerVec<T>, VECS = WIDTH / V, AT_ONCE = THREADS / VECS;
+    static_assert(AT_ONCE % 8 == 0, "a thread's rows are swizzled alike");
+    const int column = threadIdx.x % VECS * V;
+    int row = threadIdx.x / VECS;
+    T* to = into + swizzled<T, WIDTH>(row, column);
+    const T* from = source + row * stride + column;
 #pragma unroll 1
-    for (int i = 0; i < (ROWS * VECS + THREADS - 1) / THREADS; ++i) {
-        const int at = i * THREADS + threadIdx.x, row = at / VECS, column = at % VECS * V;
-        if (ROWS * VECS % THREADS != 0 && row >= ROWS) continue;
+    for (; row < ROWS; row += AT_ONCE, to += AT_ONCE * WIDTH, from += AT_ONCE * stride) {
         const bool live = row < rows && column < columns;
-        copy_async(into + swizzled<T, WIDTH>(row, column), live ? source + row * stride + column : source, live);
+        copy_async(to, live ? from : source, live);
     }
 }
 
