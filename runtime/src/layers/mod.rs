@@ -59,7 +59,6 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     }
 
     /// What it makes of positions.
-    #[cfg_attr(not(feature = "launches"), expect(dead_code, reason = "as that of the model"))]
     fn ropes(&self) -> Vec<&Rope> {
         Vec::new()
     }
