@@ -53,6 +53,10 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     }
 
     /// What its layers make of positions; `None` where a step is made of other things than ops.
+    #[cfg_attr(
+        not(feature = "launches"),
+        expect(dead_code, reason = "steps are told what to make of positions on devices")
+    )]
     fn ropes(&self) -> Option<Vec<&Rope>> {
         None
     }
