@@ -61,7 +61,7 @@ impl PreprocessedMla {
         if !is_quantised && mode == MlaCacheMode::Int8Nz {
             return Err(refuse("an int8 cache needs int8 weights, which this checkpoint has not".into()));
         }
-        let operator = Reader { weights, shape, dtype, is_quantised }.operator(mode)?;
+        let operator = Reader { weights, layer: index, shape, dtype, is_quantised }.operator(mode)?;
         let attention = weights.enter("self_attn");
         let [_, from_latent] = up_projection(&attention, &shape)?;
         let o = Linear::load(&attention.enter("o_proj"), shape.heads * shape.value, shape.hidden, false)?;
@@ -123,6 +123,7 @@ impl Mixer for PreprocessedMla {
 /// Reads an operator's weights from a layer's, in the order in which it takes them.
 struct Reader<'a> {
     weights: &'a Scope<'a>,
+    layer: u32,
     shape: MlaShape,
     dtype: DType,
     is_quantised: bool,
@@ -155,6 +156,8 @@ impl Reader<'_> {
                     Ok::<_, RuntimeError>(attention.enter(name).get("scale", (len, 1))?.flatten_all()?)
                 };
                 let (latents, queries) = (scale("fa_k", 1)?, scale("fa_q", heads)?);
+                self.check("fa_k.scale", &latents, |scale| scale > 0.0)?;
+                self.check("fa_q.scale", &queries, |scale| scale > 0.0)?;
                 (Some(latents.to_dtype(self.dtype)?), Some(queries.recip()?.to_dtype(self.dtype)?))
             }
             _ => (None, None),
@@ -185,6 +188,11 @@ impl Reader<'_> {
         let scale = quantised("input_scale")?.map(|scale| scale.to_dtype(self.dtype)).transpose()?;
         // Stored as a float, and whole; the operator takes its bits as int8.
         let offset = quantised("input_offset")?;
+        if let (Some(scale), Some(offset)) = (&scale, &offset) {
+            self.check(&format!("{projection}.input_scale"), scale, |scale| scale > 0.0)?;
+            let is_int8 = |offset: f32| offset.fract() == 0.0 && (-128.0..128.0).contains(&offset);
+            self.check(&format!("{projection}.input_offset"), offset, is_int8)?;
+        }
         let bits = |offset: Tensor| offset.lt(0.0)?.where_cond(&(&offset + 256.0)?, &offset)?.to_dtype(DType::U8);
         Ok(MlaNorm {
             gamma: read("weight")?,
@@ -193,6 +201,18 @@ impl Reader<'_> {
             quant_scale: scale,
             quant_offset: offset.map(bits).transpose()?,
         })
+    }
+
+    /// That all of a layer's numbers are what they must be, so that none of them turns others into nonsense.
+    fn check(&self, name: &str, numbers: &Tensor, holds: impl Fn(f32) -> bool) -> Result<(), RuntimeError> {
+        let numbers: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
+        match numbers.into_iter().find(|&number| !holds(number)) {
+            None => Ok(()),
+            Some(found) => {
+                let reason = format!("`{name}` is {found}; scales are above 0, offsets whole and from -128 to 127");
+                Err(RuntimeError::Preprocess { layer: self.layer, reason })
+            }
+        }
     }
 
     /// A projection whose outputs have the rotated ones, the last of each of `heads` groups, in halves; none for 0.

@@ -218,3 +218,16 @@ fn projections_of_the_same_rows_must_be_quantised_alike() {
     let error = open(made.path(), &budget("nz", "")).unwrap_err().to_string();
     assert!(error.contains("layers.1.self_attn.q_a_proj.input_scale` and `"), "{error}");
 }
+
+#[rstest]
+#[case("kvcache", "q_b_proj.input_scale", vec![0, 0])]
+#[case("kvcache", "q_b_proj.input_offset", half::f16::from_f32(200.0).to_le_bytes().to_vec())]
+#[case("int8_nz", "fa_k.scale", (-1f32).to_le_bytes().to_vec())]
+fn scales_that_are_none_are_named(#[case] mode: &str, #[case] tensor: &str, #[case] bytes: Vec<u8>) {
+    let made = TempDir::new().unwrap();
+    std::fs::copy(quantised().join("config.json"), made.path().join("config.json")).unwrap();
+    let wrong = format!("model.layers.1.self_attn.{tensor}");
+    changed(&made, |name, dtype, data| (dtype, if name == wrong { bytes.clone() } else { data.to_vec() }));
+    let error = open(made.path(), &budget(mode, "")).unwrap_err().to_string();
+    assert!(error.contains(&format!("layer 1 cannot run by Ascend's MLA operator: `{tensor}` is ")), "{error}");
+}
