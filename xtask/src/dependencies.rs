@@ -62,11 +62,16 @@ pub(crate) fn run() -> Result<(), String> {
     let rules: Rules = toml::from_str(&text).map_err(|error| format!("deny.toml: {error}"))?;
     let host = output(Command::new("rustc").arg("-vV"))?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
-    // Of other platforms cargo would have to download the crates first.
-    let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", host];
-    let metadata: Metadata = serde_json::from_str(&output(Command::new("cargo").args(arguments))?)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    let wrong: Vec<String> = metadata.packages.iter().flat_map(|package| faults(package, &rules)).collect();
+    let mut wrong = Vec::new();
+    for manifest in ["Cargo.toml", "gpu/Cargo.toml"] {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["metadata", "--format-version", "1", "--locked", "--manifest-path", manifest]);
+        // Of other platforms cargo would have to download the crates first.
+        cargo.args(["--filter-platform", host]);
+        let metadata: Metadata =
+            serde_json::from_str(&output(&mut cargo)?).map_err(|error| format!("cargo metadata: {error}"))?;
+        wrong.extend(metadata.packages.iter().flat_map(|package| faults(package, &rules)));
+    }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
