@@ -107,7 +107,7 @@ fn check(cases: &[Case], machine: Box<dyn Machine>, seed: u64) -> Result<Vec<Che
     let data = |at: usize| Data::random(seed.wrapping_add(at as u64 * 0x1_0001));
     let on_cpu = |(at, case): (usize, &Case)| {
         let given = (case.call)(&mut data(at));
-        given.map_err(|source| Failure::Cpu { op: case.op, case: case.to_string(), source })
+        given.map_err(|source| Failure::Cpu { op: case.op, case: case.to_string(), source: Box::new(source) })
     };
     // Before the machine takes over: from then on no op runs on the CPU.
     let expected = cases.iter().enumerate().map(on_cpu).collect::<Result<Vec<_>, _>>()?;
@@ -253,8 +253,8 @@ impl Group<'_> {
     }
 
     fn row(&self) -> Vec<String> {
-        let errors = self.checks.iter().map(|check| check.error);
-        let largest = errors.fold(Some(0f32), |most, error| Some(most?.max(error?)));
+        let mut errors = self.checks.iter().map(|check| check.error);
+        let largest = errors.try_fold(0f32, |most, error| Some(most.max(error?)));
         vec![
             self.checks[0].op.to_owned(),
             self.kernels.clone(),

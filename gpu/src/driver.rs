@@ -14,9 +14,9 @@ const VERSION: i32 = 13_000;
 /// Why a device cannot be used, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    #[error("{file}: {source}; it comes with NVIDIA's driver (`--device emulator` needs none)")]
+    #[error("there is no {file}, which comes with NVIDIA's driver (`--device emulator` needs none)")]
     Absent { file: &'static str, source: libloading::Error },
-    #[error("the driver has no {call}: {source}; a driver of CUDA 13.0 (580) or later has")]
+    #[error("the driver has no {call}; one of CUDA 13.0 (580) or later has")]
     Symbol { call: &'static str, source: libloading::Error },
     #[error("the driver speaks CUDA {}.{}, kernels are built for {}.{}: install driver 580 or later",
         found / 1000, found % 1000 / 10, VERSION / 1000, VERSION % 1000 / 10)]

@@ -1,4 +1,5 @@
 //! `cacheplan-gpu`: checks and measures the CUDA kernels with nothing but a driver, or with the emulator.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test"))]
 
 mod bench;
 mod cases;
@@ -81,11 +82,11 @@ enum Failure {
     Driver(#[from] driver::DriverError),
     #[error("{0}")]
     Fault(String),
-    #[error("{op}, {case}, on the CPU: {source}")]
-    Cpu { op: &'static str, case: String, source: cacheplan_kernels::KernelError },
+    #[error("{op}, {case}, on the CPU")]
+    Cpu { op: &'static str, case: String, source: Box<cacheplan_kernels::KernelError> },
     #[error("no op is called like `{0}`; without a name all are measured")]
     NoOp(String),
-    #[error("{}: {source}", file.display())]
+    #[error("{}", file.display())]
     File { file: PathBuf, source: std::io::Error },
 }
 
@@ -104,10 +105,18 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(failure) => {
-            let _ = writeln!(std::io::stderr().lock(), "error: {failure}");
+            note(&format!("error: {}", chain(&failure)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error's message followed by those of its causes, as far as it does not end with them already.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source()).fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.ends_with(&cause) { text } else { format!("{text}: {cause}") }
+    })
 }
 
 /// Prints data; a reader that went away ends the command quietly.

@@ -62,6 +62,21 @@ fn what_is_missing_is_named() {
     }
 }
 
+/// The system's own word on it stands behind ours.
+#[test]
+fn without_a_driver_its_library_is_named() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("no-driver");
+    std::fs::create_dir_all(&folder).unwrap();
+    // No library, whatever this machine has.
+    std::fs::write(folder.join("libcuda.so.1"), "nothing").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan-gpu"));
+    let output = command.env("LD_LIBRARY_PATH", &folder).arg("doctor").output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.starts_with("error: there is no libcuda.so.1, which comes with NVIDIA's driver"), "{said}");
+    assert!(said.contains("file too short"), "{said}");
+}
+
 /// Times are the stand-in's; what is made of them is not.
 #[test]
 fn a_bench_writes_its_figures() {

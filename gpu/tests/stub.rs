@@ -3,7 +3,14 @@
 //! What it does not know it refuses, so that the calls of the runner are held to `cuda.h` as far as they go. With
 //! `STUB=idle` it takes every launch and runs none, with `STUB=old` it is a driver of CUDA 12.8, with `STUB=bare` it has
 //! no device.
-#![allow(unsafe_code, missing_docs, clippy::missing_safety_doc, clippy::unwrap_used, reason = "a C library for tests")]
+#![allow(
+    unsafe_code,
+    missing_docs,
+    clippy::missing_safety_doc,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    reason = "a C library for tests, whose pointers are what `cuda.h` says"
+)]
 
 use cacheplan_emulator::{BufferId, Device, Kernel, Module, Options, Shape};
 use std::collections::HashMap;

@@ -39,7 +39,11 @@ struct Banned {
 pub(crate) fn run() -> Result<(), String> {
     let text = std::fs::read_to_string("deny.toml").map_err(|error| format!("deny.toml: {error}"))?;
     let rules: Rules = toml::from_str(&text).map_err(|error| format!("deny.toml: {error}"))?;
-    let wrong: Vec<String> = packages(&host()?)?.iter().flat_map(|package| faults(package, &rules)).collect();
+    let host = host()?;
+    let mut wrong = Vec::new();
+    for manifest in ["Cargo.toml", "gpu/Cargo.toml"] {
+        wrong.extend(packages(manifest, &host)?.iter().flat_map(|package| faults(package, &rules)));
+    }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 

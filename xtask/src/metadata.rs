@@ -30,10 +30,10 @@ pub(crate) struct Dependency {
     pub(crate) path: Option<String>,
 }
 
-/// The packages that a build for `host` may take; of other platforms cargo would have to download them first.
-pub(crate) fn packages(host: &str) -> Result<Vec<Package>, String> {
-    let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", host];
-    let said = said(Command::new("cargo").args(arguments))?;
+/// The packages that a build of `manifest` for `host` may take; of other platforms cargo would have to download them first.
+pub(crate) fn packages(manifest: &str, host: &str) -> Result<Vec<Package>, String> {
+    let arguments = ["metadata", "--format-version", "1", "--locked", "--manifest-path", manifest];
+    let said = said(Command::new("cargo").args(arguments).args(["--filter-platform", host]))?;
     let metadata: Metadata = serde_json::from_str(&said).map_err(|error| format!("cargo metadata: {error}"))?;
     Ok(metadata.packages)
 }

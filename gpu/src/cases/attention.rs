@@ -23,6 +23,7 @@ pub(crate) struct Format {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::enum_variant_names, reason = "as the kernels' crate names them")]
 pub(crate) enum Scales {
     PerTensor,
     PerHead,

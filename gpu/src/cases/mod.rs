@@ -27,8 +27,11 @@ pub(crate) struct Case {
     pub(crate) tolerance: f32,
     pub(crate) work: Work,
     /// Calls the op over data that it makes, and gives what it returned and the pools that it changed.
-    pub(crate) call: Box<dyn Fn(&mut Data) -> Result<Vec<Tensor>, KernelError>>,
+    pub(crate) call: Call,
 }
+
+/// A call of an op.
+pub(crate) type Call = Box<dyn Fn(&mut Data) -> Result<Vec<Tensor>, KernelError>>;
 
 /// What a call cannot do without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
