@@ -76,6 +76,8 @@ enum Command {
     Man(commands::man::Args),
     /// Measure what part of this machine's own rates each kernel reaches
     Bench(commands::bench::Args),
+    /// Hold the CUDA kernels to the CPU's ops, on a device or in the emulator
+    Doctor(commands::doctor::Args),
 }
 
 fn main() -> ExitCode {
@@ -115,6 +117,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => commands::completions::run(&args, Cli::command()),
         Command::Man(args) => commands::man::run(&args, Cli::command()),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

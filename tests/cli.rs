@@ -525,3 +525,30 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     assert!(text.contains("dp 8 ep 8") && text.contains("112") && text.contains("--data-parallel-size 8"), "{text}");
     assert_eq!(fit(&["--sequences", "100", "--gpus", "l4", "--max-gpus", "1"]).status.code(), Some(3));
 }
+
+/// The kernels' own command may be missing, and is then named.
+#[rstest]
+#[case(&["doctor"])]
+#[case(&["bench", "--device", "cuda:0"])]
+fn without_the_runner_a_device_is_refused(#[case] args: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(args).env("PATH", "").output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+    assert!(stderr(&output).contains("there is no cacheplan-gpu beside this command"), "{}", stderr(&output));
+}
+
+/// What it is asked and what it ends with pass through.
+#[cfg(unix)]
+#[rstest]
+#[case(&["doctor", "--device", "emulator", "--seed", "7"], "doctor --device emulator --format table --seed 7")]
+#[case(&["bench", "norm", "--device", "cuda:1", "--json", "f"], "bench --device cuda:1 --json f -- norm")]
+fn the_runner_is_asked_what_was_asked(#[case] args: &[&str], #[case] expected: &str, #[values(0, 3)] status: i32) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let runner = folder.path().join("cacheplan-gpu");
+    std::fs::write(&runner, format!("#!/bin/sh\necho \"$@\"\nexit {status}\n")).unwrap();
+    std::fs::set_permissions(&runner, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    let output = command.args(args).env("PATH", folder.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected);
+    assert_eq!(output.status.success(), status == 0, "{}", stderr(&output));
+}

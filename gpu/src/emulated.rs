@@ -12,30 +12,29 @@ use std::collections::HashMap;
 
 pub(crate) use emulate::{Held, give_back, held, range};
 
-/// So many processors that a context of a few blocks is split.
-const DEVICE: Device = Device { processors: 132 };
-
 /// The kernels in this binary, executed on the CPU.
 pub(crate) struct Emulator {
     kernels: HashMap<String, Kernel>,
     /// In which order blocks and warps run, and how approximations err.
     options: Options,
+    /// What contexts are split over.
+    processors: usize,
 }
 
 impl Emulator {
-    pub(crate) fn new(seed: u64) -> Result<Self, Fault> {
+    pub(crate) fn new(seed: u64, processors: usize) -> Result<Self, Fault> {
         let mut kernels = HashMap::new();
         for module in MODULES {
             let parsed = Module::parse(module.ptx).map_err(|error| Fault(format!("{}.ptx: {error}", module.name)))?;
             kernels.extend(parsed.kernels.into_iter().map(|kernel| (kernel.name.clone(), kernel)));
         }
-        Ok(Self { kernels, options: Options { order: seed | 1, perturb: seed | 1, early_copies: false } })
+        Ok(Self { kernels, options: Options { order: seed | 1, perturb: seed | 1, early_copies: false }, processors })
     }
 }
 
 impl Machine for Emulator {
     fn device(&self) -> Device {
-        DEVICE
+        Device { processors: self.processors }
     }
 
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault> {

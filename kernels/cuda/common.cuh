@@ -233,6 +233,34 @@ template <> DEVICE void multiply<__half>(float (&d)[4], const uint32_t (&a)[4], 
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ---- States -----------------------------------------------------------------------------------------------------
+
+// Which states a step leaves behind.
+struct Writes {
+    void* kept;               // [.., elems], of which the layer begins at `offset`: states after single tokens, or null
+    const int32_t* rows;      // [tokens] row of `kept` for the state after each token, -1 for none; null: the token's own
+    const int32_t* parents;   // [tokens] token that each follows, -1 for the slot of the sequence; null: the one before
+    int64_t elems, offset;
+    int32_t last, rounds;     // whether the slot receives the last state; whether each is rounded as a pool rounds it
+};
+
+// The state from which `row` starts where the thread does not hold it, as that of a sequence whose rows begin at `begin`.
+template <typename T> DEVICE const T* state_before(const Writes& writes, const T* slot, int64_t inner, int begin, int row) {
+    if (!writes.parents || row == begin) return nullptr;
+    const int parent = writes.parents[row];
+    if (parent == row - 1) return nullptr;
+    if (parent < 0) return slot;
+    const int64_t at = writes.rows ? writes.rows[parent] : parent;
+    return static_cast<const T*>(writes.kept) + at * writes.elems + writes.offset + inner;
+}
+
+// Where the state after `row` goes, besides the slot.
+template <typename T> DEVICE T* state_after(const Writes& writes, int64_t inner, int row) {
+    if (!writes.kept) return nullptr;
+    const int64_t at = writes.rows ? writes.rows[row] : row;
+    return at < 0 ? nullptr : static_cast<T*>(writes.kept) + at * writes.elems + writes.offset + inner;
+}
+
 // ---- Functions --------------------------------------------------------------------------------------------------
 
 // 2^x, and 0 where that is below the normal numbers: one instruction.
@@ -242,5 +270,10 @@ DEVICE float exp2_flushed(float x) {
     return y;
 }
 DEVICE float silu(float x) { return x / (1.f + expf(-x)); }
+// A time step from what a projection and its bias give. A NaN stays one.
+DEVICE float time_step(float dt, bool softplus, float low, float high) {
+    if (softplus && dt <= 20.f) dt = log1pf(expf(dt));
+    return dt < low ? low : dt > high ? high : dt;
+}
 // The larger number, or NaN where there is one.
 DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }

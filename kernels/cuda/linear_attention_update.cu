@@ -1,32 +1,13 @@
-// Linear attention with a matrix state (gated delta, Kimi delta, lightning) over a few tokens of each sequence, in place:
+// Linear attention with a matrix state (gated delta, Kimi delta, lightning), token by token, in place:
 //   S = S * decay;  v = beta (v - k . S) with the delta rule;  S += k (x) v;  o = scale q . S
 //
 // A block holds COLUMNS value columns of one head in registers over all tokens: a thread has 16 bytes of columns of
 // every so many key rows. k . S and q . S are summed in one pass, since o = scale (q . S + (q . k) v), so that a token
 // costs one reduction: over the lanes of a warp that share columns, then over warps through shared memory.
-#include "common.cuh"
-
-struct Args {
-    void* pool;                  // [slots, slot_elems], of which the layer is [heads, K, value_dim]
-    const void *q, *k, *v;       // rows of the step: [key_heads, K] twice, [heads, value_dim]
-    const void* decay;           // logarithms in f32 or as q: [tokens, heads], [tokens, heads, K], or null
-    const float* fixed;          // or [heads]
-    const void* beta;            // [tokens, heads] in f32 or as q, or null
-    void* o;                     // [tokens, heads * value_dim]
-    const int32_t* slots;        // [batch], -1 for padding
-    const uint32_t* cu_seqlens;  // [batch + 1]
-    int64_t slot_elems, layer_offset, q_stride, k_stride, v_stride, decay_stride, beta_stride;
-    int32_t heads, heads_per_key, value_dim, per_channel, wide_decay, wide_beta, unit, keep;
-    float scale;
-};
+#include "linear_attention.cuh"
 
 // Threads of a block: one for each vector of a key row, and as many key rows as make four warps.
 template <typename TS, int K, int COLUMNS> constexpr int kThreads = K * COLUMNS / kPerVec<TS> < 128 ? K * COLUMNS / kPerVec<TS> : 128;
-
-// An element of f32, or of the type of the step.
-template <typename T> DEVICE float load_either(const void* from, int64_t at, bool wide) {
-    return wide ? static_cast<const float*>(from)[at] : to_float(static_cast<const T*>(from)[at]);
-}
 
 template <typename TS, typename TI, int K, int COLUMNS> DEVICE void update(const Args& args) {
     constexpr int V = kPerVec<TS>, kThreads = ::kThreads<TS, K, COLUMNS>, kWarps = kThreads / 32;
@@ -42,22 +23,31 @@ template <typename TS, typename TI, int K, int COLUMNS> DEVICE void update(const
     const int slot = args.slots[sequence];
     const int begin = args.cu_seqlens[sequence], end = args.cu_seqlens[sequence + 1];
     TI* const o = static_cast<TI*>(args.o) + value;
+    if (end - begin > args.few) return;
     if (slot < 0) {
         for (int row = begin; row < end; ++row)
             for (int i = threadIdx.x; i < COLUMNS; i += kThreads) o[row * values + i] = from_float<TI>(0.f);
         return;
     }
     if (begin == end) return;
-    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset +
-                      ((int64_t)head * K + first) * args.value_dim + blockIdx.x * COLUMNS + column;
+    const int64_t inner = ((int64_t)head * K + first) * args.value_dim + blockIdx.x * COLUMNS + column;
     const int64_t step = (int64_t)AT_ONCE * args.value_dim;
-    Vec16 raw[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) raw[r] = load_streamed(state + r * step);
+    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + inner;
     float held[ROWS][V];
+    auto load = [&](const TS* from) {
+        Vec16 raw[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) widen<TS>(raw[r], held[r]);
+        for (int r = 0; r < ROWS; ++r) raw[r] = load_streamed(from + r * step);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) widen<TS>(raw[r], held[r]);
+    };
+    auto store = [&](TS* to) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) store_streamed(to + r * step, narrow<TS>(held[r]));
+    };
+    load(state);
     for (int row = begin; row < end; ++row) {
+        if (const TS* const before = state_before<TS>(args.writes, state, inner, begin, row)) load(before);
         // Keys, queries and decays of the token, and the sums that they are divided by.
         float parts[3] = {};   // k.k, q.q, q.k
         for (int i = threadIdx.x; i < K; i += kThreads) {
@@ -125,11 +115,14 @@ template <typename TS, typename TI, int K, int COLUMNS> DEVICE void update(const
 #pragma unroll
             for (int i = 0; i < V; ++i) held[r][i] += keys[first + r * AT_ONCE] * added[i];
         if (first == 0) store_floats<TI, V>(o + row * values + column, out);
+        if (TS* const after = state_after<TS>(args.writes, inner, row)) store(after);
+        if (args.writes.rounds) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) widen<TS>(narrow<TS>(held[r]), held[r]);
+        }
         __syncthreads();   // all have read what the next token overwrites
     }
-    if (!args.keep) return;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) store_streamed(state + r * step, narrow<TS>(held[r]));
+    if (args.writes.last) store(state);
 }
 
 #define KERNEL(state, input, TS, TI, K, COLUMNS)                                                                \

@@ -1,4 +1,4 @@
-// Recurrences whose channels have nothing to do with each other, over a few tokens of each sequence, in place.
+// Recurrences whose channels have nothing to do with each other, token by token, in place.
 //
 // Mamba-1:  s = s * exp(a * dt) + dt * b * x,  y = s . c + d * x,  y *= silu(z); a channel has N states.
 // RG-LRU:   h = a * h + sqrt(1 - a^2) * sigmoid(i) * x with log a = rate * sigmoid(r); a channel has one.
@@ -13,8 +13,9 @@ struct ScanArgs {
     void* y;                          // [tokens, channels]
     const int32_t* slots;             // [batch], -1 for padding
     const uint32_t* cu_seqlens;       // [batch + 1]
+    Writes writes;
     int64_t slot_elems, layer_offset, x_stride, dt_stride, b_stride, c_stride, z_stride;
-    int32_t channels, softplus, keep;
+    int32_t channels, softplus;
     float dt_low, dt_high;
 };
 
@@ -48,13 +49,16 @@ template <typename TS, typename TI, int N> DEVICE void channel_scan(const ScanAr
         return;
     }
     if (begin == end) return;
-    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + (int64_t)channel * N + column;
+    const int64_t inner = (int64_t)channel * N + column;
+    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + inner;
     float held[V] = {}, a[V] = {};
     if (live) load_four<TS>(state, held), load_floats<float, V>(args.a + (int64_t)channel * N + column, a);
 #pragma unroll
     for (int i = 0; i < V; ++i) a[i] *= 1.44269504f;   // powers of two are cheaper
     const float bias = live && args.dt_bias ? args.dt_bias[channel] : 0.f, d = live && args.d ? args.d[channel] : 0.f;
     for (int row = begin; row < end; ++row) {
+        const TS* const before = state_before<TS>(args.writes, state, inner, begin, row);
+        if (before && live) load_four<TS>(before, held);
         float x = 0.f, dt = 0.f, b[V], c[V];
         load_floats<TI, V>(static_cast<const TI*>(args.b) + row * args.b_stride + column, b);
         load_floats<TI, V>(static_cast<const TI*>(args.c) + row * args.c_stride + column, c);
@@ -62,8 +66,7 @@ template <typename TS, typename TI, int N> DEVICE void channel_scan(const ScanAr
             x = to_float(static_cast<const TI*>(args.x)[row * args.x_stride + channel]);
             dt = to_float(static_cast<const TI*>(args.dt)[row * args.dt_stride + channel]) + bias;
         }
-        if (args.softplus && dt <= 20.f) dt = log1pf(expf(dt));
-        dt = fminf(fmaxf(dt, args.dt_low), args.dt_high);
+        dt = time_step(dt, args.softplus, args.dt_low, args.dt_high);
         const float input = dt * x;
         float sum = 0.f;
 #pragma unroll
@@ -77,8 +80,15 @@ template <typename TS, typename TI, int N> DEVICE void channel_scan(const ScanAr
             const float gate = args.z ? silu(to_float(static_cast<const TI*>(args.z)[row * args.z_stride + channel])) : 1.f;
             y[(int64_t)row * args.channels] = from_float<TI>((sum + d * x) * gate);
         }
+        TS* const after = state_after<TS>(args.writes, inner, row);
+        if (after && live) store_four<TS>(after, held);
+        if (args.writes.rounds) {
+            constexpr int kPerWord = Format<TS>::kPerWord;
+#pragma unroll
+            for (int i = 0; i < V; i += kPerWord) Format<TS>::widen(Format<TS>::narrow(held + i), held + i);
+        }
     }
-    if (args.keep && live) store_four<TS>(state, held);
+    if (args.writes.last && live) store_four<TS>(state, held);
 }
 
 struct LruArgs {
@@ -89,8 +99,9 @@ struct LruArgs {
     void* y;                               // [tokens, channels]
     const int32_t* slots;                  // [batch], -1 for padding
     const uint32_t* cu_seqlens;            // [batch + 1]
+    Writes writes;
     int64_t slot_elems, layer_offset, x_stride, input_stride, recurrence_stride;
-    int32_t channels, wide_a, keep;
+    int32_t channels, wide_a;
 };
 
 DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
@@ -116,6 +127,7 @@ template <typename TS, typename TI> DEVICE void lru(const LruArgs& args) {
 #pragma unroll
     for (int i = 0; i < V; ++i) rates[i] = -8.f * (rates[i] > 20.f ? rates[i] : log1pf(expf(rates[i])));
     for (int row = begin; row < end; ++row) {
+        if (const TS* const before = state_before<TS>(args.writes, state, channel, begin, row)) widen<TS>(load_streamed(before), held);
         float x[V], input[V], recurrence[V];
         load_floats<TI, V>(static_cast<const TI*>(args.x) + row * args.x_stride + channel, x);
         load_floats<TI, V>(static_cast<const TI*>(args.input) + row * args.input_stride + channel, input);
@@ -128,8 +140,10 @@ template <typename TS, typename TI> DEVICE void lru(const LruArgs& args) {
             held[i] = begins ? gated : expf(log_a) * held[i] + sqrtf(-expm1f(2.f * log_a)) * gated;
         }
         store_floats<TI, V>(y + (int64_t)row * args.channels, held);
+        if (TS* const after = state_after<TS>(args.writes, channel, row)) store_streamed(after, narrow<TS>(held));
+        if (args.writes.rounds) widen<TS>(narrow<TS>(held), held);
     }
-    if (args.keep) store_streamed(state, narrow<TS>(held));
+    if (args.writes.last) store_streamed(state, narrow<TS>(held));
 }
 
 #define SCAN(state, input, TS, TI)                                                                                     \

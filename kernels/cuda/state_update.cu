@@ -1,21 +1,9 @@
-// The Mamba-2 recurrence over a few tokens of each sequence, in place:
+// The Mamba-2 recurrence, token by token, in place:
 //   S = S * exp(a * dt) + dt * x (x) b,  y = S . c + d * x,  y *= silu(z)
 //
 // A warp holds STEPS rows of the state for each group of LANES lanes, in registers for all tokens. All of its loads of
 // the state are under way before the first is used, and a warp's request is a whole number of sectors.
-#include "common.cuh"
-
-struct Args {
-    void* pool;              // [slots, slot_elems], of which the layer is [heads, head_dim, N]
-    const void *x, *dt, *b, *c, *z;  // rows of the step; z may be null
-    const float *a, *d, *dt_bias;    // [heads]; d and dt_bias may be null
-    void* y;                 // [tokens, heads * head_dim]
-    const int32_t* slots;    // [batch], -1 for padding
-    const uint32_t* cu_seqlens;  // [batch + 1]
-    int64_t slot_elems, layer_offset, x_stride, dt_stride, b_stride, c_stride, z_stride;
-    int32_t heads, head_dim, heads_per_group, softplus, keep;
-    float dt_low, dt_high;
-};
+#include "mamba2.cuh"
 
 template <typename TS, typename TI, int N, int STEPS> DEVICE void state_update(const Args& args) {
     constexpr int V = kPerVec<TS>;
@@ -34,27 +22,42 @@ template <typename TS, typename TI, int N, int STEPS> DEVICE void state_update(c
     const int slot = args.slots[sequence];
     const int begin = args.cu_seqlens[sequence], end = args.cu_seqlens[sequence + 1];
     TI* const y = static_cast<TI*>(args.y) + channel + own_row;
+    if (end - begin > args.few) return;
     if (slot < 0) {
         if (writes)
             for (int row = begin; row < end; ++row) y[row * y_stride] = from_float<TI>(0.f);
         return;
     }
     if (begin == end) return;
-    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + (channel + first_row) * N;
     auto column = [&](int vec) { return (vec * LANES + lane % LANES) * V; };
+    const int64_t inner = (channel + first_row) * N;
+    TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + inner;
     Vec16 raw[STEPS][VECS];
+    auto load = [&](const TS* from) {
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s)
+        for (int s = 0; s < STEPS; ++s)
 #pragma unroll
-        for (int v = 0; v < VECS; ++v) raw[s][v] = load_streamed(state + s * N + column(v));
+            for (int v = 0; v < VECS; ++v) raw[s][v] = load_streamed(from + s * N + column(v));
+    };
+    float held[STEPS][VECS * V];
+    auto open = [&] {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+            for (int v = 0; v < VECS; ++v) widen<TS>(raw[s][v], held[s] + v * V);
+    };
+    auto store = [&](TS* to) {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+            for (int v = 0; v < VECS; ++v) store_streamed(to + s * N + column(v), narrow<TS>(held[s] + v * V));
+    };
+    load(state);
     const int group = head / args.heads_per_group;
     const float a = args.a[head], d = args.d ? args.d[head] : 0.f, bias = args.dt_bias ? args.dt_bias[head] : 0.f;
-    float held[STEPS][VECS * V];
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int v = 0; v < VECS; ++v) widen<TS>(raw[s][v], held[s] + v * V);
+    open();
     for (int row = begin; row < end; ++row) {
+        if (const TS* const before = state_before<TS>(args.writes, state, inner, begin, row)) load(before), open();
         const TI* const x_row = static_cast<const TI*>(args.x) + row * args.x_stride + channel;
         float b[VECS * V], c[VECS * V], x[STEPS], sums[STEPS];
 #pragma unroll
@@ -63,10 +66,7 @@ template <typename TS, typename TI, int N, int STEPS> DEVICE void state_update(c
             load_floats<TI, V>(static_cast<const TI*>(args.c) + row * args.c_stride + group * N + column(v), c + v * V);
         }
         load_floats<TI, STEPS>(x_row + first_row, x);
-        float dt = to_float(static_cast<const TI*>(args.dt)[row * args.dt_stride + head]) + bias;
-        if (args.softplus && dt <= 20.f) dt = log1pf(expf(dt));
-        dt = fminf(fmaxf(dt, args.dt_low), args.dt_high);
-        const float decay = expf(a * dt);
+        const float dt = time_step<TI>(args, row, head, bias), decay = expf(a * dt);
         float own_x = 0.f, gate = 1.f;
         if (writes) {
             own_x = to_float(x_row[own_row]);
@@ -84,12 +84,15 @@ template <typename TS, typename TI, int N, int STEPS> DEVICE void state_update(c
         }
         const float sum = sum_transposed<STEPS, LANES>(sums, lane);
         if (writes) y[row * y_stride] = from_float<TI>((sum + d * own_x) * gate);
+        if (TS* const after = state_after<TS>(args.writes, inner, row)) store(after);
+        if (args.writes.rounds) {
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+                for (int v = 0; v < VECS; ++v) widen<TS>(narrow<TS>(held[s] + v * V), held[s] + v * V);
+        }
     }
-    if (!args.keep) return;
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int v = 0; v < VECS; ++v) store_streamed(state + s * N + column(v), narrow<TS>(held[s] + v * V));
+    if (args.writes.last) store(state);
 }
 
 #define KERNEL(state, input, TS, TI, N, STEPS)                                            \

@@ -1,6 +1,7 @@
 //! What a CUDA device hands out is what was planned; needs a device.
 //!
-//! `cargo test -p cacheplan-managers --features cuda --test cuda -- --nocapture` prints planned beside actual bytes.
+//! `cargo test -p cacheplan-managers --features cuda --test cuda -- --nocapture` prints planned beside actual bytes;
+//! `docs/gpu.md` has the command that runs whole models besides.
 #![cfg(feature = "cuda")]
 
 #[path = "suite/support.rs"]

@@ -348,6 +348,7 @@ impl Decoder {
         };
         #[cfg(feature = "launches")]
         if let Some(place) = self.place(caches) {
+            metadata.check(caches.book().layout()).map_err(ManagerError::from)?;
             let told = Told { tokens, rows, metadata };
             return self.steps.logits(told, &place, |told| compute(told.tokens, told.rows, told.metadata));
         }
@@ -380,7 +381,7 @@ impl Decoder {
     /// Where steps are uploaded to, if ops are launches.
     #[cfg(feature = "launches")]
     fn place(&self, caches: &MambaHybridCacheManager) -> Option<Place<'_>> {
-        let ropes = self.text.ropes().filter(|_| cacheplan_kernels::launches_on(self.device()))?;
+        let ropes = if cacheplan_kernels::launches_on(self.device()) { self.text.ropes()? } else { return None };
         let most = usize::try_from(caches.book().layout().limits.max_batch_size).unwrap_or(usize::MAX);
         Some(Place { device: self.device(), ropes, pools: caches.identity(), most })
     }

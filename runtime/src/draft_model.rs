@@ -91,6 +91,11 @@ impl DraftModel {
         self.plan.asked_of(request)
     }
 
+    /// The model itself.
+    pub(crate) fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
     /// Computes the caches of a step's tokens.
     pub(crate) fn fill(
         &self,

@@ -238,7 +238,10 @@ impl Session {
         let decoder = load(&model, &device)?;
         let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
         if !graphs {
-            decoder.only_launch();
+            [Some(&decoder), draft.as_ref().map(DraftModel::decoder)]
+                .into_iter()
+                .flatten()
+                .for_each(Decoder::only_launch);
         }
         CountingAllocator::trim();
         decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
@@ -369,7 +372,8 @@ impl Session {
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
         let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;
-        self.decoder.forget_recorded();
+        let drafting = self.draft.as_ref().map(DraftModel::decoder);
+        [Some(&self.decoder), drafting].into_iter().flatten().for_each(Decoder::forget_recorded);
         self.caches.shutdown()?;
         // What was freed is free once the device has it back.
         CountingAllocator::trim_device(self.decoder.device());

@@ -262,7 +262,7 @@ fn traces() {
     let read = a_file("t.jsonl", |path| {
         let source = Source::open(path).unwrap();
         source.within(Limit::TRACE).ok()?;
-        cacheplan::managers::book::Request::read_trace(BufReader::new(source.reader())).ok()
+        cacheplan::managers::book::TraceRequest::read_trace(BufReader::new(source.reader())).ok()
     });
     survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
 }

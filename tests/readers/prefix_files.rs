@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use cacheplan_managers::book::prefix::{HostTier, LeafRule, Released, Restore, Saved, Shape, Tree, TreeConfig};
-use cacheplan_managers::book::{BlockId, Request, SlotId};
+use cacheplan_managers::book::{BlockId, SlotId, TraceRequest};
 
 const CHECKSUM: usize = 32;
 
@@ -206,12 +206,12 @@ fn comes_back(path: &Path, tree: &Tree) {
 
 /// Reads a trace with any content. Returns whether it is one.
 pub(crate) fn check_trace(bytes: &[u8]) -> bool {
-    let requests = Request::read_trace(bytes);
+    let requests = TraceRequest::read_trace(bytes);
     requests.iter().for_each(|requests| comes_back_in_our_format(requests));
     requests.is_ok()
 }
 
-pub(crate) fn comes_back_in_our_format(requests: &[Request]) {
+pub(crate) fn comes_back_in_our_format(requests: &[TraceRequest]) {
     let lines: Vec<String> = requests.iter().map(|request| serde_json::to_string(request).unwrap()).collect();
-    assert_eq!(Request::read_trace(lines.join("\n").as_bytes()).unwrap(), requests);
+    assert_eq!(TraceRequest::read_trace(lines.join("\n").as_bytes()).unwrap(), requests);
 }

@@ -2,6 +2,7 @@
 
 use crate::cuda_build::{ptx, sources};
 use crate::cuda_toolkit::{Toolkit, target};
+use crate::dependencies::output;
 use crate::sh;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,4 +80,48 @@ pub(crate) fn build() -> Result<PathBuf, String> {
     kernels()?;
     sh(cargo("build")?.arg("--release"))?;
     Ok(target("gpu")?.join("release/cacheplan-gpu"))
+}
+
+/// The newest symbols of glibc that the binary may ask for, so that it starts where Debian 12 does.
+const GLIBC: (u32, u32) = (2, 36);
+
+/// Builds the runner, lints and tests it, and has it check every op in the emulator; needs no GPU.
+pub(crate) fn check() -> Result<(), String> {
+    kernels()?;
+    sh(Command::new("cargo").args(["fmt", "--manifest-path", "gpu/Cargo.toml", "--check"]))?;
+    let binary = build()?;
+    starts_alone(&binary)?;
+    sh(Command::new(&binary).args(["doctor", "--device", "emulator"]))?;
+    sh(cargo("test")?.args(["--release", "--quiet"]))?;
+    // In release as well: what is built of candle for it is there already.
+    sh(cargo("clippy")?.args(["--release", "--all-targets", "--", "-D", "warnings"]))?;
+    sh(Command::new("python3").args(["-m", "py_compile", PEERS]))?;
+    let sizes = target("gpu")?.join("sizes.json");
+    sh(Command::new(&binary).args(["bench", "--list", "--json"]).arg(&sizes))?;
+    sh(Command::new("python3").args([PEERS, "--dry-run", "--sizes"]).arg(&sizes))
+}
+
+/// The same sizes through other projects' kernels.
+pub(crate) const PEERS: &str = "benches/peers/cuda.py";
+
+/// That a binary needs glibc alone, and none newer than is promised.
+fn starts_alone(binary: &Path) -> Result<(), String> {
+    let says = |options: &str| output(Command::new("objdump").arg(options).arg(binary));
+    let needed = says("-p")?;
+    let needed = needed.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim);
+    let usual = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"];
+    if let Some(other) = needed.clone().find(|library| !usual.contains(library)) {
+        return Err(format!("{} needs {other}, which is not everywhere", binary.display()));
+    }
+    let newer = |version: &str| {
+        let (major, minor) = version.split_once('.')?;
+        let found = (major.parse().ok()?, minor.split('.').next()?.parse().ok()?);
+        (found > GLIBC).then_some(found)
+    };
+    let symbols = says("-T")?;
+    let mut versions = symbols.split("GLIBC_").skip(1).filter_map(|text| text.split(')').next());
+    match versions.find_map(newer) {
+        None => Ok(()),
+        Some((major, minor)) => Err(format!("{} asks for glibc {major}.{minor}", binary.display())),
+    }
 }

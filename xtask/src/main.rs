@@ -9,6 +9,7 @@ mod dependencies;
 mod dist;
 mod fuzz;
 mod gpu;
+mod gpu_all;
 mod metadata;
 mod onnx;
 mod oracle;
@@ -29,6 +30,11 @@ Commands:
   cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
   cuda-prove        Build the CUDA kernels, check their machine code and prove them in the emulator
   cuda-prove-sample The same over a fixed sample of schedules and shapes, as `.ci/run` does
+  gpu-kernels       Make the fat binaries of all kernels, in target/cuda; needs no GPU
+  gpu-build         Build the runner `cacheplan-gpu`, which checks and measures kernels with the driver alone
+  check-gpu         Build, lint and test the runner, and check every op with it in the emulator
+  gpu [FOLDER]      All that a machine with a GPU is left for, into FOLDER (default target/gpu-results)
+  gpu-models        Hold the product, built for CUDA, to the CPU's tokens and to the plan, on a GPU
   cuda-test-ptx     Compile the sources of the emulator's tests anew
   check-dependencies Check licences and sources of all dependencies against deny.toml
   check-semver      Compare the crates with the newest tag, if there is one; builds cargo-semver-checks once
@@ -53,6 +59,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let (command, [seconds, kills]) = match args.as_slice() {
         ["help" | "--help" | "-h"] => return usage(""),
+        ["gpu", folder] => return done(gpu_all::run(folder)),
         ["oracle", engine] => return done(oracle::run(engine, 1000)),
         ["oracle", engine, random] => match random.parse() {
             Ok(random) => return done(oracle::run(engine, random)),
@@ -86,6 +93,9 @@ fn main() -> ExitCode {
         "check-fuzz" => fuzz::check(),
         "gpu-kernels" => gpu::kernels(),
         "gpu-build" => gpu::build().map(drop),
+        "check-gpu" => gpu::check(),
+        "gpu" => gpu_all::run("target/gpu-results"),
+        "gpu-models" => gpu_all::models(),
         "soak" => soak::requests().and_then(|()| soak::files(seconds, kills)),
         "soak-machines" => soak::machines(),
         "fuzz" => fuzz::run(seconds),

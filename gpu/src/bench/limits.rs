@@ -126,7 +126,7 @@ mod tests {
     fn the_rate_of_products_is_that_of_products() {
         const ROUNDS: usize = 3;
         let (left, right) = operands();
-        let ran = Emulator::new(0)
+        let ran = Emulator::new(0, 1)
             .unwrap()
             .execute(&multiply(&left, &right, 1, ROUNDS))
             .unwrap_or_else(|fault| panic!("{}", fault.0));

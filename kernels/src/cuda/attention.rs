@@ -124,6 +124,12 @@ impl<'a> Call<'_, 'a> {
         (0..self.batch.len()).map(tokens).filter(live)
     }
 
+    /// Sequences of one query token; all of a step where none has more, padding too, so that launches do not depend on it.
+    pub(super) fn singles(&self) -> usize {
+        let decodes = self.sequences(2..usize::MAX).next().is_none();
+        if decodes { self.batch.len() } else { self.sequences(1..2).count() }
+    }
+
     /// Tokens for which the tables of such sequences have room.
     pub(super) fn longest(&self, queries: Range<usize>) -> usize {
         self.sequences(queries).next().map_or(0, |_| room(self.batch, self.view))

@@ -51,7 +51,9 @@ impl Numbers<'_> {
             Self::Indices(numbers) => to.extend(numbers.iter().map(|number| number.cast_unsigned())),
             Self::Lengths(numbers) => to.extend_from_slice(numbers),
             Self::Slots(numbers) => {
-                to.extend(numbers.iter().flat_map(|number| [*number as u32, (number >> 32) as u32]))
+                for number in *numbers {
+                    to.extend([*number as u32, (number >> 32) as u32]);
+                }
             }
             Self::Floats(numbers) => to.extend(numbers.iter().map(|number| number.to_bits())),
         }
@@ -148,7 +150,10 @@ impl DeviceBatch {
             part.write(&mut self.staging);
             self.staging.resize(self.staging.len().next_multiple_of(ALIGNMENT), 0);
         }
-        Ok(self.memory.inplace_op1(&Upload(&self.staging))?)
+        self.memory.inplace_op1(&Upload(&self.staging))?;
+        #[cfg(feature = "launches")]
+        super::executor::uploaded(self.memory.device());
+        Ok(())
     }
 
     /// Runs `body`, in which launches that are told `host` read what was uploaded last, of the same lengths. Gives what

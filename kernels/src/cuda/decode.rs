@@ -21,7 +21,7 @@ pub(super) fn makes(call: &Call<'_, '_>) -> bool {
 pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Vec<Launch> {
     let (head_dim, kv_heads, pool) = (call.head_dim, call.view.num_kv_heads, call.pool.dtype());
     // Two blocks of 96 KB fit a processor; their warps take turns with the tiles.
-    let blocks = kv_heads * call.sequences(1..2).count();
+    let blocks = kv_heads * call.singles();
     let stretches = Stretches::new(call.longest(1..2), TILE * WARPS, blocks, 2 * call.device.processors);
     let scratch = call.scratch(buffers, stretches.count, call.batch.len());
     let told = &call.operands;

@@ -11,6 +11,8 @@ pub trait Executor: Send + Sync {
     fn device(&self) -> Device;
     /// Runs them: pools are changed in place, outputs come back in the order of their buffers.
     fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor>;
+    /// Notes that the metadata of a step was uploaded.
+    fn upload(&self) {}
     /// Notes an op without a kernel for its operands, which is left to candle's own ops.
     fn leave(&self, op: &'static str);
 }
@@ -49,6 +51,13 @@ impl Outputs for Tensor {
 /// Whether ops on this device are launches, as far as they have kernels.
 pub fn launches_on(device: &candle_core::Device) -> bool {
     device.is_cuda() || (device.is_cpu() && EXECUTOR.get().is_some())
+}
+
+/// Tells the executor that the metadata of a step was uploaded.
+pub(super) fn uploaded(device: &candle_core::Device) {
+    if let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) {
+        executor.upload();
+    }
 }
 
 /// Ops that are told nothing of a step, by the files that they are in.

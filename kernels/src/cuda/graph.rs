@@ -62,7 +62,7 @@ pub fn open_device(ordinal: usize) -> candle_core::Result<Device> {
 /// the device, and every kernel is loaded.
 pub fn warm_up<R>(device: &Device, step: impl FnOnce() -> R) -> R {
     #[cfg(feature = "cuda")]
-    let _kept = device.as_cuda_device().map(|device| device.enable_cuda_graph_htod_cache());
+    let _kept = device.as_cuda_device().map(candle_core::CudaDevice::enable_cuda_graph_htod_cache);
     #[cfg(not(feature = "cuda"))]
     let _ = device;
     step()

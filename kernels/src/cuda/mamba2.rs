@@ -1,8 +1,8 @@
-//! `state_update.cu`: Mamba-2 over a few tokens of each sequence.
+//! Mamba-2: `state_update.cu` token by token, `chunk_scan.cu` over many tokens of a sequence.
 
 use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_plain, is_short, is_vector, keeps,
-    row_stride, vector_stride,
+    Argument, Buffers, Device, Launch, Launches, MAX_TOKENS, VECTOR, format, is_short, row_stride, states,
+    vector_stride,
 };
 use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView};
 use candle_core::{DType, Tensor};
@@ -19,6 +19,23 @@ fn rows_of_warp(state: DType, d_state: usize) -> Option<usize> {
     Some(32 / lanes * steps)
 }
 
+/// What `chunk_scan.cu` names `kChunk`, `kChannels` and `kThreads`.
+const CHUNK: usize = 64;
+const CHANNELS: usize = 64;
+const THREADS: usize = 256;
+
+/// Shared memory of a block of `chunk_scan.cu`: the inputs of a chunk (of two, if they are narrow), the state as parts of
+/// two bytes, and eight rows of 40 outputs for each warp.
+fn chunk_bytes(input: DType, d_state: usize) -> usize {
+    let (stages, parts) = match input {
+        DType::F32 => (1, 3),
+        DType::F16 => (2, 2),
+        _ => (2, 1),
+    };
+    let stage = CHUNK * (CHANNELS + 2 * d_state) * input.size_in_bytes();
+    stages * stage + parts * CHANNELS * d_state * 2 + THREADS / 32 * 8 * 40 * 4
+}
+
 /// The launches of a step, unless the kernel was not made for it.
 pub(crate) fn mamba2_scan<'a>(
     input: &ScanInput<'a>,
@@ -31,34 +48,21 @@ pub(crate) fn mamba2_scan<'a>(
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;
     let (state, activation) = (format(pool.dtype())?, format(x.dtype())?);
-    let made = pool.dtype() == DType::F32 || pool.dtype() == x.dtype();
-    let alike = [Some(dt), Some(b), Some(c), z].into_iter().flatten().all(|input| input.dtype() == x.dtype());
-    let plain = is_plain(Some(layer.a)) && is_plain(layer.d) && is_plain(layer.time_step.bias);
-    let aligned = [view.slot_elems, view.layer_offset].iter().all(|at| is_vector(*at, pool.dtype()));
-    let keep = keeps(pool, batch)?;
     let rows_of_warp = rows_of_warp(pool.dtype(), d_state)?;
-    if !(made && alike && plain && aligned && is_short(batch.cu_seqlens) && head_dim.is_multiple_of(rows_of_warp)) {
+    if !head_dim.is_multiple_of(rows_of_warp) {
         return None;
     }
     let warps_of_head = head_dim / rows_of_warp;
     let warps = [4, 2, 1].into_iter().find(|warps| warps_of_head.is_multiple_of(*warps))?;
     let groups = b.dims()[1..].iter().product::<usize>() / d_state;
+    let many = !is_short(batch.cu_seqlens) && !batch.rounds_each_token();
+    let chunked = many && d_state <= 128 && z.is_none_or(|z| vector_stride(z).is_some());
+    // A sequence takes one way whatever runs beside it.
+    let few = if chunked { MAX_TOKENS as i32 } else { i32::MAX };
     let mut buffers = Buffers::default();
-    let arguments = vec![
-        buffers.add("pool", Contents::Pool(pool)),
-        buffers.input("x", x),
-        buffers.input("dt", dt),
-        buffers.input("b", b),
-        buffers.input("c", c),
-        buffers.input("z", z),
-        buffers.input("a", layer.a),
-        buffers.input("d", layer.d),
-        buffers.input("dt_bias", layer.time_step.bias),
-        buffers.add("y", Contents::Output(x.dtype(), vec![x.dim(0).ok()?, heads * head_dim])),
-        buffers.add("slots", Contents::Indices(batch.slots)),
-        buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
-        Argument::I64(view.slot_elems as i64),
-        Argument::I64(view.layer_offset as i64),
+    let parameters = (layer.a, layer.d, &layer.time_step);
+    let mut arguments = states::scan_arguments(&mut buffers, input, parameters, pool, view, batch)?;
+    arguments.extend([
         Argument::I64(vector_stride(x)?),
         Argument::I64(row_stride(dt)?),
         Argument::I64(vector_stride(b)?),
@@ -68,16 +72,24 @@ pub(crate) fn mamba2_scan<'a>(
         Argument::I32(head_dim as i32),
         Argument::I32((heads / groups) as i32),
         Argument::I32(layer.time_step.softplus.into()),
-        Argument::I32(keep.into()),
+        Argument::I32(few),
         Argument::F32(layer.time_step.limit.0),
         Argument::F32(layer.time_step.limit.1),
-    ];
-    let launch = Launch {
-        kernel: format!("state_update_{state}_{activation}_{d_state}"),
-        grid: [(warps_of_head / warps) as u32, heads as u32, batch.len() as u32],
-        threads: 32 * warps as u32,
-        shared_bytes: 0,
-        arguments,
+    ]);
+    let launch = |name: &str, blocks_of_head: usize, threads: usize, shared_bytes: usize| Launch {
+        kernel: format!("{name}_{state}_{activation}_{d_state}"),
+        grid: [blocks_of_head as u32, heads as u32, batch.len() as u32],
+        threads: threads as u32,
+        shared_bytes,
+        arguments: arguments.clone(),
     };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let update = launch("state_update", warps_of_head / warps, 32 * warps, 0);
+    let scan = launch("chunk_scan", head_dim.div_ceil(CHANNELS), THREADS, chunk_bytes(x.dtype(), d_state));
+    let has_few = (0..batch.len()).any(|sequence| batch.rows(sequence).len() <= MAX_TOKENS);
+    let launches = match (chunked, has_few) {
+        (true, true) => vec![scan, update],
+        (true, false) => vec![scan],
+        (false, _) => vec![update],
+    };
+    Some(Launches { buffers: buffers.0, launches })
 }

@@ -36,7 +36,7 @@ fn decode<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Vec<Launch> {
     let (batch, told) = (call.batch, &call.operands);
     let row_tiles = call.heads.div_ceil(DECODE_ROWS);
     // Two blocks of 94 KB fit a processor.
-    let blocks = row_tiles * call.sequences(1..2).count();
+    let blocks = row_tiles * call.singles();
     let stretches = Stretches::new(call.longest(1..2), TILE, blocks, 2 * call.device.processors);
     let scratch = call.scratch(buffers, stretches.count, batch.len());
     let mut arguments = vec![told.q, told.pool, scratch[0], scratch[1], told.tables, told.kv_lens, told.cu_seqlens];

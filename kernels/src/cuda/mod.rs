@@ -32,6 +32,7 @@ pub(crate) mod pool;
 mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
+mod states;
 
 #[cfg(test)]
 pub(crate) use batch::read_lent;
@@ -45,7 +46,7 @@ pub(crate) use executor::{launch, reads_in_place};
 pub use graph::{Graph, open_device, record, warm_up};
 pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
 
-use crate::{KvLayerView, PagedBatch, StateBatch, StateWrites};
+use crate::{KvLayerView, PagedBatch};
 use candle_core::{DType, Tensor};
 
 /// The buffers of an op while its arguments are listed.
@@ -101,17 +102,6 @@ fn is_short(cu_seqlens: &[u32]) -> bool {
 /// they are the same in all steps of these shapes.
 fn room(batch: &PagedBatch<'_>, view: &KvLayerView) -> usize {
     batch.max_blocks * view.tokens_per_block
-}
-
-/// Whether a step leaves its last state in the slot of each sequence; none where it leaves more.
-fn keeps(pool: &Tensor, batch: &StateBatch<'_>) -> Option<bool> {
-    match batch.writes {
-        StateWrites::Final => Some(true),
-        StateWrites::Nothing => Some(false),
-        // A wide pool rounds nothing between tokens.
-        StateWrites::Replay if pool.dtype() == DType::F32 => Some(true),
-        _ => None,
-    }
 }
 
 /// Bytes of the widest load.

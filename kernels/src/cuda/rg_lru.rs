@@ -1,8 +1,6 @@
-//! `scan_update.cu`: the real-gated linear recurrent unit over a few tokens of each sequence.
+//! `scan_update.cu`: the real-gated linear recurrent unit.
 
-use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_short, is_vector, keeps, vector_stride,
-};
+use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_vector, states, vector_stride};
 use crate::{RgLruScan, StateBatch, StateLayerView};
 use candle_core::{DType, Tensor};
 
@@ -22,13 +20,13 @@ pub(crate) fn rg_lru<'a>(
     let a_made = [DType::F32, x.dtype()].contains(&a_param.dtype()) && a_param.is_contiguous();
     let aligned = [view.slot_elems, view.layer_offset, channels].iter().all(|at| is_vector(*at, pool.dtype()))
         && is_vector(a_param.layout().start_offset(), a_param.dtype());
-    let keep = keeps(pool, batch)?;
-    if !(made && alike && a_made && aligned && is_short(batch.cu_seqlens)) {
+    if !(made && alike && a_made && aligned) {
         return None;
     }
     let mut buffers = Buffers::default();
-    let arguments = vec![
-        buffers.add("pool", Contents::Pool(pool)),
+    let pool_at = buffers.add("pool", Contents::Pool(pool));
+    let mut arguments = vec![
+        pool_at,
         buffers.input("x", x),
         buffers.input("input_gate", input_gate),
         buffers.input("recurrence_gate", recurrence_gate),
@@ -37,6 +35,9 @@ pub(crate) fn rg_lru<'a>(
         buffers.add("y", Contents::Output(x.dtype(), vec![x.dim(0).ok()?, channels])),
         buffers.add("slots", Contents::Indices(batch.slots)),
         buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
+    ];
+    arguments.extend(states::writes(&mut buffers, (pool, pool_at), view, batch));
+    arguments.extend([
         Argument::I64(view.slot_elems as i64),
         Argument::I64(view.layer_offset as i64),
         Argument::I64(vector_stride(x)?),
@@ -44,8 +45,7 @@ pub(crate) fn rg_lru<'a>(
         Argument::I64(vector_stride(recurrence_gate)?),
         Argument::I32(channels as i32),
         Argument::I32((a_param.dtype() == DType::F32).into()),
-        Argument::I32(keep.into()),
-    ];
+    ]);
     let threads = 128;
     let vectors = channels * pool.dtype().size_in_bytes() / VECTOR;
     let launch = Launch {

@@ -153,6 +153,9 @@ pub enum BookError {
         /// Those that the books have.
         found: usize,
     },
+    /// A step that does not fit the pools.
+    #[error("the step does not fit the pools: {shown}", shown = Shown(.0))]
+    BadStep(String),
     /// A prefix that does not fit the pools.
     #[error("the prefix cannot be taken over: {shown}", shown = Shown(.0))]
     BadPrefix(String),

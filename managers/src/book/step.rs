@@ -1,5 +1,10 @@
 //! What kernels need to know of one step.
 
+use std::collections::HashSet;
+
+use super::layout::{Layout, PagedSpec};
+use crate::book::error::BookError;
+
 /// The sequences of a step and where their caches lie, in the form that kernels read.
 ///
 /// The step is ragged: all its tokens lie one after the other, sequence `i` owns
@@ -84,6 +89,34 @@ impl StepMetadata {
         }
     }
 
+    /// Checks that the step is one of these pools: that its lists have the lengths that they should, that what it writes
+    /// and sees exists, and that nothing is written twice.
+    ///
+    /// Kernels check what they are told. This is for who tells them once, and runs them for many steps.
+    ///
+    /// # Errors
+    /// [`BookError::BadStep`].
+    pub fn check(&self, layout: &Layout) -> Result<(), BookError> {
+        self.held_to(&layout.paged, layout.slots.total())
+    }
+
+    fn held_to(&self, paged: &[PagedSpec], slots: u64) -> Result<(), BookError> {
+        let (batch, tokens) = (self.batch(), self.total_tokens());
+        let lengths = [
+            ("cu_seqlens", self.cu_seqlens.len(), batch + 1),
+            ("slots", self.slots.len(), batch),
+            ("draft_rows", self.draft_rows.len(), batch),
+            ("pools", self.pools.len(), paged.len()),
+        ];
+        for (name, found, expected) in lengths {
+            ensure(found == expected, || format!("{name} has {found} entries, expected {expected}"))?;
+        }
+        let ends = self.cu_seqlens.first() == Some(&0) && self.cu_seqlens.last() == Some(&(tokens as u32));
+        ensure(ends && self.cu_seqlens.is_sorted(), || format!("cu_seqlens do not rise from 0 to {tokens} tokens"))?;
+        distinct("slot", self.slots.iter().map(|slot| i64::from(*slot)), slots)?;
+        paged.iter().zip(&self.pools).try_for_each(|(spec, pool)| pool.check(spec, self))
+    }
+
     pub(crate) fn clear(&mut self, pools: usize) {
         self.cu_seqlens.clear();
         self.cu_seqlens.push(0);
@@ -98,6 +131,40 @@ impl StepMetadata {
             pool.max_blocks = 0;
         }
     }
+}
+
+impl PoolStep {
+    fn check(&self, spec: &PagedSpec, step: &StepMetadata) -> Result<(), BookError> {
+        let (batch, tokens) = (step.batch(), step.total_tokens());
+        let (tables, writes) = (self.block_tables.len(), self.slot_mapping.len());
+        let fits = batch.checked_mul(self.max_blocks) == Some(tables) && writes == tokens;
+        ensure(fits, || format!("{tables} blocks and {writes} places for {batch} sequences of {tokens} tokens"))?;
+        let entries = u64::from(spec.blocks) * u64::from(spec.entries_per_block);
+        distinct("place", self.slot_mapping.iter().copied(), entries)?;
+        for (sequence, &length) in step.kv_lens.iter().enumerate().filter(|(_, length)| **length > 0) {
+            let new = step.cu_seqlens[sequence + 1] - step.cu_seqlens[sequence];
+            let seen = spec.first_visible_block(length.saturating_sub(new)) as usize..spec.blocks_for(length) as usize;
+            let table = &self.block_tables[sequence * self.max_blocks..][..self.max_blocks];
+            let exists = |block: &i32| u32::try_from(*block).is_ok_and(|block| block < spec.blocks);
+            let all = new == 0 || table.get(seen).is_some_and(|seen| seen.iter().all(exists));
+            ensure(all, || format!("sequence {sequence} sees blocks that pool `{}` does not have", spec.id))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that every number but -1 is below `count` and occurs once.
+fn distinct(what: &str, numbers: impl Iterator<Item = i64>, count: u64) -> Result<(), BookError> {
+    let mut seen = HashSet::new();
+    for number in numbers.filter(|number| *number != -1) {
+        let exists = u64::try_from(number).is_ok_and(|number| number < count);
+        ensure(exists && seen.insert(number), || format!("{what} {number} is written twice, or not one of {count}"))?;
+    }
+    Ok(())
+}
+
+fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), BookError> {
+    if holds { Ok(()) } else { Err(BookError::BadStep(reason())) }
 }
 
 #[cfg(test)]
@@ -160,6 +227,55 @@ mod tests {
                 (1, vec![none; 4]),
             ]
         );
+    }
+
+    #[rstest]
+    #[case::whole(|_: &mut StepMetadata| {}, None)]
+    #[case::missing_slot(|step: &mut StepMetadata| step.slots.truncate(1), Some("slots has 1 entries, expected 2"))]
+    #[case::falling(|step: &mut StepMetadata| step.cu_seqlens[1] = 9, Some("cu_seqlens do not rise from 0 to 2 tokens"))]
+    #[case::slot_twice(|step: &mut StepMetadata| step.slots = vec![1, 1], Some("slot 1 is written twice, or not one of 5"))]
+    #[case::slot_beyond(|step: &mut StepMetadata| step.slots = vec![1, 5], Some("slot 5 is written twice, or not one of 5"))]
+    #[case::place_beyond(
+        |step: &mut StepMetadata| step.pools[0].slot_mapping[0] = 28,
+        Some("place 28 is written twice, or not one of 28")
+    )]
+    #[case::short_table(
+        |step: &mut StepMetadata| step.pools[0].block_tables.truncate(3),
+        Some("3 blocks and 2 places for 2 sequences of 2 tokens")
+    )]
+    #[case::unseen_block(|step: &mut StepMetadata| step.pools[0].block_tables[0] = -1, None)]
+    #[case::no_block(
+        |step: &mut StepMetadata| step.pools[0].block_tables[3] = 7,
+        Some("sequence 1 sees blocks that pool `kv` does not have")
+    )]
+    #[case::long(
+        |step: &mut StepMetadata| step.kv_lens[1] = 9,
+        Some("sequence 1 sees blocks that pool `kv` does not have")
+    )]
+    fn a_step_is_held_to_its_pools(#[case] change: fn(&mut StepMetadata), #[case] expected: Option<&str>) {
+        let spec = PagedSpec {
+            id: "kv".into(),
+            pool: 0,
+            paged: 0,
+            blocks: 7,
+            reserved: 1,
+            entries_per_block: 4,
+            stride: 1,
+            window: Some(4),
+            ring: 0,
+            block_bytes: 1,
+        };
+        let mut step = StepMetadata {
+            cu_seqlens: vec![0, 1, 2],
+            kv_lens: vec![8, 5],
+            positions: vec![7, 4],
+            slots: vec![1, -1],
+            draft_rows: vec![-1; 2],
+            pools: vec![PoolStep { block_tables: vec![1, 2, 3, 4], max_blocks: 2, slot_mapping: vec![11, 16] }],
+        };
+        change(&mut step);
+        let found = step.held_to(&[spec], 5).err().map(|error| error.to_string());
+        assert_eq!(found, expected.map(|reason| format!("the step does not fit the pools: {reason}")));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! `linear_attention_update.cu`.
+//! `linear_attention_update.cu` and `chunk_delta.cu`.
 
 use super::{DEVICE, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
 use crate::cuda::linear_attention::linear_attention;
 use crate::reference::{self, LinearAttentionCase};
 use crate::tests::recurrent::{check, wide};
 use crate::tests::{Ragged, Random, values};
-use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView};
+use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView, StateWrites};
 use cacheplan_emulator::Options;
 use candle_core::{DType, Tensor};
 use rstest::rstest;
@@ -22,13 +22,40 @@ enum Kind {
 fn linear_update(
     #[values(Kind::GatedDelta, Kind::KimiDelta, Kind::Lightning)] kind: Kind,
     #[values((DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F32, DType::F16), (DType::BF16, DType::BF16), (DType::F16, DType::F16))]
-    (state, activation): (DType, DType),
+    dtypes: (DType, DType),
     #[values(16, 64, 128)] key_dim: usize,
 ) {
-    let (key_heads, heads, value_dim, lens) = (1, 2, if key_dim == 16 { 48 } else { 64 }, [1, 0, 5]);
+    // Decays of channels leave many tokens to this kernel.
+    let lens = if matches!(kind, Kind::KimiDelta) { [1, 0, 19] } else { [1, 0, 5] };
+    hold_to_reference(kind, dtypes, (key_dim, if key_dim == 16 { 48 } else { 64 }), &lens, schedules());
+}
+
+/// Chunks that are whole, begun and of one token; heads that are narrower and wider than what a block takes.
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn chunk_delta(
+    #[values(Kind::GatedDelta, Kind::Lightning)] kind: Kind,
+    #[values((DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F32, DType::F16), (DType::BF16, DType::BF16), (DType::F16, DType::F16))]
+    dtypes: (DType, DType),
+    #[values((16, 48), (64, 96), (128, 64))] sizes: (usize, usize),
+) {
+    match prove_all() {
+        true => hold_to_reference(kind, dtypes, sizes, &[17, 0, 65, 5, 130], schedules()),
+        false => hold_to_reference(kind, dtypes, sizes, &[17, 0, 65], schedules().take(1)),
+    }
+}
+
+fn hold_to_reference(
+    kind: Kind,
+    (state, activation): (DType, DType),
+    (key_dim, value_dim): (usize, usize),
+    lens: &[usize],
+    schedules: impl Iterator<Item = Options>,
+) {
+    let (key_heads, heads) = (1, 2);
     let view = StateLayerView::matrix(heads * key_dim * value_dim + 16, 8, [heads, key_dim, value_dim]);
     let mut source = Random::new(51);
-    let ragged = Ragged::new(&lens);
+    let ragged = Ragged::new(lens);
     let mut rows = |width: usize, shift: f64, dtype: DType| {
         // Rows of a wider projection, as a model has them.
         let data = ((source.tensor(&[ragged.total, width + 8]) + shift).unwrap() / 2.0).unwrap();
@@ -56,9 +83,9 @@ fn linear_update(
     let scale = 1.0 / (key_dim as f32).sqrt();
     let scan = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: delta.then_some(&beta), scale, l2_norm: delta };
     let [qw, kw, vw, betaw] = [&q, &k, &v, &beta].map(|tensor| wide(&values(tensor)));
-    for options in schedules() {
+    for options in schedules {
         check(
-            &lens,
+            lens,
             view,
             state,
             |ragged, pool| {
@@ -112,6 +139,42 @@ fn linear_update_mutants(#[values(DType::F32, DType::BF16)] state: DType, #[valu
     }
     decode((key_dim, 32, 2), (state, state), |scan, pool, view, batch| {
         prove_mutants(&linear_attention(scan, pool, view, batch, &DEVICE).unwrap(), &[]);
+    });
+}
+
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn chunk_delta_mutants(
+    #[values((DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F16, DType::F16))] dtypes: (DType, DType),
+    #[values(16, 64, 128)] key_dim: usize,
+) {
+    if !prove_all() && (dtypes.1, key_dim) != (DType::BF16, 16) {
+        return;
+    }
+    decode((key_dim, 64, 130), dtypes, |scan, pool, view, batch| {
+        let mut snapshots = [-1; 130];
+        snapshots[30] = 0;
+        let batch = StateBatch { writes: StateWrites::AlsoAfter(&snapshots), ..*batch };
+        prove_mutants(&linear_attention(scan, pool, view, &batch, &DEVICE).unwrap(), &[]);
+    });
+}
+
+/// A prompt at the sizes of Qwen3-Next: each input is read once for each 64 value columns.
+#[rstest]
+#[case(DType::F32, DType::BF16, 550.0)]
+#[case(DType::BF16, DType::BF16, 500.0)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn chunk_delta_traffic(#[case] state: DType, #[case] activation: DType, #[case] warp_instructions_per_kib: f64) {
+    decode((128, 128, 256), (state, activation), |scan, pool, view, batch| {
+        let launches = linear_attention(scan, pool, view, batch, &DEVICE).unwrap();
+        let emulated = emulate(&launches, &Options::default());
+        let stats = &emulated.runs[0].stats;
+        // From token to token the decay and the strength of a head lie a row apart, each in a sector of its own.
+        let scattered = (2 * 2 * 4 * 256) as f64;
+        assert!(stats.sectors as f64 <= 1.02 * (stats.ideal_sectors as f64 + scattered), "{stats:?}");
+        let found = stats.warp_instructions_per_kib();
+        assert!(found <= warp_instructions_per_kib, "{found:.1} warp instructions per KiB: {stats:?}");
+        assert!(stats.shared_passes as f64 <= 1.25 * stats.shared_requests as f64, "{stats:?}");
     });
 }
 

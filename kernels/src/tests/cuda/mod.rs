@@ -15,6 +15,7 @@ mod norm;
 mod pool;
 mod prefill;
 mod scans;
+mod states;
 
 use super::Random;
 use crate::{Buffer, Contents, Device, Launches, PoolRows};
