@@ -114,7 +114,7 @@ fn licences(host: &str) -> Result<String, String> {
         tree.lines().any(|line| line.strip_prefix(&name).is_some_and(|rest| rest.is_empty() || rest.starts_with(' ')))
     };
     let mut text = String::new();
-    for package in packages(host)?.iter().filter(|package| package.source.is_some() && built(package)) {
+    for package in packages("Cargo.toml", host)?.iter().filter(|package| package.source.is_some() && built(package)) {
         let Package { name, version, license, .. } = package;
         text += &format!("{name} {version}: {}\n", license.as_deref().unwrap_or("see below"));
         for file in texts(package)? {

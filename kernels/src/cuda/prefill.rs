@@ -28,12 +28,7 @@ fn blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
     let query_tokens = tile(call.head_dim).map_or(1, |(rows, _)| rows / call.group());
     let several: usize =
         call.sequences(fewest.max(2)..usize::MAX).map(|tokens| tokens.queries.div_ceil(query_tokens)).sum();
-    let singles = match several {
-        _ if fewest > 1 => 0,
-        // Padding too, so that the launches of a step that decodes do not depend on it.
-        0 => call.batch.len(),
-        _ => call.sequences(1..2).count(),
-    };
+    let singles = if fewest > 1 { 0 } else { call.singles() };
     call.view.num_kv_heads * (several + singles)
 }
 
