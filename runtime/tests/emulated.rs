@@ -2,6 +2,7 @@
 //!
 //! It needs the PTX of the kernels, and is run by `cargo xtask cuda-prove`.
 
+#[allow(dead_code, reason = "what the other executors need besides")]
 #[path = "../../kernels/src/tests/cuda/emulate.rs"]
 mod emulate;
 #[allow(dead_code, reason = "what the other tests of these models need besides")]
@@ -9,13 +10,16 @@ mod emulate;
 mod harness;
 
 use cacheplan_emulator::Options;
-use cacheplan_kernels::{Contents, Device, Executor, Launches, PoolRows, execute_with};
-use candle_core::{D, Tensor};
-use harness::{Driven, Golden, assert_close};
+use cacheplan_kernels::{Buffer, Contents, Device, Executor, Launch, Launches, PoolRows, execute_with};
+use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
+use cacheplan_runtime::{Request, Session};
+use candle_core::{CpuStorage, D, Storage, Tensor};
+use harness::{Driven, Golden, assert_close, session};
 use rstest::rstest;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PREFILL: usize = 21;
 const FIRST_CHUNK: usize = 13;
@@ -27,14 +31,49 @@ struct Record {
     executed: BTreeSet<String>,
     /// Ops that had no kernel for some of their operands.
     left: BTreeSet<String>,
+    /// Launches in their order, with where their metadata was uploaded to.
+    launches: Vec<(Launch, Vec<(&'static str, usize)>)>,
+    /// How often a step's metadata was uploaded.
+    uploads: usize,
+    /// Ops that uploaded metadata of their own.
+    uploading: BTreeSet<&'static str>,
 }
 
-static RECORD: Mutex<Record> = Mutex::new(Record { executed: BTreeSet::new(), left: BTreeSet::new() });
+static RECORD: Mutex<Record> = Mutex::new(Record {
+    executed: BTreeSet::new(),
+    left: BTreeSet::new(),
+    launches: Vec::new(),
+    uploads: 0,
+    uploading: BTreeSet::new(),
+});
+
+fn take_record() -> Record {
+    std::mem::take(&mut RECORD.lock().unwrap())
+}
 
 /// Held by the model that is recorded.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// How approximate instructions are moved.
+static PERTURB: AtomicU64 = AtomicU64::new(1);
+
+/// Has the emulator execute launches, for one test at a time.
+fn emulator(perturb: u64) -> MutexGuard<'static, ()> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    execute_with(Box::new(Emulator));
+    PERTURB.store(perturb, Ordering::Relaxed);
+    take_record();
+    turn
+}
+
 struct Emulator;
+
+/// Where metadata lies that was uploaded with its step.
+fn address(words: &Tensor) -> usize {
+    let (storage, layout) = words.storage_and_layout();
+    let Storage::Cpu(CpuStorage::U32(data)) = &*storage else { panic!("words on the CPU") };
+    data[layout.start_offset()..].as_ptr().addr()
+}
 
 impl Executor for Emulator {
     fn device(&self) -> Device {
@@ -42,15 +81,34 @@ impl Executor for Emulator {
     }
 
     fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor> {
-        let options = Options { order: 1, perturb: 1, early_copies: false };
+        let options = Options { order: 1, perturb: PERTURB.load(Ordering::Relaxed), early_copies: false };
         let emulated = emulate::execute(launches, &options, |kernel| emulate::kernels()[kernel].clone());
         for (launch, run) in launches.launches.iter().zip(&emulated.runs) {
             let reports: Vec<String> = run.reports.iter().map(ToString::to_string).collect();
             assert!(reports.is_empty(), "{op}, {} {:?}:\n{}", launch.kernel, launch.grid, reports.join("\n"));
             let name = launch.kernel.split(['_']).take(2).collect::<Vec<_>>().join("_");
-            RECORD.lock().unwrap().executed.insert(name);
+            let uploaded = launches.buffers.iter().filter_map(|buffer| match &buffer.contents {
+                Contents::Uploaded(words) => Some((buffer.name, address(words))),
+                _ => None,
+            });
+            let mut record = RECORD.lock().unwrap();
+            record.executed.insert(name);
+            record.launches.push((launch.clone(), uploaded.collect()));
+            let of_host = |contents: &Contents<'_>| {
+                matches!(
+                    contents,
+                    Contents::Indices(_) | Contents::Lengths(_) | Contents::Slots(_) | Contents::Pairs(_)
+                )
+            };
+            if launches.buffers.iter().any(|buffer| of_host(&buffer.contents)) {
+                record.uploading.insert(op);
+            }
         }
         emulated.outputs
+    }
+
+    fn upload(&self) {
+        RECORD.lock().unwrap().uploads += 1;
     }
 
     fn leave(&self, op: &'static str) {
@@ -58,24 +116,25 @@ impl Executor for Emulator {
     }
 }
 
-/// A prompt in two chunks, then tokens one by one.
+/// A prompt in two chunks, then tokens one by one; then the prompt at once, of more tokens than are stepped one by one.
 #[rstest]
 #[case("llama", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear")]
 #[case(
     "nemotron_h",
-    "cache_write conv_update gated_norm paged_attend rms_norm state_update weighted_sum zero_rows",
+    "cache_write chunk_scan conv_prefill conv_state conv_update gated_norm paged_attend rms_norm state_update \
+     weighted_sum zero_rows",
     "linear::linear"
 )]
 // Four rotated elements are no whole vectors.
 #[case(
     "qwen3_next",
-    "conv_update gated_norm linear_update paged_attend rms_norm silu_product weighted_sum zero_rows",
+    "chunk_delta conv_prefill conv_state conv_update gated_norm linear_update paged_attend rms_norm silu_product \
+     weighted_sum zero_rows",
     "kv_cache::write linear::linear rope::apply"
 )]
 #[case("deepseek_v3", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear")]
 fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] executed: &str, #[case] left: &str) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    execute_with(Box::new(Emulator));
+    let _turn = emulator(1);
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
     let mut driven = Driven::open(model);
@@ -89,10 +148,110 @@ fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] execu
         assert_eq!(found, expected, "{name}");
     };
     check(FIRST_CHUNK..PREFILL, "chunk1_logits");
+    let before = take_record();
     for step in 0..ids.len() - PREFILL {
         check(PREFILL + step..PREFILL + step + 1, &format!("decode{step}_logits"));
     }
-    let Record { executed: kernels, left: ops } = std::mem::take(&mut *RECORD.lock().unwrap());
+    let Record { executed: kernels, left: ops, launches, uploads, uploading } = take_record();
+    // Two chunks of the prompt, and then each token.
+    assert_eq!((before.uploads, uploads), (2, ids.len() - PREFILL));
+    // All steps of a bucket are the same but for what was uploaded, to the same place; most of them were replayed.
+    let steps: Vec<_> = launches.chunks(launches.len() / (ids.len() - PREFILL)).collect();
+    assert_eq!(steps.len(), ids.len() - PREFILL);
+    assert!(steps.iter().all(|step| *step == steps[0]));
+    assert!(steps[0].iter().any(|(_, uploaded)| !uploaded.is_empty()));
+    assert_eq!(uploading, BTreeSet::new(), "what uploads metadata of its own in a step");
+    let sequence = driven.admit(PREFILL);
+    assert_close(&driven.step(&[(sequence, &ids[..PREFILL])]), &golden.get("prefill_logits"), "prefill_logits");
+    let prompt = take_record();
+    let kernels = &(&kernels | &before.executed) | &prompt.executed;
+    let ops = &(&ops | &before.left) | &prompt.left;
     let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!((names(&kernels).as_str(), names(&ops).as_str()), (executed, left));
+}
+
+/// The tokens that a step gives each of its sequences.
+type Part<'a> = (SequenceId, &'a [u32]);
+
+/// The logits of the last token of each sequence.
+///
+/// `plain` asks for the rows in another order: then a step that decodes is neither padded nor recorded.
+fn step(session: &mut Session, parts: &[Part<'_>], plain: bool) -> Vec<Vec<f32>> {
+    let (decoder, caches) = session.parts();
+    let caches = caches.manager_mut().unwrap();
+    let work: Vec<Work> =
+        parts.iter().map(|&(sequence, tokens)| Work { sequence, tokens: tokens.len() as u32 }).collect();
+    let mut metadata = StepMetadata::default();
+    caches.step(&work, &mut metadata).unwrap();
+    let tokens: Vec<u32> = parts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+    let mut rows: Vec<u32> = metadata.last_rows().collect();
+    if plain {
+        rows.reverse();
+    }
+    let logits = decoder.forward(&tokens, &rows, caches, &metadata).unwrap();
+    let mut logits: Vec<Vec<f32>> = logits.to_vec2().unwrap();
+    if plain {
+        logits.reverse();
+    }
+    logits
+}
+
+/// Blocks of 8 tokens, and more sequences than are stepped.
+const WIDE: &str = "max_seq_len = 96\nmax_batch_size = 8\nmax_num_tokens = 64\ntokens_per_block = 8\n";
+
+/// A session with prompts of these lengths in its caches.
+fn prompted(model: &str, lengths: &[usize]) -> (Session, Vec<SequenceId>) {
+    let ids = Golden::load(model).ids("ids");
+    let mut session = session(model, WIDE);
+    let caches = session.parts().1.manager_mut().unwrap();
+    let sequences: Vec<SequenceId> = lengths.iter().map(|&length| caches.admit(length as u32 + 8).unwrap()).collect();
+    let parts: Vec<Part<'_>> =
+        sequences.iter().zip(lengths).map(|(&sequence, &length)| (sequence, &ids[..length])).collect();
+    step(&mut session, &parts, false);
+    (session, sequences)
+}
+
+#[rstest]
+fn a_padded_step_gives_the_bits_of_a_plain_one_and_leaves_other_sequences_alone(
+    #[values("llama", "nemotron_h")] model: &str,
+) {
+    // Approximations are moved by the place of a block in its grid, which padding changes.
+    let _turn = emulator(0);
+    let [mut padded, mut plain, mut untouched] = [(); 3].map(|()| prompted(model, &[5, 12, 9, 7]));
+    let ids = Golden::load(model).ids("ids");
+    let decode = |(session, sequences): &mut (Session, Vec<SequenceId>), token: usize, is_plain: bool| {
+        let parts: Vec<Part<'_>> = sequences[..3].iter().map(|&sequence| (sequence, &ids[token..=token])).collect();
+        (step(session, &parts, is_plain), take_record())
+    };
+    for token in 0..5 {
+        take_record();
+        let (found, padded) = decode(&mut padded, token, false);
+        let (expected, plain) = decode(&mut plain, token, true);
+        assert_eq!(found, expected, "token {token}");
+        let grids = |record: &Record| record.launches.iter().map(|(launch, _)| launch.grid).collect::<Vec<_>>();
+        assert_ne!(grids(&padded), grids(&plain), "four sequences are no three");
+    }
+    let [found, expected] =
+        [&mut padded, &mut untouched].map(|(session, sequences)| step(session, &[(sequences[3], &ids[7..8])], false));
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
+    let _turn = emulator(1);
+    let golden = Golden::load("qwen3");
+    let request = |prompt: &str, count: usize| {
+        let tokens = golden.ids(&format!("{prompt}.greedy"));
+        let count = count.min(tokens.len());
+        (Request::new(golden.ids(&format!("{prompt}.input_ids")), count), tokens[..count].to_vec())
+    };
+    let (requests, expected): (Vec<_>, Vec<_>) = [request("short", 6), request("long", 9)].into_iter().unzip();
+    let mut session = session("qwen3", harness::BUDGET);
+    for _ in 0..2 {
+        let outputs = session.generate(&requests, false).unwrap().outputs;
+        assert_eq!(outputs.into_iter().map(|output| output.tokens).collect::<Vec<_>>(), expected);
+        session.forget_prefixes().unwrap();
+        let plan = session.plan().clone();
+        session.parts().1.resize(&plan).unwrap();
+    }
 }
