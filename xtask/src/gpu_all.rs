@@ -2,8 +2,8 @@
 //!
 //! What cannot be done on a machine is said, and the rest goes on.
 
-use crate::said;
 use crate::gpu::{PEERS, build};
+use crate::said;
 use crate::sh;
 use serde_json::Value;
 use std::fs;
