@@ -49,7 +49,8 @@ pub(crate) fn run(folder: &str) -> Result<(), String> {
     let bench = folder.join("bench.json");
     let mut measure = with(runner(), &["bench", "--device", "cuda:0", "--json"]);
     measure.arg(&bench);
-    step("bench", if holds { on_device(measure) } else { Err("the kernels do not hold on a device here".to_owned()) });
+    let held = |command| if holds { Ok(command) } else { Err("the kernels do not hold".to_owned()) };
+    step("bench", on_device(measure).and_then(held));
     let (sizes, peers) = (folder.join("sizes.json"), folder.join("peers.json"));
     let mut list = with(runner(), &["bench", "--list", "--json"]);
     list.arg(&sizes);
