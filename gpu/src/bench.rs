@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         Place::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
-            let measured = Measured::new(gpu, description.processors, description.l2_bytes)?;
+            let measured = Measured::new(gpu, description.device(), description.l2_bytes)?;
             let limits = Limits::measure(&measured, description.processors)?;
             print(&format!("{}\n{limits}\n", told(args.device, &description)))?;
             room = measured.gpu().describe()?.free_bytes as u64;

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         Place::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
-            (Box::new(Checked::new(gpu, description.processors)), Some(description))
+            (Box::new(Checked::new(gpu, description.device())), Some(description))
         }
     };
     if args.format == Form::Table {

@@ -3,6 +3,7 @@
 //! All work goes to the default stream, which takes it in order.
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
+use cacheplan_kernels::Device;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -109,6 +110,7 @@ const MEMORY_CLOCK_KHZ: c_int = 36;
 const L2_BYTES: c_int = 38;
 const MAJOR: c_int = 75;
 const MINOR: c_int = 76;
+const MOST_SHARED_BYTES: c_int = 97;
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`, and what a kernel may have without it.
 const SHARED_BYTES: c_int = 8;
@@ -122,11 +124,20 @@ pub(crate) struct Description {
     pub(crate) driver: String,
     pub(crate) compute_capability: String,
     pub(crate) processors: usize,
+    /// Of a block that asks for them.
+    pub(crate) shared_bytes: usize,
     pub(crate) memory_bytes: usize,
     pub(crate) free_bytes: usize,
     pub(crate) l2_bytes: usize,
     pub(crate) clock_khz: usize,
     pub(crate) memory_clock_khz: usize,
+}
+
+impl Description {
+    /// What launches are made for.
+    pub(crate) fn device(&self) -> Device {
+        Device { processors: self.processors, shared_bytes: self.shared_bytes }
+    }
 }
 
 /// A device, and the kernels on it.
@@ -246,6 +257,7 @@ impl Gpu {
             driver: format!("{}.{}", version / 1000, version % 1000 / 10),
             compute_capability: format!("{}.{}", number(MAJOR)?, number(MINOR)?),
             processors: number(PROCESSORS)?.max(1),
+            shared_bytes: number(MOST_SHARED_BYTES)?,
             memory_bytes: total,
             free_bytes: free,
             l2_bytes: number(L2_BYTES)?,

@@ -34,7 +34,7 @@ impl Emulator {
 
 impl Machine for Emulator {
     fn device(&self) -> Device {
-        Device { processors: self.processors }
+        Device { processors: self.processors, shared_bytes: 227 << 10 }
     }
 
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault> {

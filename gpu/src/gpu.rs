@@ -17,13 +17,13 @@ const POISON: u8 = 0xff;
 /// A device as it is checked: every buffer between guards, and nothing in it but what launches were given.
 pub(crate) struct Checked {
     gpu: Gpu,
-    processors: usize,
+    device: Device,
 }
 
 /// A device as it is measured: each op again and again, with nothing of its memory in the caches.
 pub(crate) struct Measured {
     gpu: Gpu,
-    processors: usize,
+    device: Device,
     flush: Flush,
     /// Those that were looked up.
     functions: Mutex<HashMap<String, Function>>,
@@ -36,14 +36,14 @@ impl From<DriverError> for Fault {
 }
 
 impl Checked {
-    pub(crate) fn new(gpu: Gpu, processors: usize) -> Self {
-        Self { gpu, processors }
+    pub(crate) fn new(gpu: Gpu, device: Device) -> Self {
+        Self { gpu, device }
     }
 }
 
 impl Machine for Checked {
     fn device(&self) -> Device {
-        Device { processors: self.processors }
+        self.device
     }
 
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault> {
@@ -91,9 +91,9 @@ const REPEATS: usize = 30;
 const WARM_UP: usize = 5;
 
 impl Measured {
-    pub(crate) fn new(gpu: Gpu, processors: usize, l2_bytes: usize) -> Result<Self, Fault> {
-        let flush = Flush::new(&gpu, processors, l2_bytes)?;
-        Ok(Self { gpu, processors, flush, functions: Mutex::default() })
+    pub(crate) fn new(gpu: Gpu, device: Device, l2_bytes: usize) -> Result<Self, Fault> {
+        let flush = Flush::new(&gpu, device.processors, l2_bytes)?;
+        Ok(Self { gpu, device, flush, functions: Mutex::default() })
     }
 
     /// Median seconds of what `work` queues.
@@ -138,7 +138,7 @@ impl Measured {
 
 impl Machine for Measured {
     fn device(&self) -> Device {
-        Device { processors: self.processors }
+        self.device
     }
 
     /// Pools and outputs stay on the device: outputs come back as zeros.

@@ -110,6 +110,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
     let found = match attribute {
         16 => 32,
         38 => 1 << 20,
+        97 => 227 << 10,
         75 => 9,
         76 => 0,
         13 | 36 => 1_000_000,

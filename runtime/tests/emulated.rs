@@ -77,7 +77,7 @@ fn address(words: &Tensor) -> usize {
 
 impl Executor for Emulator {
     fn device(&self) -> Device {
-        Device { processors: 4 }
+        Device { processors: 4, shared_bytes: 227 << 10 }
     }
 
     fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor> {

@@ -19,9 +19,13 @@ include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// What the launches are made for.
 pub(super) fn describe(device: &CudaDevice) -> Result<Device> {
-    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    let processors = device.cuda_stream().context().attribute(attribute).map_err(Error::wrap)?;
-    Ok(Device { processors: processors.max(1) as usize })
+    use sys::CUdevice_attribute as Of;
+    let context = device.cuda_stream().context().clone();
+    let number = |attribute| Ok::<_, Error>(context.attribute(attribute).map_err(Error::wrap)?.max(1) as usize);
+    Ok(Device {
+        processors: number(Of::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes: number(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
 }
 
 /// Runs launches one after the other; outputs come back in the order of their buffers.

@@ -77,7 +77,7 @@ pub(crate) fn launch<'a, T: Outputs>(
             None => return Ok(None),
         },
     };
-    let Some(mut launches) = launches(&made_for) else {
+    let Some(mut launches) = launches(&made_for).filter(|made| made.fit(&made_for)) else {
         if !op.split("::").next().is_some_and(|file| WITHOUT_STEP.contains(&file.trim())) {
             batch::leave();
         }

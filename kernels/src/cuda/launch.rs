@@ -7,6 +7,8 @@ use candle_core::{DType, Tensor};
 pub struct Device {
     /// Streaming multiprocessors.
     pub processors: usize,
+    /// Bytes of shared memory that a block may have, if it asks for them.
+    pub shared_bytes: usize,
 }
 
 /// What an op launches, one kernel after the other, over the same buffers.
@@ -16,6 +18,14 @@ pub struct Launches<'a> {
     pub buffers: Vec<Buffer<'a>>,
     /// The kernels, in order.
     pub launches: Vec<Launch>,
+}
+
+impl Launches<'_> {
+    /// Whether blocks of this device may have as much shared memory as these ask for.
+    #[cfg(any(test, feature = "launches"))]
+    pub(crate) fn fit(&self, device: &Device) -> bool {
+        self.launches.iter().all(|launch| launch.shared_bytes <= device.shared_bytes)
+    }
 }
 
 /// Memory of a launch.

@@ -1,6 +1,6 @@
 //! `paged_attend.cu`.
 
-use super::{assert_traffic, emulate, execute, kernels, prove_all, prove_mutants, schedules};
+use super::{DEVICE, assert_traffic, emulate, execute, kernels, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
 use crate::tests::{Random, assert_close, values};
@@ -14,7 +14,7 @@ use rstest::rstest;
 const SEQUENCES: [(usize, usize); 7] = [(1, 1), (5, 21), (3, 0), (0, 20), (20, 20), (1, 150), (2, 70)];
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 132 }];
+const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
 
 const SINKS: [f32; 10] = [0.5, -2.0, 4.0, 0.0, 1.0, -9.0, 8.0, 0.1, 0.2, 0.3];
 const SLOPES: [f32; 10] = [1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.02, 0.01, 0.9, 0.8];

@@ -1,6 +1,6 @@
 //! `paged_decode.cu`.
 
-use super::{assert_traffic, emulate, prove_all, prove_mutants, schedules};
+use super::{DEVICE, assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::Device;
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
@@ -18,7 +18,7 @@ fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype
 }
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 132 }];
+const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
 
 #[derive(Clone, Copy, Debug)]
 enum Extra {

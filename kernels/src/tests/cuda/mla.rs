@@ -1,6 +1,6 @@
 //! `mla_decode.cu` and `mla_prefill.cu`.
 
-use super::{assert_traffic, emulate, prove_all, prove_mutants, schedules};
+use super::{DEVICE, assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
 use crate::{Device, PagedAttention};
@@ -12,8 +12,11 @@ use rstest::rstest;
 /// Padding with and without rows, one token, and contexts around tiles, blocks and splits.
 const SEQUENCES: [(usize, usize); 7] = [(1, 1), (3, 0), (1, 31), (0, 20), (1, 32), (1, 33), (1, 130)];
 
+/// As sm_89.
+const SMALL: Device = Device { shared_bytes: 99 << 10, ..DEVICE };
+
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 132 }];
+const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
 
 fn latents(block: usize, dtype: DType) -> Layout {
     Layout { kv_heads: 1, head_dim: 576, kv_factor: 1, block, order: KvLayout::Hnd, dtype }
@@ -36,6 +39,7 @@ fn mla_decode(
             let batch = paged.batch();
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
             assert!(launches.launches[0].kernel.starts_with("mla_decode"), "another kernel was made for it");
+            assert!(launches.fit(&SMALL));
             assert_eq!(launches.launches[0].grid[2] > 1, device.processors > 1, "splits follow the device");
             emulate(&launches, &options).outputs.remove(0)
         };
@@ -64,8 +68,9 @@ fn mla_prefill(
     for (processors, options) in [1, 1000].into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
-            let device = Device { processors };
+            let device = Device { processors, ..DEVICE };
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
+            assert!(!launches.fit(&SMALL), "a device with less shared memory leaves it to the portable path");
             let kernels = launches.launches.iter().map(|launch| launch.kernel.split('_').nth(1).unwrap());
             let expected: &[_] = if processors == 1 { &["prefill", "decode", "splits"] } else { &["prefill", "rows"] };
             assert_eq!(kernels.collect::<Vec<_>>(), expected);

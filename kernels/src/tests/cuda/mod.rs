@@ -25,7 +25,7 @@ use emulate::{Emulated, execute, folder, kernels, span};
 use std::ops::Range;
 
 /// What launches are made for where nothing depends on it.
-const DEVICE: Device = Device { processors: 132 };
+const DEVICE: Device = Device { processors: 132, shared_bytes: 227 << 10 };
 
 /// Whether all shapes and mutants are wanted, or a sample of them.
 fn prove_all() -> bool {

@@ -1,6 +1,6 @@
 //! `paged_prefill.cu`.
 
-use super::{emulate, prove_all, prove_mutants, schedules};
+use super::{DEVICE, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::Device;
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
@@ -16,7 +16,7 @@ fn sequences(tile: usize) -> [(usize, usize); 9] {
 }
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1 }, Device { processors: 1000 }];
+const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 1000, ..DEVICE }];
 
 fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype: DType) -> Layout {
     Layout { kv_heads, head_dim, kv_factor: 2, block, order, dtype }
@@ -116,7 +116,7 @@ fn paged_prefill_traffic(#[case] head_dim: usize, #[case] tile: usize, #[case] i
     let paged = Paged::new(&layout(1, head_dim, 32, KvLayout::Hnd, DType::BF16), &[(queries, context)]);
     let q = Tensor::ones((queries, group, head_dim), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let (attention, batch) = (PagedAttention::new(0.1, head_dim), paged.batch());
-    let device = Device { processors: 0 };
+    let device = Device { processors: 0, ..DEVICE };
     let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
     let stats = emulate(&launches, &Options::default()).runs.remove(0).stats;
     assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
