@@ -57,7 +57,7 @@ fn mla_prefill(
     #[values(DType::BF16, DType::F16)] dtype: DType,
     #[values((5, 8, false), (16, 64, true), (72, 1, false))] (heads, block, with_sinks): (usize, usize, bool),
 ) {
-    if !prove_all() && (dtype, heads) != (DType::BF16, 5) {
+    if !prove_all() && heads != 5 {
         return;
     }
     let sinks: Vec<f32> = (0..heads).map(|head| head as f32 / 4.0 - 1.0).collect();

@@ -28,7 +28,8 @@ enum Recurrence {
     Mamba2,
     GatedDelta,
     RgLru,
-    Conv,
+    /// Over so many inputs.
+    Conv(usize),
 }
 use Recurrence::{Conv, GatedDelta, Mamba1, Mamba2, RgLru};
 
@@ -54,7 +55,7 @@ impl Layer {
             Mamba2 => ([HEADS, HEAD_DIM, WIDTH], HEADS * HEAD_DIM),
             GatedDelta => ([HEADS, WIDTH, WIDTH], HEADS * WIDTH),
             RgLru => ([HEADS * HEAD_DIM, 1, 1], HEADS * HEAD_DIM),
-            Conv => ([3, HEADS * HEAD_DIM, 1], HEADS * HEAD_DIM),
+            Conv(width) => ([width - 1, HEADS * HEAD_DIM, 1], HEADS * HEAD_DIM),
         };
         let mut source = Random::new(61);
         let mut made = |width: usize| random(&mut source, &[TOKENS, width], dtype);
@@ -105,8 +106,8 @@ impl Layer {
                     RgLruScan { x: &x, input_gate: &dt, recurrence_gate: &z, a_param: &a, positions: &positions };
                 emulate(&rg_lru(&scan, pool, view, &batch, &DEVICE).unwrap(), &self.options)
             }
-            Conv => {
-                let weight = rates(&[4, HEADS * HEAD_DIM]).to_dtype(self.dtype).unwrap();
+            Conv(width) => {
+                let weight = rates(&[width, HEADS * HEAD_DIM]).to_dtype(self.dtype).unwrap();
                 let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
                 emulate(&causal_conv1d(&conv, &x, pool, view, &batch, &DEVICE).unwrap(), &self.options)
             }
@@ -156,7 +157,7 @@ fn path_to(parents: &[i32], node: usize) -> Vec<u32> {
 #[rstest]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn a_replay_has_the_bits_of_single_steps(
-    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv)] recurrence: Recurrence,
+    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv(2), Conv(3), Conv(4))] recurrence: Recurrence,
     #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
 ) {
     let layer = Layer::new(recurrence, dtype, mixed());
@@ -169,7 +170,7 @@ fn a_replay_has_the_bits_of_single_steps(
 #[rstest]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn checkpoints_are_the_states_of_shorter_steps(
-    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv)] recurrence: Recurrence,
+    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv(2), Conv(3), Conv(4))] recurrence: Recurrence,
     #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
 ) {
     let layer = Layer::new(recurrence, dtype, mixed());
@@ -189,7 +190,7 @@ fn checkpoints_are_the_states_of_shorter_steps(
 #[rstest]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn trees_have_the_bits_of_their_paths(
-    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv)] recurrence: Recurrence,
+    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv(2), Conv(3), Conv(4))] recurrence: Recurrence,
     #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
     #[values(true, false)] keeps_states: bool,
 ) {
@@ -216,7 +217,7 @@ fn trees_have_the_bits_of_their_paths(
 #[rstest]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn checkpoints_of_many_tokens_are_the_states_of_shorter_steps(
-    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv)] recurrence: Recurrence,
+    #[values(Mamba1, Mamba2, GatedDelta, RgLru, Conv(2), Conv(3), Conv(4))] recurrence: Recurrence,
     #[values((DType::F32, 1e-5), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f32),
 ) {
     let layer = Layer::new(recurrence, dtype, mixed());
