@@ -50,7 +50,9 @@ fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
     }
     let [packed, unpacked, wheels] = ["packed", "unpacked", "wheels"].map(|folder| build.join(folder));
     sh(tool("maturin").args(["sdist", "--manifest-path", MANIFEST, "--out"]).arg(&packed))?;
-    sh(tool("python").args(["-m", "tarfile", "--extract"]).arg(only(&packed)?).arg(&unpacked))?;
+    fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
+    // With times of now (`-m`): all that the archive has are alike, by which cargo would take an older build for fresh.
+    sh(Command::new("tar").arg("-xmf").arg(only(&packed)?).arg("-C").arg(&unpacked))?;
     let manifest = only(&unpacked)?.join(MANIFEST);
     let mut maturin = tool("maturin");
     maturin.args(["build", "--release", "--locked", "--target-dir"]).arg(absolute("python/target")?);

@@ -26,6 +26,9 @@ pub(super) fn slack(case: &Case) -> f64 {
     match case.op {
         // A block takes two query heads over pools of 8 bits, so that four read a key twice; once near by.
         "attention decode" if case.variant.starts_with("f8") => 2.1,
+        // They go token by token. Each block of value columns, or of channels, reads keys, or `b` and `c`, for itself.
+        "Kimi delta prefill" => 2.2,
+        "Mamba-1 prefill" => 1.8,
         // A block reads rates and weights of its own.
         "Mamba-1 update" | "conv prefill" | "norm" => 1.6,
         _ => 1.3,

@@ -18,7 +18,7 @@ pub(crate) struct Format {
     pub(crate) block: usize,
     pub(crate) order: KvLayout,
     pub(crate) pool: DType,
-    /// How 8-bit floats are scaled; nothing to any other pool.
+    /// How numbers of 8 bits are scaled; nothing to any other pool.
     pub(crate) scales: Scales,
 }
 
@@ -49,11 +49,12 @@ impl Format {
 
     fn variant(&self, input: DType) -> String {
         let order = if self.order == KvLayout::Hnd { "" } else { ", NHD" };
-        let scales = match (self.pool, self.scales) {
-            (DType::F8E4M3, scales) => format!(", {scales:?} scales"),
-            _ => String::new(),
-        };
+        let scales = if self.is_scaled() { format!(", {:?} scales", self.scales) } else { String::new() };
         format!("{} pool, {}{scales}{order}", name(self.pool), name(input))
+    }
+
+    fn is_scaled(&self) -> bool {
+        matches!(self.pool, DType::F8E4M3 | DType::U8)
     }
 
     /// Bytes that a token takes.
@@ -66,7 +67,7 @@ impl Format {
     }
 }
 
-/// The scales of 8-bit floats, for as long as a call borrows them.
+/// The scales of numbers of 8 bits, for as long as a call borrows them.
 struct Quant {
     per_head: Vec<f32>,
     per_token: Tensor,
@@ -85,7 +86,7 @@ impl Quant {
     }
 
     fn of(&self, format: &Format) -> Option<KvQuant<'_>> {
-        (format.pool == DType::F8E4M3).then_some(match format.scales {
+        format.is_scaled().then_some(match format.scales {
             Scales::PerTensor => KvScales { k: 0.01, v: 0.004 }.into(),
             Scales::PerHead => KvQuant::PerHead { k: &self.per_head, v: &self.per_head },
             Scales::PerToken => KvQuant::PerToken(&self.per_token),

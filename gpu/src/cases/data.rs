@@ -18,7 +18,9 @@ impl Data {
 
     pub(crate) fn tensor(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let Self::Random(state) = self else { return Tensor::zeros(shape, dtype, &Device::Cpu) };
-        let numbers: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| unit(state)).collect();
+        // Integers of 8 bits lie in a pool as bytes, all of which are numbers.
+        let number = |unit: f32| if dtype == DType::U8 { 128.0 + 127.9 * unit } else { unit };
+        let numbers: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| number(unit(state))).collect();
         Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)
     }
 

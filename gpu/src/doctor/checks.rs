@@ -6,7 +6,7 @@ use crate::cases::{
 };
 use cacheplan_handlers::KvLayout;
 use cacheplan_kernels::{GateOrder, Window};
-use candle_core::DType::{self, BF16, F8E4M3, F16, F32};
+use candle_core::DType::{self, BF16, F8E4M3, F16, F32, U8};
 
 /// Formats of a state pool and of activations.
 const STATES: [(DType, DType); 5] = [(F32, F32), (F32, BF16), (F32, F16), (BF16, BF16), (F16, F16)];
@@ -140,13 +140,14 @@ fn attend(large: bool) -> Vec<Case> {
         }
     }
     let scales = [Scales::PerTensor, Scales::PerHead, Scales::PerToken];
-    for (input, scales) in [F32, BF16, F16].into_iter().zip(scales) {
+    let formats = [F8E4M3, U8].into_iter().flat_map(|pool| [F32, BF16, F16].map(|input| (pool, input)));
+    for ((pool, input), scales) in formats.zip(scales.into_iter().cycle()) {
         for head_dim in [64, 128, 256, 512] {
-            let mut attention = of(F8E4M3, input, head_dim, 2);
+            let mut attention = of(pool, input, head_dim, 2);
             attention.format.scales = scales;
             cases.push(attention.case(sequences()));
         }
-        let mut latents = of(F8E4M3, input, 576, 4);
+        let mut latents = of(pool, input, 576, 4);
         latents.format = Format { kv_factor: 1, kv_heads: 1, scales, ..latents.format };
         latents.value_dim = 512;
         cases.push(latents.case(sequences()));
@@ -155,6 +156,8 @@ fn attend(large: bool) -> Vec<Case> {
         let mut latents = of(pool, pool, 576, 4);
         latents.format = Format { kv_factor: 1, kv_heads: 1, ..latents.format };
         latents.value_dim = 512;
+        // What no other kernel takes.
+        latents.features.softcap = Some(0.3);
         cases.push(latents.case(sequences()));
     }
     let features = [
@@ -180,6 +183,9 @@ fn cache_writes(large: bool) -> Vec<Case> {
         (F32, F8E4M3, Scales::PerHead),
         (BF16, F8E4M3, Scales::PerTensor),
         (F16, F8E4M3, Scales::PerToken),
+        (F32, U8, Scales::PerToken),
+        (BF16, U8, Scales::PerHead),
+        (F16, U8, Scales::PerTensor),
     ];
     let mut cases = Vec::new();
     for (at, (input, pool, scales)) in formats.into_iter().enumerate() {
@@ -228,50 +234,54 @@ fn moves(large: bool) -> impl Iterator<Item = Case> {
     })
 }
 
+fn scan((state, input): (DType, DType), d_state: usize, writes: Writes) -> Mamba2 {
+    Mamba2 { heads: 4, head_dim: 64, d_state, groups: 2, state, input, writes }
+}
+
+fn delta(kind: DeltaKind, (state, input): (DType, DType), size: usize, writes: Writes) -> LinearAttention {
+    LinearAttention { kind, heads: 2, key_heads: 1, key_dim: size, value_dim: size, state, input, writes }
+}
+
 /// More tokens than a loop over them is worth, and steps that leave other states than the last.
 fn prefills(large: bool) -> Vec<Case> {
     let long = || Sequences::ragged(if large { &[(130, 130), (1, 70), (600, 1000)] } else { &[(70, 70), (1, 20)] });
     let mut cases = Vec::new();
-    for (state, input) in [(F32, F32), (F32, BF16), (BF16, BF16)] {
+    for (state, input) in STATES {
+        for size in [16, 64, 128] {
+            let formats = (state, input);
+            cases.push(scan(formats, size, Writes::Final).case(long()));
+            cases.push(delta(DeltaKind::Gated, formats, size, Writes::Final).case(long()));
+        }
         for (writes, sequences) in [
             (Writes::Final, long()),
             (Writes::Replay, short(large)),
             (Writes::Snapshots, short(large)),
             (Writes::Tree, short(large)),
         ] {
-            let mamba = Mamba2 { heads: 4, head_dim: 64, d_state: 128, groups: 2, state, input, writes };
-            let linear = LinearAttention {
-                kind: DeltaKind::Gated,
-                heads: 2,
-                key_heads: 1,
-                key_dim: 128,
-                value_dim: 128,
-                state,
-                input,
-                writes,
-            };
-            cases.push(mamba.case(sequences.clone()));
-            cases.push(linear.case(sequences.clone()));
+            let formats = (state, input);
             if writes == Writes::Final {
                 let channels = Channels { recurrence: Recurrence::Mamba1(16), channels: 64, state, input, writes };
                 cases.push(channels.case(sequences.clone()));
                 cases.push(Channels { recurrence: Recurrence::Gated, ..channels }.case(sequences));
-                cases.push(LinearAttention { kind: DeltaKind::Kimi, ..linear }.case(long()));
-                cases.push(LinearAttention { kind: DeltaKind::Lightning, ..linear }.case(long()));
-            } else if state == input {
-                let conv = Convolution { channels: 136, d_conv: 4, dtype: input, writes };
-                cases.push(conv.case(sequences));
+                cases.push(delta(DeltaKind::Kimi, formats, 128, writes).case(long()));
+                cases.push(delta(DeltaKind::Lightning, formats, 128, writes).case(long()));
+                continue;
+            }
+            cases.push(scan(formats, 128, writes).case(sequences.clone()));
+            cases.push(delta(DeltaKind::Gated, formats, 128, writes).case(sequences.clone()));
+            if state == input {
+                for d_conv in [2, 3, 4] {
+                    cases.push(Convolution { channels: 136, d_conv, dtype: input, writes }.case(sequences.clone()));
+                }
             }
         }
     }
-    for pool in [F32, BF16, F16, F8E4M3] {
-        let input = if pool == F8E4M3 { BF16 } else { pool };
-        let attention =
-            Attention { format: format(2, 128, pool), group: 4, value_dim: 128, input, features: Features::default() };
-        cases.push(attention.case(long()));
-        if pool != F8E4M3 {
-            let latents = Format { kv_factor: 1, ..format(1, 576, pool) };
-            cases.push(Attention { format: latents, value_dim: 512, ..attention }.case(long()));
+    for pool in [F32, BF16, F16, F8E4M3, U8] {
+        let input = if matches!(pool, F8E4M3 | U8) { BF16 } else { pool };
+        let of = |format, value_dim| Attention { format, group: 4, value_dim, input, features: Features::default() };
+        cases.extend([64, 128, 256].map(|head_dim| of(format(2, head_dim, pool), head_dim).case(long())));
+        if input == pool {
+            cases.push(of(Format { kv_factor: 1, ..format(1, 576, pool) }, 512).case(long()));
         }
     }
     cases
