@@ -1,5 +1,8 @@
 //! The whole way: read, plan, load, allocate; then profile, resize, generate, report.
 
+mod resize;
+mod unused;
+
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,10 +15,11 @@ use cacheplan_kernels::MlaCacheMode;
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Measured, Measurement, Override, PlanRequest};
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
 use candle_core::{Device, Tensor};
 
+use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::device_info;
@@ -27,7 +31,7 @@ use crate::follow::{Follow, Nobody};
 use crate::generate::{Generator, Serving};
 use crate::generation_config::GenerationConfig;
 use crate::models;
-use crate::profile::{MemoryProfile, profile};
+use crate::profile::MemoryProfile;
 use crate::report::{PoolReport, Reuse, RunReport};
 use crate::request::{Output, Request};
 use crate::speed::{Recorder, Speed};
@@ -332,72 +336,6 @@ impl Session {
         (&self.decoder, &mut self.caches)
     }
 
-    /// Measures one forward of a full step, that of whoever guesses included.
-    ///
-    /// # Errors
-    /// Nobody who counts bytes; a failing forward.
-    pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
-        self.forget_prefixes()?;
-        let limits = self.caches.plan().limits.clone();
-        let measured = profile(&self.decoder, self.draft.as_ref(), self.caches.manager_mut()?, &limits)?;
-        self.profile = Some(measured.clone());
-        Ok(measured)
-    }
-
-    /// What was resident when `measured` was, but for the caches.
-    fn resident_without_caches(&self, measured: &MemoryProfile) -> Result<u64, RuntimeError> {
-        let mut cache_bytes: u64 = self.caches.plan().pools.iter().map(|pool| pool.bytes).sum();
-        if self.decoder.device().is_cpu() {
-            // There the host tier is memory of the same kind, and was measured too.
-            cache_bytes += self.caches.prefix_host_bytes()?;
-        }
-        // A plan counts the draft's weights beside what is resident.
-        let lines = self.caches.plan().ledger.iter().filter(|line| line.name.to_string() == "draft weights");
-        let drafting: u64 = lines.map(|line| line.bytes).sum();
-        Ok(measured.resident_bytes.saturating_sub(cache_bytes + drafting))
-    }
-
-    /// What was measured, as lines for a plan: the weights with what the process needs beside them, and a forward.
-    ///
-    /// # Errors
-    /// Caches that were shut down.
-    pub fn measured(&self, profile: &MemoryProfile) -> Result<Measured, RuntimeError> {
-        let weights = self.resident_without_caches(profile)?;
-        Ok(Measured::of_forward(weights, profile.forward_bytes, profile.tokens, profile.sequences))
-    }
-
-    /// Gives up the pools and allocates those that suit a measurement.
-    ///
-    /// # Errors
-    /// No plan for what was measured; then the pools are as before. A device that does not give the memory.
-    pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
-        let resident_bytes = self.resident_without_caches(measured)?;
-        self.forget_prefixes()?;
-        let drafting = self.draft.as_ref().map(DraftModel::decoder);
-        [Some(&self.decoder), drafting].into_iter().flatten().for_each(Decoder::forget_recorded);
-        self.caches.shutdown()?;
-        // What was freed is free once the device has it back.
-        CountingAllocator::trim_device(self.decoder.device());
-        let free_bytes = match &self.device_info {
-            Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
-            // What is mapped counts as free, since it could be read again.
-            _ => device_info(self.decoder.device())
-                .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
-        };
-        let measurement = Measurement { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
-        let request = PlanRequest {
-            device: self.device_info.as_ref(),
-            ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)
-        };
-        let request = self.draft.as_ref().map_or(request, |draft| draft.asked_of(request));
-        let resized = request.resized(&measurement);
-        let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
-        self.caches.resize(&next)?;
-        self.start_reuse()?;
-        resized?;
-        Ok(())
-    }
-
     /// What the model's makers say about generation: the tokens that end texts, and how to sample.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.generation
@@ -539,49 +477,6 @@ fn strategy(plan: &CachePlan, budget: &Budget) -> Strategy {
     let decoded = DECODED.next_multiple_of(page as usize);
     let stated = budget.workload.as_ref().and_then(|workload| workload.checkpoint_strategy).unwrap_or_default();
     stated.among([Strategy::NO_BUFFER, Strategy::double_buffered(decoded), Strategy::complete(Some(decoded))])
-}
-
-/// Why a session does not use a feature of a plan; `None` where it does.
-fn unused(
-    feature: Feature,
-    prefixes: Option<&Result<PrefixReuse, NoReuse>>,
-    plan: &CachePlan,
-    budget: &Budget,
-    device: &Device,
-    predicts: bool,
-) -> Option<String> {
-    let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
-    let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
-    match feature {
-        Feature::MlaCacheMode => None,
-        Feature::Ranks => Some("a run has the whole model on one device".into()),
-        Feature::Speculation if !predicts && predicting > 0 => Some(
-            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model (GGUF files' are not read)"
-                .into(),
-        ),
-        Feature::Speculation if predicting > 1 => {
-            Some("a run guesses with one prediction layer, one token after the other; state `mtp_layers = 1`".into())
-        }
-        // Snapshots are the default. Inputs that are kept in fewer bits than they have would move states elsewhere.
-        Feature::Speculation
-            if plan.rollback.is_some_and(|scheme| scheme != Default::default())
-                && plan.resources.iter().any(|resource| resource.handler.is_state())
-                && DType::F32 != stored
-                && computed == candle_core::DType::F32 =>
-        {
-            Some(format!(
-                "replay keeps inputs in {stored} and the run computes in f32; `speculation.scheme = \"snapshots\"` would do"
-            ))
-        }
-        Feature::Speculation => None,
-        // Whoever makes way waits there.
-        Feature::HostTier if plan.limits.max_batch_size > 1 => None,
-        Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {
-            Some(Ok(_)) => None,
-            Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),
-            None => Some("reuse of prefixes is switched off".into()),
-        },
-    }
 }
 
 /// The float of that name in candle's words.

@@ -252,12 +252,7 @@ impl Reader<'_> {
     fn descale(&self, weights: &Scope<'_>, outputs: usize) -> Result<Tensor, RuntimeError> {
         let as_bits = self.dtype == DType::F16;
         let device = weights.device();
-        let factors: Vec<f32> = if weights.stores_as(DType::I64, "deq_scale") {
-            let bits: Vec<i64> = weights.stored_as(DType::I64, "deq_scale", outputs)?.to_vec1()?;
-            bits.into_iter().map(|bits| f32::from_bits(bits as u32)).collect()
-        } else {
-            weights.get("deq_scale", outputs)?.to_dtype(DType::F32)?.to_vec1()?
-        };
+        let factors = weights.product_scales("deq_scale", outputs)?;
         let bits = || factors.iter().map(|factor| i64::from(factor.to_bits())).collect::<Vec<_>>();
         Ok(if as_bits { Tensor::new(bits(), device)? } else { Tensor::new(factors, device)? })
     }

@@ -3,22 +3,21 @@
 mod gguf;
 mod gguf_names;
 mod matrix;
+mod safetensors_files;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cacheplan_files::Shown;
-use cacheplan_files::{Limit, Source, SourceError};
-use cacheplan_kernels::{MlaCacheMode, StoredMatrix};
+use cacheplan_files::{Shown, Source, SourceError};
+use cacheplan_kernels::MlaCacheMode;
 use cacheplan_transforms::{FrontendError, Model};
 use candle_core::{DType, Device, Shape, Tensor};
-use safetensors::tensor::Metadata;
 use thiserror::Error;
 
 use self::gguf::Gguf;
 pub(crate) use self::matrix::{Matrix, row_numbers};
+use self::safetensors_files::{Files, candle_dtype, of_rows};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -69,28 +68,6 @@ enum Kept {
     Gguf(Gguf),
     /// Every tensor exists, stored in this dtype; its values follow from its name and shape.
     Invented(DType),
-}
-
-/// The names of what an int8 weight is multiplied by.
-enum Scales {
-    OfWeight { scale: String, offset: Option<String> },
-    OfProduct { product: String, input: String },
-}
-
-/// Open files and where each tensor lies in them.
-#[derive(Debug, Default)]
-struct Files {
-    tensors: HashMap<String, Stored>,
-    files: Vec<Source>,
-}
-
-#[derive(Debug)]
-struct Stored {
-    file: usize,
-    dtype: safetensors::Dtype,
-    shape: Vec<usize>,
-    offset: u64,
-    bytes: usize,
 }
 
 /// Weights that cannot be used.
@@ -178,6 +155,16 @@ pub enum WeightError {
         name: String,
         /// Its element type.
         dtype: String,
+    },
+    /// What int8 weights or their products are multiplied by, and is no such number.
+    #[error("tensor `{name}` is {found}; it must be {expected}", name = Shown(.name))]
+    Scale {
+        /// The tensor's name on disk.
+        name: String,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: String,
     },
     /// Projections of the same rows that quantise them by different numbers, where one operator takes both.
     #[error("tensors `{one}` and `{other}` differ; the operator quantises the rows of both projections once", one = Shown(.one), other = Shown(.other))]
@@ -393,176 +380,6 @@ impl Weights {
     }
 }
 
-impl Files {
-    fn get(&self, name: &str, shape: Shape, device: &Device) -> Result<candle_core::Result<Tensor>> {
-        let stored = self.find(name, shape)?;
-        if let Some(scales) = (stored.dtype == safetensors::Dtype::I8).then(|| self.scales(name)).flatten() {
-            return self.dequantised(name, stored, scales, device);
-        }
-        let expected = stored.shape.as_slice();
-        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) };
-        // Narrower numbers mean nothing without the scales that lie beside them.
-        let dtype = DType::try_from(stored.dtype).ok();
-        let wide = dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64));
-        let dtype = wide.ok_or_else(unusable)?;
-        let raw = self.read(stored)?;
-        let tensor = Tensor::from_raw_buffer(&raw, dtype, expected, device);
-        if !are_finite(raw, dtype) {
-            let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
-            return Err(WeightError::NotFinite { file, name });
-        }
-        Ok(tensor)
-    }
-
-    /// The tensor called `name`, if it has `shape`.
-    fn find(&self, name: &str, shape: Shape) -> Result<&Stored> {
-        let expected = shape.into_dims();
-        let Some(stored) = self.tensors.get(name) else {
-            return Err(WeightError::Missing { name: name.to_owned(), expected, near: self.near(name) });
-        };
-        if stored.shape != expected {
-            let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
-            return Err(WeightError::Shape { file, name, found: stored.shape.clone(), expected });
-        }
-        Ok(stored)
-    }
-
-    /// What the rows of an int8 weight are multiplied by, as quantising tools for Ascend name it: a scale for each row, or
-    /// that of the product and that of its input.
-    fn scales(&self, name: &str) -> Option<Scales> {
-        let of = |part: &str| Some(format!("{}.{part}", name.strip_suffix(".weight")?));
-        let stored = |name: &String| self.tensors.contains_key(name);
-        match (of("weight_scale").filter(stored), of("deq_scale").filter(stored), of("input_scale").filter(stored)) {
-            (Some(weight), ..) => Some(Scales::OfWeight { scale: weight, offset: of("weight_offset").filter(stored) }),
-            (None, Some(product), Some(input)) => Some(Scales::OfProduct { product, input }),
-            _ => None,
-        }
-    }
-
-    /// An int8 weight as the numbers that it stands for.
-    fn dequantised(
-        &self,
-        name: &str,
-        stored: &Stored,
-        scales: Scales,
-        device: &Device,
-    ) -> Result<candle_core::Result<Tensor>> {
-        let numbers = |name: &str| -> Result<Vec<f32>> {
-            let len = self.tensors.get(name).map_or(0, |stored| stored.shape.iter().product());
-            let failed = |source| WeightError::candle(name, source);
-            let stored = &self.tensors[name];
-            if stored.dtype == safetensors::Dtype::I64 {
-                let raw = self.read(stored)?;
-                return Ok(raw
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|bits| f32::from_bits(i64::from_le_bytes(*bits) as u32))
-                    .collect());
-            }
-            let read = self.get(name, stored.shape.clone().into(), &Device::Cpu)?.map_err(failed)?;
-            read.to_dtype(DType::F32).and_then(|read| read.reshape(len)?.to_vec1()).map_err(failed)
-        };
-        let unusable = |dtype: String| WeightError::DType { name: name.to_owned(), dtype };
-        let factors = match scales {
-            Scales::OfWeight { scale, offset } => {
-                if let Some(offset) = offset
-                    && numbers(&offset)?.iter().any(|&offset| offset != 0.0)
-                {
-                    return Err(unusable(format!("I8 with offsets (`{offset}`)")));
-                }
-                numbers(&scale)?
-            }
-            Scales::OfProduct { product, input } => {
-                let input = numbers(&input)?.first().copied().unwrap_or(1.0);
-                numbers(&product)?.into_iter().map(|product| product / input).collect()
-            }
-        };
-        let rows = stored.shape.first().copied().unwrap_or(0);
-        if factors.len() != rows || !factors.iter().all(|factor| factor.is_finite()) {
-            return Err(unusable(format!("I8 with {} scales for {rows} rows", factors.len())));
-        }
-        let raw = self.read(stored)?;
-        let columns = raw.len() / rows.max(1);
-        let values = raw.iter().enumerate().map(|(at, &bits)| f32::from(bits as i8) * factors[at / columns]);
-        Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), stored.shape.as_slice(), device))
-    }
-
-    fn add(&mut self, file: Source) -> Result<()> {
-        let malformed = |reason: String| WeightError::Malformed { file: file.name().to_owned(), reason };
-        let file_bytes = file.len();
-        if file_bytes < 8 {
-            return Err(malformed(format!("{file_bytes} bytes are too few for a safetensors file")));
-        }
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0)?;
-        let header_bytes = u64::from_le_bytes(length);
-        if header_bytes > Limit::SAFETENSORS.bytes.min(file_bytes - 8) {
-            return Err(malformed(format!("a header of {header_bytes} bytes does not fit a file of {file_bytes}")));
-        }
-        let mut header = vec![0; header_bytes as usize];
-        file.read_exact_at(&mut header, 8)?;
-        let metadata: Metadata =
-            Limit::SAFETENSORS.parse_json(&header).map_err(|e| malformed(format!("its header: {e}")))?;
-        let data = 8 + header_bytes;
-        for (name, info) in metadata.tensors() {
-            let (begin, end) = info.data_offsets;
-            let (offset, past) = (data + begin as u64, data + end as u64);
-            if past > file_bytes {
-                let reason = format!("the file ends at byte {file_bytes}, its tensor `{name}` at byte {past}");
-                return Err(malformed(reason));
-            }
-            let (dtype, shape) = (info.dtype, info.shape.clone());
-            self.tensors.insert(name, Stored { file: self.files.len(), dtype, shape, offset, bytes: end - begin });
-        }
-        self.files.push(file);
-        Ok(())
-    }
-
-    fn read(&self, stored: &Stored) -> Result<Vec<u8>> {
-        let mut raw = vec![0; stored.bytes];
-        self.files[stored.file].read_exact_at(&mut raw, stored.offset)?;
-        Ok(raw)
-    }
-
-    /// What stands where `name` was looked for, for the error that says it is not there.
-    fn near(&self, name: &str) -> String {
-        let above = |name: &str| name.rsplit_once('.').map_or(String::new(), |(above, _)| above.to_owned());
-        let parent = above(&above(name));
-        let mut siblings: Vec<&str> =
-            self.tensors.keys().map(String::as_str).filter(|other| other.starts_with(&parent)).collect();
-        siblings.sort_unstable();
-        siblings.truncate(4);
-        match siblings[..] {
-            [] => format!("none of the {} tensors begins with `{parent}`", self.tensors.len()),
-            _ => format!("near it there are {}", siblings.join(", ")),
-        }
-    }
-}
-
-/// Candle's dtype for whole numbers; it has none for int8, whose bits are in U8.
-fn candle_dtype(dtype: safetensors::Dtype) -> Option<DType> {
-    match dtype {
-        safetensors::Dtype::I8 => Some(DType::U8),
-        safetensors::Dtype::I32 => Some(DType::I32),
-        safetensors::Dtype::I64 => Some(DType::I64),
-        _ => None,
-    }
-}
-
-/// Whether all numbers of a tensor's bytes are finite.
-fn are_finite(raw: Vec<u8>, dtype: DType) -> bool {
-    let format = match dtype {
-        DType::F32 => StoredMatrix::format_of_ggml(0),
-        DType::F16 => StoredMatrix::format_of_ggml(1),
-        DType::BF16 => StoredMatrix::format_of_ggml(30),
-        _ => return raw.as_chunks().0.iter().all(|bytes| f64::from_le_bytes(*bytes).is_finite()),
-    };
-    let numbers = raw.len() / dtype.size_in_bytes();
-    let matrix = format.and_then(|format| StoredMatrix::new(raw.into(), format, 1, numbers).ok());
-    matrix.map_or(numbers == 0, |matrix| matrix.is_finite())
-}
-
 /// Values as a trained model's are in kind: vectors around one, matrices that keep the size of what they multiply.
 fn invent(name: &str, shape: Shape, device: &Device) -> candle_core::Result<Tensor> {
     let (centre, spread) = match shape.dims() {
@@ -624,11 +441,14 @@ impl<'a> Scope<'a> {
         self.weights.stored_as(dtype, &self.full_name(name), shape)
     }
 
-    /// Whether the files have whole numbers of that dtype called `name` in this scope.
-    pub(crate) fn stores_as(&self, dtype: DType, name: &str) -> bool {
-        let Kept::Files(files) = &self.weights.kept else { return false };
-        let stored = files.tensors.get(&self.full_name(name));
-        stored.is_some_and(|stored| candle_dtype(stored.dtype) == Some(dtype))
+    /// What integer products of so many rows are multiplied by, called `name` in this scope.
+    pub(crate) fn product_scales(&self, name: &str, rows: usize) -> Result<Vec<f32>> {
+        let name = &self.full_name(name);
+        let scales = match &self.weights.kept {
+            Kept::Files(files) => files.product_scales(name)?,
+            _ => self.weights.get(name, rows)?.to_vec1().map_err(|source| WeightError::candle(name, source))?,
+        };
+        of_rows(name, scales, rows)
     }
 
     /// How latents are kept.

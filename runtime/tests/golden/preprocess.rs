@@ -231,3 +231,38 @@ fn scales_that_are_none_are_named(#[case] mode: &str, #[case] tensor: &str, #[ca
     let error = open(made.path(), &budget(mode, "")).unwrap_err().to_string();
     assert!(error.contains(&format!("layer 1 cannot run by Ascend's MLA operator: `{tensor}` is ")), "{error}");
 }
+
+fn nan_bits(dtype: safetensors::Dtype, data: &[u8]) -> (safetensors::Dtype, Vec<u8>) {
+    (dtype, data.as_chunks::<8>().0.iter().flat_map(|_| i64::from(f32::NAN.to_bits()).to_le_bytes()).collect())
+}
+
+fn zeros(dtype: safetensors::Dtype, data: &[u8]) -> (safetensors::Dtype, Vec<u8>) {
+    (dtype, vec![0; data.len()])
+}
+
+/// Only scales of products may be the bits of floats.
+fn whole(_: safetensors::Dtype, data: &[u8]) -> (safetensors::Dtype, Vec<u8>) {
+    (safetensors::Dtype::I64, data.as_chunks::<4>().0.iter().flat_map(|_| 1i64.to_le_bytes()).collect())
+}
+
+#[rstest]
+#[case("self_attn.o_proj.input_scale", zeros, "is 0; it must be one number above 0")]
+#[case(
+    "self_attn.o_proj.deq_scale",
+    nan_bits,
+    "is 64 numbers, of which one is NaN; it must be a finite number for each of 64 rows"
+)]
+#[case("self_attn.q_b_proj.deq_scale", nan_bits, "of which one is NaN; it must be a finite number for each of")]
+#[case("mlp.experts.0.up_proj.weight_scale", whole, "has dtype I64")]
+fn scales_of_int8_weights_that_are_none_are_named(
+    #[case] tensor: &str,
+    #[case] change: fn(safetensors::Dtype, &[u8]) -> (safetensors::Dtype, Vec<u8>),
+    #[case] expected: &str,
+) {
+    let made = TempDir::new().unwrap();
+    std::fs::copy(quantised().join("config.json"), made.path().join("config.json")).unwrap();
+    let wrong = format!("model.layers.1.{tensor}");
+    changed(&made, |name, dtype, data| if name == wrong { change(dtype, data) } else { (dtype, data.to_vec()) });
+    let error = open(made.path(), &budget("kvcache", "")).unwrap_err().to_string();
+    assert!(error.contains(&format!("`{wrong}` ")) && error.contains(expected), "{error}");
+}

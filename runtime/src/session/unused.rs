@@ -1,0 +1,52 @@
+//! What of a plan a session would not use.
+
+use cacheplan_handlers::DType;
+use cacheplan_managers::book::{NoReuse, PrefixReuse};
+use cacheplan_planner::{Budget, CachePlan};
+use candle_core::Device;
+
+use super::compute_dtype;
+use crate::features::Feature;
+
+/// Why a session does not use a feature of a plan; `None` where it does.
+pub(super) fn unused(
+    feature: Feature,
+    prefixes: Option<&Result<PrefixReuse, NoReuse>>,
+    plan: &CachePlan,
+    budget: &Budget,
+    device: &Device,
+    predicts: bool,
+) -> Option<String> {
+    let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
+    let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
+    match feature {
+        Feature::MlaCacheMode => None,
+        Feature::Ranks => Some("a run has the whole model on one device".into()),
+        Feature::Speculation if !predicts && predicting > 0 => Some(
+            "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model (GGUF files' are not read)"
+                .into(),
+        ),
+        Feature::Speculation if predicting > 1 => {
+            Some("a run guesses with one prediction layer, one token after the other; state `mtp_layers = 1`".into())
+        }
+        // Snapshots are the default. Inputs that are kept in fewer bits than they have would move states elsewhere.
+        Feature::Speculation
+            if plan.rollback.is_some_and(|scheme| scheme != Default::default())
+                && plan.resources.iter().any(|resource| resource.handler.is_state())
+                && DType::F32 != stored
+                && computed == candle_core::DType::F32 =>
+        {
+            Some(format!(
+                "replay keeps inputs in {stored} and the run computes in f32; `speculation.scheme = \"snapshots\"` would do"
+            ))
+        }
+        Feature::Speculation => None,
+        // Whoever makes way waits there.
+        Feature::HostTier if plan.limits.max_batch_size > 1 => None,
+        Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {
+            Some(Ok(_)) => None,
+            Some(Err(reason)) => Some(format!("no prefix can be kept ({reason})")),
+            None => Some("reuse of prefixes is switched off".into()),
+        },
+    }
+}
