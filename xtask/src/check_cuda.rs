@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::sh;
+use crate::{sh, stub};
 
 /// cudarc reads the release from the fourth line of the version text.
 const STUB_NVCC: &str = r#"#!/bin/sh
@@ -59,22 +59,10 @@ pub(crate) fn run() -> Result<(), String> {
 
 /// Writes the stub as `bin/nvcc` below `home`, with the folders that the build scripts look for.
 fn install_stub(home: &Path) -> std::io::Result<std::path::PathBuf> {
-    for folder in ["bin", "include", "lib64"] {
+    for folder in ["include", "lib64"] {
         fs::create_dir_all(home.join(folder))?;
     }
     let nvcc = home.join("bin/nvcc");
-    fs::write(&nvcc, STUB_NVCC)?;
-    make_executable(&nvcc)?;
+    stub::install(&nvcc, STUB_NVCC)?;
     Ok(nvcc)
-}
-
-#[cfg(unix)]
-fn make_executable(file: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755))
-}
-
-#[cfg(not(unix))]
-fn make_executable(_file: &Path) -> std::io::Result<()> {
-    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "the stub nvcc is a shell script; run this on Unix"))
 }

@@ -1,6 +1,7 @@
 //! Contributor tools: `cargo xtask <command>`.
 #![forbid(unsafe_code)]
 
+mod check_arm;
 mod check_cuda;
 mod cuda_build;
 mod cuda_prove;
@@ -17,6 +18,7 @@ mod python;
 mod rust_src;
 mod semver;
 mod soak;
+mod stub;
 mod venv;
 mod web;
 
@@ -26,6 +28,7 @@ const HELP: &str = "\
 Usage: cargo xtask <command>
 
 Commands:
+  check-arm         Type-check all crates for AArch64; needs Debian's apt, and the network once
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
   cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
   cuda-prove        Build the CUDA kernels, check their machine code and prove them in the emulator
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         _ => return usage("unknown command"),
     };
     let result = match command {
+        "check-arm" => check_arm::run(),
         "check-cuda" => check_cuda::run(),
         "cuda-toolkit" => cuda_toolkit::run(),
         "cuda-prove" => cuda_prove::run(true),

@@ -33,7 +33,7 @@ pub(crate) fn library() -> Result<PathBuf, String> {
     let found = said(Command::new("rustc").arg("--version"))?;
     if found.split(' ').nth(1) != Some(pinned.rustc) {
         let (rustc, found) = (pinned.rustc, found.trim());
-        return Err(format!("the page is built by rustc {rustc}, whose sources {PINNED} names; this is {found}"));
+        return Err(format!("this needs rustc {rustc}, whose sources {PINNED} names; this is {found}"));
     }
     let home = target("web/rust-src")?;
     let library = home.join(format!("usr/src/rustc-{}/library", pinned.rustc));
@@ -53,6 +53,12 @@ pub(crate) fn library() -> Result<PathBuf, String> {
     // Written last: without it, an installation that was broken off is none.
     fs::write(installed, &text).map_err(on_disk)?;
     Ok(library)
+}
+
+/// Has a `cargo -Zbuild-std` take the standard library from there, which only a nightly compiler does, or one that is told to
+/// be one.
+pub(crate) fn std_from<'a>(library: &Path, cargo: &'a mut Command) -> &'a mut Command {
+    cargo.env("RUSTC_BOOTSTRAP", "1").env("__CARGO_TESTS_ONLY_SRC_ROOT", library)
 }
 
 impl<'a> Pinned<'a> {

@@ -72,13 +72,10 @@ fn wasm() -> Result<PathBuf, String> {
         .map(|(path, shown)| format!("--remap-path-prefix={}={shown}", path.display()))
         .to_vec();
     let folder = target("web/wasm")?;
-    sh(Command::new("cargo")
+    sh(rust_src::std_from(&library, &mut Command::new("cargo"))
         .args(["build", "--profile", "page", "--locked", "--package", "cacheplan-wasm"])
         .args(["--target", "wasm32-unknown-unknown", "-Zbuild-std=std,panic_abort", "--target-dir"])
         .arg(&folder)
-        // The standard library is only built from source by a nightly compiler, or one that is told to be one.
-        .env("RUSTC_BOOTSTRAP", "1")
-        .env("__CARGO_TESTS_ONLY_SRC_ROOT", &library)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}")))?;
     Ok(folder.join("wasm32-unknown-unknown/page/cacheplan_wasm.wasm"))
 }
