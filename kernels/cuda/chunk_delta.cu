@@ -21,19 +21,25 @@
 #include "chunks.cuh"
 #include "linear_attention.cuh"
 
-constexpr int kValues = 64, kThreads = 128, kBlock = 16, kWideRow = kValues + 4, kSystemRow = kBlock + 1, kOutRow = 20;
+constexpr int kBlock = 16, kSystemRow = kBlock + 1, kOutRow = 20;
 
-// A decay for each channel: a pair of warps shares out a block. For each head: a warp has one.
+// Decays of channels cost much for each token that its value columns share: a thread block takes twice as many.
+template <bool CHANNELS> constexpr int kValues = CHANNELS ? 128 : 64;
+template <bool CHANNELS> constexpr int kThreads = 2 * kValues<CHANNELS>;   // a warp for each 16
+
 template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delta(const Args& args) {
     constexpr int V = kPerVec<TI>, VS = kPerVec<TS>, PARTS = kParts<TI>, WIDE = kParts<TS> < 2 ? 2 : kParts<TS>;
+    constexpr int kValues = ::kValues<CHANNELS>, kThreads = ::kThreads<CHANNELS>, kWideRow = kValues + 4;
     constexpr int TOKENS = CHANNELS ? 32 : 64, BLOCKS = TOKENS / kBlock, KEYS = TOKENS * K, PAIRS = TOKENS * kBlock;
     constexpr int DECAYED = CHANNELS ? (2 * WIDE + PARTS) * KEYS : 0;
-    static_assert(K * kWideRow * sizeof(float) <= TOKENS * (2 * K + kValues) * sizeof(TI) + DECAYED * 2, "the state passes through the inputs");
     extern __shared__ __align__(16) uint8_t shared[];
     TI* const keys = reinterpret_cast<TI*>(shared);
     TI *const queries = keys + KEYS, *const values = queries + KEYS;
-    // [parts][TOKENS][K], of channels that decay: keys and queries since their block began, and keys until it ends.
-    __nv_bfloat16* const keys_since = reinterpret_cast<__nv_bfloat16*>(values + TOKENS * kValues);
+    // Of channels that decay, values twice, so that a chunk is under way while that before it is computed, and logarithms
+    // of decays [TOKENS][K], as wide as they come.
+    uint8_t* const logs = reinterpret_cast<uint8_t*>(values + (CHANNELS ? 2 : 1) * TOKENS * kValues);
+    // [parts][TOKENS][K]: keys and queries with what decayed since their block began, and keys with what decays until it ends.
+    __nv_bfloat16* const keys_since = reinterpret_cast<__nv_bfloat16*>(logs + (CHANNELS ? KEYS * 4 : 0));
     __nv_bfloat16 *const queries_since = keys_since + (CHANNELS ? WIDE * KEYS : 0), *const keys_until = queries_since + (CHANNELS ? PARTS * KEYS : 0);
     float* const decays = reinterpret_cast<float*>(keys_since + DECAYED);   // [TOKENS][K]
     float* const channels_keep = decays + (CHANNELS ? KEYS : 0);            // [BLOCKS][K]
@@ -60,37 +66,39 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
     TS* const state = static_cast<TS*>(args.pool) + slot * args.slot_elems + args.layer_offset + inner;
     const bool delta = args.beta;
 
-    auto fetch = [&](int from, int to) {
+    auto fetch = [&](int from, int to, TI* values) {
         auto row = [&](const void* source, int64_t stride, int64_t first) { return static_cast<const TI*>(source) + from * stride + first; };
         fetch_rows<TI, K, TOKENS, kThreads>(keys, row(args.k, args.k_stride, (int64_t)key_head * K), args.k_stride, to - from, K);
         fetch_rows<TI, K, TOKENS, kThreads>(queries, row(args.q, args.q_stride, (int64_t)key_head * K), args.q_stride, to - from, K);
         fetch_rows<TI, kValues, TOKENS, kThreads>(values, row(args.v, args.v_stride, value), args.v_stride, to - from, columns);
+        if constexpr (CHANNELS) {
+            const int64_t at = from * args.decay_stride + head * K;
+            if (args.wide_decay) fetch_rows<float, K, TOKENS, kThreads>(reinterpret_cast<float*>(logs), static_cast<const float*>(args.decay) + at, args.decay_stride, to - from, K);
+            else fetch_rows<TI, K, TOKENS, kThreads>(reinterpret_cast<TI*>(logs), static_cast<const TI*>(args.decay) + at, args.decay_stride, to - from, K);
+        }
         copy_commit();
     };
-    // What the tokens of a chunk are weighed with, by one warp.
+    auto beta_of = [&](int row, int to) {
+        return delta && row < to ? load_either<TI>(args.beta, row * args.beta_stride + head, args.wide_beta) : 0.f;
+    };
+    // What the tokens of a chunk are weighed with where a head decays, by one warp. A lane has two tokens that follow each other.
     auto weigh = [&](int from, int to) {
-        constexpr int OWN = TOKENS / 32;   // tokens of a lane, which follow each other
         Sum sum[2];
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const int token = lane * OWN + i, row = from + token;
-            const bool live = row < to;
-            betas[token] = delta && live ? load_either<TI>(args.beta, row * args.beta_stride + head, args.wide_beta) : 0.f;
-            if constexpr (!CHANNELS) {
-                const float fixed = args.fixed ? args.fixed[head] : 0.f;
-                sum[i] = {live && !args.fixed ? load_either<TI>(args.decay, row * args.decay_stride + head, args.wide_decay) : live ? fixed : 0.f, 0.f};
-            }
+        for (int i = 0; i < 2; ++i) {
+            const int token = lane * 2 + i, row = from + token;
+            float decay = 0.f;
+            if (row < to) decay = args.fixed ? args.fixed[head] : load_either<TI>(args.decay, row * args.decay_stride + head, args.wide_decay);
+            sum[i] = {decay, 0.f}, betas[token] = beta_of(row, to);
         }
-        if constexpr (!CHANNELS) {
-            const Sum last = running_sums<kBlock / 2>(sum, lane), none = {0.f, 0.f};
+        const Sum last = running_sums<kBlock / 2>(sum, lane), none = {0.f, 0.f};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int token = lane * 2 + i;
-                sums[0][token] = sum[i].high, sums[1][token] = sum[i].low;
-                starts[token] = exp_between(sum[i], none), gains[token] = exp_between(last, sum[i]);
-            }
-            if (lane % 8 == 0) keeps[lane / 8] = exp_between(last, none);
+        for (int i = 0; i < 2; ++i) {
+            const int token = lane * 2 + i;
+            sums[0][token] = sum[i].high, sums[1][token] = sum[i].low;
+            starts[token] = exp_between(sum[i], none), gains[token] = exp_between(last, sum[i]);
         }
+        if (lane % (kBlock / 2) == 0) keeps[lane / (kBlock / 2)] = exp_between(last, none);
     };
     auto sum_at = [&](int token) { return Sum{sums[0][token], sums[1][token]}; };
     // Two neighbours of a matrix of bf16 parts.
@@ -102,10 +110,170 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
         for (int p = 0; p < COUNT; ++p) *reinterpret_cast<uint32_t*>(to + p * size + at) = words[p];
     };
 
+    // What becomes of keys and queries by decays of channels. A thread has two channels of a block, one half of the threads
+    // since it began and the other until it ends.
+    auto fade = [&] {
+        static_assert(!CHANNELS || BLOCKS * K / 2 <= kThreads / 2, "two threads for each");
+        const bool is_since = threadIdx.x < kThreads / 2;
+        const int block = threadIdx.x % (kThreads / 2) / (K / 2), channel = threadIdx.x % (K / 2) * 2;
+        if (block >= BLOCKS) return;
+        float decay[kBlock][2];
+#pragma unroll
+        for (int t = 0; t < kBlock; ++t) {
+            const int row = block * kBlock + t;
+            if (args.wide_decay) load_near(reinterpret_cast<const float*>(logs) + swizzled<float, K>(row, channel), decay[t]);
+            else load_near(reinterpret_cast<const TI*>(logs) + swizzled<TI, K>(row, channel), decay[t]);
+            decay[t][0] = expf(decay[t][0]), decay[t][1] = expf(decay[t][1]);
+            if (is_since) *reinterpret_cast<float2*>(decays + row * K + channel) = make_float2(decay[t][0], decay[t][1]);
+        }
+        float part[2] = {1.f, 1.f};
+        if (is_since) {
+#pragma unroll
+            for (int t = 0; t < kBlock; ++t) {
+                const int row = block * kBlock + t, at = swizzled<__nv_bfloat16, K>(row, channel);
+                float key[2], query[2];
+                load_near(keys + swizzled<TI, K>(row, channel), key), load_near(queries + swizzled<TI, K>(row, channel), query);
+                part[0] *= decay[t][0], part[1] *= decay[t][1];
+                put(Count<WIDE>{}, keys_since, KEYS, at, key[0] * part[0], key[1] * part[1]);
+                put(Count<PARTS>{}, queries_since, KEYS, at, query[0] * part[0], query[1] * part[1]);
+            }
+            *reinterpret_cast<float2*>(channels_keep + block * K + channel) = make_float2(part[0], part[1]);
+        } else {
+#pragma unroll
+            for (int t = kBlock - 1; t >= 0; --t) {
+                const int row = block * kBlock + t;
+                float key[2];
+                load_near(keys + swizzled<TI, K>(row, channel), key);
+                put(Count<WIDE>{}, keys_until, KEYS, swizzled<__nv_bfloat16, K>(row, channel), key[0] * part[0], key[1] * part[1]);
+                part[0] *= decay[t][0], part[1] *= decay[t][1];
+            }
+        }
+    };
+    // Keys and queries are divided by their lengths.
+    auto measure = [&] {
+        constexpr int SIDE = kThreads / (2 * TOKENS);   // threads of a row
+        const bool is_key = threadIdx.x < kThreads / 2;
+        const TI* const rows = is_key ? keys : queries;
+        const int token = threadIdx.x / SIDE % TOKENS;
+        float length = 0.f;
+        if (args.unit) {
+#pragma unroll
+            for (int i = 0; i < K; i += SIDE * V) {
+                const int c = i + threadIdx.x % SIDE * V;
+                if (c >= K) continue;
+                float parts[V];
+                widen<TI>(*reinterpret_cast<const Vec16*>(rows + swizzled<TI, K>(token, c)), parts);
+#pragma unroll
+                for (int e = 0; e < V; ++e) length += parts[e] * parts[e];
+            }
+#pragma unroll
+            for (int offset = SIDE / 2; offset > 0; offset /= 2) length += __shfl_xor_sync(kAllLanes, length, offset);
+        }
+        const float scale = args.unit ? rsqrtf(length + 1e-6f) : 1.f;
+        if (threadIdx.x % SIDE == 0) (is_key ? key_scales : query_scales)[token] = is_key ? scale : scale * args.scale;
+    };
+    // The products of a block's tokens with those up to them.
+    const int own_block = CHANNELS ? warp / 4 : warp;
+    float* const system = systems + own_block * kBlock * kSystemRow;
+    auto give = [&](int t, int s, float low, float high) {
+        put(Count<PARTS>{}, given, PAIRS, swizzled<__nv_bfloat16, kBlock>(own_block * kBlock + t, s), low, high);
+    };
+    auto pair_channels = [&] {
+        // Two of the block's warps have its keys as rows, the others its queries. A lane has every fourth key and some
+        // channels: key 4 m + own decays from token to token, and what row t has with it is added up.
+        constexpr int FEW = K < 64 ? 1 : 4;
+        const bool of_queries = warp % 2;
+        const TI* const rows = of_queries ? queries : keys;
+        const int own = warp / 2 % 2 * 2 + lane / 16;
+        float products[kBlock / 4][16] = {};   // of four rows each: [4][4]
+#pragma unroll 1
+        for (int c = lane % 16 * FEW; c < K; c += 16 * FEW) {
+            float key[kBlock / 4][FEW];
+#pragma unroll
+            for (int m = 0; m < kBlock / 4; ++m) load_near(keys + swizzled<TI, K>(own_block * kBlock + 4 * m + own, c), key[m]);
+#pragma unroll
+            for (int t = 0; t < kBlock; ++t) {
+                float row[FEW], fades[FEW];
+                load_near(rows + swizzled<TI, K>(own_block * kBlock + t, c), row);
+                load_near(decays + (own_block * kBlock + t) * K + c, fades);
+#pragma unroll
+                for (int m = 0; m <= t / 4; ++m)
+#pragma unroll
+                    for (int e = 0; e < FEW; ++e) {
+                        if (m < t / 4 || own < t % 4) key[m][e] *= fades[e];
+                        products[t / 4][t % 4 * 4 + m] += row[e] * key[m][e];
+                    }
+            }
+        }
+#pragma unroll
+        for (int quad = 0; quad < kBlock / 4; ++quad) {
+            const float product = sum_transposed<16, 16>(products[quad], lane);
+            const int i = kept<16, 16>(lane), t = 4 * quad + i / 4, s = i % 4 * 4 + own;
+            const int token = own_block * kBlock + t;
+            const float length = key_scales[own_block * kBlock + s] * product;
+            if (of_queries) {
+                const float gives = s <= t ? query_scales[token] * length : 0.f, next = __shfl_xor_sync(kAllLanes, gives, 16);
+                if (own % 2 == 0) give(t, s, gives, next);
+            } else {
+                system[t * kSystemRow + s] = s < t ? -betas[token] * key_scales[token] * length : 0.f;
+            }
+        }
+    };
+    auto pair_heads = [&] {
+        float with_keys[2][4] = {}, with_queries[2][4] = {};
+#pragma unroll 2
+        for (int k = 0; k < K; k += 16) {
+            uint32_t left[PARTS][4], right[PARTS][4];
+            load_parts<TI, K, Operand::kRight>(right, keys, own_block * kBlock, k, lane);
+            load_parts<TI, K, Operand::kLeft>(left, keys, own_block * kBlock, k, lane);
+            multiply_parts(with_keys[0], left, right, 0);
+            multiply_parts(with_keys[1], left, right, 1);
+            load_parts<TI, K, Operand::kLeft>(left, queries, own_block * kBlock, k, lane);
+            multiply_parts(with_queries[0], left, right, 0);
+            multiply_parts(with_queries[1], left, right, 1);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int t = lane / 4 + r * 8, s = n * 8 + lane % 4 * 2, token = own_block * kBlock + t;
+                float gives[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int other = own_block * kBlock + s + e;
+                    const float weight = exp_between(sum_at(token), sum_at(other)) * key_scales[other];
+                    system[t * kSystemRow + s + e] = s + e < t ? -betas[token] * key_scales[token] * weight * with_keys[n][r * 2 + e] : 0.f;
+                    gives[e] = s + e <= t ? query_scales[token] * weight * with_queries[n][r * 2 + e] : 0.f;
+                }
+                give(t, s, gives[0], gives[1]);
+            }
+    };
+    // The inverse of a block's system: a lane has a column of it, and every other writes that of its neighbour beside its own.
+    auto invert = [&] {
+        float inverse[kBlock];
+#pragma unroll
+        for (int r = 0; r < kBlock; ++r) {
+            inverse[r] = r == lane % kBlock ? 1.f : 0.f;
+#pragma unroll
+            for (int j = 0; j < r; ++j) inverse[r] += system[r * kSystemRow + j] * inverse[j];
+        }
+#pragma unroll
+        for (int r = 0; r < kBlock; ++r) {
+            const float next = __shfl_down_sync(kAllLanes, inverse[r], 1);
+            if (lane < kBlock && lane % 2 == 0) put(Count<WIDE>{}, taken, PAIRS, swizzled<__nv_bfloat16, kBlock>(own_block * kBlock + r, lane), inverse[r], next);
+        }
+    };
+
     // The state, of which a lane has pairs of keys of two value columns in each tile of 8 keys.
     float held[K / 8][4];
     const int own_value = warp * 16 + lane / 4;   // and the one 8 further
-    float* const wide = reinterpret_cast<float*>(shared);   // [K][kWideRow]
+    // [K][kWideRow], over what a chunk that is under way does not come to.
+    float* const wide = CHANNELS ? reinterpret_cast<float*>(keys_since) : reinterpret_cast<float*>(shared);
+    constexpr int LEFT = CHANNELS ? 2 * DECAYED + (KEYS + BLOCKS * K) * 4 : TOKENS * (2 * K + kValues) * sizeof(TI);
+    static_assert(K * kWideRow * 4 <= LEFT + 2 * (WIDE + PARTS) * PAIRS + BLOCKS * kBlock * kSystemRow * 4 + kValues * kOutRow * 4, "it has room");
+    int next = chunk_end<TOKENS>(args.writes, begin, end, lane);
+    float beta = 0.f;   // of a token of the chunk that is under way, for the first warp
+    if constexpr (CHANNELS) fetch(begin, next, values), beta = beta_of(begin + lane, next);
     for (int i = threadIdx.x; i < K * (kValues / VS); i += kThreads) {
         const int key = i / (kValues / VS), column = i % (kValues / VS) * VS;
         float loaded[VS] = {};
@@ -121,166 +289,39 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
             for (int e = 0; e < 4; ++e) body(wide[(n * 8 + lane % 4 * 2 + e % 2) * kWideRow + own_value + e / 2 * 8], held[n][e]);
     };
     each_wide([](float& from, float& to) { to = from; });
-    __syncthreads();   // all have taken their part
+    if constexpr (!CHANNELS) __syncthreads();   // all have taken their part
 
+    TI* under_way = values;
     for (int first = begin, last; first < end; first = last) {
-        last = chunk_end<TOKENS>(args.writes, first, end, lane);
-        fetch(first, last);
-        if (warp == 0) weigh(first, last);
-        // A thread has two channels of a block.
-        static_assert(!CHANNELS || BLOCKS * K / 2 <= kThreads, "a thread for each");
-        const int own_block = threadIdx.x / (K / 2), channel = threadIdx.x % (K / 2) * 2;
-        float decay[CHANNELS ? kBlock : 1][2];
-        if (CHANNELS && own_block < BLOCKS) {
-#pragma unroll
-            for (int t = 0; t < kBlock; ++t) {
-                const int row = first + own_block * kBlock + t;
-                const int64_t at = row * args.decay_stride + head * K + channel;
-                decay[t][0] = decay[t][1] = 0.f;
-                if (row >= last) continue;
-                if (args.wide_decay) load_floats<float, 2>(static_cast<const float*>(args.decay) + at, decay[t]);
-                else load_floats<TI, 2>(static_cast<const TI*>(args.decay) + at, decay[t]);
-            }
-#pragma unroll
-            for (int t = 0; t < kBlock; ++t) {
-                decay[t][0] = expf(decay[t][0]), decay[t][1] = expf(decay[t][1]);
-                *reinterpret_cast<float2*>(decays + (own_block * kBlock + t) * K + channel) = make_float2(decay[t][0], decay[t][1]);
-            }
+        last = next;
+        if constexpr (!CHANNELS) fetch(first, last, values);
+        if (warp == 0) {
+            if constexpr (CHANNELS) betas[lane] = beta;
+            else weigh(first, last);
         }
         copy_wait<0>();
         __syncthreads();   // the inputs and their weights lie ready
-        if (CHANNELS && own_block < BLOCKS) {
-            float since[2] = {1.f, 1.f}, until[2] = {1.f, 1.f};
-#pragma unroll
-            for (int t = 0; t < kBlock; ++t) {
-                const int at = swizzled<__nv_bfloat16, K>(own_block * kBlock + t, channel), from = swizzled<TI, K>(own_block * kBlock + t, channel);
-                float key[2], query[2];
-                load_near(keys + from, key), load_near(queries + from, query);
-                since[0] *= decay[t][0], since[1] *= decay[t][1];
-                put(Count<WIDE>{}, keys_since, KEYS, at, key[0] * since[0], key[1] * since[1]);
-                put(Count<PARTS>{}, queries_since, KEYS, at, query[0] * since[0], query[1] * since[1]);
-            }
-            *reinterpret_cast<float2*>(channels_keep + own_block * K + channel) = make_float2(since[0], since[1]);
-#pragma unroll
-            for (int t = kBlock - 1; t >= 0; --t) {
-                float key[2];
-                load_near(keys + swizzled<TI, K>(own_block * kBlock + t, channel), key);
-                put(Count<WIDE>{}, keys_until, KEYS, swizzled<__nv_bfloat16, K>(own_block * kBlock + t, channel), key[0] * until[0], key[1] * until[1]);
-                until[0] *= decay[t][0], until[1] *= decay[t][1];
-            }
-        }
-        if (threadIdx.x < 2 * TOKENS) {
-            const TI* const rows = threadIdx.x < TOKENS ? keys : queries;
-            const int token = threadIdx.x % TOKENS;
-            float length = 0.f;
-            if (args.unit) {
-#pragma unroll
-                for (int c = 0; c < K; c += V) {
-                    float parts[V];
-                    widen<TI>(*reinterpret_cast<const Vec16*>(rows + swizzled<TI, K>(token, c)), parts);
-#pragma unroll
-                    for (int e = 0; e < V; ++e) length += parts[e] * parts[e];
-                }
-            }
-            const float scale = args.unit ? rsqrtf(length + 1e-6f) : 1.f;
-            if (threadIdx.x < TOKENS) key_scales[token] = scale;
-            else query_scales[token] = scale * args.scale;
-        }
+        if constexpr (CHANNELS) fade();
+        measure();
         __syncthreads();   // and their lengths and what decayed
 
-        // The products of a block's tokens with those up to them, and the inverse of its system.
-        const int block = CHANNELS ? warp / 2 : warp;
-        float* const system = systems + block * kBlock * kSystemRow;
-        auto give = [&](int t, int s, float low, float high) {
-            put(Count<PARTS>{}, given, PAIRS, swizzled<__nv_bfloat16, kBlock>(block * kBlock + t, s), low, high);
-        };
         if constexpr (CHANNELS) {
-            // One warp of the block has its keys as rows, the other its queries. A lane has every other key and every
-            // sixteenth pair of channels: key 2 m + odd decays from token to token, and what row t has with it is added up.
-            constexpr int FEW = K < 64 ? 1 : 2;
-            const bool of_queries = warp % 2;
-            const TI* const rows = of_queries ? queries : keys;
-            const int odd = lane / 16;
-            float products[kBlock / 2][16] = {};   // of two rows each: [2][8]
-#pragma unroll 1
-            for (int c = lane % 16 * FEW; c < K; c += 16 * FEW) {
-                float key[kBlock / 2][FEW];
-#pragma unroll
-                for (int m = 0; m < kBlock / 2; ++m) load_near(keys + swizzled<TI, K>(block * kBlock + 2 * m + odd, c), key[m]);
-#pragma unroll
-                for (int t = 0; t < kBlock; ++t) {
-                    float row[FEW], fades[FEW];
-                    load_near(rows + swizzled<TI, K>(block * kBlock + t, c), row);
-                    load_near(decays + (block * kBlock + t) * K + c, fades);
-#pragma unroll
-                    for (int m = 0; m <= t / 2; ++m)
-#pragma unroll
-                        for (int e = 0; e < FEW; ++e) {
-                            if (m < t / 2) key[m][e] *= fades[e];
-                            else if (t % 2 == 1) key[m][e] *= odd ? 1.f : fades[e];   // or it begins here
-                            products[t / 2][t % 2 * 8 + m] += row[e] * key[m][e];
-                        }
-                }
-            }
-#pragma unroll
-            for (int pair = 0; pair < kBlock / 2; ++pair) {
-                const float product = sum_transposed<16, 16>(products[pair], lane);
-                const int i = kept<16, 16>(lane), t = 2 * pair + i / 8, s = 2 * (i % 8) + odd;
-                const int token = block * kBlock + t;
-                const float length = key_scales[block * kBlock + s] * product;
-                if (of_queries) {
-                    const float gives = s <= t ? query_scales[token] * length : 0.f, next = __shfl_xor_sync(kAllLanes, gives, 16);
-                    if (!odd) give(t, s, gives, next);
-                } else {
-                    system[t * kSystemRow + s] = s < t ? -betas[token] * key_scales[token] * length : 0.f;
-                }
-            }
+            pair_channels();
+            __syncthreads();   // the systems are whole
         } else {
-            float with_keys[2][4] = {}, with_queries[2][4] = {};
-#pragma unroll 2
-            for (int k = 0; k < K; k += 16) {
-                uint32_t left[PARTS][4], right[PARTS][4];
-                load_parts<TI, K, Operand::kRight>(right, keys, block * kBlock, k, lane);
-                load_parts<TI, K, Operand::kLeft>(left, keys, block * kBlock, k, lane);
-                multiply_parts(with_keys[0], left, right, 0);
-                multiply_parts(with_keys[1], left, right, 1);
-                load_parts<TI, K, Operand::kLeft>(left, queries, block * kBlock, k, lane);
-                multiply_parts(with_queries[0], left, right, 0);
-                multiply_parts(with_queries[1], left, right, 1);
-            }
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int t = lane / 4 + r * 8, s = n * 8 + lane % 4 * 2, token = block * kBlock + t;
-                    float gives[2];
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int other = block * kBlock + s + e;
-                        const float weight = exp_between(sum_at(token), sum_at(other)) * key_scales[other];
-                        system[t * kSystemRow + s + e] = s + e < t ? -betas[token] * key_scales[token] * weight * with_keys[n][r * 2 + e] : 0.f;
-                        gives[e] = s + e <= t ? query_scales[token] * weight * with_queries[n][r * 2 + e] : 0.f;
-                    }
-                    give(t, s, gives[0], gives[1]);
-                }
-        }
-        if (delta && (!CHANNELS || warp % 2 == 0)) {
-            // A lane has a column of the inverse, and every other writes that of its neighbour beside its own.
+            pair_heads();
             __syncwarp();
-            float inverse[kBlock];
-#pragma unroll
-            for (int r = 0; r < kBlock; ++r) {
-                inverse[r] = r == lane % kBlock ? 1.f : 0.f;
-#pragma unroll
-                for (int j = 0; j < r; ++j) inverse[r] += system[r * kSystemRow + j] * inverse[j];
-            }
-#pragma unroll
-            for (int r = 0; r < kBlock; ++r) {
-                const float next = __shfl_down_sync(kAllLanes, inverse[r], 1);
-                if (lane < kBlock && lane % 2 == 0) put(Count<WIDE>{}, taken, PAIRS, swizzled<__nv_bfloat16, kBlock>(block * kBlock + r, lane), inverse[r], next);
+        }
+        if (delta && (!CHANNELS || warp % 4 == 0)) invert();
+        __syncthreads();   // all products lie ready
+        const TI* const values_here = under_way;
+        if (last < end) {
+            next = chunk_end<TOKENS>(args.writes, last, end, lane);
+            if constexpr (CHANNELS) {
+                under_way = under_way == values ? values + TOKENS * kValues : values;
+                fetch(last, next, under_way), beta = beta_of(last + lane, next);
             }
         }
-        __syncthreads();   // all products lie ready
 
         auto load_left = [&](auto& parts, const float (&a)[4], const float (&b)[4]) {
             const float pairs[4][2] = {{a[0], a[1]}, {a[2], a[3]}, {b[0], b[1]}, {b[2], b[3]}};
@@ -315,7 +356,7 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
                 multiply_parts<PARTS>(out[1], left, right, 1);
             }
             float own_values[4][2];
-            load_pairs<TI, kValues, Operand::kLeftAcross>(own_values, values, block * kBlock, warp * 16, lane);
+            load_pairs<TI, kValues, Operand::kLeftAcross>(own_values, values_here, block * kBlock, warp * 16, lane);
 #pragma unroll
             for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -400,12 +441,12 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
             if (kept) store_streamed(kept + (int64_t)key * args.value_dim + column, v);
             if (slot_state) store_streamed(slot_state + (int64_t)key * args.value_dim + column, v);
         }
-        __syncthreads();   // before the next chunk comes
+        if constexpr (!CHANNELS) __syncthreads();   // before the next chunk comes
     }
 }
 
 #define KERNEL(name, state, input, TS, TI, K, CHANNELS)                                             \
-    extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
+    extern "C" __global__ void __launch_bounds__(kThreads<CHANNELS>, CHANNELS ? 1 : 2)                                       \
         chunk_##name##_##state##_##input##_##K(const __grid_constant__ Args args) {                 \
         chunk_delta<TS, TI, K, CHANNELS>(args);                                                     \
     }

@@ -16,10 +16,11 @@ fn columns_of_block(key_dim: usize) -> Option<usize> {
     }
 }
 
-/// What `chunk_delta.cu` names `kValues`, `kThreads` and `kBlock`.
-const VALUES: usize = 64;
-const THREADS: usize = 128;
+/// What `chunk_delta.cu` names `kBlock` and `kValues`.
 const BLOCK: usize = 16;
+fn chunk_values(by_channel: bool) -> usize {
+    if by_channel { 128 } else { 64 }
+}
 
 /// Shared memory of a thread block of `chunk_delta.cu`: the inputs of its tokens, what tokens of a block take from each
 /// other, also as the inverse, and give to each other as parts of two bytes, and 16 rows of 20 outputs for each warp; for
@@ -32,10 +33,11 @@ fn chunk_bytes(state: DType, input: DType, key_dim: usize, by_channel: bool) -> 
     };
     let (wide, narrow) = (parts(state).max(2), parts(input));
     let tokens = if by_channel { 32 } else { 64 };
-    let inputs = tokens * (2 * key_dim + VALUES) * input.size_in_bytes();
+    let values = chunk_values(by_channel) * if by_channel { 2 } else { 1 };
+    let inputs = tokens * (2 * key_dim + values) * input.size_in_bytes();
     let pairs = (wide + narrow) * tokens * BLOCK * 2 + tokens * (BLOCK + 1) * 4;
-    let decayed = (2 * wide + narrow) * tokens * key_dim * 2 + (tokens + tokens / BLOCK) * key_dim * 4;
-    inputs + pairs + THREADS / 32 * BLOCK * 20 * 4 + if by_channel { decayed } else { 0 }
+    let decayed = (2 * wide + narrow) * tokens * key_dim * 2 + (2 * tokens + tokens / BLOCK) * key_dim * 4;
+    inputs + pairs + chunk_values(by_channel) * 20 * 4 + if by_channel { decayed } else { 0 }
 }
 
 /// The launches of a step, unless the kernel was not made for it.
@@ -118,7 +120,7 @@ pub(crate) fn linear_attention<'a>(
     let update = launch(update, value_dim / columns, vectors.min(128), 0);
     let rule = if by_channel { "kimi" } else { "delta" };
     let chunk = format!("chunk_{rule}_{state}_{activation}_{key_dim}");
-    let chunk = launch(chunk, value_dim.div_ceil(VALUES), THREADS, chunk_bytes);
+    let chunk = launch(chunk, value_dim.div_ceil(chunk_values(by_channel)), 2 * chunk_values(by_channel), chunk_bytes);
     let has_few = (0..batch.len()).any(|sequence| batch.rows(sequence).len() <= MAX_TOKENS);
     let launches = match (chunked, has_few) {
         (true, true) => vec![chunk, update],
