@@ -13,7 +13,7 @@
 #include "chunks.cuh"
 #include "mamba2.cuh"
 
-constexpr int kChannels = 64, kThreads = 256, kOutRow = 40;
+constexpr int kChunk = 64, kChannels = 64, kThreads = 256, kOutRow = 40;
 
 template <typename TS, typename TI, int N, int STAGES> DEVICE void chunk_scan(const Args& args) {
     constexpr int V = kPerVec<TI>, VS = kPerVec<TS>, PARTS = kParts<TI>, GAIN_PARTS = PARTS < 3 ? PARTS + 1 : 3;
@@ -62,7 +62,7 @@ template <typename TS, typename TI, int N, int STAGES> DEVICE void chunk_scan(co
             step[i] = row < to ? time_step<TI>(args, row, head, bias) : 0.f;
             sum[i] = {row < to ? a * step[i] : 0.f, 0.f};
         }
-        const Sum last = running_sums(sum, lane), none = {0.f, 0.f};
+        const Sum last = running_sums<32>(sum, lane), none = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int token = lane * 2 + i;
@@ -112,7 +112,7 @@ template <typename TS, typename TI, int N, int STAGES> DEVICE void chunk_scan(co
     carry();
     __syncthreads();   // all have taken their part
 
-    int next = chunk_end(args.writes, begin, end, lane);
+    int next = chunk_end<kChunk>(args.writes, begin, end, lane);
     fetch(begin, next, stages);
     if (warp == 0) weigh(begin, next, 0);
     for (int first = begin, turn = 0; first < end; turn ^= 1) {
@@ -122,7 +122,7 @@ template <typename TS, typename TI, int N, int STAGES> DEVICE void chunk_scan(co
         const TI* const x = stages + (STAGES > 1 ? turn : 0) * STAGE;
         const TI *const b = x + kChunk * kChannels, *const c = b + kChunk * N;
         if (last < end) {
-            next = chunk_end(args.writes, last, end, lane);
+            next = chunk_end<kChunk>(args.writes, last, end, lane);
             if (STAGES > 1) fetch(last, next, stages + (turn ^ 1) * STAGE);
             if (warp == 0) weigh(last, next, turn ^ 1);
         }

@@ -26,17 +26,30 @@ template <int PARTS> DEVICE void split(float low, float high, uint32_t (&parts)[
     }
 }
 
-// Where an element lies in shared memory: chunk c of 16 bytes of row r at chunk c ^ r, so that the rows of a matrix lie
-// in different banks.
+// Where an element lies in shared memory: chunk c of 16 bytes of row r at chunk c ^ r, so that the eight rows of a matrix
+// lie in different banks. Of narrow rows several lie side by side in the banks, and have one r.
 template <typename T, int WIDTH> DEVICE int swizzled(int row, int column) {
-    constexpr int V = kPerVec<T>, CHUNKS = WIDTH / V;
-    return row * WIDTH + ((column / V) ^ (row & (CHUNKS < 8 ? CHUNKS - 1 : 7))) * V + column % V;
+    constexpr int V = kPerVec<T>, CHUNKS = WIDTH / V < 8 ? WIDTH / V : 8;
+    return row * WIDTH + ((column / V) ^ (row / (8 / CHUNKS) & (CHUNKS - 1))) * V + column % V;
+}
+
+// COUNT neighbouring elements of shared memory.
+template <typename T, int COUNT> DEVICE void load_near(const T* from, float (&out)[COUNT]) {
+    if constexpr (COUNT == 1) {
+        out[0] = to_float(*from);
+    } else {
+        struct alignas(COUNT * sizeof(T)) Words {
+            uint32_t words[COUNT * sizeof(T) / 4];
+        };
+        const Words near = *reinterpret_cast<const Words*>(from);
+#pragma unroll
+        for (int i = 0; i < COUNT / Format<T>::kPerWord; ++i) Format<T>::widen(near.words[i], out + i * Format<T>::kPerWord);
+    }
 }
 
 // Rows of inputs into shared memory, zeros where there are none.
 template <typename T, int WIDTH, int ROWS, int THREADS> DEVICE void fetch_rows(T* into, const T* source, int64_t stride, int rows, int columns) {
     constexpr int V = kPerVec<T>, VECS = WIDTH / V, AT_ONCE = THREADS / VECS;
-    static_assert(AT_ONCE % 8 == 0, "a thread's rows are swizzled alike");
     const int column = threadIdx.x % VECS * V;
     int row = threadIdx.x / VECS;
     T* to = into + swizzled<T, WIDTH>(row, column);
@@ -44,13 +57,19 @@ template <typename T, int WIDTH, int ROWS, int THREADS> DEVICE void fetch_rows(T
 #pragma unroll 1
     for (; row < ROWS; row += AT_ONCE, to += AT_ONCE * WIDTH, from += AT_ONCE * stride) {
         const bool live = row < rows && column < columns;
-        copy_async(to, live ? from : source, live);
+        // Eight rows further all is swizzled alike.
+        copy_async(AT_ONCE % 8 == 0 ? to : into + swizzled<T, WIDTH>(row, column), live ? from : source, live);
     }
 }
 
 // How an operand lies in shared memory: as rows of the left one [16, 16], or of the right one turned [two of 8, 16], or
 // across them.
 enum class Operand { kLeft, kLeftAcross, kRight, kRightAcross };
+
+// Which, as an argument.
+template <Operand KIND> struct Kind {
+    static constexpr Operand value = KIND;
+};
 
 // The pairs of numbers of a lane in the four matrices of an operand whose first row and column these are.
 template <typename T, int WIDTH, Operand KIND> DEVICE void load_words(uint32_t (&words)[4], const T* from, int row, int column, int lane) {
@@ -125,28 +144,27 @@ DEVICE Sum operator+(const Sum& a, const Sum& b) {
 // e to the difference of two.
 DEVICE float exp_between(const Sum& to, const Sum& from) { return expf((to.high - from.high) + (to.low - from.low)); }
 
-// Turns logarithms of decays, two of each lane, into their running sums over a warp, and returns the last.
-DEVICE Sum running_sums(Sum (&sum)[2], int lane) {
+// Turns logarithms of decays, two of each lane, into their running sums over so many lanes, and returns the last.
+template <int LANES> DEVICE Sum running_sums(Sum (&sum)[2], int lane) {
     // An infinite one would leave differences undefined; this one leaves nothing either. A NaN stays.
 #pragma unroll
     for (int i = 0; i < 2; ++i) sum[i].high = sum[i].high < -1e6f ? -1e6f : sum[i].high;
     sum[1] = sum[0] + sum[1];
 #pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
+    for (int offset = 1; offset < LANES; offset *= 2) {
         const Sum before = {__shfl_up_sync(kAllLanes, sum[1].high, offset), __shfl_up_sync(kAllLanes, sum[1].low, offset)};
-        if (lane >= offset) sum[0] = before + sum[0], sum[1] = before + sum[1];
+        if (lane % LANES >= offset) sum[0] = before + sum[0], sum[1] = before + sum[1];
     }
-    return {__shfl_sync(kAllLanes, sum[1].high, 31), __shfl_sync(kAllLanes, sum[1].low, 31)};
+    const int last = lane | (LANES - 1);
+    return {__shfl_sync(kAllLanes, sum[1].high, last), __shfl_sync(kAllLanes, sum[1].low, last)};
 }
 
-constexpr int kChunk = 64;   // tokens
-
-// The end of the chunk that begins at a row: 64 tokens, or behind the first whose state is kept.
-DEVICE int chunk_end(const Writes& writes, int from, int end, int lane) {
-    int to = min(from + kChunk, end);
+// The end of the chunk that begins at a row: so many tokens, or behind the first whose state is kept.
+template <int TOKENS> DEVICE int chunk_end(const Writes& writes, int from, int end, int lane) {
+    int to = min(from + TOKENS, end);
     if (writes.rows) {
 #pragma unroll
-        for (int i = kChunk - 32; i >= 0; i -= 32) {
+        for (int i = TOKENS - 32; i >= 0; i -= 32) {
             const int row = from + i + lane;
             const uint32_t kept = __ballot_sync(kAllLanes, row < end && writes.rows[min(row, end - 1)] >= 0);
             if (kept) to = min(to, from + i + __clz(__brev(kept)) + 1);

@@ -14,7 +14,7 @@ use cacheplan_kernels::{Buffer, Contents, Device, Executor, Launch, Launches, Po
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_runtime::{Request, Session};
 use candle_core::{CpuStorage, D, Storage, Tensor};
-use harness::{Driven, Golden, assert_close, session};
+use harness::{BUDGET, Driven, Golden, assert_close, session};
 use rstest::rstest;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -168,6 +168,23 @@ fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] execu
     let ops = &(&ops | &before.left) | &prompt.left;
     let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!((names(&kernels).as_str(), names(&ops).as_str()), (executed, left));
+}
+
+/// A prompt at once, where channels decay and where decays are fixed, and what is generated behind it.
+#[rstest]
+#[case("kimi_linear", "chunk_kimi")]
+#[case("minimax", "chunk_delta")]
+fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] chunks: &str) {
+    let _turn = emulator(1);
+    let golden = Golden::load(model);
+    let ids = golden.ids("long.input_ids");
+    let mut driven = Driven::open(model);
+    let sequence = driven.admit(ids.len());
+    assert_close(&driven.step(&[(sequence, &ids)]), &golden.get("long.logits"), "long.logits");
+    let expected = golden.ids("long.greedy");
+    let generated = session(model, BUDGET).generate(&[Request::new(ids, expected.len())], false).unwrap();
+    assert_eq!(generated.outputs[0].tokens, expected);
+    assert!(take_record().executed.contains(chunks));
 }
 
 /// The tokens that a step gives each of its sequences.

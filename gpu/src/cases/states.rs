@@ -182,9 +182,9 @@ impl LinearAttention {
         let elements = heads * key_dim * value_dim;
         let work = Work {
             bytes: (state_bytes(&of, elements, state) + tokens * row) as u64,
-            // Reading a state, adding to it, and the products within a chunk of 64.
+            // Reading a state, adding to it, and the products within a block of 16.
             flops: if longest > 16 {
-                (tokens * (6 * elements + heads * 64 * 2 * (key_dim + value_dim))) as u64
+                (tokens * (6 * elements + heads * 16 * 2 * (key_dim + value_dim))) as u64
             } else {
                 0
             },

@@ -251,6 +251,7 @@ fn prefills(large: bool) -> Vec<Case> {
             let formats = (state, input);
             cases.push(scan(formats, size, Writes::Final).case(long()));
             cases.push(delta(DeltaKind::Gated, formats, size, Writes::Final).case(long()));
+            cases.push(delta(DeltaKind::Kimi, formats, size, Writes::Final).case(long()));
         }
         for (writes, sequences) in [
             (Writes::Final, long()),
@@ -263,7 +264,6 @@ fn prefills(large: bool) -> Vec<Case> {
                 let channels = Channels { recurrence: Recurrence::Mamba1(16), channels: 64, state, input, writes };
                 cases.push(channels.case(sequences.clone()));
                 cases.push(Channels { recurrence: Recurrence::Gated, ..channels }.case(sequences));
-                cases.push(delta(DeltaKind::Kimi, formats, 128, writes).case(long()));
                 cases.push(delta(DeltaKind::Lightning, formats, 128, writes).case(long()));
                 continue;
             }

@@ -16,22 +16,28 @@ fn columns_of_block(key_dim: usize) -> Option<usize> {
     }
 }
 
-/// What `chunk_delta.cu` names `kChunk`, `kValues` and `kThreads`.
-const CHUNK: usize = 64;
-const VALUES: usize = 64;
-const THREADS: usize = 128;
+/// What `chunk_delta.cu` names `kBlock` and `kValues`.
+const BLOCK: usize = 16;
+fn chunk_values(by_channel: bool) -> usize {
+    if by_channel { 128 } else { 64 }
+}
 
-/// Shared memory of a block of `chunk_delta.cu`: the inputs of a chunk, what tokens take from each other and give to each
-/// other as parts of two bytes, four blocks of the diagonal, and 16 rows of 20 outputs for each warp.
-fn chunk_bytes(state: DType, input: DType, key_dim: usize) -> usize {
+/// Shared memory of a thread block of `chunk_delta.cu`: the inputs of its tokens, what tokens of a block take from each
+/// other, also as the inverse, and give to each other as parts of two bytes, and 16 rows of 20 outputs for each warp; for
+/// decays of channels those, and keys and queries that have decayed as parts.
+fn chunk_bytes(state: DType, input: DType, key_dim: usize, by_channel: bool) -> usize {
     let parts = |dtype| match dtype {
         DType::F32 => 3,
         DType::F16 => 2,
         _ => 1,
     };
-    let inputs = CHUNK * (2 * key_dim + VALUES) * input.size_in_bytes();
-    let pairs = (parts(state).max(2) + parts(input)) * CHUNK * CHUNK * 2;
-    inputs + pairs + 4 * 16 * 17 * 4 + THREADS / 32 * 16 * 20 * 4
+    let (wide, narrow) = (parts(state).max(2), parts(input));
+    let tokens = if by_channel { 32 } else { 64 };
+    let values = chunk_values(by_channel) * if by_channel { 2 } else { 1 };
+    let inputs = tokens * (2 * key_dim + values) * input.size_in_bytes();
+    let pairs = (wide + narrow) * tokens * BLOCK * 2 + tokens * (BLOCK + 1) * 4;
+    let decayed = (2 * wide + narrow) * tokens * key_dim * 2 + (2 * tokens + tokens / BLOCK) * key_dim * 4;
+    inputs + pairs + chunk_values(by_channel) * 20 * 4 + if by_channel { decayed } else { 0 }
 }
 
 /// The launches of a step, unless the kernel was not made for it.
@@ -40,7 +46,7 @@ pub(crate) fn linear_attention<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    _device: &Device,
+    device: &Device,
 ) -> Option<Launches<'a>> {
     let [heads, key_dim, value_dim] = view.shape;
     let LinearAttentionScan { q, k, v, .. } = *input;
@@ -61,8 +67,11 @@ pub(crate) fn linear_attention<'a>(
     }
     let by_channel = matches!(input.decay, StateDecay::PerChannel(_));
     let many = !is_short(batch.cu_seqlens) && !batch.rounds_each_token();
-    let fits = v.dtype() != DType::F32 || key_dim < 128;
-    let chunked = many && fits && !by_channel && [q, k].into_iter().all(|keys| vector_stride(keys).is_some());
+    let chunk_bytes = chunk_bytes(pool.dtype(), v.dtype(), key_dim, by_channel);
+    let rows = [Some(q), Some(k), decay.filter(|_| by_channel)];
+    let chunked = many
+        && chunk_bytes <= device.shared_bytes
+        && rows.into_iter().flatten().all(|rows| vector_stride(rows).is_some());
     // A sequence takes one way whatever runs beside it.
     let few = if chunked { MAX_TOKENS as i32 } else { i32::MAX };
     let key_heads = k.dims()[1..].iter().product::<usize>() / key_dim;
@@ -109,9 +118,9 @@ pub(crate) fn linear_attention<'a>(
     };
     let update = format!("linear_update_{state}_{activation}_{key_dim}_{columns}");
     let update = launch(update, value_dim / columns, vectors.min(128), 0);
-    let chunk = format!("chunk_delta_{state}_{activation}_{key_dim}");
-    let chunk_bytes = chunk_bytes(pool.dtype(), v.dtype(), key_dim);
-    let chunk = launch(chunk, value_dim.div_ceil(VALUES), THREADS, chunk_bytes);
+    let rule = if by_channel { "kimi" } else { "delta" };
+    let chunk = format!("chunk_{rule}_{state}_{activation}_{key_dim}");
+    let chunk = launch(chunk, value_dim.div_ceil(chunk_values(by_channel)), 2 * chunk_values(by_channel), chunk_bytes);
     let has_few = (0..batch.len()).any(|sequence| batch.rows(sequence).len() <= MAX_TOKENS);
     let launches = match (chunked, has_few) {
         (true, true) => vec![chunk, update],
