@@ -139,6 +139,11 @@ template <> struct Format<Int8> {
     }
 };
 
+// The power of two at or below a magnitude, and one that has an inverse for what is no number.
+DEVICE float power_below(float magnitude) {
+    return __uint_as_float(min(max(__float_as_uint(magnitude) & 0x7f800000u, 1u << 23), 253u << 23));
+}
+
 // Elements in 16 bytes.
 template <typename T> constexpr int kPerVec = 16 / sizeof(T);
 

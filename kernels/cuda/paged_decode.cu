@@ -127,10 +127,8 @@ template <typename P, int D> DEVICE void paged_decode(const Args& args) {
             }
             largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-            // The power of two below the largest, and its inverse.
-            const uint32_t power = min(max(__float_as_uint(largest) & 0x7f800000u, 1u << 23), 253u << 23);
-            const float inverse = __uint_as_float((254u << 23) - power);
-            scale[r] *= __uint_as_float(power) * (Format<P>::kHalves * (args.k_scales ? args.k_scales[kv_head] : args.k_scale));
+            const float power = power_below(largest), inverse = 1.f / power;
+            scale[r] *= power * (Format<P>::kHalves * (args.k_scales ? args.k_scales[kv_head] : args.k_scale));
 #pragma unroll
             for (int k = 0; k < D / 16; ++k) {
                 const float even[2] = {query[k][0] * inverse, query[k][2] * inverse}, odd[2] = {query[k][1] * inverse, query[k][3] * inverse};
@@ -333,7 +331,7 @@ template <typename T, int D> DEVICE void join(const JoinArgs& args) {
         weight += f * args.tops[(split * rows + row) * 2 + 1];
     }
     // A padding sequence may have several rows.
-    const T value = from_float<T>(weight > 0.f ? sum / weight : 0.f);
+    const T value = from_float<T>(weight == 0.f ? 0.f : sum / weight);
     for (int token = first; token < beyond; ++token)
         static_cast<T*>(args.out)[((int64_t)token * args.heads + head) * D + column] = value;
 }
