@@ -159,7 +159,8 @@ impl Sizes {
             cases.push(latents(128).case(at(128, 4 << 10)));
             cases.push(latents(16).case(at(1, 128 << 10)));
         }
-        cases.extend([llama(BF16).case(self.prefill(4096)), latents(16).case(self.prefill(4096))]);
+        cases.extend([BF16, F8E4M3].map(|pool| llama(pool).case(self.prefill(4096))));
+        cases.push(latents(16).case(self.prefill(4096)));
         let write = CacheWrite {
             format: llama(BF16).format,
             tokens: self.of(8192, 16),

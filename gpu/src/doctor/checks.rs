@@ -292,10 +292,11 @@ fn prefills(large: bool) -> Vec<Case> {
             }
         }
     }
-    for pool in [F32, BF16, F16, F8E4M3, U8] {
-        let input = if matches!(pool, F8E4M3 | U8) { BF16 } else { pool };
+    let plain = [F32, BF16, F16].map(|pool| (pool, pool, Scales::PerTensor));
+    for (pool, input, scales) in plain.into_iter().chain(BYTES) {
         let of = |format, value_dim| Attention { format, group: 4, value_dim, input, features: Features::default() };
-        cases.extend([64, 128, 256].map(|head_dim| of(format(2, head_dim, pool), head_dim).case(long())));
+        let heads = |head_dim| of(Format { scales, ..format(2, head_dim, pool) }, head_dim);
+        cases.extend([64, 128, 256].map(|head_dim| heads(head_dim).case(long())));
         if input == pool {
             cases.push(of(Format { kv_factor: 1, ..format(1, 576, pool) }, 512).case(long()));
         }

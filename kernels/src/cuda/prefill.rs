@@ -20,8 +20,7 @@ fn tile(head_dim: usize) -> Option<(usize, usize)> {
 
 /// Whether the kernel was made for a call over a narrow pool.
 pub(super) fn makes(call: &Call<'_, '_>) -> bool {
-    let made = tile(call.head_dim).is_some_and(|(rows, _)| call.group() <= rows)
-        && call.view.kv_factor == 2;
+    let made = tile(call.head_dim).is_some_and(|(rows, _)| call.group() <= rows) && call.view.kv_factor == 2;
     made && call.view.tokens_per_block >= RUN && call.attention.alibi_slopes.is_none()
 }
 

@@ -146,7 +146,11 @@ fn paged_prefill_traffic(
     assert!(found <= instructions_per_product, "{found:.2} instructions of a warp for each product: {stats:?}");
     assert!(stats.shared_passes as f64 <= 1.1 * stats.shared_requests as f64, "{stats:?}");
     // Each of four warps has its part of a tile of keys and values under way.
-    assert!(stats.bytes_in_flight as usize >= tile * head_dim * pool.size_in_bytes() / 2, "{} in flight", stats.bytes_in_flight);
+    assert!(
+        stats.bytes_in_flight as usize >= tile * head_dim * pool.size_in_bytes() / 2,
+        "{} in flight",
+        stats.bytes_in_flight
+    );
 }
 
 /// A byte that is no number is not taken for one: what sees it is none, and what stands before it is as it was.
