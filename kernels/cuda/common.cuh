@@ -26,6 +26,13 @@ DEVICE void store_streamed(void* to, const Vec16& v) {
 DEVICE uint32_t bits(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 DEVICE uint32_t bits(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
 
+// Pairs of half floats.
+DEVICE uint32_t subtract_halves(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
 // An 8-bit float (e4m3) as its bits. The machine converts these from sm_89 on only, and one PTX serves all.
 struct Fp8 {
     uint8_t code;
@@ -66,8 +73,18 @@ template <> struct Format<Fp8> {
         const uint32_t steps = __float_as_uint(magnitude + __uint_as_float(far)) - far;
         return steps + (power >> 20) - (121 << 3) + (value != value);
     }
+    // Has the top bits of bytes that are no numbers, of kTops, and other bits.
+    static constexpr uint32_t kTops = 0x80808080u;
+    static DEVICE uint32_t not_numbers(uint32_t word) { return (word & ~kTops) + 0x01010101u; }
+    // Bytes 0 and 2, and bytes 1 and 3, as half floats of which kHalves times as much is meant; no number is one here.
+    // Exponents are 8 apart, and those of half floats have one bit more.
+    static constexpr float kHalves = 256.f;
+    static DEVICE void halves(uint32_t word, uint32_t& even, uint32_t& odd) {
+        even = (word << 7 & 0x3f803f80u) | (word << 8 & 0x80008000u);
+        odd = (word >> 1 & 0x3f803f80u) | (word & 0x80008000u);
+    }
     static DEVICE void widen(uint32_t word, float* out) {
-        // As the upper bytes of half floats, whose exponents are 8 apart and have one bit more.
+        // As the upper bytes of half floats.
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t spread = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
@@ -75,7 +92,7 @@ template <> struct Format<Fp8> {
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[i] *= 256.f;
-        if (((word & 0x7f7f7f7fu) + 0x01010101u & 0x80808080u) != 0) {
+        if ((not_numbers(word) & kTops) != 0) {
             for (int i = 0; i < 4; ++i)
                 if ((word >> 8 * i & 0x7f) == 0x7f) out[i] = NAN;
         }
@@ -98,6 +115,15 @@ struct Int8 {
 template <> struct Format<Int8> {
     static constexpr int kPerWord = 4;
     static constexpr float kLargest = 127.f;
+    static constexpr uint32_t kTops = 0;
+    static DEVICE uint32_t not_numbers(uint32_t) { return 0; }
+    // As for Fp8: the last places of half floats from 2^10 on, 128 too large.
+    static constexpr float kHalves = 1.f;
+    static DEVICE void halves(uint32_t word, uint32_t& even, uint32_t& odd) {
+        const uint32_t raised = word ^ 0x80808080u;
+        even = subtract_halves(__byte_perm(raised, 0x64646464u, 0x4240), 0x64806480u);
+        odd = subtract_halves(__byte_perm(raised, 0x64646464u, 0x4341), 0x64806480u);
+    }
     static DEVICE void widen(uint32_t word, float* out) {
         // As the last places of floats from 2^23 on, 128 too large.
         const uint32_t raised = word ^ 0x80808080u;
@@ -112,6 +138,11 @@ template <> struct Format<Int8> {
         return __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
     }
 };
+
+// The power of two at or below a magnitude, and one that has an inverse for what is no number.
+DEVICE float power_below(float magnitude) {
+    return __uint_as_float(min(max(__float_as_uint(magnitude) & 0x7f800000u, 1u << 23), 253u << 23));
+}
 
 // Elements in 16 bytes.
 template <typename T> constexpr int kPerVec = 16 / sizeof(T);
@@ -207,6 +238,10 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 // 16 bytes from global to shared memory; zeros where not `live`.
 DEVICE void copy_async(void* to, const void* from, bool live) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+// 4 bytes; zero where not `live`.
+DEVICE void copy_word_async(void* to, const void* from, bool live) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(live ? 4 : 0) : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most OPEN groups are under way.

@@ -185,7 +185,7 @@ template <typename TQ, typename TP, int LANES, int VECS> DEVICE void attend(cons
         const int64_t place = ((int64_t)split * gridDim.x + row) * heads + head0 + h;
         if (whole) {
             weight += exp2f(sink - largest);
-            static_cast<TQ*>(args.out)[place * args.value_dim + c] = from_float<TQ>(weight > 0.f ? v_scale * sum / weight : 0.f);
+            static_cast<TQ*>(args.out)[place * args.value_dim + c] = from_float<TQ>(weight == 0.f ? 0.f : v_scale * sum / weight);
         } else {
             args.sums[place * args.value_dim + c] = v_scale * sum;
             if (c == 0) args.tops[place * 2] = largest, args.tops[place * 2 + 1] = weight;
@@ -213,7 +213,7 @@ template <typename T> DEVICE void join(const JoinArgs& args) {
             sum += f * args.sums[(split * places + place) * args.value_dim + column];
             weight += f * args.tops[(split * places + place) * 2 + 1];
         }
-        static_cast<T*>(args.out)[place * args.value_dim + column] = from_float<T>(weight > 0.f ? sum / weight : 0.f);
+        static_cast<T*>(args.out)[place * args.value_dim + column] = from_float<T>(weight == 0.f ? 0.f : sum / weight);
     }
 }
 

@@ -28,8 +28,16 @@ fn without_folder(line: &str) -> String {
     }
 }
 
+/// Machine code is made for each of these from the PTX of the first.
+pub(crate) const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+
+/// The sources of all kernels: those of ops, and those that the runner measures a device with.
+pub(crate) fn kernels() -> Result<Vec<std::path::PathBuf>, String> {
+    Ok(["kernels/cuda", "gpu/cuda"].map(sources).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+}
+
 /// The sources of a folder, in the order of their names.
-pub(crate) fn sources(folder: &str) -> Result<Vec<std::path::PathBuf>, String> {
+fn sources(folder: &str) -> Result<Vec<std::path::PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
     let mut sources: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));

@@ -1,16 +1,13 @@
 //! Builds the CUDA kernels for every architecture, reads what the compiler made of them, and runs their proofs in the
 //! emulator.
 
-use crate::cuda_build::{ptx, sources};
+use crate::cuda_build::{ARCHITECTURES, kernels as sources, ptx};
 use crate::cuda_toolkit::{Toolkit, target};
 use crate::{output, said, sh};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-/// Machine code is made for each of these from the PTX of the first.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// Proves the kernels: all shapes, schedules and mutants and whole models, or a fixed sample of the former.
 pub(crate) fn run(all: bool) -> Result<(), String> {
@@ -22,7 +19,7 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
     }
     fs::create_dir_all(folder.join("proven")).map_err(on_disk)?;
     let mut kernels = Vec::new();
-    for source in sources("kernels/cuda")? {
+    for source in sources()? {
         let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = ptx(&toolkit, &source)?;
         let file = folder.join(&name).with_extension("ptx");

@@ -1,6 +1,6 @@
 //! The runner `cacheplan-gpu`: its kernels, its build, and what is asked of it.
 
-use crate::cuda_build::{ptx, sources};
+use crate::cuda_build::{self, ARCHITECTURES, ptx};
 use crate::cuda_toolkit::{Toolkit, target};
 use crate::said;
 use crate::sh;
@@ -8,12 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
-
-/// As `cuda-prove` assembles them.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
-
-/// Where the kernels' sources are.
-const FOLDERS: [&str; 2] = ["kernels/cuda", "gpu/cuda"];
 
 /// What every source includes.
 const COMMON: &str = "kernels/cuda/common.cuh";
@@ -24,7 +18,7 @@ pub(crate) fn kernels() -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
     let folder = target("cuda")?;
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    for source in FOLDERS.iter().map(|folder| sources(folder)).collect::<Result<Vec<_>, _>>()?.concat() {
+    for source in cuda_build::kernels()? {
         let age = newest(&[&source, Path::new(COMMON)])?;
         let made = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|time| time > age);
         let text = folder.join(source.file_stem().unwrap_or_default()).with_extension("ptx");

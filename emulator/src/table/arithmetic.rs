@@ -4,6 +4,7 @@ use super::Words;
 use crate::float::{Towards, flush, fma_towards};
 use crate::op::Scalar;
 use crate::types::{Bits, Type};
+use half::f16;
 
 /// The function, its number of operands, and whether the hardware only approximates it.
 pub(super) fn arithmetic(words: &mut Words<'_>) -> Option<(Scalar, usize, bool)> {
@@ -24,6 +25,7 @@ pub(super) fn arithmetic(words: &mut Words<'_>) -> Option<(Scalar, usize, bool)>
             words.take("rn");
             exact(f32_op!(flushed, |a, b| a - b), 2)
         }
+        ("sub", Type::F16x2) if words.take("rn") => exact(scalar!(|a: u32, b: u32| subtract_halves(a, b)), 2),
         ("mul", Type::F32) => {
             words.take("rn");
             exact(f32_op!(flushed, |a, b| a * b), 2)
@@ -131,6 +133,15 @@ fn address_of_space(words: &mut Words<'_>, to: bool) -> Option<Scalar> {
         (true, true) => Some(scalar!(|a: u64| a.wrapping_sub(SHARED_WINDOW))),
         (true, false) => Some(scalar!(|a: u64| a.wrapping_add(SHARED_WINDOW))),
     }
+}
+
+/// Each half's difference, to nearest: an f32 has room for more than twice the digits, so that rounding twice is rounding once.
+fn subtract_halves(a: u32, b: u32) -> u32 {
+    let half = |shift: u32| {
+        let [a, b] = [a, b].map(|pair| f16::from_bits((pair >> shift) as u16).to_f32());
+        u32::from(f16::from_f32(a - b).to_bits()) << shift
+    };
+    half(0) | half(16)
 }
 
 fn larger(a: f32, b: f32) -> f32 {

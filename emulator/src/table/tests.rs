@@ -323,6 +323,23 @@ fn bytes_widen_to_their_value(
     }
 }
 
+/// f64 has room for every difference.
+#[test]
+fn halves_are_subtracted_each_for_itself() {
+    let compute = scalar("sub.rn.f16x2", "b32", &["b32", "b32"]);
+    let half = |bits: u32| half::f16::from_bits(bits as u16);
+    // Every number, from some of each size and sign.
+    for a in (0..0x1_0000).step_by(0x333) {
+        for b in 0..0x1_0000 {
+            let found = compute(u64::from(a << 16 | b), u64::from(b << 16 | a), 0) as u32;
+            for (found, a, b) in [(found, b, a), (found >> 16, a, b)] {
+                let (found, expected) = (half(found), half::f16::from_f64(half(a).to_f64() - half(b).to_f64()));
+                assert!(found == expected || (found.is_nan() && expected.is_nan()), "{a:x} {b:x}");
+            }
+        }
+    }
+}
+
 /// Sums of products that fit 128 bits exactly, in units of 2^-86.
 #[test]
 fn directed_roundings_take_the_neighbour_on_their_side() {

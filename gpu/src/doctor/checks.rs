@@ -117,8 +117,24 @@ fn decode(large: bool) -> Vec<Case> {
         cases.push(of(16).case(contexts(large)));
         cases.push(of(if large { 128 } else { 5 }).case(contexts(large)));
     }
+    for (pool, input, scales) in BYTES {
+        for head_dim in [64, 128] {
+            let format = Format { scales, ..format(2, head_dim, pool) };
+            let features = Features { softcap: (scales == Scales::PerHead).then_some(0.5), ..Features::default() };
+            let attention = Attention { format, group: 4, value_dim: head_dim, input, features };
+            cases.push(attention.case(contexts(large)));
+        }
+    }
     cases
 }
+
+/// Pools of 8 bits, each with queries of one of two types and scales of each sort.
+const BYTES: [(DType, DType, Scales); 4] = [
+    (F8E4M3, BF16, Scales::PerTensor),
+    (F8E4M3, F16, Scales::PerToken),
+    (U8, BF16, Scales::PerHead),
+    (U8, F16, Scales::PerToken),
+];
 
 fn attend(large: bool) -> Vec<Case> {
     let sequences = [(1, 1), (5, 21), (1, 60), (16, 16), (1, 700), (2, 3000)];
@@ -276,10 +292,11 @@ fn prefills(large: bool) -> Vec<Case> {
             }
         }
     }
-    for pool in [F32, BF16, F16, F8E4M3, U8] {
-        let input = if matches!(pool, F8E4M3 | U8) { BF16 } else { pool };
+    let plain = [F32, BF16, F16].map(|pool| (pool, pool, Scales::PerTensor));
+    for (pool, input, scales) in plain.into_iter().chain(BYTES) {
         let of = |format, value_dim| Attention { format, group: 4, value_dim, input, features: Features::default() };
-        cases.extend([64, 128, 256].map(|head_dim| of(format(2, head_dim, pool), head_dim).case(long())));
+        let heads = |head_dim| of(Format { scales, ..format(2, head_dim, pool) }, head_dim);
+        cases.extend([64, 128, 256].map(|head_dim| heads(head_dim).case(long())));
         if input == pool {
             cases.push(of(Format { kv_factor: 1, ..format(1, 576, pool) }, 512).case(long()));
         }

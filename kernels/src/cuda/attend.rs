@@ -2,7 +2,6 @@
 
 use super::attention::{Call, Stretches};
 use super::{Argument, Buffers, Launch, VECTOR, format, is_vector, pool_format};
-use crate::{KvQuant, KvScales};
 use candle_core::DType;
 
 const THREADS: usize = 128;
@@ -25,14 +24,8 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     let (query, pool) = (call.q.dtype(), call.pool.dtype());
     let latent = view.kv_factor == 1;
     let stored = pool_format(pool)?;
-    let made = pool == query || pool.size_in_bytes() == 1;
+    let made = pool == query || call.has_bytes();
     let aligned = [view.layer_offset, view.block_elems, head_dim].iter().all(|at| is_vector(*at, pool));
-    let scales = match attention.quant {
-        Some(KvQuant::Grouped(_)) => return None,
-        Some(KvQuant::PerTensor(scales)) if latent => KvScales { k: scales.k, v: scales.k },
-        Some(KvQuant::PerTensor(scales)) => scales,
-        _ => KvScales { k: 1.0, v: 1.0 },
-    };
     let (lanes, held) = lanes(query, pool, head_dim)?;
     if !(made && aligned) {
         return None;
@@ -45,20 +38,12 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     let resident = 4 * call.device.processors;
     let stretches = Stretches::new(call.longest(0..usize::MAX), keys, call.tokens * columns, resident);
     let (out, scratch) = call.result(buffers, stretches);
-    let (k_scales, v_scales, own_scales) = match attention.quant {
-        Some(KvQuant::PerHead { k, v }) => (Some(k), Some(if latent { k } else { v }), None),
-        Some(KvQuant::PerToken(scales)) => (None, None, Some(scales)),
-        _ => (None, None, None),
-    };
+    let scales = call.scales(buffers);
     let mut arguments = vec![operands.q, operands.pool, out, scratch[0], scratch[1]];
     arguments.extend([operands.tables, operands.kv_lens, operands.cu_seqlens, operands.sinks]);
-    arguments.extend([
-        buffers.floats("slopes", attention.alibi_slopes),
-        buffers.input("own_scales", own_scales),
-        buffers.floats("k_scales", k_scales),
-        buffers.floats("v_scales", v_scales),
-        operands.q_stride,
-    ]);
+    arguments.push(buffers.floats("slopes", attention.alibi_slopes));
+    arguments.extend(scales.of_tokens_and_heads);
+    arguments.push(operands.q_stride);
     arguments.extend(call.strides());
     arguments.extend([
         Argument::I64(view.layer_rows() as i64),
@@ -76,7 +61,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     ]);
     arguments.extend(operands.window);
     arguments.extend(operands.scale);
-    arguments.extend([scales.k, scales.v].map(Argument::F32));
+    arguments.extend(scales.of_all);
     let attend = Launch {
         kernel: format!("paged_attend_{}_{stored}_{lanes}_{held}", format(query)?),
         grid: [call.tokens as u32, columns as u32, stretches.count as u32],

@@ -3,7 +3,7 @@
 use super::{
     Argument, Buffers, Contents, Device, Launch, Launches, attend, decode, is_vector, mla, prefill, room, vector_stride,
 };
-use crate::{KvLayerView, PagedAttention, PagedBatch, Window};
+use crate::{KvLayerView, KvQuant, KvScales, PagedAttention, PagedBatch, Window};
 use candle_core::{DType, Tensor};
 use std::ops::Range;
 
@@ -110,6 +110,14 @@ impl Operands {
     }
 }
 
+/// What stored keys and values are multiplied by.
+pub(super) struct Scales {
+    /// Of each token and head, then keys and values of each head, where there are such.
+    pub(super) of_tokens_and_heads: [Argument; 3],
+    /// Of all keys, and of all values.
+    pub(super) of_all: [Argument; 2],
+}
+
 /// What a sequence has of a step.
 pub(super) struct Tokens {
     pub(super) queries: usize,
@@ -152,12 +160,42 @@ impl<'a> Call<'_, 'a> {
         self.heads / self.view.num_kv_heads
     }
 
-    /// Whether queries and pool are of one 16-bit type, and the pool is read in vectors by blocks of a power of two.
+    /// Whether queries are of a 16-bit type, and the pool of the same or of 8 bits and read in vectors by blocks of a
+    /// power of two.
     pub(super) fn is_narrow(&self) -> bool {
-        let dtype = self.pool.dtype();
-        let aligned = [self.view.layer_offset, self.view.block_elems].iter().all(|at| is_vector(*at, dtype));
+        let (query, pool) = (self.q.dtype(), self.pool.dtype());
+        let aligned = [self.view.layer_offset, self.view.block_elems].iter().all(|at| is_vector(*at, pool));
         let blocks = self.view.tokens_per_block.is_power_of_two();
-        matches!(dtype, DType::F16 | DType::BF16) && self.q.dtype() == dtype && aligned && blocks
+        let made = matches!(query, DType::F16 | DType::BF16) && (pool == query || self.has_bytes());
+        made && aligned && blocks
+    }
+
+    /// Whether the pool has elements of 8 bits.
+    pub(super) fn has_bytes(&self) -> bool {
+        !matches!(self.attention.quant, None | Some(KvQuant::Grouped(_)))
+    }
+
+    /// The scales of a pool of 8 bits; those of any other are 1.
+    pub(super) fn scales(&self, buffers: &mut Buffers<'a>) -> Scales {
+        let latent = self.view.kv_factor == 1;
+        let (mut own, mut heads, mut all) = (None, None, KvScales { k: 1.0, v: 1.0 });
+        match self.attention.quant {
+            // The values of a latent are part of its keys.
+            Some(KvQuant::PerTensor(scales)) => {
+                all = KvScales { v: if latent { scales.k } else { scales.v }, ..scales }
+            }
+            Some(KvQuant::PerHead { k, v }) => heads = Some((k, if latent { k } else { v })),
+            Some(KvQuant::PerToken(scales)) => own = Some(scales),
+            Some(KvQuant::Grouped(_)) | None => {}
+        }
+        Scales {
+            of_tokens_and_heads: [
+                buffers.input("own_scales", own),
+                buffers.floats("k_scales", heads.map(|(k, _)| k)),
+                buffers.floats("v_scales", heads.map(|(_, v)| v)),
+            ],
+            of_all: [all.k, all.v].map(Argument::F32),
+        }
     }
 
     /// Elements of the pool from a block to the next and to the layer; from keys to values, from head to head, and from

@@ -1,7 +1,8 @@
 //! `paged_prefill.cu`: attention of the sequences that have several query tokens.
 
 use super::attention::{Call, Stretches};
-use super::{Argument, Buffers, Launch, attend, format};
+use super::{Argument, Buffers, Launch, attend, pool_format};
+use candle_core::DType;
 
 /// What `paged_prefill.cu` names `kWarps` and `kRun`.
 const WARPS: usize = 4;
@@ -51,11 +52,14 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
     let stretches = Stretches::of_tiles(longest, tile_tokens, blocks(call, fewest), resident(call));
     let (out, [sums, tops]) = call.result(buffers, stretches);
     let told = &call.operands;
+    let scales = call.scales(buffers);
     let mut arguments =
         vec![told.q, told.pool, out, sums, tops, told.tables, told.kv_lens, told.cu_seqlens, told.sinks];
+    arguments.extend(scales.of_tokens_and_heads);
     arguments.push(told.q_stride);
     arguments.extend(call.strides());
     arguments.extend([
+        Argument::I64(call.view.layer_rows() as i64),
         Argument::I32(call.batch.len() as i32),
         Argument::I32(call.batch.max_blocks as i32),
         call.block_shift(),
@@ -67,11 +71,16 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewes
     ]);
     arguments.extend(told.window);
     arguments.extend(told.scale);
+    arguments.extend(scales.of_all);
+    arguments.push(Argument::I32((call.q.dtype() == DType::BF16).into()));
+    // Two tiles of 16 bits; or one, another of 8 bits, five numbers for each token of it, and one for each row.
+    let tile_bytes = 2 * tile_tokens * head_dim;
+    let tiles = if pool.size_in_bytes() == 1 { 3 * tile_bytes + 4 * (5 * tile_tokens + rows) } else { 4 * tile_bytes };
     let attend = Launch {
-        kernel: format!("paged_prefill_{}_{head_dim}", format(pool).unwrap_or_default()),
+        kernel: format!("paged_prefill_{}_{head_dim}", pool_format(pool).unwrap_or_default()),
         grid: [(call.tokens / query_tokens + call.batch.len()) as u32, kv_heads as u32, stretches.count as u32],
         threads: 32 * WARPS as u32,
-        shared_bytes: (rows + 4 * tile_tokens) * head_dim * pool.size_in_bytes(),
+        shared_bytes: 2 * rows * head_dim + tiles,
         arguments,
     };
     attend::joined(call, attend, [sums, tops], stretches)

@@ -11,7 +11,7 @@ use rstest::rstest;
 pub(super) struct Paged {
     pub(super) view: KvLayerView,
     pub(super) pool: Tensor,
-    /// Per sequence, `[context, kv_heads, head_dim]` as the pool stores them.
+    /// Per sequence, `[context, kv_heads, head_dim]` as the pool stores them, without scales.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     cu_seqlens: Vec<u32>,
@@ -45,7 +45,10 @@ impl Paged {
         };
         let max_blocks = sequences.iter().map(|(_, context)| context.div_ceil(block)).max().unwrap_or(0);
         let blocks = sequences.len() * max_blocks + 1;
-        let pool = Tensor::full(f32::NAN, (blocks, view.block_elems), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        // Integers have no NaN.
+        let bytes = matches!(dtype, DType::U8 | DType::F8E4M3);
+        let poison = if dtype == DType::U8 { 127.0 } else { f32::NAN };
+        let pool = Tensor::full(poison, (blocks, view.block_elems), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         let mut random = Random::new(21);
         let mut paged = Self {
             view,
@@ -64,11 +67,12 @@ impl Paged {
                     if i < context.div_ceil(block) { (blocks - 1 - i * sequences.len() - sequence) as i32 } else { -1 }
                 })
                 .collect();
-            let k = random.tensor(&[context, kv_heads, head_dim]).to_dtype(dtype).unwrap();
-            let v = random.tensor(&[context, kv_heads, head_dim]).to_dtype(dtype).unwrap();
+            let [k, v] = [(); 2].map(|()| stored(&random.tensor(&[context, kv_heads, head_dim]), dtype));
             let slots: Vec<i64> =
                 (0..context).map(|i| i64::from(table[i / block]) * block as i64 + (i % block) as i64).collect();
-            KvWrite::new(&k, (kv_factor == 2).then_some(&v), &slots).run(&paged.pool, &view).unwrap();
+            let quant = bytes.then_some(KvScales { k: 1.0, v: 1.0 }.into());
+            let write = KvWrite { quant, ..KvWrite::new(&k, (kv_factor == 2).then_some(&v), &slots) };
+            write.run(&paged.pool, &view).unwrap();
             paged.keys.push(values(&k));
             paged.values.push(values(&v));
             paged.block_tables.extend(table);
@@ -85,6 +89,49 @@ impl Paged {
             block_tables: &self.block_tables,
             max_blocks: self.max_blocks,
         }
+    }
+
+    /// Scales for each token and head of a pool of 8 bits, and none where nobody's rows are. Some values have 0.
+    pub(super) fn own_scales(&self) -> Tensor {
+        let mut random = Random::new(24);
+        let (blocks, rows) = (self.pool.dim(0).unwrap(), self.view.layer_rows());
+        let mut scales = vec![f32::NAN; blocks * rows];
+        for (sequence, &context) in self.kv_lens.iter().enumerate() {
+            for token in 0..context as usize {
+                for (kv, head) in (0..2).flat_map(|kv| (0..self.view.num_kv_heads).map(move |head| (kv, head))) {
+                    let scale = if (kv, token % 7) == (1, 3) { 0.0 } else { 0.01 + 0.008 * random.unit() };
+                    scales[self.block(sequence, token).unwrap() * rows + self.row(kv, head, token)] = scale;
+                }
+            }
+        }
+        Tensor::from_vec(scales, (blocks, rows), &Device::Cpu).unwrap()
+    }
+
+    /// The block of a token, unless it is gone.
+    fn block(&self, sequence: usize, token: usize) -> Option<usize> {
+        self.block_tables[sequence * self.max_blocks + token / self.view.tokens_per_block].try_into().ok()
+    }
+
+    fn row(&self, kv: usize, head: usize, token: usize) -> usize {
+        self.view.row(kv, head, token % self.view.tokens_per_block)
+    }
+
+    /// The keys (`kv` 0) or values of a sequence, as stored numbers and scales make them.
+    fn scaled(&self, kv: usize, sequence: usize, quant: Option<KvQuant<'_>>) -> Vec<f64> {
+        let stored = &[&self.keys, &self.values][kv][sequence];
+        let (heads, width) = (self.view.num_kv_heads, self.view.head_dim);
+        let own = match quant {
+            Some(KvQuant::PerToken(scales)) => Some(scales.to_vec2::<f32>().unwrap()),
+            _ => None,
+        };
+        let scale = |token: usize, head: usize| match (&own, self.block(sequence, token)) {
+            (Some(own), Some(block)) => own[block][self.row(kv, head, token)],
+            _ => quant.map_or(1.0, |quant| quant.factor(&self.view, kv, head)),
+        };
+        let rows = stored.chunks_exact(width).enumerate();
+        rows.flat_map(|(at, row)| row.iter().map(move |&x| (at, x)))
+            .map(|(at, x)| f64::from(x) * f64::from(scale(at / heads, at % heads)))
+            .collect()
     }
 
     fn check(&self, heads: usize, attention: &PagedAttention<'_>, tolerance: f32) {
@@ -136,15 +183,24 @@ impl Paged {
                 assert!(found.iter().all(|&value| value == 0.0), "padding rows are 0");
                 continue;
             }
-            let k = wide(&self.keys[sequence]);
+            let k = self.scaled(0, sequence, attention.quant);
             let v: Vec<f64> = match self.view.kv_factor {
                 1 => k.chunks_exact(head_dim).flat_map(|row| row[..width].to_vec()).collect(),
-                _ => wide(&self.values[sequence]),
+                _ => self.scaled(1, sequence, attention.quant),
             };
             let q = wide(&q[rows.start * heads * head_dim..rows.end * heads * head_dim]);
             let expected: Vec<f32> = reference::attention(&q, &k, &v, &case).into_iter().map(|x| x as f32).collect();
             assert_close(found, &expected, tolerance);
         }
+    }
+}
+
+/// Numbers as a pool stores them; those of 8 bits as f32, behind a scale of 1.
+fn stored(numbers: &Tensor, dtype: DType) -> Tensor {
+    match dtype {
+        DType::U8 => (numbers * 100.0).unwrap().round().unwrap(),
+        DType::F8E4M3 => (numbers * 100.0).unwrap().to_dtype(dtype).unwrap().to_dtype(DType::F32).unwrap(),
+        _ => numbers.to_dtype(dtype).unwrap(),
     }
 }
 

@@ -152,15 +152,17 @@ fn paged_attend_mutants(#[values(DType::BF16, DType::F32)] dtype: DType) {
 
 /// A long context of each format: all of it is read once.
 #[rstest]
-#[case::f32(DType::F32, DType::F32, 128, 130.0)]
-#[case::bf16(DType::BF16, DType::BF16, 256, 250.0)]
-#[case::f8(DType::BF16, DType::F8E4M3, 128, 500.0)]
-#[case::i8(DType::BF16, DType::U8, 128, 500.0)]
+#[case::f32(DType::F32, DType::F32, 128, 1, 130.0)]
+#[case::f32_of_four(DType::F32, DType::F32, 128, 4, 265.0)]
+#[case::bf16(DType::BF16, DType::BF16, 256, 1, 250.0)]
+#[case::f8(DType::BF16, DType::F8E4M3, 128, 1, 500.0)]
+#[case::i8(DType::BF16, DType::U8, 128, 1, 500.0)]
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn paged_attend_traffic(
     #[case] query: DType,
     #[case] dtype: DType,
     #[case] head_dim: usize,
+    #[case] group: usize,
     #[case] warp_instructions_per_kib: f64,
 ) {
     let context = 1024;
@@ -174,7 +176,7 @@ fn paged_attend_traffic(
         order: KvLayout::Hnd,
     };
     let pool = Random::new(1).tensor(&[128, view.block_elems]).to_dtype(dtype).unwrap();
-    let q = Tensor::ones((1, 1, head_dim), query, &Place::Cpu).unwrap();
+    let q = Tensor::ones((1, group, head_dim), query, &Place::Cpu).unwrap();
     let quant = (dtype.size_in_bytes() == 1).then_some(KvScales { k: 0.1, v: 0.1 }.into());
     let attention = PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) };
     let tables: Vec<i32> = (0..128).collect();

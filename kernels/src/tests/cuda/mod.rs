@@ -9,6 +9,7 @@ mod elementwise;
 mod emulate;
 mod kv_cache;
 mod linear_attention;
+mod machine;
 mod mamba2;
 mod mla;
 mod norm;
