@@ -58,13 +58,14 @@ impl PlanRequest<'_> {
             None => make::available_bytes(self, &load)?,
         };
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
-        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next() {
+        let description = engine.engine.description();
+        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next().filter(|_| !description.compresses)
+        {
             return Err(PlanError::Engine(format!(
                 "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
                 engine.engine, unread.name
             )));
         }
-        let description = engine.engine.description();
         if let Some(latent) = held.resources.of_kind(&Kind::MlaPaged).next()
             && (description.descriptors)(self.model).is_some()
         {

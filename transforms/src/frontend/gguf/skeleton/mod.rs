@@ -5,6 +5,7 @@
 
 mod architectures;
 mod bytes;
+mod compressed;
 
 use self::architectures::{ARCHITECTURES, Architecture, Feed, Linear};
 use self::bytes::{Header, Kind, Value};
@@ -50,6 +51,9 @@ impl Model {
         }
         if architecture.linear == Linear::GatedKda {
             file.vector("output_res_score", hidden);
+        }
+        if architecture.name == "deepseek4" {
+            file.stream_ends();
         }
         let feeds: Vec<bool> = file.feeds(self).collect();
         for (index, (layer, feeds)) in self.layers.iter().zip(feeds).enumerate() {
@@ -128,6 +132,9 @@ impl<'a> Dimensions<'a> {
                 BlockSpec::LinearAttention(found) => all.linear = Some(found),
                 BlockSpec::ShortConv { d_conv, .. } => all.short_conv = Some(*d_conv),
                 BlockSpec::Indexer { index_head_dim } => all.index_head_dim = Some(*index_head_dim),
+                BlockSpec::CompressedAttention(found) => {
+                    all.index_head_dim = found.index_head_dim.or(all.index_head_dim);
+                }
                 _ => {}
             }
         }
@@ -252,6 +259,7 @@ impl Skeleton<'_> {
                 self.number("attention.value_length_mla", mla.v_head_dim);
             }
         }
+        self.compressed_keys(model);
         if let Some(index_head_dim) = all.index_head_dim {
             self.number("attention.indexer.key_length", index_head_dim);
             for key in ["head_count", "top_k", "block_size", "local_blocks"] {
@@ -335,6 +343,7 @@ impl Skeleton<'_> {
             match block {
                 BlockSpec::Attention(attention) => layer_file.attention(attention),
                 BlockSpec::Mla(mla) => layer_file.mla(mla),
+                BlockSpec::CompressedAttention(compressed) => layer_file.compressed(compressed),
                 BlockSpec::Mamba1(mamba) => layer_file.mamba1(mamba),
                 BlockSpec::Mamba2(mamba) => layer_file.mamba2(mamba),
                 BlockSpec::LinearAttention(linear) => layer_file.linear(linear),
@@ -579,10 +588,7 @@ impl Layer<'_, '_> {
         }
         match own.feed {
             Feed::None => {}
-            Feed::SharedWhereIndexed if is_indexed => {
-                self.experts(Feed::Shared);
-                self.exact("exp_probs_b.bias", &[EXPERTS]);
-            }
+            Feed::SharedWhereIndexed if is_indexed => self.experts(Feed::SharedBiased),
             Feed::Dense | Feed::SharedWhereIndexed => {
                 self.matrix("ffn_gate", &[hidden, FEED]);
                 self.matrix("ffn_up", &[hidden, FEED]);
@@ -596,7 +602,9 @@ impl Layer<'_, '_> {
                 self.matrix("ffn_up", &[hidden, 2 * FEED]);
                 self.matrix("ffn_down", &[FEED, hidden]);
             }
-            Feed::Experts | Feed::Shared | Feed::GatedShared | Feed::Biased => self.experts(own.feed),
+            Feed::Experts | Feed::Shared | Feed::SharedBiased | Feed::GatedShared | Feed::Biased => {
+                self.experts(own.feed);
+            }
         }
     }
 
@@ -606,7 +614,10 @@ impl Layer<'_, '_> {
         self.matrix("ffn_gate_exps", &[hidden, FEED, EXPERTS]);
         self.matrix("ffn_up_exps", &[hidden, FEED, EXPERTS]);
         self.matrix("ffn_down_exps", &[FEED, hidden, EXPERTS]);
-        if matches!(feed, Feed::Shared | Feed::GatedShared) {
+        if feed == Feed::SharedBiased {
+            self.exact("exp_probs_b.bias", &[EXPERTS]);
+        }
+        if matches!(feed, Feed::Shared | Feed::SharedBiased | Feed::GatedShared) {
             self.matrix("ffn_gate_shexp", &[hidden, FEED]);
             self.matrix("ffn_up_shexp", &[hidden, FEED]);
             self.matrix("ffn_down_shexp", &[FEED, hidden]);
