@@ -48,6 +48,10 @@ impl PlanRequest<'_> {
     /// # Errors
     /// A budget that does not hold one sequence, or without any bytes where the engine needs them.
     pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        (Self { engine: Some(engine.engine), ..*self }).predicted(engine)
+    }
+
+    fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
         let held = self.held_by_engine()?;
         let max_seq_len = self.budget.max_seq_len_for(self.model);

@@ -38,6 +38,7 @@ pub(super) static ENGINE: Description = Description {
     },
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
+    captures_apart: false,
     storage: Storage::AS_MODELLED,
     predict,
     target: None,

@@ -24,6 +24,7 @@ pub(super) static ENGINE: Description = Description {
     dtypes: |_, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
     descriptors: |_| None,
     compresses: false,
+    captures_apart: true,
     storage: Storage {
         copies_shared: true,
         quantises_index: true,

@@ -43,6 +43,7 @@ pub(super) static ENGINE: Description = Description {
         _ => None,
     },
     compresses: false,
+    captures_apart: true,
     storage: Storage {
         quantises_index: true,
         packs_sparse_latents: true,
