@@ -444,6 +444,23 @@ fn a_plan_can_be_safe_of_what_is_assumed() {
     assert!(checked.contains("are proved"), "{checked}");
 }
 
+/// Its ledger assumes what that engine logged, and so does the proof.
+#[test]
+fn a_plan_beside_an_engine_is_proved_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = "Qwen__Qwen3-8B.json";
+    let flags = ["--device-memory", "h100", "--max-seq-len", "8192", "--as", "sglang"];
+    let made = [&flags[..], &["--out", "FILE:plan.json"]].concat();
+    let text = stdout(&cacheplan(&["plan"], Some(model), &made, folder.path()));
+    assert!(text.contains("log(s) of sglang"), "{text}");
+    let model = config(model);
+    let proof = ["FILE:plan.json", "--model", model.to_str().unwrap()];
+    let checked = stdout(&cacheplan(&["plan", "check"], None, &[&proof[..], &flags].concat(), folder.path()));
+    assert!(checked.contains("are proved"), "{checked}");
+    let alone = cacheplan(&["plan", "check"], None, &[&proof[..], &flags[..4]].concat(), folder.path());
+    assert_eq!(alone.status.code(), Some(5));
+}
+
 #[test]
 fn weights_of_unknown_size_are_asked_for() {
     let folder = tempfile::tempdir().unwrap();

@@ -106,8 +106,8 @@ fn report(rows: &[Row]) -> Result<String, std::fmt::Error> {
          the model of each engine at its newest modelled version and with its defaults.\nBoth get the same bytes (half \
          of a device of 24, 80 or 141 GB), the dtypes that the engine would choose, and the same features: no prefix \
          caching, no speculation, one rank.\nOur blocks are as small as the engine's, at most 16 tokens; all other \
-         settings are the same in every row.\nDeepSeek-V4, whose compressed attention no engine's model covers, is \
-         left out.\nThe engines are models; nothing here ran on them.\n"
+         settings are the same in every row.\nOf DeepSeek-V4's compressed attention llama.cpp's model alone knows \
+         the rules.\nThe engines are models; nothing here ran on them.\n"
     )?;
     writeln!(text, "Workloads:\n")?;
     for (name, what, _) in WORKLOADS {

@@ -45,6 +45,10 @@ impl PlanRequest<'_> {
     /// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
     /// fit into memory that is left counts as no sequences.
     pub fn compare(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
+        (Self { engine: Some(engine.engine), ..*self }).compared(engine)
+    }
+
+    fn compared(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
         let load = load(self.budget, self.budget.max_seq_len_for(self.model))?;
         let bytes = match self.budget.engine.cache_bytes {

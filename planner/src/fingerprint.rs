@@ -23,8 +23,16 @@ impl PlanRequest<'_> {
                 // Plans without measured lines keep the fingerprint that they had before there were any.
                 None => hash(&(self.device, self.measurement, self.stage, self.agreement)),
                 Some(measured) => hash(&(self.device, self.measurement, measured, self.stage, self.agreement)),
-            },
+            } + &self.assumed_of(),
         }
+    }
+}
+
+impl PlanRequest<'_> {
+    /// Whose logs the ledger's assumptions come from; nothing where there are none, as before engines told them apart.
+    fn assumed_of(&self) -> String {
+        let engine = self.engine.filter(|_| self.device.is_some());
+        engine.map(|engine| format!("+{engine}")).unwrap_or_default()
     }
 }
 

@@ -281,6 +281,7 @@ fn tried(
     parallel: Parallel,
     question: &FitQuestion,
 ) -> Option<Tried> {
+    let request = &PlanRequest { engine: engine.map(|engine| engine.engine), ..*request };
     let memory = Memory {
         fraction: Fraction::new(0.9),
         of: Some(Base::Total),

@@ -2,6 +2,7 @@
 
 use cacheplan_transforms::WeightBytes;
 
+use crate::overheads::Estimate;
 use crate::size::ByteSize;
 use crate::solve::CacheBytes;
 use crate::{Certainty, DeviceKind, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights};
@@ -10,13 +11,6 @@ use crate::{Certainty, DeviceKind, LedgerItem, LedgerLine, Owner, Parallel, Plan
 ///
 /// The widest tensors of a 70B decoder's layer at bf16 (query, key, value, two MLP halves) take about this much.
 pub(crate) const ASSUMED_BYTES_PER_STEP_TOKEN: u64 = 256 << 10;
-
-/// What a CUDA context with its libraries is assumed to take.
-pub(crate) const ASSUMED_CONTEXT_BYTES: u64 = 512 << 20;
-
-/// Captured graphs of one layer: vLLM 0.3x logged 0.23 GiB for 32 layers, 0.10 and 0.19 up to 0.67 GiB.
-const ASSUMED_GRAPH_BYTES_PER_LAYER: u64 = 15 << 19;
-const MOST_GRAPH_BYTES_PER_LAYER: u64 = 43 << 19;
 
 /// Buffers of a group of ranks: 32 channels of NCCL's `NCCL_BUFFSIZE`, 4 MiB each.
 const ASSUMED_NCCL_BYTES_PER_GROUP: u64 = 128 << 20;
@@ -87,6 +81,26 @@ impl Ledger {
             }
         };
         self.assumed(LedgerItem::Activations, bytes, bytes / 2, note);
+    }
+
+    /// What is on a GPU before anything is; as much again is uncertain, for logs of one rank alone show little of libraries.
+    fn context(&mut self, request: &PlanRequest<'_>) {
+        let logged = Estimate::of(&LedgerItem::Context, request.engine, request.device, |row| row.bytes);
+        if let Some(Estimate { middle, most, note }) = logged {
+            self.assumed(LedgerItem::Context, middle, middle.max(most - middle), note);
+        }
+    }
+
+    /// What the steps of so many layers are captured in.
+    fn graphs(&mut self, request: &PlanRequest<'_>, layers: u64) {
+        if request.engine.is_some_and(|engine| !engine.description().captures_apart) {
+            return;
+        }
+        let logged = Estimate::of(&LedgerItem::Graphs, request.engine, request.device, |row| row.bytes / row.layers);
+        if let Some(Estimate { middle, most, note }) = logged {
+            let note = format!("{layers} layers at {}, {note}", ByteSize(middle));
+            self.assumed(LedgerItem::Graphs, layers * middle, layers * (most - middle), note);
+        }
     }
 
     /// What assumed lines may take more, kept free where the budget wants that.
@@ -193,8 +207,7 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
             ledger.weights(LedgerItem::Weights, weights, parallel, stages);
         }
         if !ledger.measured(request, LedgerItem::Context, max_num_tokens) && is_device {
-            let note = "CUDA context and libraries";
-            ledger.assumed(LedgerItem::Context, ASSUMED_CONTEXT_BYTES, ASSUMED_CONTEXT_BYTES, note.into());
+            ledger.context(request);
         }
         let groups = u64::from(parallel.groups());
         if !ledger.measured(request, LedgerItem::Nccl, max_num_tokens) && runs_layers && groups > 0 {
@@ -220,10 +233,7 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
             let layers =
                 stages(request.model.layers).map_or(0, |stages| u64::from(request.model.layers).div_ceil(stages));
             if runs_layers && request.measurement.is_none() && layers > 0 {
-                let bytes = layers * ASSUMED_GRAPH_BYTES_PER_LAYER;
-                let more = layers * (MOST_GRAPH_BYTES_PER_LAYER - ASSUMED_GRAPH_BYTES_PER_LAYER);
-                let note = format!("{layers} layers at {}, as vLLM logged", ByteSize(ASSUMED_GRAPH_BYTES_PER_LAYER));
-                ledger.assumed(LedgerItem::Graphs, bytes, more, note);
+                ledger.graphs(request, layers);
             }
         }
     }

@@ -59,6 +59,7 @@ mod make;
 mod measured;
 mod mla_cache;
 mod notes;
+mod overheads;
 mod plan;
 mod plan_file;
 mod ranks;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::measured::Measured;
 use crate::speculation;
 use crate::step::StepBytes;
-use crate::{Agreement, Budget, CachePlan, DeviceInfo, Parallel, PlanError, Speculation, ranks};
+use crate::{Agreement, Budget, CachePlan, DeviceInfo, Engine, Parallel, PlanError, Speculation, ranks};
 
 /// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,8 @@ pub struct PlanRequest<'a> {
     pub agreement: Option<Agreement>,
     /// The largest live set of a step, where the model's layers tell it.
     pub step: Option<StepBytes>,
+    /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
+    pub engine: Option<Engine>,
     /// How the budget was stated, in whose words changes to it are suggested.
     pub stated: Stated,
     /// What a device is called, `h100` of `8xh100`, where its number was stated with it: more of them are suggested so.
@@ -75,6 +77,7 @@ impl<'a> PlanRequest<'a> {
             stage: 0,
             agreement: None,
             step: None,
+            engine: None,
             stated: Stated::Keys,
             counted_device: None,
         }

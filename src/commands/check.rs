@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cacheplan::files::Shown;
+use cacheplan::planner::EngineSpec;
 use miette::miette;
 
 use crate::commands::hub;
@@ -24,6 +25,10 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     target: Target,
+
+    /// The engine that the plan was made beside, where one was named
+    #[arg(long = "as", value_name = "ENGINE[@VERSION]", requires = "model")]
+    engine: Option<EngineSpec>,
 }
 
 /// The most lines of what differs from a plan that was made anew.
@@ -42,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plan.pools.len()
         ));
     };
-    let loaded = args.reading.load(model, &args.target, None)?;
+    let loaded = args.reading.load(model, &args.target, args.engine)?;
     let stages = loaded.stages()?;
     let own = stages.iter().find(|request| request.fingerprint() == plan.fingerprint);
     let request = own.unwrap_or(&stages[0]);

@@ -131,6 +131,8 @@ pub(crate) struct Loaded {
     draft: Option<Drafting>,
     measurement: Option<Measurement>,
     measured: Option<Measured>,
+    /// The engine that it is planned for, where one is named.
+    engine: Option<EngineSpec>,
     /// Whether flags alone state the budget.
     in_flags: bool,
 }
@@ -250,7 +252,7 @@ impl Reading {
             say_why_weights_are_unknown(&model);
         }
         let device = target.device.device_memory.clone();
-        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, in_flags })
+        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, engine, in_flags })
     }
 }
 
@@ -285,6 +287,7 @@ impl Loaded {
             counted_device: self.device.as_ref().and_then(|named| named.word.as_deref()),
             measurement: self.measurement.as_ref(),
             measured: self.measured.as_ref(),
+            engine: self.engine.map(|spec| spec.engine),
             ..PlanRequest::new(&self.model.info, resources, &self.budget)
         };
         let request = match self.draft.as_ref().zip(drafting) {

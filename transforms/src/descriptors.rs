@@ -113,7 +113,7 @@ fn indexer(op: &mut OpView<'_>) -> Caches {
 
 /// Where entries stand for few tokens, neighbouring entries overlap and an indexer chooses among them; where they
 /// stand for many, neither is needed.
-const OVERLAPPING_RATIO: u64 = 4;
+pub(crate) const OVERLAPPING_RATIO: u64 = 4;
 
 fn compressed_attention(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("head_dim", "latent", 2)?;

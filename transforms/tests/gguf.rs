@@ -3,9 +3,10 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 
-use cacheplan_handlers::Growth;
-use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions};
+use cacheplan_handlers::{DType, Growth};
+use cacheplan_transforms::{CacheDTypes, FrontendError, Model, PassContext, ReadOptions};
 use rstest::rstest;
 
 use support::{essence, fixture};
@@ -30,6 +31,22 @@ fn a_header_gives_the_resources_of_its_config(#[case] gguf: &str, #[case] config
     assert_eq!(model.info.layers, original.info.layers);
     assert_eq!(model.info.model_type, format!("gguf:{gguf}"));
     assert!(model.info.weights.unwrap().exact);
+}
+
+/// What is written of a config for an engine is read back as the same.
+#[test]
+fn a_file_without_weights_of_deepseek_v4_gives_the_resources_of_its_config() {
+    let read = |path: &Path| Model::read(path, &ReadOptions::default()).unwrap();
+    let original = read(&fixture("configs/deepseek-ai__DeepSeek-V4-Flash.json"));
+    let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+    fs::write(file.path(), original.gguf_skeleton().unwrap().header).unwrap();
+    let written = read(file.path());
+    assert_eq!((written.info.model_type.as_str(), written.info.layers), ("gguf:deepseek4", original.info.layers));
+    // The weights that are left out have a dtype of their own.
+    let dtypes = CacheDTypes { kv: Some(DType::F16), ..CacheDTypes::default() };
+    let context = PassContext { dtypes, ..PassContext::default() };
+    let resources = |model: Model| essence(&{ model.graph }.collect(&context).unwrap().resources);
+    assert_eq!(resources(written), resources(original));
 }
 
 /// `<|endoftext|>` is no key of the file, and `<|end|>` is one that ends no text by its name.

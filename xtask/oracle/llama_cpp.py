@@ -1,8 +1,9 @@
 """llama.cpp's own caches on a CPU: one line of answers per question, which is a line of JSON.
 
 Usage: llama_cpp.py FILE.gguf. A question is {"ctx": cells, "parallel": sequences} and, where they are not the engine's own,
-"unified", "ubatch", "type_k", "type_v", "swa_full". An answer has for each cache that the engine logs "kv CELLS LAYERS K V"
-or "rs CELLS LAYERS R S" with sizes in MiB as printed and a comma between, or "-" where it does not start; why goes to stderr.
+"unified", "ubatch", "type_k", "type_v", "swa_full". An answer has for each cache that the engine logs "kv CELLS LAYERS K V",
+"rs CELLS LAYERS R S" or, of compressors, "cs STREAMS LAYERS SIZE" with sizes in MiB as printed and a comma between, or "-"
+where it does not start; why goes to stderr.
 
 Weights may be a hole: the process is ended as soon as its caches are said.
 """
@@ -17,6 +18,8 @@ import sys
 NUMBER = r" *([\d.]+)"
 KV = re.compile(rf"llama_kv_cache: size = .*\({NUMBER} cells,{NUMBER} layers,.*K \(\w+\):{NUMBER} MiB, V \(\w+\):{NUMBER}")
 STATES = re.compile(rf"llama_memory_recurrent: size = .*\({NUMBER} cells,{NUMBER} layers,.*R \(\w+\):{NUMBER} MiB, S \(\w+\):{NUMBER}")
+
+COMPRESSORS = re.compile(rf"llama_dsv4_comp_state: .* ratio =.* streams ={NUMBER}, .* layers ={NUMBER}, size ={NUMBER} MiB")
 
 
 def start(file, question):
@@ -44,7 +47,7 @@ def answer(file, question):
     caches, said = [], []
     for line in engine.stdout:
         said.append(line.strip())
-        for kind, pattern in (("kv", KV), ("rs", STATES)):
+        for kind, pattern in (("kv", KV), ("rs", STATES), ("cs", COMPRESSORS)):
             if found := pattern.search(line):
                 caches.append(" ".join([kind, *found.groups()]))
         # Said once all caches are.

@@ -5,7 +5,8 @@ use super::{Findings, Rule};
 use cacheplan_transforms::WeightClasses;
 
 use crate::measured::MeasuredBytes;
-use crate::{ByteSize, CachePlan, DeviceKind, Owner, Parallel, PlanRequest};
+use crate::overheads::{FEWEST_ALIKE, Overhead, STAND_IN, rows};
+use crate::{ByteSize, CachePlan, DeviceKind, LedgerItem, Owner, Parallel, PlanRequest};
 
 /// A line's name, its bytes, and how many more are kept free for it.
 type Line = (&'static str, u128, u128);
@@ -39,7 +40,11 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
         }
         match measured.context {
             Some(bytes) => lines.push(("context", bytes, 0)),
-            None if gpu => lines.push(("context", 512 << 20, 512 << 20)),
+            None if gpu => {
+                let mut contexts = overheads(request, LedgerItem::Context, |row| row.bytes);
+                let (middle, most) = middle_and_most(&mut contexts);
+                lines.push(("context", middle, middle.max(most - middle)));
+            }
             None => {}
         }
         let groups = 128 * (1 << 20) * groups(budget.parallel);
@@ -64,13 +69,38 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
     let captured = || {
         // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
-        let some = gpu && request.step.is_some() && request.measurement.is_none() && layers > 0;
-        some.then_some(("graphs", layers * 15 * (1 << 19), layers * 28 * (1 << 19)))
+        let apart = request.engine.is_none_or(|engine| engine.description().captures_apart);
+        let some = gpu && apart && request.step.is_some() && request.measurement.is_none() && layers > 0;
+        let mut of_layer = overheads(request, LedgerItem::Graphs, |row| row.bytes / row.layers);
+        let (middle, most) = middle_and_most(&mut of_layer);
+        some.then_some(("graphs", layers * middle, layers * (most - middle)))
     };
     lines.extend(graphs.or_else(captured));
     lines.extend(draft_weights(request));
     lines.extend([("host tier", host), ("reserve", memory.reserve)].into_iter().filter_map(stated));
     lines
+}
+
+/// What an engine logged of `item` on such devices; of all devices where those are few, and another's where it logged none.
+fn overheads(request: &PlanRequest<'_>, item: LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
+    let has = |name: &str| rows().iter().any(|row| row.item == item && row.engine == name);
+    let name = request.engine.map(crate::Engine::name).filter(|name| has(name)).unwrap_or(STAND_IN);
+    let memory = request.device.map_or(0, |device| u128::from(device.total_bytes));
+    let (mut all, mut alike) = (Vec::new(), Vec::new());
+    for row in rows().iter().filter(|row| row.item == item && row.engine == name) {
+        all.push(u128::from(value(row)));
+        let bytes = row.device_bytes.map_or(0, u128::from);
+        if bytes > 0 && memory >= bytes / 2 && memory <= 2 * bytes {
+            alike.push(u128::from(value(row)));
+        }
+    }
+    if alike.len() >= FEWEST_ALIKE { alike } else { all }
+}
+
+/// Of an even number the larger of the two in the middle.
+fn middle_and_most(values: &mut [u128]) -> (u128, u128) {
+    values.sort_unstable();
+    (values.get(values.len() / 2).copied().unwrap_or(0), values.last().copied().unwrap_or(0))
 }
 
 /// A step's tokens in the widest layer, or the logits of the sequences that it ends with.

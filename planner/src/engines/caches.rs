@@ -47,6 +47,7 @@ pub(super) struct Caches<'a> {
 
 /// One paged cache.
 pub(super) struct Attention<'a> {
+    pub(super) name: &'a str,
     pub(super) handler: &'a ResourceHandler,
     /// Bytes per entry; an entry is a token except for compressed caches.
     pub(super) bytes: u64,
@@ -95,6 +96,7 @@ impl<'a> Caches<'a> {
                 Growth::Paged { stride, window } => {
                     let readers = if storage.copies_shared { resource.shared_by.len() } else { 0 };
                     attention.extend((0..=readers).map(|_| Attention {
+                        name: &resource.name,
                         handler,
                         bytes: bytes(handler),
                         stride: stride.into(),
@@ -123,7 +125,8 @@ impl<'a> Caches<'a> {
         if let (true, Some(handler)) = (engine.version < storage.index_per_latent_before, indexer) {
             let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
             let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
-            let index = || Attention { handler, bytes: bytes(handler), stride: 1, window: None, draft: false };
+            let (name, window) = ("", None);
+            let index = || Attention { name, handler, bytes: bytes(handler), stride: 1, window, draft: false };
             attention.extend((indexed..latents).map(|_| index()));
         }
         Self { attention, states: states.into_values().collect(), sparse: indexer.is_some() }

@@ -22,6 +22,10 @@ pub(crate) struct Description {
     pub(super) dtypes: fn(&ModelInfo, Version) -> CacheDTypes,
     /// What it keeps of ops of such a model where that is not what the op needs.
     pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
+    /// Whether its rules for the compressed entries of DeepSeek-V4 were read.
+    pub(super) compresses: bool,
+    /// Whether what it captures of steps takes bytes beside those of a step.
+    pub(crate) captures_apart: bool,
     /// What it stores in a way of its own.
     pub(super) storage: Storage,
     /// What it would allocate.

@@ -27,10 +27,27 @@ pub(super) fn heads() -> Descriptor {
     })
 }
 
+/// Keys and values that differ in width have a cache each.
+const KEYS: &str = "key_cache";
+const VALUES: &str = "value_cache";
+
+/// Whether a cache of that name holds keys alone, or values alone.
+pub(super) fn is_part(name: &str) -> bool {
+    name.starts_with(KEYS) || is_of_values(name)
+}
+
+pub(super) fn is_of_values(name: &str) -> bool {
+    name.starts_with(VALUES)
+}
+
 fn keys_and_values(heads: u64, key: u64, value: u64, dtype: DType) -> Result<Vec<Cache>, DescribeError> {
-    let handler = match key == value {
-        true => ResourceHandler::kv_paged(heads, key, dtype)?,
-        false => ResourceHandler::kv_paged(heads, key.saturating_add(value), dtype)?.with_kv_factor(1)?,
+    if key == value {
+        let handler = ResourceHandler::kv_paged(heads, key, dtype)?;
+        return Ok(vec![Cache { suffix: "kv_cache".into(), handler }]);
+    }
+    let part = |suffix: &'static str, width: u64| -> Result<Cache, DescribeError> {
+        let handler = ResourceHandler::kv_paged(heads, width, dtype)?.with_kv_factor(1)?;
+        Ok(Cache { suffix: suffix.into(), handler })
     };
-    Ok(vec![Cache { suffix: "kv_cache".into(), handler }])
+    Ok(vec![part(KEYS, key)?, part(VALUES, value)?])
 }

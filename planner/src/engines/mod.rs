@@ -48,6 +48,10 @@ impl PlanRequest<'_> {
     /// # Errors
     /// A budget that does not hold one sequence, or without any bytes where the engine needs them.
     pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        (Self { engine: Some(engine.engine), ..*self }).predicted(engine)
+    }
+
+    fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
         let held = self.held_by_engine()?;
         let max_seq_len = self.budget.max_seq_len_for(self.model);
@@ -58,13 +62,14 @@ impl PlanRequest<'_> {
             None => make::available_bytes(self, &load)?,
         };
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
-        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next() {
+        let description = engine.engine.description();
+        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next().filter(|_| !description.compresses)
+        {
             return Err(PlanError::Engine(format!(
                 "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
                 engine.engine, unread.name
             )));
         }
-        let description = engine.engine.description();
         if let Some(latent) = held.resources.of_kind(&Kind::MlaPaged).next()
             && (description.descriptors)(self.model).is_some()
         {

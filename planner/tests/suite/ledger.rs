@@ -1,10 +1,11 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Certainty, DeviceInfo, DeviceKind, LedgerItem, PlanError, PlanRequest};
+use cacheplan_planner::{ByteSize, Certainty, DeviceInfo, DeviceKind, EngineSpec, LedgerItem, PlanError, PlanRequest};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
+use crate::overheads::{Estimate, Overhead, rows};
 use crate::step::StepBytes;
 
 use super::common::{Model, budget, kv};
@@ -86,12 +87,12 @@ fn weights_that_take_more_than_all_are_what_does_not_fit() {
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.5\nof = 'total'\nactivations = '2GiB'");
     let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err();
     let text = error.to_string();
-    // 40 GiB are allowed; weights, 512 MiB of context and 2 GiB of activations take 102.5.
+    // 40 GiB are allowed; weights, 0.6 GiB of context and 2 GiB of activations take 102.6.
     let expected =
-        "but weights 100.00 GiB, context 512.00 MiB, activations 2.00 GiB take 102.50 GiB of the 40.00 GiB allowed";
+        "but weights 100.00 GiB, context 614.40 MiB, activations 2.00 GiB take 102.60 GiB of the 40.00 GiB allowed";
     assert!(text.contains(expected) && text.contains("most of it `weights`"), "{text}");
     let PlanError::DoesNotFit(shortfall) = error else { panic!("{text}") };
-    assert_eq!(shortfall.shortfall, (62 << 30) + (1 << 29) + shortfall.needed);
+    assert_eq!(shortfall.shortfall, (62 << 30) + gib("0.60") + shortfall.needed);
 }
 
 #[test]
@@ -105,6 +106,90 @@ fn what_does_not_fit_comes_with_changes_that_would() {
     assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 200.00 MiB of caches"), "{text}");
     assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence(s)"), "{text}");
     assert!(text.contains("try parallel.tp = 2: 1 sequence(s)"), "{text}");
+}
+
+fn gib(number: &str) -> u64 {
+    format!("{number}GiB").parse::<ByteSize>().unwrap().0
+}
+
+/// 32 layers, on devices of 80 and of 24 GiB: the figure in the middle of the engine's own logs and the largest, both of GiB over
+/// layers. On a small device SGLang captures few batch sizes.
+#[rstest]
+#[case::nobody(None, 80, Some((("0.67", 32), ("1.40", 48))), "the middle of 6 log(s) of vllm; no engine is named")]
+#[case::vllm(Some("vllm"), 80, Some((("0.67", 32), ("1.40", 48))), "the middle of 6 log(s) of vllm")]
+#[case::few_alike(Some("vllm"), 24, Some((("1.30", 64), ("1.40", 48))), "the middle of 10 log(s) of vllm")]
+#[case::sglang(Some("sglang"), 80, Some((("1.93", 43), ("6.19", 48))), "the middle of 3 log(s) of sglang")]
+#[case::sglang_on_less(Some("sglang"), 24, Some((("0.11", 32), ("0.26", 32))), "the middle of 3 log(s) of sglang")]
+#[case::none_apart(
+    Some("tensorrt-llm"),
+    80,
+    Some((("0.67", 32), ("1.40", 48))),
+    "the middle of 6 log(s) of vllm; tensorrt-llm logs none apart"
+)]
+#[case::in_its_buffers(Some("llama.cpp"), 80, None, "")]
+fn graphs_are_assumed_from_logs_of_the_engine_that_is_named(
+    #[case] engine: Option<&str>,
+    #[case] device_gib: u64,
+    #[case] expected: Option<((&str, u64), (&str, u64))>,
+    #[case] source: &str,
+) {
+    let model = model();
+    let total_bytes = device_gib << 30;
+    let device = DeviceInfo { total_bytes, free_bytes: total_bytes, ..device(DeviceKind::Cuda) };
+    let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
+    let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = true");
+    let engine = engine.map(|engine| engine.parse::<EngineSpec>().unwrap().engine);
+    let request = PlanRequest { device: Some(&device), step: Some(step), engine, ..model.request(&budget) };
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Graphs);
+    let of = |(logged, layers): (&str, u64)| model.info.layers as u64 * (gib(logged) / layers);
+    let expected = expected.map(|(middle, most)| (of(middle), of(most) - of(middle)));
+    assert_eq!(line.map(|line| (line.bytes, line.uncertain_bytes)), expected);
+    assert!(line.is_none_or(|line| line.note.ends_with(source)), "{line:?}");
+    // A plan for another engine is another plan.
+    let unnamed = PlanRequest { engine: None, ..request };
+    assert_eq!(unnamed.fingerprint() == request.fingerprint(), engine.is_none());
+}
+
+/// On devices of 80 and of 24 GiB.
+#[test]
+fn the_docs_say_what_is_assumed_of_each_engine() {
+    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/budget.md")).unwrap();
+    for (name, title) in [("vllm", "vLLM"), ("sglang", "SGLang")] {
+        let engine = Some(name.parse::<EngineSpec>().unwrap().engine);
+        let of = |item: LedgerItem, gib: u64, value: fn(&Overhead) -> u64| {
+            let device = DeviceInfo { total_bytes: gib << 30, ..device(DeviceKind::Cuda) };
+            let Estimate { middle, most, .. } = Estimate::of(&item, engine, Some(&device), value).unwrap();
+            [middle, most].map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 20)))
+        };
+        let graphs = |gib: u64| of(LedgerItem::Graphs, gib, |row| row.bytes / row.layers).join(", ");
+        let [context, _] = of(LedgerItem::Context, 80, |row| row.bytes);
+        let rows = |item: LedgerItem| rows().iter().filter(|row| row.engine == name && row.item == item).count();
+        let line = format!(
+            "| {title} | {}, {} | {} MiB | {} MiB | {context} MiB |",
+            rows(LedgerItem::Graphs),
+            rows(LedgerItem::Context),
+            graphs(80),
+            graphs(24)
+        );
+        assert!(docs.contains(&line), "docs/budget.md does not say `{line}`");
+    }
+}
+
+/// What an engine predicts is of the bytes that its own graphs and context leave.
+#[test]
+fn an_engine_predicts_with_what_it_logged_itself() {
+    let (model, device) = (model(), device(DeviceKind::Cuda));
+    let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
+    let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'");
+    let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+    let available = |engine: &str| {
+        let engine: EngineSpec = engine.parse().unwrap();
+        request.compare(engine).unwrap().bytes
+    };
+    let (graphs, context) = (2 * (gib("1.93") / 43) - 2 * (gib("0.67") / 32), gib("0.60") - gib("0.38"));
+    assert_eq!(available("vllm") + context - graphs, available("sglang"));
 }
 
 /// Whose layers were read: the widest of them, captured graphs and the buffers of a group are assumed, and kept free once more
@@ -127,7 +212,7 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
     // 2048 tokens in the widest layer are less than the logits of 256 sequences.
     assert_eq!(line(LedgerItem::Activations).bytes, 256 * 1_282_560);
     assert_eq!(line(LedgerItem::Activations).uncertain_bytes, 128 * 1_282_560);
-    assert_eq!(line(LedgerItem::Graphs).bytes, 2 * (15 << 19));
+    assert_eq!(line(LedgerItem::Graphs).bytes, 2 * (gib("0.67") / 32));
     assert_eq!(line(LedgerItem::Nccl).bytes, 128 << 20);
     assert_eq!(line(LedgerItem::Weights).uncertain_bytes, 0);
     let more: u64 = plain.ledger.iter().map(|line| line.uncertain_bytes).sum();

@@ -356,6 +356,27 @@ fn a_log_turns_into_lines_that_the_next_plan_has() {
     assert_eq!(request.check(&made), Ok(()));
 }
 
+/// Windows, compressed entries, an indexer's keys, and three states that form entries.
+#[test]
+fn llama_cpp_says_of_deepseek_v4_what_is_predicted() {
+    let said = log("llama.cpp-b11549-deepseek-v4-flash");
+    let file = format!("{}/../tests/fixtures/configs/deepseek-ai__DeepSeek-V4-Flash.json", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+    let spec: EngineSpec = "llama.cpp@b11549".parse().unwrap();
+    let beside = |text: &str| {
+        let budget = Budget::from_toml(text, "").unwrap();
+        let resources = model.graph.clone().collect(&budget.engine_context(&model.info, spec)).unwrap().resources;
+        let predicted = PlanRequest::new(&model.info, &resources, &budget).predict(spec).unwrap();
+        said.beside(&predicted, 1666)
+    };
+    let told = beside("max_seq_len = 1666\nmax_batch_size = 3");
+    assert!(!told.drifted, "{}", told.table());
+    let names: Vec<Fact> = told.rows.iter().map(|row| row.name).collect();
+    assert_eq!(names, [Fact::Tokens, Fact::KvBytes, Fact::StateSlots, Fact::ConvBytes, Fact::SsmBytes]);
+    let other = beside("max_seq_len = 1666\nmax_batch_size = 3\n[engine]\nubatch = 256");
+    assert_eq!(other.drifting(), ["kv_bytes"]);
+}
+
 #[test]
 fn context_is_what_is_resident_beside_the_weights() {
     let measured = Measured::from_log(&log("vllm-0.3x-llama-3.1-8b"), "start.log").unwrap();

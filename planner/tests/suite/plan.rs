@@ -2,7 +2,9 @@
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain};
+use cacheplan_planner::{
+    ByteSize, DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain,
+};
 use rstest::rstest;
 
 #[test]
@@ -200,7 +202,8 @@ fn free_and_total_are_different_bases() {
         plan.totals.managed_bytes
     };
     let block = 32 * 4096;
-    let taken = (3 << 30) + (512 << 20);
+    let context: ByteSize = "0.60GiB".parse().unwrap();
+    let taken = (3 << 30) + context.0;
     assert_eq!(bytes_of("total") / block, ((40 << 30) - taken) / block);
     assert_eq!(bytes_of("free") / block, ((60 << 30) - taken) / 2 / block);
 }

@@ -26,6 +26,12 @@ const QUESTIONS: [&str; 6] = [
 ];
 /// What is asked besides where a layer has a window: sequences that outgrow any of the zoo.
 const LONG: &str = r#""ctx":20480,"parallel":2"#;
+/// What is asked besides where entries are compressed, whose keys are their values: what is asked above in two dtypes.
+const COMPRESSED: [&str; 3] = [
+    r#""ctx":4096,"parallel":2,"ubatch":256,"type_k":"f32","type_v":"f32""#,
+    r#""ctx":4096,"parallel":2,"swa_full":true,"type_k":"bf16","type_v":"bf16""#,
+    r#""ctx":20000,"parallel":3,"unified":true,"swa_full":true"#,
+];
 
 pub(super) fn run() -> Result<(), String> {
     let python = venv::environment("oracles/llama.cpp", "xtask/oracle/llama_cpp.txt")?.join("bin/python");
@@ -54,7 +60,9 @@ pub(super) fn run() -> Result<(), String> {
 }
 
 fn asked(model: &Model) -> impl Iterator<Item = &'static str> {
-    let mut blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
-    let has_window = blocks.any(|block| matches!(block, BlockSpec::Attention(attention) if attention.window.is_some()));
-    QUESTIONS.into_iter().chain(has_window.then_some(LONG))
+    let has = |of: fn(&BlockSpec) -> bool| model.layers.iter().flat_map(|layer| &layer.blocks).any(of);
+    let is_compressed = has(|block| matches!(block, BlockSpec::CompressedAttention(_)));
+    let has_window = has(|block| matches!(block, BlockSpec::Attention(attention) if attention.window.is_some()));
+    let of_compressed = COMPRESSED.into_iter().filter(move |_| is_compressed);
+    QUESTIONS.into_iter().chain((has_window || is_compressed).then_some(LONG)).chain(of_compressed)
 }

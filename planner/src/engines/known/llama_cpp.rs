@@ -37,6 +37,8 @@ pub(super) static ENGINE: Description = Description {
         ..CacheDTypes::default()
     },
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
+    compresses: true,
+    captures_apart: false,
     storage: Storage::AS_MODELLED,
     predict,
     target: None,
@@ -45,7 +47,7 @@ pub(super) static ENGINE: Description = Description {
 };
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
-    refuse_unequal_parts(situation)?;
+    refuse_two_dtypes(situation)?;
     let load = &situation.load;
     let ubatch = situation.options.ubatch.unwrap_or(DEFAULT_UBATCH);
     // A stated context is what a server that chooses its slots itself shares among them.
@@ -58,17 +60,20 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         None if own_cells => aligned(load.max_seq_len),
         None => load.max_seq_len.saturating_mul(sequences),
     };
-    let streams = |sequences: u64| if own_cells { sequences } else { 1 };
-    let context = |sequences: u64| stream(sequences).saturating_mul(streams(sequences));
+    // Compressed entries have a stream for each sequence, and all cells beside them, also where a context is shared.
+    let compressed = situation.caches.attention.iter().any(|cache| cache.stride > 1);
+    let streams = |sequences: u64| if own_cells || compressed { sequences } else { 1 };
+    let context = |sequences: u64| stream(sequences).saturating_mul(if own_cells { sequences } else { 1 });
     let knows_windows = !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
     let window = |cache: &Attention<'_>| cache.window.filter(|_| knows_windows);
     let cells = |cache: &Attention<'_>, sequences: u64| match window(cache) {
         Some(window) if !situation.options.swa_full.unwrap_or(false) => {
-            let sharing = if own_cells { 1 } else { sequences };
+            let sharing = if own_cells || compressed { 1 } else { sequences };
             let needed = u64::from(window).saturating_mul(sharing).saturating_add(ubatch);
             aligned(needed).min(stream(sequences)).saturating_mul(streams(sequences))
         }
-        _ => context(sequences),
+        _ if cache.stride > 1 => aligned(stream(sequences).div_ceil(cache.stride)).saturating_mul(streams(sequences)),
+        _ => stream(sequences).saturating_mul(streams(sequences)),
     };
     let kv = |sequences: u64| -> u128 {
         let caches = situation.caches.attention.iter();
@@ -108,9 +113,12 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
             windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}")),
             Some(if own_cells {
                 format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
+            } else if compressed {
+                "every sequence owns cells for the whole context, though it is said to be shared".into()
             } else {
                 format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
             }),
+            compressed.then(|| format!("cells of compressed entries come in steps of {ALIGNMENT} of each sequence")),
             states.then(|| "states are float32 whatever the model states".into()),
         ]
         .into_iter()
@@ -120,31 +128,43 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     })
 }
 
-/// What a row holds of a key and of a value is not known where they differ in width.
-fn refuse_unequal_parts(situation: &Situation<'_>) -> Result<(), PlanError> {
-    let one_row = |cache: &Attention<'_>| {
-        let shape = cache.handler.known_shape();
-        *cache.handler.kind() == Kind::KvPaged && matches!(shape, Some(Shape::Kv { kv_factor: 1, .. }))
-    };
+/// A latent is key and value at once, with which it does not start in two dtypes; and what a row holds of a key and of a
+/// value is not known where they differ in width.
+fn refuse_two_dtypes(situation: &Situation<'_>) -> Result<(), PlanError> {
     let options = situation.options;
-    let stated = [options.cache_type_k, options.cache_type_v].map(|dtype| dtype.unwrap_or(DType::F16));
-    if stated[0] != stated[1] && situation.caches.attention.iter().any(one_row) {
-        let why = "llama.cpp: keys and values of this model differ in width, so that what two dtypes take is not known; \
-                   state the same for both";
-        return Err(PlanError::Engine(why.into()));
+    let stated = [options.cache_type_k, options.cache_type_v]
+        .map(|dtype| dtype.or(situation.budget.dtypes.kv).unwrap_or(DType::F16));
+    if stated[0] == stated[1] {
+        return Ok(());
     }
-    Ok(())
+    let has = |of: fn(&Attention<'_>) -> bool| situation.caches.attention.iter().any(of);
+    let is_row = |cache: &Attention<'_>| {
+        let shape = cache.handler.known_shape();
+        let is_one = *cache.handler.kind() == Kind::KvPaged && matches!(shape, Some(Shape::Kv { kv_factor: 1, .. }));
+        is_one && !expanded::is_part(cache.name)
+    };
+    let why = if has(|cache| *cache.handler.kind() == Kind::MlaPaged) {
+        "a latent is key and value at once, and llama.cpp does not start with it in two dtypes"
+    } else if has(is_row) {
+        "llama.cpp: keys and values of this model differ in width, so that what two dtypes take is not known"
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Engine(format!("{why}; state the same for both")))
 }
 
 /// A latent is stored once, as keys are; keys and values may have dtypes of their own. So is the key of an indexer that
 /// chooses among latents; one that chooses among heads' keys has a value beside it, as wide as itself.
 fn bytes_per_cell(cache: &Attention<'_>, situation: &Situation<'_>) -> u64 {
-    let own = cache.bytes.div_ceil(cache.stride);
+    let own = cache.bytes;
     let (parts, part, heads, width) = match (cache.handler.kind(), cache.handler.known_shape()) {
         (Kind::KvPaged | Kind::MlaPaged, Some(Shape::Kv { kv_factor, num_kv_heads, head_dim })) => {
             (kv_factor, own / kv_factor, num_kv_heads, head_dim)
         }
-        (Kind::IndexKey, Some(Shape::Vector { head_dim })) if situation.caches.sparse => (1, own, 1, head_dim),
+        (Kind::CompressedLatent, Some(Shape::Vector { head_dim })) => (1, own, 1, head_dim),
+        (Kind::IndexKey, Some(Shape::Vector { head_dim })) if situation.caches.sparse || cache.stride > 1 => {
+            (1, own, 1, head_dim)
+        }
         (Kind::IndexKey, Some(Shape::Vector { head_dim })) => (2, own, 1, head_dim),
         _ => return own,
     };
@@ -154,5 +174,6 @@ fn bytes_per_cell(cache: &Attention<'_>, situation: &Situation<'_>) -> u64 {
         _ => part,
     };
     let options = situation.options;
-    bytes(options.cache_type_k) + if parts == 2 { bytes(options.cache_type_v) } else { 0 }
+    let first = if expanded::is_of_values(cache.name) { options.cache_type_v } else { options.cache_type_k };
+    bytes(first) + if parts == 2 { bytes(options.cache_type_v) } else { 0 }
 }

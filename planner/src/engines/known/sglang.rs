@@ -23,6 +23,8 @@ pub(super) static ENGINE: Description = Description {
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     dtypes: |_, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
     descriptors: |_| None,
+    compresses: false,
+    captures_apart: true,
     storage: Storage {
         copies_shared: true,
         quantises_index: true,

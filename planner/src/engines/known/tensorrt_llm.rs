@@ -25,6 +25,8 @@ pub(super) static ENGINE: Description = Description {
     read: &[Version(1, 3, 0)],
     dtypes: |model, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
     descriptors: |_| None,
+    compresses: false,
+    captures_apart: true,
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     predict,
     target: Some(&flags::TARGET),

@@ -42,6 +42,8 @@ pub(super) static ENGINE: Description = Description {
         "zamba2" => Some(expanded::heads()),
         _ => None,
     },
+    compresses: false,
+    captures_apart: true,
     storage: Storage {
         quantises_index: true,
         packs_sparse_latents: true,

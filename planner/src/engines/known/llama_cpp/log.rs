@@ -27,6 +27,17 @@ pub(super) static WORDS: Words = Words {
             facts: &[None, Some(Fact::StateSlots), Some(Fact::ConvBytes), Some(Fact::SsmBytes)],
             fold: Sum,
         },
+        // What forms compressed entries: three of one wording, each for all sequences.
+        Wording {
+            text: " ratio = {}, state = *, streams = {}, rs_seq = {}, layers = {}, size = {}",
+            facts: &[None, None, None, None, Some(Fact::SsmBytes)],
+            fold: Sum,
+        },
+        Wording {
+            text: " ratio = {}, state = *, streams = {}, rs_seq",
+            facts: &[None, Some(Fact::StateSlots)],
+            fold: First,
+        },
     ],
     drafts: &["draft context against the target model", "loading draft model"],
     complete: &[Fact::KvBytes, Fact::KvBuffers, Fact::SsmBytes],

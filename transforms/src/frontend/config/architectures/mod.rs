@@ -22,6 +22,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("gemma4.toml"),
     include_str!("gguf_attention.toml"),
     include_str!("gguf_deepseek2.toml"),
+    include_str!("gguf_deepseek4.toml"),
     include_str!("gguf_falcon_h1.toml"),
     include_str!("gguf_gemma2.toml"),
     include_str!("gguf_gemma3.toml"),

@@ -62,7 +62,9 @@ pub(super) enum Feed {
     GatedShared,
     /// Experts, router and attention with biases, and a sink for each head.
     Biased,
-    /// Gate, up and down; where an indexer chooses tokens experts with a biased router, and one that every token passes.
+    /// The same as `Shared`, with a biased router.
+    SharedBiased,
+    /// Gate, up and down; where an indexer chooses tokens the same as `SharedBiased`.
     SharedWhereIndexed,
 }
 
@@ -82,6 +84,9 @@ const LLAMA: Architecture = Architecture {
 
 /// What is asked of experts also where no layer has any: one that every token passes, and a router with sigmoids.
 const SHARED_SIGMOID: &[(&str, u32)] = &[("expert_shared_count", 1), ("expert_gating_func", 2)];
+
+/// Streams of hidden rows that DeepSeek-V4 mixes.
+pub(super) const STREAMS: u32 = 4;
 
 /// Every architecture that can be written.
 pub(super) static ARCHITECTURES: &[Architecture] = &[
@@ -176,6 +181,27 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
         ..LLAMA
     },
     Architecture { name: "deepseek32", model_types: &["deepseek_v32"], keys: SHARED_SIGMOID, ..LLAMA },
+    Architecture {
+        name: "deepseek4",
+        model_types: &["deepseek_v4"],
+        norms: &["ffn_norm"],
+        feed: Feed::SharedBiased,
+        // Its router takes the root of a softplus; the four streams are what its graph is built for.
+        keys: &[
+            ("expert_shared_count", 1),
+            ("expert_gating_func", 4),
+            ("hyper_connection.count", STREAMS),
+            ("hyper_connection.sinkhorn_iterations", 1),
+            ("hash_layer_count", 0),
+        ],
+        floats: &[
+            ("expert_weights_scale", 1.0),
+            ("swiglu_clamp_exp", 1.0),
+            ("hyper_connection.epsilon", 1e-6),
+            ("attention.compress_rope_freq_base", 1e4),
+        ],
+        ..LLAMA
+    },
     Architecture { name: "glm-dsa", model_types: &["glm_moe_dsa"], keys: SHARED_SIGMOID, ..LLAMA },
     Architecture {
         name: "kimi-linear",

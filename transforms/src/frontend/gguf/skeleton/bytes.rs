@@ -8,6 +8,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     Number(u32),
     Float(f32),
+    Flag(bool),
     Texts(Vec<String>),
     Numbers(Vec<u32>),
     Floats(Vec<f32>),
@@ -96,6 +97,10 @@ impl Header {
             Value::Float(number) => {
                 keys.short(6);
                 keys.short(number.to_bits());
+            }
+            Value::Flag(flag) => {
+                keys.short(7);
+                keys.bytes.push(flag.into());
             }
             Value::Text(text) => {
                 keys.short(8);

@@ -18,6 +18,7 @@ impl Skeleton<'_> {
             match block {
                 BlockSpec::Attention(attention) => layer_file.attention(attention),
                 BlockSpec::Mla(mla) => layer_file.mla(mla),
+                BlockSpec::CompressedAttention(compressed) => layer_file.compressed(compressed),
                 BlockSpec::Mamba1(mamba) => layer_file.mamba1(mamba),
                 BlockSpec::Mamba2(mamba) => layer_file.mamba2(mamba),
                 BlockSpec::LinearAttention(linear) => layer_file.linear(linear),
@@ -39,8 +40,8 @@ impl Skeleton<'_> {
 }
 
 /// A layer of a file.
-struct Layer<'a, 'b> {
-    file: &'a mut Skeleton<'b>,
+pub(super) struct Layer<'a, 'b> {
+    pub(super) file: &'a mut Skeleton<'b>,
     prefix: String,
 }
 
@@ -50,17 +51,17 @@ impl Layer<'_, '_> {
         self.file.architecture.norms.is_empty()
     }
 
-    fn matrix(&mut self, name: &str, axes: &[u64]) {
+    pub(super) fn matrix(&mut self, name: &str, axes: &[u64]) {
         let name = format!("{}{name}.weight", self.prefix);
         self.file.tensor(&name, axes);
     }
 
-    fn vector(&mut self, name: &str, length: u64) {
+    pub(super) fn vector(&mut self, name: &str, length: u64) {
         self.exact(&format!("{name}.weight"), &[length]);
     }
 
     /// Numbers in float32, by their whole name.
-    fn exact(&mut self, name: &str, axes: &[u64]) {
+    pub(super) fn exact(&mut self, name: &str, axes: &[u64]) {
         self.file.header.tensor(&format!("{}{name}", self.prefix), axes, Kind::F32);
     }
 
@@ -262,10 +263,7 @@ impl Layer<'_, '_> {
         }
         match own.feed {
             Feed::None => {}
-            Feed::SharedWhereIndexed if is_indexed => {
-                self.experts(Feed::Shared);
-                self.exact("exp_probs_b.bias", &[EXPERTS]);
-            }
+            Feed::SharedWhereIndexed if is_indexed => self.experts(Feed::SharedBiased),
             Feed::Dense | Feed::SharedWhereIndexed => {
                 self.matrix("ffn_gate", &[hidden, FEED]);
                 self.matrix("ffn_up", &[hidden, FEED]);
@@ -279,7 +277,9 @@ impl Layer<'_, '_> {
                 self.matrix("ffn_up", &[hidden, 2 * FEED]);
                 self.matrix("ffn_down", &[FEED, hidden]);
             }
-            Feed::Experts | Feed::Shared | Feed::GatedShared | Feed::Biased => self.experts(own.feed),
+            Feed::Experts | Feed::Shared | Feed::SharedBiased | Feed::GatedShared | Feed::Biased => {
+                self.experts(own.feed);
+            }
         }
     }
 
@@ -289,7 +289,10 @@ impl Layer<'_, '_> {
         self.matrix("ffn_gate_exps", &[hidden, FEED, EXPERTS]);
         self.matrix("ffn_up_exps", &[hidden, FEED, EXPERTS]);
         self.matrix("ffn_down_exps", &[FEED, hidden, EXPERTS]);
-        if matches!(feed, Feed::Shared | Feed::GatedShared) {
+        if feed == Feed::SharedBiased {
+            self.exact("exp_probs_b.bias", &[EXPERTS]);
+        }
+        if matches!(feed, Feed::Shared | Feed::SharedBiased | Feed::GatedShared) {
             self.matrix("ffn_gate_shexp", &[hidden, FEED]);
             self.matrix("ffn_up_shexp", &[hidden, FEED]);
             self.matrix("ffn_down_shexp", &[FEED, hidden]);

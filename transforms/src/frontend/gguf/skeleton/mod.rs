@@ -5,6 +5,7 @@
 
 mod architectures;
 mod bytes;
+mod compressed;
 mod layer;
 
 use self::architectures::{ARCHITECTURES, Architecture, Feed, Linear};
@@ -51,6 +52,9 @@ impl Model {
         }
         if architecture.linear == Linear::GatedKda {
             file.vector("output_res_score", hidden);
+        }
+        if architecture.name == "deepseek4" {
+            file.stream_ends();
         }
         let feeds: Vec<bool> = file.feeds(self).collect();
         for (index, (layer, feeds)) in self.layers.iter().zip(feeds).enumerate() {
@@ -129,6 +133,9 @@ impl<'a> Dimensions<'a> {
                 BlockSpec::LinearAttention(found) => all.linear = Some(found),
                 BlockSpec::ShortConv { d_conv, .. } => all.short_conv = Some(*d_conv),
                 BlockSpec::Indexer { index_head_dim } => all.index_head_dim = Some(*index_head_dim),
+                BlockSpec::CompressedAttention(found) => {
+                    all.index_head_dim = found.index_head_dim.or(all.index_head_dim);
+                }
                 _ => {}
             }
         }
@@ -253,6 +260,7 @@ impl Skeleton<'_> {
                 self.number("attention.value_length_mla", mla.v_head_dim);
             }
         }
+        self.compressed_keys(model);
         if let Some(index_head_dim) = all.index_head_dim {
             self.number("attention.indexer.key_length", index_head_dim);
             for key in ["head_count", "top_k", "block_size", "local_blocks"] {

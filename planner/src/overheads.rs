@@ -1,0 +1,111 @@
+//! What engines logged of captured graphs and of the CUDA context, and what is assumed from that.
+//!
+//! `overheads.csv` has a row for each figure of a public log: GiB of one GPU, on a device and of a model as far as they are
+//! said. `sizes` counts the batch sizes that were captured. A context is what the device lacks before a model is loaded, with
+//! what vLLM calls non-torch memory, of one rank, and without what SGLang says that its groups of ranks took.
+
+use std::sync::LazyLock;
+
+use crate::engines::Engine;
+use crate::{ByteSize, DeviceInfo, LedgerItem};
+
+/// One figure of one log.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Overhead {
+    pub(crate) item: LedgerItem,
+    pub(crate) engine: &'static str,
+    /// All memory of the device, where that is known.
+    pub(crate) device_bytes: Option<u64>,
+    /// Layers of the model.
+    pub(crate) layers: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Every figure.
+pub(crate) fn rows() -> &'static [Overhead] {
+    static ROWS: LazyLock<Vec<Overhead>> = LazyLock::new(|| FILE.lines().skip(1).filter_map(Overhead::parse).collect());
+    &ROWS
+}
+
+const FILE: &str = include_str!("overheads.csv");
+
+impl Overhead {
+    fn parse(line: &'static str) -> Option<Self> {
+        let gib = |number: &str| format!("{number}GiB").parse().ok().map(|size: ByteSize| size.0);
+        let [item, engine, _version, _device, device_gib, _model, layers, _tp, _sizes, of_gpu, _source] =
+            line.split(',').collect::<Vec<_>>().try_into().ok()?;
+        let item = match item {
+            "graphs" => LedgerItem::Graphs,
+            "context" => LedgerItem::Context,
+            _ => return None,
+        };
+        let layers = layers.parse().ok().filter(|layers| *layers > 0)?;
+        Some(Self { item, engine, device_bytes: gib(device_gib), layers, bytes: gib(of_gpu)? })
+    }
+}
+
+/// The engine whose logs stand in for those of one that has none, and for an engine that nobody names.
+pub(crate) const STAND_IN: &str = "vllm";
+/// With fewer logs of devices of about the same memory all of an engine's count.
+pub(crate) const FEWEST_ALIKE: usize = 3;
+
+/// What is assumed from logs, and how it is known.
+pub(crate) struct Estimate {
+    /// The value in the middle.
+    pub(crate) middle: u64,
+    /// The largest.
+    pub(crate) most: u64,
+    pub(crate) note: String,
+}
+
+impl Estimate {
+    /// Of `item` under `engine` on such a device, each figure seen by `value`.
+    ///
+    /// Devices alike have at least half and at most twice the memory: engines capture fewer batch sizes where there is less.
+    pub(crate) fn of(
+        item: &LedgerItem,
+        engine: Option<Engine>,
+        device: Option<&DeviceInfo>,
+        value: fn(&Overhead) -> u64,
+    ) -> Option<Self> {
+        let of = |name: &str| rows().iter().filter(|row| row.item == *item && row.engine == name).collect::<Vec<_>>();
+        let own = engine.map(|engine| of(engine.name())).filter(|own| !own.is_empty());
+        let (logged, why) = match (own, engine) {
+            (Some(own), _) => (own, String::new()),
+            (None, Some(engine)) => (of(STAND_IN), format!("; {engine} logs none apart")),
+            (None, None) => (of(STAND_IN), "; no engine is named".to_owned()),
+        };
+        let memory = device.map_or(0, |device| device.total_bytes);
+        let is_alike = |row: &&&Overhead| {
+            row.device_bytes.is_some_and(|bytes| bytes / 2 <= memory && memory <= bytes.saturating_mul(2))
+        };
+        let alike: Vec<&Overhead> = logged.iter().filter(is_alike).copied().collect();
+        let logged = if alike.len() < FEWEST_ALIKE { logged } else { alike };
+        let mut values: Vec<u64> = logged.iter().map(|row| value(row)).collect();
+        values.sort_unstable();
+        let (middle, most) = (*values.get(values.len() / 2)?, *values.last()?);
+        let note = format!("the middle of {} log(s) of {}{why}", values.len(), logged.first()?.engine);
+        Some(Self { middle, most, note })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_read_and_says_where_it_comes_from() {
+        assert_eq!(rows().len(), FILE.lines().count() - 1);
+        let is_source = |source: &str| {
+            let thread = source
+                .split_once('#')
+                .is_some_and(|(name, number)| name.split('/').count() == 2 && number.parse::<u32>().is_ok());
+            thread || source.strip_prefix("stored file id ").is_some_and(|id| id.parse::<u64>().is_ok())
+        };
+        for line in FILE.lines().skip(1) {
+            assert!(line.rsplit(',').next().is_some_and(is_source), "{line}");
+        }
+        let known: Vec<&str> = Engine::all().iter().map(|engine| engine.name()).collect();
+        assert!(rows().iter().all(|row| known.contains(&row.engine)));
+    }
+}
