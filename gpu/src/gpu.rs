@@ -187,6 +187,8 @@ fn numbers(gpu: &Gpu, tensor: &Tensor) -> Result<Memory, DriverError> {
         DType::F32 => numbers.by_ref().take(PATTERN).flat_map(f32::to_le_bytes).collect(),
         DType::F16 => numbers.by_ref().take(PATTERN).flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
         DType::BF16 => numbers.by_ref().take(PATTERN).flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        // Numbers of experts.
+        DType::U32 => (0..PATTERN as u32).flat_map(|at| (at % 64).to_le_bytes()).collect(),
         // Any code of 8 bits below the one that is no number.
         _ => numbers.by_ref().take(PATTERN).map(|x| (x * 60.0 + 60.0) as u8).collect(),
     };

@@ -51,6 +51,7 @@ pub use ops::pool::PoolRows;
 pub use ops::quant::{KvQuant, KvScales};
 pub use ops::rg_lru::RgLruScan;
 pub use ops::rope::{Rope, RopeScaling};
-pub use ops::{linear, silu_product, weighted_sum};
+pub use ops::routing::Routing;
+pub use ops::{Rows, linear};
 pub use stored::StoredMatrix;
 pub use view::{KvLayerView, StateLayerView};

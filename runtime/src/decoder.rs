@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use cacheplan_graphs::proto::ModelProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, weighted_sum};
+use cacheplan_kernels::{Rope, Rows};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
@@ -197,7 +197,7 @@ impl Block {
             y = norm.forward(&y)?;
         }
         let residual = if self.residual_is_normed { normed } else { x.clone() };
-        Ok(weighted_sum(&residual, self.residual_scale as f32, &y, self.output_scale as f32)?)
+        Ok(Rows(&residual).weighted_sum(self.residual_scale as f32, &y, self.output_scale as f32)?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A small hybrid model inside the library: every kind of cache, and one that a framework would add itself.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_kernels::GateOrder;
+use cacheplan_kernels::{GateOrder, Routing};
 use cacheplan_planner::{Budget, DeviceInfo, Grouping, Memory};
 use cacheplan_transforms::{
     GraphBuilder, Model,
@@ -13,8 +13,8 @@ use candle_core::Device;
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, CausalConv, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe, Routing, TokenShift,
-    size,
+    Activation, Attention, CausalConv, ExpertMlps, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe,
+    TokenShift, size,
 };
 use crate::models::{self, Frame, Layer};
 use crate::request::Request;
@@ -130,9 +130,9 @@ fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
             routing: Routing::softmax(size(sizes.experts), 2, true),
             router: Linear::load(&weights.enter("gate"), layer.hidden, size(sizes.experts), false)?,
             correction: None,
-            experts: (0..sizes.experts)
-                .map(|expert| Mlp::load_plain(&weights.enter(expert), plain(sizes)))
-                .collect::<Result<_, _>>()?,
+            experts: ExpertMlps::load(size(sizes.experts), |expert| {
+                Mlp::load_plain(&weights.enter(expert), plain(sizes)).map_err(RuntimeError::from)
+            })?,
             latent: None,
             shared: None,
         }),

@@ -5,8 +5,8 @@
 //! ones upload their numbers and run what was recorded: nothing else of the host reaches the device then. A recorded step
 //! holds addresses of pools, so that all are forgotten when the pools are others.
 //!
-//! A step that is told something by the host after all (experts that are chosen there, an op without a kernel) cannot be
-//! recorded. Its bucket stays with launches.
+//! A step that is told something by the host after all (which of many rows an expert has, an op without a kernel) cannot
+//! be recorded. Its bucket stays with launches.
 
 use std::collections::HashMap;
 use std::mem;

@@ -37,6 +37,8 @@ struct Record {
     uploads: usize,
     /// Ops that uploaded metadata of their own.
     uploading: BTreeSet<&'static str>,
+    /// Steps that a device would have recorded.
+    recorded: usize,
 }
 
 static RECORD: Mutex<Record> = Mutex::new(Record {
@@ -45,6 +47,7 @@ static RECORD: Mutex<Record> = Mutex::new(Record {
     launches: Vec::new(),
     uploads: 0,
     uploading: BTreeSet::new(),
+    recorded: 0,
 });
 
 fn take_record() -> Record {
@@ -111,6 +114,10 @@ impl Executor for Emulator {
         RECORD.lock().unwrap().uploads += 1;
     }
 
+    fn record(&self) {
+        RECORD.lock().unwrap().recorded += 1;
+    }
+
     fn leave(&self, op: &'static str) {
         RECORD.lock().unwrap().left.insert(op.replace(' ', ""));
     }
@@ -118,22 +125,40 @@ impl Executor for Emulator {
 
 /// A prompt in two chunks, then tokens one by one; then the prompt at once, of more tokens than are stepped one by one.
 #[rstest]
-#[case("llama", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear")]
+#[case("llama", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear", 1)]
 #[case(
     "nemotron_h",
-    "cache_write chunk_scan conv_prefill conv_state conv_update gated_norm paged_attend rms_norm state_update \
-     weighted_sum zero_rows",
-    "linear::linear"
+    "cache_write chunk_scan conv_prefill conv_state conv_update expert_rows expert_sums gated_norm paged_attend \
+     rms_norm route_experts state_update weighted_sum zero_rows",
+    "linear::linear",
+    1
 )]
-// Four rotated elements are no whole vectors.
+// Four rotated elements are no whole vectors, and the portable path is told of the step.
 #[case(
     "qwen3_next",
-    "chunk_delta conv_prefill conv_state conv_update gated_norm linear_update paged_attend rms_norm silu_product \
-     weighted_sum zero_rows",
-    "kv_cache::write linear::linear rope::apply"
+    "chunk_delta conv_prefill conv_state conv_update expert_rows expert_sums gated_norm linear_update paged_attend \
+     rms_norm route_experts silu_product weighted_sum zero_rows",
+    "kv_cache::write linear::linear rope::apply",
+    0
 )]
-#[case("deepseek_v3", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear")]
-fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] executed: &str, #[case] left: &str) {
+#[case(
+    "deepseek_v3",
+    "cache_write expert_rows expert_sums paged_attend rms_norm route_experts silu_product weighted_sum",
+    "linear::linear",
+    1
+)]
+#[case(
+    "gpt_oss",
+    "cache_write expert_rows expert_sums paged_attend rms_norm route_experts weighted_sum",
+    "linear::linear",
+    1
+)]
+fn models_give_their_golden_logits_and_tokens(
+    #[case] model: &str,
+    #[case] executed: &str,
+    #[case] left: &str,
+    #[case] recorded_steps: usize,
+) {
     let _turn = emulator(1);
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
@@ -152,7 +177,8 @@ fn models_give_their_golden_logits_and_tokens(#[case] model: &str, #[case] execu
     for step in 0..ids.len() - PREFILL {
         check(PREFILL + step..PREFILL + step + 1, &format!("decode{step}_logits"));
     }
-    let Record { executed: kernels, left: ops, launches, uploads, uploading } = take_record();
+    let Record { executed: kernels, left: ops, launches, uploads, uploading, recorded } = take_record();
+    assert_eq!(recorded, recorded_steps);
     // Two chunks of the prompt, and then each token.
     assert_eq!((before.uploads, uploads), (2, ids.len() - PREFILL));
     // All steps of a bucket are the same but for what was uploaded, to the same place; most of them were replayed.
@@ -230,7 +256,7 @@ fn prompted(model: &str, lengths: &[usize]) -> (Session, Vec<SequenceId>) {
 
 #[rstest]
 fn a_padded_step_gives_the_bits_of_a_plain_one_and_leaves_other_sequences_alone(
-    #[values("llama", "nemotron_h")] model: &str,
+    #[values("llama", "nemotron_h", "deepseek_v3")] model: &str,
 ) {
     // Approximations are moved by the place of a block in its grid, which padding changes.
     let _turn = emulator(0);
@@ -271,4 +297,25 @@ fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
         let plan = session.plan().clone();
         session.parts().1.resize(&plan).unwrap();
     }
+}
+
+/// Experts of which each sees many rows are asked on the host.
+#[rstest]
+#[case::few(8, 1)]
+#[case::many(9, 0)]
+fn steps_are_recorded_unless_experts_have_many_rows(#[case] sequences: usize, #[case] recorded: usize) {
+    let _turn = emulator(0);
+    let budget = "max_seq_len = 16\nmax_batch_size = 16\nmax_num_tokens = 64\ntokens_per_block = 8\n";
+    let mut session = session("deepseek_v3", budget);
+    let caches = session.parts().1.manager_mut().unwrap();
+    let sequences: Vec<SequenceId> = (0..sequences).map(|_| caches.admit(8).unwrap()).collect();
+    take_record();
+    let mut steps = Vec::new();
+    for token in [[7], [8], [9]] {
+        let parts: Vec<Part<'_>> = sequences.iter().map(|&sequence| (sequence, &token[..])).collect();
+        steps.push(step(&mut session, &parts, false));
+    }
+    assert_eq!(take_record().recorded, recorded);
+    // Sequences of the same tokens, each in a row of its own.
+    assert!(steps.iter().all(|logits| logits.iter().all(|row| *row == logits[0])));
 }

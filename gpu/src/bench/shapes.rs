@@ -1,8 +1,8 @@
 //! The sizes that are measured: layers of published models, at batches and contexts that serving has.
 
 use crate::cases::{
-    Attention, CacheWrite, Case, Channels, Convolution, DeltaKind, Elementwise, Features, Format, LinearAttention,
-    Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
+    Attention, CacheWrite, Case, Channels, Convolution, DeltaKind, Elementwise, Experts, Features, Format,
+    LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
 };
 use cacheplan_handlers::KvLayout;
 use cacheplan_kernels::GateOrder;
@@ -16,6 +16,7 @@ pub(super) fn all(tiny: bool) -> Vec<Case> {
     cases.extend(sizes.convolutions());
     cases.extend(sizes.attention());
     cases.extend(sizes.rows());
+    cases.extend(sizes.experts());
     cases.extend(sizes.moves());
     cases
 }
@@ -29,6 +30,8 @@ pub(super) fn slack(case: &Case) -> f64 {
         "Mamba-1 prefill" => 1.8,
         // A block reads rates and weights of its own.
         "Mamba-1 update" | "conv prefill" | "norm" => 1.6,
+        // A warp reads its row for four outputs.
+        "experts" | "sums of experts" => 1.35,
         _ => 1.3,
     }
 }
@@ -186,6 +189,20 @@ impl Sizes {
         }
         cases.push(Product { rows: self.of(4096, 16), inputs: 4096, outputs: self.of(14336, 16), dtype: BF16 }.case());
         cases
+    }
+
+    /// The experts of a Qwen3-30B: inward, and back.
+    fn experts(&self) -> Vec<Case> {
+        let rows: &[usize] = if self.tiny { &[1] } else { &[1, 8] };
+        let experts = |rows: usize, inputs, outputs, summed| {
+            let per_token = self.of(8, 2);
+            Experts { rows, per_token, experts: self.of(128, 2), inputs, outputs, bias: false, summed, dtype: BF16 }
+                .case()
+        };
+        let each = |&rows: &usize| {
+            [experts(rows, 2048, self.of(1536, 32), false), experts(rows, 768, self.of(2048, 32), true)]
+        };
+        rows.iter().flat_map(each).collect()
     }
 
     fn moves(&self) -> Vec<Case> {

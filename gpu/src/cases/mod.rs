@@ -2,12 +2,14 @@
 
 mod attention;
 mod data;
+mod experts;
 mod pools;
 mod rows;
 mod states;
 
 pub(crate) use attention::{Attention, CacheWrite, Features, Format, Scales};
 pub(crate) use data::{Data, Sequences};
+pub(crate) use experts::{Choice, Experts};
 pub(crate) use pools::{Move, Pool};
 pub(crate) use rows::{Elementwise, Norm, Product};
 pub(crate) use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};

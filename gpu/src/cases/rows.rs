@@ -1,7 +1,7 @@
 //! Ops over rows of activations.
 
 use super::{Case, Sequences, Work, name, tolerance};
-use cacheplan_kernels::{GateOrder, RmsNorm, linear, silu_product, weighted_sum};
+use cacheplan_kernels::{GateOrder, RmsNorm, Rows, linear};
 use candle_core::DType;
 
 /// `RmsNorm`: plain over whole rows, or gated over groups.
@@ -66,10 +66,10 @@ impl Elementwise {
             call: Box::new(move |data| {
                 let of = Sequences::even(rows, 1, 1);
                 Ok(vec![match self {
-                    Self::SiluProduct => silu_product(&data.rows(&of, 2 * width, dtype)?)?,
+                    Self::SiluProduct => Rows(&data.rows(&of, 2 * width, dtype)?).silu_product()?,
                     Self::WeightedSum => {
                         let [x, y] = [data.rows(&of, width, dtype)?, data.rows(&of, width, dtype)?];
-                        weighted_sum(&x, 0.5, &y, -2.0)?
+                        Rows(&x).weighted_sum(0.5, &y, -2.0)?
                     }
                 }])
             }),

@@ -1,11 +1,11 @@
 //! What is checked: every instantiation of every kernel, and what is left to the portable path.
 
 use crate::cases::{
-    Attention, CacheWrite, Case, Channels, Convolution, DeltaKind, Elementwise, Features, Format, LinearAttention,
-    Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
+    Attention, CacheWrite, Case, Channels, Choice, Convolution, DeltaKind, Elementwise, Experts, Features, Format,
+    LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
 };
 use cacheplan_handlers::KvLayout;
-use cacheplan_kernels::{GateOrder, Window};
+use cacheplan_kernels::{GateOrder, Routing, Window};
 use candle_core::DType::{self, BF16, F8E4M3, F16, F32, U8};
 
 /// Formats of a state pool and of activations.
@@ -22,6 +22,7 @@ pub(super) fn all(large: bool) -> Vec<Case> {
     cases.extend(attend(large));
     cases.extend(cache_writes(large));
     cases.extend(rows(large));
+    cases.extend(experts(large));
     cases.extend(moves(large));
     cases.extend(prefills(large));
     cases
@@ -240,6 +241,35 @@ fn rows(large: bool) -> Vec<Case> {
         }
     }
     cases.push(Product { rows, inputs: 256, outputs: 64, dtype: BF16 }.case());
+    cases
+}
+
+/// Choices for which each instantiation has room, and experts of part of a span, of a few, and of many.
+fn experts(large: bool) -> Vec<Case> {
+    let rows = if large { 16 } else { 2 };
+    let grouped = |experts, groups| Routing {
+        groups,
+        top_groups: groups / 2,
+        softmax: false,
+        scale: 2.5,
+        ..Routing::softmax(experts, 8, true)
+    };
+    let mut cases = Vec::new();
+    for dtype in [F32, BF16, F16] {
+        for routing in
+            [Routing::softmax(60, 4, false), Routing::softmax(128, 8, true), grouped(256, 8), grouped(512, 16)]
+        {
+            for corrected in [false, true] {
+                cases.push(Choice { rows, routing, corrected, dtype }.case());
+            }
+        }
+        for inputs in [40, if large { 2048 } else { 1288 }] {
+            for (bias, summed) in [(false, false), (true, false), (false, true), (true, true)] {
+                let outputs = if large { 770 } else { 6 };
+                cases.push(Experts { rows, per_token: 3, experts: 5, inputs, outputs, bias, summed, dtype }.case());
+            }
+        }
+    }
     cases
 }
 

@@ -170,6 +170,7 @@ fn allocate(device: &CudaDevice, buffer: &Buffer<'_>) -> Result<CudaStorageSlice
                 DType::F32 => CudaStorageSlice::F32(uninitialised(device, elements)?),
                 DType::BF16 => CudaStorageSlice::BF16(uninitialised::<bf16>(device, elements)?),
                 DType::F16 => CudaStorageSlice::F16(uninitialised::<f16>(device, elements)?),
+                DType::U32 => CudaStorageSlice::U32(uninitialised::<u32>(device, elements)?),
                 other => candle_core::bail!("no kernel gives {other:?}"),
             }
         }

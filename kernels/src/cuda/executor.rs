@@ -13,6 +13,8 @@ pub trait Executor: Send + Sync {
     fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor>;
     /// Notes that the metadata of a step was uploaded.
     fn upload(&self) {}
+    /// Notes that a step is told nothing by the host, so that a device would record it.
+    fn record(&self) {}
     /// Notes an op without a kernel for its operands, which is left to candle's own ops.
     fn leave(&self, op: &'static str);
 }
@@ -48,6 +50,13 @@ impl Outputs for Tensor {
     }
 }
 
+impl Outputs for (Tensor, Tensor) {
+    fn of(outputs: Vec<Tensor>) -> Option<Self> {
+        let mut outputs = outputs.into_iter();
+        Some((outputs.next()?, outputs.next()?))
+    }
+}
+
 /// Whether ops on this device are launches, as far as they have kernels.
 pub fn launches_on(device: &candle_core::Device) -> bool {
     device.is_cuda() || (device.is_cpu() && EXECUTOR.get().is_some())
@@ -60,8 +69,15 @@ pub(super) fn uploaded(device: &candle_core::Device) {
     }
 }
 
-/// Ops that are told nothing of a step, by the files that they are in.
-const WITHOUT_STEP: [&str; 3] = ["elementwise", "linear", "norm"];
+/// Tells the executor that a device would record a step.
+pub(super) fn recorded(device: &candle_core::Device) {
+    if let Some(executor) = EXECUTOR.get().filter(|_| device.is_cpu()) {
+        executor.record();
+    }
+}
+
+/// Ops that are told nothing of a step, and tell the host nothing, by the files that they are in.
+const WITHOUT_STEP: [&str; 4] = ["elementwise", "experts", "linear", "norm"];
 
 /// Executes an op's launches where there is an executor for the device of its operands, and launches.
 pub(crate) fn launch<'a, T: Outputs>(

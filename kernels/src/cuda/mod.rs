@@ -19,6 +19,7 @@ mod device;
 pub(crate) mod elementwise;
 #[cfg(feature = "launches")]
 mod executor;
+pub(crate) mod experts;
 #[cfg(feature = "launches")]
 mod graph;
 pub(crate) mod kv_cache;
@@ -32,8 +33,11 @@ pub(crate) mod pool;
 mod prefill;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
+pub(crate) mod routing;
 mod states;
 
+#[cfg(feature = "launches")]
+pub(crate) use batch::leave;
 #[cfg(test)]
 pub(crate) use batch::read_lent;
 pub(crate) use batch::rotations;

@@ -8,6 +8,7 @@ pub(crate) mod attention;
 mod check;
 pub(crate) mod conv1d;
 mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod groups;
 pub(crate) mod kv_cache;
 pub(crate) mod linear;
@@ -20,6 +21,7 @@ pub(crate) mod pool;
 pub(crate) mod quant;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
+pub(crate) mod routing;
 mod stored;
 
 use crate::batch::{PagedBatch, StateBatch};
@@ -32,6 +34,7 @@ use crate::{cpu, portable};
 use attention::PagedAttention;
 use candle_core::Tensor;
 use conv1d::CausalConv1d;
+use experts::ExpertProducts;
 use kv_cache::KvWrite;
 use linear_attention::LinearAttentionScan;
 use mamba1::Mamba1Scan;
@@ -43,6 +46,7 @@ use norm::{GateOrder, RmsNorm};
 use pool::PoolRows;
 use rg_lru::RgLruScan;
 use rope::Rope;
+use routing::Routing;
 use std::borrow::Cow;
 use std::cell::RefCell;
 
@@ -258,16 +262,74 @@ impl RmsNorm<'_> {
     }
 }
 
-/// `silu(gate) * up` of rows `[rows, 2 * width]` that hold the gate first, as `[rows, width]`.
-pub fn silu_product(gate_up: &Tensor) -> Result<Tensor> {
-    elementwise::check_product(gate_up)?;
-    on_device_of!(gate_up, elementwise::silu_product(gate_up))
+/// Rows of activations, `[rows, width]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a>(pub &'a Tensor);
+
+impl Rows<'_> {
+    /// `silu(gate) * up` of rows of `2 * width` that hold the gate first, as `[rows, width]`.
+    pub fn silu_product(&self) -> Result<Tensor> {
+        elementwise::check_product(self.0)?;
+        on_device_of!(self.0, elementwise::silu_product(self.0))
+    }
+
+    /// `a * x + b * y` of these rows `x` and as many others.
+    pub fn weighted_sum(&self, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
+        elementwise::check_sum(self.0, y)?;
+        on_device_of!(self.0, elementwise::weighted_sum(self.0, a, y, b))
+    }
+
+    /// What the experts `chosen` `[rows, per_token]` make of each row, as `[rows, per_token, outputs]`.
+    ///
+    /// `weight` is `[experts, outputs, inputs]`, `bias` `[experts, outputs]`. There are as many rows as are chosen for,
+    /// or one for each choice. It reads the weights once for each choice, and is for the few rows of steps that decode.
+    pub fn by_experts(&self, weight: &Tensor, bias: Option<&Tensor>, chosen: &Tensor) -> Result<Tensor> {
+        self.expert_products(weight, bias, chosen, None)
+    }
+
+    /// As [`by_experts`](Self::by_experts), summed over the choices, of which each counts what `shares`
+    /// `[rows, per_token]` says, as `[rows, outputs]`.
+    pub fn summed_by_experts(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        chosen: &Tensor,
+        shares: &Tensor,
+    ) -> Result<Tensor> {
+        self.expert_products(weight, bias, chosen, Some(shares))
+    }
+
+    fn expert_products(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        chosen: &Tensor,
+        shares: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let of = ExpertProducts { x: self.0, weight, bias, chosen, shares };
+        of.check()?;
+        on_device_of!(self.0, experts::products(&of))
+    }
 }
 
-/// `a * x + b * y` of `[rows, width]`.
-pub fn weighted_sum(x: &Tensor, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
-    elementwise::check_sum(x, y)?;
-    on_device_of!(x, elementwise::weighted_sum(x, a, y, b))
+impl Routing {
+    /// The experts that router logits `[rows, experts]` choose, `[rows, experts_per_token]` of u32 with the best first,
+    /// and what each of them counts, in f32.
+    ///
+    /// `correction` `[experts]` is added to the scores for the choice alone. Of two that are equal the earlier expert is
+    /// better.
+    pub fn run(&self, logits: &Tensor, correction: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        routing::check(self, logits, correction)?;
+        on_device_of!(logits, routing::route(self, logits, correction))
+    }
+
+    /// For each expert the rows that chose it and what it counts for them, which is told to the host: a step that asks
+    /// is not recorded.
+    pub fn by_expert(&self, chosen: &Tensor, shares: &Tensor) -> Result<Vec<(Vec<u32>, Vec<f32>)>> {
+        #[cfg(feature = "launches")]
+        cuda::leave();
+        routing::by_expert(self, &chosen.to_vec2()?, &shares.to_vec2()?)
+    }
 }
 
 impl PoolRows<'_> {

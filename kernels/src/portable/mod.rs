@@ -6,6 +6,7 @@
 pub(crate) mod attention;
 pub(crate) mod conv1d;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 mod int8;
 pub(crate) mod kv_cache;
 pub(crate) mod linear;
@@ -20,6 +21,7 @@ pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod rg_lru;
 pub(crate) mod rope;
+pub(crate) mod routing;
 
 use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};

@@ -1,7 +1,7 @@
 //! Fused passes are the candle ops that they stand for.
 
 use super::{Random, assert_close, values};
-use crate::{RmsNorm, portable, silu_product, weighted_sum};
+use crate::{RmsNorm, Rows, portable};
 use candle_core::{D, Tensor};
 use rstest::rstest;
 
@@ -10,10 +10,10 @@ fn gates_and_sums_agree_with_the_portable_path(#[values(1, 5, 70)] rows: usize, 
     let mut random = Random::new(71);
     let (both, y) = (random.tensor(&[rows, 2 * width]), random.tensor(&[rows, width]));
     let expected = portable::elementwise::silu_product(&both).unwrap();
-    assert_close(&values(&silu_product(&both).unwrap()), &values(&expected), 1e-6);
+    assert_close(&values(&Rows(&both).silu_product().unwrap()), &values(&expected), 1e-6);
     let x = both.narrow(1, width, width).unwrap();
     let expected = portable::elementwise::weighted_sum(&x, 0.5, &y, -2.0).unwrap();
-    assert_close(&values(&weighted_sum(&x, 0.5, &y, -2.0).unwrap()), &values(&expected), 1e-6);
+    assert_close(&values(&Rows(&x).weighted_sum(0.5, &y, -2.0).unwrap()), &values(&expected), 1e-6);
 }
 
 #[rstest]
@@ -35,8 +35,8 @@ fn shapes_that_do_not_fit_are_refused() {
     let mut random = Random::new(73);
     let x = random.tensor(&[2, 5]);
     let refused = [
-        silu_product(&x).unwrap_err(),
-        weighted_sum(&x, 1.0, &random.tensor(&[2, 4]), 1.0).unwrap_err(),
+        Rows(&x).silu_product().unwrap_err(),
+        Rows(&x).weighted_sum(1.0, &random.tensor(&[2, 4]), 1.0).unwrap_err(),
         RmsNorm { weight: &Tensor::ones(4, x.dtype(), x.device()).unwrap(), eps: 1e-5 }.run(&x).unwrap_err(),
     ];
     let operands = ["`gate_up`", "`y`", "`weight`"];

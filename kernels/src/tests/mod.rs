@@ -5,6 +5,7 @@ mod attention;
 mod cuda;
 mod device_batch;
 mod elementwise;
+mod experts;
 mod invariance;
 mod linear;
 mod mla;

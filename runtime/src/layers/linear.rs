@@ -1,6 +1,7 @@
 //! Affine projections.
 
-use candle_core::Tensor;
+use cacheplan_kernels::Rows;
+use candle_core::{Device, Tensor};
 
 use crate::error::RuntimeError;
 use crate::exported::Writer;
@@ -40,6 +41,11 @@ impl Linear {
         let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
         let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
         Ok(Self { weight: Matrix::stacked(parts.iter().map(|part| &part.weight))?, bias })
+    }
+
+    /// Where its weight lies.
+    pub(super) fn device(&self) -> &Device {
+        self.weight.device()
     }
 
     /// How many outputs there are.
@@ -92,5 +98,66 @@ impl Linear {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }
+    }
+}
+
+/// Projections of one size beside each other, of which each row names those that it takes.
+#[derive(Debug)]
+pub(super) struct LinearStack {
+    /// `[count, outputs, inputs]`.
+    weight: Tensor,
+    /// `[count, outputs]`.
+    bias: Option<Tensor>,
+}
+
+impl LinearStack {
+    /// Projections by `weight` `[count, outputs, inputs]` alone.
+    pub(super) fn of(weight: Tensor) -> Self {
+        Self { weight, bias: None }
+    }
+
+    /// Room for as many projections like this one; none where the weight is in the blocks of a file.
+    pub(super) fn like(linear: &Linear, count: usize) -> candle_core::Result<Option<Self>> {
+        let room = |part: &Tensor| Tensor::zeros([&[count][..], part.dims()].concat(), part.dtype(), part.device());
+        let Matrix::Dense(weight) = &linear.weight else { return Ok(None) };
+        Ok(Some(Self { weight: room(weight)?, bias: linear.bias.as_ref().map(room).transpose()? }))
+    }
+
+    /// Takes over a projection as that of the number; none if it is unlike the others.
+    pub(super) fn take(&self, number: usize, linear: &Linear) -> candle_core::Result<Option<Linear>> {
+        let alike = |stack: &Tensor, part: &Tensor| stack.dims()[1..] == *part.dims() && stack.dtype() == part.dtype();
+        let put = |stack: &Tensor, part: &Tensor| stack.slice_set(&part.unsqueeze(0)?.contiguous()?, 0, number);
+        let Matrix::Dense(weight) = &linear.weight else { return Ok(None) };
+        if !alike(&self.weight, weight) {
+            return Ok(None);
+        }
+        match (&self.bias, &linear.bias) {
+            (None, None) => {}
+            (Some(stack), Some(bias)) if alike(stack, bias) => put(stack, bias)?,
+            _ => return Ok(None),
+        }
+        put(&self.weight, weight)?;
+        Ok(Some(self.get(number)?))
+    }
+
+    /// The projection of that number, whose weights lie here.
+    pub(super) fn get(&self, number: usize) -> candle_core::Result<Linear> {
+        let bias = self.bias.as_ref().map(|bias| bias.get(number)).transpose()?;
+        Ok(Linear::new(self.weight.get(number)?, bias))
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.weight.dims()[0]
+    }
+
+    /// What the projections `chosen` `[rows, per_row]` make of rows, as `[rows · per_row, outputs]`.
+    pub(super) fn forward(&self, x: &Tensor, chosen: &Tensor) -> candle_core::Result<Tensor> {
+        Rows(x).by_experts(&self.weight, self.bias.as_ref(), chosen)?.flatten(0, 1)
+    }
+
+    /// The same of a row for each choice, summed over a row's choices by `shares`, as `[rows, outputs]`.
+    pub(super) fn summed(&self, x: &Tensor, chosen: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(Rows(x).summed_by_experts(&self.weight, self.bias.as_ref(), chosen, shares)?)
     }
 }

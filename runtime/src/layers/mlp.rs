@@ -1,5 +1,6 @@
 //! Feed-forward layers, gated and plain.
 
+use cacheplan_kernels::Rows;
 use candle_core::Tensor;
 use serde::Deserialize;
 
@@ -51,22 +52,43 @@ impl Activation {
     }
 }
 
-/// What lies between the inward projections and `down`.
-#[derive(Debug)]
-enum Inner {
+/// What lies between the inward projection and `down`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Inner {
     /// `act(up)`.
-    Plain(Linear, Activation),
+    Plain(Activation),
     /// `act(gate) · up` of one projection to both, the gate first.
-    Gated(Linear, Activation),
+    Gated(Activation),
     /// `gate · sigmoid(alpha · gate) · (up + 1)` with both bounded by `limit`, of one projection to both.
-    ClampedSwiglu { gate_up: Linear, alpha: f64, limit: f64 },
+    ClampedSwiglu { alpha: f64, limit: f64 },
+}
+
+impl Inner {
+    /// Of what the inward projection gives.
+    pub(super) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Plain(activation) => activation.forward(x),
+            Self::Gated(Activation::Silu) => Ok(Rows(x).silu_product()?),
+            Self::Gated(activation) => {
+                let (gate, up) = halves(x)?;
+                activation.forward(&gate)? * up
+            }
+            Self::ClampedSwiglu { alpha, limit } => {
+                let (gate, up) = halves(x)?;
+                let (gate, up) = (gate.minimum(limit)?, up.clamp(-limit, limit)?);
+                let swish = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
+                swish * (up + 1.0)?
+            }
+        }
+    }
 }
 
 /// A feed-forward layer.
 #[derive(Debug)]
 pub(crate) struct Mlp {
-    inner: Inner,
-    down: Linear,
+    pub(super) inward: Linear,
+    pub(super) inner: Inner,
+    pub(super) down: Linear,
 }
 
 /// The dimensions of an [`Mlp`].
@@ -81,14 +103,14 @@ pub(crate) struct MlpShape {
 impl Mlp {
     /// As nodes of a graph.
     pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        let inner = match &self.inner {
-            Inner::Plain(up, activation) => {
-                let up = up.trace(writer, x)?;
+        let inner = match self.inner {
+            Inner::Plain(activation) => {
+                let up = self.inward.trace(writer, x)?;
                 activation.trace(writer, &up)?
             }
-            Inner::Gated(gate_up, activation) => {
-                let width = gate_up.outputs() / 2;
-                let both = gate_up.trace(writer, x)?;
+            Inner::Gated(activation) => {
+                let width = self.inward.outputs() / 2;
+                let both = self.inward.trace(writer, x)?;
                 let [gate, up] = writer.split(&both, [width, width]);
                 let gate = activation.trace(writer, &gate)?;
                 writer.node("Mul", &[&gate, &up])
@@ -103,9 +125,9 @@ impl Mlp {
     /// Reads `up_proj` and `down_proj`.
     pub(crate) fn load_plain(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, WeightError> {
         let MlpShape { hidden, intermediate, bias, activation } = shape;
-        let up = Linear::load(&weights.enter("up_proj"), hidden, intermediate, bias)?;
+        let inward = Linear::load(&weights.enter("up_proj"), hidden, intermediate, bias)?;
         let down = Linear::load(&weights.enter("down_proj"), intermediate, hidden, bias)?;
-        Ok(Self { inner: Inner::Plain(up, activation), down })
+        Ok(Self { inward, inner: Inner::Plain(activation), down })
     }
 
     /// Reads `gate_proj`, `up_proj` and `down_proj`.
@@ -130,31 +152,17 @@ impl Mlp {
 
     /// A gated layer whose `gate_up` gives the gate first.
     pub(crate) fn fused(gate_up: Linear, down: Linear, activation: Activation) -> Self {
-        Self { inner: Inner::Gated(gate_up, activation), down }
+        Self { inward: gate_up, inner: Inner::Gated(activation), down }
     }
 
     /// The clamped and shifted SwiGLU of gpt-oss, of one projection to gate and up.
     pub(crate) fn clamped_swiglu(gate_up: Linear, down: Linear, alpha: f64, limit: f64) -> Self {
-        Self { inner: Inner::ClampedSwiglu { gate_up, alpha, limit }, down }
+        Self { inward: gate_up, inner: Inner::ClampedSwiglu { alpha, limit }, down }
     }
 
     /// `[rows, hidden]` to `[rows, hidden]`.
     pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let inner = match &self.inner {
-            Inner::Plain(up, activation) => activation.forward(&up.forward(x)?)?,
-            Inner::Gated(gate_up, Activation::Silu) => cacheplan_kernels::silu_product(&gate_up.forward(x)?)?,
-            Inner::Gated(gate_up, activation) => {
-                let (gate, up) = halves(&gate_up.forward(x)?)?;
-                (activation.forward(&gate)? * up)?
-            }
-            Inner::ClampedSwiglu { gate_up, alpha, limit } => {
-                let (gate, up) = halves(&gate_up.forward(x)?)?;
-                let (gate, up) = (gate.minimum(*limit)?, up.clamp(-*limit, *limit)?);
-                let swish = (&gate * candle_nn::ops::sigmoid(&(&gate * *alpha)?)?)?;
-                (swish * (up + 1.0)?)?
-            }
-        };
-        self.down.forward(&inner)
+        self.down.forward(&self.inner.forward(&self.inward.forward(x)?)?)
     }
 }
 

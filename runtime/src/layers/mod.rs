@@ -2,6 +2,7 @@
 
 mod attention;
 mod conv;
+mod expert_mlps;
 mod gated_delta;
 mod kda;
 mod latents;
@@ -20,6 +21,7 @@ mod token_shift;
 
 pub(crate) use attention::{Attention, AttentionShape};
 pub(crate) use conv::CausalConv;
+pub(crate) use expert_mlps::ExpertMlps;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaShape};
 pub(crate) use kda::{Kda, KdaShape};
 pub(crate) use lightning::Lightning;
@@ -29,7 +31,7 @@ pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Rules, Mamba2Shape, dt_limit
 pub(crate) use mla::{Mla, MlaShape};
 pub(crate) use mla_preprocess::PreprocessedMla;
 pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
-pub(crate) use moe::{Moe, Routing, Scoring};
+pub(crate) use moe::{Moe, checked};
 pub(crate) use norm::RmsNorm;
 pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;

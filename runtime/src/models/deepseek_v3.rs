@@ -1,5 +1,6 @@
 //! DeepSeek-V3: latent attention, then a gated MLP or a mixture of experts.
 
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
@@ -9,7 +10,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, Routing, Scoring, size};
+use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, size};
 use crate::prediction::PredictionNames;
 use crate::weights::{Scope, Weights};
 
@@ -79,7 +80,7 @@ impl Config {
             experts_per_token: self.num_experts_per_tok,
             groups: self.n_group,
             top_groups: self.topk_group,
-            scoring: Scoring::Sigmoid,
+            softmax: false,
             normalise: self.norm_topk_prob,
             scale: self.routed_scaling_factor,
         };

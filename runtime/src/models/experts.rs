@@ -1,11 +1,12 @@
 //! What Qwen and Mixtral configs say of a router.
 
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::layers::FeedForward;
 use serde::Deserialize;
 
 use super::layer::Layer;
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Moe, Routing, size};
+use crate::layers::{Activation, Moe, size};
 use crate::weights::Scope;
 
 /// The keys of a `config.json` that say it.

@@ -1,5 +1,6 @@
 //! gpt-oss: attention with sinks, every other layer with a sliding window, then biased experts.
 
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Attention, Linear, Mlp, Moe, RopeConfig, Routing, size};
+use crate::layers::{Attention, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a gpt-oss `config.json` that its decoder reads.
@@ -70,12 +71,12 @@ impl Config {
         let weights = layer.enter("mlp");
         let experts = weights.enter("experts");
         let experts = if experts.enter("0.gate_proj").stores("weight") {
-            (0..count).map(|i| self.expert(&experts.enter(i), hidden, size)).collect::<Result<_, _>>()?
+            ExpertMlps::load(count, |i| self.expert(&experts.enter(i), hidden, size))?
         } else {
             self.experts_of_all(&experts, count, hidden, size)?
         };
         Ok(Moe {
-            routing: Routing::softmax(count, self.num_experts_per_tok, true).checked()?,
+            routing: checked(Routing::softmax(count, self.num_experts_per_tok, true))?,
             router: Linear::load(&weights.enter("router"), hidden, count, true)?,
             correction: None,
             experts,
@@ -98,7 +99,7 @@ impl Config {
         count: usize,
         hidden: usize,
         size: usize,
-    ) -> Result<Vec<Mlp>, RuntimeError> {
+    ) -> Result<ExpertMlps, RuntimeError> {
         let gate_up = experts.matrix("gate_up_proj", (count, hidden, 2 * size))?;
         let gate_up_bias = experts.get("gate_up_proj_bias", (count, 2 * size))?;
         let down = experts.matrix("down_proj", (count, size, hidden))?;
@@ -108,7 +109,7 @@ impl Config {
             let down = Linear::new(down.get(i)?.t()?.contiguous()?, Some(down_bias.get(i)?));
             Ok(Mlp::clamped_swiglu(gate_up, down, self.swiglu_alpha, self.swiglu_limit))
         };
-        Ok((0..count).map(expert).collect::<Result<_, _>>()?)
+        Ok(ExpertMlps::load(count, expert)?)
     }
 }
 

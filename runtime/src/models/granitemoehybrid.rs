@@ -1,18 +1,17 @@
 //! Granite 4 hybrid: Mamba-2 or attention, then experts beside a shared MLP, in every layer; scaled everywhere.
 
-use cacheplan_kernels::GateOrder;
+use cacheplan_kernels::{GateOrder, Routing};
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
 };
-use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, Routing, SharedExpert, size,
+    Activation, Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert, checked, size,
 };
 use crate::weights::Weights;
 
@@ -91,19 +90,17 @@ impl Config {
         }
         let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
         let moe = layer.enter("block_sparse_moe");
-        let of_each: Vec<Mlp> = if apart {
+        let of_each = if apart {
             let (expert, inner) = (layer.mlp(sizes.intermediate_size, activation), moe.enter("experts"));
-            (0..experts).map(|i| Mlp::load_gated(&inner.enter(i), expert)).collect::<Result<_, _>>()?
+            ExpertMlps::load(experts, |i| Mlp::load_gated(&inner.enter(i), expert))?
         } else {
             let width = size(sizes.intermediate_size);
             let gate_up = moe.enter("input_linear").matrix("weight", (experts, 2 * width, hidden))?;
             let down = moe.enter("output_linear").matrix("weight", (experts, hidden, width))?;
-            let linear = |stacked: &Tensor, i| stacked.get(i).map(|weight| Linear::new(weight, None));
-            let expert = |i: usize| Ok(Mlp::fused(linear(&gate_up, i)?, linear(&down, i)?, activation));
-            (0..experts).map(expert).collect::<candle_core::Result<_>>()?
+            ExpertMlps::fused(gate_up, down, activation)?
         };
         Ok(Box::new(Moe {
-            routing: Routing::softmax(experts, per_token, true).checked()?,
+            routing: checked(Routing::softmax(experts, per_token, true))?,
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
             experts: of_each,

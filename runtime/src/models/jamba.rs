@@ -1,5 +1,6 @@
 //! Jamba: Mamba-1 or attention without rope, then a gated MLP or experts.
 
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
@@ -9,7 +10,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, Routing, size};
+use crate::layers::{Activation, Attention, ExpertMlps, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, checked, size};
 use crate::weights::Weights;
 
 /// The keys of a Jamba `config.json` that its decoder reads.
@@ -69,10 +70,10 @@ impl Config {
         let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
         let (count, experts) = (size(sizes.experts), weights.enter("experts"));
         Ok(Box::new(Moe {
-            routing: Routing::softmax(count, per_token, false).checked()?,
+            routing: checked(Routing::softmax(count, per_token, false))?,
             router: Linear::load(&weights.enter("router"), layer.hidden, count, false)?,
             correction: None,
-            experts: (0..count).map(|i| Mlp::load_gated(&experts.enter(i), mlp)).collect::<Result<_, _>>()?,
+            experts: ExpertMlps::load(count, |i| Mlp::load_gated(&experts.enter(i), mlp))?,
             latent: None,
             shared: None,
         }))

@@ -1,6 +1,7 @@
 //! Kimi Linear: Kimi delta attention and latent attention without rope, then a gated MLP or experts.
 
 use cacheplan_handlers::DecayKind;
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward, LinearAttention},
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Kda, KdaShape, Mla, Mlp, Moe, Routing, Scoring, size};
+use crate::layers::{Activation, Kda, KdaShape, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a Kimi Linear `config.json` that its decoder reads.
@@ -89,7 +90,7 @@ impl Config {
             experts_per_token: self.num_experts_per_token,
             groups: self.num_expert_group,
             top_groups: self.topk_group,
-            scoring: Scoring::Sigmoid,
+            softmax: false,
             normalise: self.moe_renormalize,
             scale: self.routed_scaling_factor,
         };

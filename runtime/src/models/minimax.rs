@@ -1,6 +1,7 @@
 //! MiniMax: lightning attention and full attention, then experts; residuals start from the normalised input.
 
 use cacheplan_handlers::DecayKind;
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward, LinearAttention},
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use super::layer::{Frame, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
-use crate::layers::{Activation, Attention, Lightning, Moe, RopeConfig, Routing, size};
+use crate::layers::{Activation, Attention, Lightning, Moe, RopeConfig, size};
 use crate::weights::Weights;
 
 /// The keys of a MiniMax `config.json` that its decoder reads.

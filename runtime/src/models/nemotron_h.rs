@@ -1,6 +1,6 @@
 //! Nemotron-H: each layer is one of Mamba-2 mixer, attention without rope, MLP or mixture of experts.
 
-use cacheplan_kernels::GateOrder;
+use cacheplan_kernels::{GateOrder, Routing};
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, Linear, Mamba2Rules, Mlp, MlpShape, Moe, Routing, Scoring, size};
+use crate::layers::{Activation, Attention, Linear, Mamba2Rules, Mlp, MlpShape, Moe, size};
 use crate::weights::{Scope, WeightError, Weights};
 
 /// The keys of a Nemotron-H `config.json` that its decoder reads.
@@ -90,7 +90,7 @@ impl Config {
             experts_per_token: need(self.num_experts_per_tok, "num_experts_per_tok")?,
             groups: self.n_group.unwrap_or(1),
             top_groups: self.topk_group.unwrap_or(1),
-            scoring: Scoring::Sigmoid,
+            softmax: false,
             normalise: need(self.norm_topk_prob, "norm_topk_prob")?,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
         };

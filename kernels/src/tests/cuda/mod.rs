@@ -7,6 +7,7 @@ mod conv1d;
 mod decode;
 mod elementwise;
 mod emulate;
+mod experts;
 mod kv_cache;
 mod linear_attention;
 mod machine;

@@ -1,0 +1,3 @@
+//! The choice of experts.
+
+pub(crate) use crate::portable::routing::route;
