@@ -15,6 +15,8 @@
 // Decays of channels are part of the products of keys. Nothing is divided by a decay, as it may be 0: what has decayed since
 // a block began, and what decays until it ends, are products along its tokens. Between two tokens of a block a key takes up
 // the decays one by one, in f32 without matrix products, since no factor of each token for itself stands for both.
+// That is the same for all value columns, so that a thread block has 128 there, and eight warps; the next chunk is under way
+// meanwhile, since keys and queries are no longer needed once they have decayed.
 //
 // All other products are of bf16 parts (chunks.cuh), summed in f32. Inputs are whole in their parts. What enters the state
 // has as many as the state is held to, two at least; what only outputs take, as many as the inputs.
@@ -23,7 +25,6 @@
 
 constexpr int kBlock = 16, kSystemRow = kBlock + 1, kOutRow = 20;
 
-// Decays of channels cost much for each token that its value columns share: a thread block takes twice as many.
 template <bool CHANNELS> constexpr int kValues = CHANNELS ? 128 : 64;
 template <bool CHANNELS> constexpr int kThreads = 2 * kValues<CHANNELS>;   // a warp for each 16
 
@@ -446,7 +447,7 @@ template <typename TS, typename TI, int K, bool CHANNELS> DEVICE void chunk_delt
 }
 
 #define KERNEL(name, state, input, TS, TI, K, CHANNELS)                                             \
-    extern "C" __global__ void __launch_bounds__(kThreads<CHANNELS>, CHANNELS ? 1 : 2)                                       \
+    extern "C" __global__ void __launch_bounds__(kThreads<CHANNELS>, CHANNELS ? 1 : 2)              \
         chunk_##name##_##state##_##input##_##K(const __grid_constant__ Args args) {                 \
         chunk_delta<TS, TI, K, CHANNELS>(args);                                                     \
     }

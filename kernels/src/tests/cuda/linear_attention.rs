@@ -71,9 +71,10 @@ fn hold_to_reference(
     let v = rows(heads * value_dim, 0.0, activation);
     let beta = rows(heads, 1.0, activation);
     let per_head = rows(heads, -1.0, DType::F32);
-    // From such that keep all to such that leave nothing.
+    // From such that keep all to such that leave nothing; in f32 beside 16 bits where the state is.
+    let gate = if state == activation { activation } else { DType::F32 };
     let per_channel = rows(heads * key_dim, -1.0, DType::F32).powf(9.0).unwrap();
-    let per_channel = (per_channel * 1000.0).unwrap().to_dtype(activation).unwrap();
+    let per_channel = (per_channel * 1000.0).unwrap().to_dtype(gate).unwrap();
     let fixed = [-0.3, -0.01];
     let delta = !matches!(kind, Kind::Lightning);
     let decay = match kind {
