@@ -76,7 +76,7 @@ template <> struct Format<Fp8> {
     // Has the top bits of bytes that are no numbers, of kTops, and other bits.
     static constexpr uint32_t kTops = 0x80808080u;
     static DEVICE uint32_t not_numbers(uint32_t word) { return (word & ~kTops) + 0x01010101u; }
-    // Bytes 0 and 2, and bytes 1 and 3, as half floats of which kHalves times as much is meant; no number is one here.
+    // Bytes 0 and 2, and bytes 1 and 3, as half floats of which kHalves times as much is meant; what is no number gives one.
     // Exponents are 8 apart, and those of half floats have one bit more.
     static constexpr float kHalves = 256.f;
     static DEVICE void halves(uint32_t word, uint32_t& even, uint32_t& odd) {
@@ -84,14 +84,12 @@ template <> struct Format<Fp8> {
         odd = (word >> 1 & 0x3f803f80u) | (word & 0x80008000u);
     }
     static DEVICE void widen(uint32_t word, float* out) {
-        // As the upper bytes of half floats.
+        uint32_t even, odd;
+        halves(word, even, odd);
+        float pairs[4];
+        Format<__half>::widen(even, pairs), Format<__half>::widen(odd, pairs + 2);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t spread = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
-            Format<__half>::widen((spread >> 1 & 0x3f803f80u) | (spread & 0x80008000u), out + 2 * i);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[i] *= 256.f;
+        for (int i = 0; i < 4; ++i) out[i] = pairs[i % 2 * 2 + i / 2] * kHalves;
         if ((not_numbers(word) & kTops) != 0) {
             for (int i = 0; i < 4; ++i)
                 if ((word >> 8 * i & 0x7f) == 0x7f) out[i] = NAN;

@@ -129,7 +129,7 @@ template <typename TQ, typename TP, int LANES, int VECS> DEVICE void attend(cons
                 score[j][h] = s;
                 largest = fmaxf(largest, s);
             }
-            const float factor = exp2f(top[h] - largest);
+            const float factor = exp2_flushed(top[h] - largest);
             top[h] = largest;
             total[h] *= factor;
 #pragma unroll
@@ -138,7 +138,7 @@ template <typename TQ, typename TP, int LANES, int VECS> DEVICE void attend(cons
                 for (int i = 0; i < V; ++i) out[h][v][i] *= factor;
 #pragma unroll
             for (int j = 0; j < KEYS; ++j) {
-                score[j][h] = exp2f(score[j][h] - largest);
+                score[j][h] = exp2_flushed(score[j][h] - largest);
                 total[h] += score[j][h];
                 score[j][h] *= v_scale[j];
             }
