@@ -213,6 +213,40 @@ fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] 
     assert!(take_record().executed.contains(chunks));
 }
 
+/// Experts in one tensor, of rows that are no whole vectors, between narrower rows, with biases.
+#[rstest]
+#[case("mixtral_stacked", "expert_rows expert_sums", "", 1)]
+#[case("qwen3_moe_stacked", "expert_rows", "experts::products", 1)]
+// Its other layers have states that no kernel was made for.
+#[case("nemotron_h_latent_experts", "expert_sums", "experts::products", 0)]
+#[case("gpt_oss_defaults", "expert_rows expert_sums", "", 1)]
+fn steps_of_models_with_experts_are_recorded(
+    #[case] variant: &str,
+    #[case] executed: &str,
+    #[case] left: &str,
+    #[case] recorded_steps: usize,
+) {
+    let _turn = emulator(1);
+    let folder = harness::folder("../variants").join(variant);
+    let golden = Golden::load_from(&folder);
+    let (ids, expected) = (golden.ids("ids"), golden.get("full_logits"));
+    let mut driven = Driven::open_in(&folder);
+    let sequence = driven.admit(ids.len() - 5);
+    let mut done = 0;
+    for step in [ids.len() - 5, 1, 1, 1, 1, 1] {
+        let logits = driven.step(&[(sequence, &ids[done..done + step])]);
+        assert_close(&logits, &expected.narrow(0, done, step).unwrap(), &format!("tokens from {done} on"));
+        done += step;
+    }
+    let Record { executed: kernels, left: ops, recorded, .. } = take_record();
+    assert_eq!(recorded, recorded_steps);
+    let experts = |names: &BTreeSet<String>| {
+        let names = names.iter().filter(|name| name.starts_with("expert")).cloned();
+        names.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!((experts(&kernels).as_str(), experts(&ops).as_str()), (executed, left));
+}
+
 /// The tokens that a step gives each of its sequences.
 type Part<'a> = (SequenceId, &'a [u32]);
 

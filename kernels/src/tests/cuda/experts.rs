@@ -90,7 +90,7 @@ fn routing_mutants_and_traffic() {
         let logits = distinct(&mut source, 2, routing.experts, DType::BF16).contiguous().unwrap();
         let launches = route(&routing, &logits, None, &DEVICE).unwrap();
         prove_mutants(&launches, &[]);
-        assert_traffic(&emulate(&launches, &Options::default()), 3500.0);
+        assert_traffic(&emulate(&launches, &Options::default()), 4200.0);
     }
 }
 
