@@ -19,20 +19,22 @@ impl PlanRequest<'_> {
         Fingerprint {
             model: hex(&model),
             budget: hash(self.budget),
-            device: match self.measured {
+            device: self.with_assumptions(match self.measured {
                 // Plans without measured lines keep the fingerprint that they had before there were any.
                 None => hash(&(self.device, self.measurement, self.stage, self.agreement)),
                 Some(measured) => hash(&(self.device, self.measurement, measured, self.stage, self.agreement)),
-            } + &self.assumed_of(),
+            }),
         }
     }
 }
 
 impl PlanRequest<'_> {
-    /// Whose logs the ledger's assumptions come from; nothing where there are none, as before engines told them apart.
-    fn assumed_of(&self) -> String {
-        let engine = self.engine.filter(|_| self.device.is_some());
-        engine.map(|engine| format!("+{engine}")).unwrap_or_default()
+    /// The same hash where no engine's logs are assumed from, as before there were any.
+    fn with_assumptions(&self, device: String) -> String {
+        match self.engine.filter(|_| self.device.is_some()) {
+            None => device,
+            Some(engine) => hash(&(device, engine.name())),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! What engines logged of captured graphs and of the CUDA context, and what is assumed from that.
 //!
 //! `overheads.csv` has a row for each figure of a public log: GiB of one GPU, on a device and of a model as far as they are
-//! said. `sizes` counts the batch sizes that were captured. A context is what the device lacks before a model is loaded, with
-//! what vLLM calls non-torch memory, of one rank, and without what SGLang says that its groups of ranks took.
+//! said. `sizes` counts the batch sizes that were captured, `52+74` of two kinds of graphs, whose bytes are taken together.
+//! A context is what the device lacks before a model is loaded, with what vLLM calls non-torch memory, of one rank, and
+//! without what SGLang says that its groups of ranks took.
 
 use std::sync::LazyLock;
 

@@ -41,7 +41,7 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
         match measured.context {
             Some(bytes) => lines.push(("context", bytes, 0)),
             None if gpu => {
-                let mut contexts = overheads(request, LedgerItem::Context, |row| row.bytes);
+                let mut contexts = overheads(request, &LedgerItem::Context, |row| row.bytes);
                 let (middle, most) = middle_and_most(&mut contexts);
                 lines.push(("context", middle, middle.max(most - middle)));
             }
@@ -71,7 +71,7 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
         let apart = request.engine.is_none_or(|engine| engine.description().captures_apart);
         let some = gpu && apart && request.step.is_some() && request.measurement.is_none() && layers > 0;
-        let mut of_layer = overheads(request, LedgerItem::Graphs, |row| row.bytes / row.layers);
+        let mut of_layer = overheads(request, &LedgerItem::Graphs, |row| row.bytes / row.layers);
         let (middle, most) = middle_and_most(&mut of_layer);
         some.then_some(("graphs", layers * middle, layers * (most - middle)))
     };
@@ -82,12 +82,12 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
 }
 
 /// What an engine logged of `item` on such devices; of all devices where those are few, and another's where it logged none.
-fn overheads(request: &PlanRequest<'_>, item: LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
-    let has = |name: &str| rows().iter().any(|row| row.item == item && row.engine == name);
+fn overheads(request: &PlanRequest<'_>, item: &LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
+    let has = |name: &str| rows().iter().any(|row| row.item == *item && row.engine == name);
     let name = request.engine.map(crate::Engine::name).filter(|name| has(name)).unwrap_or(STAND_IN);
     let memory = request.device.map_or(0, |device| u128::from(device.total_bytes));
     let (mut all, mut alike) = (Vec::new(), Vec::new());
-    for row in rows().iter().filter(|row| row.item == item && row.engine == name) {
+    for row in rows().iter().filter(|row| row.item == *item && row.engine == name) {
         all.push(u128::from(value(row)));
         let bytes = row.device_bytes.map_or(0, u128::from);
         if bytes > 0 && memory >= bytes / 2 && memory <= 2 * bytes {
