@@ -120,6 +120,11 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
             }),
             compressed.then(|| format!("cells of compressed entries come in steps of {ALIGNMENT} of each sequence")),
             states.then(|| "states are float32 whatever the model states".into()),
+            (states && situation.draft_tokens > 0).then(|| {
+                "states are copied for each drafted token, as for those of prediction layers and EAGLE-3; drafts from the text \
+                 or of a draft model need no copies"
+                    .into()
+            }),
         ]
         .into_iter()
         .flatten()
