@@ -50,5 +50,5 @@ extern "C" __global__ void __launch_bounds__(256) matrix_peak(const __grid_const
     args.out[int64_t(blockIdx.x) * blockDim.x + threadIdx.x] = out;
 }
 
-// prove read_memory: 40 registers, LDG.E.128
-// prove matrix_peak: 96 registers, HMMA.16816
+// prove read_memory: 16 registers, LDG.E.128
+// prove matrix_peak: 64 registers, HMMA.16816

@@ -21,7 +21,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     let attention = call.attention;
     let widths = (call.head_dim, attention.value_dim, call.view.kv_factor, call.view.num_kv_heads);
     let plain = attention.alibi_slopes.is_none() && attention.softcap.is_none() && attention.window == Window::Full;
-    if !(call.is_narrow() && widths == (KEYS, VALUES, 1, 1) && plain) {
+    if !(call.is_narrow() && !call.has_bytes() && widths == (KEYS, VALUES, 1, 1) && plain) {
         return None;
     }
     Some(match call.share(|| prefill_blocks(call, 2) >= call.device.processors) {
