@@ -1,8 +1,9 @@
 //! CUDA sources to PTX and to machine code.
 
 use crate::cuda_toolkit::Toolkit;
+use crate::said;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The PTX of a source for the oldest architecture there is, from which that of all others is assembled.
 ///
@@ -10,11 +11,7 @@ use std::path::Path;
 pub(crate) fn ptx(toolkit: &Toolkit, source: &Path) -> Result<String, String> {
     let mut nvcc = toolkit.command("nvcc");
     nvcc.args(["-O3", "-std=c++17", "-lineinfo", "-arch=compute_80", "-ptx", "-o", "/dev/stdout"]).arg(source);
-    let output = nvcc.output().map_err(|error| format!("{nvcc:?}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{}:\n{}", source.display(), String::from_utf8_lossy(&output.stderr)));
-    }
-    let text = String::from_utf8(output.stdout).map_err(|error| format!("{}: {error}", source.display()))?;
+    let text = said(&mut nvcc)?;
     Ok(text.lines().map(without_folder).collect::<Vec<_>>().join("\n") + "\n")
 }
 
@@ -32,15 +29,20 @@ fn without_folder(line: &str) -> String {
 pub(crate) const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// The sources of all kernels: those of ops, and those that the runner measures a device with.
-pub(crate) fn kernels() -> Result<Vec<std::path::PathBuf>, String> {
-    Ok(["kernels/cuda", "gpu/cuda"].map(sources).into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+pub(crate) fn kernels() -> Result<Vec<PathBuf>, String> {
+    Ok([files("kernels/cuda", "cu")?, files("gpu/cuda", "cu")?].concat())
 }
 
-/// The sources of a folder, in the order of their names.
-fn sources(folder: &str) -> Result<Vec<std::path::PathBuf>, String> {
+/// What they include.
+pub(crate) fn headers() -> Result<Vec<PathBuf>, String> {
+    files("kernels/cuda", "cuh")
+}
+
+/// The files of a folder whose names end so, in order.
+fn files(folder: &str, end: &str) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
     let mut sources: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == end));
     sources.sort();
     Ok(sources)
 }
@@ -48,7 +50,7 @@ fn sources(folder: &str) -> Result<Vec<std::path::PathBuf>, String> {
 /// Writes the PTX that the emulator's own tests run, with the hash of its source on top.
 pub(crate) fn write_test_ptx() -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
-    for source in sources("emulator/tests/ptx")? {
+    for source in files("emulator/tests/ptx", "cu")? {
         let on_disk = |error: std::io::Error| format!("{}: {error}", source.display());
         let hash = blake3::hash(&fs::read(&source).map_err(on_disk)?);
         // Behind the code stand the mangled names of inlined functions, which only the assembler reads.

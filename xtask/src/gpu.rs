@@ -9,17 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// What every source includes.
-const COMMON: &str = "kernels/cuda/common.cuh";
-
 /// Makes a fat binary of each source in `target/cuda`. What lies there and is newer than its source is not made anew, so
 /// that after `cuda-prove` it holds the very machine code that was checked.
 pub(crate) fn kernels() -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
     let folder = target("cuda")?;
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let headers = newest(cuda_build::headers()?)?;
     for source in cuda_build::kernels()? {
-        let age = newest(&[&source, Path::new(COMMON)])?;
+        let age = headers.max(newest([&source])?);
         let made = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|time| time > age);
         let text = folder.join(source.file_stem().unwrap_or_default()).with_extension("ptx");
         if !made(&text) {
@@ -35,8 +33,7 @@ pub(crate) fn kernels() -> Result<(), String> {
             cubins.push((architecture, cubin));
         }
         let binary = text.with_extension("fatbin");
-        let parts: Vec<&Path> = cubins.iter().map(|(_, cubin)| cubin.as_path()).chain([text.as_path()]).collect();
-        let parts = newest(&parts)?;
+        let parts = newest(cubins.iter().map(|(_, cubin)| cubin).chain([&text]))?;
         if fs::metadata(&binary).and_then(|file| file.modified()).is_ok_and(|time| time > parts) {
             continue;
         }
@@ -52,9 +49,10 @@ pub(crate) fn kernels() -> Result<(), String> {
 }
 
 /// When the newest of these files was written.
-fn newest(files: &[&Path]) -> Result<SystemTime, String> {
+fn newest(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<SystemTime, String> {
     let mut newest = SystemTime::UNIX_EPOCH;
     for file in files {
+        let file = file.as_ref();
         let written = fs::metadata(file).and_then(|file| file.modified());
         newest = newest.max(written.map_err(|error| format!("{}: {error}", file.display()))?);
     }
