@@ -12,6 +12,8 @@ fn main() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed={variable}");
     let folder = PathBuf::from(env::var_os(variable).unwrap_or_else(|| usual.into()));
     let folder = std::path::absolute(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // New ones too.
+    println!("cargo::rerun-if-changed={}", folder.display());
     let entries = fs::read_dir(&folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
     let mut binaries: Vec<PathBuf> = entries.unwrap_or_default();
     binaries.retain(|path| path.extension().is_some_and(|extension| extension == "fatbin"));

@@ -74,7 +74,7 @@ impl GatedDelta {
         shape: GatedDeltaShape,
         projections: GatedDeltaProjections,
     ) -> Result<Self, RuntimeError> {
-        let a_log = weights.get("A_log", shape.value_heads)?.to_dtype(DType::F32)?;
+        let a_log = weights.float("A_log", shape.value_heads)?;
         let channels = 2 * shape.keys() + shape.values();
         Ok(Self {
             layer,
@@ -82,7 +82,7 @@ impl GatedDelta {
             conv: CausalConv::load(&weights.enter("conv1d"), channels, shape.d_conv, false)?
                 .with_activation(shape.activation),
             rate: a_log.exp()?.neg()?,
-            dt_bias: weights.get("dt_bias", shape.value_heads)?.to_dtype(DType::F32)?,
+            dt_bias: weights.float("dt_bias", shape.value_heads)?,
             norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
             out_proj: Linear::load(&weights.enter("out_proj"), shape.values(), shape.hidden, false)?,
             out_order: None,

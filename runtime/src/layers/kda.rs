@@ -48,7 +48,7 @@ impl Kda {
         let channels = heads * head_dim;
         let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);
         let conv = |name: &str| CausalConv::load(&weights.enter(name), channels, d_conv, false);
-        let a_log = weights.get("A_log", (1, 1, heads, 1))?.to_dtype(DType::F32)?;
+        let a_log = weights.float("A_log", (1, 1, heads, 1))?;
         Ok(Self {
             layer,
             qkv: [
@@ -60,7 +60,7 @@ impl Kda {
                 .with_activation(activation),
             forget: [linear("f_a_proj", hidden, head_dim)?, linear("f_b_proj", head_dim, channels)?],
             rate: a_log.exp()?.neg()?.reshape((heads, 1))?,
-            dt_bias: weights.get("dt_bias", channels)?.to_dtype(DType::F32)?,
+            dt_bias: weights.float("dt_bias", channels)?,
             beta: linear("b_proj", hidden, heads)?,
             gate: [linear("g_a_proj", hidden, head_dim)?, linear("g_b_proj", head_dim, channels)?],
             norm: RmsNorm::load(&weights.enter("o_norm"), head_dim, norm_eps)?,

@@ -3,7 +3,7 @@
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Mamba1Scan, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, size};
 use crate::error::RuntimeError;
@@ -60,7 +60,7 @@ impl Mamba1 {
     pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba1Shape) -> Result<Self, RuntimeError> {
         let Mamba1Shape { hidden, d_inner, d_state, d_conv, dt_rank, activation, conv_bias, proj_bias } = shape;
         let dt = weights.enter("dt_proj");
-        let a_log = weights.get("A_log", (d_inner, d_state))?.to_dtype(DType::F32)?;
+        let a_log = weights.float("A_log", (d_inner, d_state))?;
         Ok(Self {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 2 * d_inner, proj_bias)?,

@@ -108,7 +108,7 @@ impl Mamba2 {
             return Err(ConfigError::Unsupported { key: "n_groups", found, known }.into());
         }
         let (d_inner, conv_dim) = (shape.d_inner(), shape.conv_dim());
-        let a_log = weights.get("A_log", heads)?.to_dtype(DType::F32)?;
+        let a_log = weights.float("A_log", heads)?;
         Ok(Self {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, d_inner + conv_dim + heads, rules.in_bias)?,

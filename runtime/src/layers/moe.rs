@@ -1,7 +1,7 @@
 //! Mixture of experts: a router, the experts it chooses from, and experts that every token passes.
 
 use cacheplan_kernels::{Routing, Rows};
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::{ExpertMlps, Linear, Mlp, MlpShape, SharedExpert};
 use crate::error::{ConfigError, RuntimeError};
@@ -60,7 +60,7 @@ impl Moe {
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
         Ok(Self {
             router: Linear::load(&gate, hidden, routing.experts, false)?,
-            correction: Some(gate.get("e_score_correction_bias", routing.experts)?.to_dtype(DType::F32)?),
+            correction: Some(gate.float("e_score_correction_bias", routing.experts)?),
             experts: ExpertMlps::load(routing.experts, |i| expert(&experts.enter(i)))?,
             latent: None,
             shared: shared.map(|mlp| SharedExpert { mlp, gate: None }),

@@ -5,7 +5,7 @@ use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
 };
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
@@ -55,7 +55,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
             return Err(layer.refuse("attention and experts, none of them shared"));
         };
         let (shape, weights) = (layer.attention(attention, config.attention_bias)?, layer.enter("self_attn"));
-        let sinks = weights.get("sinks", shape.heads)?.to_dtype(DType::F32)?.to_vec1()?;
+        let sinks = weights.float("sinks", shape.heads)?.to_vec1()?;
         let rope = Some(rope.rope(shape.head_dim)?);
         let attention = Attention::load(&weights, layer.index, shape, rope)?.with_sinks(sinks);
         Ok(vec![

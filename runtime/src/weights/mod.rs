@@ -312,6 +312,11 @@ impl Weights {
         self.stored(name, shape)?.to_dtype(self.dtype).map_err(|source| WeightError::candle(name, source))
     }
 
+    /// As [`get`](Self::get), in f32 whatever the rest is computed in: what decays or choices follow from.
+    fn float(&self, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.stored(name, shape)?.to_dtype(DType::F32).map_err(|source| WeightError::candle(name, source))
+    }
+
     /// As [`get`](Self::get), for a weight that a product reads: on the CPU 16-bit floats stay as they are stored, since
     /// products widen them on the way and reading them is what takes time.
     ///
@@ -421,6 +426,14 @@ impl<'a> Scope<'a> {
     /// As [`Weights::get`].
     pub fn get(&self, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
         self.weights.get(&self.full_name(name), shape)
+    }
+
+    /// The same in f32, whatever the rest is computed in: what decays or choices follow from.
+    ///
+    /// # Errors
+    /// As [`Weights::get`].
+    pub(crate) fn float(&self, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
+        self.weights.float(&self.full_name(name), shape)
     }
 
     /// The weight called `name` in this scope, which must have `shape`, for a product to read.
