@@ -4,6 +4,7 @@
 // A block of threads takes the rows of one token. A thread has two vectors of 16 bytes, half of the rotated elements
 // apart, and takes them of every G-th row, so that cosines and sines are read once and both parts of a pair are at
 // hand. They come from a table: sincosf with a large argument needs local memory.
+// Where that half is no whole number of vectors (pair_write), vectors are of two elements.
 #include "common.cuh"
 
 struct Args {
@@ -29,8 +30,7 @@ template <int V> DEVICE void turn(float* x, float* y, int step, const float* cos
     }
 }
 
-template <typename T, typename TP> DEVICE void cache_write(const Args& args) {
-    constexpr int V = kPerVec<T>;
+template <typename T, typename TP, int V> DEVICE void write_rows(const Args& args) {
     const int token = blockIdx.x;
     const int64_t slot = args.slots ? args.slots[token] : token;
     if (slot < 0) return;
@@ -62,8 +62,12 @@ template <typename T, typename TP> DEVICE void cache_write(const Args& args) {
         if (live) {
             const int64_t start = token * (is_value ? args.v_stride : args.k_stride) + (int64_t)head * args.head_dim;
             const T* const from = static_cast<const T*>(is_value ? args.v : args.k) + start;
-            const Vec16 a = load_streamed(from + first), b = load_streamed(from + second);
-            widen<T>(a, x), widen<T>(b, y);
+            if constexpr (V == kPerVec<T>) {
+                const Vec16 a = load_streamed(from + first), b = load_streamed(from + second);
+                widen<T>(a, x), widen<T>(b, y);
+            } else {
+                load_floats<T, V>(from + first, x), load_floats<T, V>(from + second, y);
+            }
         }
         if (!is_value && pair < turned) {
             if (args.interleaved) {
@@ -98,20 +102,26 @@ template <typename T, typename TP> DEVICE void cache_write(const Args& args) {
     }
 }
 
-#define KERNEL(input, pool, T, TP)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128) cache_write_##input##_##pool(const __grid_constant__ Args args) { \
-        cache_write<T, TP>(args);                                                                                       \
+#define KERNEL(name, V, input, pool, T, TP)                                                                       \
+    extern "C" __global__ void __launch_bounds__(128) name##_##input##_##pool(const __grid_constant__ Args args) { \
+        write_rows<T, TP, V>(args);                                                                                \
     }
+#define VECTORS(input, pool, T, TP) KERNEL(cache_write, kPerVec<T>, input, pool, T, TP)
+#define PAIRS(format, T) KERNEL(pair_write, 2, format, format, T, T)
 
 // prove cache_write: 80 registers, LDG.E.EF.128
-KERNEL(f32, f32, float, float)
-KERNEL(f32, bf16, float, __nv_bfloat16)
-KERNEL(f32, f16, float, __half)
-KERNEL(f32, f8, float, Fp8)
-KERNEL(f32, i8, float, Int8)
-KERNEL(bf16, bf16, __nv_bfloat16, __nv_bfloat16)
-KERNEL(bf16, f8, __nv_bfloat16, Fp8)
-KERNEL(bf16, i8, __nv_bfloat16, Int8)
-KERNEL(f16, f16, __half, __half)
-KERNEL(f16, f8, __half, Fp8)
-KERNEL(f16, i8, __half, Int8)
+VECTORS(f32, f32, float, float)
+VECTORS(f32, bf16, float, __nv_bfloat16)
+VECTORS(f32, f16, float, __half)
+VECTORS(f32, f8, float, Fp8)
+VECTORS(f32, i8, float, Int8)
+VECTORS(bf16, bf16, __nv_bfloat16, __nv_bfloat16)
+VECTORS(bf16, f8, __nv_bfloat16, Fp8)
+VECTORS(bf16, i8, __nv_bfloat16, Int8)
+VECTORS(f16, f16, __half, __half)
+VECTORS(f16, f8, __half, Fp8)
+VECTORS(f16, i8, __half, Int8)
+// prove pair_write: 40 registers
+PAIRS(f32, float)
+PAIRS(bf16, __nv_bfloat16)
+PAIRS(f16, __half)

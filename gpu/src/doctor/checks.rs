@@ -214,7 +214,10 @@ fn cache_writes(large: bool) -> Vec<Case> {
             cases.push(CacheWrite { format: latents, ..plain }.case());
         }
         if pool == input {
-            cases.push(CacheWrite { rotated: Some((if at == 0 { 64 } else { 128 }, 3, at % 2 == 1)), ..plain }.case());
+            // In vectors, and in pairs.
+            for dim in [if at == 0 { 64 } else { 128 }, 20] {
+                cases.push(CacheWrite { rotated: Some((dim, 3, at % 2 == 1)), ..plain }.case());
+            }
         }
     }
     cases

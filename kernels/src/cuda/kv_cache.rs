@@ -68,16 +68,20 @@ impl<'a> Rows<'a> {
         let (input, pool) = (format(k.dtype())?, pool_format(places.pool)?);
         let made = places.pool == k.dtype() || k.dtype() == DType::F32 || places.pool.size_in_bytes() == 1;
         let alike = v.is_none_or(|v| v.dtype() == k.dtype());
-        let vector = VECTOR / k.dtype().size_in_bytes();
-        // Two vectors of a thread, either both rotated or neither.
+        // Two vectors of a thread, either both rotated or neither; of two elements where others do not fit.
         let half = rope.map_or(0, |rope| rope.half);
-        let whole = half.is_multiple_of(vector) && head_dim.is_multiple_of(2 * vector);
+        let fits = |vector| half.is_multiple_of(vector) && head_dim.is_multiple_of(2 * vector);
+        let (name, vector) = match VECTOR / k.dtype().size_in_bytes() {
+            vector if fits(vector) => ("cache_write", vector),
+            _ if places.pool == k.dtype() => ("pair_write", 2),
+            _ => return None,
+        };
         let aligned = view.layer_offset.is_multiple_of(vector) && view.block_elems.is_multiple_of(vector);
         let pairs = head_dim / (2 * vector);
         // Lanes that find the largest of a row together lie in one warp.
         let shared_scale = places.own_scales != Argument::Pointer(None);
         let scaled = !shared_scale || (pairs.is_power_of_two() && pairs <= 32);
-        if !(made && alike && whole && aligned && scaled && (1..=THREADS).contains(&pairs)) {
+        if !(made && alike && fits(vector) && aligned && scaled && (1..=THREADS).contains(&pairs)) {
             return None;
         }
         let rows = heads * (1 + usize::from(v.is_some()));
@@ -112,7 +116,7 @@ impl<'a> Rows<'a> {
             Argument::F32(places.scales.v),
         ];
         let launch = Launch {
-            kernel: format!("cache_write_{input}_{pool}"),
+            kernel: format!("{name}_{input}_{pool}"),
             grid: [k.dims()[0] as u32, 1, 1],
             threads: (pairs * groups) as u32,
             shared_bytes: 0,
