@@ -86,7 +86,11 @@ impl Estimate {
         let mut values: Vec<u64> = logged.iter().map(|row| value(row)).collect();
         values.sort_unstable();
         let (middle, most) = (*values.get(values.len() / 2)?, *values.last()?);
-        let note = format!("the middle of {} log(s) of {}{why}", values.len(), logged.first()?.engine);
+        let name = logged.first()?.engine;
+        let note = match values.len() {
+            1 => format!("one log of {name}{why}"),
+            count => format!("the middle of {count} logs of {name}{why}"),
+        };
         Some(Self { middle, most, note })
     }
 }

@@ -118,17 +118,17 @@ type Share = (&'static str, u64);
 /// On devices of several sizes: the figure in the middle of the engine's own logs and the largest, both of GiB over
 /// layers. On a small device SGLang captures few batch sizes.
 #[rstest]
-#[case::nobody(None, 80, Some((("0.65", 32), ("1.40", 48))), "the middle of 7 log(s) of vllm; no engine is named")]
-#[case::vllm(Some("vllm"), 80, Some((("0.65", 32), ("1.40", 48))), "the middle of 7 log(s) of vllm")]
-#[case::few_alike(Some("vllm"), 24, Some((("1.30", 64), ("1.40", 48))), "the middle of 10 log(s) of vllm")]
-#[case::sglang(Some("sglang"), 80, Some((("1.93", 43), ("6.19", 48))), "the middle of 3 log(s) of sglang")]
-#[case::sglang_on_less(Some("sglang"), 24, Some((("0.11", 28), ("0.26", 32))), "the middle of 4 log(s) of sglang")]
-#[case::sglang_on_more(Some("sglang"), 141, Some((("2.92", 36), ("6.19", 48))), "the middle of 5 log(s) of sglang")]
+#[case::nobody(None, 80, Some((("0.65", 32), ("1.40", 48))), "the middle of 7 logs of vllm; no engine is named")]
+#[case::vllm(Some("vllm"), 80, Some((("0.65", 32), ("1.40", 48))), "the middle of 7 logs of vllm")]
+#[case::few_alike(Some("vllm"), 24, Some((("1.30", 64), ("1.40", 48))), "the middle of 10 logs of vllm")]
+#[case::sglang(Some("sglang"), 80, Some((("1.93", 43), ("6.19", 48))), "the middle of 3 logs of sglang")]
+#[case::sglang_on_less(Some("sglang"), 24, Some((("0.11", 28), ("0.26", 32))), "the middle of 4 logs of sglang")]
+#[case::sglang_on_more(Some("sglang"), 141, Some((("2.92", 36), ("6.19", 48))), "the middle of 5 logs of sglang")]
 #[case::none_apart(
     Some("tensorrt-llm"),
     80,
     Some((("0.65", 32), ("1.40", 48))),
-    "the middle of 7 log(s) of vllm; tensorrt-llm logs none apart"
+    "the middle of 7 logs of vllm; tensorrt-llm logs none apart"
 )]
 #[case::in_its_buffers(Some("llama.cpp"), 80, None, "")]
 fn graphs_are_assumed_from_logs_of_the_engine_that_is_named(
