@@ -26,9 +26,7 @@ impl PlanRequest<'_> {
             }),
         }
     }
-}
 
-impl PlanRequest<'_> {
     /// The same hash where no engine's logs are assumed from, as before there were any.
     fn with_assumptions(&self, device: String) -> String {
         match self.engine.filter(|_| self.device.is_some()) {

@@ -31,7 +31,7 @@ pub(crate) use mamba2::{Mamba2, Mamba2Config, Mamba2Rules, Mamba2Shape, dt_limit
 pub(crate) use mla::{Mla, MlaShape};
 pub(crate) use mla_preprocess::PreprocessedMla;
 pub(crate) use mlp::{Activation, Mlp, MlpShape, SharedExpert};
-pub(crate) use moe::{Moe, checked};
+pub(crate) use moe::{Moe, checked_routing};
 pub(crate) use norm::RmsNorm;
 pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;

@@ -28,7 +28,7 @@ impl Moe {
         names: [&str; 3],
         expert: MlpShape,
     ) -> Result<Self, RuntimeError> {
-        let routing = checked(routing)?;
+        let routing = checked_routing(routing)?;
         let MlpShape { hidden, intermediate, activation, .. } = expert;
         let (count, experts) = (routing.experts, weights.enter("experts"));
         let experts = if experts.stores("gate_up_proj") {
@@ -56,7 +56,7 @@ impl Moe {
         expert: impl Fn(&Scope<'_>) -> Result<Mlp, RuntimeError>,
         shared: Option<Mlp>,
     ) -> Result<Self, RuntimeError> {
-        let routing = checked(routing)?;
+        let routing = checked_routing(routing)?;
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
         Ok(Self {
             router: Linear::load(&gate, hidden, routing.experts, false)?,
@@ -105,7 +105,7 @@ impl Moe {
 }
 
 /// A routing, if its numbers fit together.
-pub(crate) fn checked(routing: Routing) -> Result<Routing, ConfigError> {
+pub(crate) fn checked_routing(routing: Routing) -> Result<Routing, ConfigError> {
     if routing.fits() {
         return Ok(routing);
     }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Attention, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked, size};
+use crate::layers::{Attention, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked_routing, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a gpt-oss `config.json` that its decoder reads.
@@ -76,7 +76,7 @@ impl Config {
             self.experts_of_all(&experts, count, hidden, size)?
         };
         Ok(Moe {
-            routing: checked(Routing::softmax(count, self.num_experts_per_tok, true))?,
+            routing: checked_routing(Routing::softmax(count, self.num_experts_per_tok, true))?,
             router: Linear::load(&weights.enter("router"), hidden, count, true)?,
             correction: None,
             experts,

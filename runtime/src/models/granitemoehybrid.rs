@@ -11,7 +11,8 @@ use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert, checked, size,
+    Activation, Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert,
+    checked_routing, size,
 };
 use crate::weights::Weights;
 
@@ -100,7 +101,7 @@ impl Config {
             ExpertMlps::fused(gate_up, down, activation)?
         };
         Ok(Box::new(Moe {
-            routing: checked(Routing::softmax(experts, per_token, true))?,
+            routing: checked_routing(Routing::softmax(experts, per_token, true))?,
             router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
             correction: None,
             experts: of_each,

@@ -10,7 +10,9 @@ use serde::Deserialize;
 use super::layer::{Frame, Layer, decoder};
 use crate::decoder::{Block, Decoder};
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Attention, ExpertMlps, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, checked, size};
+use crate::layers::{
+    Activation, Attention, ExpertMlps, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, checked_routing, size,
+};
 use crate::weights::Weights;
 
 /// The keys of a Jamba `config.json` that its decoder reads.
@@ -70,7 +72,7 @@ impl Config {
         let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
         let (count, experts) = (size(sizes.experts), weights.enter("experts"));
         Ok(Box::new(Moe {
-            routing: checked(Routing::softmax(count, per_token, false))?,
+            routing: checked_routing(Routing::softmax(count, per_token, false))?,
             router: Linear::load(&weights.enter("router"), layer.hidden, count, false)?,
             correction: None,
             experts: ExpertMlps::load(count, |i| Mlp::load_gated(&experts.enter(i), mlp))?,
