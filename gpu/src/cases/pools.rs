@@ -37,7 +37,7 @@ impl Pool {
             // What is moved keeps its bits.
             tolerance: 0.0,
             work: Work::bytes(times * moved),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 const DEPTH: usize = 3;
                 let held = if what == Move::Commit { (1 + DEPTH) * rows } else { 2 * rows };
                 let pool = data.tensor(&[held + 1, elements], dtype)?;
@@ -46,14 +46,14 @@ impl Pool {
                     Move::Copy => {
                         // From the second half into the first, in the other order.
                         let pairs: Vec<(u32, u32)> = (0..rows).map(|i| (rows + i, rows - 1 - i)).collect();
-                        PoolRows(&pool).copy(&pairs)?;
+                        PoolRows(&pool).copy(on, &pairs)?;
                     }
-                    Move::Zero => PoolRows(&pool).zero(&(0..rows).map(|i| 2 * i).collect::<Vec<_>>())?,
+                    Move::Zero => PoolRows(&pool).zero(on, &(0..rows).map(|i| 2 * i).collect::<Vec<_>>())?,
                     Move::Commit => {
                         let slots: Vec<i32> = (0..rows as i32).collect();
                         let snapshots: Vec<i32> = (rows as i32..(1 + DEPTH as i32) * rows as i32).collect();
                         let accepted: Vec<u32> = (0..rows).map(|i| 1 + i % DEPTH as u32).collect();
-                        PoolRows(&pool).commit_accepted(&slots, &snapshots, DEPTH, &accepted)?;
+                        PoolRows(&pool).commit_accepted(on, &slots, &snapshots, DEPTH, &accepted)?;
                     }
                 }
                 Ok(vec![pool])
