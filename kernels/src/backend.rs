@@ -96,6 +96,15 @@ impl From<&Self> for Backend {
 }
 
 impl Backend {
+    /// Opens the CUDA device of that number, on which everything is one stream's, so that steps can be recorded.
+    ///
+    /// # Errors
+    /// A device that does not answer.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        Ok(Self::Launching(Arc::new(crate::cuda::CudaLauncher::open(ordinal)?)))
+    }
+
     /// The device that operands lie on.
     pub fn device(&self) -> Device {
         match self {

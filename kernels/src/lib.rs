@@ -35,8 +35,6 @@ pub use backend::{Backend, Graph, Launcher, Run, StepBuffer};
 pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use cpu::product::Matrix;
 pub use cuda::{Argument, Buffer, Contents, Launch, Launches, Target};
-#[cfg(feature = "cuda")]
-pub use cuda::{CudaLauncher, open_device};
 pub use error::KernelError;
 pub use numbers::{Numbers, StepLists, Word};
 pub use ops::attention::{PagedAttention, Window};

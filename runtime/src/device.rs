@@ -45,7 +45,7 @@ fn host_memory() -> Option<DeviceInfo> {
 
 #[cfg(feature = "cuda")]
 fn open_cuda(ordinal: usize) -> Result<Backend, RuntimeError> {
-    Ok(Backend::from(&cacheplan_kernels::open_device(ordinal)?))
+    Ok(Backend::cuda(ordinal)?)
 }
 
 #[cfg(not(feature = "cuda"))]

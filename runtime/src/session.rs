@@ -259,6 +259,11 @@ impl Session {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
             return Err(RuntimeError::BeyondGraph { tokens, limit });
         }
+        let groups = [DType::Q8_0, DType::Q4_0, DType::Mxfp4, DType::Nvfp4];
+        if let Some(pool) = first.pools.iter().find(|pool| groups.contains(&pool.dtype) && backend.launches()) {
+            let dtype = pool.dtype;
+            tracing::warn!("no kernel reads {dtype} caches: they pass through the host in every layer of every step");
+        }
         let caches = CacheSet::allocate(&first, backend)?;
         let mut session = Self {
             model,

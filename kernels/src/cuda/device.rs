@@ -21,24 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The CUDA device of that number, with one stream for all threads.
-///
-/// candle's own constructor gives each thread a stream of its own, so that steps of two threads would not wait for each
-/// other. With one stream nothing has to be told who waits for whom either, which graphs could not record.
-///
-/// # Errors
-/// A device that does not answer.
-pub fn open_device(ordinal: usize) -> Result<Device> {
-    let device = Device::new_cuda_with_stream(ordinal)?;
-    // SAFETY: everything on this device is on its one stream, which orders it.
-    unsafe {
-        device.as_cuda_device()?.disable_event_tracking();
-    }
-    Ok(device)
-}
-
 /// Launches on a device of candle's, with the modules that were loaded for it.
-pub struct CudaLauncher {
+pub(crate) struct CudaLauncher {
     device: CudaDevice,
     kernels: Mutex<Kernels>,
 }
@@ -57,9 +41,22 @@ impl fmt::Debug for CudaLauncher {
 }
 
 impl CudaLauncher {
-    /// Launches on `device`, which [`open_device`] made.
-    pub fn new(device: &CudaDevice) -> Self {
+    pub(crate) fn new(device: &CudaDevice) -> Self {
         Self { device: device.clone(), kernels: Mutex::default() }
+    }
+
+    /// Opens the device of that number, with one stream for all threads.
+    ///
+    /// candle's own constructor gives each thread a stream of its own, so that steps of two threads would not wait for
+    /// each other. With one stream nothing has to be told who waits for whom either, which graphs could not record.
+    pub(crate) fn open(ordinal: usize) -> Result<Self> {
+        let device = Device::new_cuda_with_stream(ordinal)?;
+        let device = device.as_cuda_device()?;
+        // SAFETY: everything on this device is on its one stream, which orders it.
+        unsafe {
+            device.disable_event_tracking();
+        }
+        Ok(Self::new(device))
     }
 
     fn function(&self, name: &str) -> Result<CudaFunction> {
@@ -165,7 +162,7 @@ impl InplaceOp1 for Upload<'_> {
 
 /// Runs launches one after the other; outputs come back in the order of their buffers.
 ///
-/// All work on a device that [`open_device`] made is on one stream, which orders what launches read and write behind the pointers.
+/// All work on a device that [`CudaLauncher::open`] made is on one stream, which orders what launches read and write behind the pointers.
 fn execute(launcher: &CudaLauncher, launches: &Launches<'_>) -> Result<Vec<Tensor>> {
     let device = &launcher.device;
     let stream = device.cuda_stream();

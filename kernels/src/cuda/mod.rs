@@ -33,7 +33,7 @@ pub(crate) mod routing;
 mod states;
 
 #[cfg(feature = "cuda")]
-pub use device::{CudaLauncher, open_device};
+pub(crate) use device::CudaLauncher;
 pub use launch::{Argument, Buffer, Contents, Launch, Launches, Target};
 
 use crate::numbers::Numbers;
