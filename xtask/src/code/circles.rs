@@ -44,18 +44,17 @@ fn imports_of(root: &Path, read: &Read<'_>) -> Result<Imports, String> {
     let tree = Tree::read(root, read)?;
     let mut imports = Imports::new();
     for (id, module) in tree.modules.iter().enumerate() {
-        let spelled = module.written.imports.iter().map(|import| &import.path).chain(&module.written.paths);
-        for path in spelled {
-            let mut files = tree.files(id, path);
-            if let ([name], true) = (path.as_slice(), files.is_empty()) {
-                files.extend(tree.macro_file(name));
+        let mut found = |file: &Path, spelled: String| {
+            if file != module.file && !tree.are_parent_and_child(file, &module.file) {
+                let of = imports.entry(module.file.clone()).or_default().entry(file.to_owned()).or_default();
+                of.insert(spelled);
             }
-            for file in files {
-                if file != module.file && !tree.are_parent_and_child(file, &module.file) {
-                    let of = imports.entry(module.file.clone()).or_default().entry(file.to_owned()).or_default();
-                    of.insert(path.join("::"));
-                }
-            }
+        };
+        for path in module.written.imports.iter().map(|import| &import.path).chain(&module.written.paths) {
+            tree.files(id, path).into_iter().for_each(|file| found(file, path.join("::")));
+        }
+        for name in &module.written.calls {
+            tree.macro_files(id, name).into_iter().for_each(|file| found(file, format!("{name}!")));
         }
     }
     Ok(imports)

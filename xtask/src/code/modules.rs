@@ -14,6 +14,8 @@ pub(super) struct Written {
     pub(super) imports: Vec<Import>,
     /// Paths of two segments or more, and single names that only a glob can have brought.
     pub(super) paths: BTreeSet<Vec<String>>,
+    /// The macros that it calls by a name alone.
+    pub(super) calls: BTreeSet<String>,
     /// The macros that it defines by rules, and whether their names stand at the crate's root.
     pub(super) macros: BTreeSet<(String, bool)>,
     /// Names by which the crate calls itself.
@@ -139,10 +141,13 @@ impl Written {
         }
         let is_called = match tokens.get(end) {
             Some(TokenTree::Group(group)) => group.delimiter() == Delimiter::Parenthesis,
-            Some(TokenTree::Punct(punct)) => matches!(punct.as_char(), '!' | ':' | '<'),
+            Some(TokenTree::Punct(punct)) => matches!(punct.as_char(), ':' | '<'),
             _ => false,
         };
-        if path.len() > 1 || is_called || path[0].starts_with(char::is_uppercase) {
+        let is_macro = is_punct(tokens.get(end), '!') && !is_punct(tokens.get(end + 1), '=');
+        if is_macro && path.len() == 1 {
+            self.calls.extend(path);
+        } else if path.len() > 1 || is_called || path[0].starts_with(char::is_uppercase) {
             self.paths.insert(path);
         }
         end

@@ -165,12 +165,15 @@ impl Tree {
         found.into_iter().collect()
     }
 
-    /// Where the only macro of this name is defined, for calls that the order of files brings into scope.
-    pub(super) fn macro_file(&self, name: &str) -> Option<&Path> {
+    /// The files that define a macro that a module calls by its name; the order of files brings some of them into scope.
+    pub(super) fn macro_files(&self, module: usize, name: &str) -> BTreeSet<&Path> {
+        let found = self.files(module, &[name.to_owned()]);
+        if !found.is_empty() {
+            return found;
+        }
         let defines = |module: &&Module| module.written.macros.iter().any(|(of, _)| of == name);
-        let mut found = self.modules.iter().filter(defines).map(|module| module.file.as_path());
-        let file = found.next()?;
-        found.all(|other| other == file).then_some(file)
+        let all: BTreeSet<&Path> = self.modules.iter().filter(defines).map(|module| module.file.as_path()).collect();
+        if all.len() == 1 { all } else { BTreeSet::new() }
     }
 }
 
