@@ -87,7 +87,11 @@ fn of_model(hub: &Hub, folder: &str) -> Vec<Place> {
     }
     let files = names(Some(&snapshot)).into_iter().filter(|file| file.ends_with(".gguf"));
     files
-        .map(|file| Place { name: format!("{name} {file}"), path: snapshot.join(&file).display().to_string(), named: false })
+        .map(|file| Place {
+            name: format!("{name} {file}"),
+            path: snapshot.join(&file).display().to_string(),
+            named: false,
+        })
         .collect()
 }
 
