@@ -101,7 +101,7 @@ pub struct StateBatch<'a> {
 /// Which states a step writes.
 ///
 /// To verify drafted tokens, run them as a [`Tree`](Self::Tree) and move the accepted node's state with
-/// [`crate::PoolRows::commit_accepted`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
+/// [`crate::PoolRows::copy`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
 /// tokens once more as a [`Replay`](Self::Replay).
 #[derive(Clone, Copy, Debug, Default)]
 pub enum StateWrites<'a> {

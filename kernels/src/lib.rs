@@ -45,7 +45,6 @@ pub use ops::linear_attention::{LinearAttentionScan, StateDecay};
 pub use ops::mamba1::Mamba1Scan;
 pub use ops::mamba2::{Mamba2Scan, ScanInput, TimeStep};
 pub use ops::mla::MlaCacheMode;
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub use ops::mla::{MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
 pub use ops::norm::{GateOrder, RmsNorm};
 pub use ops::pool::PoolRows;

@@ -62,28 +62,22 @@ pub trait Word: Copy {
     fn write(self, to: &mut Vec<u32>);
 }
 
-impl Word for u32 {
-    fn write(self, to: &mut Vec<u32>) {
-        to.push(self);
-    }
+macro_rules! words {
+    ($($type:ty, $number:ident => $words:expr;)*) => {$(
+        impl Word for $type {
+            fn write(self, to: &mut Vec<u32>) {
+                let $number = self;
+                to.extend($words);
+            }
+        }
+    )*};
 }
 
-impl Word for i32 {
-    fn write(self, to: &mut Vec<u32>) {
-        to.push(self.cast_unsigned());
-    }
-}
-
-impl Word for i64 {
-    fn write(self, to: &mut Vec<u32>) {
-        to.extend([self as u32, (self >> 32) as u32]);
-    }
-}
-
-impl Word for f32 {
-    fn write(self, to: &mut Vec<u32>) {
-        to.push(self.to_bits());
-    }
+words! {
+    u32, number => [number];
+    i32, number => [number.cast_unsigned()];
+    i64, number => [number as u32, (number >> 32) as u32];
+    f32, number => [number.to_bits()];
 }
 
 /// The lists of a step, in the order in which its buffer holds them.

@@ -124,12 +124,6 @@ fn steps() {
         let norm =
             || RmsNorm { weight: &d, eps: 1e-5 }.run_gated(&on_cpu(), &x, &z, 32, GateOrder::GateThenNorm).unwrap();
         assert_eq!(allocations(norm), of_a_tensor, "norm");
-
-        let accepted = [1; BATCH / 2];
-        let commit = || {
-            PoolRows(&unit).commit_accepted(&on_cpu(), &slots[..BATCH / 2], &slots[BATCH / 2..], 1, &accepted).unwrap()
-        };
-        assert_eq!(allocations(commit), of_a_pool, "commit");
         assert_eq!(allocations(|| PoolRows(&unit).copy(&on_cpu(), &[(1, 2), (3, 4)]).unwrap()), of_a_pool, "copy");
         assert_eq!(allocations(|| PoolRows(&unit).zero(&on_cpu(), &[5]).unwrap()), of_a_pool, "zero");
     }

@@ -39,7 +39,6 @@ use linear_attention::LinearAttentionScan;
 use mamba1::Mamba1Scan;
 use mamba2::{Mamba2Scan, ScanInput};
 use mla::MlaCacheMode;
-#[cfg(any(test, feature = "mla-preprocess"))]
 use mla::{MlaPreprocess, MlaStep};
 use norm::{GateOrder, RmsNorm};
 use pool::PoolRows;
@@ -47,7 +46,6 @@ use rg_lru::RgLruScan;
 use rope::{Positions, Rope};
 use routing::Routing;
 use std::borrow::Cow;
-use std::cell::RefCell;
 
 /// Computes `$file::$op` on a [`Run`], by whichever of its forms the backend has.
 macro_rules! compute {
@@ -357,35 +355,8 @@ impl PoolRows<'_> {
         pool::check_values(self.0, rows, values)?;
         portable::pool::scatter_rows(self.0, rows, values)
     }
-
-    /// Moves, for each sequence, the state after its last accepted token into the sequence's slot, over all layers.
-    ///
-    /// A verify step ran drafted tokens as [`StateWrites::Tree`](crate::StateWrites::Tree). `snapshots`
-    /// `[batch, depth]` names for each sequence the slots of the tokens on its accepted path, in order; `accepted`
-    /// `[batch]` how many of them were accepted. 0 leaves the state as it was before the step. Sequences with slot -1
-    /// are skipped.
-    pub fn commit_accepted(
-        &self,
-        on: &Run<'_>,
-        slots: &[i32],
-        snapshots: &[i32],
-        depth: usize,
-        accepted: &[u32],
-    ) -> Result<()> {
-        thread_local! {
-            // Kept, so that a decode step allocates nothing.
-            static PAIRS: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) };
-        }
-        let mut pairs = PAIRS.take();
-        pairs.clear();
-        let committed =
-            pool::accepted(slots, snapshots, depth, accepted, &mut pairs).and_then(|()| self.copy(on, &pairs));
-        PAIRS.set(pairs);
-        committed
-    }
 }
 
-#[cfg(any(test, feature = "mla-preprocess"))]
 impl MlaPreprocess {
     /// Makes the queries of a step and writes its latents and rope keys into the cache.
     ///

@@ -96,7 +96,8 @@ fn a_chain_commits_any_accepted_length(
     let batch = StateBatch::new(&[0, 4], &[0]).with_writes(writes);
     let found = layer.run(&[0, 1, 2, 3], &pools, &batch);
     for pool in [&pools.ssm, &pools.conv] {
-        PoolRows(pool).commit_accepted(&on_cpu(), &[0], &snapshots, 4, &[accepted]).unwrap();
+        let last = accepted.checked_sub(1).map(|last| (snapshots[last as usize] as u32, 0));
+        PoolRows(pool).copy(&on_cpu(), last.as_slice()).unwrap();
     }
     let path: Vec<u32> = (0..accepted).collect();
     let (outputs, slot) = in_order(&layer, &path, dtype);
