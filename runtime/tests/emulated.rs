@@ -125,7 +125,6 @@ impl Launcher for Emulator {
 
 /// A prompt in two chunks, then tokens one by one; then the prompt at once, of more tokens than are stepped one by one.
 #[rstest]
-#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 #[case("llama", "cache_write paged_attend rms_norm silu_product weighted_sum", "linear::linear", 1)]
 #[case(
     "nemotron_h",
@@ -153,6 +152,7 @@ impl Launcher for Emulator {
     "linear::linear",
     1
 )]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn models_give_their_golden_logits_and_tokens(
     #[case] model: &str,
     #[case] executed: &str,
@@ -197,9 +197,9 @@ fn models_give_their_golden_logits_and_tokens(
 
 /// A prompt at once, where channels decay and where decays are fixed, and what is generated behind it.
 #[rstest]
-#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 #[case("kimi_linear", "chunk_kimi")]
 #[case("minimax", "chunk_delta")]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] chunks: &str) {
     let (golden, (session, emulator)) = (Golden::load(model), emulated(&folder(model), BUDGET, 1));
     let ids = golden.ids("long.input_ids");
@@ -216,12 +216,12 @@ fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] 
 
 /// Experts in one tensor, of rows that are no whole vectors, between narrower rows, with biases.
 #[rstest]
-#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 #[case("mixtral_stacked", "expert_rows expert_sums", "", 1)]
 #[case("qwen3_moe_stacked", "expert_rows", "experts::products", 1)]
 // Its other layers have states that no kernel was made for.
 #[case("nemotron_h_latent_experts", "expert_sums", "experts::products", 0)]
 #[case("gpt_oss_defaults", "expert_rows expert_sums", "", 1)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn steps_of_models_with_experts_are_recorded(
     #[case] variant: &str,
     #[case] executed: &str,
@@ -338,9 +338,9 @@ fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
 
 /// Experts of which each sees many rows are asked on the host.
 #[rstest]
-#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 #[case::few(8, 1)]
 #[case::many(9, 0)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn steps_are_recorded_unless_experts_have_many_rows(#[case] sequences: usize, #[case] recorded: usize) {
     let budget = "max_seq_len = 16\nmax_batch_size = 16\nmax_num_tokens = 64\ntokens_per_block = 8\n";
     let (mut session, emulator) = emulated(&folder("deepseek_v3"), budget, 0);
