@@ -141,7 +141,7 @@ fn listed<R>(
     place: &Place<'_>,
     body: impl FnOnce(&StepInputs<'_>, &StepLists) -> Result<R, RuntimeError>,
 ) -> Result<R, RuntimeError> {
-    let mut rotations = Rotations::new(&step.metadata.positions, place.ropes.iter().copied())?;
+    let mut rotations = Rotations::new(&step.metadata.positions, place.ropes.iter().copied());
     let mut lists = StepLists::default();
     let inputs = step.listed(&mut rotations, &mut lists);
     body(&inputs, &lists)

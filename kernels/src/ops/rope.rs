@@ -159,19 +159,19 @@ impl Rope {
             let reason = format!("{} of {head_dim} elements rotated", self.rotary_dim());
             return Err(KernelError::Argument { op: OP, reason });
         }
-        if let Some(table) = positions.table_of(self) {
-            return Ok(table);
-        }
-        on.note_host_read();
-        Ok(own.insert(self.angles(positions, tokens)?).table())
-    }
-
-    /// The same, whatever the heads.
-    pub(crate) fn angles(&self, positions: &[u32], tokens: usize) -> Result<Angles> {
         if positions.len() != tokens {
             let reason = format!("{} positions for {tokens} tokens", positions.len());
             return Err(KernelError::Argument { op: OP, reason });
         }
+        Ok(positions.table_of(self).unwrap_or_else(|| {
+            on.note_host_read();
+            own.insert(self.angles(positions)).table()
+        }))
+    }
+
+    /// The same, whatever the heads.
+    pub(crate) fn angles(&self, positions: &[u32]) -> Angles {
+        let tokens = positions.len();
         let half = self.inverse_frequencies.len();
         let (mut cos, mut sin) = SPARE.take();
         cos.resize(tokens * half, 0.0);
@@ -184,7 +184,7 @@ impl Rope {
                 sin[i] = angle.sin() * self.attention_factor;
             }
         });
-        Ok(Angles { cos, sin, words: [None; 2], half, layout: self.layout })
+        Angles { cos, sin, words: [None; 2], half, layout: self.layout }
     }
 }
 
@@ -235,18 +235,15 @@ pub(crate) struct RopeTable<'a> {
 pub struct Rotations(Vec<(Rope, Angles)>);
 
 impl Rotations {
-    /// Computes the angles of a step's tokens, one position each.
-    ///
-    /// # Errors
-    /// An embedding of more positions than one a token.
-    pub fn new<'a>(positions: &[u32], ropes: impl IntoIterator<Item = &'a Rope>) -> Result<Self> {
+    /// Computes the angles of a step's tokens.
+    pub fn new<'a>(positions: &[u32], ropes: impl IntoIterator<Item = &'a Rope>) -> Self {
         let mut made: Vec<(Rope, Angles)> = Vec::new();
         for rope in ropes {
             if made.iter().all(|(known, _)| known != rope) {
-                made.push((rope.clone(), rope.angles(positions, positions.len())?));
+                made.push((rope.clone(), rope.angles(positions)));
             }
         }
-        Ok(Self(made))
+        Self(made)
     }
 
     /// Adds the positions and their rotations to the lists of the step.

@@ -59,7 +59,7 @@ fn quantised_writes_and_reads_agree(
     let slow = fast.copy().unwrap();
     let rope = rope(12, interleaved);
     let positions = [3, 0, 1, 9, 2];
-    let angles = rope.angles(&positions, 5).unwrap();
+    let angles = rope.angles(&positions);
     KvWrite { k: &k, v, slot_mapping: (&slots).into(), quant: Some(scales.into()) }
         .run_rotated(&on_cpu(), &q, &rope, &positions, &fast, &view)
         .unwrap();
@@ -181,7 +181,7 @@ fn rotation_agrees(#[values(false, true)] interleaved: bool, #[values(8, 16)] ro
     let mut random = Random::new(6);
     let x = random.tensor(&[3, 2, 16]);
     let rope = rope(rotary_dim, interleaved);
-    let angles = rope.angles(&[0, 7, 1000], 3).unwrap();
+    let angles = rope.angles(&[0, 7, 1000]);
     let fast = rope.apply(&on_cpu(), &x, &[0, 7, 1000]).unwrap();
     let slow = portable::rope::apply(&x, angles.table()).unwrap();
     assert_close(&values(&fast), &values(&slow), 1e-6);

@@ -60,7 +60,7 @@ impl Step {
     fn new(at: u32) -> Self {
         let slots = vec![-1, i64::from(at) << 33 | 7, i64::from(at)];
         let positions = vec![at, at + 1, 0];
-        let rotations = Rotations::new(&positions, [&rope(), &rope()]).unwrap();
+        let rotations = Rotations::new(&positions, [&rope(), &rope()]);
         Self { positions, tables: vec![at as i32, -1, 3, i32::MAX, -1], slots, rotations }
     }
 
@@ -108,7 +108,7 @@ fn launches_read_the_lists_of_a_step_where_they_were_uploaded() {
     let table = rope.table(&on, &listed.positions, 3, 8, &mut own).unwrap();
     let found =
         read(&on, contents(&listed).into_iter().chain([Contents::Floats(table.cos), Contents::Floats(table.sin)]));
-    let expected = rope.angles(&[5, 6, 0], 3).unwrap();
+    let expected = rope.angles(&[5, 6, 0]);
     let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
     let wanted = [
         vec![5, u32::MAX, 3, i32::MAX as u32, u32::MAX],
@@ -175,6 +175,18 @@ fn what_only_the_host_knows_is_noted_and_parameters_of_an_op_are_not() {
     let on = backend.run();
     assert_eq!(on.tensor(listed.rows).unwrap().to_vec1::<u32>().unwrap(), [5, 6, 0]);
     assert!(!on.is_recordable());
+}
+
+#[test]
+fn positions_of_other_tokens_are_refused_whether_the_step_has_their_rotations_or_not() {
+    let (backend, _) = launching(false);
+    let mut step = Step::new(5);
+    let (listed, _) = step.list();
+    let x = Tensor::zeros((2, 1, 8), DType::F32, &Device::Cpu).unwrap();
+    for positions in [listed.positions, (&[5, 6, 0]).into()] {
+        let error = rope().apply(&backend.run(), &x, positions).unwrap_err().to_string();
+        assert_eq!(error, "rope: 3 positions for 2 tokens");
+    }
 }
 
 #[test]
