@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Recurrence};
+use crate::{DType, Recurrence, UnknownDType};
 
 /// The most bytes that one unit (token, sequence or fixed tensor) of a resource may take: 1 TiB.
 ///
@@ -361,11 +361,9 @@ pub enum HandlerError {
     /// A custom kind's name without a namespace.
     #[error("unknown kind `{0}`; a kind of a framework's own is named `namespace.name`")]
     KindName(String),
-    /// A dtype name that is none of ours nor a known spelling of one.
-    #[error(
-        "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, q8_0, q4_0"
-    )]
-    UnknownDType(String),
+    /// A dtype name that is not known.
+    #[error(transparent)]
+    UnknownDType(#[from] UnknownDType),
 }
 
 impl ResourceHandler {

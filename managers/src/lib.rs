@@ -32,12 +32,15 @@
 //! ```
 //!
 //! `device::CacheSet` does the same and allocates the pools; `examples/allocate.rs` of the facade crate walks through it.
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod book;
 mod counting;
 #[cfg(feature = "device")]
 pub mod device;
+pub mod prefix;
+pub mod simulate;
 
 pub use book::error::{BookError, Lack, Scarce};
 pub use counting::CountingAllocator;

@@ -3,7 +3,8 @@
 //! Beams share the blocks of what they have in common; states are copied when a beam goes two ways. Which beams go on,
 //! which are done and when the search ends is as in Hugging Face's `generate` without early stopping.
 
-use cacheplan_managers::book::{PrefixReuse, SequenceId, StepMetadata, Work};
+use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
+use cacheplan_managers::prefix::PrefixReuse;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;

@@ -7,7 +7,8 @@ mod step;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use cacheplan_managers::book::{Key, Namespace, PrefixReuse, ReuseLease, SequenceId, StepMetadata, TenantId};
+use cacheplan_managers::book::{SequenceId, StepMetadata};
+use cacheplan_managers::prefix::{Key, Namespace, PrefixReuse, ReuseLease, TenantId};
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;

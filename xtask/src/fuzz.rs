@@ -28,7 +28,6 @@ const TARGETS: [Target; 11] = [
     Target { name: "plan", seeds: &[] },
     Target { name: "budget", seeds: &[] },
     Target { name: "stats", seeds: &[] },
-    Target { name: "snapshot", seeds: &[] },
     Target { name: "trace", seeds: &[("tests/readers/seeds", ".jsonl")] },
 ];
 

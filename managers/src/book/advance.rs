@@ -46,6 +46,7 @@ impl CacheBook {
     }
 
     fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), BookError> {
+        self.reclaim()?;
         let layout = Arc::clone(&self.layout);
         let mut growths = std::mem::take(&mut self.growths);
         growths.clear();

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheBook;
 use super::exposition::Exposition;
-use super::prefix::Metrics;
 use super::sequence::Residency;
 use super::{SlotAllocator, SlotRole};
+use crate::prefix::Metrics;
 
 /// A snapshot of every pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

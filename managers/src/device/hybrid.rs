@@ -77,11 +77,6 @@ impl MambaHybridCacheManager {
         &self.kv
     }
 
-    /// The paged pools, to set scales.
-    pub fn kv_mut(&mut self) -> &mut KvCacheManager {
-        &mut self.kv
-    }
-
     /// The state pools.
     pub fn mamba(&self) -> &MambaCacheManager {
         &self.mamba
@@ -231,9 +226,10 @@ impl MambaHybridCacheManager {
         for (done, op) in ops.iter().enumerate() {
             match (self.run(op), op) {
                 (Ok(()), _) => {}
-                // Trying again would not help; whoever starts from it is told.
+                // Trying again would not help; prefix caches drop what they have there.
                 (Err(ManagerError::NotQuantisable { .. }), PoolOp::StoreCheckpoint { to, .. }) => {
                     self.mamba.spoil(*to)?;
+                    self.book.spoil(*to);
                 }
                 (Err(error), _) => {
                     self.book.ops = ops[done..].to_vec();

@@ -1,7 +1,5 @@
 //! The paged pools: keys, values and latents in blocks.
 
-use std::collections::HashMap;
-
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
 use cacheplan_kernels::{GroupFormat, KvLayerView, KvQuant, KvScales};
 use cacheplan_planner::{CachePlan, Member};
@@ -30,29 +28,15 @@ struct KvMember {
     resource: String,
     dtype: DType,
     view: KvLayerView,
-    settings: KvSettings,
 }
 
-/// What a layer's contents are read with, beside the plan.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KvSettings {
-    /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
-    scales: KvScales,
-}
-
-impl Default for KvSettings {
-    fn default() -> Self {
-        Self { scales: KvScales { k: 1.0, v: 1.0 } }
-    }
-}
-
-/// The settings of every layer by resource, for pools that are made anew.
-pub(super) type Settings = HashMap<String, KvSettings>;
+/// 8-bit rows are stored as they are.
+const UNSCALED: KvScales = KvScales { k: 1.0, v: 1.0 };
 
 impl KvMember {
     fn quant(&self) -> Option<KvQuant<'static>> {
         match self.dtype {
-            DType::F8E4m3 | DType::Int8 => Some(self.settings.scales.into()),
+            DType::F8E4m3 | DType::Int8 => Some(UNSCALED.into()),
             DType::Q8_0 => Some(KvQuant::Grouped(GroupFormat::Q8_0)),
             DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
             DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
@@ -98,12 +82,7 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember {
-                    resource: member.resource.clone(),
-                    dtype: resource.handler.dtype(),
-                    view,
-                    settings: KvSettings::default(),
-                });
+                members.push(KvMember { resource: member.resource.clone(), dtype: resource.handler.dtype(), view });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }
@@ -113,34 +92,6 @@ impl KvCacheManager {
     /// How many pools there are.
     pub fn num_pools(&self) -> usize {
         self.pools.len()
-    }
-
-    /// Sets the scales of an 8-bit layer.
-    ///
-    /// # Errors
-    /// A place that is not in a paged pool.
-    pub fn set_scales(&mut self, place: Place, scales: KvScales) -> Result<(), ManagerError> {
-        self.settings_mut(place)?.scales = scales;
-        Ok(())
-    }
-
-    fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, BookError> {
-        let Indexing::Blocks(paged) = place.indexing else {
-            return Err(BookError::UnknownPool(place.pool.to_string()));
-        };
-        let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
-        Ok(&mut member.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?.settings)
-    }
-
-    pub(super) fn settings(&self) -> Settings {
-        let members = self.pools.iter().flat_map(|pool| &pool.members);
-        members.map(|member| (member.resource.clone(), member.settings)).collect()
-    }
-
-    pub(super) fn take_settings(&mut self, settings: &Settings) {
-        for member in self.pools.iter_mut().flat_map(|pool| &mut pool.members) {
-            member.settings = settings.get(&member.resource).copied().unwrap_or(member.settings);
-        }
     }
 
     pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {

@@ -6,8 +6,8 @@ use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
 use super::checkpoints::{CheckpointPool, StoredState};
+use super::int8::StateShape;
 use super::pool::PoolTensor;
-use crate::book::prefix::StateShape;
 use crate::book::{Indexing, Layout, Place, SlotId};
 use crate::{BookError, ManagerError};
 

@@ -30,6 +30,8 @@ impl MambaHybridCacheManager {
         }
         let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
         self.book.park(sequence)?;
+        // Sequences whose leases were dropped are the books' business alone until here.
+        self.host.sequences.retain(|&parked, _| self.book.residency(parked).is_ok());
         self.host.sequences.insert(sequence, HostCopy { blocks, state });
         Ok(())
     }

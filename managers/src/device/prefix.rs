@@ -5,8 +5,8 @@ use candle_core::{Device, Tensor};
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
-use crate::book::prefix::HostTier;
 use crate::book::{BlockId, Layout, SlotId};
+use crate::prefix::HostTier;
 use crate::{BookError, ManagerError};
 
 impl MambaCacheManager {

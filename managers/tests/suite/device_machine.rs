@@ -258,13 +258,12 @@ impl Machine {
         }
     }
 
-    /// Other sizes under live sequences, through host memory, or after a shutdown.
+    /// Other sizes under live sequences, or after a shutdown.
     fn resize(&mut self, pick: u8, amount: u8) {
         let plan = setup(12 + u64::from(amount % 20), 2 + u64::from(pick % 4)).plan();
         let done = match amount % 4 {
             0 => self.set.rebalance(&plan),
-            1 => self.set.resize_migrating(&plan),
-            2 => self.set.resize(&plan),
+            1 | 2 => self.set.resize(&plan),
             _ => self.manager().compact_slots().map(|_| ()),
         };
         match done {

@@ -204,7 +204,7 @@ fn a_layer_in_nz_order_reads_as_rows_and_stays_so_in_other_pools() {
         flat(&manager.read_kv(sequence, manager.route(1, &Kind::MlaPaged).unwrap()).unwrap().keys)
     };
     assert_eq!(read(&world.set, world.sequence), expected);
-    world.set.resize_migrating(&setup(MlaCacheMode::Nz, LATENT, ROPE, DType::F32).blocks(20).plan()).unwrap();
+    world.set.rebalance(&setup(MlaCacheMode::Nz, LATENT, ROPE, DType::F32).blocks(20).plan()).unwrap();
     assert_eq!(read(&world.set, world.sequence), expected);
 }
 

@@ -2,7 +2,6 @@
 
 use crate::support::Setup;
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
-use cacheplan_kernels::{KvQuant, KvScales};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
 use candle_core::{Device, Tensor};
@@ -128,31 +127,9 @@ fn rows_with_their_scales_survive_every_move(
     assert_holds(manager, child, &path, 83);
     set.rebalance(&setup(dtype, layout).blocks(40).plan()).unwrap();
     assert_holds(set.manager().unwrap(), child, &path, 83);
-    set.resize_migrating(&setup(dtype, layout).blocks(20).plan()).unwrap();
+    set.rebalance(&setup(dtype, layout).blocks(20).plan()).unwrap();
     let manager = set.manager_mut().unwrap();
     assert_holds(manager, child, &path, 83);
     manager.restore(parent, &captured).unwrap();
     assert_holds(manager, parent, &[0, 1, 2, 3, 4, 5], 0);
-}
-
-#[test]
-fn scales_of_a_layer_outlive_a_resize() {
-    let plan = setup(DType::F8E4m3, KvLayout::Hnd).plan();
-    let mut set = CacheSet::allocate(&plan, &Device::Cpu).unwrap();
-    let scales = |set: &CacheSet, layer: u32| {
-        let manager = set.manager().unwrap();
-        match manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap().quant {
-            Some(KvQuant::PerTensor(scales)) => scales,
-            other => panic!("{other:?}"),
-        }
-    };
-    let place = set.manager().unwrap().book().layout().place(1, &Kind::KvPaged).unwrap();
-    let stated = KvScales { k: 0.25, v: 0.5 };
-    set.manager_mut().unwrap().kv_mut().set_scales(place, stated).unwrap();
-    let sequence = set.manager_mut().unwrap().admit(3).unwrap();
-    set.resize_migrating(&setup(DType::F8E4m3, KvLayout::Hnd).blocks(30).plan()).unwrap();
-    assert_eq!((scales(&set, 0), scales(&set, 1)), (KvScales { k: 1.0, v: 1.0 }, stated));
-    set.manager_mut().unwrap().finish(sequence).unwrap();
-    set.resize(&plan).unwrap();
-    assert_eq!(scales(&set, 1), stated);
 }

@@ -1,6 +1,7 @@
 //! The pools hold what the kernels write, wherever the books put it.
 
-use crate::support::{Setup, hybrid, kv, of_books};
+use crate::of_books;
+use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
 use cacheplan_kernels::KvWrite;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
@@ -322,24 +323,27 @@ fn capacity_moves_from_blocks_to_slots_under_a_live_sequence() {
 }
 
 #[test]
-fn a_resize_refuses_or_migrates_live_sequences() {
-    let mut set = set(&hybrid());
+fn a_resize_refuses_live_sequences_and_keeps_those_on_the_host() {
+    let mut set = set(&hybrid().host(1 << 20));
     let manager = set.manager_mut().unwrap();
     let (first, last) = (manager.admit(6).unwrap(), manager.admit(9).unwrap());
     write(manager, first, 6, 0);
     write(manager, last, 9, 100);
     set_state(manager, last, 9.0);
     manager.finish(first).unwrap();
-    let small = hybrid().blocks(3).plan();
+    let small = hybrid().host(1 << 20).blocks(3).plan();
     let refused = set.resize(&small).unwrap_err();
     assert_eq!(of_books(refused), BookError::Busy { sequences: 1, blocks: 3, slots: 1 });
-    let too_small = of_books(set.resize_migrating(&hybrid().blocks(2).plan()).unwrap_err());
+    set.manager_mut().unwrap().offload(last).unwrap();
+    set.resize(&hybrid().host(1 << 20).blocks(2).plan()).unwrap();
+    let too_small = of_books(set.manager_mut().unwrap().onload(last).unwrap_err());
     assert!(
         matches!(too_small, BookError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 3, free: 2, .. })),
         "{too_small}"
     );
-    set.resize_migrating(&small).unwrap();
+    set.resize(&small).unwrap();
     let manager = set.manager_mut().unwrap();
+    manager.onload(last).unwrap();
     assert_eq!((state(manager, last), read(manager, last)), (9.0, numbers(100..109)));
     assert_eq!(manager.book().tokens(first).unwrap_err(), BookError::StaleSequence(first));
 }

@@ -1,7 +1,8 @@
 //! What of a plan a session would not use.
 
 use cacheplan_handlers::DType;
-use cacheplan_managers::book::{NoReuse, PrefixReuse};
+use cacheplan_managers::book::NoReuse;
+use cacheplan_managers::prefix::PrefixReuse;
 use cacheplan_planner::{Budget, CachePlan};
 use candle_core::Device;
 
