@@ -1,6 +1,9 @@
 //! The managers: the only place that allocates device memory for caches.
 //!
-//! Two halves: [`book`] is plain bookkeeping without candle; `device` holds the tensors.
+//! - [`book`]: plain bookkeeping without candle. A [`CacheBook`](book::CacheBook) owns blocks, slots and block tables.
+//! - [`prefix`]: [`PrefixReuse`](prefix::PrefixReuse) shares what sequences have in common.
+//! - [`simulate`]: what prefix reuse would save of a workload, without a model.
+//! - `device` (feature of that name): a `CacheSet` has the books and the tensors of a plan's pools.
 //!
 //! A [`CacheBook`](book::CacheBook) serves engines that own their memory; lengths are in tokens, tables in blocks:
 //!

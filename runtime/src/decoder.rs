@@ -7,7 +7,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Rope, Rows};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
+use cacheplan_managers::device::{CacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
 #[cfg(feature = "launches")]
@@ -92,7 +92,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError>;
 }
@@ -247,7 +247,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -268,7 +268,7 @@ impl Decoder {
         hidden: &Tensor,
         next: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let Some((prediction, embedding)) = self.text.prediction() else {
@@ -289,7 +289,7 @@ impl Decoder {
     pub(crate) fn fill(
         &self,
         tokens: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
         self.told(tokens, &[0], caches, metadata, || self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
@@ -344,7 +344,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let compute = |tokens: &[u32], rows: &[u32], metadata: &StepMetadata| {
@@ -364,7 +364,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
         compute: impl FnOnce() -> Result<R, RuntimeError> + Send,
     ) -> Result<R, RuntimeError> {
@@ -384,7 +384,7 @@ impl Decoder {
 
     /// Where steps are uploaded to, if ops are launches.
     #[cfg(feature = "launches")]
-    fn place(&self, caches: &MambaHybridCacheManager) -> Option<Place<'_>> {
+    fn place(&self, caches: &CacheManager) -> Option<Place<'_>> {
         let ropes = if cacheplan_kernels::launches_on(self.device()) { self.text.ropes()? } else { return None };
         let most = usize::try_from(caches.book().layout().limits.max_batch_size).unwrap_or(usize::MAX);
         Some(Place { device: self.device(), ropes, pools: caches.identity(), most })
@@ -473,7 +473,7 @@ impl TextModel for Blocks {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let device = self.device();

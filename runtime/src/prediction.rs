@@ -2,7 +2,7 @@
 //! behind it. Its caches are those that a plan has for a prediction head, `draft.mtp_0`.
 
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::CachePlan;
 use candle_core::Tensor;
 
@@ -75,7 +75,7 @@ impl PredictionLayer {
         embedding: &Matrix,
         hidden: &Tensor,
         next: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let next: Vec<usize> = next.iter().map(|&token| token as usize).collect();

@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::{MambaHybridCacheManager, Route};
+use cacheplan_managers::device::{CacheManager, Route};
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_transforms::{Resource, Resources};
 use candle_core::Tensor;
@@ -20,7 +20,7 @@ pub(crate) type Names = HashMap<(u32, Kind), String>;
 /// The step's sequences, the pools they live in, and the embeddings of its tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
-    caches: &'a MambaHybridCacheManager,
+    caches: &'a CacheManager,
     names: &'a Names,
     metadata: &'a StepMetadata,
     embedded: &'a Tensor,
@@ -52,7 +52,7 @@ pub(crate) struct StateCache<'a> {
 /// Where a layer keeps what its recurrence takes from the candidates of a step, for the replay of those that are accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptInputs<'a> {
-    pub(crate) caches: &'a MambaHybridCacheManager,
+    pub(crate) caches: &'a CacheManager,
     pub(crate) metadata: &'a StepMetadata,
     pub(crate) layer: u32,
 }
@@ -150,7 +150,7 @@ impl PagedCache<'_> {
 impl<'a> Step<'a> {
     /// The step that `metadata` describes, as the manager of its pools filled it in.
     pub(crate) fn new(
-        caches: &'a MambaHybridCacheManager,
+        caches: &'a CacheManager,
         names: &'a Names,
         metadata: &'a StepMetadata,
         embedded: &'a Tensor,

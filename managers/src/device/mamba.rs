@@ -138,11 +138,6 @@ impl MambaCacheManager {
         Ok(manager)
     }
 
-    /// Whether there is nothing to manage.
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     /// Zeroes every slot, the padding slots included.
     ///
     /// # Errors

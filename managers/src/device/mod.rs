@@ -13,6 +13,7 @@ mod int8;
 mod interchange;
 mod kv;
 mod mamba;
+mod manager;
 mod measure;
 mod park;
 mod peak;
@@ -23,11 +24,11 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-pub use error::ManagerError;
-pub use hybrid::{MambaHybridCacheManager, Route};
+pub use hybrid::{MambaHybridCacheManager, Manager};
 pub use int8::Int8Error;
 pub use interchange::{MlaBlocks, MlaCache};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};
 pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
+pub use manager::{CacheManager, Route};
 pub use peak::Peak;
 pub use set::{CacheSet, PoolBytes};

@@ -5,7 +5,8 @@ use candle_core::Device;
 use serde::Serialize;
 
 use super::host::HostMemory;
-use super::hybrid::{MambaHybridCacheManager, Pools};
+use super::hybrid::Pools;
+use super::manager::CacheManager;
 use super::prefix::PrefixHost;
 use crate::ManagerError;
 use crate::book::{CacheBook, Windows};
@@ -19,7 +20,7 @@ pub struct CacheSet {
     device: Device,
     generation: u32,
     /// Absent after a shutdown.
-    manager: Option<MambaHybridCacheManager>,
+    manager: Option<CacheManager>,
 }
 
 /// Planned beside actual bytes of one pool.
@@ -56,7 +57,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager(&self) -> Result<&MambaHybridCacheManager, ManagerError> {
+    pub fn manager(&self) -> Result<&CacheManager, ManagerError> {
         self.manager.as_ref().ok_or(ManagerError::ShutDown)
     }
 
@@ -64,7 +65,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager_mut(&mut self) -> Result<&mut MambaHybridCacheManager, ManagerError> {
+    pub fn manager_mut(&mut self) -> Result<&mut CacheManager, ManagerError> {
         self.manager.as_mut().ok_or(ManagerError::ShutDown)
     }
 
@@ -100,7 +101,7 @@ impl CacheSet {
         let reuse = PrefixReuse::for_tenants(&plan, &mut manager.book, strategy, tenants)?;
         manager.host.prefixes = PrefixHost::default();
         if let Some(tier) = reuse.host() {
-            manager.host.prefixes = PrefixHost::allocate(&manager.kv, &manager.mamba, manager.book.layout(), tier)?;
+            manager.host.prefixes = PrefixHost::allocate(manager.kv(), manager.mamba(), manager.book.layout(), tier)?;
         }
         Ok(reuse)
     }
@@ -221,7 +222,7 @@ impl CacheSet {
     }
 
     fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostMemory) {
-        let manager = MambaHybridCacheManager::new(plan.manager, book, pools, host, self.generation);
+        let manager = CacheManager::new(plan.manager, book, pools, host, self.generation);
         self.manager = Some(manager);
         self.plan = plan;
     }

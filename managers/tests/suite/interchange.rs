@@ -5,7 +5,7 @@ use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_kernels::MlaCacheMode;
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, MlaBlocks, MlaCache};
+use cacheplan_managers::device::{CacheManager, CacheSet, MlaBlocks, MlaCache};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -15,9 +15,9 @@ const ROPE: usize = 16;
 #[rstest]
 fn conv_states_convert_without_loss(#[values(2, 3, 4)] d_conv: usize, #[values(true, false)] keep_oldest: bool) {
     let wide = Tensor::arange(0f32, (5 * d_conv) as f32, &Device::Cpu).unwrap().reshape((5, d_conv)).unwrap();
-    let (state, oldest) = MambaHybridCacheManager::narrow_conv_state(&wide).unwrap();
+    let (state, oldest) = CacheManager::narrow_conv_state(&wide).unwrap();
     assert_eq!(state.dims(), [d_conv - 1, 5]);
-    let back = MambaHybridCacheManager::widen_conv_state(&state, keep_oldest.then_some(&oldest)).unwrap();
+    let back = CacheManager::widen_conv_state(&state, keep_oldest.then_some(&oldest)).unwrap();
     let rows: Vec<Vec<f32>> = back.to_vec2().unwrap();
     for (row, original) in rows.iter().zip(wide.to_vec2::<f32>().unwrap()) {
         assert_eq!(row[1..], original[1..]);

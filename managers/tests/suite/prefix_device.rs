@@ -4,7 +4,7 @@ use crate::of_books;
 use crate::support::{Setup, host_plan, hybrid, kv};
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_managers::book::{SlotId, SlotRole, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, Int8Error, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet, Int8Error};
 use cacheplan_managers::prefix::{
     CheckpointFormat, HostTier, Key, Namespace, PrefixReuse, ReuseLease, Strategy, TenantId, Token,
 };
@@ -194,14 +194,14 @@ impl World {
     }
 }
 
-fn paged(manager: &MambaHybridCacheManager) -> Vec<(usize, Tensor)> {
+fn paged(manager: &CacheManager) -> Vec<(usize, Tensor)> {
     let layers = [1, 3].into_iter().filter_map(|layer| manager.route(layer, &Kind::KvPaged).ok());
     let pool = |route| manager.kv_layer(route).map(|layer| (layer.paged, layer.pool.clone())).unwrap();
     layers.map(pool).collect()
 }
 
 /// The pools of recurrent states and of convolutions, with the slot of a sequence.
-fn states(manager: &MambaHybridCacheManager, lease: &ReuseLease) -> Vec<(Tensor, u32)> {
+fn states(manager: &CacheManager, lease: &ReuseLease) -> Vec<(Tensor, u32)> {
     let Some(slot) = manager.book().slot(lease.sequence()).unwrap() else { return Vec::new() };
     let state = |kind| (manager.state_layer(manager.route(0, &kind).unwrap()).unwrap().pool.clone(), slot.0);
     [Kind::Ssm, Kind::CausalConv].map(state).into()

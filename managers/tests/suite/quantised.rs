@@ -3,7 +3,7 @@
 use crate::support::Setup;
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -30,7 +30,7 @@ fn state(number: u32, elems: usize, like: &Tensor) -> Tensor {
 }
 
 /// Leaves the states after candidates `first..` in a draft row.
-fn draft(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
+fn draft(manager: &CacheManager, step: &StepMetadata, first: u32) {
     let layer = manager.state_layer(manager.route(2, &Kind::IntermediateSsm).unwrap()).unwrap();
     let positions = (first..).take(layer.positions).map(|number| state(number, layer.view.elems(), layer.pool));
     let row = Tensor::cat(&positions.collect::<Vec<_>>(), 1).unwrap();
@@ -38,7 +38,7 @@ fn draft(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
 }
 
 /// Writes rows of a layer as a kernel does, byte by byte.
-fn write(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
+fn write(manager: &CacheManager, step: &StepMetadata, first: u32) {
     for number in 0..2 {
         let layer = manager.kv_layer(manager.route(number, &Kind::KvPaged).unwrap()).unwrap();
         let view = layer.view;
@@ -58,7 +58,7 @@ fn write(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
     }
 }
 
-fn grow(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32, first: u32) {
+fn grow(manager: &mut CacheManager, sequence: SequenceId, tokens: u32, first: u32) {
     let mut step = StepMetadata::default();
     manager.step(&[Work { sequence, tokens }], &mut step).unwrap();
     write(manager, &step, first);
@@ -66,7 +66,7 @@ fn grow(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32
 
 /// Checks that a sequence's rows are those of `tokens`, in both layers, and its state that written with `state`.
 #[track_caller]
-fn assert_holds(manager: &MambaHybridCacheManager, sequence: SequenceId, tokens: &[u32], state: u32) {
+fn assert_holds(manager: &CacheManager, sequence: SequenceId, tokens: &[u32], state: u32) {
     let bytes = |tensor: &Tensor| {
         tensor.to_dtype(candle_core::DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
     };

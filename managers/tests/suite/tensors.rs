@@ -5,7 +5,7 @@ use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
 use cacheplan_kernels::KvWrite;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet};
 use cacheplan_managers::{BookError, Lack, ManagerError, Scarce};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -24,13 +24,13 @@ fn tokens(range: std::ops::Range<u32>) -> Tensor {
 }
 
 /// Advances a sequence and writes numbered keys, values being their negatives, at layer 1.
-fn write(manager: &mut MambaHybridCacheManager, sequence: SequenceId, count: u32, first: u32) {
+fn write(manager: &mut CacheManager, sequence: SequenceId, count: u32, first: u32) {
     let mut step = StepMetadata::default();
     manager.step(&[Work { sequence, tokens: count }], &mut step).unwrap();
     store(manager, &step, &tokens(first..first + count));
 }
 
-fn store(manager: &MambaHybridCacheManager, step: &StepMetadata, keys: &Tensor) {
+fn store(manager: &CacheManager, step: &StepMetadata, keys: &Tensor) {
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let values = keys.neg().unwrap();
     let slots = &step.pools[layer.paged].slot_mapping;
@@ -38,7 +38,7 @@ fn store(manager: &MambaHybridCacheManager, step: &StepMetadata, keys: &Tensor) 
 }
 
 /// The first element of each key, after checking that all elements of a token agree and that the value is its negative.
-fn read(manager: &MambaHybridCacheManager, sequence: SequenceId) -> Vec<f32> {
+fn read(manager: &CacheManager, sequence: SequenceId) -> Vec<f32> {
     let dense = manager.read_kv(sequence, manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let rows: Vec<Vec<f32>> = dense.keys.flatten_from(1).unwrap().to_vec2().unwrap();
     let values: Vec<Vec<f32>> = dense.values.unwrap().flatten_from(1).unwrap().to_vec2().unwrap();
@@ -53,7 +53,7 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<f32> {
     range.map(|token| token as f32).collect()
 }
 
-fn set_state(manager: &MambaHybridCacheManager, sequence: SequenceId, value: f32) {
+fn set_state(manager: &CacheManager, sequence: SequenceId, value: f32) {
     let slot = manager.book().slot(sequence).unwrap().unwrap();
     for kind in [Kind::Ssm, Kind::CausalConv] {
         let layer = manager.state_layer(manager.route(0, &kind).unwrap()).unwrap();
@@ -64,7 +64,7 @@ fn set_state(manager: &MambaHybridCacheManager, sequence: SequenceId, value: f32
 }
 
 /// The one value that all states of a sequence have.
-fn state(manager: &MambaHybridCacheManager, sequence: SequenceId) -> f32 {
+fn state(manager: &CacheManager, sequence: SequenceId) -> f32 {
     let mut found = Vec::new();
     for layer in [0, 2] {
         for kind in [Kind::Ssm, Kind::CausalConv] {
@@ -164,7 +164,7 @@ fn a_captured_state_of_other_pools_is_refused() {
 }
 
 /// Writes the candidate's number plus `base` into every draft state of the first row.
-fn set_drafts(manager: &MambaHybridCacheManager, base: f32) {
+fn set_drafts(manager: &CacheManager, base: f32) {
     for kind in [Kind::IntermediateSsm, Kind::IntermediateCausalConv] {
         let layer = manager.state_layer(manager.route(0, &kind).unwrap()).unwrap();
         let elems = layer.view.elems();
@@ -255,7 +255,7 @@ fn an_offloaded_sequence_comes_back_as_it_was() {
     let refused = manager.offload(other).unwrap_err();
     let lack = Lack { of: Scarce::HostBytes, needed: bytes, free: bytes / 2, capacity: bytes + bytes / 2 };
     assert_eq!(of_books(refused), BookError::Lack(lack));
-    let used = |manager: &MambaHybridCacheManager| {
+    let used = |manager: &CacheManager| {
         let host = manager.book().host_stats().unwrap();
         (host.used_bytes, host.high_water_bytes, host.refused)
     };

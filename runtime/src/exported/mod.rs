@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
 
@@ -312,7 +312,7 @@ impl TextModel for Exported {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,7 @@ mod support;
 
 use crate::ManagerError;
 use crate::book::{Accepted, Prefix, Residency, SequenceId, SlotRole, StepMetadata, Work};
-use crate::device::{CacheSet, MambaHybridCacheManager, fault};
+use crate::device::{CacheManager, CacheSet, fault};
 use crate::prefix::Strategy;
 use support::{Setup, conv, hybrid, kv, ssm};
 
@@ -40,7 +40,7 @@ impl World {
     fn new() -> Self {
         let mut set = CacheSet::allocate(&setup().plan(), &Device::Cpu).unwrap();
         let manager = set.manager_mut().unwrap();
-        let filled = |manager: &mut MambaHybridCacheManager, tokens: u32, first: u32| {
+        let filled = |manager: &mut CacheManager, tokens: u32, first: u32| {
             let sequence = manager.admit(tokens + 2).unwrap();
             fill(manager, sequence, tokens, first);
             sequence
@@ -62,7 +62,7 @@ impl World {
         Self { set, plain, forked, speculating, tree, preempted, offloaded }
     }
 
-    fn manager(&self) -> &MambaHybridCacheManager {
+    fn manager(&self) -> &CacheManager {
         self.set.manager().unwrap()
     }
 
@@ -87,7 +87,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(manager: &MambaHybridCacheManager, id: SequenceId) -> Self {
+    fn new(manager: &CacheManager, id: SequenceId) -> Self {
         let sequence = manager.book.sequences.get(id).unwrap();
         let mut contents = Vec::new();
         if sequence.residency == Residency::Resident {
@@ -110,7 +110,7 @@ impl Seen {
 }
 
 /// Advances a sequence and writes its tokens' numbers into the attention layers and the states.
-fn fill(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32, first: u32) {
+fn fill(manager: &mut CacheManager, sequence: SequenceId, tokens: u32, first: u32) {
     let mut step = StepMetadata::default();
     manager.step(&[Work { sequence, tokens }], &mut step).unwrap();
     let rows: Vec<f32> = (first..first + tokens).flat_map(|token| vec![token as f32; 16]).collect();
@@ -128,7 +128,7 @@ fn fill(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32
 
 type Operation = fn(&mut World) -> Result<(), ManagerError>;
 
-fn manager(world: &mut World) -> &mut MambaHybridCacheManager {
+fn manager(world: &mut World) -> &mut CacheManager {
     world.set.manager_mut().unwrap()
 }
 
@@ -305,7 +305,7 @@ fn a_move_to_another_device_takes_every_pool_or_none() {
     }
 }
 
-fn pool_tensors(manager: &MambaHybridCacheManager) -> Vec<candle_core::TensorId> {
+fn pool_tensors(manager: &CacheManager) -> Vec<candle_core::TensorId> {
     manager.pools().map(|(_, pool)| pool.tensor.id()).collect()
 }
 
