@@ -32,7 +32,7 @@ pub enum Recurrence {
     RgLru,
 }
 
-/// What the decay of linear attention depends on.
+/// Tells what the decay of linear attention depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecayKind {

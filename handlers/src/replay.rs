@@ -10,7 +10,7 @@ impl ResourceHandler {
         Self { recurrence: Some(recurrence), ..self }
     }
 
-    /// How a recurrent state moves on; `None` where nobody said.
+    /// Returns how a recurrent state moves on; `None` where nobody said.
     pub fn recurrence(&self) -> Option<Recurrence> {
         self.recurrence
     }

@@ -27,7 +27,7 @@ impl Description {
         }
     }
 
-    /// Whether it was fetched just now.
+    /// Tells whether it was fetched just now.
     pub fn is_fetched(&self) -> bool {
         #[cfg(feature = "fetch")]
         return self.fetched.is_some();

@@ -40,7 +40,7 @@ impl Hub {
         self.cache.as_deref()
     }
 
-    /// What the cache has under a name; the path itself where it is no name, or where something lies there.
+    /// Finds what the cache has under a name; returns the path itself where it is no name, or where something lies there.
     pub fn located(&self, path: &Path) -> PathBuf {
         let cached = || cache::find(self.cache.as_deref()?, Name::parse(path)?);
         // What lies here comes first.

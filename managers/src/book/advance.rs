@@ -166,7 +166,7 @@ impl CacheBook {
         Ok(())
     }
 
-    /// How many sequences could be admitted before slots run out.
+    /// Counts the sequences that could be admitted before slots run out.
     pub fn free_live_slots(&self) -> u32 {
         self.slots.available(SlotRole::Live)
     }

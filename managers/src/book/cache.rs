@@ -401,7 +401,7 @@ impl CacheBook {
         &self.slots
     }
 
-    /// What checkpoints are taken from: the slots, or units of pools of their own.
+    /// Returns the allocator of checkpoints: the slots, or units of pools of their own.
     pub fn checkpoints(&self) -> &SlotAllocator {
         self.apart.as_ref().unwrap_or(&self.slots)
     }

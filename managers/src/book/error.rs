@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::ids::{BlockId, SequenceId, SlotId, SlotRole};
 use crate::prefix::{PrefixError, Reuse};
 
-/// What an operation has no room for. Something that makes way, or a sequence that ends, helps.
+/// Says what an operation has no room for. Something that makes way, or a sequence that ends, helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{of}: {needed} needed, {free} of {capacity} free; {}", of.remedy())]
 pub struct Lack {

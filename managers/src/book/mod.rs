@@ -32,7 +32,7 @@ pub use error::NoReuse;
 pub use exposition::Exposition;
 pub use host::SetAside;
 pub use ids::{BlockId, SequenceId, SlotId, SlotRole};
-pub use layout::{Indexing, Layout, PagedSpec, Place, Windows};
+pub use layout::{Indexing, Layout, PagedSpec, PoolIndex, Windows};
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use sequence::Residency;

@@ -99,7 +99,7 @@ impl CacheBook {
         self.blocks.iter().map(|blocks| u64::from(blocks.used())).chain(slots.into_iter().flatten())
     }
 
-    /// How full the host tier is; `None` if the plan has none.
+    /// Counts the bytes of the host tier; `None` if the plan has none.
     pub fn host_stats(&self) -> Option<HostStats> {
         Some(HostStats {
             capacity_bytes: self.layout.host_bytes?,

@@ -7,7 +7,7 @@ use super::interchange::{MlaBlocks, MlaCache, check_scale};
 use super::kv::{DenseKv, KvLayer};
 use super::mamba::MambaCacheManager;
 use super::manager::{CacheManager, Route};
-use crate::book::{BlockId, Indexing, Place, SequenceId};
+use crate::book::{BlockId, Indexing, PoolIndex, SequenceId};
 use crate::{BookError, ManagerError};
 
 impl CacheManager {
@@ -95,7 +95,7 @@ impl CacheManager {
     }
 
     /// Checks that nobody but the sequence that holds them reads these blocks.
-    fn check_alone(&self, place: Place, held: &[BlockId]) -> Result<(), ManagerError> {
+    fn check_alone(&self, place: PoolIndex, held: &[BlockId]) -> Result<(), ManagerError> {
         let Indexing::Blocks(paged) = place.indexing else { return Ok(()) };
         let blocks = self.book.blocks(paged)?;
         match held.iter().find(|&&block| blocks.references(block) > 1) {
@@ -104,7 +104,7 @@ impl CacheManager {
         }
     }
 
-    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(Place, Vec<BlockId>), ManagerError> {
+    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(PoolIndex, Vec<BlockId>), ManagerError> {
         let place = self.current(route)?;
         let Indexing::Blocks(paged) = place.indexing else {
             return Err(BookError::UnknownPool(place.pool.to_string()).into());

@@ -38,7 +38,7 @@ impl CacheManager {
     }
 }
 
-/// Where a layer's MLA cache lies, and in which of the four modes.
+/// Locates a layer's MLA cache, and names its mode of the four.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlaCache {
     /// The mode that the pools have.

@@ -6,7 +6,7 @@ use cacheplan_planner::{CachePlan, Member};
 use candle_core::{Device, Tensor};
 
 use super::pool::PoolTensor;
-use crate::book::{BlockId, Indexing, Layout, PagedSpec, Place};
+use crate::book::{BlockId, Indexing, Layout, PagedSpec, PoolIndex};
 use crate::{BookError, ManagerError};
 
 /// Owns the paged pools of a plan; a block of a pool holds the same tokens for all its layers.
@@ -89,18 +89,18 @@ impl KvCacheManager {
         Ok(Self { pools })
     }
 
-    /// How many pools there are.
+    /// Counts the pools.
     pub fn num_pools(&self) -> usize {
         self.pools.len()
     }
 
-    pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<KvLayer<'_>, ManagerError> {
         let (paged, pool, member) = self.member(place)?;
         Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.
-    pub(crate) fn read(&self, place: Place, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
         let (_, pool, member) = self.member(place)?;
         let (spec, view) = (&pool.spec, member.view);
         let used = &table[..spec.blocks_for(tokens) as usize];
@@ -122,7 +122,7 @@ impl KvCacheManager {
     }
 
     /// Blocks of an MLA layer as they are stored, `[blocks, columns, block_size, width of a column]`; rows are one column.
-    pub(crate) fn read_latent(&self, place: Place, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read_latent(&self, place: PoolIndex, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
         let (pool, view) = self.latent(place)?;
         let (_, _, member) = self.member(place)?;
         let shape = (blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim);
@@ -130,7 +130,12 @@ impl KvCacheManager {
     }
 
     /// Writes blocks of an MLA layer as [`KvCacheManager::read_latent`] gives them.
-    pub(crate) fn write_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn write_latent(
+        &self,
+        place: PoolIndex,
+        blocks: &[BlockId],
+        values: &Tensor,
+    ) -> Result<(), ManagerError> {
         let (_, pool, member) = self.member(place)?;
         for (block, row) in blocks.iter().zip(0..) {
             let start = block.0 as usize * member.view.block_elems + member.view.layer_offset;
@@ -140,7 +145,12 @@ impl KvCacheManager {
     }
 
     /// Checks that values are what [`KvCacheManager::read_latent`] would give.
-    pub(crate) fn check_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn check_latent(
+        &self,
+        place: PoolIndex,
+        blocks: &[BlockId],
+        values: &Tensor,
+    ) -> Result<(), ManagerError> {
         let (pool, view) = self.latent(place)?;
         let expected = [blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim];
         if values.dims() == expected && values.dtype() == pool.tensor.dtype() {
@@ -152,7 +162,7 @@ impl KvCacheManager {
     }
 
     /// A layer with one tensor, in which the tokens of a column lie one after the other.
-    fn latent(&self, place: Place) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
+    fn latent(&self, place: PoolIndex) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
         let (_, pool, member) = self.member(place)?;
         if matches!(
             member.view,
@@ -199,7 +209,7 @@ impl KvCacheManager {
         self.pools.iter_mut().map(|pool| (pool.spec.pool, &mut pool.tensor))
     }
 
-    fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), BookError> {
+    fn member(&self, place: PoolIndex) -> Result<(usize, &KvPool, &KvMember), BookError> {
         let unknown = || BookError::UnknownPool(place.pool.to_string());
         let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };
         let pool = self.pools.get(paged).ok_or_else(unknown)?;

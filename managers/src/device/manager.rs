@@ -11,7 +11,7 @@ use super::hybrid::{Manager, Pools};
 use super::kv::{KvCacheManager, KvLayer};
 use super::mamba::{MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
-use crate::book::{CacheBook, Place, PoolOp, SequenceId};
+use crate::book::{CacheBook, PoolIndex, PoolOp, SequenceId};
 use crate::{BookError, ManagerError};
 
 /// Serves the sequences of a plan: its books, and the pools behind them, with a [`KvCacheManager`] alone or a
@@ -31,10 +31,10 @@ pub struct CacheManager {
     generation: u32,
 }
 
-/// Where a layer's cache lies, valid until the pools are re-created.
+/// Locates a layer's cache, until the pools are re-created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    place: Place,
+    place: PoolIndex,
     generation: u32,
 }
 
@@ -133,12 +133,12 @@ impl CacheManager {
         Ok(found.map(|(_, pool)| &pool.tensor).ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
     }
 
-    /// How many times the pools were re-created.
+    /// Counts how many times the pools were re-created.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// What tells these pools, where they lie now, from all others of this process.
+    /// Returns what tells these pools, where they lie now, from all others of this process.
     pub fn identity(&self) -> (u64, u32) {
         (self.number, self.generation)
     }
@@ -185,7 +185,7 @@ impl CacheManager {
         Ok(())
     }
 
-    pub(super) fn current(&self, route: Route) -> Result<Place, ManagerError> {
+    pub(super) fn current(&self, route: Route) -> Result<PoolIndex, ManagerError> {
         if route.generation != self.generation {
             return Err(ManagerError::StaleRoute { found: route.generation, current: self.generation });
         }

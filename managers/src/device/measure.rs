@@ -6,7 +6,7 @@ use super::peak::Peak;
 use crate::CountingAllocator;
 
 impl CountingAllocator {
-    /// What `body` returns, and its peak; `None` if nothing counts the device's bytes.
+    /// Runs `body`, and returns its result and peak; `None` if nothing counts the device's bytes.
     ///
     /// On the CPU every thread of the process counts, so that nothing else should run meanwhile.
     pub fn measure_peak<R>(device: &Device, body: impl FnOnce() -> R) -> (R, Option<Peak>) {

@@ -1,6 +1,6 @@
 //! The most bytes that a piece of work has beyond what is resident, counted and not derived.
 
-/// What was counted around a piece of work.
+/// Holds what was counted around a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
     /// Bytes allocated before it.

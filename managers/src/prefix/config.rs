@@ -6,12 +6,12 @@ use super::cost::Cost;
 use super::error::PrefixError;
 use super::host::HostTier;
 
-/// Who inserted a span, as an index into `TreeConfig::tenants`.
+/// Names who inserted a span, as an index into `TreeConfig::tenants`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TenantId(pub u16);
 
-/// How states lie in the tree.
+/// Chooses the format of states in the tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckpointFormat {

@@ -12,7 +12,7 @@ use super::lookup::Match;
 use super::node::{Component, NIL};
 use super::tree::{Change, Recency, Released, Tree};
 
-/// What an eviction freed and what it cost.
+/// Counts what an eviction freed and what it cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Evicted {
     /// KV, in tokens.

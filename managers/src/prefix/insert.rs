@@ -34,7 +34,7 @@ pub struct Insert<'a> {
     pub tenant: TenantId,
 }
 
-/// What became of an [`Insert`].
+/// Reports what became of an [`Insert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inserted {
     /// Tokens that were in the tree before.

@@ -10,7 +10,7 @@ use super::node::{Component, NIL, Node, NodeId};
 use super::tree::{Change, Recency, Tree};
 use crate::book::BlockId;
 
-/// What a lock holds besides the KV path.
+/// Chooses what a lock holds besides the KV path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hold {
     /// The state too, until its copy has been made.

@@ -144,7 +144,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Whether prefix reuse can work, and if not, why.
+/// Tells whether prefix reuse can work, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "reuse")]
 pub enum Reuse {
@@ -179,7 +179,7 @@ impl fmt::Display for Reuse {
 }
 
 impl Reuse {
-    /// Whether prefixes can be reused at all.
+    /// Tells whether prefixes can be reused at all.
     pub fn is_on(self) -> bool {
         self == Self::On
     }

@@ -51,6 +51,6 @@ pub use metrics::{Metrics, Misses, Reuse};
 pub use node::NodeId;
 pub use reuse::{PrefixReuse, ReuseLease};
 pub use strategy::{BranchRule, Checkpoint, Extend, Source, Strategy};
-pub use tree::{Held, Released, Tree, Usage};
+pub use tree::{Released, Tree, UnitCount, Usage};
 
 pub(crate) use provision::Provision;

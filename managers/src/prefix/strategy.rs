@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::config::TreeConfig;
 use super::key::floor;
 
-/// What to do at the position where an earlier request turned off.
+/// Chooses what happens at the position where an earlier request turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BranchRule {
@@ -74,7 +74,7 @@ pub struct Extend {
     pub branch: Option<usize>,
 }
 
-/// Where the state of a checkpoint comes from.
+/// Tells where the state of a checkpoint comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The state that the scan passes at a multiple of the model's chunk, **counted from the start of the extend**.
@@ -131,7 +131,7 @@ impl Strategy {
         positions.into_iter().map(|position| Checkpoint { position, source: source(position) }).collect()
     }
 
-    /// Whether the running state should be kept after decode has reached `len` tokens.
+    /// Tells whether the running state should be kept after decode has reached `len` tokens.
     #[must_use]
     pub fn keeps_decoded(&self, tree: &TreeConfig, len: usize) -> bool {
         self.decode_interval.is_some_and(|interval| len.is_multiple_of(interval)) && len.is_multiple_of(tree.page)

@@ -32,34 +32,34 @@ pub struct Released {
     pub offloads: Vec<Offload>,
 }
 
-/// How much of a component could be evicted now, and how much is held by locks.
+/// Counts how much of a component could be evicted now, and how much is held by locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct UnitCount {
     /// Could be evicted, at once or after what hangs below it.
     pub evictable: usize,
     /// Locked.
     pub protected: usize,
 }
 
-/// What the tree holds.
+/// Counts what the tree holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// KV, in tokens.
-    pub kv: Held,
+    pub kv: UnitCount,
     /// Window KV, in tokens.
-    pub window: Held,
+    pub window: UnitCount,
     /// State checkpoints.
-    pub states: Held,
+    pub states: UnitCount,
     /// KV on the host, in tokens.
-    pub host_kv: Held,
+    pub host_kv: UnitCount,
     /// States on the host.
-    pub host_states: Held,
+    pub host_states: UnitCount,
     /// Nodes, without the roots of namespaces.
     pub nodes: usize,
 }
 
 impl Usage {
-    pub(super) fn of(&mut self, component: Component) -> &mut Held {
+    pub(super) fn of(&mut self, component: Component) -> &mut UnitCount {
         match component {
             Component::Kv => &mut self.kv,
             Component::Window => &mut self.window,
@@ -130,13 +130,13 @@ impl Tree {
         &self.config
     }
 
-    /// What it holds now.
+    /// Counts what the tree holds now.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// What one tenant holds: KV tokens, window tokens, states. `None` for a tenant that is not configured.
+    /// Counts what one tenant holds: KV tokens, window tokens, states. `None` for a tenant that is not configured.
     #[must_use]
     pub fn tenant_usage(&self, tenant: TenantId) -> Option<[usize; 3]> {
         let held = self.tenants.get(usize::from(tenant.0))?;

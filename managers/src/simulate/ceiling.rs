@@ -21,7 +21,7 @@ struct Choice {
     since: usize,
 }
 
-/// What the requests of a trace could have continued from, see [`Ceiling::hit_rate`].
+/// Bounds what the requests of a trace could have continued from, see [`Ceiling::hit_rate`].
 #[derive(Debug)]
 pub struct Ceiling {
     /// One list per request, deepest state first.

@@ -9,7 +9,7 @@ use super::trace::{Piece, TraceRequest};
 use crate::book::{BlockId, SlotId};
 use crate::prefix::cache::{Final, Lease, PrefixCache, Progress};
 use crate::prefix::{
-    CheckpointFormat, Extend, Held, Key, Match, Namespace, Released, Strategy, TenantId, Token, TreeConfig,
+    CheckpointFormat, Extend, Key, Match, Namespace, Released, Strategy, TenantId, Token, TreeConfig, UnitCount,
 };
 
 /// No request is longer, in tokens: a trace that says so is wrong, and would not fit the memory of the simulation.
@@ -266,7 +266,7 @@ impl Run {
 
     fn note_peak(&mut self) {
         let usage = self.cache.tree().usage();
-        let total = |held: Held| held.evictable + held.protected;
+        let total = |held: UnitCount| held.evictable + held.protected;
         self.peak = Peak {
             checkpoints: self.peak.checkpoints.max(total(usage.states)),
             kv_tokens: self.peak.kv_tokens.max(self.blocks_used * self.scenario.page),

@@ -47,7 +47,7 @@ impl Policy {
     }
 }
 
-/// What to simulate.
+/// Sizes and policies of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {

@@ -62,7 +62,7 @@ impl TryFrom<Keys> for Piece {
 }
 
 impl Piece {
-    /// How many tokens it has.
+    /// Counts its tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -71,7 +71,7 @@ impl Piece {
         }
     }
 
-    /// Whether it has none.
+    /// Tells whether it has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

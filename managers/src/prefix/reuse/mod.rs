@@ -84,7 +84,7 @@ impl ReuseLease {
 }
 
 impl PrefixReuse {
-    /// An empty cache for the pools of a plan, whose books are `book`; it takes the plan's host tier, if there is one.
+    /// Makes an empty cache for the pools of a plan, whose books are `book`; it takes the plan's host tier, if there is one.
     ///
     /// # Errors
     /// [`BookError::NoReuse`] says why they allow none; a host tier that is in use.
@@ -125,19 +125,19 @@ impl PrefixReuse {
         Ok(self.cache.set_tenants(shares)?)
     }
 
-    /// How many units of host memory each pool needs for what it moves there; `None` in plans without a host tier.
+    /// Returns the units of host memory that each pool needs for what moves there; `None` in plans without a host tier.
     #[must_use]
     pub fn host(&self) -> Option<HostTier> {
         self.tree().config().host
     }
 
-    /// What it has achieved so far.
+    /// Returns the counters of what reuse has achieved so far.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         self.cache.metrics()
     }
 
-    /// The tree, for inspection.
+    /// Returns the tree, for inspection.
     #[must_use]
     pub fn tree(&self) -> &Tree {
         self.cache.tree()
@@ -246,7 +246,7 @@ impl PrefixReuse {
         shared
     }
 
-    /// How many of the next `budget` tokens a forward should compute at most, to end where a state is to be kept.
+    /// Limits a forward to the first of the next `budget` tokens, so that it ends where a state is to be kept.
     /// It is 0 only where the budget is.
     #[must_use]
     pub fn next_tokens(&self, lease: &ReuseLease, budget: usize) -> usize {
