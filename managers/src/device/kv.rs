@@ -25,7 +25,6 @@ struct KvPool {
 
 #[derive(Debug)]
 struct KvMember {
-    resource: String,
     dtype: DType,
     view: KvLayerView,
 }
@@ -82,7 +81,7 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember { resource: member.resource.clone(), dtype: resource.handler.dtype(), view });
+                members.push(KvMember { dtype: resource.handler.dtype(), view });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }

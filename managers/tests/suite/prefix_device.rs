@@ -299,6 +299,7 @@ fn a_prefix_whose_state_no_scale_fits_is_computed_again(#[values(false, true)] s
     let tokens: Vec<Token> = (0..8).collect();
     let lease = world.admit(&tokens).unwrap();
     world.step(&lease, 8);
+    world.compute(&lease, 0, 8);
     let [(ssm, slot), _] = states(world.set.manager().unwrap(), &lease).try_into().unwrap();
     fill(&ssm, slot, vec![f32::NAN; ssm.dims()[1]]);
     let World { set, reuse, .. } = &mut world;

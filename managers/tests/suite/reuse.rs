@@ -544,7 +544,7 @@ fn a_tenant_without_a_share_is_refused_and_one_that_comes_later_costs_nobody_any
     let mut world = World::new(&plans("a hybrid"), Strategy::complete(Some(4)));
     let prompt = tokens(30);
     assert_eq!(serve(&mut world, &prompt, 0), 0);
-    let mut admit = |world: &mut World, tenant: u16| {
+    let admit = |world: &mut World, tenant: u16| {
         let key = Key { namespace: &world.namespace, tokens: &prompt };
         let lease = world.reuse.admit(&mut world.book, key, TenantId(tenant));
         lease.map(|lease| lease.cached())

@@ -121,7 +121,7 @@ fn fill(manager: &mut CacheManager, sequence: SequenceId, tokens: u32, first: u3
         KvWrite::new(&keys, Some(&keys), slots).run(layer.pool, &layer.view).unwrap();
     }
     let slot = manager.book().slot(sequence).unwrap().unwrap();
-    for pool in manager.mamba.slot_pools() {
+    for pool in manager.mamba().unwrap().slot_pools() {
         pool.fill_units(std::iter::once(slot.0), f64::from(first) + 1.0).unwrap();
     }
 }
