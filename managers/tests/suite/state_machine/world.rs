@@ -391,14 +391,7 @@ impl World {
             let saved = self.saved(id);
             match self.book.offload(id) {
                 Ok(()) => self.parked.insert(id, saved),
-                // The pools are as they were, and take back what has left them.
-                Err(BookError::Lack(_) | BookError::NoHostTier) => {
-                    for &id in &sequences[..at] {
-                        self.book.onload(id).unwrap();
-                        self.unpark(id);
-                    }
-                    return;
-                }
+                Err(BookError::Lack(_) | BookError::NoHostTier) => return self.bring_back(&sequences[..at]),
                 Err(error) => panic!("{error}"),
             };
         }
@@ -412,10 +405,14 @@ impl World {
         let old = std::mem::replace(&mut self.book, CacheBook::new(&plan).unwrap());
         self.book = old.replaced_by(fresh);
         self.plan = plan;
-        for id in sequences {
+        self.bring_back(&sequences);
+    }
+
+    /// Those for which there is no room wait on: what sequences shared before, each of them has for itself then.
+    fn bring_back(&mut self, sequences: &[SequenceId]) {
+        for &id in sequences {
             match self.book.onload(id) {
                 Ok(()) => self.unpark(id),
-                // It waits in host memory on.
                 Err(BookError::Lack(_)) => {}
                 Err(error) => panic!("{error}"),
             }
