@@ -1,12 +1,10 @@
 //! The description of a model that is not on this disk.
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cacheplan_files::{Limit, Source, replace};
+use cacheplan_files::{Limit, Source};
 use serde::Deserialize;
 
 use crate::client::{Client, Part, Whole};
