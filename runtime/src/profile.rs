@@ -53,7 +53,7 @@ pub(crate) fn profile(
             drop(rows);
             filled
         };
-        let (forward, peak) = CountingAllocator::measure_peak(decoder.device(), forward);
+        let (forward, peak) = CountingAllocator::measure_peak(&decoder.device(), forward);
         forward?;
         let peak = peak.ok_or(RuntimeError::Unmeasured)?;
         Ok(MemoryProfile {

@@ -1,7 +1,7 @@
 //! Which managers hold the tensors of a plan: the paged pools alone, or with the state pools beside them.
 
+use cacheplan_kernels::Backend;
 use cacheplan_planner::CachePlan;
-use candle_core::Device;
 
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
@@ -45,17 +45,17 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut fixed = Vec::new();
         for (index, pool) in plan.pools.iter().enumerate() {
             if layout.indexing[index] == Indexing::Fixed {
-                fixed.push((index, PoolTensor::allocate(pool, device)?));
+                fixed.push((index, PoolTensor::allocate(pool, on)?));
             }
         }
-        let kv = KvCacheManager::allocate(plan, layout, device)?;
+        let kv = KvCacheManager::allocate(plan, layout, on)?;
         let states = layout.indexing.iter().any(|indexing| matches!(indexing, Indexing::Slots | Indexing::DraftRows));
         let manager = if states {
-            let mamba = MambaCacheManager::allocate(plan, layout, device)?;
+            let mamba = MambaCacheManager::allocate(plan, layout, on)?;
             Manager::MambaHybrid(MambaHybridCacheManager { kv, mamba })
         } else {
             Manager::Kv(kv)

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_handlers::Kind;
+use cacheplan_kernels::Backend;
 use cacheplan_planner::{CachePlan, ManagerKind};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::host::HostMemory;
 use super::hybrid::{Manager, Pools};
@@ -171,13 +172,13 @@ impl CacheManager {
         Ok(())
     }
 
-    /// Moves every pool to `device`, all of them or none; sequences stay as they are.
-    pub(super) fn move_to(&mut self, device: &Device, generation: u32) -> Result<(), ManagerError> {
+    /// Moves every pool to `on`, all of them or none; sequences stay as they are.
+    pub(super) fn move_to(&mut self, on: &Backend, generation: u32) -> Result<(), ManagerError> {
         self.settle()?;
         let indexing = &self.book.layout().indexing;
         let moved = self.pools().map(|(index, pool)| {
             let held = self.book.held_units(indexing[index]);
-            pool.moved_to(device, held.as_deref())
+            pool.moved_to(on, held.as_deref())
         });
         let moved = moved.collect::<Result<Vec<_>, _>>()?;
         self.pools.iter_mut().zip(moved).for_each(|((_, pool), moved)| *pool = moved);
