@@ -88,7 +88,7 @@ fn tokens(pool: &Pool) -> u64 {
 
 /// Whether every token of a window is kept.
 fn keeps_all_tokens(input: &Input<'_>) -> bool {
-    windows(input).count() > 0 && super::WITHOUT_WINDOWS.contains(&input.plan.model.model_type.as_str())
+    windows(input).count() > 0 && !super::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str())
 }
 
 fn max_total_tokens(input: &Input<'_>) -> Sourced {
@@ -146,9 +146,11 @@ fn no_radix_cache(input: &Input<'_>) -> Sourced {
 fn running(input: &Input<'_>) -> Sourced {
     let (batch, source) = input.max_batch_size()?;
     let slots = input.plan.slots;
-    let most = (slots.live + slots.checkpoints) / super::SLOTS_PER_REQUEST_WITH_RADIX;
+    let version = DIALECT.versions[input.release].parse().unwrap_or(super::EXTRA_BUFFER);
+    let each = super::slots_per_request(&input.plan.model.model_type, true, version);
+    let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
-        return Some((json!(most.max(1)), "a third of the slots for states, as the radix cache has it".into()));
+        return Some((json!(most.max(1)), format!("a request for every {each} slots of states, as the radix cache has it")));
     }
     Some((batch, source))
 }
