@@ -9,7 +9,7 @@ use serde_json::Value;
 const NANO: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
 
 fn config(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs").join(name)
 }
 
 fn cacheplan<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
@@ -249,7 +249,7 @@ fn a_wrong_description_is_named() {
 }
 
 fn fixture_model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
 }
 
 fn planned_equals_actual(run: &Value) {
@@ -479,7 +479,7 @@ fn a_simulation_in_which_nothing_can_be_reused_says_why(#[case] flags: &[&str], 
 fn the_readme_shows_a_real_plan() {
     let output = cacheplan(&["plan".as_ref(), config(NANO).as_os_str()]);
     let table = String::from_utf8(output.stdout).unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = readme.split_once("```text\n").unwrap();
     let (shown, after) = rest.split_once("```").unwrap();

@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 fn top() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// The tiny Llama with a tokenizer, and with what else is given.
