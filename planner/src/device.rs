@@ -141,8 +141,9 @@ impl DeviceInfo {
 
     /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
     pub(crate) fn compute_capability(&self) -> Option<u32> {
-        // Tools write more behind the name, such as `NVIDIA H100 80GB HBM3`.
-        let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, known.name)));
+        // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.
+        let series = |known: &Known| known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
+        let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, series(known))));
         KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.capability
     }
 
@@ -244,7 +245,7 @@ mod tests {
     #[rstest]
     #[case("NVIDIA H100 80GB HBM3", Some(90))]
     #[case("NVIDIA H20 (nominal)", Some(90))]
-    #[case("NVIDIA A100-SXM4-80GB", None)]
+    #[case("NVIDIA A100-SXM4-80GB", Some(80))]
     #[case("NVIDIA A100 80GB PCIe", Some(80))]
     #[case("NVIDIA B200 (nominal)", Some(100))]
     #[case("NVIDIA L40S", Some(89))]

@@ -6,8 +6,7 @@ use cacheplan_transforms::{Resource, Resources};
 use super::Words;
 use crate::engines::{EnginePrediction, EngineRefusal, EngineSpec};
 use crate::{
-    Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, PlannedResource, Scheme,
-    Speculation,
+    Budget, ByteSize, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Scheme, Speculation,
 };
 
 /// A plan's caches, which are those of one rank already.
@@ -69,7 +68,7 @@ impl<'a> AsEngine<'a> {
         let plan = self.plan;
         let slots = plan.slots.live.saturating_add(plan.slots.checkpoints);
         Ok(Told {
-            bytes: (!words.divides_cells).then(|| cache_bytes(plan)).transpose()?,
+            bytes: (!words.divides_cells).then(|| engine_bytes(plan)).transpose()?,
             max_seq_len: plan.limits.max_seq_len,
             max_batch_size: plan.limits.max_batch_size,
             max_num_tokens: plan.limits.max_num_tokens,
@@ -122,11 +121,8 @@ fn collected(all: impl Iterator<Item = Resource>) -> Result<Resources, PlanError
     Ok(resources)
 }
 
-/// Bytes that the plan has for caches: its pools, and what their rounding leaves.
-fn cache_bytes(plan: &CachePlan) -> Result<u64, PlanError> {
-    let pools = plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes);
-    let unused = plan.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
-    let sum = pools.chain(unused).try_fold(0u64, u64::checked_add);
+/// Bytes that the engine has for caches: as the plan says, or what the plan has for its own.
+fn engine_bytes(plan: &CachePlan) -> Result<u64, PlanError> {
     let damaged = || EngineRefusal::Damaged { what: "its pools have more bytes than can be counted".into() };
-    Ok(sum.ok_or_else(damaged)?)
+    Ok(plan.engine_cache_bytes.or_else(|| plan.cache_bytes()).ok_or_else(damaged)?)
 }

@@ -76,7 +76,9 @@ const PADS_MORE: Version = Version(0, 18, 0);
 /// Read in 0.32.0 and 0.33.0 alone, so that it holds from there on: steps overlap, of which each may hold a whole batch of
 /// tokens.
 const OVERLAPS_STEPS: Version = Version(0, 32, 0);
-/// Likewise: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens with all that
+/// Also with drafts that come from the text, not from a model, as 0.33.0 answers and 0.32.0 does not.
+const OVERLAPS_DRAFTS_FROM_TEXT: Version = Version(0, 33, 0);
+/// Likewise read in both: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens with all that
 /// steps under way may hold of it.
 const ADMITS_WHOLE_SEQUENCES: Version = Version(0, 32, 0);
 /// Likewise: `--mamba-cache-mode all` is gone.
@@ -280,7 +282,9 @@ fn concurrent_steps(situation: &Situation<'_>) -> u64 {
     if situation.version < OVERLAPS_STEPS {
         return 1;
     }
-    situation.stages.len() as u64 + u64::from(situation.options.async_scheduling.unwrap_or(true))
+    let drafted_from_text = situation.draft_tokens > 0 && !situation.caches.attention.iter().any(|cache| cache.draft);
+    let overlaps = situation.version >= OVERLAPS_DRAFTS_FROM_TEXT || !drafted_from_text;
+    situation.stages.len() as u64 + u64::from(overlaps && situation.options.async_scheduling.unwrap_or(true))
 }
 
 /// Tokens as this version reports them.
