@@ -67,12 +67,22 @@ fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
         let widened = replays && *of.handler.kind() == Kind::CausalConv;
         let candidates = if widened { facts.positions.into() } else { 0 };
         let one_group = has_one_group(of, request.resources);
-        due.push(Due { name: of.name.clone(), of, layer: of.layer, drafts: false, readers: &of.shared_by, candidates, one_group });
+        due.push(Due {
+            name: of.name.clone(),
+            of,
+            layer: of.layer,
+            drafts: false,
+            readers: &of.shared_by,
+            candidates,
+            one_group,
+        });
     }
     let windowed = HEADS_WITH_WINDOWS.contains(&&*request.model.model_type);
     let alike = |of: &&Resource| match of.handler.growth() {
         Growth::Paged { stride: 1, window: Some(_) } if windowed => true,
-        Growth::Paged { stride: 1, window } => !windowed && window.is_none_or(|window| u64::from(window) >= facts.seq_len),
+        Growth::Paged { stride: 1, window } => {
+            !windowed && window.is_none_or(|window| u64::from(window) >= facts.seq_len)
+        }
         _ => false,
     };
     let last = request.resources.iter().rfind(alike).map(|of| of.layer);

@@ -108,9 +108,7 @@ impl<'a> Caches<'a> {
             (Some(_), Some(Shape::Vector { head_dim })) if storage.quantises_index && is_indexer(handler) => {
                 index_bytes(head_dim)
             }
-            (Some(_), Some(Shape::Kv { head_dim, .. })) if packs && is_packed(handler) => {
-                packed_bytes(head_dim)
-            }
+            (Some(_), Some(Shape::Kv { head_dim, .. })) if packs && is_packed(handler) => packed_bytes(head_dim),
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();

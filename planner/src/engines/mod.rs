@@ -95,7 +95,10 @@ impl PlanRequest<'_> {
         let stage = self.stage as usize;
         let own = stages.get(stage).cloned();
         let Some(Stage { caches, bytes }) = own else {
-            return Err(PlanError::Budget(format!("there is no stage {stage}; the stages are 0 to {}", parallel.pp - 1)));
+            return Err(PlanError::Budget(format!(
+                "there is no stage {stage}; the stages are 0 to {}",
+                parallel.pp - 1
+            )));
         };
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
         let description = engine.engine.description();

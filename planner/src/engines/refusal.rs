@@ -54,7 +54,9 @@ pub enum EngineRefusal {
         instead: &'static str,
     },
     /// Layers of several kinds without the manager that serves them.
-    #[error("{engine} cannot keep layers of several kinds in one group; leave `engine.hybrid_kv_cache` (--hybrid-kv-cache) on")]
+    #[error(
+        "{engine} cannot keep layers of several kinds in one group; leave `engine.hybrid_kv_cache` (--hybrid-kv-cache) on"
+    )]
     SeveralKinds {
         /// The engine.
         engine: &'static str,
@@ -92,13 +94,17 @@ pub enum EngineRefusal {
         capability: u32,
     },
     /// A latent in two dtypes.
-    #[error("a latent is key and value at once, and {engine} does not start with it in two dtypes; state the same for both")]
+    #[error(
+        "a latent is key and value at once, and {engine} does not start with it in two dtypes; state the same for both"
+    )]
     LatentInTwoDtypes {
         /// The engine.
         engine: &'static str,
     },
     /// Rows of keys and values of two widths in two dtypes.
-    #[error("{engine}: keys and values of this model differ in width, so that what two dtypes take is not known; state the same for both")]
+    #[error(
+        "{engine}: keys and values of this model differ in width, so that what two dtypes take is not known; state the same for both"
+    )]
     RowsInTwoDtypes {
         /// The engine.
         engine: &'static str,

@@ -178,7 +178,8 @@ impl<'a> Input<'a> {
     /// The ranks that data-parallel replicas share experts with; only where all do.
     pub(crate) fn shares_experts(&self) -> Sourced {
         let Parallel { tp, dp, ep, .. } = self.parallel();
-        (ep > 1 && ep == tp.saturating_mul(dp)).then(|| (json!(true), "parallel.ep: all ranks share the experts".into()))
+        (ep > 1 && ep == tp.saturating_mul(dp))
+            .then(|| (json!(true), "parallel.ep: all ranks share the experts".into()))
     }
 
     pub(crate) fn data_parallel(&self) -> Sourced {
@@ -224,7 +225,9 @@ impl<'a> Input<'a> {
         }
         let parallel = self.parallel();
         for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp), ("dcp", parallel.dcp)] {
-            say(size > 1 && !ranks.contains(&key), &|| format!("parallel.{key} = {size}: state it to the engine as well"));
+            say(size > 1 && !ranks.contains(&key), &|| {
+                format!("parallel.{key} = {size}: state it to the engine as well")
+            });
         }
         gaps
     }

@@ -5,9 +5,7 @@ use cacheplan_transforms::{Resource, Resources};
 
 use super::Words;
 use crate::engines::{EnginePrediction, EngineRefusal, EngineSpec};
-use crate::{
-    Budget, ByteSize, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Scheme, Speculation,
-};
+use crate::{Budget, ByteSize, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Scheme, Speculation};
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {

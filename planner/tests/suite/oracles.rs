@@ -89,7 +89,8 @@ impl TooFew {
             other => return Some(format!("{self:?}, ours {other:?}")),
         };
         let needed = short.needed as f64 / f64::from(1 << 30);
-        let longest = short.suggestions.first().map_or(0, |longest| longest.change.rsplit(' ').next().unwrap().parse().unwrap());
+        let longest =
+            short.suggestions.first().map_or(0, |longest| longest.change.rsplit(' ').next().unwrap().parse().unwrap());
         let same = (needed - self.needed_gib).abs() <= 0.005 + 0.01 * self.needed_gib && longest == self.longest;
         (!same).then(|| format!("{self:?}, ours {needed} GiB and {longest}"))
     }
@@ -328,7 +329,8 @@ fn vllm_plans_as_its_model_says_at_the_edges(#[case] set: &str, #[case] capabili
                     (known && !matches!(ours, Err(PlanError::Engine(_)))).then(|| format!("it refuses, ours {ours:?}"))
                 }
             };
-            wrong.extend(difference.map(|it| format!("{} {:?} cached {caching}: {it}", question.model, question.flags)));
+            wrong
+                .extend(difference.map(|it| format!("{} {:?} cached {caching}: {it}", question.model, question.flags)));
         }
     }
     assert!(wrong.is_empty(), "{} of {asked}:\n{}", wrong.len(), wrong.join("\n"));

@@ -204,7 +204,8 @@ fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64, seque
     let mut notes = Vec::new();
     if sequences == 0 {
         let length = situation.load.max_seq_len;
-        notes.push(format!("it starts, but its pool is smaller than one sequence of {length} tokens, which it refuses"));
+        notes
+            .push(format!("it starts, but its pool is smaller than one sequence of {length} tokens, which it refuses"));
     }
     if !situation.caches.states.is_empty() {
         notes.push(format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000));

@@ -48,7 +48,14 @@ pub(super) static ENGINE: Description = Description {
         _ => None,
     },
     compresses: false,
-    consumes: &["block_size", "num_blocks", "prefix_caching", "mamba_cache_mode", "async_scheduling", "hybrid_kv_cache"],
+    consumes: &[
+        "block_size",
+        "num_blocks",
+        "prefix_caching",
+        "mamba_cache_mode",
+        "async_scheduling",
+        "hybrid_kv_cache",
+    ],
     captures_apart: true,
     storage: Storage {
         quantises_index: true,
@@ -198,7 +205,8 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         // One kind of layer: one group, each layer with its own page.
         let spec = *specs.keys().next_back().unwrap_or(&Spec::State { bytes: 0, exported: 0 });
         let on = |stage: usize| specs.values().map(move |on_stages| on_stages[stage]);
-        let pages = |stage: usize| specs.keys().map(page).zip(on(stage)).map(|(page, on)| u128::from(page) * u128::from(on));
+        let pages =
+            |stage: usize| specs.keys().map(page).zip(on(stage)).map(|(page, on)| u128::from(page) * u128::from(on));
         let bytes = stages.clone().map(|stage| pages(stage).sum()).collect();
         let on_stages: Vec<u64> = stages.clone().map(|stage| on(stage).sum()).collect();
         (on_stages.iter().sum(), vec![Bucket { spec, on_stages, groups: 1, block }], bytes)

@@ -6,7 +6,9 @@ use cacheplan_handlers::DType;
 use serde_json::json;
 
 use crate::export::file::{File, comment, flag, quoted};
-use crate::export::{Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted};
+use crate::export::{
+    Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
+};
 use crate::{Budget, Engine, EngineOptions, Fraction, Pool, Unit};
 
 pub(super) static TARGET: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
@@ -154,7 +156,10 @@ fn running(input: &Input<'_>) -> Sourced {
     let each = super::slots_per_request(&input.plan.model.model_type, true, version);
     let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
-        return Some((json!(most.max(1)), format!("a request for every {each} slots of states, as the radix cache has it")));
+        return Some((
+            json!(most.max(1)),
+            format!("a request for every {each} slots of states, as the radix cache has it"),
+        ));
     }
     Some((batch, source))
 }

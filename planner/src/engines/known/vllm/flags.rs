@@ -42,11 +42,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         Key { name: "kv-offloading-size", since: OFFLOADING, value: offloading_size },
         Key { name: "kv-offloading-backend", since: OFFLOADING, value: offloading_backend },
     ],
-    ranks: &[
-        ("dp", "data-parallel-size"),
-        ("ep", "enable-expert-parallel"),
-        ("dcp", "decode-context-parallel-size"),
-    ],
+    ranks: &[("dp", "data-parallel-size"), ("ep", "enable-expert-parallel"), ("dcp", "decode-context-parallel-size")],
     gaps: &[
         |input| {
             let pools =
