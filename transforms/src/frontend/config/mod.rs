@@ -3,12 +3,14 @@
 mod architectures;
 mod assume;
 mod blocks;
+mod classes;
 mod coverage;
 mod description;
 mod expr;
 mod json;
 mod layers;
 mod quantization;
+mod towers;
 mod values;
 
 use std::cell::RefCell;
@@ -18,6 +20,7 @@ use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
 use self::blocks::{Block, LayerContext};
+use self::classes::Class;
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
@@ -73,8 +76,11 @@ pub(super) fn read_table(
 }
 
 fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
-    values.defaults.clone_from(&description.defaults);
     let model_type = values.model_type.clone();
+    // What an absent flag stands for its class says; sizes are not taken from there, for a size is rarely left out by intent.
+    let class = Class::of(values.wrapper.as_ref().unwrap_or(&model_type));
+    values.defaults = class.into_iter().flat_map(Class::defaults).map(|(key, of)| (key.to_owned(), of)).collect();
+    values.defaults.extend(description.defaults.clone());
     let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
     let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
     let hidden_size = number(&values, "hidden_size", &hidden_size)?.value;
@@ -89,6 +95,10 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     match weight_dtype {
         Ok(Stored::Matrices(stored)) => drop(builder.weight_dtype(stored)),
         Ok(Stored::Experts(stored)) => builder.expert_dtype(stored),
+        Ok(Stored::Both(stored, experts)) => {
+            builder.weight_dtype(stored);
+            builder.expert_dtype(experts);
+        }
         Ok(Stored::Plain) | Err(_) => {}
     }
     if let Err(quantization::Unknown { why }) = weight_dtype {
@@ -113,6 +123,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         (None, _) => builder.forget_weights(|| "`vocab_size` is missing".into()),
         (_, None) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
     }
+    towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;
     let longest = count(CONTEXT_LENGTH)?;
     let mut decoder_numbers = Vec::new();
@@ -236,13 +247,14 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     // A wrapper that nobody knows around a decoder that is known.
     let Ok(description) = description::find(values.file, decoder, &options.descriptions) else { return found };
     values.note("decoder", decoder, "the nested model_type", false);
-    values.model_type.clone_from(decoder);
+    values.wrapper = Some(std::mem::replace(&mut values.model_type, decoder.clone()));
     Ok(description)
 }
 
 fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<'e>, FrontendError> {
     match values.eval(expr, 0)? {
         Some(number) if number.value > 0 => {
+            values.check_count(what, &number)?;
             values.remember(what, &number);
             Ok(number)
         }
