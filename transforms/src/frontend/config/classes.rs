@@ -18,10 +18,14 @@ impl Class {
         rows.into_iter().find(|(name, _)| *name == model_type).map(|(_, keys)| Self { keys })
     }
 
-    /// Whether the class, or all of them, have a key.
+    /// What all classes have.
+    pub(super) fn common() -> Self {
+        Self::of("*").unwrap_or(Self { keys: "" })
+    }
+
+    /// Whether the class has a key of its own.
     pub(super) fn has(self, key: &str) -> bool {
-        let common = Self::of("*").into_iter();
-        std::iter::once(self).chain(common).any(|class| class.entries().any(|(name, _)| name == key))
+        self.entries().any(|(name, _)| name == key)
     }
 
     /// What the class takes for keys that are absent, as far as that is written down: flags, and numbers of towers.

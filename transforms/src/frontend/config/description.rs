@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 
 use super::architectures::BUILT_IN;
 use crate::frontend::FrontendError;
-use crate::near::near;
 
 /// One architecture, as its TOML file says. `docs/adding-a-model.md` explains the format.
 #[derive(Clone, Debug, Deserialize)]
@@ -177,7 +176,7 @@ pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<De
         None => Err(FrontendError::UnknownModelType {
             file: file.to_owned(),
             found: model_type.to_owned(),
-            near: near(model_type, known_model_types()),
+            near: "none".to_owned(),
         }),
     }
 }

@@ -11,6 +11,7 @@ mod json;
 mod layers;
 mod quantization;
 mod towers;
+mod unread;
 mod values;
 
 use std::cell::RefCell;
@@ -29,6 +30,7 @@ use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
 use crate::model::{Fact, Model};
+use crate::near::near_of;
 
 pub use assume::Assumption;
 
@@ -87,6 +89,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let layers = layer_count(&values, description, invalid)?;
     values.find_overrides(layers)?;
     coverage::check(description, &values, layers)?;
+    unread::check(description, &values, layers)?;
     let dtype = activation_dtype(&values)?;
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
@@ -112,7 +115,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let count = |text: &str| -> Result<Option<u64>, FrontendError> {
         Ok(values.eval(&Expr::parse(text).map_err(invalid)?, 0)?.map(|number| number.value))
     };
-    let vocab_size = count("vocab_size")?;
+    let vocab_size = count("vocab_size ?? padded_vocab_size")?;
     if let Some(vocab_size) = vocab_size {
         let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
         builder.vocabulary(vocab_size, tied);
@@ -225,6 +228,26 @@ const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ??
 /// How many layers at the end read the keys and values of earlier ones.
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
+/// Whether a key is read whatever the architecture.
+fn reads(key: &str) -> bool {
+    const KEYS: [&str; 12] = [
+        "cache_implementation",
+        "compression_config",
+        "conv_state_dtype",
+        "expert_dtype",
+        "kv_cache_dtype",
+        "mamba_ssm_cache_dtype",
+        "mamba_ssm_dtype",
+        "mlp_layer_types",
+        "per_layer_config",
+        "recurrent_state_dtype",
+        "tie_embedding",
+        "tie_word_embeddings",
+    ];
+    let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
+    KEYS.contains(&key) || [CONTEXT_LENGTH, DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
+}
+
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
     let stated = match values.get("model_type") {
         Some(Value::String(word)) => Some(word.clone()),
@@ -238,17 +261,29 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     values.model_type = model_type;
     let found = description::find(values.file, &values.model_type, &options.descriptions);
     let (Err(FrontendError::UnknownModelType { .. }), Some(decoder)) = (&found, &values.decoder_type) else {
-        return found;
+        return found.map_err(|error| propose(error, values));
     };
     // It drafts with the caches of another model, whose decoder it wraps.
     if values.model_type.ends_with("_assistant") {
-        return found;
+        return found.map_err(|error| propose(error, values));
     }
     // A wrapper that nobody knows around a decoder that is known.
-    let Ok(description) = description::find(values.file, decoder, &options.descriptions) else { return found };
+    let Ok(description) = description::find(values.file, decoder, &options.descriptions) else {
+        return found.map_err(|error| propose(error, values));
+    };
     values.note("decoder", decoder, "the nested model_type", false);
     values.wrapper = Some(std::mem::replace(&mut values.model_type, decoder.clone()));
     Ok(description)
+}
+
+/// Names only near types that read every key of the config that could mean caches.
+fn propose(error: FrontendError, values: &Values<'_>) -> FrontendError {
+    let FrontendError::UnknownModelType { file, found, .. } = error else { return error };
+    let reads_all = |model_type: &str| {
+        description::find("", model_type, &[]).is_ok_and(|near| unread::reads_all(&near, model_type, values))
+    };
+    let near = near_of(&found, description::known_model_types(), reads_all);
+    FrontendError::UnknownModelType { file, found, near }
 }
 
 fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<'e>, FrontendError> {

@@ -128,6 +128,11 @@ impl<'a> Values<'a> {
         !self.around.is_empty()
     }
 
+    /// The keys that are there, with their values.
+    pub(super) fn stated(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.map.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
     /// The objects beside the decoder's keys, with their keys: configs of towers and other parts, and what else is nested.
     pub(super) fn parts(&self) -> impl Iterator<Item = (&str, &Map<String, Value>)> {
         let outer = if self.is_nested() { &self.around } else { &self.map };
