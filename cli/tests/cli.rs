@@ -479,7 +479,7 @@ fn a_simulation_in_which_nothing_can_be_reused_says_why(#[case] flags: &[&str], 
 fn the_readme_shows_a_real_plan() {
     let output = cacheplan(&["plan".as_ref(), config(NANO).as_os_str()]);
     let table = String::from_utf8(output.stdout).unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = readme.split_once("```text\n").unwrap();
     let (shown, after) = rest.split_once("```").unwrap();

@@ -1,5 +1,6 @@
 //! What can be learned of the device that the caches will live on.
 
+use cacheplan_kernels::Backend;
 use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
@@ -7,13 +8,13 @@ use crate::error::RuntimeError;
 use crate::session::Session;
 
 impl Session {
-    /// The device called `cpu` or `cuda:N`.
+    /// Opens the device called `cpu` or `cuda:N`.
     ///
     /// # Errors
     /// Another name, a build without CUDA, a device that does not answer.
-    pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
+    pub fn open_device(name: &str) -> Result<Backend, RuntimeError> {
         let ordinal = match name.split_once(':') {
-            None if name == "cpu" => return Ok(Device::Cpu),
+            None if name == "cpu" => return Ok(Backend::Cpu),
             Some(("cuda", ordinal)) => ordinal.parse().ok(),
             _ => None,
         };
@@ -43,12 +44,12 @@ fn host_memory() -> Option<DeviceInfo> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(ordinal: usize) -> Result<Device, RuntimeError> {
-    Ok(cacheplan_kernels::open_device(ordinal)?)
+fn open_cuda(ordinal: usize) -> Result<Backend, RuntimeError> {
+    Ok(Backend::cuda(ordinal)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: usize) -> Result<Device, RuntimeError> {
+fn open_cuda(_: usize) -> Result<Backend, RuntimeError> {
     Err(RuntimeError::WithoutCuda)
 }
 
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_refused_by_name() {
-        assert!(Session::open_device("cpu").unwrap().is_cpu());
+        assert!(matches!(Session::open_device("cpu").unwrap(), Backend::Cpu));
         assert_eq!(
             Session::open_device("tpu:0").unwrap_err().to_string(),
             "unknown device `tpu:0`; name `cpu` or `cuda:N`"

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use cacheplan_kernels::Backend;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::{Budget, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources};
 use candle_core::{Device, Tensor};
@@ -62,8 +63,8 @@ impl DraftPlan {
     ///
     /// # Errors
     /// Weights that cannot be used, another vocabulary.
-    pub(crate) fn load(self, verifier: &Decoder, device: &Device) -> Result<DraftModel, RuntimeError> {
-        let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, device), device)?;
+    pub(crate) fn load(self, verifier: &Decoder, on: &Backend) -> Result<DraftModel, RuntimeError> {
+        let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, on), on)?;
         let decoder = Decoder::load(&self.model, &weights)?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&self.resources))?;
         let (found, expected) = (decoder.vocab_size(), verifier.vocab_size());
@@ -100,7 +101,7 @@ impl DraftModel {
     pub(crate) fn fill(
         &self,
         tokens: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
         self.decoder.fill(tokens, caches, metadata)
@@ -110,7 +111,7 @@ impl DraftModel {
     pub(crate) fn next(
         &self,
         candidates: &[Candidate],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         step: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();

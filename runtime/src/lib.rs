@@ -10,7 +10,6 @@ mod costs;
 mod decoder;
 mod demo;
 mod device;
-#[cfg(feature = "launches")]
 mod device_steps;
 mod draft_model;
 mod drafts;
@@ -20,6 +19,7 @@ mod features;
 mod follow;
 mod generate;
 mod generation_config;
+mod inputs;
 mod layers;
 mod markdown;
 mod models;

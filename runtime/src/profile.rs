@@ -2,7 +2,7 @@
 
 use cacheplan_managers::CountingAllocator;
 use cacheplan_managers::book::{StepMetadata, Work};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_managers::{BookError, ManagerError, book::SequenceId};
 use cacheplan_planner::Limits;
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct MemoryProfile {
 pub(crate) fn profile(
     decoder: &Decoder,
     draft: Option<&DraftModel>,
-    caches: &mut MambaHybridCacheManager,
+    caches: &mut CacheManager,
     limits: &Limits,
 ) -> Result<MemoryProfile, RuntimeError> {
     if !decoder.is_counted() {
@@ -53,7 +53,7 @@ pub(crate) fn profile(
             drop(rows);
             filled
         };
-        let (forward, peak) = CountingAllocator::measure_peak(decoder.device(), forward);
+        let (forward, peak) = CountingAllocator::measure_peak(&decoder.device(), forward);
         forward?;
         let peak = peak.ok_or(RuntimeError::Unmeasured)?;
         Ok(MemoryProfile {
@@ -72,7 +72,7 @@ pub(crate) fn profile(
 
 /// Admits sequences that share the tokens of a step evenly, until the pools are full.
 fn admit_step(
-    caches: &mut MambaHybridCacheManager,
+    caches: &mut CacheManager,
     limits: &Limits,
     sequences: &mut Vec<SequenceId>,
 ) -> Result<StepMetadata, RuntimeError> {

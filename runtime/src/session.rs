@@ -11,13 +11,14 @@ use std::sync::Arc;
 use cacheplan_files::replace;
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
-use cacheplan_kernels::MlaCacheMode;
-use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
+use cacheplan_kernels::{Backend, MlaCacheMode};
+use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::CacheSet;
+use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
@@ -47,7 +48,7 @@ pub struct SessionOptions {
     /// The budget's values with where each was stated, for errors; empty where nobody knows.
     pub settings: Vec<Override>,
     /// Where the model runs and its caches live.
-    pub device: Device,
+    pub backend: Backend,
     /// What the device has; read from the device if absent.
     pub device_info: Option<DeviceInfo>,
     /// Assumptions and descriptions for the front-end.
@@ -77,11 +78,11 @@ impl Default for SessionOptions {
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
-        let (device, reuse_prefixes, graphs, ignore_eos) = (Device::Cpu, true, true, false);
+        let (backend, reuse_prefixes, graphs, ignore_eos) = (Backend::Cpu, true, true, false);
         Self {
             budget,
             settings,
-            device,
+            backend,
             device_info,
             read,
             descriptors,
@@ -113,7 +114,7 @@ pub struct Session {
     /// What the model's makers say about generation.
     generation: GenerationConfig,
     /// How many tenants share the prefixes.
-    tenants: u16,
+    tenants: u32,
     totals: Totals,
     profile: Option<MemoryProfile>,
 }
@@ -163,9 +164,9 @@ impl Session {
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let (mode, kv) = (options.budget.mla_cache_mode, options.budget.dtypes.kv);
-        let own = |model: &Model, device: &Device| {
+        let own = |model: &Model, on: &Backend| {
             models::refuse_unknown(model)?;
-            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
+            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?;
             let latents = LatentLayout {
                 mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
                 dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),
@@ -180,12 +181,12 @@ impl Session {
                 // Of the model's own weights only those around its layers are read.
                 let mut around = model;
                 around.layers.clear();
-                Self::new(graphs, options, |graphs, device| {
-                    Ok(own(&around, device)?.with_text(Exported::open(&files, &engine, graphs, device)?))
+                Self::new(graphs, options, |graphs, on| {
+                    Ok(own(&around, on)?.with_text(Exported::open(&files, &engine, graphs, on)?))
                 })?
             }
-            None if is_graph => Self::new(model, options, |model, device| {
-                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, device)?, None))
+            None if is_graph => Self::new(model, options, |model, on| {
+                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, on)?, None, on))
             })?,
             None => Self::new(model, options, own)?,
         };
@@ -201,12 +202,12 @@ impl Session {
     pub fn new(
         mut model: Model,
         options: SessionOptions,
-        load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
+        load: impl FnOnce(&Model, &Backend) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let SessionOptions {
             budget,
             settings,
-            device,
+            backend,
             device_info: stated,
             descriptors,
             reuse_prefixes,
@@ -218,7 +219,7 @@ impl Session {
         descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
         let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
-        let device_info = stated.or_else(|| device_info(&device));
+        let device_info = stated.or_else(|| device_info(&backend.device()));
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
         let is_gguf = model.info.model_type.starts_with("gguf:");
         let predicts = draft.is_none() && models::predicts(&model.decoder) && !is_gguf;
@@ -238,10 +239,10 @@ impl Session {
             let preprocesses = models::preprocesses(&model.decoder);
             (feature == Feature::MlaCacheMode && !preprocesses)
                 .then(|| "a run computes by the operator for models of type deepseek_v3 only".into())
-                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts))
+                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &backend, predicts))
         })?;
-        let decoder = load(&model, &device)?;
-        let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
+        let decoder = load(&model, &backend)?;
+        let draft = draft.map(|draft| draft.load(&decoder, &backend)).transpose()?;
         if !graphs {
             [Some(&decoder), draft.as_ref().map(DraftModel::decoder)]
                 .into_iter()
@@ -259,7 +260,12 @@ impl Session {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
             return Err(RuntimeError::BeyondGraph { tokens, limit });
         }
-        let caches = CacheSet::allocate(&first, &device)?;
+        let groups = [DType::Q8_0, DType::Q4_0, DType::Mxfp4, DType::Nvfp4];
+        if let Some(pool) = first.pools.iter().find(|pool| groups.contains(&pool.dtype) && backend.launches()) {
+            let dtype = pool.dtype;
+            tracing::warn!("no kernel reads {dtype} caches: they pass through the host in every layer of every step");
+        }
+        let caches = CacheSet::allocate(&first, backend)?;
         let mut session = Self {
             model,
             resources,
@@ -284,7 +290,7 @@ impl Session {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
             let strategy = strategy(self.caches.plan(), &self.budget);
-            let shares = vec![1; self.tenants.into()];
+            let shares = vec![1; self.tenants as usize];
             let offloaded = offloaded(self.caches.plan());
             self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares, offloaded))?);
         }
@@ -341,14 +347,21 @@ impl Session {
         &self.generation
     }
 
-    /// Lets prefixes be those of so many tenants with equal shares; what is cached is given up.
+    /// Lets prefixes be those of so many tenants with equal shares. What is cached stays, but where they become fewer.
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn share_among(&mut self, tenants: u16) -> Result<(), RuntimeError> {
-        self.tenants = tenants.max(1);
-        self.forget_prefixes()?;
-        self.start_reuse()
+    pub fn share_among(&mut self, tenants: u32) -> Result<(), RuntimeError> {
+        let before = std::mem::replace(&mut self.tenants, tenants.max(1));
+        match &mut self.prefixes {
+            Some(Ok(prefixes)) if self.tenants >= before => {
+                Ok(prefixes.set_tenants(vec![1; self.tenants as usize]).map_err(ManagerError::from)?)
+            }
+            _ => {
+                self.forget_prefixes()?;
+                self.start_reuse()
+            }
+        }
     }
 
     /// Generates from each prompt, as many at once as the plan admits.
@@ -371,7 +384,7 @@ impl Session {
         keep_logits: bool,
         follower: &mut dyn Follow,
     ) -> Result<Generation, RuntimeError> {
-        let tenants = requests.iter().map(|request| request.tenant.saturating_add(1)).max().unwrap_or(1);
+        let tenants = requests.iter().map(|request| u32::from(request.tenant) + 1).max().unwrap_or(1);
         if tenants > self.tenants {
             self.share_among(tenants)?;
         }
@@ -390,7 +403,7 @@ impl Session {
             follower,
             recorder: &mut recorder,
         });
-        let (outputs, peak) = CountingAllocator::measure_peak(self.decoder.device(), || generator.run(requests));
+        let (outputs, peak) = CountingAllocator::measure_peak(&self.decoder.device(), || generator.run(requests));
         let peak_bytes = peak
             .filter(|_| self.decoder.is_counted())
             .map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);
@@ -490,9 +503,9 @@ fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
 }
 
 /// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
-pub(crate) fn compute_dtype(model: DType, device: &Device) -> candle_core::DType {
+pub(crate) fn compute_dtype(model: DType, on: &Backend) -> candle_core::DType {
     match model {
-        _ if device.is_cpu() => candle_core::DType::F32,
+        _ if on.device().is_cpu() => candle_core::DType::F32,
         DType::F16 => candle_core::DType::F16,
         DType::F32 => candle_core::DType::F32,
         _ => candle_core::DType::BF16,

@@ -9,8 +9,8 @@ pub(crate) mod results;
 
 use std::path::{Path, PathBuf};
 
-use cacheplan::candle::Device;
 use cacheplan::graphs::GraphEngine;
+use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
 use miette::{Report, miette};
 
@@ -69,7 +69,7 @@ pub(crate) struct Args {
 pub(crate) struct OutputArgs {
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
     #[arg(long, default_value = "cpu", value_parser = Session::open_device)]
-    pub(crate) device: Device,
+    pub(crate) device: Backend,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // What was asked is read before the weights are.
     let asked = args.ask.read()?;
     let options = SessionOptions {
-        device: args.output.device.clone(),
+        backend: args.output.device.clone(),
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
         static_graphs: args.static_graphs.clone(),

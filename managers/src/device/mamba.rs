@@ -1,14 +1,14 @@
 //! The state pools: everything that a sequence keeps in its slot.
 
 use cacheplan_handlers::{DType, Kind};
-use cacheplan_kernels::StateLayerView;
+use cacheplan_kernels::{Backend, StateLayerView};
 use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
 use super::checkpoints::{CheckpointPool, StoredState};
+use super::int8::StateShape;
 use super::pool::PoolTensor;
-use crate::book::prefix::StateShape;
-use crate::book::{Indexing, Layout, Place, SlotId};
+use crate::book::{Indexing, Layout, PoolIndex, SlotId};
 use crate::{BookError, ManagerError};
 
 /// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
@@ -109,7 +109,7 @@ impl CapturedState {
 }
 
 impl MambaCacheManager {
-    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut manager = Self::default();
         let candidates = layout.limits.draft_positions as usize;
         for (index, (pool, indexing)) in plan.pools.iter().zip(&layout.indexing).enumerate() {
@@ -118,7 +118,7 @@ impl MambaCacheManager {
                 Indexing::DraftRows => &mut manager.drafts,
                 Indexing::Blocks(_) | Indexing::Checkpoints | Indexing::Fixed => continue,
             };
-            let tensor = PoolTensor::allocate(pool, device)?;
+            let tensor = PoolTensor::allocate(pool, on)?;
             let mut members = Vec::with_capacity(pool.members.len());
             for member in &pool.members {
                 let resource = plan
@@ -128,7 +128,7 @@ impl MambaCacheManager {
             }
             target.push(StatePool { index, tensor, members });
         }
-        let apart = manager.slots.iter().filter_map(|pool| checkpoint_pool(plan, pool, device).transpose());
+        let apart = manager.slots.iter().filter_map(|pool| checkpoint_pool(plan, pool, on).transpose());
         manager.checkpoints = apart.collect::<Result<_, _>>()?;
         if !manager.checkpoints.is_empty() && manager.checkpoints.len() != manager.slots.len() {
             let pool = manager.checkpoints[0].tensor.id.clone();
@@ -136,11 +136,6 @@ impl MambaCacheManager {
         }
         manager.check_twins()?;
         Ok(manager)
-    }
-
-    /// Whether there is nothing to manage.
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
     }
 
     /// Zeroes every slot, the padding slots included.
@@ -151,13 +146,13 @@ impl MambaCacheManager {
         self.slots.iter().try_for_each(|pool| Ok(pool.tensor.tensor.zero_set()?))
     }
 
-    pub(crate) fn layer(&self, place: Place) -> Result<StateLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<StateLayer<'_>, ManagerError> {
         let (pool, member) = self.member(place)?;
         Ok(state_layer(pool, member))
     }
 
     /// Writes a sequence's candidates' inputs `[tokens, elems]` where a commit looks for them.
-    pub(crate) fn stash(&self, place: Place, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn stash(&self, place: PoolIndex, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
         let (pool, member) = self.member(place)?;
         let (unit, view, room) = match (member.candidate_view(), place.indexing) {
             (Some(columns), _) => (slot.0, columns, member.candidates),
@@ -174,7 +169,7 @@ impl MambaCacheManager {
     }
 
     /// One slot's state of one layer, `[d0, d1, d2]` as the view says.
-    pub(crate) fn read(&self, place: Place, slot: SlotId) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, slot: SlotId) -> Result<Tensor, ManagerError> {
         let StateLayer { pool, view, .. } = self.layer(place)?;
         let row = pool.narrow(0, slot.0 as usize, 1)?.narrow(1, view.layer_offset, view.elems())?;
         Ok(row.reshape(view.shape.to_vec())?.copy()?)
@@ -306,7 +301,7 @@ impl MambaCacheManager {
         members.filter(|(_, member)| member.candidates > 0)
     }
 
-    fn member(&self, place: Place) -> Result<(&StatePool, &StateMember), BookError> {
+    fn member(&self, place: PoolIndex) -> Result<(&StatePool, &StateMember), BookError> {
         let mut pools = self.slots.iter().chain(&self.drafts);
         let pool = pools.find(|pool| pool.index == place.pool);
         let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));
@@ -374,16 +369,12 @@ fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> BookError {
 }
 
 /// The pool of checkpoints beside a pool of slots, if the plan has one.
-fn checkpoint_pool(
-    plan: &CachePlan,
-    slots: &StatePool,
-    device: &Device,
-) -> Result<Option<CheckpointPool>, ManagerError> {
+fn checkpoint_pool(plan: &CachePlan, slots: &StatePool, on: &Backend) -> Result<Option<CheckpointPool>, ManagerError> {
     let stores = |pool: &Pool| pool.checkpoints_of.as_deref() == Some(&slots.tensor.id);
     let Some(index) = plan.pools.iter().position(stores) else { return Ok(None) };
     let (pool, origin) = (&plan.pools[index], &plan.pools[slots.index]);
     let bad = |reason: &str| BookError::BadPlan { pool: pool.id.clone(), reason: reason.into() };
-    let tensor = PoolTensor::allocate(pool, device)?;
+    let tensor = PoolTensor::allocate(pool, on)?;
     if pool.dtype == origin.dtype && pool.unit_bytes == origin.unit_bytes {
         return Ok(Some(CheckpointPool { index, tensor, states: Vec::new() }));
     }

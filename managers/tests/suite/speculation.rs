@@ -2,9 +2,9 @@
 
 use crate::support::{Setup, hybrid};
 use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
-use cacheplan_kernels::{CausalConv1d, KvWrite, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
+use cacheplan_kernels::{Backend, CausalConv1d, KvWrite, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, ReplayLayer, StateLayer};
+use cacheplan_managers::device::{CacheManager, CacheSet, ReplayLayer, StateLayer};
 use cacheplan_managers::{BookError, ManagerError};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -79,23 +79,23 @@ fn scan(x: &Tensor, dt: &Tensor, b: &Tensor, pool: &Tensor, view: &StateLayerVie
     let input = ScanInput { x, dt, b, c: b, z: None };
     let layer = Mamba2Scan { a: &a, d: None, time_step: TimeStep::new(None) };
     let (rows, slots) = ([0, x.dims()[0] as u32], [slot as i32]);
-    layer.run(&input, pool, view, &StateBatch::new(&rows, &slots)).unwrap();
+    layer.run(&Backend::Cpu.run(), &input, pool, view, &StateBatch::new(&rows, &slots)).unwrap();
 }
 
 fn convolve(x: &Tensor, pool: &Tensor, view: &StateLayerView, slot: u32) {
     let weight = Tensor::ones((4, CHANNELS), candle_core::DType::F32, &Device::Cpu).unwrap();
     let (rows, slots) = ([0, x.dims()[0] as u32], [slot as i32]);
     CausalConv1d { weight: &weight, bias: None, silu: false }
-        .run(x, pool, view, &StateBatch::new(&rows, &slots))
+        .run(&Backend::Cpu.run(), x, pool, view, &StateBatch::new(&rows, &slots))
         .unwrap();
 }
 
-fn layer<'a>(manager: &'a MambaHybridCacheManager, layer: u32, kind: &Kind) -> StateLayer<'a> {
+fn layer<'a>(manager: &'a CacheManager, layer: u32, kind: &Kind) -> StateLayer<'a> {
     manager.state_layer(manager.route(layer, kind).unwrap()).unwrap()
 }
 
 /// Steps a sequence over candidates of `drafted`, one token at a time, as decoding does.
-fn decode(manager: &mut MambaHybridCacheManager, sequence: SequenceId, drafted: &[Activations], path: &[u32]) {
+fn decode(manager: &mut CacheManager, sequence: SequenceId, drafted: &[Activations], path: &[u32]) {
     for &candidate in path {
         let mut step = StepMetadata::default();
         manager.step(&[Work { sequence, tokens: 1 }], &mut step).unwrap();
@@ -112,17 +112,19 @@ fn decode(manager: &mut MambaHybridCacheManager, sequence: SequenceId, drafted: 
 }
 
 /// Writes candidates' keys and values, which are their numbers.
-fn store_kv(manager: &MambaHybridCacheManager, step: &StepMetadata, candidates: &[u32]) {
+fn store_kv(manager: &CacheManager, step: &StepMetadata, candidates: &[u32]) {
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let rows: Vec<f32> = candidates.iter().flat_map(|&candidate| vec![candidate as f32 + 1.0; 16]).collect();
     let keys = Tensor::from_vec(rows, (candidates.len(), 2, 8), &Device::Cpu).unwrap();
-    KvWrite::new(&keys, Some(&keys), &step.pools[0].slot_mapping).run(layer.pool, &layer.view).unwrap();
+    KvWrite::new(&keys, Some(&keys), &step.pools[0].slot_mapping)
+        .run(&Backend::Cpu.run(), layer.pool, &layer.view)
+        .unwrap();
 }
 
 /// What a verify step leaves behind, for candidates that follow `parents`: live states are only read.
 fn verify(
     scheme: Scheme,
-    manager: &MambaHybridCacheManager,
+    manager: &CacheManager,
     step: &StepMetadata,
     drafted: &[Activations],
     parents: &[Option<u32>],
@@ -171,7 +173,7 @@ fn replay(layer: &ReplayLayer<'_>) -> Result<(), ManagerError> {
     Ok(())
 }
 
-fn bits(manager: &MambaHybridCacheManager, sequence: SequenceId) -> Vec<u32> {
+fn bits(manager: &CacheManager, sequence: SequenceId) -> Vec<u32> {
     let mut bits = Vec::new();
     for number in LAYERS {
         for kind in [Kind::Ssm, Kind::CausalConv] {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::Budget;
 use cacheplan_runtime::{Session, SessionOptions};
 use cacheplan_transforms::ReadOptions;
@@ -37,7 +37,7 @@ pub(crate) fn session_without_reuse(model: &str, budget: &str) -> Session {
     Session::open(&folder(model), SessionOptions { reuse_prefixes: false, ..options(budget) }).unwrap()
 }
 
-fn options(budget: &str) -> SessionOptions {
+pub(crate) fn options(budget: &str) -> SessionOptions {
     let budget = Budget::from_toml(budget, "test").unwrap();
     SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }
 }
@@ -94,7 +94,7 @@ impl Driven {
         Self(Session::open(model, SessionOptions { read, ..options(BUDGET) }).unwrap())
     }
 
-    pub(crate) fn caches(&mut self) -> &mut MambaHybridCacheManager {
+    pub(crate) fn caches(&mut self) -> &mut CacheManager {
         self.0.parts().1.manager_mut().unwrap()
     }
 
