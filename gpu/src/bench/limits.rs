@@ -96,8 +96,8 @@ fn operands() -> (Vec<u32>, Vec<u32>) {
 
 fn multiply<'a>(left: &'a [u32], right: &'a [u32], blocks: usize, rounds: usize) -> Launches<'a> {
     let buffers = vec![
-        Buffer { name: "left", contents: Contents::Lengths(left) },
-        Buffer { name: "right", contents: Contents::Lengths(right) },
+        Buffer { name: "left", contents: Contents::Lengths(left.into()) },
+        Buffer { name: "right", contents: Contents::Lengths(right.into()) },
         Buffer { name: "out", contents: Contents::Output(DType::F32, vec![blocks * THREADS, 4]) },
     ];
     let pointers = (0..3).map(|buffer| Argument::Pointer(Some(buffer)));
