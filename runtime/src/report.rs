@@ -33,13 +33,29 @@ pub struct RunReport {
     pub report: MemoryReport,
 }
 
-/// What prompts took over of what was cached, since the session began.
+/// What prompts took over of what was cached.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reuse {
     /// Tokens that did not have to be computed.
     pub hit_tokens: u64,
     /// Their share of the tokens of all prompts.
     pub hit_rate: f64,
+    /// Tokens, besides, that sequences which had made way did not have to compute again.
+    pub returned_tokens: u64,
+}
+
+impl Reuse {
+    /// That of a run, as far as its requests have begun.
+    pub(crate) fn of(requests: &[Request], generation: &Generation) -> Self {
+        let begun = requests.iter().zip(&generation.outputs).filter(|(_, output)| output.times.queued.is_some());
+        let (mut hit_tokens, mut prompt_tokens) = (0, 0);
+        for (request, output) in begun {
+            hit_tokens += output.cached_tokens as u64;
+            prompt_tokens += request.prompt.len() as u64;
+        }
+        let hit_rate = if prompt_tokens == 0 { 0.0 } else { hit_tokens as f64 / prompt_tokens as f64 };
+        Self { hit_tokens, hit_rate, returned_tokens: generation.speed.returned_tokens }
+    }
 }
 
 /// What one request took.

@@ -443,7 +443,7 @@ impl Session {
         });
         let generation_number = self.caches.manager()?.generation();
         let reuse = match self.reuse() {
-            Some(Ok(metrics)) => Ok(Reuse { hit_tokens: metrics.hit_tokens, hit_rate: metrics.hit_rate() }),
+            Some(Ok(_)) => Ok(Reuse::of(requests, generation)),
             Some(Err(reason)) => Err(reason.to_string()),
             None => Err("it is switched off".to_owned()),
         };
