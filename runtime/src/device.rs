@@ -1,24 +1,39 @@
-//! What can be learned of the device that the caches will live on.
+//! The device that the caches will live on: what can be learned of it, and what is computed in there.
 
+use cacheplan_handlers::DType;
 use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
 use crate::error::RuntimeError;
-use crate::session::Session;
 
-impl Session {
-    /// The device called `cpu` or `cuda:N`.
-    ///
-    /// # Errors
-    /// Another name, a build without CUDA, a device that does not answer.
-    pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
-        let ordinal = match name.split_once(':') {
-            None if name == "cpu" => return Ok(Device::Cpu),
-            Some(("cuda", ordinal)) => ordinal.parse().ok(),
-            _ => None,
-        };
-        let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
-        open_cuda(ordinal)
+/// The device called `cpu` or `cuda:N`.
+pub(crate) fn open_device(name: &str) -> Result<Device, RuntimeError> {
+    let ordinal = match name.split_once(':') {
+        None if name == "cpu" => return Ok(Device::Cpu),
+        Some(("cuda", ordinal)) => ordinal.parse().ok(),
+        _ => None,
+    };
+    let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
+    open_cuda(ordinal)
+}
+
+/// The float of that name in candle's words.
+pub(crate) fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
+    match dtype {
+        DType::F32 => Some(candle_core::DType::F32),
+        DType::F16 => Some(candle_core::DType::F16),
+        DType::Bf16 => Some(candle_core::DType::BF16),
+        _ => None,
+    }
+}
+
+/// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
+pub(crate) fn compute_dtype(model: DType, device: &Device) -> candle_core::DType {
+    match model {
+        _ if device.is_cpu() => candle_core::DType::F32,
+        DType::F16 => candle_core::DType::F16,
+        DType::F32 => candle_core::DType::F32,
+        _ => candle_core::DType::BF16,
     }
 }
 

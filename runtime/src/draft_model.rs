@@ -11,7 +11,7 @@ use candle_core::{Device, Tensor};
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::models;
-use crate::session::compute_dtype;
+use crate::device::compute_dtype;
 use crate::step::Names;
 use crate::weights::Weights;
 

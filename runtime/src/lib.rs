@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod beam;
+mod commit;
 mod costs;
 mod decoder;
 mod demo;
@@ -19,6 +20,7 @@ mod exported;
 mod features;
 mod follow;
 mod generate;
+mod generation;
 mod generation_config;
 mod layers;
 mod markdown;
@@ -46,10 +48,11 @@ pub use exported::GraphExport;
 pub use follow::{Admission, Follow};
 pub use prompts::{Prompt, Prompts};
 pub use replies::{Replies, Reply};
-pub use report::RunReport;
+pub use report::{PoolReport, RunReport};
 pub use request::{Finish, Output, Request};
 pub use requests::RequestLine;
 pub use sampling::{Sampling, SamplingOptions};
-pub use session::{Generation, Session, SessionOptions};
+pub use generation::Generation;
+pub use session::{Session, SessionOptions};
 pub use step::CacheUse;
 pub use weights::{WeightError, Weights};

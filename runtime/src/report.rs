@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::profile::MemoryProfile;
 use crate::request::{Finish, Request};
-use crate::session::Generation;
+use crate::generation::Generation;
 use crate::speed::Speed;
 
 /// The result of a run; its JSON is a contract.
@@ -71,6 +71,9 @@ pub struct RequestReport {
     pub preemptions: u32,
     /// Why it ended.
     pub finish_reason: Finish,
+    /// Why it could not go on, where that is why it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What was planned beside what was allocated and measured.
@@ -119,6 +122,7 @@ impl RunReport {
             generated_tokens: output.tokens.len(),
             preemptions: output.preemptions,
             finish_reason: output.finish,
+            error: output.error.as_ref().map(ToString::to_string),
         });
         Self {
             tokens: generation.outputs.iter().map(|output| output.tokens.clone()).collect(),

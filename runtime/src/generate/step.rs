@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId};
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use super::{Generator, Part, Running, Serving};
+use crate::commit::commit;
 use crate::error::{RequestError, RuntimeError};
 use crate::request::Finish;
 use crate::sampling::Sampler;
@@ -110,18 +110,7 @@ impl Generator<'_, '_> {
                 self.serving.recorder.drafted(parts[index].drafts.len(), right as usize - 1);
             }
             let Serving { model, caches, .. } = &mut self.serving;
-            let mut failed = None;
-            let committed = caches.commit_replaying(&accepted, &mut |kept| {
-                model.replay(kept).map_err(|error| {
-                    let shown = error.to_string();
-                    failed = Some(error);
-                    ManagerError::Tensor(candle_core::Error::Msg(shown))
-                })
-            });
-            match (committed, failed) {
-                (Err(_), Some(error)) => return Err(error),
-                (committed, _) => committed?,
-            }
+            commit(model, caches, &accepted)?;
         }
         self.remember(parts)
     }
