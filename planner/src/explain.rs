@@ -101,7 +101,9 @@ impl PlanRequest<'_> {
         let nearest = match there.as_slice() {
             [] => nearest(subject, all),
             [one] => Some((*one).to_owned()),
-            several => nearest(subject, several.iter().copied()).or_else(|| several.first().map(|one| (*one).to_owned())),
+            several => {
+                nearest(subject, several.iter().copied()).or_else(|| several.first().map(|one| (*one).to_owned()))
+            }
         };
         let names = lines().map(|line| format!("`{line}`")).collect();
         Err(ExplainError::Unknown { subject: subject.into(), names, nearest })

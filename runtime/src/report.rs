@@ -6,9 +6,9 @@ use cacheplan_managers::book::Stats;
 use cacheplan_planner::{ByteSize, Owner};
 use serde::Serialize;
 
+use crate::generation::Generation;
 use crate::profile::MemoryProfile;
 use crate::request::{Finish, Request};
-use crate::generation::Generation;
 use crate::speed::Speed;
 
 /// The result of a run; its JSON is a contract.

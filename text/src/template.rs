@@ -137,7 +137,8 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
                 .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
         });
-        let added = deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, without_generation(text))));
+        let added =
+            deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, without_generation(text))));
         added.map_err(|reason| failed(file, reason))?.map_err(|error| template_error(file, &error))?;
         Ok(Self { source, environment })
     }

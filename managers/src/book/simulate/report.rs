@@ -80,5 +80,6 @@ impl Report {
     }
 
     /// The columns of [`Report::row`].
-    pub const HEADER: &str = "policy          checkpoints hit rate kv rate  computed for states  stored evicted  cold state   peak";
+    pub const HEADER: &str =
+        "policy          checkpoints hit rate kv rate  computed for states  stored evicted  cold state   peak";
 }

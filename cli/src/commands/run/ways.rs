@@ -128,7 +128,8 @@ mod tests {
     fn every_flag_is_consumed_somewhere() {
         for arg in run().get_arguments() {
             let id = arg.get_id().as_str();
-            let somewhere = ANY.iter().any(|&way| [false, true].map(|beams| is_consumed(id, way, beams)) != [Some(false); 2]);
+            let somewhere =
+                ANY.iter().any(|&way| [false, true].map(|beams| is_consumed(id, way, beams)) != [Some(false); 2]);
             assert!(is_consumed(id, Ids, false).is_some(), "who consumes {id} is not stated");
             assert!(somewhere, "{id} is consumed by nobody");
         }
@@ -154,7 +155,8 @@ mod tests {
                     let Some(long) = arg.get_long() else { continue };
                     let flag = format!("--{long}");
                     let named = arg.get_possible_values().first().map(|value| value.get_name().to_owned());
-                    let samples = named.into_iter().chain(["1", "json", "cpu", "1GiB", "f16", "0.5", "a=1"].map(str::to_owned));
+                    let samples =
+                        named.into_iter().chain(["1", "json", "cpu", "1GiB", "f16", "0.5", "a=1"].map(str::to_owned));
                     let parsed = samples.map(Some).chain([None]).find_map(|value| {
                         let line = ["run", "m"].into_iter().chain(asked.iter().copied()).chain(beams.iter().copied());
                         let flag = match (&value, arg.is_require_equals_set()) {
@@ -167,9 +169,17 @@ mod tests {
                     // What clap itself refuses is refused.
                     let Some(matches) = parsed else { continue };
                     let id = arg.get_id().as_str();
-                    let consumed = is_consumed(id, Way::of(&matches), matches.value_source("beams") == Some(ValueSource::CommandLine));
+                    let consumed = is_consumed(
+                        id,
+                        Way::of(&matches),
+                        matches.value_source("beams") == Some(ValueSource::CommandLine),
+                    );
                     if beams.is_empty() || ![Turns, Requests].contains(&way) {
-                        assert_eq!(refuse_unconsumed(&matches).is_ok(), consumed == Some(true), "{asked:?} {beams:?} {flag}");
+                        assert_eq!(
+                            refuse_unconsumed(&matches).is_ok(),
+                            consumed == Some(true),
+                            "{asked:?} {beams:?} {flag}"
+                        );
                     }
                     *(if consumed == Some(true) { &mut taken } else { &mut refused }) += 1;
                 }

@@ -77,7 +77,10 @@ impl<'a> Templates<'a> {
                 let mib = MEMORY >> 20;
                 Err(Failure::new(
                     1,
-                    miette!("{}: its process ended ({error}); a template has {mib} MiB of memory, a bounded stack and {SECONDS} s", source.file),
+                    miette!(
+                        "{}: its process ended ({error}); a template has {mib} MiB of memory, a bounded stack and {SECONDS} s",
+                        source.file
+                    ),
                 ))
             }
         }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const HOSTILE: &str = "a\u{1b}[31m\u{1b}]52;c;QQ==\u{7}\u{9b}2J\nMODEL    fake\r\u{202e}\u{2028}\u{2029}\u{85}b";
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
 fn command<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
@@ -543,9 +543,15 @@ fn chatting(template: &str) -> tempfile::TempDir {
 #[case::deep_and_dropped("{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d={'a': n.d} %}{% endfor %}")]
 #[case::doubled("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}")]
 #[case::added("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s+n.s %}{% endfor %}")]
-#[case::replaced("{% set n=namespace(s='a'*100) %}{% for i in range(9) %}{% set n.s=n.s|replace('a', n.s) %}{% endfor %}")]
-#[case::indented("{% set n=namespace(s='a\n'*1000) %}{% for i in range(9) %}{% set n.s=n.s|indent(100000) %}{% endfor %}")]
-#[case::captured("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set s %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s=s %}{% endfor %}")]
+#[case::replaced(
+    "{% set n=namespace(s='a'*100) %}{% for i in range(9) %}{% set n.s=n.s|replace('a', n.s) %}{% endfor %}"
+)]
+#[case::indented(
+    "{% set n=namespace(s='a\n'*1000) %}{% for i in range(9) %}{% set n.s=n.s|indent(100000) %}{% endfor %}"
+)]
+#[case::captured(
+    "{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set s %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s=s %}{% endfor %}"
+)]
 #[case::handed_on("{% macro f(s, n) %}{% if n %}{{ f(s ~ s, n - 1) }}{% endif %}{% endmacro %}{{ f('a'*1000, 40) }}")]
 #[case::endless("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")]
 fn a_template_takes_no_more_than_it_is_given(#[case] template: &str) {
@@ -558,7 +564,9 @@ fn a_template_takes_no_more_than_it_is_given(#[case] template: &str) {
 
 #[test]
 fn a_template_that_ended_its_process_ends_no_other_conversation() {
-    let folder = chatting("{% if messages[0].content == 'no' %}{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}{% endif %}{{ messages[0].content }}");
+    let folder = chatting(
+        "{% if messages[0].content == 'no' %}{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}{% endif %}{{ messages[0].content }}",
+    );
     let run = |input: &str| {
         let mut chat = command(&["run"]);
         chat.arg(folder.path()).args(["--chat", "--max-new-tokens", "2", "--max-seq-len", "64", "--ignore-eos"]);
@@ -715,11 +723,14 @@ fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&[&str]], #[case]
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     plan(folder.path());
-    fs::write(at("budget.toml"), "max_seq_len = 64\n[memory]\nbytes = \"1GiB\"\n[workload]\nprompt = { fixed = 20 }\n").unwrap();
+    fs::write(at("budget.toml"), "max_seq_len = 64\n[memory]\nbytes = \"1GiB\"\n[workload]\nprompt = { fixed = 20 }\n")
+        .unwrap();
     fs::write(at("trace.jsonl"), "{\"prompt\": [1, 2, 3], \"output\": 2}\n".repeat(4)).unwrap();
     fs::write(at("measured.toml"), "[lines]\nweights = \"1GiB\"\n").unwrap();
-    fs::write(at("measurement.json"), r#"{ "resident_bytes": 6000, "forward_bytes": 1000, "free_bytes": 8000000 }"#).unwrap();
-    fs::write(at("start.log"), "INFO vLLM API server version 0.10.0\nINFO GPU KV cache size: 1,000 tokens\n".repeat(3)).unwrap();
+    fs::write(at("measurement.json"), r#"{ "resident_bytes": 6000, "forward_bytes": 1000, "free_bytes": 8000000 }"#)
+        .unwrap();
+    fs::write(at("start.log"), "INFO vLLM API server version 0.10.0\nINFO GPU KV cache size: 1,000 tokens\n".repeat(3))
+        .unwrap();
     let llama = fixture("../../transforms/src/frontend/config/architectures/llama.toml");
     fs::copy(llama, at("description.toml")).unwrap();
     let seed = fs::read(at(name)).unwrap();
