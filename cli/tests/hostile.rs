@@ -608,7 +608,7 @@ fn no_output_takes_the_place_of_an_input(
     fs::write(at("budget.toml"), "max_seq_len = 64\n").unwrap();
     fs::write(at("lengths.csv"), "10,1\n20,2\n").unwrap();
     fs::write(at("histogram.toml"), "[workload]\nprompt = { file = \"lengths.csv\" }\n").unwrap();
-    fs::write(at("trace.jsonl"), "{\"prompt\": [1, 2, 3], \"output\": 2}\n").unwrap();
+    fs::write(at("trace.jsonl"), "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n").unwrap();
     fs::write(at("requests.jsonl"), "{\"prompt_ids\": [1, 2], \"max_tokens\": 2}\n").unwrap();
     let old = fs::read(at(name)).unwrap();
     let output = match named {
@@ -710,27 +710,26 @@ fn a_prompt_that_cannot_fit_is_refused_before_it_is_cut() {
 /// Files of every kind that commands read, each changed in many ways: whatever comes of it is an answer or a refusal within
 /// 64 MiB and 2 seconds, in a process of its own, so that one that aborts is found. `CACHEPLAN_HOSTILE_ROUNDS` asks for more.
 #[rstest]
-#[case::config(&[&["plan", "FILE"], &["inspect", "FILE"], &["compare", "FILE"], &["plan", "explain", "FILE"]], "config.json")]
-#[case::budget(&[&["plan", "config.json", "--budget", "FILE"], &["config", "show", "--budget", "FILE"]], "budget.toml")]
-#[case::plan(&[&["plan", "check", "FILE"], &["plan", "diff", "FILE", "plan.json"], &["export", "FILE", "--to", "vllm"], &["export", "FILE", "--to", "llm-d"]], "plan.json")]
-#[case::trace(&[&["simulate", "--trace", "FILE", "--policy", "no-buffer"]], "trace.jsonl")]
-#[case::measured(&[&["plan", "config.json", "--measured", "FILE"]], "measured.toml")]
-#[case::measurement(&[&["plan", "config.json", "--measurement", "FILE"]], "measurement.json")]
-#[case::log(&[&["calibrate", "--log", "FILE"], &["check", "--plan", "plan.json", "--log", "FILE"]], "start.log")]
-#[case::description(&[&["plan", "config.json", "--description", "FILE"]], "description.toml")]
-fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&[&str]], #[case] name: &str) {
+#[case::config(&["plan FILE", "inspect FILE", "compare FILE", "plan explain FILE"], "config.json")]
+#[case::budget(&["plan config.json --budget FILE", "config show --budget FILE"], "budget.toml")]
+#[case::plan(&["plan check FILE", "plan diff FILE plan.json", "export FILE --to vllm", "export FILE --to llm-d"], "plan.json")]
+#[case::trace(&["simulate --trace FILE --policy no-buffer"], "trace.jsonl")]
+#[case::measured(&["plan config.json --measured FILE"], "measured.toml")]
+#[case::measurement(&["plan config.json --measurement FILE"], "measurement.json")]
+#[case::log(&["calibrate --log FILE", "check --plan plan.json --log FILE"], "start.log")]
+#[case::description(&["plan config.json --description FILE"], "description.toml")]
+fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&str], #[case] name: &str) {
     let rounds: u64 = std::env::var("CACHEPLAN_HOSTILE_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     plan(folder.path());
     fs::write(at("budget.toml"), "max_seq_len = 64\n[memory]\nbytes = \"1GiB\"\n[workload]\nprompt = { fixed = 20 }\n")
         .unwrap();
-    fs::write(at("trace.jsonl"), "{\"prompt\": [1, 2, 3], \"output\": 2}\n".repeat(4)).unwrap();
-    fs::write(at("measured.toml"), "[lines]\nweights = \"1GiB\"\n").unwrap();
+    fs::write(at("trace.jsonl"), "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n".repeat(4)).unwrap();
+    fs::write(at("measured.toml"), "[lines]\nweights = { bytes = 1000, within = 10 }\n").unwrap();
     fs::write(at("measurement.json"), r#"{ "resident_bytes": 6000, "forward_bytes": 1000, "free_bytes": 8000000 }"#)
         .unwrap();
-    fs::write(at("start.log"), "INFO vLLM API server version 0.10.0\nINFO GPU KV cache size: 1,000 tokens\n".repeat(3))
-        .unwrap();
+    fs::copy(fixture("logs/tensorrt-llm-deepseek-r1-distill-llama-8b.log"), at("start.log")).unwrap();
     let llama = fixture("../../transforms/src/frontend/config/architectures/llama.toml");
     fs::copy(llama, at("description.toml")).unwrap();
     let seed = fs::read(at(name)).unwrap();
@@ -769,8 +768,8 @@ fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&[&str]], #[case]
         fs::write(&changed, &bytes).unwrap();
         for args in commands {
             let args: Vec<String> = args
-                .iter()
-                .map(|arg| match *arg {
+                .split(' ')
+                .map(|arg| match arg {
                     "FILE" => changed.display().to_string(),
                     "config.json" | "plan.json" => at(arg).display().to_string(),
                     other => other.to_owned(),

@@ -54,7 +54,7 @@ impl Lines {
 
     /// Where the lines are until they take their place, where that is not where they belong.
     pub fn beside(&self) -> Option<&Path> {
-        self.partial.as_ref().map(Partial::path)
+        self.partial.as_ref().map(Partial::written)
     }
 
     /// Ends the file: all lines are there, and take the place of the old one.

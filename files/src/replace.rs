@@ -130,7 +130,7 @@ impl Partial {
     }
 
     /// Where it is until it takes its place.
-    pub(crate) fn path(&self) -> &Path {
+    pub(crate) fn written(&self) -> &Path {
         &self.beside
     }
 

@@ -86,13 +86,10 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_refused_by_name() {
-        assert!(Session::open_device("cpu").unwrap().is_cpu());
-        assert_eq!(
-            Session::open_device("tpu:0").unwrap_err().to_string(),
-            "unknown device `tpu:0`; name `cpu` or `cuda:N`"
-        );
+        assert!(open_device("cpu").unwrap().is_cpu());
+        assert_eq!(open_device("tpu:0").unwrap_err().to_string(), "unknown device `tpu:0`; name `cpu` or `cuda:N`");
         if !cfg!(feature = "cuda") {
-            assert!(matches!(Session::open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
+            assert!(matches!(open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
         }
     }
 

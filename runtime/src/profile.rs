@@ -122,7 +122,7 @@ impl Step {
         let batch = limits.max_batch_size.min(limits.max_num_tokens).max(1);
         let share = match self {
             Self::Full => limits.max_num_tokens.div_ceil(batch),
-            Self::Verifying => limits.draft_positions.into(),
+            Self::Verifying => limits.draft_positions,
         };
         let share = share.min(limits.max_seq_len);
         let mut left = limits.max_num_tokens;
