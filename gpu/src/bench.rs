@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         Place::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
-            let measured = Measured::new(gpu, description.device(), description.l2_bytes)?;
+            let measured = Measured::new(gpu, description.target(), description.l2_bytes)?;
             let limits = Limits::measure(&measured, description.processors)?;
             print(&format!("{}\n{limits}\n", told(args.device, &description)))?;
             room = measured.gpu().describe()?.free_bytes as u64;
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
             Box::new(measured)
         }
     };
-    let watch = Watch::start(machine);
+    let watch = Watch::new(machine);
     let mut rows = Vec::new();
     for case in &cases {
         let mut figure = Figure::new(case);
@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         if case.work.bytes > room / 10 * 9 {
             figure.missing = Some(format!("{} GiB do not fit", case.work.bytes >> 30));
         } else {
-            let outcome = watch.call(|| (case.call)(&mut Data::Blank));
+            let outcome = watch.call(|on| (case.call)(on, &mut Data::Blank));
             match outcome.end {
                 End::Given(_) => figure.add(case.work, outcome.cost, bench.limits.as_ref()),
                 End::Left => figure.missing = Some("no kernel".to_owned()),
@@ -228,10 +228,10 @@ mod tests {
     /// In the emulator nothing moves but what is counted, and little of it twice.
     #[test]
     fn bytes_that_are_counted_are_bytes_that_move() {
-        let emulator = Watch::start(Box::new(Emulator::new(1, 1).unwrap()));
+        let emulator = Watch::new(Box::new(Emulator::new(1, 1).unwrap()));
         let (mut compared, mut wrong) = (0, Vec::new());
         for case in shapes::all(true) {
-            let outcome = emulator.call(|| (case.call)(&mut Data::random(1)));
+            let outcome = emulator.call(|on| (case.call)(on, &mut Data::random(1)));
             if let (End::Given(_), Some([_, _, _, moved])) = (&outcome.end, outcome.cost.counts) {
                 let ratio = moved as f64 / case.work.bytes as f64;
                 if !(0.8..shapes::slack(&case)).contains(&ratio) {

@@ -10,6 +10,7 @@ use crate::machine::{End, Machine, Watch};
 use crate::modules::MODULES;
 use crate::table::table;
 use crate::{Failure, Form, Place, fresh_seed, note, print};
+use cacheplan_kernels::Backend;
 use candle_core::{DType, Tensor};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         Place::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
-            (Box::new(Checked::new(gpu, description.device())), Some(description))
+            (Box::new(Checked::new(gpu, description.target())), Some(description))
         }
     };
     if args.format == Form::Table {
@@ -105,32 +106,30 @@ fn kernels() -> impl Iterator<Item = &'static str> {
 /// Calls each case on the CPU, then on the machine, over the same data.
 fn check(cases: &[Case], machine: Box<dyn Machine>, seed: u64) -> Result<Vec<Check>, Failure> {
     let data = |at: usize| Data::random(seed.wrapping_add(at as u64 * 0x1_0001));
-    let on_cpu = |(at, case): (usize, &Case)| {
-        let given = (case.call)(&mut data(at));
-        given.map_err(|source| Failure::Cpu { op: case.op, case: case.to_string(), source: Box::new(source) })
-    };
-    // Before the machine takes over: from then on no op runs on the CPU.
-    let expected = cases.iter().enumerate().map(on_cpu).collect::<Result<Vec<_>, _>>()?;
-    let watch = Watch::start(machine);
-    let each = cases.iter().zip(&expected).enumerate();
-    Ok(each
-        .map(|(at, (case, expected))| {
-            let outcome = watch.call(|| (case.call)(&mut data(at)));
-            let (error, verdict, what) = match outcome.end {
-                End::Left => (None, Verdict::Portable, None),
-                End::Failed(what) => (None, Verdict::Wrong, Some(what)),
-                End::Given(found) => {
-                    let error = furthest(&found, expected);
-                    (Some(error), if error <= case.tolerance { Verdict::Holds } else { Verdict::Wrong }, None)
-                }
-            };
-            if verdict == Verdict::Wrong {
-                note(&format!("{}, {case}: {}", case.op, what.as_deref().unwrap_or("too far from the CPU")));
+    let watch = Watch::new(machine);
+    let each = cases.iter().enumerate();
+    each.map(|(at, case)| {
+        let expected = (case.call)(&Backend::Cpu.run(), &mut data(at)).map_err(|source| Failure::Cpu {
+            op: case.op,
+            case: case.to_string(),
+            source: Box::new(source),
+        })?;
+        let outcome = watch.call(|on| (case.call)(on, &mut data(at)));
+        let (error, verdict, what) = match outcome.end {
+            End::Left => (None, Verdict::Portable, None),
+            End::Failed(what) => (None, Verdict::Wrong, Some(what)),
+            End::Given(found) => {
+                let error = furthest(&found, &expected);
+                (Some(error), if error <= case.tolerance { Verdict::Holds } else { Verdict::Wrong }, None)
             }
-            let (op, tolerance, kernels) = (case.op, case.tolerance, outcome.kernels);
-            Check { op, case: case.to_string(), kernels, error, tolerance, verdict, what }
-        })
-        .collect())
+        };
+        if verdict == Verdict::Wrong {
+            note(&format!("{}, {case}: {}", case.op, what.as_deref().unwrap_or("too far from the CPU")));
+        }
+        let (op, tolerance, kernels) = (case.op, case.tolerance, outcome.kernels);
+        Ok(Check { op, case: case.to_string(), kernels, error, tolerance, verdict, what })
+    })
+    .collect()
 }
 
 /// The largest error of any tensor, over the largest magnitude of that tensor; infinite where shapes differ, or one of two

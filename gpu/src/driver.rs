@@ -3,7 +3,7 @@
 //! All work goes to the default stream, which takes it in order.
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
-use cacheplan_kernels::Device;
+use cacheplan_kernels::Target;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -135,8 +135,8 @@ pub(crate) struct Description {
 
 impl Description {
     /// What launches are made for.
-    pub(crate) fn device(&self) -> Device {
-        Device { processors: self.processors, shared_bytes: self.shared_bytes }
+    pub(crate) fn target(&self) -> Target {
+        Target { processors: self.processors, shared_bytes: self.shared_bytes }
     }
 }
 

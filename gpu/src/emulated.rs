@@ -7,7 +7,7 @@ mod emulate;
 use crate::machine::{Cost, Fault, Machine, Ran};
 use crate::modules::MODULES;
 use cacheplan_emulator::{Kernel, Module, Options};
-use cacheplan_kernels::{Buffer, Contents, Device, Launches, PoolRows};
+use cacheplan_kernels::{Buffer, Contents, Launches, PoolRows, Target};
 use std::collections::HashMap;
 
 pub(crate) use emulate::{Held, give_back, held, range};
@@ -33,8 +33,8 @@ impl Emulator {
 }
 
 impl Machine for Emulator {
-    fn device(&self) -> Device {
-        Device { processors: self.processors, shared_bytes: 227 << 10 }
+    fn target(&self) -> Target {
+        Target { processors: self.processors, shared_bytes: 227 << 10 }
     }
 
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault> {

@@ -3,7 +3,7 @@
 use crate::driver::{DriverError, Event, Function, Gpu, Memory};
 use crate::emulated::{Held, give_back, held, range};
 use crate::machine::{Cost, Fault, Machine, Ran};
-use cacheplan_kernels::{Contents, Device, Launches};
+use cacheplan_kernels::{Contents, Launches, Target};
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use std::collections::HashMap;
@@ -17,13 +17,13 @@ const POISON: u8 = 0xff;
 /// A device as it is checked: every buffer between guards, and nothing in it but what launches were given.
 pub(crate) struct Checked {
     gpu: Gpu,
-    device: Device,
+    target: Target,
 }
 
 /// A device as it is measured: each op again and again, with nothing of its memory in the caches.
 pub(crate) struct Measured {
     gpu: Gpu,
-    device: Device,
+    target: Target,
     flush: Flush,
     /// Those that were looked up.
     functions: Mutex<HashMap<String, Function>>,
@@ -36,14 +36,14 @@ impl From<DriverError> for Fault {
 }
 
 impl Checked {
-    pub(crate) fn new(gpu: Gpu, device: Device) -> Self {
-        Self { gpu, device }
+    pub(crate) fn new(gpu: Gpu, target: Target) -> Self {
+        Self { gpu, target }
     }
 }
 
 impl Machine for Checked {
-    fn device(&self) -> Device {
-        self.device
+    fn target(&self) -> Target {
+        self.target
     }
 
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault> {
@@ -91,9 +91,9 @@ const REPEATS: usize = 30;
 const WARM_UP: usize = 5;
 
 impl Measured {
-    pub(crate) fn new(gpu: Gpu, device: Device, l2_bytes: usize) -> Result<Self, Fault> {
-        let flush = Flush::new(&gpu, device.processors, l2_bytes)?;
-        Ok(Self { gpu, device, flush, functions: Mutex::default() })
+    pub(crate) fn new(gpu: Gpu, target: Target, l2_bytes: usize) -> Result<Self, Fault> {
+        let flush = Flush::new(&gpu, target.processors, l2_bytes)?;
+        Ok(Self { gpu, target, flush, functions: Mutex::default() })
     }
 
     /// Median seconds of what `work` queues.
@@ -137,8 +137,8 @@ impl Measured {
 }
 
 impl Machine for Measured {
-    fn device(&self) -> Device {
-        self.device
+    fn target(&self) -> Target {
+        self.target
     }
 
     /// Pools and outputs stay on the device: outputs come back as zeros.

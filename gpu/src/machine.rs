@@ -1,14 +1,14 @@
 //! What executes launches, behind the ops of the kernels' crate, and what is noted of it.
 
-use cacheplan_kernels::{Device, Executor, KernelError, Launches, execute_with};
-use candle_core::Tensor;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use cacheplan_kernels::{Backend, KernelError, Launcher, Launches, Run, Target};
+use candle_core::{Device, Error, Tensor};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device, or the emulator in place of one.
 pub(crate) trait Machine: Send + Sync {
     /// What launches are made for.
-    fn device(&self) -> Device;
+    fn target(&self) -> Target;
     /// Runs the launches of an op. Its outputs come back in the order of their buffers.
     fn execute(&self, launches: &Launches<'_>) -> Result<Ran, Fault>;
 }
@@ -60,10 +60,13 @@ pub(crate) enum End {
     Failed(String),
 }
 
-/// The one executor of this process, and what it notes.
-pub(crate) struct Watch(Arc<Shared>);
+/// A machine behind ops, and what it notes of them.
+pub(crate) struct Watch {
+    backend: Backend,
+    watched: Arc<Watched>,
+}
 
-struct Shared {
+struct Watched {
     machine: Box<dyn Machine>,
     notes: Mutex<Notes>,
 }
@@ -74,70 +77,57 @@ struct Notes {
     cost: Cost,
 }
 
-/// Why an op was not gone on with.
-enum Stop {
-    Left,
-    Failed(String),
-}
-
 impl Watch {
-    /// From now on every op runs on `machine`.
-    pub(crate) fn start(machine: Box<dyn Machine>) -> Self {
-        let shared = Arc::new(Shared { machine, notes: Mutex::default() });
-        execute_with(Box::new(Behind(Arc::clone(&shared))));
-        Self(shared)
+    pub(crate) fn new(machine: Box<dyn Machine>) -> Self {
+        let watched = Arc::new(Watched { machine, notes: Mutex::default() });
+        Self { backend: Backend::Launching(watched.clone()), watched }
     }
 
-    /// Calls an op, up to where it would be left to candle's own ops: those would run on the CPU, and prove nothing.
-    pub(crate) fn call(&self, op: impl FnOnce() -> Result<Vec<Tensor>, KernelError>) -> Outcome {
-        *self.0.notes() = Notes::default();
-        // No state outlives a call that is broken off but the notes, which are taken here.
-        let end = match catch_unwind(AssertUnwindSafe(op)) {
-            Ok(Ok(given)) => End::Given(given),
-            Ok(Err(error)) => End::Failed(error.to_string()),
-            Err(stopped) => match stopped.downcast::<Stop>() {
-                Ok(stop) => match *stop {
-                    Stop::Left => End::Left,
-                    Stop::Failed(what) => End::Failed(what),
-                },
-                Err(panic) => resume_unwind(panic),
-            },
+    /// Calls an op on the machine.
+    pub(crate) fn call(&self, op: impl FnOnce(&Run<'_>) -> Result<Vec<Tensor>, KernelError>) -> Outcome {
+        *self.watched.notes() = Notes::default();
+        let end = match op(&self.backend.run()) {
+            Ok(given) => End::Given(given),
+            Err(KernelError::NoKernel { .. }) => End::Left,
+            Err(error) => End::Failed(error.to_string()),
         };
-        let Notes { kernels, cost } = std::mem::take(&mut *self.0.notes());
+        let Notes { kernels, cost } = std::mem::take(&mut *self.watched.notes());
         Outcome { kernels, cost, end }
     }
 }
 
-impl Shared {
+impl Watched {
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Behind(Arc<Shared>);
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watched")
+    }
+}
 
-impl Executor for Behind {
+impl Launcher for Watched {
     fn device(&self) -> Device {
-        self.0.machine.device()
+        Device::Cpu
     }
 
-    fn execute(&self, _op: &'static str, launches: &Launches<'_>) -> Vec<Tensor> {
-        let ran = self.0.machine.execute(launches);
-        let mut notes = self.0.notes();
+    fn target(&self) -> Result<Target, KernelError> {
+        Ok(self.machine.target())
+    }
+
+    fn launch(&self, _: &'static str, launches: &Launches<'_>) -> Result<Vec<Tensor>, KernelError> {
+        let ran = self.machine.execute(launches);
+        let mut notes = self.notes();
         notes.kernels.extend(launches.launches.iter().map(|launch| launch.kernel.clone()));
-        match ran {
-            Ok(Ran { outputs, cost }) => {
-                notes.cost.add(cost);
-                outputs
-            }
-            Err(Fault(what)) => {
-                drop(notes);
-                resume_unwind(Box::new(Stop::Failed(what)))
-            }
-        }
+        let Ran { outputs, cost } = ran.map_err(|Fault(what)| Error::Msg(what))?;
+        notes.cost.add(cost);
+        Ok(outputs)
     }
 
-    fn leave(&self, _op: &'static str) {
-        resume_unwind(Box::new(Stop::Left));
+    /// candle's own ops would run on the CPU, and prove nothing.
+    fn without_kernel(&self, op: &'static str) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op })
     }
 }

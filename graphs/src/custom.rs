@@ -1,6 +1,6 @@
 //! The ops of TensorRT-Edge-LLM's exports, on our own kernels.
 
-use cacheplan_kernels::{CausalConv1d, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
+use cacheplan_kernels::{Backend, CausalConv1d, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
 use candle_core::{Device, Tensor};
 
 use crate::kernels::Operand;
@@ -124,7 +124,7 @@ impl Convolution {
         let (ends, slots) = ragged(&valid, tokens);
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu: false };
         let x = tensor(x, (batch * tokens, channels))?;
-        fill(out, &conv.run(&x, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?)
+        fill(out, &conv.run(&Backend::Cpu.run(), &x, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?)
     }
 }
 
@@ -158,7 +158,7 @@ impl Scan {
         let time_step = TimeStep { softplus: self.softplus, ..TimeStep::new(self.dt_bias.as_ref()) };
         let scan = Mamba2Scan { a: &self.a, d: self.d.as_ref(), time_step };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let y = scan.run(&input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
+        let y = scan.run(&Backend::Cpu.run(), &input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
         fill(state_out, &pool)?;
         fill(out, &y)
     }

@@ -4,6 +4,7 @@
 //! rows `cu_seqlens[i]..cu_seqlens[i + 1]`.
 
 use crate::error::{KernelError, Result};
+use crate::numbers::Numbers;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -11,17 +12,28 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub struct PagedBatch<'a> {
     /// `[batch + 1]` row offsets of this step's query tokens, starting at 0.
-    pub cu_seqlens: &'a [u32],
+    pub cu_seqlens: Numbers<'a, u32>,
     /// `[batch]` context length of each sequence after this step, so its own tokens included. The last query
     /// token of sequence `i` stands at position `kv_lens[i] - 1`. 0 marks a padding row: its output is 0.
-    pub kv_lens: &'a [u32],
+    pub kv_lens: Numbers<'a, u32>,
     /// `[batch, max_blocks]` pool block of each logical block; -1 where none is needed.
-    pub block_tables: &'a [i32],
+    pub block_tables: Numbers<'a, i32>,
     /// Row length of `block_tables`.
     pub max_blocks: usize,
 }
 
-impl PagedBatch<'_> {
+impl<'a> PagedBatch<'a> {
+    /// The sequences that these lists describe, with so many blocks in a row of the tables.
+    pub fn new(
+        cu_seqlens: impl Into<Numbers<'a, u32>>,
+        kv_lens: impl Into<Numbers<'a, u32>>,
+        block_tables: impl Into<Numbers<'a, i32>>,
+        max_blocks: usize,
+    ) -> Self {
+        let (cu_seqlens, kv_lens) = (cu_seqlens.into(), kv_lens.into());
+        Self { cu_seqlens, kv_lens, block_tables: block_tables.into(), max_blocks }
+    }
+
     /// Number of sequences.
     pub fn len(&self) -> usize {
         self.kv_lens.len()
@@ -33,7 +45,7 @@ impl PagedBatch<'_> {
     }
 
     pub(crate) fn rows(&self, sequence: usize) -> Range<usize> {
-        rows(self.cu_seqlens, sequence)
+        rows(&self.cu_seqlens, sequence)
     }
 
     /// The rows of sequences without a context.
@@ -47,7 +59,7 @@ impl PagedBatch<'_> {
 
     /// Checks lengths against each other; which blocks are really needed depends on the mask and is checked there.
     pub(crate) fn check(&self, op: &'static str, total_tokens: usize) -> Result<()> {
-        check_cu_seqlens(op, self.cu_seqlens, self.len(), total_tokens)?;
+        check_cu_seqlens(op, &self.cu_seqlens, self.len(), total_tokens)?;
         if self.block_tables.len() != self.len() * self.max_blocks {
             return Err(KernelError::Argument {
                 op,
@@ -79,9 +91,9 @@ impl PagedBatch<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct StateBatch<'a> {
     /// `[batch + 1]` row offsets of this step's tokens, starting at 0.
-    pub cu_seqlens: &'a [u32],
+    pub cu_seqlens: Numbers<'a, u32>,
     /// `[batch]` slot of each sequence. -1 marks a padding row: its output is 0 and no state is touched.
-    pub slots: &'a [i32],
+    pub slots: Numbers<'a, i32>,
     /// Which states are written.
     pub writes: StateWrites<'a>,
 }
@@ -89,7 +101,7 @@ pub struct StateBatch<'a> {
 /// Which states a step writes.
 ///
 /// To verify drafted tokens, run them as a [`Tree`](Self::Tree) and move the accepted node's state with
-/// [`crate::PoolRows::commit_accepted`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
+/// [`crate::PoolRows::copy`]; or run them as a tree without slots, keep the op's inputs, and run those of the accepted
 /// tokens once more as a [`Replay`](Self::Replay).
 #[derive(Clone, Copy, Debug, Default)]
 pub enum StateWrites<'a> {
@@ -117,8 +129,14 @@ pub enum StateWrites<'a> {
 
 impl<'a> StateBatch<'a> {
     /// A step that moves each sequence's state on to its last token.
-    pub fn new(cu_seqlens: &'a [u32], slots: &'a [i32]) -> Self {
-        Self { cu_seqlens, slots, writes: StateWrites::Final }
+    pub fn new(cu_seqlens: impl Into<Numbers<'a, u32>>, slots: impl Into<Numbers<'a, i32>>) -> Self {
+        Self { cu_seqlens: cu_seqlens.into(), slots: slots.into(), writes: StateWrites::Final }
+    }
+
+    /// The same with other states written.
+    #[must_use]
+    pub fn with_writes(self, writes: StateWrites<'a>) -> Self {
+        Self { writes, ..self }
     }
 
     /// Number of sequences.
@@ -132,7 +150,7 @@ impl<'a> StateBatch<'a> {
     }
 
     pub(crate) fn rows(&self, sequence: usize) -> Range<usize> {
-        rows(self.cu_seqlens, sequence)
+        rows(&self.cu_seqlens, sequence)
     }
 
     /// The sequences that have a slot and at least one token, as `(rows, slot)`.
@@ -209,8 +227,8 @@ impl<'a> StateBatch<'a> {
 
     /// Checks lengths, and that every slot exists and is written by one sequence or token only.
     pub(crate) fn check(&self, op: &'static str, total_tokens: usize, num_slots: usize) -> Result<()> {
-        check_cu_seqlens(op, self.cu_seqlens, self.len(), total_tokens)?;
-        check_distinct(op, "slots", self.slots, &[], num_slots)?;
+        check_cu_seqlens(op, &self.cu_seqlens, self.len(), total_tokens)?;
+        check_distinct(op, "slots", &self.slots, &[], num_slots)?;
         let (StateWrites::AlsoAfter(snapshots) | StateWrites::Tree { slots: snapshots, .. }) = self.writes else {
             return Ok(());
         };
@@ -219,7 +237,7 @@ impl<'a> StateBatch<'a> {
         if keeps && snapshots.len() != total_tokens {
             return argument(format!("{} snapshot slots for {total_tokens} tokens", snapshots.len()));
         }
-        check_distinct(op, "snapshot slots", snapshots, self.slots, num_slots)?;
+        check_distinct(op, "snapshot slots", snapshots, &self.slots, num_slots)?;
         let StateWrites::Tree { parents, .. } = self.writes else { return Ok(()) };
         if parents.len() != total_tokens {
             return argument(format!("{} parents for {total_tokens} tokens", parents.len()));

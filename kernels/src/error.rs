@@ -54,6 +54,12 @@ pub enum KernelError {
         /// What is wrong and what would do.
         reason: String,
     },
+    /// A backend that computes by kernels alone has none for these operands.
+    #[error("{op}: no kernel was made for these operands")]
+    NoKernel {
+        /// The op that was not computed.
+        op: &'static str,
+    },
     /// Candle itself failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -6,19 +6,21 @@
 //! with a `run`.
 //!
 //! Read `ops` first: each op's parameters and checks in a file of their own, and in `ops/mod.rs` who runs it. Behind it
-//! `cpu` holds the fast paths, and `portable` the same made of candle's own ops, which serves every other device; the
-//! device of the operands decides. `reference` holds slow f64 versions for the tests that share no code with either.
+//! `cpu` holds the fast paths, `portable` the same made of candle's own ops, and `cuda` launches of kernels; the
+//! [`Backend`] decides, which each op is given as the [`Run`] of its step. `reference` holds slow f64 versions for the
+//! tests that share no code with any.
 //!
 //! Padding is the same everywhere: a token with slot -1 writes nothing, a sequence with slot -1 or context 0 gives
 //! zeros and touches no state.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod backend;
 mod batch;
 mod cpu;
-#[cfg(any(test, feature = "launches"))]
 mod cuda;
 mod error;
 mod mapped;
+mod numbers;
 mod ops;
 mod portable;
 #[cfg(test)]
@@ -29,13 +31,12 @@ mod stored;
 mod tests;
 mod view;
 
+pub use backend::{Backend, Graph, Launcher, Run, StepBuffer};
 pub use batch::{PagedBatch, StateBatch, StateWrites};
 pub use cpu::product::Matrix;
-#[cfg(any(test, feature = "launches"))]
-pub use cuda::{Argument, Buffer, Contents, Device, DeviceBatch, HostBatch, Launch, Launches, rows};
-#[cfg(feature = "launches")]
-pub use cuda::{Executor, Graph, execute_with, launches_on, open_device, record, warm_up};
+pub use cuda::{Argument, Buffer, Contents, Launch, Launches, Target};
 pub use error::KernelError;
+pub use numbers::{Numbers, StepLists, Word};
 pub use ops::attention::{PagedAttention, Window};
 pub use ops::conv1d::CausalConv1d;
 pub use ops::groups::GroupFormat;
@@ -44,13 +45,12 @@ pub use ops::linear_attention::{LinearAttentionScan, StateDecay};
 pub use ops::mamba1::Mamba1Scan;
 pub use ops::mamba2::{Mamba2Scan, ScanInput, TimeStep};
 pub use ops::mla::MlaCacheMode;
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub use ops::mla::{MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
 pub use ops::norm::{GateOrder, RmsNorm};
 pub use ops::pool::PoolRows;
 pub use ops::quant::{KvQuant, KvScales};
 pub use ops::rg_lru::RgLruScan;
-pub use ops::rope::{Rope, RopeScaling};
+pub use ops::rope::{Positions, Rope, RopeScaling, Rotations};
 pub use ops::routing::Routing;
 pub use ops::{Rows, linear};
 pub use stored::StoredMatrix;

@@ -70,15 +70,19 @@ impl KvLayerView {
         }
         let shape = [self.kv_factor, self.num_kv_heads, self.tokens_per_block, self.head_dim];
         check_extent(op, &shape, self.layer_offset, self.block_elems)?;
-        // Elsewhere than on the CPU, rows are gathered from the pool as a table of them.
-        let aligned = self.layer_offset.is_multiple_of(self.head_dim) && self.block_elems.is_multiple_of(self.head_dim);
-        if !aligned && !pool.device().is_cpu() {
-            return argument(format!(
-                "layer_offset {} and block_elems {} must be multiples of head_dim {}",
-                self.layer_offset, self.block_elems, self.head_dim
-            ));
-        }
         check_pool(op, pool, self.block_elems)
+    }
+
+    /// Checks that the pool is a table of the layer's rows, which candle's own ops read it as.
+    pub(crate) fn check_table(&self, op: &'static str) -> Result<()> {
+        if self.layer_offset.is_multiple_of(self.head_dim) && self.block_elems.is_multiple_of(self.head_dim) {
+            return Ok(());
+        }
+        let reason = format!(
+            "layer_offset {} and block_elems {} must be multiples of head_dim {}",
+            self.layer_offset, self.block_elems, self.head_dim
+        );
+        Err(KernelError::Argument { op, reason })
     }
 }
 

@@ -40,6 +40,11 @@ fn allocations<R>(mut call: impl FnMut() -> R) -> f64 {
     (0..10).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
+/// Begins a step on the CPU.
+fn on_cpu() -> Run<'static> {
+    Backend::Cpu.run()
+}
+
 const BATCH: usize = 8;
 
 fn tensor(shape: &[usize]) -> Tensor {
@@ -78,8 +83,11 @@ fn steps() {
         let pool = |elems: usize| Tensor::zeros((BATCH + 1, elems), dtype, &Device::Cpu).unwrap();
         let (x, weight) = (tensor(&[BATCH, 96]), tensor(&[4, 96]));
         let (conv_pool, view) = (pool(3 * 96), StateLayerView::conv(3 * 96, 0, 4, 96));
-        let conv =
-            || CausalConv1d { weight: &weight, bias: None, silu: true }.run(&x, &conv_pool, &view, &batch).unwrap();
+        let conv = || {
+            CausalConv1d { weight: &weight, bias: None, silu: true }
+                .run(&on_cpu(), &x, &conv_pool, &view, &batch)
+                .unwrap()
+        };
         assert_of_a_state("conv", allocations(conv));
 
         let view = StateLayerView::matrix(4 * 16 * 32, 0, [4, 16, 32]);
@@ -88,13 +96,13 @@ fn steps() {
         let (a, d) = (tensor(&[4]), tensor(&[4]));
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
         let layer = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
-        assert_of_a_state("mamba2", allocations(|| layer.run(&input, &state, &view, &batch).unwrap()));
+        assert_of_a_state("mamba2", allocations(|| layer.run(&on_cpu(), &input, &state, &view, &batch).unwrap()));
 
         let mamba1_view = StateLayerView::matrix(64 * 32, 0, [64, 1, 32]);
         let (dt, a, d) = (tensor(&[BATCH, 64]), tensor(&[64, 32]), tensor(&[64]));
         let input = ScanInput { dt: &dt, ..input };
         let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
-        let call = || layer.run(&input, &state, &mamba1_view, &batch).unwrap();
+        let call = || layer.run(&on_cpu(), &input, &state, &mamba1_view, &batch).unwrap();
         assert_of_a_state("mamba1", allocations(call));
 
         let [q, k, v, by_channel] = [64, 64, 128, 64].map(|width| tensor(&[BATCH, width]));
@@ -103,28 +111,25 @@ fn steps() {
         for decay in [StateDecay::PerHead(&beta), StateDecay::PerChannel(&by_channel), StateDecay::Fixed(&[-0.1; 4])] {
             let input =
                 LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: Some(&beta), scale: 0.3, l2_norm: true };
-            let call = || input.run(&state, &view, &batch).unwrap();
+            let call = || input.run(&on_cpu(), &state, &view, &batch).unwrap();
             assert_of_a_state("linear attention", allocations(call));
         }
 
         let view = StateLayerView::matrix(64, 0, [64, 1, 1]);
         let (unit, positions) = (pool(64), vec![5; BATCH]);
-        let input = RgLruScan { x: &x, input_gate: &z, recurrence_gate: &dt, a_param: &d, positions: &positions };
-        assert_of_a_state("rg_lru", allocations(|| input.run(&unit, &view, &batch).unwrap()));
+        let input =
+            RgLruScan { x: &x, input_gate: &z, recurrence_gate: &dt, a_param: &d, positions: (&positions).into() };
+        assert_of_a_state("rg_lru", allocations(|| input.run(&on_cpu(), &unit, &view, &batch).unwrap()));
 
-        let norm = || RmsNorm { weight: &d, eps: 1e-5 }.run_gated(&x, &z, 32, GateOrder::GateThenNorm).unwrap();
+        let norm =
+            || RmsNorm { weight: &d, eps: 1e-5 }.run_gated(&on_cpu(), &x, &z, 32, GateOrder::GateThenNorm).unwrap();
         assert_eq!(allocations(norm), of_a_tensor, "norm");
-
-        let accepted = [1; BATCH / 2];
-        let commit =
-            || PoolRows(&unit).commit_accepted(&slots[..BATCH / 2], &slots[BATCH / 2..], 1, &accepted).unwrap();
-        assert_eq!(allocations(commit), of_a_pool, "commit");
-        assert_eq!(allocations(|| PoolRows(&unit).copy(&[(1, 2), (3, 4)]).unwrap()), of_a_pool, "copy");
-        assert_eq!(allocations(|| PoolRows(&unit).zero(&[5]).unwrap()), of_a_pool, "zero");
+        assert_eq!(allocations(|| PoolRows(&unit).copy(&on_cpu(), &[(1, 2), (3, 4)]).unwrap()), of_a_pool, "copy");
+        assert_eq!(allocations(|| PoolRows(&unit).zero(&on_cpu(), &[5]).unwrap()), of_a_pool, "zero");
     }
 
     let (x, weight) = (tensor(&[BATCH, 96]), tensor(&[300, 96]));
-    assert_eq!(allocations(|| linear(&x, &weight).unwrap()), of_a_tensor, "linear");
+    assert_eq!(allocations(|| linear(&on_cpu(), &x, &weight).unwrap()), of_a_tensor, "linear");
     paged(&offsets, of_a_tensor, of_a_pool);
 }
 
@@ -150,7 +155,7 @@ fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
         let pool = Tensor::zeros((blocks, view.block_elems), dtype, &Device::Cpu).unwrap();
         let tables: Vec<i32> = (0..BATCH).flat_map(|_| 0..blocks as i32).collect();
         let kv_lens = [CONTEXT as u32; BATCH];
-        let batch = PagedBatch { cu_seqlens: offsets, kv_lens: &kv_lens, block_tables: &tables, max_blocks: blocks };
+        let batch = PagedBatch::new(offsets, &kv_lens, &tables, blocks);
         let (k, v) = (tensor(&[BATCH, 2, 32]), tensor(&[BATCH, 2, 32]));
         let slots: Vec<i64> = (0..BATCH as i64).collect();
         let positions: Vec<u32> = (0..BATCH as u32).collect();
@@ -158,11 +163,11 @@ fn paged(offsets: &[u32], of_a_tensor: f64, of_a_pool: f64) {
         for heads in [2, 16] {
             let q = tensor(&[BATCH, heads, 32]);
             let attention = PagedAttention { quant, ..PagedAttention::new(0.2, 32) };
-            let attend = || attention.run(&q, &pool, &view, &batch).unwrap();
+            let attend = || attention.run(&on_cpu(), &q, &pool, &view, &batch).unwrap();
             assert_eq!(allocations(attend), of_a_tensor, "attention, {heads} heads, {dtype:?}");
             let write = || {
-                KvWrite { k: &k, v: Some(&v), slot_mapping: &slots, quant }
-                    .run_rotated(&q, &rope, &positions, &pool, &view)
+                KvWrite { k: &k, v: Some(&v), slot_mapping: (&slots).into(), quant }
+                    .run_rotated(&on_cpu(), &q, &rope, &positions, &pool, &view)
                     .unwrap()
             };
             assert_eq!(allocations(write), of_a_tensor + of_a_pool, "rope and cache, {dtype:?}");

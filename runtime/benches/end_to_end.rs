@@ -8,12 +8,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use cacheplan_kernels::Backend;
 use cacheplan_kernels::roofline::ReadBuffer;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::{Budget, CachePlan};
 use cacheplan_runtime::{Decoder, RuntimeError, Session, SessionOptions, Weights};
 use cacheplan_transforms::{Model, ReadOptions};
-use candle_core::{DType, Device};
+use candle_core::DType;
 
 /// Tokens of the prompt.
 const PROMPT: u32 = 512;
@@ -72,9 +73,8 @@ impl Bench {
                 // The configs state f32.
                 weights *= dtype.size_in_bytes() as f64 / DType::F32.size_in_bytes() as f64;
                 name += &format!(" {}", dtype.as_str());
-                let load = |model: &Model, device: &Device| {
-                    Decoder::load(model, &Weights::invented_as(dtype, DType::F32, device))
-                };
+                let load =
+                    |model: &Model, on: &Backend| Decoder::load(model, &Weights::invented_as(dtype, DType::F32, on));
                 Session::new(model, options, load)?
             }
         };

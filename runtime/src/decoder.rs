@@ -4,21 +4,21 @@ use std::fmt::Debug;
 
 use cacheplan_graphs::proto::ModelProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Rope, Rows};
+use cacheplan_kernels::{Backend, Rope, Rows, Run};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
-#[cfg(feature = "launches")]
-use crate::device_steps::{Place, Told};
+use crate::device_steps::{DeviceSteps, Place};
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, int, refuse};
+use crate::inputs::{HostStep, StepInputs};
 use crate::layers::{Linear, Mixer, RmsNorm};
 use crate::prediction::PredictionLayer;
 use crate::step::{CacheUse, Names, Step};
-use crate::weights::{Matrix, Weights, row_numbers};
+use crate::weights::{Matrix, Weights};
 
 /// A model of text: tokens of a step in, rows of hidden channels out. Generation knows models by this alone.
 ///
@@ -27,9 +27,6 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     /// How many tokens the model knows.
     fn vocab_size(&self) -> usize;
 
-    /// The device of the weights.
-    fn device(&self) -> &Device;
-
     /// The caches that it keeps, in the order of its layers.
     fn caches(&self) -> Vec<CacheUse>;
 
@@ -37,8 +34,8 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     ///
     /// # Errors
     /// Inputs that are not there, or that a kernel refuses.
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
-        let _ = kept;
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+        let _ = (on, kept);
         Ok(())
     }
 
@@ -53,10 +50,6 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     }
 
     /// What its layers make of positions; `None` where a step is made of other things than ops.
-    #[cfg_attr(
-        not(feature = "launches"),
-        expect(dead_code, reason = "steps are told what to make of positions on devices")
-    )]
     fn ropes(&self) -> Option<Vec<&Rope>> {
         None
     }
@@ -82,18 +75,17 @@ pub(crate) trait TextModel: Debug + Send + Sync {
 
     /// Runs a step's tokens through the model, over the pools of `caches`.
     ///
-    /// `tokens` lie ragged, sequence after sequence, as `metadata` says, which the same manager filled in. Returns the
-    /// chosen rows of the step behind the last norm, `[rows.len(), hidden]`, or `[rows.len(), vocab_size]` of a model
+    /// Tokens lie ragged, sequence after sequence, as the step's metadata says, which the same manager filled in. Returns
+    /// the chosen rows of the step behind the last norm, `[rows.len(), hidden]`, or `[rows.len(), vocab_size]` of a model
     /// that has its vocabulary projection inside.
     ///
     /// # Errors
     /// A layer that the plan has no cache for, operands that a kernel refuses, a failing device.
     fn forward(
         &self,
-        tokens: &[u32],
-        rows: &[u32],
+        on: &Run<'_>,
+        inputs: &StepInputs<'_>,
         caches: &MambaHybridCacheManager,
-        metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError>;
 }
 
@@ -105,8 +97,8 @@ pub struct Decoder {
     head: Option<Head>,
     /// Bytes of weights that are mapped from files, which no allocator counts.
     mapped_bytes: u64,
-    #[cfg(feature = "launches")]
-    steps: crate::device_steps::DeviceSteps,
+    backend: Backend,
+    steps: DeviceSteps,
 }
 
 /// From hidden channels to logits.
@@ -132,8 +124,8 @@ impl Head {
         Ok(Self { projection, scale: 1.0, softcap: None })
     }
 
-    fn forward(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
-        let logits = scaled(self.projection.forward(hidden)?.to_dtype(DType::F32)?, self.scale)?;
+    fn forward(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        let logits = scaled(self.projection.forward(on, hidden)?.to_dtype(DType::F32)?, self.scale)?;
         match self.softcap {
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
             None => Ok(logits),
@@ -188,29 +180,24 @@ impl Block {
     }
 
     pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let on = step.on();
         let normed = match &self.norm {
-            Some(norm) => norm.forward(x)?,
+            Some(norm) => norm.forward(on, x)?,
             None => x.clone(),
         };
         let mut y = self.mixer.forward(&normed, step)?;
         if let Some(norm) = &self.post_norm {
-            y = norm.forward(&y)?;
+            y = norm.forward(on, &y)?;
         }
         let residual = if self.residual_is_normed { normed } else { x.clone() };
-        Ok(Rows(&residual).weighted_sum(self.residual_scale as f32, &y, self.output_scale as f32)?)
+        Ok(Rows(&residual).weighted_sum(on, self.residual_scale as f32, &y, self.output_scale as f32)?)
     }
 }
 
 impl Decoder {
     /// A model and what projects its hidden rows, unless it does so itself.
-    pub(crate) fn new(text: impl TextModel + 'static, head: Option<Head>) -> Self {
-        Self {
-            text: Box::new(text),
-            head,
-            mapped_bytes: 0,
-            #[cfg(feature = "launches")]
-            steps: Default::default(),
-        }
+    pub(crate) fn new(text: impl TextModel + 'static, head: Option<Head>, on: &Backend) -> Self {
+        Self { text: Box::new(text), head, mapped_bytes: 0, backend: on.clone(), steps: DeviceSteps::default() }
     }
 
     /// The same, with so many bytes of weights in mapped files.
@@ -231,7 +218,7 @@ impl Decoder {
 
     /// Moves the state of a layer on over the candidates that were accepted.
     pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
-        self.text.replay(kept)
+        self.text.replay(&self.backend.run(), kept)
     }
 
     /// The layer of its own that predicts.
@@ -251,10 +238,10 @@ impl Decoder {
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
-        self.told(tokens, &all, caches, metadata, || {
-            let hidden = self.text.forward(tokens, &all, caches, metadata)?;
+        self.launched(HostStep { tokens, rows: &all, metadata }, caches, |on, inputs| {
+            let hidden = self.text.forward(on, inputs, caches)?;
             let chosen = hidden.index_select(&Tensor::new(rows, hidden.device())?, 0)?;
-            Ok([self.projected(&chosen)?, hidden])
+            Ok([self.projected(on, &chosen)?, hidden])
         })
     }
 
@@ -274,15 +261,15 @@ impl Decoder {
         let Some((prediction, embedding)) = self.text.prediction() else {
             return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
         };
-        self.told(next, rows, caches, metadata, || {
-            let [said, onward] = prediction.forward(embedding, hidden, next, caches, metadata)?;
+        self.launched(HostStep { tokens: next, rows, metadata }, caches, |on, inputs| {
+            let [said, onward] = prediction.forward(on, embedding, hidden, inputs, caches)?;
             let rows = Tensor::new(rows, said.device())?;
-            Ok([self.projected(&said.index_select(&rows, 0)?)?, onward.index_select(&rows, 0)?])
+            Ok([self.projected(on, &said.index_select(&rows, 0)?)?, onward.index_select(&rows, 0)?])
         })
     }
 
-    fn projected(&self, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
-        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(hidden))
+    fn projected(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+        self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(on, hidden))
     }
 
     /// Runs a step's tokens for what they leave in the caches alone.
@@ -292,7 +279,8 @@ impl Decoder {
         caches: &MambaHybridCacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
-        self.told(tokens, &[0], caches, metadata, || self.text.forward(tokens, &[0], caches, metadata).map(|_| ()))
+        let step = HostStep { tokens, rows: &[0], metadata };
+        self.launched(step, caches, |on, inputs| self.text.forward(on, inputs, caches).map(|_| ()))
     }
 
     /// The same projection behind another model.
@@ -319,8 +307,8 @@ impl Decoder {
     }
 
     /// The device of the weights.
-    pub fn device(&self) -> &Device {
-        self.text.device()
+    pub fn device(&self) -> Device {
+        self.backend.device()
     }
 
     /// The most tokens that a sequence may have, where the model's shapes are fixed.
@@ -347,33 +335,31 @@ impl Decoder {
         caches: &MambaHybridCacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
-        let compute = |tokens: &[u32], rows: &[u32], metadata: &StepMetadata| {
-            self.in_pool(|| self.projected(&self.text.forward(tokens, rows, caches, metadata)?))
+        let step = HostStep { tokens, rows, metadata };
+        let compute = |on: &Run<'_>, inputs: &StepInputs<'_>| {
+            self.in_pool(|| self.projected(on, &self.text.forward(on, inputs, caches)?))
         };
-        #[cfg(feature = "launches")]
-        if let Some(place) = self.place(caches) {
-            metadata.check(caches.book().layout()).map_err(ManagerError::from)?;
-            let told = Told { tokens, rows, metadata };
-            return self.steps.logits(told, &place, |told| compute(told.tokens, told.rows, told.metadata));
+        match self.place(caches) {
+            Some(place) => {
+                metadata.check(caches.book().layout()).map_err(ManagerError::from)?;
+                self.steps.logits(step, &place, compute)
+            }
+            None => compute(&self.backend.run(), &step.on_host()),
         }
-        compute(tokens, rows, metadata)
     }
 
-    /// Runs `compute` of a step, whose numbers are uploaded once where ops are launches.
-    fn told<R: Send>(
+    /// Runs `compute` of a step, whose lists are uploaded once where ops are launches.
+    fn launched<R: Send>(
         &self,
-        tokens: &[u32],
-        rows: &[u32],
+        step: HostStep<'_>,
         caches: &MambaHybridCacheManager,
-        metadata: &StepMetadata,
-        compute: impl FnOnce() -> Result<R, RuntimeError> + Send,
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError> + Send,
     ) -> Result<R, RuntimeError> {
-        #[cfg(feature = "launches")]
-        if let Some(place) = self.place(caches) {
-            return self.steps.run(Told { tokens, rows, metadata }, &place, || self.in_pool(compute));
+        let compute = |on: &Run<'_>, inputs: &StepInputs<'_>| self.in_pool(|| compute(on, inputs));
+        match self.place(caches) {
+            Some(place) => self.steps.run(step, &place, compute),
+            None => compute(&self.backend.run(), &step.on_host()),
         }
-        let _ = (tokens, rows, caches, metadata);
-        self.in_pool(compute)
     }
 
     /// Runs `compute` inside the pool of threads: a parallel loop that starts outside wakes and awaits it each time. What a
@@ -382,23 +368,20 @@ impl Decoder {
         if self.device().is_cpu() { rayon::scope(|_| compute()) } else { compute() }
     }
 
-    /// Where steps are uploaded to, if ops are launches.
-    #[cfg(feature = "launches")]
+    /// Where the lists of steps are uploaded to, if ops are launches.
     fn place(&self, caches: &MambaHybridCacheManager) -> Option<Place<'_>> {
-        let ropes = if cacheplan_kernels::launches_on(self.device()) { self.text.ropes()? } else { return None };
+        let ropes = if self.backend.launches() { self.text.ropes()? } else { return None };
         let most = usize::try_from(caches.book().layout().limits.max_batch_size).unwrap_or(usize::MAX);
-        Some(Place { device: self.device(), ropes, pools: caches.identity(), most })
+        Some(Place { backend: &self.backend, ropes, pools: caches.identity(), most })
     }
 
     /// Records no steps from now on.
     pub(crate) fn only_launch(&self) {
-        #[cfg(feature = "launches")]
         self.steps.only_launch();
     }
 
     /// Gives up steps that were recorded, which hold memory of the device.
     pub(crate) fn forget_recorded(&self) {
-        #[cfg(feature = "launches")]
         self.steps.forget();
     }
 }
@@ -438,17 +421,13 @@ impl TextModel for Blocks {
         self.embedding.rows()
     }
 
-    fn device(&self) -> &Device {
-        self.embedding.device()
-    }
-
     fn caches(&self) -> Vec<CacheUse> {
         self.blocks.iter().flat_map(|block| block.mixer.caches()).collect()
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
         for block in &self.blocks {
-            if block.mixer.replay(kept)? {
+            if block.mixer.replay(on, kept)? {
                 return Ok(());
             }
         }
@@ -471,23 +450,21 @@ impl TextModel for Blocks {
 
     fn forward(
         &self,
-        tokens: &[u32],
-        rows: &[u32],
+        on: &Run<'_>,
+        inputs: &StepInputs<'_>,
         caches: &MambaHybridCacheManager,
-        metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
-        let device = self.device();
-        let embedded = self.embedding.embed(tokens)?;
+        let embedded = self.embedding.embed(on, inputs.tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
-        let drafts = Drafts::of(caches, metadata);
-        let step = Step::new(caches, &self.names, metadata, &embedded, drafts.as_ref());
+        let drafts = Drafts::of(caches, inputs);
+        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: drafts.as_ref() };
         let mut x = embedded.clone();
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
         drafts.as_ref().map_or(Ok(()), Drafts::keep)?;
-        let chosen = x.index_select(&row_numbers(rows, device)?, 0)?;
-        Ok(self.norm.forward(&chosen)?)
+        let chosen = x.index_select(&on.tensor(inputs.rows)?, 0)?;
+        Ok(self.norm.forward(on, &chosen)?)
     }
 }
 

@@ -1,14 +1,13 @@
 //! A small hybrid model inside the library: every kind of cache, and one that a framework would add itself.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_kernels::{GateOrder, Routing};
+use cacheplan_kernels::{Backend, GateOrder, Routing};
 use cacheplan_planner::{Budget, DeviceInfo, Grouping, Memory};
 use cacheplan_transforms::{
     GraphBuilder, Model,
     layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec},
     registry::{Cache, Descriptor},
 };
-use candle_core::Device;
 
 use crate::decoder::{Block, Decoder};
 use crate::error::RuntimeError;
@@ -53,7 +52,7 @@ impl Session {
     ///
     /// # Errors
     /// A device without the memory.
-    pub fn demo(device: Device) -> Result<Self, RuntimeError> {
+    pub fn demo(backend: Backend) -> Result<Self, RuntimeError> {
         let budget = Budget {
             // The original's rule: it leaves generic states to local allocation, so that the demo shows both owners.
             grouping: Some(Grouping::FirstReference),
@@ -70,12 +69,12 @@ impl Session {
         });
         let options = SessionOptions {
             budget,
-            device,
+            backend,
             device_info: Some(device_info),
             descriptors: vec![descriptor],
             ..SessionOptions::default()
         };
-        Self::new(model(), options, |model, device| decoder(model, &Weights::invented(candle_core::DType::F32, device)))
+        Self::new(model(), options, |model, on| decoder(model, &Weights::invented(candle_core::DType::F32, on)))
     }
 }
 
@@ -130,7 +129,7 @@ fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
             routing: Routing::softmax(size(sizes.experts), 2, true),
             router: Linear::load(&weights.enter("gate"), layer.hidden, size(sizes.experts), false)?,
             correction: None,
-            experts: ExpertMlps::load(size(sizes.experts), |expert| {
+            experts: ExpertMlps::load(weights.backend(), size(sizes.experts), |expert| {
                 Mlp::load_plain(&weights.enter(expert), plain(sizes)).map_err(RuntimeError::from)
             })?,
             latent: None,

@@ -1,15 +1,16 @@
 //! The device that the caches will live on: what can be learned of it, and what is computed in there.
 
 use cacheplan_handlers::DType;
+use cacheplan_kernels::Backend;
 use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
 use crate::error::RuntimeError;
 
 /// The device called `cpu` or `cuda:N`.
-pub(crate) fn open_device(name: &str) -> Result<Device, RuntimeError> {
+pub(crate) fn open_device(name: &str) -> Result<Backend, RuntimeError> {
     let ordinal = match name.split_once(':') {
-        None if name == "cpu" => return Ok(Device::Cpu),
+        None if name == "cpu" => return Ok(Backend::Cpu),
         Some(("cuda", ordinal)) => ordinal.parse().ok(),
         _ => None,
     };
@@ -28,9 +29,9 @@ pub(crate) fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
 }
 
 /// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
-pub(crate) fn compute_dtype(model: DType, device: &Device) -> candle_core::DType {
+pub(crate) fn compute_dtype(model: DType, on: &Backend) -> candle_core::DType {
     match model {
-        _ if device.is_cpu() => candle_core::DType::F32,
+        _ if on.device().is_cpu() => candle_core::DType::F32,
         DType::F16 => candle_core::DType::F16,
         DType::F32 => candle_core::DType::F32,
         _ => candle_core::DType::BF16,
@@ -58,12 +59,12 @@ fn host_memory() -> Option<DeviceInfo> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(ordinal: usize) -> Result<Device, RuntimeError> {
-    Ok(cacheplan_kernels::open_device(ordinal)?)
+fn open_cuda(ordinal: usize) -> Result<Backend, RuntimeError> {
+    Ok(Backend::cuda(ordinal)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: usize) -> Result<Device, RuntimeError> {
+fn open_cuda(_: usize) -> Result<Backend, RuntimeError> {
     Err(RuntimeError::WithoutCuda)
 }
 
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_refused_by_name() {
-        assert!(open_device("cpu").unwrap().is_cpu());
+        assert!(matches!(open_device("cpu").unwrap(), Backend::Cpu));
         assert_eq!(open_device("tpu:0").unwrap_err().to_string(), "unknown device `tpu:0`; name `cpu` or `cuda:N`");
         if !cfg!(feature = "cuda") {
             assert!(matches!(open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));

@@ -12,25 +12,17 @@ use std::collections::HashMap;
 use std::mem;
 use std::sync::{Mutex, PoisonError};
 
-use cacheplan_kernels::{DeviceBatch, Graph, HostBatch, Rope, record, warm_up};
+use cacheplan_kernels::{Backend, Graph, Rope, Rotations, Run, StepBuffer, StepLists};
 use cacheplan_managers::book::StepMetadata;
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use crate::error::RuntimeError;
+use crate::inputs::{HostStep, StepInputs};
 
-/// What a model is told of a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Told<'a> {
-    pub(crate) tokens: &'a [u32],
-    /// The rows that are wanted.
-    pub(crate) rows: &'a [u32],
-    pub(crate) metadata: &'a StepMetadata,
-}
-
-/// The device of a model's steps, and what its layers make of positions.
+/// Where a model's steps run, and what its layers make of positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Place<'a> {
-    pub(crate) device: &'a Device,
+    pub(crate) backend: &'a Backend,
     pub(crate) ropes: Vec<&'a Rope>,
     /// The pools, by a number that no others have.
     pub(crate) pools: (u64, u32),
@@ -48,8 +40,8 @@ struct Steps {
     plain: bool,
     pools: (u64, u32),
     /// For steps of any shape; made anew where one needs more.
-    any: Option<DeviceBatch>,
-    buckets: HashMap<Bucket, (DeviceBatch, Progress)>,
+    any: Option<StepBuffer>,
+    buckets: HashMap<Bucket, (StepBuffer, Progress)>,
 }
 
 /// Sequences, and blocks of a table in each pool.
@@ -62,7 +54,7 @@ enum Progress {
     New,
     /// The shape of its logits is known, and every kernel loaded.
     Warm(Tensor),
-    Recorded(Graph, Tensor),
+    Recorded(Box<dyn Graph>, Tensor),
     /// Where there are no graphs, a step is run anew with all that the host said of the one that was recorded.
     Kept(Box<Padded>),
     /// The host has a part in it.
@@ -70,44 +62,45 @@ enum Progress {
 }
 
 impl DeviceSteps {
-    /// Runs a step, whose numbers are uploaded once.
+    /// Runs a step, whose lists are uploaded once.
     pub(crate) fn run<R>(
         &self,
-        told: Told<'_>,
+        step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl FnOnce() -> Result<R, RuntimeError>,
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError>,
     ) -> Result<R, RuntimeError> {
         let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        steps.upload_once(told, place, compute)
+        steps.upload_once(step, place, compute)
     }
 
     /// Runs a step for its logits, recorded if it decodes.
     pub(crate) fn logits(
         &self,
-        told: Told<'_>,
+        step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl Fn(Told<'_>) -> Result<Tensor, RuntimeError>,
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
         let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if steps.plain || !told.decodes() {
-            return steps.upload_once(told, place, || compute(told));
+        if steps.plain || !step.decodes() {
+            return steps.upload_once(step, place, compute);
         }
         if steps.pools != place.pools {
             steps.buckets.clear();
             steps.pools = place.pools;
         }
-        let padded = Padded::new(told, place.most);
-        let host = padded.told().host(&place.ropes)?;
-        let (batch, progress) = match steps.buckets.entry(padded.bucket()) {
-            std::collections::hash_map::Entry::Occupied(bucket) => bucket.into_mut(),
-            std::collections::hash_map::Entry::Vacant(bucket) => {
-                bucket.insert((DeviceBatch::new(host.words(), place.device)?, Progress::New))
-            }
-        };
-        batch.upload(&host)?;
-        let logits = progress.step(batch, &host, &padded, place, compute)?;
+        let padded = Padded::new(step, place.most);
+        let logits = listed(padded.step(), place, |inputs, lists| {
+            let (buffer, progress) = match steps.buckets.entry(padded.bucket()) {
+                std::collections::hash_map::Entry::Occupied(bucket) => bucket.into_mut(),
+                std::collections::hash_map::Entry::Vacant(bucket) => {
+                    bucket.insert((StepBuffer::new(lists.words().len(), place.backend)?, Progress::New))
+                }
+            };
+            buffer.upload(lists)?;
+            progress.step(buffer, inputs, &padded, place, compute)
+        })?;
         // A copy, since the next step writes where these lie.
-        Ok(logits.narrow(0, 0, told.rows.len())?.copy()?)
+        Ok(logits.narrow(0, 0, step.rows.len())?.copy()?)
     }
 
     /// Gives up what was recorded and its memory.
@@ -126,56 +119,72 @@ impl DeviceSteps {
 impl Steps {
     fn upload_once<R>(
         &mut self,
-        told: Told<'_>,
+        step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl FnOnce() -> Result<R, RuntimeError>,
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError>,
     ) -> Result<R, RuntimeError> {
-        let host = told.host(&place.ropes)?;
-        let batch = match self.any.take().filter(|batch| batch.capacity() >= host.words()) {
-            Some(batch) => self.any.insert(batch),
-            None => self.any.insert(DeviceBatch::new(host.words().next_power_of_two(), place.device)?),
-        };
-        batch.upload(&host)?;
-        batch.lend(&host, compute).0
+        listed(step, place, |inputs, lists| {
+            let words = lists.words().len();
+            let buffer = match self.any.take().filter(|buffer| buffer.capacity() >= words) {
+                Some(buffer) => self.any.insert(buffer),
+                None => self.any.insert(StepBuffer::new(words.next_power_of_two(), place.backend)?),
+            };
+            buffer.upload(lists)?;
+            compute(&buffer.run(), inputs)
+        })
     }
 }
 
+/// Calls `body` with the inputs of a step, and the lists that are to be uploaded for them.
+fn listed<R>(
+    step: HostStep<'_>,
+    place: &Place<'_>,
+    body: impl FnOnce(&StepInputs<'_>, &StepLists) -> Result<R, RuntimeError>,
+) -> Result<R, RuntimeError> {
+    let mut rotations = Rotations::new(&step.metadata.positions, place.ropes.iter().copied())?;
+    let mut lists = StepLists::default();
+    let inputs = step.listed(&mut rotations, &mut lists);
+    body(&inputs, &lists)
+}
+
 impl Progress {
-    /// The logits of a step whose numbers are uploaded.
+    /// The logits of a step whose lists are uploaded.
     fn step(
         &mut self,
-        batch: &DeviceBatch,
-        host: &HostBatch<'_>,
+        buffer: &StepBuffer,
+        inputs: &StepInputs<'_>,
         padded: &Padded,
         place: &Place<'_>,
-        compute: impl Fn(Told<'_>) -> Result<Tensor, RuntimeError>,
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
     ) -> Result<Tensor, RuntimeError> {
-        let launched = || batch.lend(host, || compute(padded.told()));
+        let Backend::Launching(launcher) = place.backend else { return compute(&buffer.run(), inputs) };
         match mem::replace(self, Self::Refused) {
             Self::New => {
-                let (logits, told_once) = warm_up(place.device, launched);
-                let logits = logits?;
-                if told_once {
+                let (on, mut logits) = (buffer.run(), None);
+                launcher.warm_up(&mut || logits = Some(compute(&on, inputs)));
+                let logits = logits.unwrap_or_else(|| compute(&on, inputs))?;
+                if on.is_recordable() {
                     *self = Self::Warm(logits.zeros_like()?);
                 }
                 Ok(logits)
             }
             Self::Warm(logits) => {
-                let step = || batch.lend(host, || Ok(logits.slice_set(&compute(padded.told())?, 0, 0)?)).0;
-                match record::<RuntimeError>(place.device, step) {
+                let mut given = Ok(());
+                let recorded = launcher.record(&mut || {
+                    let step = compute(&buffer.run(), inputs);
+                    given = step.and_then(|made| Ok(logits.slice_set(&made, 0, 0)?));
+                });
+                match given.and(recorded.map_err(RuntimeError::from)) {
                     Ok(Some(graph)) => {
                         *self = Self::Recorded(graph, logits);
-                        self.step(batch, host, padded, place, compute)
+                        return self.step(buffer, inputs, padded, place, compute);
                     }
-                    Ok(None) => {
-                        *self = Self::Kept(Box::new(padded.clone()));
-                        launched().0
-                    }
+                    Ok(None) => *self = Self::Kept(Box::new(padded.clone())),
                     Err(error) => {
                         tracing::debug!(%error, sequences = padded.rows.len(), "a step cannot be recorded");
-                        launched().0
                     }
                 }
+                compute(&buffer.run(), inputs)
             }
             Self::Recorded(mut graph, logits) => {
                 graph.run()?;
@@ -183,38 +192,12 @@ impl Progress {
                 Ok(logits)
             }
             Self::Kept(kept) => {
-                let host = kept.told().host(&place.ropes)?;
-                let logits = batch.lend(&host, || compute(kept.told())).0;
-                drop(host);
+                let logits = listed(kept.step(), place, |inputs, _| compute(&buffer.run(), inputs));
                 *self = Self::Kept(kept);
                 logits
             }
-            Self::Refused => launched().0,
+            Self::Refused => compute(&buffer.run(), inputs),
         }
-    }
-}
-
-impl<'a> Told<'a> {
-    /// Whether every sequence has one token, whose row is wanted, and nothing is guessed.
-    fn decodes(&self) -> bool {
-        let Self { tokens, rows, metadata } = *self;
-        let each = (0u32..).zip(rows).all(|(row, wanted)| row == *wanted) && rows.len() == tokens.len();
-        each && metadata.batch() == tokens.len() && metadata.draft_rows.iter().all(|row| *row < 0)
-    }
-
-    /// The same as it is uploaded.
-    fn host(self, ropes: &[&Rope]) -> Result<HostBatch<'a>, RuntimeError> {
-        let Self { tokens, rows, metadata } = self;
-        let mut host = HostBatch::new(&metadata.positions, ropes.iter().copied())?;
-        for numbers in [tokens, rows, &metadata.cu_seqlens, &metadata.kv_lens] {
-            host.lengths(numbers);
-        }
-        host.indices(&metadata.slots);
-        for pool in &metadata.pools {
-            host.indices(&pool.block_tables);
-            host.slots(&pool.slot_mapping);
-        }
-        Ok(host)
     }
 }
 
@@ -227,16 +210,16 @@ struct Padded {
 }
 
 impl Padded {
-    fn new(told: Told<'_>, most: usize) -> Self {
-        let mut metadata = told.metadata.clone();
+    fn new(step: HostStep<'_>, most: usize) -> Self {
+        let mut metadata = step.metadata.clone();
         metadata.pad_to_bucket(most);
-        let mut tokens = told.tokens.to_vec();
+        let mut tokens = step.tokens.to_vec();
         tokens.resize(metadata.batch(), 0);
         Self { rows: (0..tokens.len() as u32).collect(), tokens, metadata }
     }
 
-    fn told(&self) -> Told<'_> {
-        Told { tokens: &self.tokens, rows: &self.rows, metadata: &self.metadata }
+    fn step(&self) -> HostStep<'_> {
+        HostStep { tokens: &self.tokens, rows: &self.rows, metadata: &self.metadata }
     }
 
     fn bucket(&self) -> Bucket {
@@ -247,23 +230,36 @@ impl Padded {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::sync::MutexGuard;
+    use std::sync::Arc;
 
-    use cacheplan_kernels::rows;
+    use cacheplan_kernels::{KernelError, Launcher, Launches, Target};
+    use candle_core::Device;
     use rstest::rstest;
 
     use super::*;
 
-    /// What is lent is known to the whole process.
-    fn turn() -> MutexGuard<'static, ()> {
-        static TURN: Mutex<()> = Mutex::new(());
-        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Launches nothing: the steps of these tests are made of uploaded lists alone.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Launcher for Nothing {
+        fn device(&self) -> Device {
+            Device::Cpu
+        }
+
+        fn target(&self) -> Result<Target, KernelError> {
+            Ok(Target { processors: 1, shared_bytes: 0 })
+        }
+
+        fn launch(&self, op: &'static str, _: &Launches<'_>) -> Result<Vec<Tensor>, KernelError> {
+            Err(KernelError::NoKernel { op })
+        }
     }
 
     /// What a step gives that adds up each token and its position, read of what was uploaded.
-    fn sums(told: Told<'_>) -> Result<Tensor, RuntimeError> {
-        let read = |numbers: &[u32]| rows(numbers, &Device::Cpu);
-        Ok((read(told.tokens)? + read(&told.metadata.positions)?)?.unsqueeze(1)?)
+    fn sums(on: &Run<'_>, inputs: &StepInputs<'_>) -> Result<Tensor, RuntimeError> {
+        let read = |numbers| on.tensor(numbers);
+        Ok((read(inputs.tokens)? + read(inputs.positions.numbers())?)?.unsqueeze(1)?)
     }
 
     /// A step of these sequences at a position.
@@ -274,26 +270,23 @@ mod tests {
         ((0..batch as u32).map(|row| 100 * row).collect(), metadata)
     }
 
-    fn place(pools: (u64, u32)) -> Place<'static> {
-        Place { device: &Device::Cpu, ropes: Vec::new(), pools, most: 8 }
-    }
-
     /// Runs steps of three sequences at these positions: what each gives, and the position that the model was told of.
     fn run(
         steps: &DeviceSteps,
         pools: (u64, u32),
         positions: impl IntoIterator<Item = u32>,
-        compute: impl Fn(Told<'_>) -> Result<Tensor, RuntimeError>,
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
     ) -> Vec<(Vec<u32>, u32)> {
-        let mut found = Vec::new();
+        let (backend, mut found) = (Backend::Launching(Arc::new(Nothing)), Vec::new());
+        let place = Place { backend: &backend, ropes: Vec::new(), pools, most: 8 };
         for position in positions {
             let told_of = RefCell::new(0);
             let (tokens, metadata) = step(3, position);
-            let told = Told { tokens: &tokens, rows: &[0, 1, 2], metadata: &metadata };
-            let logits = steps.logits(told, &place(pools), |told| {
-                assert_eq!(told.metadata.batch(), 4);
-                told_of.replace(told.metadata.positions[0]);
-                compute(told)
+            let step = HostStep { tokens: &tokens, rows: &[0, 1, 2], metadata: &metadata };
+            let logits = steps.logits(step, &place, |on, inputs| {
+                assert_eq!(inputs.metadata.batch(), 4);
+                told_of.replace(inputs.metadata.positions[0]);
+                compute(on, inputs)
             });
             found.push((logits.unwrap().flatten_all().unwrap().to_vec1().unwrap(), told_of.into_inner()));
         }
@@ -306,7 +299,6 @@ mod tests {
 
     #[test]
     fn steps_behind_the_recorded_one_are_told_what_that_was_and_read_what_is_uploaded() {
-        let _turn = turn();
         let found = run(&DeviceSteps::default(), (1, 0), 7..12, sums);
         let told = [7, 8, 8, 8, 8];
         assert_eq!(found, (7..12).zip(told).map(|(at, told)| (expected(at), told)).collect::<Vec<_>>());
@@ -316,7 +308,6 @@ mod tests {
     #[case::resized((1, 1))]
     #[case::others((2, 0))]
     fn nothing_recorded_is_kept_for_other_pools(#[case] pools: (u64, u32)) {
-        let _turn = turn();
         let steps = DeviceSteps::default();
         run(&steps, (1, 0), 7..10, sums);
         let found = run(&steps, pools, 10..13, sums);
@@ -325,7 +316,6 @@ mod tests {
 
     #[test]
     fn what_was_forgotten_is_recorded_anew() {
-        let _turn = turn();
         let steps = DeviceSteps::default();
         run(&steps, (1, 0), 7..10, sums);
         steps.forget();
@@ -334,10 +324,9 @@ mod tests {
 
     #[test]
     fn a_step_that_the_host_has_a_part_in_is_never_recorded() {
-        let _turn = turn();
-        let of_host = |told: Told<'_>| {
-            let positions = told.metadata.positions.clone();
-            Ok((rows(told.tokens, &Device::Cpu)? + rows(&positions, &Device::Cpu)?)?.unsqueeze(1)?)
+        let of_host = |on: &Run<'_>, inputs: &StepInputs<'_>| {
+            let positions = on.tensor((&inputs.metadata.positions).into())?;
+            Ok((on.tensor(inputs.tokens)? + positions)?.unsqueeze(1)?)
         };
         let found = run(&DeviceSteps::default(), (1, 0), 7..11, of_host);
         assert_eq!(found, (7..11).map(|at| (expected(at), at)).collect::<Vec<_>>());
@@ -345,17 +334,17 @@ mod tests {
 
     #[test]
     fn prompts_and_chosen_rows_are_neither_padded_nor_recorded() {
-        let _turn = turn();
-        let steps = DeviceSteps::default();
+        let (steps, backend) = (DeviceSteps::default(), Backend::Launching(Arc::new(Nothing)));
+        let place = Place { backend: &backend, ropes: Vec::new(), pools: (1, 0), most: 8 };
         let (tokens, metadata) = step(3, 5);
         let mut prompt = metadata.clone();
         (prompt.cu_seqlens, prompt.kv_lens) = (vec![0, 2, 3], vec![7, 1]);
         for (rows, metadata) in [(vec![0, 2], &metadata), (vec![0, 1, 2], &prompt)] {
             for _ in 0..3 {
-                let told = Told { tokens: &tokens, rows: &rows, metadata };
-                let found = steps.logits(told, &place((1, 0)), |told| {
-                    assert_eq!((told.tokens, told.metadata), (tokens.as_slice(), metadata));
-                    sums(told)
+                let step = HostStep { tokens: &tokens, rows: &rows, metadata };
+                let found = steps.logits(step, &place, |on, inputs| {
+                    assert_eq!((inputs.tokens.host(), inputs.metadata), (tokens.as_slice(), metadata));
+                    sums(on, inputs)
                 });
                 assert_eq!(found.unwrap().dims(), [3, 1]);
             }

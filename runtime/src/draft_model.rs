@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cacheplan_kernels::Backend;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_planner::{Budget, PlanRequest};
@@ -62,8 +63,8 @@ impl DraftPlan {
     ///
     /// # Errors
     /// Weights that cannot be used, another vocabulary.
-    pub(crate) fn load(self, verifier: &Decoder, device: &Device) -> Result<DraftModel, RuntimeError> {
-        let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, device), device)?;
+    pub(crate) fn load(self, verifier: &Decoder, on: &Backend) -> Result<DraftModel, RuntimeError> {
+        let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, on), on)?;
         let decoder = Decoder::load(&self.model, &weights)?;
         decoder.caches().iter().try_for_each(|cache| cache.is_held(&self.resources))?;
         let (found, expected) = (decoder.vocab_size(), verifier.vocab_size());

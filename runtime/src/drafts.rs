@@ -9,18 +9,18 @@ use std::cell::RefCell;
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{StateBatch, StateLayerView, StateWrites};
-use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, StateLayer};
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
+use crate::inputs::StepInputs;
 use crate::step::{KeptInputs, StateCache};
 
 /// Where the states of a verifying step are written.
 #[derive(Debug)]
 pub(crate) struct Drafts<'a> {
     caches: &'a MambaHybridCacheManager,
-    metadata: &'a StepMetadata,
+    inputs: &'a StepInputs<'a>,
     /// Rows of the live states; -1 for padding.
     slots: Vec<i32>,
     /// The candidate before each, -1 for the first of a sequence.
@@ -33,7 +33,8 @@ pub(crate) struct Drafts<'a> {
 
 impl<'a> Drafts<'a> {
     /// `None` in a step that does not speculate.
-    pub(crate) fn of(caches: &'a MambaHybridCacheManager, metadata: &'a StepMetadata) -> Option<Self> {
+    pub(crate) fn of(caches: &'a MambaHybridCacheManager, inputs: &'a StepInputs<'a>) -> Option<Self> {
+        let metadata = inputs.metadata;
         if metadata.draft_rows.iter().all(|row| *row < 0) {
             return None;
         }
@@ -46,7 +47,7 @@ impl<'a> Drafts<'a> {
             }
         }
         let after = (0..metadata.total_tokens() as i32).map(|row| batch + row).collect();
-        Some(Self { caches, metadata, slots, parents, after, pending: RefCell::new(None) })
+        Some(Self { caches, inputs, slots, parents, after, pending: RefCell::new(None) })
     }
 
     /// The pool for a layer's kernel.
@@ -57,22 +58,23 @@ impl<'a> Drafts<'a> {
         live: &StateLayer<'_>,
     ) -> Result<StateCache<'b>, RuntimeError> {
         self.keep()?;
-        let Self { caches, metadata, parents, .. } = self;
+        let Self { caches, inputs, parents, .. } = self;
+        let metadata = inputs.metadata;
         if caches.route(layer, &twin(kind)).is_err() {
             let writes = StateWrites::Tree { parents, slots: &[] };
-            let batch = StateBatch { cu_seqlens: &metadata.cu_seqlens, slots: &metadata.slots, writes };
+            let batch = inputs.states.with_writes(writes);
             let inputs = Some(KeptInputs { caches, metadata, layer });
             return Ok(StateCache { pool: live.pool.clone(), view: live.view, batch, inputs });
         }
         let view = live.view;
-        let rows: Vec<u32> = self.metadata.slots.iter().map(|slot| u32::try_from(*slot).unwrap_or(0)).collect();
+        let rows: Vec<u32> = self.inputs.metadata.slots.iter().map(|slot| u32::try_from(*slot).unwrap_or(0)).collect();
         let device = live.pool.device();
         let own = live.pool.index_select(&Tensor::new(rows, device)?, 0)?.narrow(1, view.layer_offset, view.elems())?;
         let candidates = Tensor::zeros((self.after.len(), view.elems()), own.dtype(), device)?;
         let pool = Tensor::cat(&[&own.contiguous()?, &candidates], 0)?;
         *self.pending.borrow_mut() = Some((pool.clone(), layer, kind.clone()));
         let writes = StateWrites::Tree { parents: &self.parents, slots: &self.after };
-        let batch = StateBatch { cu_seqlens: &self.metadata.cu_seqlens, slots: &self.slots, writes };
+        let batch = StateBatch::new(inputs.states.cu_seqlens, &self.slots).with_writes(writes);
         let view = StateLayerView { slot_elems: view.elems(), layer_offset: 0, ..view };
         Ok(StateCache { pool, view, batch, inputs: None })
     }
@@ -82,10 +84,10 @@ impl<'a> Drafts<'a> {
         let Some((pool, layer, kind)) = self.pending.borrow_mut().take() else { return Ok(()) };
         let planned = self.caches.state_layer(self.caches.route(layer, &twin(&kind))?)?;
         let rows = planned.pool.flatten_all()?;
-        for (sequence, range) in self.metadata.cu_seqlens.windows(2).enumerate() {
-            let Ok(row) = usize::try_from(self.metadata.draft_rows[sequence]) else { continue };
+        for (sequence, range) in self.inputs.metadata.cu_seqlens.windows(2).enumerate() {
+            let Ok(row) = usize::try_from(self.inputs.metadata.draft_rows[sequence]) else { continue };
             let (first, count) = (range[0] as usize, (range[1] - range[0]) as usize);
-            let states = pool.narrow(0, self.metadata.batch() + first, count)?.flatten_all()?;
+            let states = pool.narrow(0, self.inputs.metadata.batch() + first, count)?.flatten_all()?;
             rows.slice_set(&states, 0, row * planned.view.slot_elems + planned.view.layer_offset)?;
         }
         Ok(())

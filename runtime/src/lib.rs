@@ -11,7 +11,6 @@ mod costs;
 mod decoder;
 mod demo;
 mod device;
-#[cfg(feature = "launches")]
 mod device_steps;
 mod draft_model;
 mod drafts;
@@ -22,6 +21,7 @@ mod follow;
 mod generate;
 mod generation;
 mod generation_config;
+mod inputs;
 mod layers;
 mod markdown;
 mod models;

@@ -1,13 +1,14 @@
 //! A model's own layer that says what comes behind the next token: of the model's hidden row at a token and of the token
 //! behind it. Its caches are those that a plan has for a prediction head, `draft.mtp_0`.
 
-use cacheplan_managers::book::StepMetadata;
+use cacheplan_kernels::Run;
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_planner::CachePlan;
 use candle_core::Tensor;
 
 use crate::decoder::Block;
 use crate::error::RuntimeError;
+use crate::inputs::StepInputs;
 use crate::layers::{Linear, RmsNorm};
 use crate::step::{CacheUse, Names, Step};
 use crate::weights::Matrix;
@@ -68,25 +69,25 @@ impl PredictionLayer {
         Ok(())
     }
 
-    /// For hidden rows of the model and the tokens behind them: rows behind its norm, and those that a further guess goes
+    /// For hidden rows of the model and the tokens of a step, which stand behind them: rows behind its norm, and those that a further guess goes
     /// on from.
     pub(crate) fn forward(
         &self,
+        on: &Run<'_>,
         embedding: &Matrix,
         hidden: &Tensor,
-        next: &[u32],
+        inputs: &StepInputs<'_>,
         caches: &MambaHybridCacheManager,
-        metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
-        let next: Vec<usize> = next.iter().map(|&token| token as usize).collect();
+        let next: Vec<usize> = inputs.tokens.iter().map(|&token| token as usize).collect();
         let embedded = embedding.select(&next)?.computed()?;
-        let both = [self.token_norm.forward(&embedded)?, self.hidden_norm.forward(hidden)?];
-        let mut x = self.projection.forward(&Tensor::cat(&both, 1)?)?;
-        let step = Step::new(caches, &self.names, metadata, &embedded, None);
+        let both = [self.token_norm.forward(on, &embedded)?, self.hidden_norm.forward(on, hidden)?];
+        let mut x = self.projection.forward(on, &Tensor::cat(&both, 1)?)?;
+        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: None };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
-        let said = self.norm.forward(&x)?;
+        let said = self.norm.forward(on, &x)?;
         Ok([said.clone(), if self.goes_on_normed { said } else { x }])
     }
 }

@@ -98,7 +98,7 @@ fn measured(
         drop(had);
         Ok(())
     };
-    let (forward, peak) = CountingAllocator::measure_peak(decoder.device(), forward);
+    let (forward, peak) = CountingAllocator::measure_peak(&decoder.device(), forward);
     forward?;
     let peak = peak.ok_or(RuntimeError::Unmeasured)?;
     Ok(MemoryProfile {

@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn rounding_changes_no_more_draws_than_shares() {
         let logits: Vec<f32> = (0..64).map(|at| (at as f32 * 0.7).sin()).collect();
-        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, ..Sampling::default() };
+        let sampling = Sampling { temperature: 0.8, top_k: 40, ..Sampling::default() };
         let mut changed = 0;
         for seed in 0..2000 {
             let sampling = Sampling { seed, ..sampling.clone() };

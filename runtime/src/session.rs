@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cacheplan_graphs::GraphEngine;
-use cacheplan_kernels::MlaCacheMode;
+use cacheplan_kernels::{Backend, MlaCacheMode};
 use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
-use candle_core::Device;
 
 use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
@@ -43,7 +42,7 @@ pub struct SessionOptions {
     /// The budget's values with where each was stated, for errors; empty where nobody knows.
     pub settings: Vec<Override>,
     /// Where the model runs and its caches live.
-    pub device: Device,
+    pub backend: Backend,
     /// What the device has; read from the device if absent.
     pub device_info: Option<DeviceInfo>,
     /// Assumptions and descriptions for the front-end.
@@ -73,11 +72,11 @@ impl Default for SessionOptions {
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
-        let (device, reuse_prefixes, graphs, ignore_eos) = (Device::Cpu, true, true, false);
+        let (backend, reuse_prefixes, graphs, ignore_eos) = (Backend::Cpu, true, true, false);
         Self {
             budget,
             settings,
-            device,
+            backend,
             device_info,
             read,
             descriptors,
@@ -119,7 +118,7 @@ impl Session {
     ///
     /// # Errors
     /// Another name, a build without CUDA, a device that does not answer.
-    pub fn open_device(name: &str) -> Result<Device, RuntimeError> {
+    pub fn open_device(name: &str) -> Result<Backend, RuntimeError> {
         open_device(name)
     }
 
@@ -138,9 +137,9 @@ impl Session {
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let (mode, kv) = (options.budget.mla_cache_mode, options.budget.dtypes.kv);
-        let own = |model: &Model, device: &Device| {
+        let own = |model: &Model, on: &Backend| {
             models::refuse_unknown(model)?;
-            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, device), device)?;
+            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?;
             let latents = LatentLayout {
                 mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
                 dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),
@@ -155,12 +154,12 @@ impl Session {
                 // Of the model's own weights only those around its layers are read.
                 let mut around = model;
                 around.layers.clear();
-                Self::new(graphs, options, |graphs, device| {
-                    Ok(own(&around, device)?.with_text(Exported::open(&files, &engine, graphs, device)?))
+                Self::new(graphs, options, |graphs, on| {
+                    Ok(own(&around, on)?.with_text(Exported::open(&files, &engine, graphs, on)?))
                 })?
             }
-            None if is_graph => Self::new(model, options, |model, device| {
-                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, device)?, None))
+            None if is_graph => Self::new(model, options, |model, on| {
+                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, on)?, None, on))
             })?,
             None => Self::new(model, options, own)?,
         };
@@ -176,12 +175,12 @@ impl Session {
     pub fn new(
         mut model: Model,
         options: SessionOptions,
-        load: impl FnOnce(&Model, &Device) -> Result<Decoder, RuntimeError>,
+        load: impl FnOnce(&Model, &Backend) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
         let SessionOptions {
             budget,
             settings,
-            device,
+            backend,
             device_info: stated,
             descriptors,
             reuse_prefixes,
@@ -193,7 +192,7 @@ impl Session {
         descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
         let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
-        let device_info = stated.or_else(|| device_info(&device));
+        let device_info = stated.or_else(|| device_info(&backend.device()));
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
         let is_gguf = model.info.model_type.starts_with("gguf:");
         let predicts = draft.is_none() && models::predicts(&model.decoder) && !is_gguf;
@@ -213,10 +212,10 @@ impl Session {
             let preprocesses = models::preprocesses(&model.decoder);
             (feature == Feature::MlaCacheMode && !preprocesses)
                 .then(|| "a run computes by the operator for models of type deepseek_v3 only".into())
-                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &device, predicts))
+                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &backend, predicts))
         })?;
-        let decoder = load(&model, &device)?;
-        let draft = draft.map(|draft| draft.load(&decoder, &device)).transpose()?;
+        let decoder = load(&model, &backend)?;
+        let draft = draft.map(|draft| draft.load(&decoder, &backend)).transpose()?;
         if !graphs {
             [Some(&decoder), draft.as_ref().map(DraftModel::decoder)]
                 .into_iter()
@@ -234,7 +233,12 @@ impl Session {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
             return Err(RuntimeError::BeyondGraph { tokens, limit });
         }
-        let caches = CacheSet::allocate(&first, &device)?;
+        let groups = [DType::Q8_0, DType::Q4_0, DType::Mxfp4, DType::Nvfp4];
+        if let Some(pool) = first.pools.iter().find(|pool| groups.contains(&pool.dtype) && backend.launches()) {
+            let dtype = pool.dtype;
+            tracing::warn!("no kernel reads {dtype} caches: they pass through the host in every layer of every step");
+        }
+        let caches = CacheSet::allocate(&first, backend)?;
         let mut session = Self {
             model,
             resources,
@@ -365,7 +369,7 @@ impl Session {
             follower,
             recorder: &mut recorder,
         });
-        let (outputs, peak) = CountingAllocator::measure_peak(self.decoder.device(), || generator.run(requests));
+        let (outputs, peak) = CountingAllocator::measure_peak(&self.decoder.device(), || generator.run(requests));
         let peak_bytes = peak
             .filter(|_| self.decoder.is_counted())
             .map(|peak| self.decoder.mapped_bytes() + peak.resident_bytes + peak.beyond_bytes);

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
-use cacheplan_kernels::{KvLayerView, KvQuant, KvWrite, PagedBatch, Rope, StateBatch, StateLayerView};
+use cacheplan_kernels::{
+    KvLayerView, KvQuant, KvWrite, Numbers, PagedBatch, Positions, Rope, Run, StateBatch, StateLayerView,
+};
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{MambaHybridCacheManager, Route};
 use cacheplan_managers::{BookError, ManagerError};
@@ -13,6 +15,7 @@ use candle_core::Tensor;
 
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
+use crate::inputs::StepInputs;
 
 /// The names of a draft model's caches by layer and kind; those of the model itself are found by these alone.
 pub(crate) type Names = HashMap<(u32, Kind), String>;
@@ -20,21 +23,23 @@ pub(crate) type Names = HashMap<(u32, Kind), String>;
 /// The step's sequences, the pools they live in, and the embeddings of its tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
-    caches: &'a MambaHybridCacheManager,
-    names: &'a Names,
-    metadata: &'a StepMetadata,
-    embedded: &'a Tensor,
+    pub(crate) on: &'a Run<'a>,
+    pub(crate) inputs: &'a StepInputs<'a>,
+    pub(crate) caches: &'a MambaHybridCacheManager,
+    pub(crate) names: &'a Names,
+    pub(crate) embedded: &'a Tensor,
     /// Where states go instead, in a step that verifies drafts.
-    drafts: Option<&'a Drafts<'a>>,
+    pub(crate) drafts: Option<&'a Drafts<'a>>,
 }
 
 /// A layer's paged cache and the step's way into it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PagedCache<'a> {
+    pub(crate) on: &'a Run<'a>,
     pub(crate) pool: &'a Tensor,
     pub(crate) view: KvLayerView,
     pub(crate) batch: PagedBatch<'a>,
-    pub(crate) slot_mapping: &'a [i64],
+    pub(crate) slot_mapping: Numbers<'a, i64>,
     /// How an 8-bit or 4-bit pool stores rows.
     pub(crate) quant: Option<KvQuant<'static>>,
 }
@@ -130,7 +135,7 @@ impl PagedCache<'_> {
     /// Writes the step's keys and values `[tokens, num_kv_heads, head_dim]`; a latent cache takes no values.
     pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<(), RuntimeError> {
         let write = KvWrite { k, v, slot_mapping: self.slot_mapping, quant: self.quant };
-        Ok(write.run(self.pool, &self.view)?)
+        Ok(write.run(self.on, self.pool, &self.view)?)
     }
 
     /// As [`write`](Self::write), with queries and keys rotated on the way; returns the rotated queries.
@@ -140,23 +145,17 @@ impl PagedCache<'_> {
         k: &Tensor,
         v: &Tensor,
         rope: &Rope,
-        positions: &[u32],
+        positions: Positions<'_>,
     ) -> Result<Tensor, RuntimeError> {
         let write = KvWrite { k, v: Some(v), slot_mapping: self.slot_mapping, quant: self.quant };
-        Ok(write.run_rotated(q, rope, positions, self.pool, &self.view)?)
+        Ok(write.run_rotated(self.on, q, rope, positions, self.pool, &self.view)?)
     }
 }
 
 impl<'a> Step<'a> {
-    /// The step that `metadata` describes, as the manager of its pools filled it in.
-    pub(crate) fn new(
-        caches: &'a MambaHybridCacheManager,
-        names: &'a Names,
-        metadata: &'a StepMetadata,
-        embedded: &'a Tensor,
-        drafts: Option<&'a Drafts<'a>>,
-    ) -> Self {
-        Self { caches, names, metadata, embedded, drafts }
+    /// Where its ops run.
+    pub(crate) fn on(&self) -> &'a Run<'a> {
+        self.on
     }
 
     fn route(&self, layer: u32, kind: &Kind) -> Result<Route, ManagerError> {
@@ -172,28 +171,17 @@ impl<'a> Step<'a> {
     }
 
     /// The position of each token in its sequence.
-    pub(crate) fn positions(&self) -> &'a [u32] {
-        &self.metadata.positions
+    pub(crate) fn positions(&self) -> Positions<'a> {
+        self.inputs.positions
     }
 
     /// The paged cache of `kind` in `layer`.
     pub(crate) fn paged(&self, layer: u32, kind: &Kind) -> Result<PagedCache<'a>, RuntimeError> {
         let cache = self.caches.kv_layer(self.route(layer, kind)?)?;
         let foreign = || BookError::UnknownPool(format!("paged pool {}", cache.paged));
-        let pool = self.metadata.pools.get(cache.paged).ok_or_else(foreign)?;
-        let batch = PagedBatch {
-            cu_seqlens: &self.metadata.cu_seqlens,
-            kv_lens: &self.metadata.kv_lens,
-            block_tables: &pool.block_tables,
-            max_blocks: pool.max_blocks,
-        };
-        Ok(PagedCache {
-            pool: cache.pool,
-            view: cache.view,
-            batch,
-            slot_mapping: &pool.slot_mapping,
-            quant: cache.quant,
-        })
+        let &(batch, slot_mapping) = self.inputs.pools.get(cache.paged).ok_or_else(foreign)?;
+        let (on, pool, view, quant) = (self.on, cache.pool, cache.view, cache.quant);
+        Ok(PagedCache { on, pool, view, batch, slot_mapping, quant })
     }
 
     /// The state of `kind` in `layer`.
@@ -202,7 +190,7 @@ impl<'a> Step<'a> {
         if let Some(drafts) = self.drafts {
             return drafts.state(layer, kind, &state);
         }
-        let batch = StateBatch::new(&self.metadata.cu_seqlens, &self.metadata.slots);
+        let batch = self.inputs.states;
         Ok(StateCache { pool: state.pool.clone(), view: state.view, batch, inputs: None })
     }
 }

@@ -8,16 +8,16 @@
 #[path = "golden/harness.rs"]
 mod harness;
 
+use cacheplan_kernels::Backend;
 use cacheplan_planner::Budget;
 use cacheplan_runtime::{Request, Session, SessionOptions};
-use candle_core::Device;
 use harness::{BUDGET, Golden, folder};
 use rstest::rstest;
 
-fn session(model: &str, budget: &str, device: &Device, graphs: bool) -> Session {
+fn session(model: &str, budget: &str, device: &Backend, graphs: bool) -> Session {
     let budget = Budget::from_toml(budget, "test").unwrap();
     let options =
-        SessionOptions { budget, device: device.clone(), graphs, ignore_eos: true, ..SessionOptions::default() };
+        SessionOptions { budget, backend: device.clone(), graphs, ignore_eos: true, ..SessionOptions::default() };
     Session::open(&folder(model), options).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn fixtures_give_the_tokens_of_the_cpu(
     #[values("deepseek_v3", "llama", "mamba2", "nemotron_h", "qwen3_next")] model: &str,
     #[values(true, false)] graphs: bool,
 ) {
-    let expected = generate(model, &mut session(model, BUDGET, &Device::Cpu, graphs));
+    let expected = generate(model, &mut session(model, BUDGET, &Backend::Cpu, graphs));
     let device = Session::open_device("cuda:0").unwrap();
     let mut session = session(model, BUDGET, &device, graphs);
     assert_eq!(generate(model, &mut session), expected);

@@ -10,22 +10,22 @@ mod emulate;
 mod harness;
 
 use cacheplan_emulator::Options;
-use cacheplan_kernels::{Buffer, Contents, Device, Executor, Launch, Launches, PoolRows, execute_with};
+use cacheplan_kernels::{Backend, Buffer, Contents, Graph, KernelError, Launch, Launcher, Launches, PoolRows, Target};
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
-use cacheplan_runtime::{Request, Session};
-use candle_core::{CpuStorage, D, Storage, Tensor};
-use harness::{BUDGET, Driven, Golden, assert_close, session};
+use cacheplan_runtime::{Request, Session, SessionOptions};
+use candle_core::{CpuStorage, D, Device, Storage, Tensor};
+use harness::{BUDGET, Driven, Golden, assert_close, folder};
 use rstest::rstest;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 const PREFILL: usize = 21;
 const FIRST_CHUNK: usize = 13;
 
 /// What the ops of a model did, on whatever threads they ran.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Record {
     /// Kernels that they were executed by, without their formats and sizes.
     executed: BTreeSet<String>,
@@ -41,35 +41,21 @@ struct Record {
     recorded: usize,
 }
 
-static RECORD: Mutex<Record> = Mutex::new(Record {
-    executed: BTreeSet::new(),
-    left: BTreeSet::new(),
-    launches: Vec::new(),
-    uploads: 0,
-    uploading: BTreeSet::new(),
-    recorded: 0,
-});
-
-fn take_record() -> Record {
-    std::mem::take(&mut RECORD.lock().unwrap())
+/// Executes launches on the CPU, and records them.
+#[derive(Debug)]
+struct Emulator {
+    /// How approximate instructions are moved.
+    perturb: u64,
+    record: Mutex<Record>,
 }
 
-/// Held by the model that is recorded.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// How approximate instructions are moved.
-static PERTURB: AtomicU64 = AtomicU64::new(1);
-
-/// Has the emulator execute launches, for one test at a time.
-fn emulator(perturb: u64) -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    execute_with(Box::new(Emulator));
-    PERTURB.store(perturb, Ordering::Relaxed);
-    take_record();
-    turn
+/// A session whose ops the emulator executes, and the emulator.
+fn emulated(folder: &Path, budget: &str, perturb: u64) -> (Session, Arc<Emulator>) {
+    let emulator = Arc::new(Emulator { perturb, record: Mutex::default() });
+    let backend = Backend::Launching(emulator.clone());
+    let session = Session::open(folder, SessionOptions { backend, ..harness::options(budget) }).unwrap();
+    (session, emulator)
 }
-
-struct Emulator;
 
 /// Where metadata lies that was uploaded with its step.
 fn address(words: &Tensor) -> usize {
@@ -78,14 +64,26 @@ fn address(words: &Tensor) -> usize {
     data[layout.start_offset()..].as_ptr().addr()
 }
 
-impl Executor for Emulator {
+impl Emulator {
+    /// What was recorded since it was last asked.
+    fn take(&self) -> Record {
+        std::mem::take(&mut self.record.lock().unwrap())
+    }
+}
+
+impl Launcher for Emulator {
     fn device(&self) -> Device {
-        Device { processors: 4, shared_bytes: 227 << 10 }
+        Device::Cpu
     }
 
-    fn execute(&self, op: &'static str, launches: &Launches<'_>) -> Vec<Tensor> {
-        let options = Options { order: 1, perturb: PERTURB.load(Ordering::Relaxed), early_copies: false };
+    fn target(&self) -> Result<Target, KernelError> {
+        Ok(Target { processors: 4, shared_bytes: 227 << 10 })
+    }
+
+    fn launch(&self, op: &'static str, launches: &Launches<'_>) -> Result<Vec<Tensor>, KernelError> {
+        let options = Options { order: 1, perturb: self.perturb, early_copies: false };
         let emulated = emulate::execute(launches, &options, |kernel| emulate::kernels()[kernel].clone());
+        let mut record = self.record.lock().unwrap();
         for (launch, run) in launches.launches.iter().zip(&emulated.runs) {
             let reports: Vec<String> = run.reports.iter().map(ToString::to_string).collect();
             assert!(reports.is_empty(), "{op}, {} {:?}:\n{}", launch.kernel, launch.grid, reports.join("\n"));
@@ -94,7 +92,6 @@ impl Executor for Emulator {
                 Contents::Uploaded(words) => Some((buffer.name, address(words))),
                 _ => None,
             });
-            let mut record = RECORD.lock().unwrap();
             record.executed.insert(name);
             record.launches.push((launch.clone(), uploaded.collect()));
             let of_host = |contents: &Contents<'_>| {
@@ -107,19 +104,22 @@ impl Executor for Emulator {
                 record.uploading.insert(op);
             }
         }
-        emulated.outputs
+        Ok(emulated.outputs)
     }
 
-    fn upload(&self) {
-        RECORD.lock().unwrap().uploads += 1;
+    fn without_kernel(&self, op: &'static str) -> Result<(), KernelError> {
+        self.record.lock().unwrap().left.insert(op.to_owned());
+        Ok(())
     }
 
-    fn record(&self) {
-        RECORD.lock().unwrap().recorded += 1;
+    fn upload(&self, memory: &Tensor, words: &[u32]) -> Result<(), KernelError> {
+        self.record.lock().unwrap().uploads += 1;
+        Ok(memory.slice_set(&Tensor::new(words, &Device::Cpu)?, 0, 0)?)
     }
 
-    fn leave(&self, op: &'static str) {
-        RECORD.lock().unwrap().left.insert(op.replace(' ', ""));
+    fn record(&self, _: &mut dyn FnMut()) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        self.record.lock().unwrap().recorded += 1;
+        Ok(None)
     }
 }
 
@@ -152,16 +152,16 @@ impl Executor for Emulator {
     "linear::linear",
     1
 )]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn models_give_their_golden_logits_and_tokens(
     #[case] model: &str,
     #[case] executed: &str,
     #[case] left: &str,
     #[case] recorded_steps: usize,
 ) {
-    let _turn = emulator(1);
-    let golden = Golden::load(model);
+    let (golden, (session, emulator)) = (Golden::load(model), emulated(&folder(model), BUDGET, 1));
     let ids = golden.ids("ids");
-    let mut driven = Driven::open(model);
+    let mut driven = Driven::of(session);
     let sequence = driven.admit(FIRST_CHUNK);
     driven.step(&[(sequence, &ids[..FIRST_CHUNK])]);
     let mut check = |tokens: Range<usize>, name: &str| {
@@ -172,11 +172,11 @@ fn models_give_their_golden_logits_and_tokens(
         assert_eq!(found, expected, "{name}");
     };
     check(FIRST_CHUNK..PREFILL, "chunk1_logits");
-    let before = take_record();
+    let before = emulator.take();
     for step in 0..ids.len() - PREFILL {
         check(PREFILL + step..PREFILL + step + 1, &format!("decode{step}_logits"));
     }
-    let Record { executed: kernels, left: ops, launches, uploads, uploading, recorded } = take_record();
+    let Record { executed: kernels, left: ops, launches, uploads, uploading, recorded } = emulator.take();
     assert_eq!(recorded, recorded_steps);
     // Two chunks of the prompt, and then each token.
     assert_eq!((before.uploads, uploads), (2, ids.len() - PREFILL));
@@ -188,7 +188,7 @@ fn models_give_their_golden_logits_and_tokens(
     assert_eq!(uploading, BTreeSet::new(), "what uploads metadata of its own in a step");
     let sequence = driven.admit(PREFILL);
     assert_close(&driven.step(&[(sequence, &ids[..PREFILL])]), &golden.get("prefill_logits"), "prefill_logits");
-    let prompt = take_record();
+    let prompt = emulator.take();
     let kernels = &(&kernels | &before.executed) | &prompt.executed;
     let ops = &(&ops | &before.left) | &prompt.left;
     let names = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join(" ");
@@ -199,17 +199,19 @@ fn models_give_their_golden_logits_and_tokens(
 #[rstest]
 #[case("kimi_linear", "chunk_kimi")]
 #[case("minimax", "chunk_delta")]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] chunks: &str) {
-    let _turn = emulator(1);
-    let golden = Golden::load(model);
+    let (golden, (session, emulator)) = (Golden::load(model), emulated(&folder(model), BUDGET, 1));
     let ids = golden.ids("long.input_ids");
-    let mut driven = Driven::open(model);
+    let mut driven = Driven::of(session);
     let sequence = driven.admit(ids.len());
     assert_close(&driven.step(&[(sequence, &ids)]), &golden.get("long.logits"), "long.logits");
     let expected = golden.ids("long.greedy");
-    let generated = session(model, BUDGET).generate(&[Request::new(ids, expected.len())], false).unwrap();
+    assert!(emulator.take().executed.contains(chunks));
+    let (mut session, emulator) = emulated(&folder(model), BUDGET, 1);
+    let generated = session.generate(&[Request::new(ids, expected.len())], false).unwrap();
     assert_eq!(generated.outputs[0].tokens, expected);
-    assert!(take_record().executed.contains(chunks));
+    assert!(emulator.take().executed.contains(chunks));
 }
 
 /// Experts in one tensor, of rows that are no whole vectors, between narrower rows, with biases.
@@ -219,17 +221,17 @@ fn prompts_in_chunks_give_golden_logits_and_tokens(#[case] model: &str, #[case] 
 // Its other layers have states that no kernel was made for.
 #[case("nemotron_h_latent_experts", "expert_sums", "experts::products", 0)]
 #[case("gpt_oss_defaults", "expert_rows expert_sums", "", 1)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn steps_of_models_with_experts_are_recorded(
     #[case] variant: &str,
     #[case] executed: &str,
     #[case] left: &str,
     #[case] recorded_steps: usize,
 ) {
-    let _turn = emulator(1);
-    let folder = harness::folder("../variants").join(variant);
-    let golden = Golden::load_from(&folder);
+    let folder = folder("../variants").join(variant);
+    let (golden, (session, emulator)) = (Golden::load_from(&folder), emulated(&folder, BUDGET, 1));
     let (ids, expected) = (golden.ids("ids"), golden.get("full_logits"));
-    let mut driven = Driven::open_in(&folder);
+    let mut driven = Driven::of(session);
     let sequence = driven.admit(ids.len() - 5);
     let mut done = 0;
     for step in [ids.len() - 5, 1, 1, 1, 1, 1] {
@@ -237,7 +239,7 @@ fn steps_of_models_with_experts_are_recorded(
         assert_close(&logits, &expected.narrow(0, done, step).unwrap(), &format!("tokens from {done} on"));
         done += step;
     }
-    let Record { executed: kernels, left: ops, recorded, .. } = take_record();
+    let Record { executed: kernels, left: ops, recorded, .. } = emulator.take();
     assert_eq!(recorded, recorded_steps);
     let experts = |names: &BTreeSet<String>| {
         let names = names.iter().filter(|name| name.starts_with("expert")).cloned();
@@ -275,46 +277,48 @@ fn step(session: &mut Session, parts: &[Part<'_>], plain: bool) -> Vec<Vec<f32>>
 /// Blocks of 8 tokens, and more sequences than are stepped.
 const WIDE: &str = "max_seq_len = 96\nmax_batch_size = 8\nmax_num_tokens = 64\ntokens_per_block = 8\n";
 
-/// A session with prompts of these lengths in its caches.
-fn prompted(model: &str, lengths: &[usize]) -> (Session, Vec<SequenceId>) {
+/// A session with prompts of these lengths in its caches, and its emulator.
+///
+/// Approximations are not moved: they are by the place of a block in its grid, which padding changes.
+fn prompted(model: &str, lengths: &[usize]) -> (Session, Vec<SequenceId>, Arc<Emulator>) {
     let ids = Golden::load(model).ids("ids");
-    let mut session = session(model, WIDE);
+    let (mut session, emulator) = emulated(&folder(model), WIDE, 0);
     let caches = session.parts().1.manager_mut().unwrap();
     let sequences: Vec<SequenceId> = lengths.iter().map(|&length| caches.admit(length as u32 + 8).unwrap()).collect();
     let parts: Vec<Part<'_>> =
         sequences.iter().zip(lengths).map(|(&sequence, &length)| (sequence, &ids[..length])).collect();
     step(&mut session, &parts, false);
-    (session, sequences)
+    (session, sequences, emulator)
 }
 
 #[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn a_padded_step_gives_the_bits_of_a_plain_one_and_leaves_other_sequences_alone(
     #[values("llama", "nemotron_h", "deepseek_v3")] model: &str,
 ) {
-    // Approximations are moved by the place of a block in its grid, which padding changes.
-    let _turn = emulator(0);
     let [mut padded, mut plain, mut untouched] = [(); 3].map(|()| prompted(model, &[5, 12, 9, 7]));
     let ids = Golden::load(model).ids("ids");
-    let decode = |(session, sequences): &mut (Session, Vec<SequenceId>), token: usize, is_plain: bool| {
+    let decode = |prompted: &mut (Session, Vec<SequenceId>, Arc<Emulator>), token: usize, is_plain: bool| {
+        let (session, sequences, emulator) = prompted;
         let parts: Vec<Part<'_>> = sequences[..3].iter().map(|&sequence| (sequence, &ids[token..=token])).collect();
-        (step(session, &parts, is_plain), take_record())
+        emulator.take();
+        (step(session, &parts, is_plain), emulator.take())
     };
     for token in 0..5 {
-        take_record();
         let (found, padded) = decode(&mut padded, token, false);
         let (expected, plain) = decode(&mut plain, token, true);
         assert_eq!(found, expected, "token {token}");
         let grids = |record: &Record| record.launches.iter().map(|(launch, _)| launch.grid).collect::<Vec<_>>();
         assert_ne!(grids(&padded), grids(&plain), "four sequences are no three");
     }
-    let [found, expected] =
-        [&mut padded, &mut untouched].map(|(session, sequences)| step(session, &[(sequences[3], &ids[7..8])], false));
+    let [found, expected] = [&mut padded, &mut untouched]
+        .map(|(session, sequences, _)| step(session, &[(sequences[3], &ids[7..8])], false));
     assert_eq!(found, expected);
 }
 
 #[test]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
-    let _turn = emulator(1);
     let golden = Golden::load("qwen3");
     let request = |prompt: &str, count: usize| {
         let tokens = golden.ids(&format!("{prompt}.greedy"));
@@ -322,7 +326,7 @@ fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
         (Request::new(golden.ids(&format!("{prompt}.input_ids")), count), tokens[..count].to_vec())
     };
     let (requests, expected): (Vec<_>, Vec<_>) = [request("short", 6), request("long", 9)].into_iter().unzip();
-    let mut session = session("qwen3", harness::BUDGET);
+    let (mut session, _) = emulated(&folder("qwen3"), BUDGET, 1);
     for _ in 0..2 {
         let outputs = session.generate(&requests, false).unwrap().outputs;
         assert_eq!(outputs.into_iter().map(|output| output.tokens).collect::<Vec<_>>(), expected);
@@ -336,19 +340,19 @@ fn generation_gives_the_golden_tokens_also_in_pools_that_were_made_anew() {
 #[rstest]
 #[case::few(8, 1)]
 #[case::many(9, 0)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn steps_are_recorded_unless_experts_have_many_rows(#[case] sequences: usize, #[case] recorded: usize) {
-    let _turn = emulator(0);
     let budget = "max_seq_len = 16\nmax_batch_size = 16\nmax_num_tokens = 64\ntokens_per_block = 8\n";
-    let mut session = session("deepseek_v3", budget);
+    let (mut session, emulator) = emulated(&folder("deepseek_v3"), budget, 0);
     let caches = session.parts().1.manager_mut().unwrap();
     let sequences: Vec<SequenceId> = (0..sequences).map(|_| caches.admit(8).unwrap()).collect();
-    take_record();
+    emulator.take();
     let mut steps = Vec::new();
     for token in [[7], [8], [9]] {
         let parts: Vec<Part<'_>> = sequences.iter().map(|&sequence| (sequence, &token[..])).collect();
         steps.push(step(&mut session, &parts, false));
     }
-    assert_eq!(take_record().recorded, recorded);
+    assert_eq!(emulator.take().recorded, recorded);
     // Sequences of the same tokens, each in a row of its own.
     assert!(steps.iter().all(|logits| logits.iter().all(|row| *row == logits[0])));
 }

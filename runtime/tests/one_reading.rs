@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::{Growth, Kind};
+use cacheplan_kernels::Backend;
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::Budget;
 use cacheplan_runtime::{CacheUse, ConfigError, Decoder, RuntimeError, Session, SessionOptions, Weights};
@@ -191,7 +192,7 @@ fn run(model: &Model, name: &str) -> Result<Vec<CacheUse>, RuntimeError> {
     let budget = "max_seq_len = 64\nmax_batch_size = 2\nmax_num_tokens = 32\ntokens_per_block = 8\n";
     let budget = Budget::from_toml(budget, "test").unwrap();
     let options = SessionOptions { budget, ..SessionOptions::default() };
-    let invented = |model: &Model, device: &Device| Decoder::load(model, &Weights::invented(DType::F32, device));
+    let invented = |model: &Model, on: &Backend| Decoder::load(model, &Weights::invented(DType::F32, on));
     let mut session = Session::new(model.clone(), options, invented)?;
     let (decoder, caches) = session.parts();
     let caches = caches.manager_mut()?;
@@ -366,7 +367,7 @@ fn what_its_decoder_cannot_run_is_refused(#[case] from: &str, #[case] to: &str, 
 #[test]
 fn a_decoder_that_keeps_other_caches_than_are_planned_is_refused() {
     let [planned, loaded] = [2, 1].map(|heads| read(&tiny("llama", &json!({ "num_key_value_heads": heads })), &[]));
-    let other = |_: &Model, device: &Device| Decoder::load(&loaded, &Weights::invented(DType::F32, device));
+    let other = |_: &Model, on: &Backend| Decoder::load(&loaded, &Weights::invented(DType::F32, on));
     let error = Session::new(planned, SessionOptions::default(), other).unwrap_err();
     assert!(matches!(error, RuntimeError::Unplanned { .. }), "{error}");
     assert_eq!(error.to_string(), "layer 0 keeps kv_paged [2, 1, 16], and planned is kv_paged [2, 2, 16]");

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cacheplan_kernels::Backend;
 use cacheplan_managers::CountingAllocator;
 use cacheplan_planner::{Budget, Owner};
 use cacheplan_runtime::{Request, RequestError, RuntimeError, Sampling, Session, SessionOptions};
@@ -28,7 +29,7 @@ fn assert_planned_equals_actual(session: &Session) {
 /// One test, since counts are of the whole process.
 #[test]
 fn a_session_plans_allocates_profiles_resizes_and_generates() {
-    let mut session = Session::demo(Device::Cpu).unwrap();
+    let mut session = Session::demo(Backend::Cpu).unwrap();
     let owners: Vec<Owner> = session.plan().pools.iter().map(|pool| pool.owner).collect();
     for owner in [Owner::KvCacheManager, Owner::MambaCacheManager, Owner::Local] {
         assert!(owners.contains(&owner), "no pool is owned by {owner:?}");

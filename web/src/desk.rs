@@ -42,6 +42,8 @@ pub struct Place {
     pub name: String,
     /// Its folder or file.
     pub path: String,
+    /// Whether the command line named it; the page opens the first of these.
+    pub named: bool,
 }
 
 impl Desk {

@@ -83,11 +83,15 @@ fn of_model(hub: &Hub, folder: &str) -> Vec<Place> {
     let Some(name) = folder.strip_prefix("models--").map(|name| name.replace("--", "/")) else { return Vec::new() };
     let Some(snapshot) = hub.snapshot(folder) else { return Vec::new() };
     if snapshot.join("config.json").exists() {
-        return vec![Place { name, path: snapshot.display().to_string() }];
+        return vec![Place { name, path: snapshot.display().to_string(), named: false }];
     }
     let files = names(Some(&snapshot)).into_iter().filter(|file| file.ends_with(".gguf"));
     files
-        .map(|file| Place { name: format!("{name} {file}"), path: snapshot.join(&file).display().to_string() })
+        .map(|file| Place {
+            name: format!("{name} {file}"),
+            path: snapshot.join(&file).display().to_string(),
+            named: false,
+        })
         .collect()
 }
 

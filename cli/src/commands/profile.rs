@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::candle::Device;
+use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Session, SessionOptions};
 
 use crate::commands::load::ModelArgs;
@@ -26,13 +26,13 @@ pub(crate) struct Args {
 
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
     #[arg(long, default_value = "cpu", value_parser = Session::open_device)]
-    device: Device,
+    device: Backend,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     let options =
-        SessionOptions { device: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
+        SessionOptions { backend: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
     let mut session = open(&args.source, options)?;
     refuse_inputs(args.out.as_deref())?;
     let profile = progress::during("measuring one forward", || session.profile()).map_err(failure)?;

@@ -11,8 +11,8 @@ mod ways;
 
 use std::path::{Path, PathBuf};
 
-use cacheplan::candle::Device;
 use cacheplan::graphs::GraphEngine;
+use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
 use clap::ArgMatches;
 use miette::{Report, miette};
@@ -73,7 +73,7 @@ pub(crate) struct Args {
 pub(crate) struct OutputArgs {
     /// Where the model runs: cpu, or cuda:N in a build with the feature cuda
     #[arg(long, default_value = "cpu", value_parser = Session::open_device)]
-    pub(crate) device: Device,
+    pub(crate) device: Backend,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     // What was asked is read before the weights are.
     let asked = args.ask.read()?;
     let options = SessionOptions {
-        device: args.output.device.clone(),
+        backend: args.output.device.clone(),
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
         static_graphs: args.static_graphs.clone(),

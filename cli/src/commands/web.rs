@@ -1,9 +1,11 @@
 //! `cacheplan web`: the planner as a page on this machine.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::transforms::{Model, ReadOptions};
 use cacheplan_web::{Place, Server};
+use miette::miette;
 
 use crate::commands::hub;
 use crate::commands::load::{open, unread};
@@ -11,7 +13,7 @@ use crate::failure::{Failure, print_now};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Models that the page offers beside those of the Hugging Face cache: folders or files
+    /// Models that the page offers beside those of the Hugging Face cache, folders or files; the first is open
     #[arg(value_parser = hub::model())]
     model: Vec<PathBuf>,
 
@@ -21,9 +23,18 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string() });
+    // What cannot be read is said here, not to whoever opens the page.
+    for path in &args.model {
+        open(path, &ReadOptions::default(), |error| unread(path, error))?;
+    }
+    let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string(), named: true });
     let places = named.chain(hub::places()).collect();
-    let server = Server::open(args.port, places, opened).map_err(Failure::error)?;
+    let server = Server::open(args.port, places, opened).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            Failure::new(1, miette!("port {} is taken; `--port 0` takes any that is free", args.port))
+        }
+        _ => Failure::error(error),
+    })?;
     print_now(&format!("{}\n", server.address()))?;
     server.run();
     Ok(())

@@ -208,6 +208,6 @@ impl Sizes {
         // Blocks of 16 tokens of 32 layers, and the states of a sequence over 23 layers.
         let blocks = Pool { rows: self.of(256, 4), elements: self.of(32 * 2 * 8 * 16 * 128, 8192), dtype: BF16 };
         let states = Pool { rows: self.of(16, 2), elements: self.of(23 * 64 * 64 * 128, 8192), dtype: F32 };
-        vec![blocks.case(Move::Copy), blocks.case(Move::Zero), states.case(Move::Commit)]
+        vec![blocks.case(Move::Copy), blocks.case(Move::Zero), states.case(Move::Copy)]
     }
 }

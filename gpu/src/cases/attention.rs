@@ -163,7 +163,7 @@ impl Attention {
             variant: format!("{}{}", format.variant(input), features.variant()),
             tolerance: tolerance(&[input]),
             work,
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = format.view(if matches!(data, Data::Blank) { 0 } else { 2 });
                 let paged = Paged::new(&of, format.block);
                 let pool = data.tensor(&[paged.blocks, view.block_elems], format.pool)?;
@@ -181,13 +181,8 @@ impl Attention {
                     quant: quant.of(&format),
                     ..PagedAttention::new((format.head_dim as f32).powf(-0.5), value_dim)
                 };
-                let batch = PagedBatch {
-                    cu_seqlens: &of.cu_seqlens,
-                    kv_lens: &of.contexts,
-                    block_tables: &paged.tables,
-                    max_blocks: paged.max_blocks,
-                };
-                Ok(vec![attention.run(&q, &pool, &view, &batch)?])
+                let batch = PagedBatch::new(&of.cu_seqlens, &of.contexts, &paged.tables, paged.max_blocks);
+                Ok(vec![attention.run(on, &q, &pool, &view, &batch)?])
             }),
         }
     }
@@ -245,7 +240,7 @@ impl CacheWrite {
             variant: format!("{}{}", format.variant(input), how.unwrap_or_default()),
             tolerance: tolerance(&[input, format.pool]),
             work: Work::bytes(tokens * format.token_bytes() + (elements + queries) * input.size_in_bytes() + tables),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = format.view(if matches!(data, Data::Blank) { 0 } else { 2 });
                 let of = Sequences::even(tokens, 1, 1);
                 let blocks = tokens.div_ceil(format.block) + 1;
@@ -256,17 +251,17 @@ impl CacheWrite {
                 // From the last slot to the first, of which every seventh is not written.
                 let slot = |token: usize| if token % 7 == 6 { -1 } else { (tokens - 1 - token) as i64 };
                 let slots: Vec<i64> = (0..tokens).map(slot).collect();
-                let write = KvWrite { k: &k, v: v.as_ref(), slot_mapping: &slots, quant: quant.of(&format) };
+                let write = KvWrite { k: &k, v: v.as_ref(), slot_mapping: (&slots).into(), quant: quant.of(&format) };
                 let mut given = Vec::new();
                 match rotated {
-                    None => write.run(&pool, &view)?,
+                    None => write.run(on, &pool, &view)?,
                     Some((dim, heads, beside)) => {
                         let rope = Rope::new(10_000.0, dim, &RopeScaling::None)?;
                         let rope = if beside { rope.interleaved() } else { rope };
                         let positions: Vec<u32> = (0..tokens as u32).map(|token| token * 37).collect();
                         let q = data.rows(&of, heads * format.head_dim, input)?;
                         let q = q.reshape((tokens, heads, format.head_dim))?;
-                        given.push(write.run_rotated(&q, &rope, &positions, &pool, &view)?);
+                        given.push(write.run_rotated(on, &q, &rope, &positions, &pool, &view)?);
                     }
                 }
                 given.push(pool);

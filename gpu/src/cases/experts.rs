@@ -24,7 +24,7 @@ impl Choice {
             variant: format!("{}, {scores}{}", name(dtype), if corrected { ", corrected" } else { "" }),
             tolerance: tolerance(&[DType::F32]),
             work: Work::bytes(rows * (experts * dtype.size_in_bytes() + experts_per_token * 8)),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 // Logits that 16 bits tell apart, since equal ones would be told apart by errors alone.
                 let place = |row: usize, expert: usize| (expert * 37 + row * 11) % experts.next_power_of_two();
                 let logit = |row, expert| place(row, expert) as f32 / 64.0 - 4.0;
@@ -32,7 +32,7 @@ impl Choice {
                 let logits: Vec<f32> = logits;
                 let logits = Tensor::from_vec(logits, (rows, experts), &Device::Cpu)?.to_dtype(dtype)?;
                 let correction = corrected.then(|| data.tensor(&[experts], DType::F32)).transpose()?;
-                let (chosen, shares) = routing.run(&logits, correction.as_ref())?;
+                let (chosen, shares) = routing.run(on, &logits, correction.as_ref())?;
                 Ok(vec![chosen, shares])
             }),
         }
@@ -70,7 +70,7 @@ impl Experts {
             variant: format!("{}{}", name(dtype), if bias { ", bias" } else { "" }),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(elements * dtype.size_in_bytes()),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let x = data.rows(&Sequences::even(read, 1, 1), inputs, dtype)?;
                 let weight = data.tensor(&[experts, outputs, inputs], dtype)?;
                 let bias = bias.then(|| data.tensor(&[experts, outputs], dtype)).transpose()?;
@@ -78,9 +78,9 @@ impl Experts {
                 let chosen = Tensor::from_vec(numbers, (rows, per_token), &Device::Cpu)?;
                 Ok(vec![if summed {
                     let shares = data.tensor(&[rows, per_token], DType::F32)?;
-                    Rows(&x).summed_by_experts(&weight, bias.as_ref(), &chosen, &shares)?
+                    Rows(&x).summed_by_experts(on, &weight, bias.as_ref(), &chosen, &shares)?
                 } else {
-                    Rows(&x).by_experts(&weight, bias.as_ref(), &chosen)?
+                    Rows(&x).by_experts(on, &weight, bias.as_ref(), &chosen)?
                 }])
             }),
         }

@@ -14,7 +14,7 @@ pub(crate) use pools::{Move, Pool};
 pub(crate) use rows::{Elementwise, Norm, Product};
 pub(crate) use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};
 
-use cacheplan_kernels::KernelError;
+use cacheplan_kernels::{KernelError, Run};
 use candle_core::{DType, Tensor};
 use std::fmt;
 
@@ -33,7 +33,7 @@ pub(crate) struct Case {
 }
 
 /// A call of an op.
-pub(crate) type Call = Box<dyn Fn(&mut Data) -> Result<Vec<Tensor>, KernelError>>;
+pub(crate) type Call = Box<dyn Fn(&Run<'_>, &mut Data) -> Result<Vec<Tensor>, KernelError>>;
 
 /// What a call cannot do without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,8 +9,6 @@ use candle_core::DType;
 pub(crate) enum Move {
     Copy,
     Zero,
-    /// The commit of accepted states, each from one of three slots.
-    Commit,
 }
 
 /// A pool and how many of its rows move.
@@ -28,7 +26,6 @@ impl Pool {
         let (op, times) = match what {
             Move::Copy => ("copy rows", 2),
             Move::Zero => ("zero rows", 1),
-            Move::Commit => ("commit states", 2),
         };
         Case {
             op,
@@ -37,24 +34,16 @@ impl Pool {
             // What is moved keeps its bits.
             tolerance: 0.0,
             work: Work::bytes(times * moved),
-            call: Box::new(move |data| {
-                const DEPTH: usize = 3;
-                let held = if what == Move::Commit { (1 + DEPTH) * rows } else { 2 * rows };
-                let pool = data.tensor(&[held + 1, elements], dtype)?;
+            call: Box::new(move |on, data| {
+                let pool = data.tensor(&[2 * rows + 1, elements], dtype)?;
                 let rows = rows as u32;
                 match what {
                     Move::Copy => {
                         // From the second half into the first, in the other order.
                         let pairs: Vec<(u32, u32)> = (0..rows).map(|i| (rows + i, rows - 1 - i)).collect();
-                        PoolRows(&pool).copy(&pairs)?;
+                        PoolRows(&pool).copy(on, &pairs)?;
                     }
-                    Move::Zero => PoolRows(&pool).zero(&(0..rows).map(|i| 2 * i).collect::<Vec<_>>())?,
-                    Move::Commit => {
-                        let slots: Vec<i32> = (0..rows as i32).collect();
-                        let snapshots: Vec<i32> = (rows as i32..(1 + DEPTH as i32) * rows as i32).collect();
-                        let accepted: Vec<u32> = (0..rows).map(|i| 1 + i % DEPTH as u32).collect();
-                        PoolRows(&pool).commit_accepted(&slots, &snapshots, DEPTH, &accepted)?;
-                    }
+                    Move::Zero => PoolRows(&pool).zero(on, &(0..rows).map(|i| 2 * i).collect::<Vec<_>>())?,
                 }
                 Ok(vec![pool])
             }),

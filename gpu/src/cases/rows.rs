@@ -28,16 +28,16 @@ impl Norm {
             },
             tolerance: tolerance(&[input]),
             work: Work::bytes(moved * rows * width * input.size_in_bytes() + width * weight.size_in_bytes()),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let of = Sequences::even(rows, 1, 1);
                 let x = data.rows(&of, width, input)?;
                 let weights = data.tensor(&[width], weight)?;
                 let norm = RmsNorm { weight: &weights, eps: 1e-5 };
                 Ok(vec![match gate {
-                    None => norm.run(&x)?,
+                    None => norm.run(on, &x)?,
                     Some((groups, order)) => {
                         let z = data.rows(&of, width, input)?;
-                        norm.run_gated(&x, &z, width / groups, order)?
+                        norm.run_gated(on, &x, &z, width / groups, order)?
                     }
                 }])
             }),
@@ -63,13 +63,13 @@ impl Elementwise {
             variant: name(dtype).to_owned(),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(3 * rows * width * dtype.size_in_bytes()),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let of = Sequences::even(rows, 1, 1);
                 Ok(vec![match self {
-                    Self::SiluProduct => Rows(&data.rows(&of, 2 * width, dtype)?).silu_product()?,
+                    Self::SiluProduct => Rows(&data.rows(&of, 2 * width, dtype)?).silu_product(on)?,
                     Self::WeightedSum => {
                         let [x, y] = [data.rows(&of, width, dtype)?, data.rows(&of, width, dtype)?];
-                        Rows(&x).weighted_sum(0.5, &y, -2.0)?
+                        Rows(&x).weighted_sum(on, 0.5, &y, -2.0)?
                     }
                 }])
             }),
@@ -99,9 +99,9 @@ impl Product {
                 bytes: (elements * dtype.size_in_bytes()) as u64,
                 flops: 2 * (rows * inputs * outputs) as u64,
             },
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let [x, weight] = [data.tensor(&[rows, inputs], dtype)?, data.tensor(&[outputs, inputs], dtype)?];
-                Ok(vec![linear(&x, &weight)?])
+                Ok(vec![linear(on, &x, &weight)?])
             }),
         }
     }

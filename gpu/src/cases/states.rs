@@ -81,7 +81,7 @@ impl Step {
             Writes::Snapshots => StateWrites::AlsoAfter(&self.nodes),
             Writes::Tree => StateWrites::Tree { parents: &self.parents, slots: &self.nodes },
         };
-        StateBatch { writes, ..of.batch() }
+        of.batch().with_writes(writes)
     }
 }
 
@@ -126,7 +126,7 @@ impl Mamba2 {
             variant: format!("{} states, {}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work,
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [heads, head_dim, d_state]);
                 let step = Step::new(data, &of, writes, view, state)?;
                 let [x, z] = [data.rows(&of, heads * head_dim, input)?, data.rows(&of, heads * head_dim, input)?];
@@ -136,7 +136,7 @@ impl Mamba2 {
                 let [d, bias] = [data.tensor(&[heads], DType::F32)?, data.tensor(&[heads], DType::F32)?];
                 let layer = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
                 let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-                let out = layer.run(&input, &step.pool, &step.view, &step.batch(&of, writes))?;
+                let out = layer.run(on, &input, &step.pool, &step.view, &step.batch(&of, writes))?;
                 Ok(vec![out, step.pool])
             }),
         }
@@ -196,7 +196,7 @@ impl LinearAttention {
             variant: format!("{} states, {}{rule}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work,
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [heads, key_dim, value_dim]);
                 let step = Step::new(data, &of, writes, view, state)?;
                 let [q, k] = [data.rows(&of, key_heads * key_dim, input)?, data.rows(&of, key_heads * key_dim, input)?];
@@ -219,7 +219,7 @@ impl LinearAttention {
                     scale: (key_dim as f32).powf(-0.5),
                     l2_norm: delta,
                 };
-                let out = scan.run(&step.pool, &step.view, &step.batch(&of, writes))?;
+                let out = scan.run(on, &step.pool, &step.view, &step.batch(&of, writes))?;
                 Ok(vec![out, step.pool])
             }),
         }
@@ -245,13 +245,13 @@ impl Convolution {
             variant: format!("{}{}", name(dtype), writes.name()),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(rows * channels * dtype.size_in_bytes()),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = |slot, at| StateLayerView::conv(slot, at, d_conv, channels);
                 let step = Step::new(data, &of, writes, view, dtype)?;
                 let x = data.rows(&of, channels, dtype)?;
                 let [weight, bias] = [data.tensor(&[d_conv, channels], dtype)?, data.tensor(&[channels], dtype)?];
                 let conv = CausalConv1d { weight: &weight, bias: Some(&bias), silu: true };
-                let out = conv.run(&x, &step.pool, &step.view, &step.batch(&of, writes))?;
+                let out = conv.run(on, &x, &step.pool, &step.view, &step.batch(&of, writes))?;
                 Ok(vec![out, step.pool])
             }),
         }
@@ -298,7 +298,7 @@ impl Channels {
             variant: format!("{} states, {}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work: Work::bytes(bytes),
-            call: Box::new(move |data| {
+            call: Box::new(move |on, data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [channels, 1, d_state]);
                 let step = Step::new(data, &of, writes, view, state)?;
                 let batch = step.batch(&of, writes);
@@ -311,7 +311,7 @@ impl Channels {
                         let [d, bias] = [data.tensor(&[channels], DType::F32)?, data.tensor(&[channels], DType::F32)?];
                         let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
                         let input = ScanInput { x: &x, dt: &first, b: &b, c: &c, z: Some(&second) };
-                        layer.run(&input, &step.pool, &step.view, &batch)?
+                        layer.run(on, &input, &step.pool, &step.view, &batch)?
                     }
                     Recurrence::Gated => {
                         let a = data.between(-9.0, 9.0, &[channels], input)?;
@@ -321,9 +321,9 @@ impl Channels {
                             input_gate: &first,
                             recurrence_gate: &second,
                             a_param: &a,
-                            positions: &positions,
+                            positions: (&positions).into(),
                         };
-                        scan.run(&step.pool, &step.view, &batch)?
+                        scan.run(on, &step.pool, &step.view, &batch)?
                     }
                 };
                 Ok(vec![out, step.pool])

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 const OP: &str = "reshape_and_cache";
 
 /// Writes keys, rotated where there is a table, and values.
-pub(crate) fn write(write: &KvWrite<'_>, rope: Option<&RopeTable>, pool: &Tensor, view: &KvLayerView) -> Result<()> {
+pub(crate) fn write(write: &KvWrite<'_>, rope: Option<RopeTable<'_>>, pool: &Tensor, view: &KvLayerView) -> Result<()> {
     let k = Input::new(write.k)?;
     let v = write.v.map(Input::new).transpose()?;
     let quant = write.quant.as_ref();
@@ -25,7 +25,7 @@ pub(crate) fn write(write: &KvWrite<'_>, rope: Option<&RopeTable>, pool: &Tensor
         head_dim: write.head_dim(view),
         parts: [Some(Part { rows: k.rows(), rope }), v.as_ref().map(|v| Part { rows: v.rows(), rope: None })],
         quant,
-        slot_mapping: write.slot_mapping,
+        slot_mapping: write.slot_mapping.host(),
     };
     with_kv_pool!(OP, pool.dtype(), T => with_pool_mut::<T, _>(OP, pool, |pool| match quant {
         Some(KvQuant::PerToken(scales)) => with_pool_mut::<f32, _>(OP, scales, |scales| {
@@ -43,7 +43,7 @@ pub(crate) fn write(write: &KvWrite<'_>, rope: Option<&RopeTable>, pool: &Tensor
 #[derive(Clone, Copy)]
 struct Part<'a> {
     rows: Rows<'a>,
-    rope: Option<&'a RopeTable>,
+    rope: Option<RopeTable<'a>>,
 }
 
 /// One call on the CPU.

@@ -7,7 +7,7 @@ use crate::ops::rope::{RopeLayout, RopeTable};
 use candle_core::Tensor;
 
 /// Rotates `x` `[total_tokens, heads, head_dim]`.
-pub(crate) fn apply(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+pub(crate) fn apply(x: &Tensor, table: RopeTable<'_>) -> Result<Tensor> {
     let (tokens, heads, head_dim) = x.dims3()?;
     let input = Input::new(x)?;
     let rows = input.rows();
@@ -27,7 +27,7 @@ pub(crate) fn apply(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
 
 /// Rotates one head of one token.
 #[inline(always)]
-pub(super) fn rotate(table: &RopeTable, token: usize, source: &[f32], target: &mut [f32]) {
+pub(super) fn rotate(table: RopeTable<'_>, token: usize, source: &[f32], target: &mut [f32]) {
     let half = table.half;
     let cos = &table.cos[token * half..][..half];
     let sin = &table.sin[token * half..][..half];

@@ -1,6 +1,6 @@
 //! `paged_attend.cu`: attention over pools of any format and heads of any width, token by token.
 
-use super::attention::{Call, Stretches};
+use super::call::{Call, Stretches};
 use super::{Argument, Buffers, Launch, VECTOR, format, is_vector, pool_format};
 use candle_core::DType;
 
@@ -35,7 +35,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     let keys = THREADS / lanes * [4, 2, 1][held.min(3) - 1];
     let columns = view.num_kv_heads * call.group().div_ceil(heads_of_block);
     // Four blocks fit a processor.
-    let resident = 4 * call.device.processors;
+    let resident = 4 * call.target.processors;
     let stretches = Stretches::new(call.longest(0..usize::MAX), keys, call.tokens * columns, resident);
     let (out, scratch) = call.result(buffers, stretches);
     let scales = call.scales(buffers);

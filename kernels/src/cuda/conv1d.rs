@@ -1,7 +1,7 @@
 //! `conv_update.cu`: the causal convolution over a few tokens of each sequence, over many, and over trees.
 
 use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_short, is_vector, vector_stride,
+    Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_short, is_vector, vector_stride,
 };
 use crate::{CausalConv1d, StateBatch, StateLayerView, StateWrites};
 use candle_core::Tensor;
@@ -18,7 +18,7 @@ pub(crate) fn causal_conv1d<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     let (tokens, channels) = x.dims2().ok()?;
     let (d_conv, dtype, format) = (view.shape[0] + 1, pool.dtype(), format(pool.dtype())?);
@@ -48,12 +48,9 @@ pub(crate) fn causal_conv1d<'a>(
         StateWrites::Tree { parents, slots } => (slots, Some(parents)),
         _ => (&[][..], None),
     };
-    let mut indices = |name, values: Option<&'a [i32]>| {
-        values.map_or(Argument::Pointer(None), |values| buffers.add(name, Contents::Indices(values)))
-    };
     arguments.extend([
-        indices("snapshots", (!kept.is_empty()).then_some(kept)),
-        indices("parents", parents),
+        buffers.indices("snapshots", (!kept.is_empty()).then_some(kept)),
+        buffers.indices("parents", parents),
         Argument::I64(view.slot_elems as i64),
         Argument::I64(view.layer_offset as i64),
         Argument::I64(vector_stride(x)?),
@@ -82,7 +79,7 @@ pub(crate) fn causal_conv1d<'a>(
         tokens.arguments[OUTPUT] = Argument::Pointer(None);
         launches.push(tokens);
     }
-    if is_short(batch.cu_seqlens) {
+    if is_short(&batch.cu_seqlens) {
         launches.push(launch("conv_update", batch.len(), 1));
     } else {
         launches.push(launch("conv_prefill", longest.div_ceil(STRETCH), batch.len()));

@@ -1,6 +1,6 @@
 //! `paged_decode.cu`: attention of the sequences that have one query token, and the join of stretches of theirs.
 
-use super::attention::{Call, Stretches};
+use super::call::{Call, Stretches};
 use super::{Argument, Buffers, Launch, format, pool_format};
 use candle_core::DType;
 
@@ -26,7 +26,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Ve
     let row_bytes = head_dim * pool.size_in_bytes() + scale_bytes;
     // Two blocks of up to 99 KB fit a processor; their warps take turns with the tiles.
     let blocks = kv_heads * call.singles();
-    let stretches = Stretches::new(call.longest(1..2), tile * WARPS, blocks, 2 * call.device.processors);
+    let stretches = Stretches::new(call.longest(1..2), tile * WARPS, blocks, 2 * call.target.processors);
     let scratch = call.scratch(buffers, stretches.count, call.batch.len());
     let told = &call.operands;
     let scales = call.scales(buffers);

@@ -1,12 +1,12 @@
 //! `elementwise.cu`: a gated product, a weighted sum.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, vector_stride};
 use candle_core::Tensor;
 
 const THREADS: usize = 128;
 
 /// The launch of `silu(gate) * up`, unless the kernel was not made for it.
-pub(crate) fn silu_product<'a>(gate_up: &'a Tensor, _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn silu_product<'a>(gate_up: &'a Tensor, _target: &Target) -> Option<Launches<'a>> {
     let (rows, both) = gate_up.dims2().ok()?;
     let width = both / 2;
     let mut buffers = Buffers::default();
@@ -16,7 +16,7 @@ pub(crate) fn silu_product<'a>(gate_up: &'a Tensor, _device: &Device) -> Option<
 }
 
 /// The launch of `a * x + b * y`, unless the kernel was not made for it.
-pub(crate) fn weighted_sum<'a>(x: &'a Tensor, a: f32, y: &'a Tensor, b: f32, _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn weighted_sum<'a>(x: &'a Tensor, a: f32, y: &'a Tensor, b: f32, _target: &Target) -> Option<Launches<'a>> {
     let (rows, width) = x.dims2().ok()?;
     if y.dtype() != x.dtype() {
         return None;

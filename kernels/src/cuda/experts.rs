@@ -1,6 +1,6 @@
 //! `experts.cu`: products with the weights of chosen experts, and their weighted sums.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, format, is_plain, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, format, is_plain, is_vector, vector_stride};
 use crate::ops::experts::ExpertProducts;
 use candle_core::Tensor;
 
@@ -10,7 +10,7 @@ const WARPS: usize = 4;
 const OUTPUTS: usize = 4;
 
 /// The launch of products or sums, unless the kernel was not made for them.
-pub(crate) fn products<'a>(of: &ExpertProducts<'a>, _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn products<'a>(of: &ExpertProducts<'a>, _target: &Target) -> Option<Launches<'a>> {
     let ExpertProducts { x, weight, bias, chosen, shares } = *of;
     let ([rows, per_token, sharing], dtype) = (of.choices().ok()?, x.dtype());
     let (experts, outputs, inputs) = weight.dims3().ok()?;

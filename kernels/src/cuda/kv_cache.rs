@@ -1,6 +1,6 @@
 //! `cache_write.cu`: keys and values into a paged pool.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, pool_format, vector_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, pool_format, vector_stride};
 use crate::ops::rope::{RopeLayout, RopeTable};
 use crate::{KvLayerView, KvQuant, KvScales, KvWrite};
 use candle_core::{DType, Tensor};
@@ -9,10 +9,10 @@ use std::collections::HashSet;
 /// The launch of a step, unless the kernel was not made for it.
 pub(crate) fn write<'a>(
     write: &KvWrite<'a>,
-    rope: Option<&'a RopeTable>,
+    rope: Option<RopeTable<'a>>,
     pool: &'a Tensor,
     view: &KvLayerView,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     // All tokens are written at once, so that none may be named twice.
     let mut named = HashSet::new();
@@ -33,7 +33,7 @@ pub(crate) fn write<'a>(
     let rows = Rows { k: write.k, v: write.v, rope, heads: view.num_kv_heads, head_dim: view.head_dim };
     let slots = buffers.add("slot_mapping", Contents::Slots(write.slot_mapping));
     let head_scales = head_scales.map_or([Argument::Pointer(None); 2], |(k, v)| {
-        [("k_scales", k), ("v_scales", v)].map(|(name, scales)| buffers.floats(name, scales))
+        [("k_scales", k), ("v_scales", v)].map(|(name, scales)| buffers.floats(name, Some(scales)))
     });
     let places = Places { target, pool: pool.dtype(), own_scales, slots, head_scales, scales };
     let counted = pool.dims()[0].checked_mul(view.tokens_per_block)? <= u32::MAX as usize;
@@ -44,7 +44,7 @@ pub(crate) fn write<'a>(
 pub(super) struct Rows<'a> {
     pub(super) k: &'a Tensor,
     pub(super) v: Option<&'a Tensor>,
-    pub(super) rope: Option<&'a RopeTable>,
+    pub(super) rope: Option<RopeTable<'a>>,
     pub(super) heads: usize,
     pub(super) head_dim: usize,
 }
@@ -94,8 +94,8 @@ impl<'a> Rows<'a> {
             places.own_scales,
             buffers.input("k", k),
             buffers.input("v", v),
-            buffers.floats("cos", rope.map(|rope| rope.cos.as_slice())),
-            buffers.floats("sin", rope.map(|rope| rope.sin.as_slice())),
+            buffers.floats("cos", rope.map(|rope| rope.cos)),
+            buffers.floats("sin", rope.map(|rope| rope.sin)),
             places.slots,
             k_scales,
             v_scales,

@@ -1,10 +1,11 @@
 //! Launches as data: kernels, and the memory that they work on.
 
+use crate::numbers::Numbers;
 use candle_core::{DType, Tensor};
 
-/// What a launch has to know of the device.
+/// What launches are made for: a device as far as they depend on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Device {
+pub struct Target {
     /// Streaming multiprocessors.
     pub processors: usize,
     /// Bytes of shared memory that a block may have, if it asks for them.
@@ -22,9 +23,8 @@ pub struct Launches<'a> {
 
 impl Launches<'_> {
     /// Whether blocks of this device may have as much shared memory as these ask for.
-    #[cfg(any(test, feature = "launches"))]
-    pub(crate) fn fit(&self, device: &Device) -> bool {
-        self.launches.iter().all(|launch| launch.shared_bytes <= device.shared_bytes)
+    pub(crate) fn fit(&self, target: &Target) -> bool {
+        self.launches.iter().all(|launch| launch.shared_bytes <= target.shared_bytes)
     }
 }
 
@@ -44,17 +44,17 @@ pub enum Contents<'a> {
     Input(&'a Tensor),
     /// A pool that is written in place.
     Pool(&'a Tensor),
-    /// Metadata of the step, uploaded with it.
-    Indices(&'a [i32]),
-    /// Metadata of the step, uploaded with it.
-    Lengths(&'a [u32]),
-    /// Slots of tokens, uploaded with the step.
-    Slots(&'a [i64]),
-    /// Pairs of rows, uploaded with the step.
+    /// Indices that the step has, uploaded with the launches.
+    Indices(Numbers<'a, i32>),
+    /// Lengths, offsets and rows, uploaded with the launches.
+    Lengths(Numbers<'a, u32>),
+    /// Slots of tokens, uploaded with the launches.
+    Slots(Numbers<'a, i64>),
+    /// Pairs of rows, uploaded with the launches.
     Pairs(&'a [(u32, u32)]),
-    /// Parameters of the op, uploaded with it.
-    Floats(&'a [f32]),
-    /// Metadata or parameters that lie on the device since the step began, as words of a [`DeviceBatch`](super::DeviceBatch).
+    /// Parameters of the op, or rotations of the step, uploaded with the launches.
+    Floats(Numbers<'a, f32>),
+    /// Any of these that a [`StepBuffer`](crate::StepBuffer) holds since the step began, as words of it.
     Uploaded(Tensor),
     /// So many f32 that one kernel leaves to the next.
     Scratch(usize),

@@ -1,7 +1,7 @@
 //! Linear attention: `linear_attention_update.cu` token by token, `chunk_delta.cu` over many tokens of a sequence.
 
 use super::{
-    Argument, Buffers, Contents, Device, Launch, Launches, MAX_TOKENS, VECTOR, format, is_short, is_vector, row_stride,
+    Argument, Buffers, Contents, Launch, Launches, MAX_TOKENS, Target, VECTOR, format, is_short, is_vector, row_stride,
     states, vector_stride,
 };
 use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView};
@@ -46,7 +46,7 @@ pub(crate) fn linear_attention<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    device: &Device,
+    target: &Target,
 ) -> Option<Launches<'a>> {
     let [heads, key_dim, value_dim] = view.shape;
     let LinearAttentionScan { q, k, v, .. } = *input;
@@ -66,11 +66,11 @@ pub(crate) fn linear_attention<'a>(
         return None;
     }
     let by_channel = matches!(input.decay, StateDecay::PerChannel(_));
-    let many = !is_short(batch.cu_seqlens) && !batch.rounds_each_token();
+    let many = !is_short(&batch.cu_seqlens) && !batch.rounds_each_token();
     let chunk_bytes = chunk_bytes(pool.dtype(), v.dtype(), key_dim, by_channel);
     let rows = [Some(q), Some(k), decay.filter(|_| by_channel)];
     let chunked = many
-        && chunk_bytes <= device.shared_bytes
+        && chunk_bytes <= target.shared_bytes
         && rows.into_iter().flatten().all(|rows| vector_stride(rows).is_some());
     // A sequence takes one way whatever runs beside it.
     let few = if chunked { MAX_TOKENS as i32 } else { i32::MAX };
@@ -83,7 +83,7 @@ pub(crate) fn linear_attention<'a>(
         buffers.input("k", k),
         buffers.input("v", v),
         buffers.input("decay", decay),
-        fixed.map_or(Argument::Pointer(None), |fixed| buffers.add("fixed", Contents::Floats(fixed))),
+        buffers.floats("fixed", fixed),
         buffers.input("beta", input.beta),
         buffers.add("o", Contents::Output(v.dtype(), vec![v.dim(0).ok()?, heads * value_dim])),
         buffers.add("slots", Contents::Indices(batch.slots)),

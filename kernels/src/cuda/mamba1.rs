@@ -1,6 +1,6 @@
 //! `scan_update.cu`: Mamba-1.
 
-use super::{Argument, Buffers, Device, Launch, Launches, format, is_vector, row_stride, states, vector_stride};
+use super::{Argument, Buffers, Launch, Launches, Target, format, is_vector, row_stride, states, vector_stride};
 use crate::{Mamba1Scan, ScanInput, StateBatch, StateLayerView};
 use candle_core::{DType, Tensor};
 
@@ -14,7 +14,7 @@ pub(crate) fn mamba1_scan<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     let [outer, inner, d_state] = view.shape;
     let channels = outer * inner;

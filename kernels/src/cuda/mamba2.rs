@@ -1,7 +1,7 @@
 //! Mamba-2: `state_update.cu` token by token, `chunk_scan.cu` over many tokens of a sequence.
 
 use super::{
-    Argument, Buffers, Device, Launch, Launches, MAX_TOKENS, VECTOR, format, is_short, row_stride, states,
+    Argument, Buffers, Launch, Launches, MAX_TOKENS, Target, VECTOR, format, is_short, row_stride, states,
     vector_stride,
 };
 use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView};
@@ -43,7 +43,7 @@ pub(crate) fn mamba2_scan<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;
@@ -55,7 +55,7 @@ pub(crate) fn mamba2_scan<'a>(
     let warps_of_head = head_dim / rows_of_warp;
     let warps = [4, 2, 1].into_iter().find(|warps| warps_of_head.is_multiple_of(*warps))?;
     let groups = b.dims()[1..].iter().product::<usize>() / d_state;
-    let many = !is_short(batch.cu_seqlens) && !batch.rounds_each_token();
+    let many = !is_short(&batch.cu_seqlens) && !batch.rounds_each_token();
     let chunked = many && d_state <= 128 && z.is_none_or(|z| vector_stride(z).is_some());
     // A sequence takes one way whatever runs beside it.
     let few = if chunked { MAX_TOKENS as i32 } else { i32::MAX };

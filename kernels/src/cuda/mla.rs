@@ -1,6 +1,6 @@
 //! `mla_decode.cu` and `mla_prefill.cu`: absorbed latent attention of one query token of each sequence, and of several.
 
-use super::attention::{Call, Share, Stretches};
+use super::call::{Call, Share, Stretches};
 use super::{Argument, Buffers, Launch, attend, decode, format};
 use crate::Window;
 
@@ -24,7 +24,7 @@ pub(super) fn launches<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Op
     if !(call.is_narrow() && !call.has_bytes() && widths == (KEYS, VALUES, 1, 1) && plain) {
         return None;
     }
-    Some(match call.share(|| prefill_blocks(call, 2) >= call.device.processors) {
+    Some(match call.share(|| prefill_blocks(call, 2) >= call.target.processors) {
         Share::Decode => decode(call, buffers),
         Share::Both => [prefill(call, buffers, 2), decode(call, buffers)].concat(),
         Share::Prefill => prefill(call, buffers, 0),
@@ -37,7 +37,7 @@ fn decode<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>) -> Vec<Launch> {
     let row_tiles = call.heads.div_ceil(DECODE_ROWS);
     // Two blocks of 94 KB fit a processor.
     let blocks = row_tiles * call.singles();
-    let stretches = Stretches::new(call.longest(1..2), TILE, blocks, 2 * call.device.processors);
+    let stretches = Stretches::new(call.longest(1..2), TILE, blocks, 2 * call.target.processors);
     let scratch = call.scratch(buffers, stretches.count, batch.len());
     let mut arguments = vec![told.q, told.pool, scratch[0], scratch[1], told.tables, told.kv_lens, told.cu_seqlens];
     arguments.push(told.q_stride);
@@ -68,7 +68,7 @@ fn prefill_blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
 /// Sequences of at least `fewest` query tokens, padding included.
 fn prefill<'a>(call: &Call<'_, 'a>, buffers: &mut Buffers<'a>, fewest: usize) -> Vec<Launch> {
     let (batch, told) = (call.batch, &call.operands);
-    let (blocks, resident) = (prefill_blocks(call, fewest), call.device.processors);
+    let (blocks, resident) = (prefill_blocks(call, fewest), call.target.processors);
     let stretches = Stretches::of_tiles(call.longest(fewest..usize::MAX), TILE, blocks, resident);
     let (out, scratch) = call.result(buffers, stretches);
     let mut arguments =

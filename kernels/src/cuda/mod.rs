@@ -4,24 +4,20 @@
 //! device, and is the same for whatever executes them. What a kernel was not instantiated for has no launches, and is
 //! left to the portable path.
 //!
-//! Each function has the name and the operands of the op on the CPU, and the device behind them. [`launch`] has an
-//! executor run what they give. This is compiled where there is one: with the feature `launches`, and for tests.
+//! Each function has the name and the operands of the op on the CPU, and what launches are made for behind them. A
+//! [`Launcher`](crate::Launcher) runs what they give.
 //!
 //! An argument list mirrors the struct `Args` of its `.cu` file, in the same order.
 
 mod attend;
 pub(crate) mod attention;
-mod batch;
+mod call;
 pub(crate) mod conv1d;
 mod decode;
 #[cfg(feature = "cuda")]
 mod device;
 pub(crate) mod elementwise;
-#[cfg(feature = "launches")]
-mod executor;
 pub(crate) mod experts;
-#[cfg(feature = "launches")]
-mod graph;
 pub(crate) mod kv_cache;
 mod launch;
 pub(crate) mod linear_attention;
@@ -36,20 +32,11 @@ pub(crate) mod rope;
 pub(crate) mod routing;
 mod states;
 
-#[cfg(feature = "launches")]
-pub(crate) use batch::leave;
-#[cfg(test)]
-pub(crate) use batch::read_lent;
-pub(crate) use batch::rotations;
-pub use batch::{DeviceBatch, HostBatch, rows};
-#[cfg(feature = "launches")]
-pub use executor::{Executor, execute_with, launches_on};
-#[cfg(feature = "launches")]
-pub(crate) use executor::{launch, reads_in_place};
-#[cfg(feature = "launches")]
-pub use graph::{Graph, open_device, record, warm_up};
-pub use launch::{Argument, Buffer, Contents, Device, Launch, Launches};
+#[cfg(feature = "cuda")]
+pub(crate) use device::CudaLauncher;
+pub use launch::{Argument, Buffer, Contents, Launch, Launches, Target};
 
+use crate::numbers::Numbers;
 use crate::{KvLayerView, PagedBatch};
 use candle_core::{DType, Tensor};
 
@@ -70,8 +57,12 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    fn floats(&mut self, name: &'static str, floats: impl Into<Option<&'a [f32]>>) -> Argument {
-        floats.into().map_or(Argument::Pointer(None), |floats| self.add(name, Contents::Floats(floats)))
+    fn floats(&mut self, name: &'static str, floats: Option<impl Into<Numbers<'a, f32>>>) -> Argument {
+        floats.map_or(Argument::Pointer(None), |floats| self.add(name, Contents::Floats(floats.into())))
+    }
+
+    fn indices(&mut self, name: &'static str, indices: Option<&'a [i32]>) -> Argument {
+        indices.map_or(Argument::Pointer(None), |indices| self.add(name, Contents::Indices(indices.into())))
     }
 }
 

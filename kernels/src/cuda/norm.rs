@@ -1,11 +1,11 @@
 //! `rms_norm.cu`: norms of rows and of gated groups.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, vector_stride};
 use crate::GateOrder;
 use candle_core::{DType, Tensor};
 
 /// The launch of a norm over the last dimension, unless the kernel was not made for it.
-pub(crate) fn rms_norm<'a>(x: &'a Tensor, weight: &'a Tensor, eps: f32, _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn rms_norm<'a>(x: &'a Tensor, weight: &'a Tensor, eps: f32, _target: &Target) -> Option<Launches<'a>> {
     let &size = x.dims().last()?;
     Norm { x, gate: None, weight, eps, size }.launches()
 }
@@ -18,7 +18,7 @@ pub(crate) fn gated_rms_norm<'a>(
     eps: f32,
     group_size: usize,
     order: GateOrder,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     Norm { x, gate: Some((z, order)), weight, eps, size: group_size }.launches()
 }

@@ -1,6 +1,6 @@
 //! `copy_rows.cu`: whole rows of a pool, and zeros.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR};
 use candle_core::Tensor;
 use std::collections::HashSet;
 
@@ -9,7 +9,7 @@ const THREADS: usize = 128;
 const MOVES: usize = 4;
 
 /// The launch that copies row `from` onto row `to` of each pair, unless the pairs depend on their order.
-pub(crate) fn copy_rows<'a>(pool: &'a Tensor, pairs: &'a [(u32, u32)], _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn copy_rows<'a>(pool: &'a Tensor, pairs: &'a [(u32, u32)], _target: &Target) -> Option<Launches<'a>> {
     let sources: HashSet<u32> = pairs.iter().map(|pair| pair.0).collect();
     let mut targets = HashSet::new();
     // All pairs run at once: no row may be written twice, or written and read.
@@ -18,10 +18,10 @@ pub(crate) fn copy_rows<'a>(pool: &'a Tensor, pairs: &'a [(u32, u32)], _device: 
 }
 
 /// The launch that fills rows with zeros.
-pub(crate) fn zero_rows<'a>(pool: &'a Tensor, rows: &'a [u32], _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn zero_rows<'a>(pool: &'a Tensor, rows: &'a [u32], _target: &Target) -> Option<Launches<'a>> {
     let mut named = HashSet::new();
     let distinct = rows.iter().all(|row| named.insert(row));
-    if distinct { over_rows("zero_rows", pool, "rows", Contents::Lengths(rows), rows.len()) } else { None }
+    if distinct { over_rows("zero_rows", pool, "rows", Contents::Lengths(rows.into()), rows.len()) } else { None }
 }
 
 /// The launch of a kernel over `count` of what `named` lists.

@@ -1,6 +1,6 @@
 //! `paged_prefill.cu`: attention of the sequences that have several query tokens.
 
-use super::attention::{Call, Stretches};
+use super::call::{Call, Stretches};
 use super::{Argument, Buffers, Launch, attend, pool_format};
 use candle_core::DType;
 
@@ -35,7 +35,7 @@ fn blocks(call: &Call<'_, '_>, fewest: usize) -> usize {
 
 /// Blocks that run at once: two fit a processor.
 fn resident(call: &Call<'_, '_>) -> usize {
-    2 * call.device.processors
+    2 * call.target.processors
 }
 
 /// Whether sequences of at least `fewest` query tokens fill the device.

@@ -1,6 +1,6 @@
 //! `scan_update.cu`: the real-gated linear recurrent unit.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, VECTOR, format, is_vector, states, vector_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, states, vector_stride};
 use crate::{RgLruScan, StateBatch, StateLayerView};
 use candle_core::{DType, Tensor};
 
@@ -10,7 +10,7 @@ pub(crate) fn rg_lru<'a>(
     pool: &'a Tensor,
     view: &StateLayerView,
     batch: &StateBatch<'a>,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     let channels = view.elems();
     let RgLruScan { x, input_gate, recurrence_gate, a_param, positions } = *input;

@@ -1,14 +1,14 @@
 //! The rotation of queries, which is a write of them into a pool of one token a block.
 
 use super::kv_cache::{Places, Rows};
-use super::{Argument, Buffers, Contents, Device, Launches};
+use super::{Argument, Buffers, Contents, Launches, Target};
 use crate::ops::rope::RopeTable;
 use crate::{KvLayerView, KvScales};
 use cacheplan_handlers::KvLayout;
 use candle_core::Tensor;
 
 /// The launch that rotates `x` `[total_tokens, heads, head_dim]`, unless the kernel was not made for it.
-pub(crate) fn apply<'a>(x: &'a Tensor, table: &'a RopeTable, _device: &Device) -> Option<Launches<'a>> {
+pub(crate) fn apply<'a>(x: &'a Tensor, table: RopeTable<'a>, _target: &Target) -> Option<Launches<'a>> {
     let &[tokens, heads, head_dim] = x.dims() else { return None };
     let view = KvLayerView {
         block_elems: heads * head_dim,

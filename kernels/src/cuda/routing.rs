@@ -1,6 +1,6 @@
 //! `route_experts.cu`: the choice of experts.
 
-use super::{Argument, Buffers, Contents, Device, Launch, Launches, format, is_plain, row_stride};
+use super::{Argument, Buffers, Contents, Launch, Launches, Target, format, is_plain, row_stride};
 use crate::ops::routing::Routing;
 use candle_core::{DType, Tensor};
 
@@ -13,7 +13,7 @@ pub(crate) fn route<'a>(
     routing: &Routing,
     logits: &'a Tensor,
     correction: Option<&'a Tensor>,
-    _device: &Device,
+    _target: &Target,
 ) -> Option<Launches<'a>> {
     let Routing { experts, experts_per_token, groups, top_groups, softmax, normalise, scale } = *routing;
     let room = MOST_EXPERTS.into_iter().find(|&room| experts <= room)?;

@@ -13,7 +13,7 @@ pub(super) fn writes<'a>(
 ) -> [Argument; 7] {
     const NONE: Argument = Argument::Pointer(None);
     let in_pool = (pool.1, view.slot_elems, view.layer_offset);
-    let mut indices = |name, values| buffers.add(name, Contents::Indices(values));
+    let mut indices = |name, values| buffers.indices(name, Some(values));
     let ((kept, elems, offset), rows, parents) = match batch.writes {
         StateWrites::Final | StateWrites::Nothing | StateWrites::Replay => ((NONE, 0, 0), NONE, NONE),
         StateWrites::AlsoAfter(slots) => (in_pool, indices("snapshots", slots), NONE),

@@ -3,6 +3,7 @@
 use super::check;
 use super::quant::{KvQuant, check_quant};
 use crate::error::{KernelError, Result};
+use crate::numbers::Numbers;
 use crate::view::KvLayerView;
 use candle_core::Tensor;
 
@@ -17,7 +18,7 @@ pub struct KvWrite<'a> {
     pub v: Option<&'a Tensor>,
     /// `[total_tokens]` slots, each `block * tokens_per_block + offset in the block`; -1 skips the token. A slot named
     /// twice keeps the later token.
-    pub slot_mapping: &'a [i64],
+    pub slot_mapping: Numbers<'a, i64>,
     /// How an 8-bit or 4-bit pool stores rows; none for any other. An element is stored as the nearest of the pool's
     /// numbers to `value / scale`; what lies beyond them becomes the largest.
     pub quant: Option<KvQuant<'a>>,
@@ -25,8 +26,8 @@ pub struct KvWrite<'a> {
 
 impl<'a> KvWrite<'a> {
     /// A write into an f32, f16 or bf16 pool.
-    pub fn new(k: &'a Tensor, v: Option<&'a Tensor>, slot_mapping: &'a [i64]) -> Self {
-        Self { k, v, slot_mapping, quant: None }
+    pub fn new(k: &'a Tensor, v: Option<&'a Tensor>, slot_mapping: impl Into<Numbers<'a, i64>>) -> Self {
+        Self { k, v, slot_mapping: slot_mapping.into(), quant: None }
     }
 
     /// Elements of a key of one head; those of the layer, if there are no tokens.
@@ -67,7 +68,7 @@ pub(super) fn check(write: &KvWrite<'_>, pool: &Tensor, view: &KvLayerView) -> R
             check::rows(OP, operand, tensor, slot_mapping.len(), view.num_kv_heads * head_dim)?;
         }
     }
-    check_slots(slot_mapping, num_blocks * view.tokens_per_block)
+    check_slots(&slot_mapping, num_blocks * view.tokens_per_block)
 }
 
 fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {

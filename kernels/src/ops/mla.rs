@@ -1,19 +1,14 @@
-//! Multi-head latent attention in the layouts of Ascend's operator, and behind a feature that operator itself.
+//! Multi-head latent attention in the layouts of Ascend's operator, and that operator itself.
 
-#[cfg(any(test, feature = "mla-preprocess"))]
 mod check;
 mod nz;
-#[cfg(any(test, feature = "mla-preprocess"))]
 mod preprocess;
 
 use crate::error::{KernelError, Result};
 
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub(super) use check::{check, check_operands};
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub(crate) use nz::elements_of_32_bytes;
 pub(crate) use nz::{nz_decode, nz_encode};
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub use preprocess::{MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
 
 const OP: &str = "mla_preprocess";

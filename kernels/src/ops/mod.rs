@@ -1,8 +1,8 @@
 //! The ops: what each is told and what it refuses in a file of its own, and here who runs it.
 //!
-//! Every op checks its operands and hands them to the backend of the device that they lie on. Backends take what has
-//! been checked, know the types of the files beside this one, and are called from here only. A new backend is a
-//! folder of functions of the same names and one more arm of [`on_device_of`].
+//! Every op checks its operands and hands them to the [`Backend`](crate::Backend) of the step. Its forms take what has been
+//! checked, know the types of the files beside this one, and are called from here only. A new form is a folder of
+//! functions of the same names and one more argument of [`Run::compute`].
 
 pub(crate) mod attention;
 mod check;
@@ -24,13 +24,12 @@ pub(crate) mod rope;
 pub(crate) mod routing;
 mod stored;
 
+use crate::backend::{Fallback, Run};
 use crate::batch::{PagedBatch, StateBatch};
-#[cfg(feature = "launches")]
-use crate::cuda;
 use crate::error::Result;
 use crate::stored::StoredMatrix;
 use crate::view::{KvLayerView, StateLayerView};
-use crate::{cpu, portable};
+use crate::{cpu, cuda, portable};
 use attention::PagedAttention;
 use candle_core::Tensor;
 use conv1d::CausalConv1d;
@@ -40,54 +39,31 @@ use linear_attention::LinearAttentionScan;
 use mamba1::Mamba1Scan;
 use mamba2::{Mamba2Scan, ScanInput};
 use mla::MlaCacheMode;
-#[cfg(any(test, feature = "mla-preprocess"))]
 use mla::{MlaPreprocess, MlaStep};
 use norm::{GateOrder, RmsNorm};
 use pool::PoolRows;
 use rg_lru::RgLruScan;
-use rope::Rope;
+use rope::{Positions, Rope};
 use routing::Routing;
 use std::borrow::Cow;
-use std::cell::RefCell;
 
-/// Runs `$op` of the backend for the device of `$tensor`: as launches where there is an executor and a kernel for the
-/// operands, on the CPU in place, else as candle's own ops.
-macro_rules! on_device_of {
-    ($tensor:expr, $($op:ident)::+($($operand:expr),*)) => {
-        on_device_of!($tensor, |device| cuda::$($op)::+($($operand,)* device), $($op)::+($($operand),*))
-    };
-    ($tensor:expr, $launches:expr, $($op:ident)::+($($operand:expr),*)) => {{
-        #[cfg(feature = "launches")]
-        let outputs = cuda::launch($tensor.device(), stringify!($($op)::+), $launches)?;
-        #[cfg(not(feature = "launches"))]
-        let outputs = None;
-        match outputs {
-            Some(outputs) => Ok(outputs),
-            None if in_place($tensor) => cpu::$($op)::+($($operand),*),
-            None => portable::$($op)::+($($operand),*),
-        }
-    }};
-}
-
-/// As [`on_device_of`] for an op without a kernel.
-macro_rules! without_kernel {
-    ($tensor:expr, $($op:ident)::+($($operand:expr),*)) => {
-        on_device_of!($tensor, |_| None, $($op)::+($($operand),*))
+/// Computes `$file::$op` on a [`Run`], by whichever of its forms the backend has.
+macro_rules! compute {
+    ($on:expr, $fallback:ident, $file:ident::$op:ident($($operand:expr),*)) => {
+        $on.compute(
+            concat!(stringify!($file), "::", stringify!($op)),
+            Fallback::$fallback,
+            |target| cuda::$file::$op($($operand,)* target),
+            || cpu::$file::$op($($operand),*),
+            || portable::$file::$op($($operand),*),
+        )
     };
 }
 
 /// Heads `[tokens, heads, head_dim]` whose elements lie side by side in each token, which is how kernels read them.
-fn by_token(heads: &Tensor) -> Result<Cow<'_, Tensor>> {
+fn by_token<'a>(on: &Run<'_>, heads: &'a Tensor) -> Result<Cow<'a, Tensor>> {
     let side_by_side = matches!((heads.dims(), heads.stride()), (&[_, _, dim], &[_, step, 1]) if step == dim);
-    if in_place(heads) || side_by_side { Ok(Cow::Borrowed(heads)) } else { Ok(Cow::Owned(heads.contiguous()?)) }
-}
-
-/// Whether the CPU's op reads the tensor where it lies.
-fn in_place(tensor: &Tensor) -> bool {
-    #[cfg(feature = "launches")]
-    return cuda::reads_in_place(tensor.device());
-    #[cfg(not(feature = "launches"))]
-    tensor.device().is_cpu()
+    Ok(if on.reads_in_place() || side_by_side { Cow::Borrowed(heads) } else { Cow::Owned(heads.contiguous()?) })
 }
 
 impl PagedAttention<'_> {
@@ -96,49 +72,57 @@ impl PagedAttention<'_> {
     /// This step's keys and values must have been written before ([`KvWrite`]). Query heads are grouped: consecutive
     /// `num_heads / num_kv_heads` of them share a KV head. A layer that shares the cache of another passes that layer's
     /// view. Returns `[total_tokens, num_heads, value_dim]` in the dtype of `q`.
-    pub fn run(&self, q: &Tensor, pool: &Tensor, view: &KvLayerView, batch: &PagedBatch<'_>) -> Result<Tensor> {
+    pub fn run(
+        &self,
+        on: &Run<'_>,
+        q: &Tensor,
+        pool: &Tensor,
+        view: &KvLayerView,
+        batch: &PagedBatch<'_>,
+    ) -> Result<Tensor> {
         attention::check(self, q, pool, view, batch)?;
-        let q = &*by_token(q)?;
-        on_device_of!(q, attention::paged_attention(q, pool, view, batch, self))
+        let q = &*by_token(on, q)?;
+        compute!(on, OnHost, attention::paged_attention(q, pool, view, batch, self))
     }
 }
 
 impl KvWrite<'_> {
     /// Writes keys and values into the layer's blocks of `pool`.
-    pub fn run(&self, pool: &Tensor, view: &KvLayerView) -> Result<()> {
+    pub fn run(&self, on: &Run<'_>, pool: &Tensor, view: &KvLayerView) -> Result<()> {
         kv_cache::check(self, pool, view)?;
-        on_device_of!(pool, kv_cache::write(self, None, pool, view))
+        compute!(on, OnHost, kv_cache::write(self, None, pool, view))
     }
 
     /// As [`run`](Self::run), with `q` `[total_tokens, num_heads, head_dim]` and the keys rotated on the way. Returns
-    /// the rotated `q`. `positions` are as [`Rope::apply`] takes them.
-    pub fn run_rotated(
+    /// the rotated `q`.
+    pub fn run_rotated<'a>(
         &self,
+        on: &Run<'_>,
         q: &Tensor,
         rope: &Rope,
-        positions: &[u32],
+        positions: impl Into<Positions<'a>>,
         pool: &Tensor,
         view: &KvLayerView,
     ) -> Result<Tensor> {
         let head_dim = self.head_dim(view);
         kv_cache::check_queries(self, q, head_dim)?;
-        let table = rope.table(positions, self.slot_mapping.len(), head_dim)?;
+        let (mut own, positions) = (None, positions.into());
+        let table = rope.table(on, &positions, self.slot_mapping.len(), head_dim, &mut own)?;
         kv_cache::check(self, pool, view)?;
-        on_device_of!(pool, kv_cache::write(self, Some(&table), pool, view))?;
-        let q = &*by_token(q)?;
-        on_device_of!(q, rope::apply(q, &table))
+        compute!(on, OnHost, kv_cache::write(self, Some(table), pool, view))?;
+        let q = &*by_token(on, q)?;
+        compute!(on, OnHost, rope::apply(q, table))
     }
 }
 
 impl Rope {
     /// Rotates `x` `[total_tokens, heads, head_dim]`; elements after `rotary_dim` pass through.
-    ///
-    /// `positions` holds one position per token, or `[axes, total_tokens]` with several axes.
-    pub fn apply(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
+    pub fn apply<'a>(&self, on: &Run<'_>, x: &Tensor, positions: impl Into<Positions<'a>>) -> Result<Tensor> {
         let (tokens, _, head_dim) = x.dims3()?;
-        let table = self.table(positions, tokens, head_dim)?;
-        let x = &*by_token(x)?;
-        on_device_of!(x, rope::apply(x, &table))
+        let (mut own, positions) = (None, positions.into());
+        let table = self.table(on, &positions, tokens, head_dim, &mut own)?;
+        let x = &*by_token(on, x)?;
+        compute!(on, OnHost, rope::apply(x, table))
     }
 }
 
@@ -148,9 +132,16 @@ impl CausalConv1d<'_> {
     /// `y[t, d] = bias[d] + sum_k weight[k, d] * x[t - (d_conv - 1) + k, d]`, where the rows before a sequence's first
     /// token are its state. Prefill, chunked prefill and decode are the same call; a new sequence starts from a zeroed
     /// slot. Afterwards the state holds the last `d_conv - 1` inputs, the oldest first.
-    pub fn run(&self, x: &Tensor, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+    pub fn run(
+        &self,
+        on: &Run<'_>,
+        x: &Tensor,
+        pool: &Tensor,
+        view: &StateLayerView,
+        batch: &StateBatch<'_>,
+    ) -> Result<Tensor> {
         conv1d::check(self, x, pool, view, batch)?;
-        on_device_of!(x, conv1d::causal_conv1d(self, x, pool, view, batch))
+        compute!(on, OnHost, conv1d::causal_conv1d(self, x, pool, view, batch))
     }
 }
 
@@ -162,13 +153,14 @@ impl Mamba1Scan<'_> {
     /// then the gate. Prefill and decode are the same call. Returns `[total_tokens, d_inner]` in the dtype of `x`.
     pub fn run(
         &self,
+        on: &Run<'_>,
         input: &ScanInput<'_>,
         pool: &Tensor,
         view: &StateLayerView,
         batch: &StateBatch<'_>,
     ) -> Result<Tensor> {
         mamba1::check(self, input, pool, view, batch)?;
-        on_device_of!(input.x, mamba1::mamba1_scan(input, self, pool, view, batch))
+        compute!(on, OnHost, mamba1::mamba1_scan(input, self, pool, view, batch))
     }
 }
 
@@ -181,13 +173,14 @@ impl Mamba2Scan<'_> {
     /// `[total_tokens, heads * head_dim]` in the dtype of `x`.
     pub fn run(
         &self,
+        on: &Run<'_>,
         input: &ScanInput<'_>,
         pool: &Tensor,
         view: &StateLayerView,
         batch: &StateBatch<'_>,
     ) -> Result<Tensor> {
         mamba2::check(self, input, pool, view, batch)?;
-        on_device_of!(input.x, mamba2::mamba2_scan(input, self, pool, view, batch))
+        compute!(on, OnHost, mamba2::mamba2_scan(input, self, pool, view, batch))
     }
 }
 
@@ -197,9 +190,9 @@ impl LinearAttentionScan<'_> {
     /// Per token and head: `S = S * exp(decay)`; with the delta rule `v = beta * (v - k . S)`; `S += k (x) v`;
     /// `o = scale * q . S`. Prefill and decode are the same call. Returns `[total_tokens, heads * value_dim]` in the
     /// dtype of `v`.
-    pub fn run(&self, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+    pub fn run(&self, on: &Run<'_>, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
         linear_attention::check(self, pool, view, batch)?;
-        on_device_of!(self.v, linear_attention::linear_attention(self, pool, view, batch))
+        compute!(on, OnHost, linear_attention::linear_attention(self, pool, view, batch))
     }
 }
 
@@ -208,9 +201,9 @@ impl RgLruScan<'_> {
     ///
     /// With `log a = -8 * sigmoid(recurrence_gate) * softplus(a_param)`:
     /// `h = a * h + sqrt(1 - a^2) * sigmoid(input_gate) * x`. Returns `[total_tokens, width]` in the dtype of `x`.
-    pub fn run(&self, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
+    pub fn run(&self, on: &Run<'_>, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
         rg_lru::check(self, pool, view, batch)?;
-        on_device_of!(self.x, rg_lru::rg_lru(self, pool, view, batch))
+        compute!(on, OnHost, rg_lru::rg_lru(self, pool, view, batch))
     }
 }
 
@@ -218,9 +211,11 @@ impl RgLruScan<'_> {
 ///
 /// A weight of bf16, f16 or 8-bit floats stays as it is and is widened to f32 on the way; sums are in f32. A few rows
 /// on the CPU, as in decode, read the weight at the speed of memory.
-pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+pub fn linear(on: &Run<'_>, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     linear::check(x, weight)?;
-    without_kernel!(x, linear::linear(x, weight))
+    // No kernel was made: candle's own product is the device's library.
+    let (cpu, portable) = (|| cpu::linear::linear(x, weight), || portable::linear::linear(x, weight));
+    on.compute("linear::linear", Fallback::OnDevice, |_| None, cpu, portable)
 }
 
 impl StoredMatrix {
@@ -246,19 +241,26 @@ impl StoredMatrix {
 
 impl RmsNorm<'_> {
     /// `x / rms(x) * weight` over the last dimension of `x`, whose size the weight has. Sums are in f32.
-    pub fn run(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn run(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor> {
         let Self { weight, eps } = *self;
         norm::check_plain(x, weight)?;
-        on_device_of!(x, norm::rms_norm(x, weight, eps))
+        compute!(on, OnDevice, norm::rms_norm(x, weight, eps))
     }
 
     /// Normalises `x` `[rows, width]` over consecutive groups of `group_size` and gates it with `z` of the same shape.
     ///
     /// The weight is `[width]`, or `[group_size]` and shared by the groups. Sums and gates are in f32.
-    pub fn run_gated(&self, x: &Tensor, z: &Tensor, group_size: usize, order: GateOrder) -> Result<Tensor> {
+    pub fn run_gated(
+        &self,
+        on: &Run<'_>,
+        x: &Tensor,
+        z: &Tensor,
+        group_size: usize,
+        order: GateOrder,
+    ) -> Result<Tensor> {
         let Self { weight, eps } = *self;
         norm::check_gated(x, z, weight, group_size)?;
-        on_device_of!(x, norm::gated_rms_norm(x, z, weight, eps, group_size, order))
+        compute!(on, OnDevice, norm::gated_rms_norm(x, z, weight, eps, group_size, order))
     }
 }
 
@@ -268,47 +270,43 @@ pub struct Rows<'a>(pub &'a Tensor);
 
 impl Rows<'_> {
     /// `silu(gate) * up` of rows of `2 * width` that hold the gate first, as `[rows, width]`.
-    pub fn silu_product(&self) -> Result<Tensor> {
+    pub fn silu_product(&self, on: &Run<'_>) -> Result<Tensor> {
         elementwise::check_product(self.0)?;
-        on_device_of!(self.0, elementwise::silu_product(self.0))
+        compute!(on, OnDevice, elementwise::silu_product(self.0))
     }
 
     /// `a * x + b * y` of these rows `x` and as many others.
-    pub fn weighted_sum(&self, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
+    pub fn weighted_sum(&self, on: &Run<'_>, a: f32, y: &Tensor, b: f32) -> Result<Tensor> {
         elementwise::check_sum(self.0, y)?;
-        on_device_of!(self.0, elementwise::weighted_sum(self.0, a, y, b))
+        compute!(on, OnDevice, elementwise::weighted_sum(self.0, a, y, b))
     }
 
     /// What the experts `chosen` `[rows, per_token]` make of each row, as `[rows, per_token, outputs]`.
     ///
     /// `weight` is `[experts, outputs, inputs]`, `bias` `[experts, outputs]`. There are as many rows as are chosen for,
     /// or one for each choice. It reads the weights once for each choice, and is for the few rows of steps that decode.
-    pub fn by_experts(&self, weight: &Tensor, bias: Option<&Tensor>, chosen: &Tensor) -> Result<Tensor> {
-        self.expert_products(weight, bias, chosen, None)
+    pub fn by_experts(&self, on: &Run<'_>, weight: &Tensor, bias: Option<&Tensor>, chosen: &Tensor) -> Result<Tensor> {
+        ExpertProducts { x: self.0, weight, bias, chosen, shares: None }.run(on)
     }
 
     /// As [`by_experts`](Self::by_experts), summed over the choices, of which each counts what `shares`
     /// `[rows, per_token]` says, as `[rows, outputs]`.
     pub fn summed_by_experts(
         &self,
+        on: &Run<'_>,
         weight: &Tensor,
         bias: Option<&Tensor>,
         chosen: &Tensor,
         shares: &Tensor,
     ) -> Result<Tensor> {
-        self.expert_products(weight, bias, chosen, Some(shares))
+        ExpertProducts { x: self.0, weight, bias, chosen, shares: Some(shares) }.run(on)
     }
+}
 
-    fn expert_products(
-        &self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        chosen: &Tensor,
-        shares: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let of = ExpertProducts { x: self.0, weight, bias, chosen, shares };
-        of.check()?;
-        on_device_of!(self.0, experts::products(&of))
+impl ExpertProducts<'_> {
+    fn run(&self, on: &Run<'_>) -> Result<Tensor> {
+        self.check()?;
+        compute!(on, OnDevice, experts::products(self))
     }
 }
 
@@ -318,32 +316,31 @@ impl Routing {
     ///
     /// `correction` `[experts]` is added to the scores for the choice alone. Of two that are equal the earlier expert is
     /// better.
-    pub fn run(&self, logits: &Tensor, correction: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+    pub fn run(&self, on: &Run<'_>, logits: &Tensor, correction: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         routing::check(self, logits, correction)?;
-        on_device_of!(logits, routing::route(self, logits, correction))
+        compute!(on, OnHost, routing::route(self, logits, correction))
     }
 
     /// For each expert the rows that chose it and what it counts for them, which is told to the host: a step that asks
     /// is not recorded.
-    pub fn by_expert(&self, chosen: &Tensor, shares: &Tensor) -> Result<Vec<(Vec<u32>, Vec<f32>)>> {
-        #[cfg(feature = "launches")]
-        cuda::leave();
+    pub fn by_expert(&self, on: &Run<'_>, chosen: &Tensor, shares: &Tensor) -> Result<Vec<(Vec<u32>, Vec<f32>)>> {
+        on.note_host_read();
         routing::by_expert(self, &chosen.to_vec2()?, &shares.to_vec2()?)
     }
 }
 
 impl PoolRows<'_> {
     /// Copies row `from` onto row `to` for each pair, in order: a later pair sees what an earlier one wrote.
-    pub fn copy(&self, pairs: &[(u32, u32)]) -> Result<()> {
+    pub fn copy(&self, on: &Run<'_>, pairs: &[(u32, u32)]) -> Result<()> {
         pool::check(self.0, "copy_rows", "from", pairs.iter().map(|pair| pair.0))?;
         pool::check(self.0, "copy_rows", "to", pairs.iter().map(|pair| pair.1))?;
-        on_device_of!(self.0, pool::copy_rows(self.0, pairs))
+        compute!(on, OnHost, pool::copy_rows(self.0, pairs))
     }
 
     /// Fills rows with zeros: the state of a sequence that has not begun.
-    pub fn zero(&self, rows: &[u32]) -> Result<()> {
+    pub fn zero(&self, on: &Run<'_>, rows: &[u32]) -> Result<()> {
         pool::check(self.0, "zero_rows", "rows", rows.iter().copied())?;
-        on_device_of!(self.0, pool::zero_rows(self.0, rows))
+        compute!(on, OnHost, pool::zero_rows(self.0, rows))
     }
 
     /// Reads rows into a new `[rows.len(), row_elems]` tensor on the pool's device, in the given order.
@@ -358,27 +355,8 @@ impl PoolRows<'_> {
         pool::check_values(self.0, rows, values)?;
         portable::pool::scatter_rows(self.0, rows, values)
     }
-
-    /// Moves, for each sequence, the state after its last accepted token into the sequence's slot, over all layers.
-    ///
-    /// A verify step ran drafted tokens as [`StateWrites::Tree`](crate::StateWrites::Tree). `snapshots`
-    /// `[batch, depth]` names for each sequence the slots of the tokens on its accepted path, in order; `accepted`
-    /// `[batch]` how many of them were accepted. 0 leaves the state as it was before the step. Sequences with slot -1
-    /// are skipped.
-    pub fn commit_accepted(&self, slots: &[i32], snapshots: &[i32], depth: usize, accepted: &[u32]) -> Result<()> {
-        thread_local! {
-            // Kept, so that a decode step allocates nothing.
-            static PAIRS: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) };
-        }
-        let mut pairs = PAIRS.take();
-        pairs.clear();
-        let committed = pool::accepted(slots, snapshots, depth, accepted, &mut pairs).and_then(|()| self.copy(&pairs));
-        PAIRS.set(pairs);
-        committed
-    }
 }
 
-#[cfg(any(test, feature = "mla-preprocess"))]
 impl MlaPreprocess {
     /// Makes the queries of a step and writes its latents and rope keys into the cache.
     ///

@@ -3,6 +3,7 @@
 use super::check;
 use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};
+use crate::numbers::Numbers;
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 
@@ -23,7 +24,7 @@ pub struct RgLruScan<'a> {
     /// `[width]`, what the checkpoint calls `recurrent_param`.
     pub a_param: &'a Tensor,
     /// `[total_tokens]`; position 0 starts a document: the state is dropped and the input enters unscaled.
-    pub positions: &'a [u32],
+    pub positions: Numbers<'a, u32>,
 }
 
 /// Checks the operands of a call.

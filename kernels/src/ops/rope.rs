@@ -1,6 +1,8 @@
 //! Rotary position embedding: its frequencies, and the cosines and sines of a step.
 
+use crate::backend::Run;
 use crate::error::{KernelError, Result};
+use crate::numbers::{Numbers, StepLists};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::f32::consts::TAU;
@@ -65,8 +67,6 @@ pub struct Rope {
     inverse_frequencies: Vec<f32>,
     attention_factor: f32,
     layout: RopeLayout,
-    /// For each frequency the position axis it follows; all 0 but for multimodal embeddings.
-    axes: Vec<usize>,
 }
 
 impl Rope {
@@ -132,12 +132,7 @@ impl Rope {
                 (scaled, *attention_factor)
             }
         };
-        Ok(Self {
-            axes: vec![0; inverse_frequencies.len()],
-            inverse_frequencies,
-            attention_factor,
-            layout: RopeLayout::Neox,
-        })
+        Ok(Self { inverse_frequencies, attention_factor, layout: RopeLayout::Neox })
     }
 
     /// The same with element `2 i` rotated with `2 i + 1`, as in GPT-J and DeepSeek.
@@ -146,51 +141,35 @@ impl Rope {
         Self { layout: RopeLayout::Interleaved, ..self }
     }
 
-    /// Makes frequencies follow several position axes: `sections[a]` of them follow axis `a`.
-    ///
-    /// Sections are consecutive (Qwen2-VL), or the axes take turns while their sections last and axis 0 takes
-    /// the rest (`interleaved`, Qwen3-VL and Qwen3.5).
-    pub fn with_mrope(mut self, sections: &[usize], interleaved: bool) -> Result<Self> {
-        let half = self.inverse_frequencies.len();
-        if sections.iter().sum::<usize>() != half {
-            return Err(KernelError::Argument {
-                op: OP,
-                reason: format!("mrope sections {sections:?} do not sum to {half} frequencies"),
-            });
-        }
-        let count = sections.len();
-        self.axes = if interleaved {
-            (0..half).map(|i| if i < sections[i % count] * count { i % count } else { 0 }).collect()
-        } else {
-            let axis = |(axis, &len)| std::iter::repeat_n(axis, len);
-            sections.iter().enumerate().flat_map(axis).collect()
-        };
-        Ok(self)
-    }
-
     /// Elements of a head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inverse_frequencies.len()
     }
 
-    /// The cosines and sines of `tokens` positions.
-    pub(crate) fn table(&self, positions: &[u32], tokens: usize, head_dim: usize) -> Result<Angles> {
+    /// The cosines and sines of `tokens` positions: those that the step has, or `own`, made for this call.
+    pub(crate) fn table<'a>(
+        &self,
+        on: &Run<'_>,
+        positions: &Positions<'a>,
+        tokens: usize,
+        head_dim: usize,
+        own: &'a mut Option<Angles>,
+    ) -> Result<RopeTable<'a>> {
         if self.rotary_dim() > head_dim {
             let reason = format!("{} of {head_dim} elements rotated", self.rotary_dim());
             return Err(KernelError::Argument { op: OP, reason });
         }
-        #[cfg(any(test, feature = "launches"))]
-        if let Some(table) = crate::cuda::rotations(self, positions) {
-            return Ok(Angles::Lent(table));
+        if let Some(table) = positions.table_of(self) {
+            return Ok(table);
         }
-        self.angles(positions, tokens).map(Angles::Own)
+        on.note_host_read();
+        Ok(own.insert(self.angles(positions, tokens)?).table())
     }
 
     /// The same, whatever the heads.
-    pub(crate) fn angles(&self, positions: &[u32], tokens: usize) -> Result<RopeTable> {
-        let axes = 1 + self.axes.iter().copied().max().unwrap_or(0);
-        if positions.len() != axes * tokens {
-            let reason = format!("{} positions for {tokens} tokens on {axes} axes", positions.len());
+    pub(crate) fn angles(&self, positions: &[u32], tokens: usize) -> Result<Angles> {
+        if positions.len() != tokens {
+            let reason = format!("{} positions for {tokens} tokens", positions.len());
             return Err(KernelError::Argument { op: OP, reason });
         }
         let half = self.inverse_frequencies.len();
@@ -199,54 +178,115 @@ impl Rope {
         sin.resize(tokens * half, 0.0);
         let rows = cos.par_chunks_mut(half).zip(sin.par_chunks_mut(half)).with_min_len(16);
         rows.enumerate().for_each(|(token, (cos, sin))| {
-            for (i, (frequency, axis)) in self.inverse_frequencies.iter().zip(&self.axes).enumerate() {
-                let angle = positions[axis * tokens + token] as f32 * frequency;
+            for (i, frequency) in self.inverse_frequencies.iter().enumerate() {
+                let angle = positions[token] as f32 * frequency;
                 cos[i] = angle.cos() * self.attention_factor;
                 sin[i] = angle.sin() * self.attention_factor;
             }
         });
-        Ok(RopeTable { cos, sin, half, layout: self.layout })
+        Ok(Angles { cos, sin, words: [None; 2], half, layout: self.layout })
     }
 }
 
 thread_local! {
-    /// What the last table of this thread lay in; kept, so that a decode step allocates nothing.
+    /// What the last angles of this thread lay in; kept, so that a decode step allocates nothing.
     static SPARE: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-impl Drop for RopeTable {
+/// The cosines and sines of a step's tokens.
+#[derive(Debug)]
+pub(crate) struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Where each begins in the buffer of the step.
+    words: [Option<usize>; 2],
+    half: usize,
+    layout: RopeLayout,
+}
+
+impl Angles {
+    /// As ops read them.
+    pub(crate) fn table(&self) -> RopeTable<'_> {
+        let (cos, sin) = (Numbers::at(&self.cos, self.words[0]), Numbers::at(&self.sin, self.words[1]));
+        RopeTable { cos, sin, half: self.half, layout: self.layout }
+    }
+}
+
+impl Drop for Angles {
     fn drop(&mut self) {
         SPARE.set((std::mem::take(&mut self.cos), std::mem::take(&mut self.sin)));
     }
 }
 
-/// Rotations of the tokens of one step, made for one call or for all of the step.
-pub(crate) enum Angles {
-    Own(RopeTable),
-    #[cfg(any(test, feature = "launches"))]
-    Lent(std::sync::Arc<RopeTable>),
-}
-
-impl Deref for Angles {
-    type Target = RopeTable;
-
-    fn deref(&self) -> &RopeTable {
-        match self {
-            Self::Own(table) => table,
-            #[cfg(any(test, feature = "launches"))]
-            Self::Lent(table) => table,
-        }
-    }
-}
-
 /// Rotations of the tokens of one step.
-#[derive(Debug)]
-pub(crate) struct RopeTable {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeTable<'a> {
     /// `[total_tokens, half]`.
-    pub(crate) cos: Vec<f32>,
+    pub(crate) cos: Numbers<'a, f32>,
     /// `[total_tokens, half]`.
-    pub(crate) sin: Vec<f32>,
+    pub(crate) sin: Numbers<'a, f32>,
     /// Number of rotated pairs.
     pub(crate) half: usize,
     pub(crate) layout: RopeLayout,
+}
+
+/// What the layers of a model make of a step's positions, each embedding once.
+#[derive(Debug)]
+pub struct Rotations(Vec<(Rope, Angles)>);
+
+impl Rotations {
+    /// Computes the angles of a step's tokens, one position each.
+    ///
+    /// # Errors
+    /// An embedding of more positions than one a token.
+    pub fn new<'a>(positions: &[u32], ropes: impl IntoIterator<Item = &'a Rope>) -> Result<Self> {
+        let mut made: Vec<(Rope, Angles)> = Vec::new();
+        for rope in ropes {
+            if made.iter().all(|(known, _)| known != rope) {
+                made.push((rope.clone(), rope.angles(positions, positions.len())?));
+            }
+        }
+        Ok(Self(made))
+    }
+
+    /// Adds the positions and their rotations to the lists of the step.
+    pub fn list<'a>(&'a mut self, positions: &'a [u32], lists: &mut StepLists) -> Positions<'a> {
+        let positions = lists.add(positions);
+        for (_, angles) in &mut self.0 {
+            angles.words = [&angles.cos, &angles.sin].map(|list| lists.add(list).place().0);
+        }
+        Positions { positions, rotations: &self.0 }
+    }
+}
+
+/// The positions of a step's tokens, with the rotations that the step has of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Positions<'a> {
+    positions: Numbers<'a, u32>,
+    rotations: &'a [(Rope, Angles)],
+}
+
+impl<'a> Positions<'a> {
+    /// The positions alone.
+    pub fn numbers(&self) -> Numbers<'a, u32> {
+        self.positions
+    }
+
+    fn table_of(&self, rope: &Rope) -> Option<RopeTable<'a>> {
+        self.rotations.iter().find(|(known, _)| known == rope).map(|(_, angles)| angles.table())
+    }
+}
+
+impl Deref for Positions<'_> {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.positions
+    }
+}
+
+impl<'a, N: Into<Numbers<'a, u32>>> From<N> for Positions<'a> {
+    fn from(positions: N) -> Self {
+        Self { positions: positions.into(), rotations: &[] }
+    }
 }

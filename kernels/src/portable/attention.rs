@@ -15,6 +15,7 @@ pub(crate) fn paged_attention(
     batch: &PagedBatch<'_>,
     attention: &PagedAttention<'_>,
 ) -> Result<Tensor> {
+    view.check_table("paged_attention")?;
     let (total_tokens, num_heads, _) = q.dims3()?;
     let mut outputs = Vec::with_capacity(batch.len());
     for sequence in 0..batch.len() {

@@ -11,10 +11,11 @@ use candle_core::Tensor;
 /// Writes keys, rotated where there is a table, and values.
 pub(crate) fn write(
     write: &KvWrite<'_>,
-    rope_table: Option<&RopeTable>,
+    rope_table: Option<RopeTable<'_>>,
     pool: &Tensor,
     view: &KvLayerView,
 ) -> Result<()> {
+    view.check_table("reshape_and_cache")?;
     let KvWrite { k, v, slot_mapping, quant } = *write;
     let live: Vec<(u32, usize)> = slot_mapping
         .iter()

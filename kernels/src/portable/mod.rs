@@ -13,9 +13,7 @@ pub(crate) mod linear;
 pub(crate) mod linear_attention;
 pub(crate) mod mamba1;
 pub(crate) mod mamba2;
-#[cfg(any(test, feature = "mla-preprocess"))]
 pub(crate) mod mla;
-#[cfg(any(test, feature = "mla-preprocess"))]
 mod mla_layout;
 pub(crate) mod norm;
 pub(crate) mod pool;

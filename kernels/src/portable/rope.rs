@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::ops::rope::{RopeLayout, RopeTable};
 use candle_core::{D, DType, Tensor};
 
-pub(crate) fn apply(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+pub(crate) fn apply(x: &Tensor, table: RopeTable<'_>) -> Result<Tensor> {
     let (tokens, heads, head_dim) = x.dims3()?;
     let half = table.half;
     let tensor = |values: &[f32]| Tensor::from_slice(values, (tokens, 1, half), x.device());

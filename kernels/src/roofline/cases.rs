@@ -3,7 +3,7 @@
 use super::Bound;
 use crate::error::Result;
 use crate::{
-    CausalConv1d, KvLayerView, KvWrite, LinearAttentionScan, Mamba2Scan, PagedAttention, PagedBatch, PoolRows,
+    Backend, CausalConv1d, KvLayerView, KvWrite, LinearAttentionScan, Mamba2Scan, PagedAttention, PagedBatch, PoolRows,
     ScanInput, StateBatch, StateDecay, StateLayerView, TimeStep, linear,
 };
 use cacheplan_handlers::KvLayout;
@@ -95,7 +95,7 @@ fn mamba(op: &'static str, shape: String, bound: Bound, work: f64, batch: usize,
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
             let parameters = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(None) };
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            parameters.run(&input, &pool, &view, &batch)?;
+            parameters.run(&Backend::Cpu.run(), &input, &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -155,13 +155,8 @@ fn attention(
             layer = (layer + 1) % LAYERS;
             let mut view = kv_view();
             view.layer_offset = layer * view.layer_elems();
-            let batch = PagedBatch {
-                cu_seqlens: &cu_seqlens,
-                kv_lens: &kv_lens,
-                block_tables: &block_tables,
-                max_blocks: blocks,
-            };
-            PagedAttention::new(0.088, KV_DIM).run(&q, &pool, &view, &batch)?;
+            let batch = PagedBatch::new(&cu_seqlens, &kv_lens, &block_tables, blocks);
+            PagedAttention::new(0.088, KV_DIM).run(&Backend::Cpu.run(), &q, &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -183,7 +178,13 @@ fn conv(batch: usize, tokens: usize) -> Case {
             layer = (layer + 1) % LAYERS;
             let view = StateLayerView::conv(LAYERS * elems, layer * elems, 4, CHANNELS);
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            CausalConv1d { weight: &weight, bias: Some(&bias), silu: true }.run(&x, &pool, &view, &batch)?;
+            CausalConv1d { weight: &weight, bias: Some(&bias), silu: true }.run(
+                &Backend::Cpu.run(),
+                &x,
+                &pool,
+                &view,
+                &batch,
+            )?;
             Ok(())
         }))
     };
@@ -224,7 +225,7 @@ fn delta_rule(batch: usize, tokens: usize) -> Case {
                 l2_norm: true,
             };
             let batch = StateBatch::new(&cu_seqlens, &slots);
-            input.run(&pool, &view, &batch)?;
+            input.run(&Backend::Cpu.run(), &pool, &view, &batch)?;
             Ok(())
         }))
     };
@@ -238,7 +239,7 @@ fn projection(rows: usize, dtype: DType) -> Case {
     const OUT: usize = 4096;
     let prepare = move || -> Result<Call> {
         let (x, weight) = (random((rows, IN))?, random((OUT, IN))?.to_dtype(dtype)?);
-        Ok(Box::new(move || linear(&x, &weight).map(drop)))
+        Ok(Box::new(move || linear(&Backend::Cpu.run(), &x, &weight).map(drop)))
     };
     let shape = format!("{rows} rows, {IN} to {OUT}, {}", dtype.as_str());
     Case {
@@ -258,7 +259,7 @@ fn cache_write(tokens: usize) -> Case {
         let pool = Tensor::zeros((tokens.div_ceil(BLOCK), view.block_elems), DType::F32, &Device::Cpu)?;
         let (k, v) = (random((tokens, KV_HEADS, KV_DIM))?, random((tokens, KV_HEADS, KV_DIM))?);
         let slot_mapping: Vec<i64> = (0..tokens as i64).collect();
-        Ok(Box::new(move || KvWrite::new(&k, Some(&v), &slot_mapping).run(&pool, &view)))
+        Ok(Box::new(move || KvWrite::new(&k, Some(&v), &slot_mapping).run(&Backend::Cpu.run(), &pool, &view)))
     };
     let shape = format!("{tokens} tokens, 8 KV heads of 128");
     Case { op: "cache write", shape, bound: Bound::Copy, work, target: None, prepare: Box::new(prepare) }
@@ -270,7 +271,7 @@ fn block_copy() -> Case {
     let prepare = move || -> Result<Call> {
         let pool = Tensor::zeros((2 * PAIRS as usize, elems), DType::F32, &Device::Cpu)?;
         let pairs: Vec<(u32, u32)> = (0..PAIRS).map(|i| (i, PAIRS + i)).collect();
-        Ok(Box::new(move || PoolRows(&pool).copy(&pairs)))
+        Ok(Box::new(move || PoolRows(&pool).copy(&Backend::Cpu.run(), &pairs)))
     };
     let work = (2 * PAIRS as usize * elems * 4) as f64;
     let shape = format!("{PAIRS} blocks of {} KiB", elems * 4 / 1024);

@@ -3,6 +3,7 @@
 //! `oracles.safetensors` comes from `make_oracles.py` beside it. Each file in `ops` holds the inputs and outputs of one model's recurrent ops during a prefill of 21 tokens, one of 13
 //! tokens and 8 more (`chunk1`), and a decode step, in the argument order of Hugging Face's functions.
 
+use super::on_cpu;
 use crate::reference::*;
 use crate::{KvLayerView, KvWrite, Rope, RopeScaling};
 use cacheplan_handlers::KvLayout;
@@ -288,8 +289,6 @@ fn selective_scan() {
 #[case::yarn("yarn", RopeScaling::Yarn { factor: 16.0, original_max_position: 256, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention_factor: None })]
 #[case::yarn_default("yarn_default", RopeScaling::Yarn { factor: 4.0, original_max_position: 1024, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention_factor: None })]
 #[case::longrope("longrope", RopeScaling::PerFrequency { divisors: (0..8).map(|i| 1.0 + 0.75 * i as f32).collect(), attention_factor: 0.0 })]
-#[case::mrope("mrope", RopeScaling::None)]
-#[case::mrope_interleaved("mrope_interleaved", RopeScaling::None)]
 fn rotations(#[case] name: &str, #[case] scaling: RopeScaling) {
     let file = Captured::file("oracles");
     let stated = file.optional(&format!("rope/{name}/factor")).map(|factor| factor[0] as f32);
@@ -314,17 +313,12 @@ fn rotations(#[case] name: &str, #[case] scaling: RopeScaling) {
     if name == "interleaved" {
         rope = rope.interleaved();
     }
-    let multimodal = name.starts_with("mrope");
-    if multimodal {
-        rope = rope.with_mrope(&[4, 2, 2], name == "mrope_interleaved").unwrap();
-    }
-    let positions = file.data(if multimodal { "rope/axes" } else { "rope/positions" });
-    let positions: Vec<u32> = positions.into_iter().map(|position| position as u32).collect();
+    let positions: Vec<u32> = file.data("rope/positions").into_iter().map(|position| position as u32).collect();
     let (shape, x) = file.get("rope/x").unwrap();
     let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
     let x = Tensor::from_vec(x, shape, &Device::Cpu).unwrap();
     let expected = file.data(&format!("rope/{name}"));
-    for found in [rope.apply(&x, &positions).unwrap(), written_keys(&x, &rope, &positions)] {
+    for found in [rope.apply(&on_cpu(), &x, &positions).unwrap(), written_keys(&x, &rope, &positions)] {
         let found: Vec<f64> =
             found.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f64::from).collect();
         // Angles of up to 4095 are rounded in f32 on both sides.
@@ -351,7 +345,7 @@ fn written_keys(x: &Tensor, rope: &Rope, positions: &[u32]) -> Tensor {
     };
     let pool = Tensor::zeros((1, view.block_elems), DType::F32, &Device::Cpu).unwrap();
     let slots: Vec<i64> = (0..tokens as i64).collect();
-    KvWrite::new(x, None, &slots).run_rotated(x, rope, positions, &pool, &view).unwrap();
+    KvWrite::new(x, None, &slots).run_rotated(&on_cpu(), x, rope, positions, &pool, &view).unwrap();
     pool
 }
 

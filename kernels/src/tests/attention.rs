@@ -1,6 +1,6 @@
 //! Paged attention against dense attention over the same keys and values.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::reference::{self, AttentionCase};
 use crate::*;
 use cacheplan_handlers::KvLayout;
@@ -72,7 +72,7 @@ impl Paged {
                 (0..context).map(|i| i64::from(table[i / block]) * block as i64 + (i % block) as i64).collect();
             let quant = bytes.then_some(KvScales { k: 1.0, v: 1.0 }.into());
             let write = KvWrite { quant, ..KvWrite::new(&k, (kv_factor == 2).then_some(&v), &slots) };
-            write.run(&paged.pool, &view).unwrap();
+            write.run(&on_cpu(), &paged.pool, &view).unwrap();
             paged.keys.push(values(&k));
             paged.values.push(values(&v));
             paged.block_tables.extend(table);
@@ -83,12 +83,7 @@ impl Paged {
     }
 
     pub(super) fn batch(&self) -> PagedBatch<'_> {
-        PagedBatch {
-            cu_seqlens: &self.cu_seqlens,
-            kv_lens: &self.kv_lens,
-            block_tables: &self.block_tables,
-            max_blocks: self.max_blocks,
-        }
+        PagedBatch::new(&self.cu_seqlens, &self.kv_lens, &self.block_tables, self.max_blocks)
     }
 
     /// Scales for each token and head of a pool of 8 bits, and none where nobody's rows are. Some values have 0.
@@ -135,7 +130,7 @@ impl Paged {
     }
 
     fn check(&self, heads: usize, attention: &PagedAttention<'_>, tolerance: f32) {
-        let run = |q: &Tensor| attention.run(q, &self.pool, &self.view, &self.batch()).unwrap();
+        let run = |q: &Tensor| attention.run(&on_cpu(), q, &self.pool, &self.view, &self.batch()).unwrap();
         self.check_as(run, DType::F32, heads, attention, tolerance);
     }
 
@@ -247,18 +242,20 @@ fn quantised_pools(#[case] dtype: DType, #[case] tolerance: f32, #[values(1, 8)]
     let [k, v] = [(); 2].map(|()| random.tensor(&[20, 1, 32]));
     let q = random.tensor(&[2, heads, 32]);
     let slots: Vec<i64> = (0..20).map(|i| i + 8).collect();
-    let batch = PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[20], block_tables: &[1, 2, 3], max_blocks: 3 };
+    let batch = PagedBatch::new(&[0, 2], &[20], &[1, 2, 3], 3);
     let exact = Tensor::zeros((4, view.block_elems), DType::F32, &Device::Cpu).unwrap();
-    KvWrite::new(&k, Some(&v), &slots).run(&exact, &view).unwrap();
-    let expected = plain(32).run(&q, &exact, &view, &batch).unwrap();
+    KvWrite::new(&k, Some(&v), &slots).run(&on_cpu(), &exact, &view).unwrap();
+    let expected = plain(32).run(&on_cpu(), &q, &exact, &view, &batch).unwrap();
     let pool = Tensor::zeros((4, view.block_elems), dtype, &Device::Cpu).unwrap();
     let scales = KvScales { k: 1.0 / 127.0, v: 1.0 / 127.0 };
-    KvWrite { k: &k, v: Some(&v), slot_mapping: &slots, quant: Some(scales.into()) }.run(&pool, &view).unwrap();
+    KvWrite { k: &k, v: Some(&v), slot_mapping: (&slots).into(), quant: Some(scales.into()) }
+        .run(&on_cpu(), &pool, &view)
+        .unwrap();
     let attention = PagedAttention { quant: Some(scales.into()), ..plain(32) };
-    let found = attention.run(&q, &pool, &view, &batch).unwrap();
+    let found = attention.run(&on_cpu(), &q, &pool, &view, &batch).unwrap();
     // Errors of single values average out in a weighted mean.
     assert_close(&values(&found), &values(&expected), 2.0 * tolerance);
-    let error = plain(32).run(&q, &pool, &view, &batch).unwrap_err();
+    let error = plain(32).run(&on_cpu(), &q, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains("pool needs scales"), "{error}");
 }
 
@@ -313,7 +310,7 @@ fn blocks_out_of_the_window_are_not_needed() {
     let attention = PagedAttention { window: Window::Sliding(7), ..plain(16) };
     paged.check(2, &attention, 1e-5);
     let q = Random::new(1).tensor(&[1, 2, 16]);
-    let error = plain(16).run(&q, &paged.pool, &paged.view, &paged.batch()).unwrap_err();
+    let error = plain(16).run(&on_cpu(), &q, &paged.pool, &paged.view, &paged.batch()).unwrap_err();
     assert!(error.to_string().contains("`block_tables`[0] is -1, but sequence 0 sees that block"), "{error}");
 }
 
@@ -323,17 +320,18 @@ fn the_place_in_the_batch_changes_no_bit() {
     let paged = Paged::new(&layout, &SEQUENCES);
     let q = Random::new(22).tensor(&[85, 8, 64]);
     let attention = plain(64);
-    let together = attention.run(&q, &paged.pool, &paged.view, &paged.batch()).unwrap();
+    let together = attention.run(&on_cpu(), &q, &paged.pool, &paged.view, &paged.batch()).unwrap();
     for sequence in 0..SEQUENCES.len() {
         let rows = paged.cu_seqlens[sequence] as usize..paged.cu_seqlens[sequence + 1] as usize;
-        let alone = PagedBatch {
-            cu_seqlens: &[0, rows.len() as u32],
-            kv_lens: &paged.kv_lens[sequence..=sequence],
-            block_tables: &paged.block_tables[sequence * paged.max_blocks..][..paged.max_blocks],
-            max_blocks: paged.max_blocks,
-        };
+        let lengths = [0, rows.len() as u32];
+        let alone = PagedBatch::new(
+            &lengths,
+            &paged.kv_lens[sequence..=sequence],
+            &paged.block_tables[sequence * paged.max_blocks..][..paged.max_blocks],
+            paged.max_blocks,
+        );
         let q = q.narrow(0, rows.start, rows.len()).unwrap();
-        let alone = attention.run(&q, &paged.pool, &paged.view, &alone).unwrap();
+        let alone = attention.run(&on_cpu(), &q, &paged.pool, &paged.view, &alone).unwrap();
         assert_eq!(values(&alone), values(&together.narrow(0, rows.start, rows.len()).unwrap()));
     }
 }

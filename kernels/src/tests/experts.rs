@@ -1,7 +1,7 @@
 //! Experts on the CPU and by candle's ops, against the references.
 
 use super::recurrent::wide;
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::ops::experts::ExpertProducts;
 use crate::{Routing, Rows, portable, reference};
 use candle_core::{DType, Device, Tensor};
@@ -79,7 +79,12 @@ fn the_choice_is_that_of_the_reference(
     let (routing, mut source) = (ROUTINGS[routing], Random::new(91));
     let logits = source.tensor(&[7, routing.experts + 3]).narrow(1, 2, routing.experts).unwrap();
     let correction = corrected.then(|| source.tensor(&[routing.experts]));
-    assert_routed(&routing.run(&logits, correction.as_ref()).unwrap(), &logits, correction.as_ref(), &routing);
+    assert_routed(
+        &routing.run(&on_cpu(), &logits, correction.as_ref()).unwrap(),
+        &logits,
+        correction.as_ref(),
+        &routing,
+    );
 }
 
 #[rstest]
@@ -96,10 +101,10 @@ fn products_of_chosen_experts_are_those_of_the_reference(
     let (chosen, shares) = (chosen(rows, per_token, experts), source.tensor(&[rows, per_token]));
     let of = ExpertProducts { x: &x, weight: &weight, bias: bias.as_ref(), chosen: &chosen, shares: None };
     let summed = ExpertProducts { shares: Some(&shares), ..of };
-    let found = Rows(&x).by_experts(&weight, bias.as_ref(), &chosen).unwrap();
+    let found = Rows(&x).by_experts(&on_cpu(), &weight, bias.as_ref(), &chosen).unwrap();
     assert_eq!(found.dims(), [rows, per_token, outputs]);
     assert_close(&values(&found), &expected(&of), 1e-5);
-    let found = Rows(&x).summed_by_experts(&weight, bias.as_ref(), &chosen, &shares).unwrap();
+    let found = Rows(&x).summed_by_experts(&on_cpu(), &weight, bias.as_ref(), &chosen, &shares).unwrap();
     assert_eq!(found.dims(), [rows, outputs]);
     assert_close(&values(&found), &expected(&summed), 1e-5);
     for of in [of, summed] {
@@ -112,15 +117,16 @@ fn what_does_not_fit_is_refused_by_name() {
     let mut source = Random::new(93);
     let (x, weight) = (source.tensor(&[2, 8]), source.tensor(&[4, 3, 8]));
     let names = |numbers: [u32; 4]| Tensor::from_vec(numbers.to_vec(), (2, 2), &Device::Cpu).unwrap();
-    let by = |weight: &Tensor, bias: Option<&Tensor>, chosen: &Tensor| Rows(&x).by_experts(weight, bias, chosen);
+    let by =
+        |weight: &Tensor, bias: Option<&Tensor>, chosen: &Tensor| Rows(&x).by_experts(&on_cpu(), weight, bias, chosen);
     let narrow = weight.narrow(2, 0, 7).unwrap();
     let refused = [
         (by(&narrow, None, &names([0; 4])), "`x`"),
         (by(&weight, Some(&x), &names([0; 4])), "`bias`"),
         (by(&weight, None, &x.narrow(1, 0, 2).unwrap()), "expected u32"),
         (by(&weight, None, &names([0, 3, 4, 1])), "`chosen`[2] is 4, below 4"),
-        (Routing::softmax(4, 2, true).run(&x, None).map(|chosen| chosen.0), "`logits`"),
-        (Routing::softmax(8, 9, true).run(&x, None).map(|chosen| chosen.0), "9 of 8 experts"),
+        (Routing::softmax(4, 2, true).run(&on_cpu(), &x, None).map(|chosen| chosen.0), "`logits`"),
+        (Routing::softmax(8, 9, true).run(&on_cpu(), &x, None).map(|chosen| chosen.0), "9 of 8 experts"),
     ];
     for (result, reason) in refused {
         let error = result.unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! What must not change a result: how a prompt is cut, who else is in the batch, and forks.
 
-use super::{Random, assert_close, cu_seqlens, values};
+use super::{Random, assert_close, cu_seqlens, on_cpu, values};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
 use proptest::prelude::*;
@@ -50,7 +50,7 @@ impl Pools {
 
     fn set(&self, slot: u32, from: u32) {
         for pool in self.all() {
-            PoolRows(pool).copy(&[(from, slot)]).unwrap();
+            PoolRows(pool).copy(&on_cpu(), &[(from, slot)]).unwrap();
         }
     }
 }
@@ -82,11 +82,11 @@ impl Model {
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let layer = Mamba2Scan { a: &self.a, d: None, time_step: TimeStep::new(None) };
         let view = StateLayerView::matrix(HEADS * HEAD_DIM * D_STATE, 0, [HEADS, HEAD_DIM, D_STATE]);
-        let scan = layer.run(&input, &pools.scan, &view, &batch).unwrap();
+        let scan = layer.run(&on_cpu(), &input, &pools.scan, &view, &batch).unwrap();
         let conv_x = Tensor::cat(&[&x, &b], 1).unwrap().narrow(1, 0, CHANNELS).unwrap();
         let view = StateLayerView::conv(3 * CHANNELS, 0, 4, CHANNELS);
         let conv = CausalConv1d { weight: &self.conv_weight, bias: None, silu: true }
-            .run(&conv_x, &pools.conv, &view, &batch)
+            .run(&on_cpu(), &conv_x, &pools.conv, &view, &batch)
             .unwrap();
         let (beta, decay, channel_decay) = (pick(&self.beta), pick(&self.decay), pick(&self.channel_decay));
         let input = LinearAttentionScan {
@@ -99,9 +99,9 @@ impl Model {
             l2_norm: true,
         };
         let view = StateLayerView::matrix(HEADS * D_STATE * HEAD_DIM, 0, [HEADS, D_STATE, HEAD_DIM]);
-        let linear = input.run(&pools.linear, &view, &batch).unwrap();
+        let linear = input.run(&on_cpu(), &pools.linear, &view, &batch).unwrap();
         let input = LinearAttentionScan { decay: StateDecay::PerChannel(&channel_decay), ..input };
-        let by_channel = input.run(&pools.by_channel, &view, &batch).unwrap();
+        let by_channel = input.run(&on_cpu(), &pools.by_channel, &view, &batch).unwrap();
         let outputs = [scan, conv, linear, by_channel].map(|out| out.to_vec2::<f32>().unwrap());
         (0..index.elem_count()).map(|row| outputs.iter().flat_map(|out| out[row].clone()).collect()).collect()
     }
@@ -208,6 +208,7 @@ fn a_slot_of_two_sequences_is_refused() {
     let weight = Tensor::zeros((4, 1), DType::F32, &Device::Cpu).unwrap();
     let view = StateLayerView::conv(3, 0, 4, 1);
     let batch = StateBatch::new(&[0, 1, 2], &[1, 1]);
-    let error = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &pool, &view, &batch).unwrap_err();
+    let error =
+        CausalConv1d { weight: &weight, bias: None, silu: false }.run(&on_cpu(), &x, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains("`slots`[1] is 1, which another sequence or token holds already"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Products are those of their references, whatever the weight is stored as and whatever the rows beside one.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::{linear, portable, reference};
 use candle_core::{DType, Tensor};
 use rstest::rstest;
@@ -23,7 +23,7 @@ fn few_rows_and_many(
     let mut random = Random::new(61);
     let x = random.tensor(&[rows, 1, 70]);
     let weight = random.tensor(&[out, 70]).to_dtype(dtype).unwrap();
-    let found = linear(&x, &weight).unwrap();
+    let found = linear(&on_cpu(), &x, &weight).unwrap();
     assert_eq!(found.dims(), [rows, 1, out]);
     assert_eq!(found.dtype(), DType::F32);
     assert_close(&values(&found), &expected(&x, &weight), 2e-6);
@@ -37,7 +37,7 @@ fn more_than_a_tile(#[values(DType::F16, DType::BF16)] dtype: DType) {
     let mut random = Random::new(64);
     let x = random.tensor(&[259, 1030]).narrow(1, 3, 1025).unwrap();
     let weight = random.tensor(&[131, 1025]).to_dtype(dtype).unwrap();
-    assert_close(&values(&linear(&x, &weight).unwrap()), &expected(&x, &weight), 5e-6);
+    assert_close(&values(&linear(&on_cpu(), &x, &weight).unwrap()), &expected(&x, &weight), 5e-6);
 }
 
 #[rstest]
@@ -48,8 +48,8 @@ fn a_streamed_weight_gives_the_bits_of_the_same_weight_in_f32(
     let mut random = Random::new(65);
     let x = random.tensor(&[rows, 333]);
     let weight = random.tensor(&[70, 333]).to_dtype(dtype).unwrap();
-    let found = values(&linear(&x, &weight).unwrap());
-    assert_eq!(found, values(&linear(&x, &weight.to_dtype(DType::F32).unwrap()).unwrap()));
+    let found = values(&linear(&on_cpu(), &x, &weight).unwrap());
+    assert_eq!(found, values(&linear(&on_cpu(), &x, &weight.to_dtype(DType::F32).unwrap()).unwrap()));
 }
 
 #[rstest]
@@ -57,7 +57,7 @@ fn activations_keep_their_dtype(#[values(1, 9)] rows: usize) {
     let mut random = Random::new(66);
     let x = random.tensor(&[rows, 40]).to_dtype(DType::BF16).unwrap();
     let weight = random.tensor(&[20, 40]).to_dtype(DType::BF16).unwrap();
-    let found = linear(&x, &weight).unwrap();
+    let found = linear(&on_cpu(), &x, &weight).unwrap();
     assert_eq!(found.dtype(), DType::BF16);
     assert_close(&values(&found), &expected(&x, &weight), 1e-2);
 }
@@ -67,7 +67,7 @@ fn a_weight_may_be_a_transposed_view(#[values(1, 9)] rows: usize, #[values(DType
     let mut random = Random::new(67);
     let x = random.tensor(&[rows, 40]);
     let weight = random.tensor(&[40, 20]).to_dtype(dtype).unwrap().t().unwrap();
-    assert_close(&values(&linear(&x, &weight).unwrap()), &expected(&x, &weight), 2e-6);
+    assert_close(&values(&linear(&on_cpu(), &x, &weight).unwrap()), &expected(&x, &weight), 2e-6);
 }
 
 #[rstest]
@@ -78,14 +78,14 @@ fn a_streamed_row_does_not_depend_on_those_beside_it(
     let mut random = Random::new(63);
     let x = random.tensor(&[rows, 333]);
     let weight = random.tensor(&[70, 333]).to_dtype(dtype).unwrap();
-    let together = values(&linear(&x, &weight).unwrap());
-    let alone = (0..rows).flat_map(|row| values(&linear(&x.narrow(0, row, 1).unwrap(), &weight).unwrap()));
+    let together = values(&linear(&on_cpu(), &x, &weight).unwrap());
+    let alone = (0..rows).flat_map(|row| values(&linear(&on_cpu(), &x.narrow(0, row, 1).unwrap(), &weight).unwrap()));
     assert!(together.into_iter().eq(alone));
 }
 
 #[test]
 fn a_wrong_width_is_refused() {
     let mut random = Random::new(62);
-    let error = linear(&random.tensor(&[2, 5]), &random.tensor(&[3, 4])).unwrap_err();
+    let error = linear(&on_cpu(), &random.tensor(&[2, 5]), &random.tensor(&[3, 4])).unwrap_err();
     assert!(error.to_string().contains("linear: `x` has shape [2, 5], expected [.., 4]"), "{error}");
 }

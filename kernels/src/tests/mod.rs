@@ -3,7 +3,6 @@
 mod anchor;
 mod attention;
 mod cuda;
-mod device_batch;
 mod elementwise;
 mod experts;
 mod invariance;
@@ -14,12 +13,18 @@ mod quant;
 mod recurrent;
 mod replay;
 mod speculative;
+mod step;
 mod stored;
 mod subnormal;
 
-use crate::{StateBatch, StateLayerView};
+use crate::{Backend, Run, StateBatch, StateLayerView};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
+
+/// Begins a step on the CPU.
+pub(crate) fn on_cpu() -> Run<'static> {
+    Backend::Cpu.run()
+}
 
 /// A small generator of repeatable test data.
 pub(crate) struct Random(u64);

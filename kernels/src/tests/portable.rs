@@ -1,6 +1,6 @@
 //! The portable path gives what the fast path gives.
 
-use super::{Ragged, Random, assert_close, cu_seqlens, values};
+use super::{Ragged, Random, assert_close, cu_seqlens, on_cpu, values};
 use crate::portable;
 use crate::*;
 use cacheplan_handlers::KvLayout;
@@ -38,7 +38,7 @@ fn cache_writes_agree(
     let slots = [7, -1, 2, 11, 0];
     let fast = random.tensor(&[3, view.block_elems]).to_dtype(dtype).unwrap();
     let slow = fast.copy().unwrap();
-    KvWrite::new(&k, v, &slots).run(&fast, &view).unwrap();
+    KvWrite::new(&k, v, &slots).run(&on_cpu(), &fast, &view).unwrap();
     portable::kv_cache::write(&KvWrite::new(&k, v, &slots), None, &slow, &view).unwrap();
     assert_eq!(values(&fast), values(&slow));
 }
@@ -59,22 +59,22 @@ fn quantised_writes_and_reads_agree(
     let slow = fast.copy().unwrap();
     let rope = rope(12, interleaved);
     let positions = [3, 0, 1, 9, 2];
-    let table = rope.table(&positions, 5, 16).unwrap();
-    KvWrite { k: &k, v, slot_mapping: &slots, quant: Some(scales.into()) }
-        .run_rotated(&q, &rope, &positions, &fast, &view)
+    let angles = rope.angles(&positions, 5).unwrap();
+    KvWrite { k: &k, v, slot_mapping: (&slots).into(), quant: Some(scales.into()) }
+        .run_rotated(&on_cpu(), &q, &rope, &positions, &fast, &view)
         .unwrap();
     portable::kv_cache::write(
-        &KvWrite { k: &k, v, slot_mapping: &slots, quant: Some(scales.into()) },
-        Some(&table),
+        &KvWrite { k: &k, v, slot_mapping: (&slots).into(), quant: Some(scales.into()) },
+        Some(angles.table()),
         &slow,
         &view,
     )
     .unwrap();
     assert_eq!(values(&fast), values(&slow));
-    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[4], block_tables: &[1], max_blocks: 1 };
+    let batch = PagedBatch::new(&[0, 1], &[4], &[1], 1);
     let attention = PagedAttention { quant: Some(scales.into()), ..PagedAttention::new(0.25, 16) };
     let q = q.narrow(0, 0, 1).unwrap();
-    let found = attention.run(&q, &fast, &view, &batch).unwrap();
+    let found = attention.run(&on_cpu(), &q, &fast, &view, &batch).unwrap();
     let expected = portable::attention::paged_attention(&q, &slow, &view, &batch, &attention).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
 }
@@ -95,15 +95,10 @@ fn attention_agrees(
     let view = kv_view(kv_factor, order);
     let pool = random.tensor(&[6, view.block_elems]);
     let q = random.tensor(&[8, 6, 16]);
-    let batch = PagedBatch {
-        cu_seqlens: &[0, 1, 6, 8, 8],
-        kv_lens: &[9, 5, 0, 3],
-        block_tables: &[3, 0, 5, 1, 4, -1, -1, -1, -1, 2, -1, -1],
-        max_blocks: 3,
-    };
+    let batch = PagedBatch::new(&[0, 1, 6, 8, 8], &[9, 5, 0, 3], &[3, 0, 5, 1, 4, -1, -1, -1, -1, 2, -1, -1], 3);
     let mut attention = PagedAttention::new(0.3, if kv_factor == 1 { 12 } else { 16 });
     change(&mut attention);
-    let fast = attention.run(&q, &pool, &view, &batch).unwrap();
+    let fast = attention.run(&on_cpu(), &q, &pool, &view, &batch).unwrap();
     let slow = portable::attention::paged_attention(&q, &pool, &view, &batch, &attention).unwrap();
     assert_eq!(fast.dims(), slow.dims());
     assert_close(&values(&fast), &values(&slow), 2e-6);
@@ -128,7 +123,7 @@ fn convolution_agrees(
     let bias = biased.then_some(&bias);
     let cu = cu_seqlens(&lens);
     let batch = StateBatch::new(&cu, &[2, 0, -1, 1, 3]);
-    let found = CausalConv1d { weight: &weight, bias, silu }.run(&x, &fast, &view, &batch).unwrap();
+    let found = CausalConv1d { weight: &weight, bias, silu }.run(&on_cpu(), &x, &fast, &view, &batch).unwrap();
     let expected =
         portable::conv1d::causal_conv1d(&CausalConv1d { weight: &weight, bias, silu }, &x, &slow, &view, &batch)
             .unwrap();
@@ -161,7 +156,7 @@ fn mamba2_agrees(
     let batch = StateBatch::new(&cu, &[1, 2, -1, 0]);
     let z = random.tensor(&[total, 20]);
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-    let found = layer.run(&input, &fast, &view, &batch).unwrap();
+    let found = layer.run(&on_cpu(), &input, &fast, &view, &batch).unwrap();
     let expected = portable::mamba2::mamba2_scan(&input, &layer, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     let tolerance = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
@@ -176,7 +171,7 @@ fn gated_norm_agrees(
     let mut random = Random::new(5);
     let (x, z) = (random.tensor(&[5, 24]), random.tensor(&[5, 24]));
     let weight = random.tensor(&[weights]);
-    let fast = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&x, &z, 8, order).unwrap();
+    let fast = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&on_cpu(), &x, &z, 8, order).unwrap();
     let slow = portable::norm::gated_rms_norm(&x, &z, &weight, 1e-5, 8, order).unwrap();
     assert_close(&values(&fast), &values(&slow), 1e-6);
 }
@@ -186,9 +181,9 @@ fn rotation_agrees(#[values(false, true)] interleaved: bool, #[values(8, 16)] ro
     let mut random = Random::new(6);
     let x = random.tensor(&[3, 2, 16]);
     let rope = rope(rotary_dim, interleaved);
-    let table = rope.table(&[0, 7, 1000], 3, 16).unwrap();
-    let fast = rope.apply(&x, &[0, 7, 1000]).unwrap();
-    let slow = portable::rope::apply(&x, &table).unwrap();
+    let angles = rope.angles(&[0, 7, 1000], 3).unwrap();
+    let fast = rope.apply(&on_cpu(), &x, &[0, 7, 1000]).unwrap();
+    let slow = portable::rope::apply(&x, angles.table()).unwrap();
     assert_close(&values(&fast), &values(&slow), 1e-6);
     let frequencies: Vec<f64> = (0..rotary_dim / 2).map(|i| 1e4f64.powf(-2.0 * i as f64 / rotary_dim as f64)).collect();
     let expected: Vec<f32> = values(&x)
@@ -210,9 +205,9 @@ fn row_moves_agree() {
     let fast = Random::new(7).tensor(&[5, 70_000]);
     let slow = fast.copy().unwrap();
     let pairs = [(0, 3), (3, 1), (4, 4), (2, 0)];
-    PoolRows(&fast).copy(&pairs).unwrap();
+    PoolRows(&fast).copy(&on_cpu(), &pairs).unwrap();
     portable::pool::copy_rows(&slow, &pairs).unwrap();
-    PoolRows(&fast).zero(&[2]).unwrap();
+    PoolRows(&fast).zero(&on_cpu(), &[2]).unwrap();
     portable::pool::zero_rows(&slow, &[2]).unwrap();
     assert_eq!(values(&fast), values(&slow));
 }
@@ -222,12 +217,12 @@ fn rows_survive_the_way_to_the_host_and_back() {
     let pool = Random::new(8).tensor(&[4, 10]);
     let before = values(&pool);
     let saved = PoolRows(&pool).gather(&[2, 0]).unwrap();
-    PoolRows(&pool).zero(&[0, 2]).unwrap();
+    PoolRows(&pool).zero(&on_cpu(), &[0, 2]).unwrap();
     assert!(values(&pool)[..10].iter().all(|&value| value == 0.0));
     PoolRows(&pool).scatter(&[2, 0], &saved.to_device(&Device::Cpu).unwrap()).unwrap();
     assert_eq!(values(&pool), before);
     let bytes = Tensor::new(&[[1u8, 2], [3, 4]], &Device::Cpu).unwrap();
-    PoolRows(&bytes).copy(&[(0, 1)]).unwrap();
+    PoolRows(&bytes).copy(&on_cpu(), &[(0, 1)]).unwrap();
     assert_eq!(bytes.to_vec2::<u8>().unwrap(), [[1, 2], [1, 2]]);
 }
 
@@ -237,12 +232,13 @@ fn rows_survive_the_way_to_the_host_and_back() {
 #[case::tree(StateWrites::Tree { parents: &[-1, 0, 0, 2, -1, 4], slots: &[3, 4, 5, 6, 7, 8] })]
 fn state_writes_agree(#[case] writes: StateWrites<'_>) {
     let mut random = Random::new(12);
-    let batch = StateBatch { cu_seqlens: &[0, 4, 6], slots: &[2, 0], writes };
+    let batch = StateBatch::new(&[0, 4, 6], &[2, 0]).with_writes(writes);
     let view = StateLayerView::conv(60, 3, 4, 10);
     let fast = random.tensor(&[9, 60]);
     let slow = fast.copy().unwrap();
     let (x, weight) = (random.tensor(&[6, 10]), random.tensor(&[4, 10]));
-    let found = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &fast, &view, &batch).unwrap();
+    let found =
+        CausalConv1d { weight: &weight, bias: None, silu: false }.run(&on_cpu(), &x, &fast, &view, &batch).unwrap();
     let expected = portable::conv1d::causal_conv1d(
         &CausalConv1d { weight: &weight, bias: None, silu: false },
         &x,
@@ -259,7 +255,7 @@ fn state_writes_agree(#[case] writes: StateWrites<'_>) {
     let v = random.tensor(&[6, 12]);
     let decay = StateDecay::Fixed(&[-0.5, -0.1]);
     let input = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
-    let found = input.run(&fast, &view, &batch).unwrap();
+    let found = input.run(&on_cpu(), &fast, &view, &batch).unwrap();
     let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_close(&values(&fast), &values(&slow), 1e-6);
@@ -278,7 +274,7 @@ fn mamba1_agrees() {
     let [d, bias] = [(); 2].map(|()| random.tensor(&[12]));
     let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-    let found = layer.run(&input, &fast, &view, &ragged.batch()).unwrap();
+    let found = layer.run(&on_cpu(), &input, &fast, &view, &ragged.batch()).unwrap();
     let expected = portable::mamba1::mamba1_scan(&input, &layer, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);
@@ -310,7 +306,7 @@ fn linear_attention_agrees(#[values(0, 1, 2)] decay: usize, #[values(true, false
         scale: 0.4,
         l2_norm: delta,
     };
-    let found = input.run(&fast, &view, &ragged.batch()).unwrap();
+    let found = input.run(&on_cpu(), &fast, &view, &ragged.batch()).unwrap();
     let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 5e-6);
     assert_close(&values(&fast), &values(&slow), 5e-6);
@@ -326,8 +322,8 @@ fn recurrent_unit_agrees() {
     let [x, i, r] = [(); 3].map(|()| random.tensor(&[ragged.total, 20]));
     let a = random.tensor(&[20]);
     let positions: Vec<u32> = (0..ragged.total as u32).map(|row| row % 3).collect();
-    let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
-    let found = input.run(&fast, &view, &ragged.batch()).unwrap();
+    let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: (&positions).into() };
+    let found = input.run(&on_cpu(), &fast, &view, &ragged.batch()).unwrap();
     let expected = portable::rg_lru::rg_lru(&input, &slow, &view, &ragged.batch()).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);

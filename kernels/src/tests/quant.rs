@@ -1,6 +1,6 @@
 //! Pools of 8-bit and 4-bit numbers: what is stored comes back, and attention sees what is stored.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::portable;
 use crate::*;
 use cacheplan_handlers::KvLayout;
@@ -103,25 +103,26 @@ fn attention_sees_what_is_stored(
     let quant = kind.quant(&scales);
 
     let pool = zeros(stored.block_elems, dtype);
-    KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: &slots, quant: Some(quant) }.run(&pool, &stored).unwrap();
+    KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: (&slots).into(), quant: Some(quant) }
+        .run(&on_cpu(), &pool, &stored)
+        .unwrap();
     let wide = zeros(exact.block_elems, DType::F32);
     let (k_rounded, v_rounded) = (kind.rounded(&k, dtype, K_SCALES), kind.rounded(&v, dtype, V_SCALES));
-    KvWrite::new(&k_rounded, with_v.then_some(&v_rounded), &slots).run(&wide, &exact).unwrap();
+    KvWrite::new(&k_rounded, with_v.then_some(&v_rounded), &slots).run(&on_cpu(), &wide, &exact).unwrap();
 
     let q = random.tensor(&[2, group * HEADS, head_dim]);
-    let batch =
-        PagedBatch { cu_seqlens: &[0, 2], kv_lens: &[TOKENS as u32], block_tables: &[1, 2, 3, 4, 5], max_blocks: 5 };
+    let batch = PagedBatch::new(&[0, 2], &[TOKENS as u32], &[1, 2, 3, 4, 5], 5);
     let plain = PagedAttention::new(0.2, if with_v { head_dim } else { 24 });
     let attention = PagedAttention { quant: Some(quant), ..plain };
-    let found = attention.run(&q, &pool, &stored, &batch).unwrap();
-    let expected = plain.run(&q, &wide, &exact, &batch).unwrap();
+    let found = attention.run(&on_cpu(), &q, &pool, &stored, &batch).unwrap();
+    let expected = plain.run(&on_cpu(), &q, &wide, &exact, &batch).unwrap();
     assert_close(&values(&found), &values(&expected), 1e-5);
 
     let other_scales = scales.zeros_like().unwrap();
     let other_quant = kind.quant(&other_scales);
     let other = zeros(stored.block_elems, dtype);
     portable::kv_cache::write(
-        &KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: &slots, quant: Some(other_quant) },
+        &KvWrite { k: &k, v: with_v.then_some(&v), slot_mapping: (&slots).into(), quant: Some(other_quant) },
         None,
         &other,
         &stored,
@@ -218,10 +219,16 @@ fn rows_too_small_for_a_scale_become_0(#[values(DType::U8, DType::F8E4M3)] dtype
     let k = Tensor::new(&[[[1e-37f32, 0.0, -1e-38, 0.0]]], &Device::Cpu).unwrap();
     let zeros = |width: usize, dtype| Tensor::zeros((1, width), dtype, &Device::Cpu).unwrap();
     for write in [
-        (|pool, view, k, quant| KvWrite { k, v: None, slot_mapping: &[0], quant: Some(quant) }.run(pool, view))
-            as fn(&_, &_, &_, KvQuant<'_>) -> _,
+        (|pool, view, k, quant| {
+            KvWrite { k, v: None, slot_mapping: (&[0]).into(), quant: Some(quant) }.run(&on_cpu(), pool, view)
+        }) as fn(&_, &_, &_, KvQuant<'_>) -> _,
         |pool, view, k, quant| {
-            portable::kv_cache::write(&KvWrite { k, v: None, slot_mapping: &[0], quant: Some(quant) }, None, pool, view)
+            portable::kv_cache::write(
+                &KvWrite { k, v: None, slot_mapping: (&[0]).into(), quant: Some(quant) },
+                None,
+                pool,
+                view,
+            )
         },
     ] {
         let (pool, scales) = (zeros(view.block_elems, dtype), zeros(BLOCK, DType::F32));
@@ -255,8 +262,8 @@ fn what_does_not_fit_is_refused(
     };
     let pool = Tensor::zeros((2, view.block_elems), dtype, &Device::Cpu).unwrap();
     let q = Tensor::zeros((1, HEADS, 8), DType::F32, &Device::Cpu).unwrap();
-    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1], block_tables: &[0], max_blocks: 1 };
+    let batch = PagedBatch::new(&[0, 1], &[1], &[0], 1);
     let attention = PagedAttention { quant, ..PagedAttention::new(1.0, 8) };
-    let error = attention.run(&q, &pool, &view, &batch).unwrap_err();
+    let error = attention.run(&on_cpu(), &q, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
 }

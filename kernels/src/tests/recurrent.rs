@@ -1,6 +1,6 @@
 //! The recurrent ops against their references, over ragged batches with padding and canaries.
 
-use super::{Ragged, Random, assert_aligned, assert_close, values};
+use super::{Ragged, Random, assert_aligned, assert_close, on_cpu, values};
 use crate::reference::{self, LinearAttentionCase, MambaCase};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
@@ -95,7 +95,9 @@ fn convolution(
         view,
         dtype,
         |ragged, pool| {
-            CausalConv1d { weight: &weight, bias: Some(&bias), silu }.run(&x, pool, &view, &ragged.batch()).unwrap()
+            CausalConv1d { weight: &weight, bias: Some(&bias), silu }
+                .run(&on_cpu(), &x, pool, &view, &ragged.batch())
+                .unwrap()
         },
         |rows, state| {
             let x = &x_wide[rows.start * channels..rows.end * channels];
@@ -159,7 +161,7 @@ fn mamba2_case(
         lens,
         view,
         dtype,
-        |ragged, pool| layer.run(&input, pool, &view, &ragged.batch()).unwrap(),
+        |ragged, pool| layer.run(&on_cpu(), &input, pool, &view, &ragged.batch()).unwrap(),
         |rows, state| {
             let part = |data: &'static str, width: usize| {
                 let source = match data {
@@ -208,7 +210,7 @@ fn mamba1(#[values(1, 16)] d_state: usize, #[values(96, 130)] d_inner: usize) {
         &LENS,
         view,
         DType::F32,
-        |ragged, pool| layer.run(&input, pool, &view, &ragged.batch()).unwrap(),
+        |ragged, pool| layer.run(&on_cpu(), &input, pool, &view, &ragged.batch()).unwrap(),
         |rows, state| {
             let case = MambaCase {
                 heads: d_inner,
@@ -297,7 +299,7 @@ fn linear_case(
         lens,
         view,
         dtype,
-        |ragged, pool| input.run(pool, &view, &ragged.batch()).unwrap(),
+        |ragged, pool| input.run(&on_cpu(), pool, &view, &ragged.batch()).unwrap(),
         |rows, state| {
             let part = |data: &[f64], width: usize| data[rows.start * width..rows.end * width].to_vec();
             let beta = part(&betaw, heads);
@@ -338,14 +340,14 @@ fn recurrent_unit() {
     let a = random.tensor(&[width]);
     // Some sequences begin here, some go on.
     let positions: Vec<u32> = (0..total as u32).map(|row| (row + 1) % 5).collect();
-    let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: &positions };
+    let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: (&positions).into() };
     let w = |tensor: &Tensor| wide(&values(tensor));
     let (xw, iw, rw, aw) = (w(&x), w(&i), w(&r), w(&a));
     check(
         &LENS,
         view,
         DType::F32,
-        |ragged, pool| input.run(pool, &view, &ragged.batch()).unwrap(),
+        |ragged, pool| input.run(&on_cpu(), pool, &view, &ragged.batch()).unwrap(),
         |rows, state| {
             let span = rows.start * width..rows.end * width;
             reference::rg_lru(&xw[span.clone()], &iw[span.clone()], &rw[span], &aw, &positions[rows], state)
@@ -358,7 +360,7 @@ fn gated_norm(#[values(true, false)] norm_before_gate: bool, #[values(96, 32)] w
     let mut random = Random::new(16);
     let (x, z, weight) = (random.tensor(&[7, 96]), random.tensor(&[7, 96]), random.tensor(&[weights]));
     let order = if norm_before_gate { GateOrder::NormThenGate } else { GateOrder::GateThenNorm };
-    let found = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&x, &z, 32, order).unwrap();
+    let found = RmsNorm { weight: &weight, eps: 1e-5 }.run_gated(&on_cpu(), &x, &z, 32, order).unwrap();
     let w = |tensor: &Tensor| wide(&values(tensor));
     let expected = reference::gated_rms_norm(&w(&x), &w(&z), &w(&weight), 1e-5f32.into(), 32, norm_before_gate);
     assert_close(&values(&found), &narrow(&expected), 1e-5);
@@ -382,7 +384,9 @@ fn an_infinite_rate_forgets_everything() {
             let (x, dt, b, c) = (part(&x), part(&dt), part(&b), part(&c));
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
             let cu_seqlens = [0, rows.len() as u32];
-            out.extend(values(&layer.run(&input, &pool, &view, &StateBatch::new(&cu_seqlens, &[0])).unwrap()));
+            out.extend(values(
+                &layer.run(&on_cpu(), &input, &pool, &view, &StateBatch::new(&cu_seqlens, &[0])).unwrap(),
+            ));
         }
         out.extend(values(&pool));
         out
@@ -402,10 +406,10 @@ fn operands_and_views_without_dimensions_are_refused() {
         let view = StateLayerView::matrix(shape.iter().product(), 0, shape);
         let (v, decay) = (rows(2), StateDecay::Fixed(&[0.0]));
         let input = LinearAttentionScan { q: k, k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
-        input.run(&pool(view.slot_elems), &view, &batch).unwrap_err();
+        input.run(&on_cpu(), &pool(view.slot_elems), &view, &batch).unwrap_err();
         let layer = Mamba2Scan { a: &rows(1), d: None, time_step: TimeStep::new(None) };
         let input = ScanInput { x: &v, dt: &rows(1), b: k, c: k, z: None };
         let view = StateLayerView::matrix(view.slot_elems, 0, [shape[0], shape[2], shape[1]]);
-        layer.run(&input, &pool(view.slot_elems), &view, &batch).unwrap_err();
+        layer.run(&on_cpu(), &input, &pool(view.slot_elems), &view, &batch).unwrap_err();
     }
 }

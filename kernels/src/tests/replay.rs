@@ -1,6 +1,6 @@
 //! Replaying kept inputs gives the bits of having stepped over them, whatever the recurrence.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::reference::{self, LinearAttentionCase, MambaCase};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
@@ -89,7 +89,7 @@ impl Layer {
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
                 match self.portable {
                     true => portable::mamba1::mamba1_scan(&input, &layer, pool, view, batch),
-                    false => layer.run(&input, pool, view, batch),
+                    false => layer.run(&on_cpu(), &input, pool, view, batch),
                 }
             }
             Ssd => {
@@ -98,7 +98,7 @@ impl Layer {
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
                 match self.portable {
                     true => portable::mamba2::mamba2_scan(&input, &layer, pool, view, batch),
-                    false => layer.run(&input, pool, view, batch),
+                    false => layer.run(&on_cpu(), &input, pool, view, batch),
                 }
             }
             Lru => {
@@ -106,10 +106,11 @@ impl Layer {
                 let [input_gate, recurrence_gate] = self.gates.each_ref().map(pick);
                 let positions = vec![1; rows.elem_count()];
                 let (input_gate, recurrence_gate) = (&input_gate, &recurrence_gate);
-                let input = RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a, positions: &positions };
+                let input =
+                    RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a, positions: (&positions).into() };
                 match self.portable {
                     true => portable::rg_lru::rg_lru(&input, pool, view, batch),
-                    false => input.run(pool, view, batch),
+                    false => input.run(&on_cpu(), pool, view, batch),
                 }
             }
             _ => {
@@ -129,7 +130,7 @@ impl Layer {
                 };
                 match self.portable {
                     true => portable::linear_attention::linear_attention(&input, pool, view, batch),
-                    false => input.run(pool, view, batch),
+                    false => input.run(&on_cpu(), pool, view, batch),
                 }
             }
         };
@@ -230,7 +231,8 @@ fn a_replay_of_any_length_is_stepping(
     for accepted in (0..=17).chain([TOKENS]) {
         let path: Vec<u32> = (0..accepted as u32).collect();
         let pool = layer.pool(dtype);
-        let batch = StateBatch { cu_seqlens: &[0, accepted as u32], slots: &[2], writes: StateWrites::Replay };
+        let rows = [0, accepted as u32];
+        let batch = StateBatch::new(&rows, &[2]).with_writes(StateWrites::Replay);
         layer.run(&path, &pool, &batch);
         assert_eq!(bits(&values(&pool)), bits(&layer.in_order(&path, dtype).1), "{accepted} accepted");
         let start = 2 * layer.view.slot_elems + layer.view.layer_offset;
@@ -252,7 +254,7 @@ fn a_tree_is_verified_without_a_trace_and_any_of_its_paths_replayed(
     let parents = [-1, 0, 0, 1, 2, 4, -1];
     let pool = layer.pool(dtype);
     let writes = StateWrites::Tree { parents: &parents, slots: &[] };
-    let verified = layer.run(&[0, 1, 2, 3, 4, 5, 6], &pool, &StateBatch { cu_seqlens: &[0, 7], slots: &[2], writes });
+    let verified = layer.run(&[0, 1, 2, 3, 4, 5, 6], &pool, &StateBatch::new(&[0, 7], &[2]).with_writes(writes));
     assert_eq!(bits(&values(&pool)), bits(&values(&layer.pool(dtype))), "verifying leaves no trace");
     for (node, verified) in verified.iter().enumerate() {
         let up = std::iter::successors(Some(node as u32), |&node| u32::try_from(parents[node as usize]).ok());
@@ -261,7 +263,8 @@ fn a_tree_is_verified_without_a_trace_and_any_of_its_paths_replayed(
         let (outputs, stepped) = layer.in_order(&path, dtype);
         assert_eq!(verified, &outputs[path.len() - 1], "the output of candidate {node}");
         let pool = layer.pool(dtype);
-        let batch = StateBatch { cu_seqlens: &[0, path.len() as u32], slots: &[2], writes: StateWrites::Replay };
+        let rows = [0, path.len() as u32];
+        let batch = StateBatch::new(&rows, &[2]).with_writes(StateWrites::Replay);
         layer.run(&path, &pool, &batch);
         assert_eq!(bits(&values(&pool)), bits(&stepped), "path {path:?}");
     }
@@ -275,10 +278,14 @@ fn a_convolution_verifies_a_tree_without_slots() {
     let pool = Random::new(45).tensor(&[3, 18]);
     let run = |rows: &[u32], pool: &Tensor, batch: &StateBatch<'_>| -> Vec<Vec<f32>> {
         let x = x.index_select(&Tensor::new(rows, &Device::Cpu).unwrap(), 0).unwrap();
-        CausalConv1d { weight: &weight, bias: None, silu: true }.run(&x, pool, &view, batch).unwrap().to_vec2().unwrap()
+        CausalConv1d { weight: &weight, bias: None, silu: true }
+            .run(&on_cpu(), &x, pool, &view, batch)
+            .unwrap()
+            .to_vec2()
+            .unwrap()
     };
     let writes = StateWrites::Tree { parents: &[-1, 0, 0, 2], slots: &[] };
-    let verified = run(&[0, 1, 2, 3], &pool, &StateBatch { cu_seqlens: &[0, 4], slots: &[1], writes });
+    let verified = run(&[0, 1, 2, 3], &pool, &StateBatch::new(&[0, 4], &[1]).with_writes(writes));
     let copy = pool.copy().unwrap();
     let path = run(&[0, 2, 3], &copy, &StateBatch::new(&[0, 3], &[1]));
     assert_eq!([&verified[0], &verified[2], &verified[3]], [&path[0], &path[1], &path[2]]);

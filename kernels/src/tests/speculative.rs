@@ -1,6 +1,6 @@
 //! Verifying drafted tokens and committing some of them gives the bits of having stepped them one by one.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
@@ -42,10 +42,10 @@ impl Layer {
         let (x, dt, b, c) = (pick(&self.x), pick(&self.dt), pick(&self.b), pick(&self.c));
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let layer = Mamba2Scan { a: &self.a, d: None, time_step: TimeStep::new(None) };
-        let scan = layer.run(&input, &pools.ssm, &pools.ssm_view, batch).unwrap();
+        let scan = layer.run(&on_cpu(), &input, &pools.ssm, &pools.ssm_view, batch).unwrap();
         let x = pick(&self.conv_x);
         let conv = CausalConv1d { weight: &self.conv_weight, bias: None, silu: true }
-            .run(&x, &pools.conv, &pools.conv_view, batch)
+            .run(&on_cpu(), &x, &pools.conv, &pools.conv_view, batch)
             .unwrap();
         let rows = |tensor: &Tensor| tensor.to_vec2::<f32>().unwrap();
         rows(&scan).into_iter().zip(rows(&conv)).map(|(scan, conv)| [scan, conv].concat()).collect()
@@ -93,10 +93,11 @@ fn a_chain_commits_any_accepted_length(
     let pools = Pools::new(8, dtype);
     let snapshots = [3, 7, 5, 2];
     let writes = StateWrites::Tree { parents: &[-1, 0, 1, 2], slots: &snapshots };
-    let batch = StateBatch { cu_seqlens: &[0, 4], slots: &[0], writes };
+    let batch = StateBatch::new(&[0, 4], &[0]).with_writes(writes);
     let found = layer.run(&[0, 1, 2, 3], &pools, &batch);
     for pool in [&pools.ssm, &pools.conv] {
-        PoolRows(pool).commit_accepted(&[0], &snapshots, 4, &[accepted]).unwrap();
+        let last = accepted.checked_sub(1).map(|last| (snapshots[last as usize] as u32, 0));
+        PoolRows(pool).copy(&on_cpu(), last.as_slice()).unwrap();
     }
     let path: Vec<u32> = (0..accepted).collect();
     let (outputs, slot) = in_order(&layer, &path, dtype);
@@ -120,7 +121,7 @@ fn a_tree_follows_parents() {
     let parents = [-1, 0, 0, 1, 2, 4];
     let writes = StateWrites::Tree { parents: &parents, slots: &[1, 2, 3, 4, 5, 6] };
     let before = pools.slot(0);
-    let batch = StateBatch { cu_seqlens: &[0, 6], slots: &[0], writes };
+    let batch = StateBatch::new(&[0, 6], &[0]).with_writes(writes);
     let found = layer.run(&[0, 1, 2, 3, 4, 5], &pools, &batch);
     assert_eq!(pools.slot(0), before, "the committed state is only read");
     for path in [&[0u32, 1, 3][..], &[0, 2, 4, 5]] {
@@ -140,7 +141,7 @@ fn replaying_the_accepted_prefix_is_stepping_it(#[values(1, 3, 7)] accepted: usi
     let pools = Pools::new(8, DType::F32);
     let before = pools.slot(0);
     let rows: Vec<u32> = (0..7).collect();
-    let verify = StateBatch { cu_seqlens: &[0, 7], slots: &[0], writes: StateWrites::Nothing };
+    let verify = StateBatch::new(&[0, 7], &[0]).with_writes(StateWrites::Nothing);
     let verified = layer.run(&rows, &pools, &verify);
     assert_eq!(pools.slot(0), before, "verifying writes nothing");
     let replayed = layer.run(&rows[..accepted], &pools, &StateBatch::new(&[0, accepted as u32], &[0]));
@@ -158,7 +159,7 @@ fn checkpoints_are_the_states_of_shorter_prefills() {
     let rows: Vec<u32> = (0..150).collect();
     let mut after = vec![-1; 150];
     (after[63], after[99]) = (1, 2);
-    let batch = StateBatch { cu_seqlens: &[0, 150], slots: &[0], writes: StateWrites::AlsoAfter(&after) };
+    let batch = StateBatch::new(&[0, 150], &[0]).with_writes(StateWrites::AlsoAfter(&after));
     layer.run(&rows, &pools, &batch);
     for (tokens, snapshot) in [(64, 1), (100, 2), (150, 0)] {
         let shorter = Pools::new(4, DType::F32);
@@ -179,7 +180,8 @@ fn bad_snapshots_are_refused(#[case] writes: StateWrites<'_>, #[case] message: &
     let view = StateLayerView::conv(3, 0, 2, 3);
     let x = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
     let weight = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
-    let batch = StateBatch { cu_seqlens: &[0, 2], slots: &[0], writes };
-    let error = CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, &pool, &view, &batch).unwrap_err();
+    let batch = StateBatch::new(&[0, 2], &[0]).with_writes(writes);
+    let error =
+        CausalConv1d { weight: &weight, bias: None, silu: false }.run(&on_cpu(), &x, &pool, &view, &batch).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
 }

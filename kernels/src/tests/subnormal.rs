@@ -1,6 +1,6 @@
 //! States that decay through the subnormal numbers cost what others cost, and leave as zeros.
 
-use super::{Random, values};
+use super::{Random, on_cpu, values};
 use crate::*;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
@@ -43,19 +43,19 @@ fn decay(recurrence: Recurrence, start: f32, kept: f32) -> (Vec<f32>, Duration) 
             let a = Tensor::full(rate, (HEADS * ROWS, COLUMNS), &Device::Cpu).unwrap();
             let (x, dt, b) = (full(0.0, HEADS * ROWS), ones(HEADS * ROWS), ones(COLUMNS));
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
-            Mamba1Scan { a: &a, d: None, time_step }.run(&input, &pool, &view, &batch).unwrap();
+            Mamba1Scan { a: &a, d: None, time_step }.run(&on_cpu(), &input, &pool, &view, &batch).unwrap();
         }
         Recurrence::Mamba2 => {
             let a = Tensor::full(rate, HEADS, &Device::Cpu).unwrap();
             let (x, dt, b) = (full(0.0, HEADS * ROWS), ones(HEADS), ones(COLUMNS));
             let input = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
-            Mamba2Scan { a: &a, d: None, time_step }.run(&input, &pool, &view, &batch).unwrap();
+            Mamba2Scan { a: &a, d: None, time_step }.run(&on_cpu(), &input, &pool, &view, &batch).unwrap();
         }
         Recurrence::LinearAttention => {
             let (k, v) = (ones(HEADS * ROWS), full(0.0, HEADS * COLUMNS));
             let decay = StateDecay::Fixed(&[rate; HEADS]);
             let input = LinearAttentionScan { q: &k, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
-            input.run(&pool, &view, &batch).unwrap();
+            input.run(&on_cpu(), &pool, &view, &batch).unwrap();
         }
         Recurrence::RgLru => {
             // log a = -8 * sigmoid(0) * softplus(a_param)
@@ -66,9 +66,9 @@ fn decay(recurrence: Recurrence, start: f32, kept: f32) -> (Vec<f32>, Duration) 
                 input_gate: &zeros,
                 recurrence_gate: &zeros,
                 a_param: &a,
-                positions: &[1; TOKENS],
+                positions: (&[1; TOKENS]).into(),
             };
-            input.run(&pool, &view, &batch).unwrap();
+            input.run(&on_cpu(), &pool, &view, &batch).unwrap();
         }
     }
     (values(&pool), began.elapsed())
@@ -96,7 +96,7 @@ fn a_state_that_decays_below_the_normal_numbers(
 fn callers_keep_their_subnormal_numbers() {
     let before = std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
     let mut random = Random::new(91);
-    linear(&random.tensor(&[3, 70]), &random.tensor(&[130, 70])).unwrap();
+    linear(&on_cpu(), &random.tensor(&[3, 70]), &random.tensor(&[130, 70])).unwrap();
     decay(Recurrence::Mamba2, 1.0, 0.9);
     let after = std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
     assert!(before > 0.0 && after == before);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
-use cacheplan_kernels::KvWrite;
+use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_planner::SlotDomain;
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -118,7 +118,7 @@ fn fill(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32
     for layer in [1, 3] {
         let layer = manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap();
         let slots = &step.pools[layer.paged].slot_mapping;
-        KvWrite::new(&keys, Some(&keys), slots).run(layer.pool, &layer.view).unwrap();
+        KvWrite::new(&keys, Some(&keys), slots).run(&Backend::Cpu.run(), layer.pool, &layer.view).unwrap();
     }
     let slot = manager.book().slot(sequence).unwrap().unwrap();
     for pool in manager.mamba.slot_pools() {
@@ -312,7 +312,7 @@ fn a_move_to_another_device_takes_every_pool_or_none() {
         let route = world.manager().route(1, &Kind::KvPaged).unwrap();
         let (before, pools) = (world.seen(), pool_tensors(world.manager()));
         // A test has one device only; as far as moving goes it is another one.
-        let moved = fault::after(working, || world.set.move_to(&Device::Cpu));
+        let moved = fault::after(working, || world.set.move_to(Backend::Cpu));
         assert_eq!(world.seen(), before, "after {working} pool operations");
         let staying = pools.into_iter().zip(pool_tensors(world.manager())).filter(|(old, new)| old == new).count();
         match moved {
@@ -325,7 +325,7 @@ fn a_move_to_another_device_takes_every_pool_or_none() {
                 assert!(matches!(error, ManagerError::Tensor(_)), "{error}");
                 assert_eq!(staying, world.set.plan().pools.len());
                 world.manager().kv_layer(route).unwrap();
-                world.set.move_to(&Device::Cpu).unwrap();
+                world.set.move_to(Backend::Cpu).unwrap();
                 assert_eq!(world.seen(), before);
             }
         }

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_handlers::Kind;
+use cacheplan_kernels::Backend;
 use cacheplan_planner::{CachePlan, ManagerKind};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::host::HostMemory;
 use super::kv::{KvCacheManager, KvLayer};
@@ -47,15 +48,15 @@ pub struct Route {
 }
 
 impl Pools {
-    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut fixed = Vec::new();
         for (index, pool) in plan.pools.iter().enumerate() {
             if layout.indexing[index] == Indexing::Fixed {
-                fixed.push((index, PoolTensor::allocate(pool, device)?));
+                fixed.push((index, PoolTensor::allocate(pool, on)?));
             }
         }
-        let kv = KvCacheManager::allocate(plan, layout, device)?;
-        Ok(Self { kv, mamba: MambaCacheManager::allocate(plan, layout, device)?, fixed })
+        let kv = KvCacheManager::allocate(plan, layout, on)?;
+        Ok(Self { kv, mamba: MambaCacheManager::allocate(plan, layout, on)?, fixed })
     }
 }
 
@@ -194,13 +195,13 @@ impl MambaHybridCacheManager {
         Ok(())
     }
 
-    /// Moves every pool to `device`, all of them or none; sequences stay as they are.
-    pub(super) fn move_to(&mut self, device: &Device, generation: u32) -> Result<(), ManagerError> {
+    /// Moves every pool to `on`, all of them or none; sequences stay as they are.
+    pub(super) fn move_to(&mut self, on: &Backend, generation: u32) -> Result<(), ManagerError> {
         self.settle()?;
         let indexing = &self.book.layout().indexing;
         let moved = self.pools().map(|(index, pool)| {
             let held = self.book.held_units(indexing[index]);
-            pool.moved_to(device, held.as_deref())
+            pool.moved_to(on, held.as_deref())
         });
         let moved = moved.collect::<Result<Vec<_>, _>>()?;
         let pools = pools_mut(&mut self.kv, &mut self.mamba, &mut self.fixed);

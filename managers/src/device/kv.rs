@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
-use cacheplan_kernels::{GroupFormat, KvLayerView, KvQuant, KvScales};
+use cacheplan_kernels::{Backend, GroupFormat, KvLayerView, KvQuant, KvScales};
 use cacheplan_planner::{CachePlan, Member};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::pool::PoolTensor;
 use crate::book::{BlockId, Indexing, Layout, PagedSpec, Place};
@@ -87,11 +87,11 @@ pub struct DenseKv {
 }
 
 impl KvCacheManager {
-    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut pools = Vec::with_capacity(layout.paged.len());
         for spec in &layout.paged {
             let pool = &plan.pools[spec.pool];
-            let tensor = PoolTensor::allocate(pool, device)?;
+            let tensor = PoolTensor::allocate(pool, on)?;
             let mut members = Vec::with_capacity(pool.members.len());
             for member in &pool.members {
                 let resource = plan

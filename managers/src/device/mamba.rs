@@ -1,7 +1,7 @@
 //! The state pools: everything that a sequence keeps in its slot.
 
 use cacheplan_handlers::{DType, Kind};
-use cacheplan_kernels::StateLayerView;
+use cacheplan_kernels::{Backend, StateLayerView};
 use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
@@ -109,7 +109,7 @@ impl CapturedState {
 }
 
 impl MambaCacheManager {
-    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, device: &Device) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut manager = Self::default();
         let candidates = layout.limits.draft_positions as usize;
         for (index, (pool, indexing)) in plan.pools.iter().zip(&layout.indexing).enumerate() {
@@ -118,7 +118,7 @@ impl MambaCacheManager {
                 Indexing::DraftRows => &mut manager.drafts,
                 Indexing::Blocks(_) | Indexing::Checkpoints | Indexing::Fixed => continue,
             };
-            let tensor = PoolTensor::allocate(pool, device)?;
+            let tensor = PoolTensor::allocate(pool, on)?;
             let mut members = Vec::with_capacity(pool.members.len());
             for member in &pool.members {
                 let resource = plan
@@ -128,7 +128,7 @@ impl MambaCacheManager {
             }
             target.push(StatePool { index, tensor, members });
         }
-        let apart = manager.slots.iter().filter_map(|pool| checkpoint_pool(plan, pool, device).transpose());
+        let apart = manager.slots.iter().filter_map(|pool| checkpoint_pool(plan, pool, on).transpose());
         manager.checkpoints = apart.collect::<Result<_, _>>()?;
         if !manager.checkpoints.is_empty() && manager.checkpoints.len() != manager.slots.len() {
             let pool = manager.checkpoints[0].tensor.id.clone();
@@ -374,16 +374,12 @@ fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> BookError {
 }
 
 /// The pool of checkpoints beside a pool of slots, if the plan has one.
-fn checkpoint_pool(
-    plan: &CachePlan,
-    slots: &StatePool,
-    device: &Device,
-) -> Result<Option<CheckpointPool>, ManagerError> {
+fn checkpoint_pool(plan: &CachePlan, slots: &StatePool, on: &Backend) -> Result<Option<CheckpointPool>, ManagerError> {
     let stores = |pool: &Pool| pool.checkpoints_of.as_deref() == Some(&slots.tensor.id);
     let Some(index) = plan.pools.iter().position(stores) else { return Ok(None) };
     let (pool, origin) = (&plan.pools[index], &plan.pools[slots.index]);
     let bad = |reason: &str| BookError::BadPlan { pool: pool.id.clone(), reason: reason.into() };
-    let tensor = PoolTensor::allocate(pool, device)?;
+    let tensor = PoolTensor::allocate(pool, on)?;
     if pool.dtype == origin.dtype && pool.unit_bytes == origin.unit_bytes {
         return Ok(Some(CheckpointPool { index, tensor, states: Vec::new() }));
     }

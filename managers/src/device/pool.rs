@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use cacheplan_handlers::DType;
-use cacheplan_kernels::PoolRows;
+use cacheplan_kernels::{Backend, PoolRows};
 use cacheplan_planner::Pool;
 use candle_core::backend::BackendDevice;
 use candle_core::cpu_backend::CpuDevice;
@@ -20,6 +20,8 @@ use crate::{BookError, CountingAllocator, ManagerError};
 #[derive(Debug)]
 pub(crate) struct PoolTensor {
     pub(crate) id: String,
+    /// Where it lies, and what moves its units.
+    on: Backend,
     pub(crate) tensor: Tensor,
     pub(crate) unit_elems: usize,
     /// Units at the front that pad batches and stay zero.
@@ -32,7 +34,7 @@ pub(crate) struct PoolTensor {
 }
 
 impl PoolTensor {
-    pub(crate) fn allocate(pool: &Pool, device: &Device) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(pool: &Pool, on: &Backend) -> Result<Self, ManagerError> {
         let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
         let dtype = storage_dtype(pool.dtype);
         let elem_bytes = dtype.size_in_bytes();
@@ -51,6 +53,7 @@ impl PoolTensor {
         let unit_elems = unit_bytes / elem_bytes;
         let mut tensor = Self {
             id: pool.id.clone(),
+            on: on.clone(),
             tensor: Tensor::zeros((0, unit_elems), dtype, &Device::Cpu)?,
             unit_elems,
             reserved: pool.reserved.min(pool.units) as u32,
@@ -58,34 +61,35 @@ impl PoolTensor {
             planned_bytes: 0,
             actual_bytes: None,
         };
-        tensor.fill_device(units, device)?;
+        tensor.fill_device(units)?;
         Ok(tensor)
     }
 
     /// Room for `units` units of this pool in host memory.
     pub(crate) fn on_host(&self, units: u32) -> Result<Self, ManagerError> {
-        Ok(Self { reserved: 0, ..self.alike(units as usize, &Device::Cpu)? })
+        Ok(Self { reserved: 0, ..self.alike(units as usize, &Backend::Cpu)? })
     }
 
     /// The same pool on another device, with the contents of `held` units if only they matter.
-    pub(crate) fn moved_to(&self, device: &Device, held: Option<&[u32]>) -> Result<Self, ManagerError> {
+    pub(crate) fn moved_to(&self, on: &Backend, held: Option<&[u32]>) -> Result<Self, ManagerError> {
         let kept = self.kept(held, self.units());
         let contents = self.read_units(&kept)?.to_device(&Device::Cpu)?;
-        let moved = self.alike(self.units(), device)?;
+        let moved = self.alike(self.units(), on)?;
         moved.write_units(&kept, &contents)?;
         Ok(moved)
     }
 
     /// A zeroed pool like this one with `units` units.
-    fn alike(&self, units: usize, device: &Device) -> Result<Self, ManagerError> {
+    fn alike(&self, units: usize, on: &Backend) -> Result<Self, ManagerError> {
         let mut tensor = Self {
             id: self.id.clone(),
+            on: on.clone(),
             tensor: Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?,
             planned_bytes: 0,
             actual_bytes: None,
             ..*self
         };
-        tensor.fill_device(units, device)?;
+        tensor.fill_device(units)?;
         Ok(tensor)
     }
 
@@ -95,11 +99,11 @@ impl PoolTensor {
     }
 
     /// Takes the memory of `units` units, zeroed, in place of none.
-    fn fill_device(&mut self, units: usize, device: &Device) -> Result<(), ManagerError> {
+    fn fill_device(&mut self, units: usize) -> Result<(), ManagerError> {
         fault::check()?;
         let bytes = units as u64 * self.unit_bytes();
         let shape = Shape::from((units, self.unit_elems));
-        let (storage, actual_bytes) = zeroed(&shape, self.tensor.dtype(), device, &self.id, bytes)?;
+        let (storage, actual_bytes) = zeroed(&shape, self.tensor.dtype(), &self.on.device(), &self.id, bytes)?;
         self.tensor = Tensor::from_storage(storage, shape, BackpropOp::none(), false);
         (self.planned_bytes, self.actual_bytes) = (bytes, actual_bytes);
         Ok(())
@@ -122,17 +126,16 @@ impl PoolTensor {
             return Ok(());
         }
         let units = pool.units as usize;
-        let device = self.tensor.device().clone();
-        if device.is_cpu() {
+        if self.on.device().is_cpu() {
             return self.resize_host_memory(units);
         }
         let kept = self.kept(held, units);
         let contents = self.read_units(&kept)?.to_device(&Device::Cpu)?;
         let before = self.units();
         self.tensor = Tensor::zeros((0, self.unit_elems), self.tensor.dtype(), &Device::Cpu)?;
-        let taken = self.fill_device(units, &device);
+        let taken = self.fill_device(units);
         if taken.is_err() {
-            self.fill_device(before, &device)?;
+            self.fill_device(before)?;
         }
         self.write_units(&kept, &contents)?;
         taken
@@ -157,12 +160,12 @@ impl PoolTensor {
 
     pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<(), ManagerError> {
         fault::check()?;
-        Ok(PoolRows(&self.tensor).copy(pairs)?)
+        Ok(PoolRows(&self.tensor).copy(&self.on.run(), pairs)?)
     }
 
     pub(crate) fn zero_units(&self, units: &[u32]) -> Result<(), ManagerError> {
         fault::check()?;
-        Ok(PoolRows(&self.tensor).zero(units)?)
+        Ok(PoolRows(&self.tensor).zero(&self.on.run(), units)?)
     }
 
     /// The contents of units, as a tensor of its own.

@@ -1,7 +1,7 @@
 //! Everything that a plan allocates on one device, from allocation over resizes to shutdown.
 
+use cacheplan_kernels::Backend;
 use cacheplan_planner::{CachePlan, Owner};
-use candle_core::Device;
 use serde::Serialize;
 
 use super::host::HostMemory;
@@ -17,7 +17,7 @@ use crate::book::{CacheBook, PrefixReuse, Residency, Windows};
 pub struct CacheSet {
     plan: CachePlan,
     windows: Windows,
-    device: Device,
+    on: Backend,
     generation: u32,
     /// Absent after a shutdown.
     manager: Option<MambaHybridCacheManager>,
@@ -39,16 +39,16 @@ impl CacheSet {
     ///
     /// # Errors
     /// A plan that contradicts itself, or a device without the memory.
-    pub fn allocate(plan: &CachePlan, device: &Device) -> Result<Self, ManagerError> {
-        Self::with_windows(plan, Windows::Sliding, device)
+    pub fn allocate(plan: &CachePlan, on: impl Into<Backend>) -> Result<Self, ManagerError> {
+        Self::with_windows(plan, Windows::Sliding, on)
     }
 
     /// As [`CacheSet::allocate`] with a choice for windowed pools.
     ///
     /// # Errors
     /// As [`CacheSet::allocate`].
-    pub fn with_windows(plan: &CachePlan, windows: Windows, device: &Device) -> Result<Self, ManagerError> {
-        let mut set = Self { plan: plan.clone(), windows, device: device.clone(), generation: 0, manager: None };
+    pub fn with_windows(plan: &CachePlan, windows: Windows, on: impl Into<Backend>) -> Result<Self, ManagerError> {
+        let mut set = Self { plan: plan.clone(), windows, on: on.into(), generation: 0, manager: None };
         set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostMemory::default(), &Settings::new())?;
         Ok(set)
     }
@@ -166,7 +166,7 @@ impl CacheSet {
         };
         let settings = manager.kv().settings();
         let (book, host) = manager.into_parts();
-        match Pools::allocate(plan, fresh.layout(), &self.device) {
+        match Pools::allocate(plan, fresh.layout(), &self.on) {
             Ok(pools) => {
                 self.adopt(plan.clone(), book.replaced_by(fresh), pools, host, &settings);
                 Ok(())
@@ -225,17 +225,18 @@ impl CacheSet {
     ///
     /// # Errors
     /// A device without the memory, or one that fails; then nothing has changed.
-    pub fn to_device(&mut self, device: &Device) -> Result<(), ManagerError> {
-        if device.same_device(&self.device) {
+    pub fn to_device(&mut self, on: impl Into<Backend>) -> Result<(), ManagerError> {
+        let on = on.into();
+        if on.device().same_device(&self.on.device()) {
             return self.manager().map(|_| ());
         }
-        self.move_to(device)
+        self.move_to(on)
     }
 
-    pub(super) fn move_to(&mut self, device: &Device) -> Result<(), ManagerError> {
+    pub(super) fn move_to(&mut self, on: Backend) -> Result<(), ManagerError> {
         let generation = self.generation + 1;
-        self.manager_mut()?.move_to(device, generation)?;
-        (self.generation, self.device) = (generation, device.clone());
+        self.manager_mut()?.move_to(&on, generation)?;
+        (self.generation, self.on) = (generation, on);
         Ok(())
     }
 
@@ -247,7 +248,7 @@ impl CacheSet {
         host: HostMemory,
         settings: &Settings,
     ) -> Result<(), ManagerError> {
-        let pools = Pools::allocate(plan, book.layout(), &self.device)?;
+        let pools = Pools::allocate(plan, book.layout(), &self.on)?;
         self.adopt(plan.clone(), book, pools, host, settings);
         Ok(())
     }

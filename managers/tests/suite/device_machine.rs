@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::KvWrite;
+use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_managers::book::{
     Accepted, BlockId, CacheBook, Prefix, Residency, SequenceId, SetAside, SlotId, StepMetadata, Windows, Work,
 };
@@ -309,7 +309,7 @@ impl Machine {
             let manager = self.manager();
             let layer = manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap();
             let slots = &step.pools[layer.paged].slot_mapping;
-            KvWrite::new(&keys, Some(&keys), slots).run(layer.pool, &layer.view).unwrap();
+            KvWrite::new(&keys, Some(&keys), slots).run(&Backend::Cpu.run(), layer.pool, &layer.view).unwrap();
         }
     }
 

@@ -3,7 +3,7 @@
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence};
 use cacheplan_kernels::{
-    CausalConv1d, LinearAttentionScan, Mamba1Scan, Mamba2Scan, RgLruScan, ScanInput, StateBatch, StateDecay,
+    Backend, CausalConv1d, LinearAttentionScan, Mamba1Scan, Mamba2Scan, RgLruScan, ScanInput, StateBatch, StateDecay,
     StateLayerView, StateWrites, TimeStep,
 };
 use cacheplan_managers::ManagerError;
@@ -116,10 +116,10 @@ fn step(
             let scan = ScanInput { x: &x, dt: &dt, b: &b, c: &b, z: None };
             if recurrence == Recurrence::SelectiveScan {
                 let a = tensor(rates(heads * columns)).reshape((heads, columns)).unwrap();
-                Mamba1Scan { a: &a, d: None, time_step }.run(&scan, pool, view, batch)
+                Mamba1Scan { a: &a, d: None, time_step }.run(&Backend::Cpu.run(), &scan, pool, view, batch)
             } else {
                 let a = tensor(rates(heads));
-                Mamba2Scan { a: &a, d: None, time_step }.run(&scan, pool, view, batch)
+                Mamba2Scan { a: &a, d: None, time_step }.run(&Backend::Cpu.run(), &scan, pool, view, batch)
             }
         }
         Recurrence::LinearAttention { delta_rule, decay, .. } => {
@@ -133,15 +133,16 @@ fn step(
             };
             let beta = beta.as_ref();
             let input = LinearAttentionScan { q: &k, k: &k, v: &v, decay, beta, scale: 1.0, l2_norm: delta_rule };
-            input.run(pool, view, batch)
+            input.run(&Backend::Cpu.run(), pool, view, batch)
         }
         Recurrence::RgLru => {
             let (x, input_gate, recurrence_gate) = (input("x"), input("input_gate"), input("recurrence_gate"));
             let positions = vec![1; x.dims()[0]];
             let a_param = tensor(rates(heads * rows));
             let (input_gate, recurrence_gate) = (&input_gate, &recurrence_gate);
-            let input = RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a_param, positions: &positions };
-            input.run(pool, view, batch)
+            let input =
+                RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a_param, positions: (&positions).into() };
+            input.run(&Backend::Cpu.run(), pool, view, batch)
         }
     };
     assert!(out.is_ok(), "{out:?}");
@@ -161,7 +162,7 @@ impl Run<'_> {
     /// Runs all layers over some tokens; what they leave behind is the batch's choice.
     fn forward(&self, tokens: &[u32], slot: u32, writes: StateWrites<'_>) {
         let (rows, slots) = ([0, tokens.len() as u32], [slot as i32]);
-        let batch = StateBatch { cu_seqlens: &rows, slots: &slots, writes };
+        let batch = StateBatch::new(&rows, &slots).with_writes(writes);
         for state in self.of_kind(&Kind::Ssm) {
             let layer = self.manager.state_layer(self.manager.route_of(&state.name).unwrap()).unwrap();
             let input = |name: &str| {
@@ -175,7 +176,9 @@ impl Run<'_> {
             let [columns, channels, _] = layer.view.shape;
             let weight = Tensor::ones((columns + 1, channels), candle_core::DType::F32, &Device::Cpu).unwrap();
             let x = made(tokens, channels, conv.layer.unwrap(), conv.dtype);
-            CausalConv1d { weight: &weight, bias: None, silu: false }.run(&x, layer.pool, &layer.view, &batch).unwrap();
+            CausalConv1d { weight: &weight, bias: None, silu: false }
+                .run(&Backend::Cpu.run(), &x, layer.pool, &layer.view, &batch)
+                .unwrap();
         }
     }
 
@@ -228,7 +231,7 @@ fn replay(plan: &CachePlan, layer: &ReplayLayer<'_>) -> Result<(), ManagerError>
     let input = |name: &str| layer.input(&format!("replay.{name}")).unwrap().clone();
     let first = if matches!(recurrence, Recurrence::LinearAttention { .. }) { "k" } else { "x" };
     let (rows, slots) = ([0, input(first).dims()[0] as u32], [layer.slot.0 as i32]);
-    let batch = StateBatch { cu_seqlens: &rows, slots: &slots, writes: StateWrites::Replay };
+    let batch = StateBatch::new(&rows, &slots).with_writes(StateWrites::Replay);
     step(recurrence, &input, layer.state.pool, &layer.state.view, &batch);
     Ok(())
 }

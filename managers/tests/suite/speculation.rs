@@ -2,7 +2,7 @@
 
 use crate::support::{Setup, hybrid};
 use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
-use cacheplan_kernels::{CausalConv1d, KvWrite, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
+use cacheplan_kernels::{Backend, CausalConv1d, KvWrite, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, ReplayLayer, StateLayer};
 use cacheplan_managers::{BookError, ManagerError};
@@ -79,14 +79,14 @@ fn scan(x: &Tensor, dt: &Tensor, b: &Tensor, pool: &Tensor, view: &StateLayerVie
     let input = ScanInput { x, dt, b, c: b, z: None };
     let layer = Mamba2Scan { a: &a, d: None, time_step: TimeStep::new(None) };
     let (rows, slots) = ([0, x.dims()[0] as u32], [slot as i32]);
-    layer.run(&input, pool, view, &StateBatch::new(&rows, &slots)).unwrap();
+    layer.run(&Backend::Cpu.run(), &input, pool, view, &StateBatch::new(&rows, &slots)).unwrap();
 }
 
 fn convolve(x: &Tensor, pool: &Tensor, view: &StateLayerView, slot: u32) {
     let weight = Tensor::ones((4, CHANNELS), candle_core::DType::F32, &Device::Cpu).unwrap();
     let (rows, slots) = ([0, x.dims()[0] as u32], [slot as i32]);
     CausalConv1d { weight: &weight, bias: None, silu: false }
-        .run(x, pool, view, &StateBatch::new(&rows, &slots))
+        .run(&Backend::Cpu.run(), x, pool, view, &StateBatch::new(&rows, &slots))
         .unwrap();
 }
 
@@ -116,7 +116,9 @@ fn store_kv(manager: &MambaHybridCacheManager, step: &StepMetadata, candidates: 
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let rows: Vec<f32> = candidates.iter().flat_map(|&candidate| vec![candidate as f32 + 1.0; 16]).collect();
     let keys = Tensor::from_vec(rows, (candidates.len(), 2, 8), &Device::Cpu).unwrap();
-    KvWrite::new(&keys, Some(&keys), &step.pools[0].slot_mapping).run(layer.pool, &layer.view).unwrap();
+    KvWrite::new(&keys, Some(&keys), &step.pools[0].slot_mapping)
+        .run(&Backend::Cpu.run(), layer.pool, &layer.view)
+        .unwrap();
 }
 
 /// What a verify step leaves behind, for candidates that follow `parents`: live states are only read.

@@ -2,7 +2,7 @@
 
 use crate::support::{Setup, hybrid, kv, of_books};
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
-use cacheplan_kernels::KvWrite;
+use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
 use cacheplan_managers::{BookError, Lack, ManagerError, Scarce};
@@ -33,7 +33,7 @@ fn store(manager: &MambaHybridCacheManager, step: &StepMetadata, keys: &Tensor) 
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let values = keys.neg().unwrap();
     let slots = &step.pools[layer.paged].slot_mapping;
-    KvWrite::new(keys, Some(&values), slots).run(layer.pool, &layer.view).unwrap();
+    KvWrite::new(keys, Some(&values), slots).run(&Backend::Cpu.run(), layer.pool, &layer.view).unwrap();
 }
 
 /// The first element of each key, after checking that all elements of a token agree and that the value is its negative.

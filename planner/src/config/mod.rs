@@ -216,12 +216,10 @@ impl Config {
             settings.push(ConfigValue { key: key.path, value, origin });
         }
         let merged = table.try_into::<Budget>().map_err(|error| plain(None, &error));
-        let budget = merged
-            .and_then(Budget::validated)
-            .map_err(|error| {
-                let by_flags = overrides().find_map(wrong_by_itself).or_else(|| contradiction_of(flags, &error));
-                by_flags.unwrap_or_else(|| in_file(error))
-            })?;
+        let budget = merged.and_then(Budget::validated).map_err(|error| {
+            let by_flags = overrides().find_map(wrong_by_itself).or_else(|| contradiction_of(flags, &error));
+            by_flags.unwrap_or_else(|| in_file(error))
+        })?;
         Ok(Self { budget, settings })
     }
 

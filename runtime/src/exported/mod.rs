@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
-use cacheplan_managers::book::StepMetadata;
+use cacheplan_kernels::{Backend, Run};
 use cacheplan_managers::device::MambaHybridCacheManager;
 use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
@@ -25,6 +25,7 @@ use self::state::{Held, Pools};
 pub(crate) use self::write::{Attending, RECURRENT, Writer, int, refuse};
 use crate::decoder::TextModel;
 use crate::error::{ConfigError, RuntimeError};
+use crate::inputs::StepInputs;
 use crate::step::CacheUse;
 
 /// Graphs over the same states, each for another number of tokens.
@@ -41,7 +42,6 @@ pub(crate) struct Exported {
     caches: Vec<CacheUse>,
     max_seq_len: Option<u64>,
     vocab_size: usize,
-    device: Device,
     engine: GraphEngine,
 }
 
@@ -142,7 +142,7 @@ impl Exported {
         files: &[PathBuf],
         engine: &GraphEngine,
         model: &Model,
-        device: &Device,
+        on: &Backend,
     ) -> Result<Self, RuntimeError> {
         let mut exported = Self {
             graphs: Mutex::default(),
@@ -152,24 +152,23 @@ impl Exported {
             caches: Vec::new(),
             max_seq_len: model.info.step_tokens.and(model.info.max_position_embeddings),
             vocab_size: 0,
-            device: device.clone(),
             engine: engine.clone(),
         };
         let mut graphs = Vec::new();
         for file in files {
-            graphs.push(exported.bind(file, model)?);
+            graphs.push(exported.bind(file, model, on)?);
         }
         exported.graphs = Mutex::new(graphs);
         Ok(exported)
     }
 
-    fn bind(&mut self, file: &Path, model: &Model) -> Result<BoundGraph, RuntimeError> {
+    fn bind(&mut self, file: &Path, model: &Model, on: &Backend) -> Result<BoundGraph, RuntimeError> {
         let refuse = |what: &str, reason: String| RuntimeError::Exported {
             file: file.display().to_string(),
             what: what.to_owned(),
             reason,
         };
-        if !self.device.is_cpu() {
+        if !on.device().is_cpu() {
             return Err(refuse("the graph", "graphs run on the CPU only".to_owned()));
         }
         if self.states.is_empty() {
@@ -292,10 +291,6 @@ impl TextModel for Exported {
         self.vocab_size
     }
 
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
     fn caches(&self) -> Vec<CacheUse> {
         self.caches.clone()
     }
@@ -310,11 +305,11 @@ impl TextModel for Exported {
 
     fn forward(
         &self,
-        tokens: &[u32],
-        rows: &[u32],
+        _: &Run<'_>,
+        inputs: &StepInputs<'_>,
         caches: &MambaHybridCacheManager,
-        metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
+        let StepInputs { tokens, rows, metadata, .. } = inputs;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = Pools { caches, metadata };
         // All calls are known before the first one writes.
@@ -340,6 +335,6 @@ impl TextModel for Exported {
             }
         }
         chosen.iter_mut().for_each(|row| row.resize(width, 0.0));
-        Ok(Tensor::from_vec(chosen.concat(), (rows.len(), width), &self.device)?)
+        Ok(Tensor::from_vec(chosen.concat(), (rows.len(), width), &Device::Cpu)?)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 
 use cacheplan_graphs::View;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{KvWrite, StateLayerView};
+use cacheplan_kernels::{Backend, KvWrite, StateLayerView};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{KvLayer, MambaHybridCacheManager, StateLayer};
@@ -203,7 +203,7 @@ impl<'a> Pools<'a> {
                     .contiguous()
             };
             let (k, v) = (rows(keys)?, rows(values)?);
-            KvWrite { k: &k, v: Some(&v), slot_mapping, quant: None }.run(pool, &view)?;
+            KvWrite::new(&k, Some(&v), slot_mapping).run(&Backend::Cpu.run(), pool, &view)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use cacheplan_graphs::proto::{
     AttributeProto, Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto,
     TensorShape, TensorType, TypeProto, ValueInfo,
 };
-use cacheplan_kernels::{Rope, Window};
+use cacheplan_kernels::{Backend, Rope, Window};
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::RuntimeError;
@@ -250,7 +250,7 @@ impl Writer {
         let unit: Vec<f32> = (0..rows * head_dim).map(|at| f32::from(at % head_dim < half)).collect();
         let unit = Tensor::from_vec(unit, (rows, 1, head_dim), &Device::Cpu)?;
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let table = rope.apply(&unit, &positions)?.squeeze(1)?;
+        let table = rope.apply(&Backend::Cpu.run(), &unit, &positions)?.squeeze(1)?;
         let positions = self.input("position_ids", TensorProto::INT64, &[Some(1), self.tokens]);
         let mut part = |start: usize| {
             let table = self.weight(&table.narrow(1, start, half)?.contiguous()?)?;

@@ -132,13 +132,13 @@ impl Attention {
 impl Mixer for Attention {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let tokens = x.dim(0)?;
-        let qkv = self.qkv.forward(x)?.reshape((tokens, heads + 2 * kv_heads, head_dim))?;
+        let (on, tokens) = (step.on(), x.dim(0)?);
+        let qkv = self.qkv.forward(on, x)?.reshape((tokens, heads + 2 * kv_heads, head_dim))?;
         let mut q = qkv.narrow(1, 0, heads)?;
         let mut k = qkv.narrow(1, heads, kv_heads)?;
         let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
         if let Some((q_norm, k_norm)) = &self.head_norms {
-            (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
+            (q, k) = (q_norm.forward(on, &q)?, k_norm.forward(on, &k)?);
         }
         let cache = step.paged(self.layer, &Kind::KvPaged)?;
         match &self.rope {
@@ -151,12 +151,12 @@ impl Mixer for Attention {
             quant: cache.quant,
             ..PagedAttention::new(self.scale, head_dim)
         };
-        let y = rule.run(&q, cache.pool, &cache.view, &cache.batch)?;
+        let y = rule.run(on, &q, cache.pool, &cache.view, &cache.batch)?;
         let mut y = y.reshape((tokens, heads * head_dim))?;
         if let Some(gate) = &self.output_gate {
-            y = (y * candle_nn::ops::sigmoid(&gate.forward(x)?)?)?;
+            y = (y * candle_nn::ops::sigmoid(&gate.forward(on, x)?)?)?;
         }
-        Ok(self.o.forward(&y)?)
+        Ok(self.o.forward(on, &y)?)
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {

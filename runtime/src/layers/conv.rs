@@ -2,7 +2,7 @@
 
 use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::CausalConv1d;
+use cacheplan_kernels::{CausalConv1d, Run};
 use candle_core::Tensor;
 
 use super::Activation;
@@ -73,14 +73,14 @@ impl CausalConv {
     }
 
     /// `[tokens, channels]` to `[tokens, channels]`; moves the state on.
-    pub(crate) fn forward(&self, x: &Tensor, state: &StateCache<'_>) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor, state: &StateCache<'_>) -> Result<Tensor, RuntimeError> {
         // The kernel has SiLU only.
         let (silu, after) = match self.activation {
             Some(Activation::Silu) => (true, None),
             other => (false, other),
         };
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu };
-        let y = conv.run(x, &state.pool, &state.view, &state.batch)?;
+        let y = conv.run(on, x, &state.pool, &state.view, &state.batch)?;
         state.keep_as(&Kind::CausalConv, x)?;
         Ok(match after {
             Some(activation) => activation.forward(&y)?,

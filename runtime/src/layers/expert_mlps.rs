@@ -1,6 +1,7 @@
 //! The MLPs of a layer's experts: each by itself, and where ops are launches side by side, with the same weights.
 
-use candle_core::{Device, Tensor};
+use cacheplan_kernels::{Backend, Run};
+use candle_core::Tensor;
 
 use super::linear::LinearStack;
 use super::mlp::Inner;
@@ -31,13 +32,14 @@ struct Stack {
 impl ExpertMlps {
     /// So many experts. Where they are stacked no more than one lies beside the stack while they are read.
     pub(crate) fn load<E: From<candle_core::Error>>(
+        on: &Backend,
         count: usize,
         read: impl Fn(usize) -> Result<Mlp, E>,
     ) -> Result<Self, E> {
         let (mut each, mut stack) = (Vec::with_capacity(count), None);
         for number in 0..count {
             let mut mlp = read(number)?;
-            if number == 0 {
+            if number == 0 && on.launches() {
                 stack = Stack::like(&mlp, count)?;
             }
             match stack.as_ref().map(|stack| stack.take(number, &mlp)).transpose()?.flatten() {
@@ -51,8 +53,13 @@ impl ExpertMlps {
 
     /// Gated experts of `gate_up` `[count, 2 · intermediate, hidden]`, the gate first, and `down`
     /// `[count, hidden, intermediate]`.
-    pub(crate) fn fused(gate_up: Tensor, down: Tensor, activation: Activation) -> candle_core::Result<Self> {
-        let launched = are_launched(gate_up.device()) && gate_up.dtype() == down.dtype();
+    pub(crate) fn fused(
+        on: &Backend,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: Activation,
+    ) -> candle_core::Result<Self> {
+        let launched = on.launches() && gate_up.dtype() == down.dtype();
         let (inward, down) = (LinearStack::of(gate_up), LinearStack::of(down));
         let mlp = |number| Ok(Mlp::fused(inward.get(number)?, down.get(number)?, activation));
         let each = (0..inward.count()).map(mlp).collect::<candle_core::Result<_>>()?;
@@ -66,11 +73,17 @@ impl ExpertMlps {
 
     /// What the experts `chosen` `[rows, per_row]` make of each row, summed by `shares`; none where each is better asked
     /// for all of its rows.
-    pub(super) fn summed(&self, x: &Tensor, chosen: &Tensor, shares: &Tensor) -> candle_core::Result<Option<Tensor>> {
+    pub(super) fn summed(
+        &self,
+        on: &Run<'_>,
+        x: &Tensor,
+        chosen: &Tensor,
+        shares: &Tensor,
+    ) -> candle_core::Result<Option<Tensor>> {
         match &self.stack {
             Some(stack) if chosen.elem_count() <= MOST_ROWS_OF_AN_EXPERT * self.each.len() => {
-                let inner = stack.inner.forward(&stack.inward.forward(x, chosen)?)?;
-                Ok(Some(stack.down.summed(&inner, chosen, shares)?))
+                let inner = stack.inner.forward(on, &stack.inward.forward(on, x, chosen)?)?;
+                Ok(Some(stack.down.summed(on, &inner, chosen, shares)?))
             }
             _ => Ok(None),
         }
@@ -78,11 +91,8 @@ impl ExpertMlps {
 }
 
 impl Stack {
-    /// Room for as many like this one, where ops are launches.
+    /// Room for as many like this one.
     fn like(mlp: &Mlp, count: usize) -> candle_core::Result<Option<Self>> {
-        if !are_launched(mlp.inward.device()) {
-            return Ok(None);
-        }
         let stacks = (LinearStack::like(&mlp.inward, count)?, LinearStack::like(&mlp.down, count)?);
         let (Some(inward), Some(down)) = stacks else { return Ok(None) };
         Ok(Some(Self { inward, inner: mlp.inner, down }))
@@ -93,16 +103,5 @@ impl Stack {
         let projections = (self.inward.take(number, &mlp.inward)?, self.down.take(number, &mlp.down)?);
         let ((Some(inward), Some(down)), true) = (projections, mlp.inner == self.inner) else { return Ok(None) };
         Ok(Some(Mlp { inward, inner: self.inner, down }))
-    }
-}
-
-/// Whether ops on the device are launches.
-fn are_launched(device: &Device) -> bool {
-    #[cfg(feature = "launches")]
-    return cacheplan_kernels::launches_on(device);
-    #[cfg(not(feature = "launches"))]
-    {
-        let _ = device;
-        false
     }
 }

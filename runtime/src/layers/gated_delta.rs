@@ -1,7 +1,7 @@
 //! The gated delta net: projections, causal convolution, delta rule with a decay per head, gated norm, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, StateDecay};
+use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
@@ -131,31 +131,37 @@ impl GatedDelta {
 impl Mixer for GatedDelta {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
+        let on = step.on();
         let (keys, values) = (self.shape.keys(), self.shape.values());
-        let qkv = self.conv.forward(&qkv.forward(x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
-        let a = a.forward(x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
+        let qkv = self.conv.forward(on, &qkv.forward(on, x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
+        let a = a.forward(on, x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&a)?.broadcast_mul(&self.rate)?;
-        let beta = candle_nn::ops::sigmoid(&b.forward(x)?)?;
+        let beta = candle_nn::ops::sigmoid(&b.forward(on, x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (k, v) = (qkv.narrow(1, keys, keys)?, qkv.narrow(1, 2 * keys, values)?);
         let q = qkv.narrow(1, 0, keys)?;
-        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(&state.pool, &state.view, &state.batch)?;
+        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
         let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
-        let y =
-            RmsNorm { weight: &self.norm_weight, eps }.run_gated(&y, &z.forward(x)?, group, GateOrder::NormThenGate)?;
+        let y = RmsNorm { weight: &self.norm_weight, eps }.run_gated(
+            on,
+            &y,
+            &z.forward(on, x)?,
+            group,
+            GateOrder::NormThenGate,
+        )?;
         let y = match &self.out_order {
             Some(order) => y.index_select(order, 1)?,
             None => y,
         };
-        Ok(self.out_proj.forward(&y)?)
+        Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
-            self.scan(k, [k, v, decay, beta]).run(state.pool, &state.view, batch)
+            self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
     }
 

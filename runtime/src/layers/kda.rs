@@ -1,7 +1,7 @@
 //! Kimi delta attention: a delta rule whose decay is one per key channel.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{LinearAttentionScan, StateDecay};
+use cacheplan_kernels::{LinearAttentionScan, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
@@ -80,29 +80,29 @@ impl Kda {
 impl Mixer for Kda {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let KdaShape { heads, head_dim, .. } = self.shape;
-        let (tokens, channels) = (x.dim(0)?, heads * head_dim);
-        let through = |[a, b]: &[Linear; 2]| b.forward(&a.forward(x)?);
+        let (on, tokens, channels) = (step.on(), x.dim(0)?, heads * head_dim);
+        let through = |[a, b]: &[Linear; 2]| b.forward(on, &a.forward(on, x)?);
         let [q, k, v] = &self.qkv;
-        let qkv = Tensor::cat(&[q.forward(x)?, k.forward(x)?, v.forward(x)?], 1)?;
-        let qkv = self.conv.forward(&qkv, &step.state(self.layer, &Kind::CausalConv)?)?;
+        let qkv = Tensor::cat(&[q.forward(on, x)?, k.forward(on, x)?, v.forward(on, x)?], 1)?;
+        let qkv = self.conv.forward(on, &qkv, &step.state(self.layer, &Kind::CausalConv)?)?;
         let forget = through(&self.forget)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&forget)?.reshape((tokens, heads, head_dim))?.broadcast_mul(&self.rate)?;
         let decay = decay.reshape((tokens, channels))?;
-        let beta = candle_nn::ops::sigmoid(&self.beta.forward(x)?)?;
+        let beta = candle_nn::ops::sigmoid(&self.beta.forward(on, x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (q, k, v) =
             (qkv.narrow(1, 0, channels)?, qkv.narrow(1, channels, channels)?, qkv.narrow(1, 2 * channels, channels)?);
-        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(&state.pool, &state.view, &state.batch)?;
+        let y = self.scan(&q, [&k, &v, &decay, &beta]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
-        let y = self.norm.forward(&y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
-        Ok(self.o.forward(&(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
+        let y = self.norm.forward(on, &y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
+        Ok(self.o.forward(on, &(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
-            self.scan(k, [k, v, decay, beta]).run(state.pool, &state.view, batch)
+            self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
     }
 

@@ -66,7 +66,7 @@ impl Latents {
         if self.mode == MlaCacheMode::KvCache {
             let k = Tensor::cat(&keys, 1)?.to_dtype(DType::F32)?.unsqueeze(1)?;
             latents.write(&k, None)?;
-            return Ok(rule.run(q, latents.pool, &latents.view, &latents.batch)?);
+            return Ok(rule.run(step.on(), q, latents.pool, &latents.view, &latents.batch)?);
         }
         let ropes = step.paged(self.layer, &Kind::MlaRope)?;
         let [latent, rope] = keys;
@@ -97,8 +97,8 @@ impl Latents {
         for (number, &place) in (0..).zip(&tables[0]) {
             renumbered[place] = number;
         }
-        let batch = PagedBatch { block_tables: &renumbered, ..*batch };
-        Ok(rule.run(q, &joined.reshape((blocks, tokens * width))?, &view, &batch)?)
+        let batch = PagedBatch { block_tables: (&renumbered).into(), ..*batch };
+        Ok(rule.run(step.on(), q, &joined.reshape((blocks, tokens * width))?, &view, &batch)?)
     }
 }
 
@@ -106,7 +106,7 @@ impl Latents {
 fn write(cache: &PagedCache<'_>, rows: &Tensor, scale: Option<f32>) -> Result<(), RuntimeError> {
     let k = rows.reshape((rows.dim(0)?, cache.view.num_kv_heads, cache.view.head_dim))?;
     let quant = scale.map(|scale| KvQuant::from(KvScales { k: scale, v: scale }));
-    Ok(KvWrite { k: &k, v: None, slot_mapping: cache.slot_mapping, quant }.run(cache.pool, &cache.view)?)
+    Ok(KvWrite { k: &k, v: None, slot_mapping: cache.slot_mapping, quant }.run(cache.on, cache.pool, &cache.view)?)
 }
 
 /// The places in a batch's tables of the blocks that its queries see.

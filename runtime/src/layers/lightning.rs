@@ -1,7 +1,7 @@
 //! Lightning attention: linear attention with a fixed decay per head.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{LinearAttentionScan, StateDecay};
+use cacheplan_kernels::{LinearAttentionScan, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
@@ -74,20 +74,20 @@ impl Lightning {
 
 impl Mixer for Lightning {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let [q, k, v] = &self.qkv;
-        let project = |linear: &Linear| self.activation.forward(&linear.forward(x)?);
+        let (on, [q, k, v]) = (step.on(), &self.qkv);
+        let project = |linear: &Linear| self.activation.forward(&linear.forward(on, x)?);
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (q, k, v) = (project(q)?, project(k)?, project(v)?);
-        let y = self.scan([&q, &k, &v]).run(&state.pool, &state.view, &state.batch)?;
+        let y = self.scan([&q, &k, &v]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v)])?;
-        let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(x)?)?;
-        Ok(self.out_proj.forward(&(self.norm.forward(&y)? * gate)?)?)
+        let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(on, x)?)?;
+        Ok(self.out_proj.forward(on, &(self.norm.forward(on, &y)? * gate)?)?)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v"], |[k, v], state, batch| {
-            self.scan([k, k, v]).run(state.pool, &state.view, batch)
+            self.scan([k, k, v]).run(on, state.pool, &state.view, batch)
         })
     }
 

@@ -1,7 +1,7 @@
 //! Affine projections.
 
-use cacheplan_kernels::Rows;
-use candle_core::{Device, Tensor};
+use cacheplan_kernels::{Rows, Run};
+use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 use crate::exported::Writer;
@@ -41,11 +41,6 @@ impl Linear {
         let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
         let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
         Ok(Self { weight: Matrix::stacked(parts.iter().map(|part| &part.weight))?, bias })
-    }
-
-    /// Where its weight lies.
-    pub(super) fn device(&self) -> &Device {
-        self.weight.device()
     }
 
     /// How many outputs there are.
@@ -92,8 +87,8 @@ impl Linear {
     }
 
     /// `[rows, inputs]` to `[rows, outputs]`.
-    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = self.weight.product(x)?;
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
+        let y = self.weight.product(on, x)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
@@ -152,12 +147,18 @@ impl LinearStack {
     }
 
     /// What the projections `chosen` `[rows, per_row]` make of rows, as `[rows · per_row, outputs]`.
-    pub(super) fn forward(&self, x: &Tensor, chosen: &Tensor) -> candle_core::Result<Tensor> {
-        Rows(x).by_experts(&self.weight, self.bias.as_ref(), chosen)?.flatten(0, 1)
+    pub(super) fn forward(&self, on: &Run<'_>, x: &Tensor, chosen: &Tensor) -> candle_core::Result<Tensor> {
+        Rows(x).by_experts(on, &self.weight, self.bias.as_ref(), chosen)?.flatten(0, 1)
     }
 
     /// The same of a row for each choice, summed over a row's choices by `shares`, as `[rows, outputs]`.
-    pub(super) fn summed(&self, x: &Tensor, chosen: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(Rows(x).summed_by_experts(&self.weight, self.bias.as_ref(), chosen, shares)?)
+    pub(super) fn summed(
+        &self,
+        on: &Run<'_>,
+        x: &Tensor,
+        chosen: &Tensor,
+        shares: &Tensor,
+    ) -> candle_core::Result<Tensor> {
+        Ok(Rows(x).summed_by_experts(on, &self.weight, self.bias.as_ref(), chosen, shares)?)
     }
 }

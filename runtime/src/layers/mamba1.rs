@@ -1,7 +1,7 @@
 //! The Mamba-1 mixer: projection, causal convolution, selective scan, projection.
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Mamba1Scan, ScanInput, TimeStep};
+use cacheplan_kernels::{Mamba1Scan, Run, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
@@ -90,31 +90,32 @@ impl Mamba1 {
 impl Mixer for Mamba1 {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
-        let projected = self.in_proj.forward(x)?;
+        let on = step.on();
+        let projected = self.in_proj.forward(on, x)?;
         let (x, z) = (projected.narrow(1, 0, d_inner)?, projected.narrow(1, d_inner, d_inner)?);
-        let x = self.conv.forward(&x, &step.state(self.layer, &Kind::CausalConv)?)?;
+        let x = self.conv.forward(on, &x, &step.state(self.layer, &Kind::CausalConv)?)?;
 
-        let selection = self.x_proj.forward(&x)?;
+        let selection = self.x_proj.forward(on, &x)?;
         let mut dt = selection.narrow(1, 0, dt_rank)?;
         let mut b = selection.narrow(1, dt_rank, d_state)?;
         let mut c = selection.narrow(1, dt_rank + d_state, d_state)?;
         if let Some([dt_norm, b_norm, c_norm]) = &self.selection_norms {
-            (dt, b, c) = (dt_norm.forward(&dt)?, b_norm.forward(&b)?, c_norm.forward(&c)?);
+            (dt, b, c) = (dt_norm.forward(on, &dt)?, b_norm.forward(on, &b)?, c_norm.forward(on, &c)?);
         }
-        let dt = self.dt_proj.forward(&dt.contiguous()?)?;
+        let dt = self.dt_proj.forward(on, &dt.contiguous()?)?;
 
         let ssm = step.state(self.layer, &Kind::Ssm)?;
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-        let y = self.scan().run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        let y = self.scan().run(on, &input, &ssm.pool, &ssm.view, &ssm.batch)?;
         ssm.keep([("x", &x), ("b", &b), ("dt", &dt)])?;
-        Ok(self.out_proj.forward(&y)?)
+        Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         // Nothing is read out.
         replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
             let input = ScanInput { x, dt, b, c: b, z: None };
-            self.scan().run(&input, state.pool, &state.view, batch)
+            self.scan().run(on, &input, state.pool, &state.view, batch)
         })
     }
 

@@ -2,7 +2,7 @@
 
 use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, ScanInput, TimeStep};
+use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, Run, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
@@ -147,30 +147,31 @@ impl Mixer for Mamba2 {
         let Mamba2Shape { heads, n_groups, d_state, .. } = self.shape;
         let Mamba2Rules { norm_eps, gate, .. } = self.rules;
         let (d_inner, conv_dim, bc) = (self.shape.d_inner(), self.shape.conv_dim(), n_groups * d_state);
-        let projected = self.in_proj.forward(x)?;
+        let on = step.on();
+        let projected = self.in_proj.forward(on, x)?;
         let z = projected.narrow(1, 0, d_inner)?;
         let xbc = projected.narrow(1, d_inner, conv_dim)?;
         let dt = projected.narrow(1, d_inner + conv_dim, heads)?;
 
-        let xbc = self.conv.forward(&xbc, &step.state(self.layer, &Kind::CausalConv)?)?;
+        let xbc = self.conv.forward(on, &xbc, &step.state(self.layer, &Kind::CausalConv)?)?;
         let x = xbc.narrow(1, 0, d_inner)?;
         let b = xbc.narrow(1, d_inner, bc)?;
         let c = xbc.narrow(1, d_inner + bc, bc)?;
 
         let ssm = step.state(self.layer, &Kind::Ssm)?;
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
-        let y = self.scan().run(&input, &ssm.pool, &ssm.view, &ssm.batch)?;
+        let y = self.scan().run(on, &input, &ssm.pool, &ssm.view, &ssm.batch)?;
         ssm.keep([("x", &x), ("b", &b), ("dt", &dt)])?;
         let group = d_inner / n_groups;
-        let y = RmsNorm { weight: &self.norm_weight, eps: norm_eps }.run_gated(&y, &z, group, gate)?;
-        Ok(self.out_proj.forward(&y)?)
+        let y = RmsNorm { weight: &self.norm_weight, eps: norm_eps }.run_gated(on, &y, &z, group, gate)?;
+        Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         // Nothing is read out.
         replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
             let input = ScanInput { x, dt, b, c: b, z: None };
-            self.scan().run(&input, state.pool, &state.view, batch)
+            self.scan().run(on, &input, state.pool, &state.view, batch)
         })
     }
 

@@ -123,18 +123,19 @@ impl MlaShape {
 impl Mixer for Mla {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
-        let tokens = x.dim(0)?;
+        let (on, tokens) = (step.on(), x.dim(0)?);
         let q = match &self.query {
-            Query::Direct(q) => q.forward(x)?,
-            Query::Compressed { a, norm, b } => b.forward(&norm.forward(&a.forward(x)?)?)?,
+            Query::Direct(q) => q.forward(on, x)?,
+            Query::Compressed { a, norm, b } => b.forward(on, &norm.forward(on, &a.forward(on, x)?)?)?,
         };
         let q = q.reshape((tokens, heads, nope + rotated))?;
-        let kv = self.kv_a.forward(x)?;
-        let latent = self.kv_a_norm.forward(&kv.narrow(1, 0, kv_lora_rank)?)?.unsqueeze(1)?;
+        let kv = self.kv_a.forward(on, x)?;
+        let latent = self.kv_a_norm.forward(on, &kv.narrow(1, 0, kv_lora_rank)?)?.unsqueeze(1)?;
         let mut k_rope = kv.narrow(1, kv_lora_rank, rotated)?.unsqueeze(1)?;
         let mut q_rope = q.narrow(2, nope, rotated)?;
         if let Some(rope) = &self.rope {
-            (q_rope, k_rope) = (rope.apply(&q_rope, step.positions())?, rope.apply(&k_rope, step.positions())?);
+            let positions = step.positions();
+            (q_rope, k_rope) = (rope.apply(on, &q_rope, positions)?, rope.apply(on, &k_rope, positions)?);
         }
         let q_latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_latent)?;
         let q = Tensor::cat(&[&q_latent.transpose(0, 1)?, &q_rope], 2)?;
@@ -143,9 +144,9 @@ impl Mixer for Mla {
         let cache = step.paged(self.layer, &Kind::MlaPaged)?;
         cache.write(&k, None)?;
         let rule = PagedAttention { quant: cache.quant, ..PagedAttention::new(scale as f32, kv_lora_rank) };
-        let y = rule.run(&q, cache.pool, &cache.view, &cache.batch)?;
+        let y = rule.run(on, &q, cache.pool, &cache.view, &cache.batch)?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
-        Ok(self.o.forward(&y.reshape((tokens, heads * value))?)?)
+        Ok(self.o.forward(on, &y.reshape((tokens, heads * value))?)?)
     }
 
     fn ropes(&self) -> Vec<&Rope> {

@@ -2,7 +2,7 @@
 //! and everything up to the caches, in the dtype of the caches and with weights in 8 bits where a checkpoint has them.
 
 use cacheplan_kernels::{
-    MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape as OperatorShape, Rope,
+    MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape as OperatorShape, Positions, Rope, Run,
 };
 use candle_core::{DType, Tensor};
 
@@ -70,19 +70,19 @@ impl PreprocessedMla {
     }
 
     /// The cosines and sines of positions, `[tokens, rotated]` each: what becomes of a pair of one and nothing.
-    fn turns(&self, positions: &[u32], x: &Tensor) -> Result<[Tensor; 2], RuntimeError> {
+    fn turns(&self, on: &Run<'_>, positions: Positions<'_>, x: &Tensor) -> Result<[Tensor; 2], RuntimeError> {
         let half = (positions.len(), 1, self.operator.shape.rope / 2);
         let device = x.device();
         let pairs =
             Tensor::cat(&[Tensor::ones(half, DType::F32, device)?, Tensor::zeros(half, DType::F32, device)?], 2)?;
-        let turned = self.rope.apply(&pairs, positions)?.squeeze(1)?;
+        let turned = self.rope.apply(on, &pairs, positions)?.squeeze(1)?;
         let twice = |part: Tensor| Tensor::cat(&[&part, &part], 1)?.to_dtype(self.dtype);
         Ok([twice(turned.narrow(1, 0, half.2)?)?, twice(turned.narrow(1, half.2, half.2)?)?])
     }
 
     /// Queries and keys of all tokens.
-    fn rows(&self, x: &Tensor, positions: &[u32]) -> Result<[[Tensor; 2]; 2], RuntimeError> {
-        let [cos, sin] = self.turns(positions, x)?;
+    fn rows(&self, on: &Run<'_>, x: &Tensor, positions: Positions<'_>) -> Result<[[Tensor; 2]; 2], RuntimeError> {
+        let [cos, sin] = self.turns(on, positions, x)?;
         let x = x.to_dtype(self.dtype)?;
         let tokens = x.dim(0)?;
         let mut parts = Vec::new();
@@ -98,7 +98,7 @@ impl PreprocessedMla {
 
 impl Mixer for PreprocessedMla {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let [[q_latent, q_rope], keys] = self.rows(x, step.positions())?;
+        let [[q_latent, q_rope], keys] = self.rows(step.on(), x, step.positions())?;
         // The query's scales are factors, so that each head's own is taken back here.
         let q_latent = match &self.operator.query_scale {
             Some(scale) => dequantised(&q_latent)?.broadcast_div(&scale.to_dtype(DType::F32)?.reshape((
@@ -112,7 +112,7 @@ impl Mixer for PreprocessedMla {
         let y = self.latents.attend(&q, keys, step)?.to_dtype(x.dtype())?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         let tokens = x.dim(0)?;
-        Ok(self.o.forward(&y.reshape((tokens, ()))?)?)
+        Ok(self.o.forward(step.on(), &y.reshape((tokens, ()))?)?)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

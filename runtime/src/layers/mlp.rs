@@ -1,6 +1,6 @@
 //! Feed-forward layers, gated and plain.
 
-use cacheplan_kernels::Rows;
+use cacheplan_kernels::{Rows, Run};
 use candle_core::Tensor;
 use serde::Deserialize;
 
@@ -65,10 +65,10 @@ pub(super) enum Inner {
 
 impl Inner {
     /// Of what the inward projection gives.
-    pub(super) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
+    pub(super) fn forward(self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         match self {
             Self::Plain(activation) => activation.forward(x),
-            Self::Gated(Activation::Silu) => Ok(Rows(x).silu_product()?),
+            Self::Gated(Activation::Silu) => Ok(Rows(x).silu_product(on)?),
             Self::Gated(activation) => {
                 let (gate, up) = halves(x)?;
                 activation.forward(&gate)? * up
@@ -161,8 +161,8 @@ impl Mlp {
     }
 
     /// `[rows, hidden]` to `[rows, hidden]`.
-    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.down.forward(&self.inner.forward(&self.inward.forward(x)?)?)
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.down.forward(on, &self.inner.forward(on, &self.inward.forward(on, x)?)?)
     }
 }
 
@@ -180,10 +180,10 @@ pub(crate) struct SharedExpert {
 }
 
 impl SharedExpert {
-    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = self.mlp.forward(x)?;
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
+        let y = self.mlp.forward(on, x)?;
         match &self.gate {
-            Some(gate) => y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(x)?)?),
+            Some(gate) => y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(on, x)?)?),
             None => Ok(y),
         }
     }

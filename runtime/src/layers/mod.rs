@@ -37,7 +37,7 @@ pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;
 pub(crate) use token_shift::TokenShift;
 
-use cacheplan_kernels::{Rope, StateBatch, StateWrites};
+use cacheplan_kernels::{Rope, Run, StateBatch, StateWrites};
 use cacheplan_managers::device::{ReplayLayer, StateLayer};
 use candle_core::{DType, Tensor};
 
@@ -51,7 +51,7 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
 
     /// Moves its state on over the accepted candidates, whose inputs it has kept; false where the state is not its own.
-    fn replay(&self, _: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, _: &Run<'_>, _: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         Ok(false)
     }
 
@@ -96,7 +96,7 @@ where
     let inputs = names.into_iter().map(read).collect::<Result<Vec<Tensor>, RuntimeError>>()?;
     let tokens = inputs.first().map_or(Ok(0), |input| input.dim(0))?;
     let (rows, slots) = ([0, tokens as u32], [kept.slot.0 as i32]);
-    let batch = StateBatch { cu_seqlens: &rows, slots: &slots, writes: StateWrites::Replay };
+    let batch = StateBatch::new(&rows, &slots).with_writes(StateWrites::Replay);
     run(std::array::from_fn(|at| &inputs[at]), &kept.state, &batch)?;
     Ok(true)
 }
@@ -129,9 +129,9 @@ impl Mixer for Parallel {
         Ok(sum)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         for branch in &self.0 {
-            if branch.mixer.replay(kept)? {
+            if branch.mixer.replay(on, kept)? {
                 return Ok(true);
             }
         }
@@ -148,8 +148,8 @@ impl Mixer for Parallel {
 }
 
 impl Mixer for Mlp {
-    fn forward(&self, x: &Tensor, _: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        Ok(self.forward(x)?)
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        Ok(self.forward(step.on(), x)?)
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
@@ -158,7 +158,7 @@ impl Mixer for Mlp {
 }
 
 impl Mixer for Moe {
-    fn forward(&self, x: &Tensor, _: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        Ok(self.forward(x)?)
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        Ok(self.forward(step.on(), x)?)
     }
 }

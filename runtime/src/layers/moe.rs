@@ -1,6 +1,6 @@
 //! Mixture of experts: a router, the experts it chooses from, and experts that every token passes.
 
-use cacheplan_kernels::{Routing, Rows};
+use cacheplan_kernels::{Routing, Rows, Run};
 use candle_core::Tensor;
 
 use super::{ExpertMlps, Linear, Mlp, MlpShape, SharedExpert};
@@ -34,9 +34,9 @@ impl Moe {
         let experts = if experts.stores("gate_up_proj") {
             let gate_up = experts.matrix("gate_up_proj", (count, 2 * intermediate, hidden))?;
             let down = experts.matrix("down_proj", (count, hidden, intermediate))?;
-            ExpertMlps::fused(gate_up, down, activation)?
+            ExpertMlps::fused(weights.backend(), gate_up, down, activation)?
         } else {
-            ExpertMlps::load(count, |i| Mlp::load_named(&experts.enter(i), names, expert))?
+            ExpertMlps::load(weights.backend(), count, |i| Mlp::load_named(&experts.enter(i), names, expert))?
         };
         Ok(Self {
             router: Linear::load(&weights.enter("gate"), hidden, count, false)?,
@@ -61,7 +61,7 @@ impl Moe {
         Ok(Self {
             router: Linear::load(&gate, hidden, routing.experts, false)?,
             correction: Some(gate.float("e_score_correction_bias", routing.experts)?),
-            experts: ExpertMlps::load(routing.experts, |i| expert(&experts.enter(i)))?,
+            experts: ExpertMlps::load(weights.backend(), routing.experts, |i| expert(&experts.enter(i)))?,
             latent: None,
             shared: shared.map(|mlp| SharedExpert { mlp, gate: None }),
             routing,
@@ -69,31 +69,32 @@ impl Moe {
     }
 
     /// `[rows, hidden]` to `[rows, hidden]`.
-    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = match &self.shared {
-            Some(shared) => shared.forward(x)?,
+            Some(shared) => shared.forward(on, x)?,
             None => x.zeros_like()?,
         };
-        let Some([inward, outward]) = &self.latent else { return self.add_routed(y, x, x) };
-        let narrow = inward.forward(x)?;
-        y + outward.forward(&self.add_routed(narrow.zeros_like()?, x, &narrow)?)?
+        let Some([inward, outward]) = &self.latent else { return self.add_routed(on, y, x, x) };
+        let narrow = inward.forward(on, x)?;
+        y + outward.forward(on, &self.add_routed(on, narrow.zeros_like()?, x, &narrow)?)?
     }
 
     /// `y`, and for each row of `x` what its experts make of the same row of `seen`.
-    fn add_routed(&self, y: Tensor, x: &Tensor, seen: &Tensor) -> candle_core::Result<Tensor> {
-        let (chosen, shares) = self.routing.run(&self.router.forward(x)?, self.correction.as_ref())?;
-        if let Some(routed) = self.experts.summed(seen, &chosen, &shares)? {
-            return Ok(Rows(&y).weighted_sum(1.0, &routed, 1.0)?);
+    fn add_routed(&self, on: &Run<'_>, y: Tensor, x: &Tensor, seen: &Tensor) -> candle_core::Result<Tensor> {
+        let (chosen, shares) = self.routing.run(on, &self.router.forward(on, x)?, self.correction.as_ref())?;
+        if let Some(routed) = self.experts.summed(on, seen, &chosen, &shares)? {
+            return Ok(Rows(&y).weighted_sum(on, 1.0, &routed, 1.0)?);
         }
         let (mut rows, mut outs) = (Vec::new(), Vec::new());
         // Which rows an expert sees, and with it the shapes of everything after it, is asked of the host.
-        for (expert, (chosen, shares)) in self.experts.each().iter().zip(self.routing.by_expert(&chosen, &shares)?) {
+        let by_expert = self.routing.by_expert(on, &chosen, &shares)?;
+        for (expert, (chosen, shares)) in self.experts.each().iter().zip(by_expert) {
             if chosen.is_empty() {
                 continue;
             }
             let seen = seen.index_select(&Tensor::new(&*chosen, x.device())?, 0)?;
             let shares = Tensor::new(shares, x.device())?.to_dtype(x.dtype())?.unsqueeze(1)?;
-            outs.push(expert.forward(&seen)?.broadcast_mul(&shares)?);
+            outs.push(expert.forward(on, &seen)?.broadcast_mul(&shares)?);
             rows.extend(chosen);
         }
         if outs.is_empty() {

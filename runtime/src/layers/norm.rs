@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation.
 
+use cacheplan_kernels::Run;
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
@@ -32,7 +33,7 @@ impl RmsNorm {
     }
 
     /// Normalises each row.
-    pub(crate) fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(cacheplan_kernels::RmsNorm { weight: &self.weight, eps: self.eps }.run(x)?)
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(cacheplan_kernels::RmsNorm { weight: &self.weight, eps: self.eps }.run(on, x)?)
     }
 }

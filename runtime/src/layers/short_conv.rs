@@ -37,12 +37,12 @@ impl ShortConv {
 
 impl Mixer for ShortConv {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let projected = self.in_proj.forward(x)?.chunk(3, 1)?;
+        let projected = self.in_proj.forward(step.on(), x)?.chunk(3, 1)?;
         let [b, c, x] = &projected[..] else {
             return Err(candle_core::Error::Msg("a chunk in three gave other than three parts".into()).into());
         };
-        let y = self.conv.forward(&(b * x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
-        Ok(self.out_proj.forward(&(c * y)?)?)
+        let y = self.conv.forward(step.on(), &(b * x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
+        Ok(self.out_proj.forward(step.on(), &(c * y)?)?)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

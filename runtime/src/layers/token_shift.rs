@@ -18,8 +18,8 @@ pub(crate) struct TokenShift {
 
 impl Mixer for TokenShift {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let mixed = self.mix.forward(x, &step.state(self.layer, &Kind::State)?)?;
-        Ok(self.mlp.forward(&mixed)?)
+        let mixed = self.mix.forward(step.on(), x, &step.state(self.layer, &Kind::State)?)?;
+        Ok(self.mlp.forward(step.on(), &mixed)?)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -71,7 +71,7 @@ impl Config {
         let weights = layer.enter("mlp");
         let experts = weights.enter("experts");
         let experts = if experts.enter("0.gate_proj").stores("weight") {
-            ExpertMlps::load(count, |i| self.expert(&experts.enter(i), hidden, size))?
+            ExpertMlps::load(weights.backend(), count, |i| self.expert(&experts.enter(i), hidden, size))?
         } else {
             self.experts_of_all(&experts, count, hidden, size)?
         };
@@ -109,7 +109,7 @@ impl Config {
             let down = Linear::new(down.get(i)?.t()?.contiguous()?, Some(down_bias.get(i)?));
             Ok(Mlp::clamped_swiglu(gate_up, down, self.swiglu_alpha, self.swiglu_limit))
         };
-        Ok(ExpertMlps::load(count, expert)?)
+        Ok(ExpertMlps::load(experts.backend(), count, expert)?)
     }
 }
 

@@ -93,12 +93,12 @@ impl Config {
         let moe = layer.enter("block_sparse_moe");
         let of_each = if apart {
             let (expert, inner) = (layer.mlp(sizes.intermediate_size, activation), moe.enter("experts"));
-            ExpertMlps::load(experts, |i| Mlp::load_gated(&inner.enter(i), expert))?
+            ExpertMlps::load(moe.backend(), experts, |i| Mlp::load_gated(&inner.enter(i), expert))?
         } else {
             let width = size(sizes.intermediate_size);
             let gate_up = moe.enter("input_linear").matrix("weight", (experts, 2 * width, hidden))?;
             let down = moe.enter("output_linear").matrix("weight", (experts, hidden, width))?;
-            ExpertMlps::fused(gate_up, down, activation)?
+            ExpertMlps::fused(moe.backend(), gate_up, down, activation)?
         };
         Ok(Box::new(Moe {
             routing: checked_routing(Routing::softmax(experts, per_token, true))?,

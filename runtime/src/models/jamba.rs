@@ -75,7 +75,7 @@ impl Config {
             routing: checked_routing(Routing::softmax(count, per_token, false))?,
             router: Linear::load(&weights.enter("router"), layer.hidden, count, false)?,
             correction: None,
-            experts: ExpertMlps::load(count, |i| Mlp::load_gated(&experts.enter(i), mlp))?,
+            experts: ExpertMlps::load(weights.backend(), count, |i| Mlp::load_gated(&experts.enter(i), mlp))?,
             latent: None,
             shared: None,
         }))

@@ -110,7 +110,7 @@ pub(crate) fn decoder<'a>(
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
     let names = Names::new();
     let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale, names, prediction };
-    Ok(Decoder::new(text, Some(head)).with_mapped(weights.mapped_bytes()))
+    Ok(Decoder::new(text, Some(head), weights.backend()).with_mapped(weights.mapped_bytes()))
 }
 
 /// Reads the layer that predicts: like the model's last layer with full attention.

@@ -1,6 +1,6 @@
 //! Zamba2: Mamba-2 in every layer; in some of them a transformer block, shared between layers, feeds its input.
 
-use cacheplan_kernels::{GateOrder, Rope};
+use cacheplan_kernels::{GateOrder, Rope, Run};
 use cacheplan_managers::device::ReplayLayer;
 use cacheplan_transforms::{
     Model,
@@ -63,14 +63,15 @@ struct Hybrid {
 
 impl Mixer for Hybrid {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let both = self.input_norm.forward(&Tensor::cat(&[x, step.embedded()], 1)?)?;
-        let attended = self.feed_forward_norm.forward(&self.attention.forward(&both, step)?)?;
-        let transformed = self.link.forward(&self.feed_forward.forward(&attended)?)?;
-        self.mamba.forward(&self.mamba_norm.forward(&(x + transformed)?)?, step)
+        let on = step.on();
+        let both = self.input_norm.forward(on, &Tensor::cat(&[x, step.embedded()], 1)?)?;
+        let attended = self.feed_forward_norm.forward(on, &self.attention.forward(&both, step)?)?;
+        let transformed = self.link.forward(on, &self.feed_forward.forward(on, &attended)?)?;
+        self.mamba.forward(&self.mamba_norm.forward(on, &(x + transformed)?)?, step)
     }
 
-    fn replay(&self, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
-        self.mamba.replay(kept)
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+        self.mamba.replay(on, kept)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

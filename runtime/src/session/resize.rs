@@ -56,11 +56,11 @@ impl Session {
         [Some(&self.decoder), drafting].into_iter().flatten().for_each(Decoder::forget_recorded);
         self.caches.shutdown()?;
         // What was freed is free once the device has it back.
-        CountingAllocator::trim_device(self.decoder.device());
+        CountingAllocator::trim_device(&self.decoder.device());
         let free_bytes = match &self.device_info {
             Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
             // What is mapped counts as free, since it could be read again.
-            _ => device_info(self.decoder.device())
+            _ => device_info(&self.decoder.device())
                 .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
         };
         let measurement = Measurement { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };

@@ -1,9 +1,9 @@
 //! What of a plan a session would not use.
 
 use cacheplan_handlers::DType;
+use cacheplan_kernels::Backend;
 use cacheplan_managers::book::{NoReuse, PrefixReuse};
 use cacheplan_planner::{Budget, CachePlan};
-use candle_core::Device;
 
 use crate::device::compute_dtype;
 use crate::features::Feature;
@@ -14,11 +14,11 @@ pub(super) fn unused(
     prefixes: Option<&Result<PrefixReuse, NoReuse>>,
     plan: &CachePlan,
     budget: &Budget,
-    device: &Device,
+    on: &Backend,
     predicts: bool,
 ) -> Option<String> {
     let predicting = budget.speculation.as_ref().map_or(0, |speculation| speculation.mtp_layers);
-    let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, device));
+    let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, on));
     match feature {
         Feature::MlaCacheMode => None,
         Feature::KvDtype => {

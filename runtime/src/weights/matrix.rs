@@ -1,7 +1,7 @@
 //! Weights that products read.
 
-use cacheplan_kernels::StoredMatrix;
-use candle_core::{DType, Device, Tensor};
+use cacheplan_kernels::{Numbers, Run, StoredMatrix};
+use candle_core::{DType, Tensor};
 
 /// A weight `[outputs, inputs]`.
 #[derive(Clone, Debug)]
@@ -21,18 +21,10 @@ impl Matrix {
         }
     }
 
-    /// Where it lies.
-    pub(crate) fn device(&self) -> &Device {
-        match self {
-            Self::Dense(weight) => weight.device(),
-            Self::Stored(_) => &Device::Cpu,
-        }
-    }
-
     /// `x wᵀ` of rows `[rows, inputs]`.
-    pub(crate) fn product(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+    pub(crate) fn product(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         Ok(match self {
-            Self::Dense(weight) => cacheplan_kernels::linear(x, weight)?,
+            Self::Dense(weight) => cacheplan_kernels::linear(on, x, weight)?,
             Self::Stored(parts) => StoredMatrix::linear(x, parts)?,
         })
     }
@@ -69,9 +61,9 @@ impl Matrix {
     }
 
     /// The rows of a step's tokens, in the dtype of arithmetic.
-    pub(crate) fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
+    pub(crate) fn embed(&self, on: &Run<'_>, tokens: Numbers<'_, u32>) -> candle_core::Result<Tensor> {
         match self {
-            Self::Dense(weight) => computed(&weight.index_select(&row_numbers(tokens, weight.device())?, 0)?),
+            Self::Dense(weight) => computed(&weight.index_select(&on.tensor(tokens)?, 0)?),
             Self::Stored(_) => self.select(&tokens.iter().map(|&token| token as usize).collect::<Vec<_>>())?.computed(),
         }
     }
@@ -87,14 +79,6 @@ impl Matrix {
             }
         })
     }
-}
-
-/// Rows of a step as its device takes them.
-pub(crate) fn row_numbers(rows: &[u32], device: &Device) -> candle_core::Result<Tensor> {
-    #[cfg(feature = "launches")]
-    return cacheplan_kernels::rows(rows, device);
-    #[cfg(not(feature = "launches"))]
-    Tensor::new(rows, device)
 }
 
 /// Numbers of a weight in the dtype of arithmetic.

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_files::{Shown, Source, SourceError};
-use cacheplan_kernels::MlaCacheMode;
+use cacheplan_kernels::{Backend, MlaCacheMode};
 use cacheplan_transforms::{FrontendError, Model};
 use candle_core::{DType, Device, Shape, Tensor};
 use thiserror::Error;
 
 use self::gguf::Gguf;
-pub(crate) use self::matrix::{Matrix, row_numbers};
+pub(crate) use self::matrix::Matrix;
 use self::safetensors_files::{Files, candle_dtype, of_rows};
 
 const SINGLE_FILE: &str = "model.safetensors";
@@ -40,6 +40,7 @@ pub(crate) struct LatentLayout {
 #[derive(Debug)]
 pub struct Weights {
     kept: Kept,
+    backend: Backend,
     device: Device,
     dtype: DType,
     loading: Arc<Loading>,
@@ -205,11 +206,11 @@ impl WeightError {
 type Result<T> = std::result::Result<T, WeightError>;
 
 impl Weights {
-    /// Reads the headers in `folder`; tensors become `dtype` on `device` when they are asked for.
+    /// Reads the headers in `folder`; tensors become `dtype` on the device of `on` when they are asked for.
     ///
     /// # Errors
     /// No weights in the folder, an unreadable, truncated or malformed file.
-    pub fn open(folder: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn open(folder: &Path, dtype: DType, on: impl Into<Backend>) -> Result<Self> {
         let mut files = Files::default();
         for (single, index) in [(SINGLE_FILE, INDEX_FILE)].into_iter().chain(QUANTISED_FILES) {
             if let Some(single) = Source::beside(folder, single)? {
@@ -227,21 +228,22 @@ impl Weights {
             return Err(WeightError::NoFile { folder: folder.to_owned() });
         }
         let bytes = files.tensors.values().map(|stored| stored.bytes as u64).sum();
-        Ok(Self::new(Kept::Files(files), bytes, dtype, device))
+        Ok(Self::new(Kept::Files(files), bytes, dtype, on.into()))
     }
 
     /// The GGUF file at `path`, and those that it was split into, mapped into memory.
-    fn open_gguf(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    fn open_gguf(path: &Path, dtype: DType, on: Backend) -> Result<Self> {
         let gguf = Gguf::open(path)?;
         let bytes = gguf.mapped_bytes();
-        Ok(Self::new(Kept::Gguf(gguf), bytes, dtype, device))
+        Ok(Self::new(Kept::Gguf(gguf), bytes, dtype, on))
     }
 
-    fn new(kept: Kept, bytes: u64, dtype: DType, device: &Device) -> Self {
+    fn new(kept: Kept, bytes: u64, dtype: DType, backend: Backend) -> Self {
         let loading = Loading { read: 0.into(), all: bytes.into() };
         Self {
             kept,
-            device: device.clone(),
+            device: backend.device(),
+            backend,
             dtype,
             loading: Arc::new(loading),
             predicts: false,
@@ -253,23 +255,23 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::open`], and what is wrong with a GGUF file; an ONNX file, whose weights cannot be loaded yet.
-    pub fn of_model(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn of_model(path: &Path, dtype: DType, on: impl Into<Backend>) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
-            _ if path.is_dir() => Self::open(path, dtype, device),
-            Some("gguf") => Self::open_gguf(path, dtype, device),
+            _ if path.is_dir() => Self::open(path, dtype, on),
+            Some("gguf") => Self::open_gguf(path, dtype, on.into()),
             Some("onnx") => Err(WeightError::Format { file: path.to_owned() }),
-            _ => Self::open(path.parent().unwrap_or(Path::new("")), dtype, device),
+            _ => Self::open(path.parent().unwrap_or(Path::new("")), dtype, on),
         }
     }
 
     /// Weights for a model that nobody trained: each tensor's values follow from its name and shape alone.
-    pub fn invented(dtype: DType, device: &Device) -> Self {
-        Self::invented_as(DType::F32, dtype, device)
+    pub fn invented(dtype: DType, on: impl Into<Backend>) -> Self {
+        Self::invented_as(DType::F32, dtype, on)
     }
 
     /// The same as if they were stored in another dtype.
-    pub fn invented_as(stored: DType, dtype: DType, device: &Device) -> Self {
-        Self::new(Kept::Invented(stored), 0, dtype, device)
+    pub fn invented_as(stored: DType, dtype: DType, on: impl Into<Backend>) -> Self {
+        Self::new(Kept::Invented(stored), 0, dtype, on.into())
     }
 
     /// The same weights, whose reading shows in `loading`.
@@ -289,6 +291,11 @@ impl Weights {
     /// The same weights, of which a decoder of latent attention is made for these caches.
     pub(crate) fn with_latents(self, latents: LatentLayout) -> Self {
         Self { latents, ..self }
+    }
+
+    /// Where the model runs.
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// Whether a prediction layer is asked for.
@@ -467,6 +474,11 @@ impl<'a> Scope<'a> {
     /// How latents are kept.
     pub(crate) fn latents(&self) -> LatentLayout {
         self.weights.latents
+    }
+
+    /// Where the model runs.
+    pub(crate) fn backend(&self) -> &'a Backend {
+        &self.weights.backend
     }
 
     /// Where its tensors are made.

@@ -37,7 +37,7 @@ pub(crate) fn session_without_reuse(model: &str, budget: &str) -> Session {
     Session::open(&folder(model), SessionOptions { reuse_prefixes: false, ..options(budget) }).unwrap()
 }
 
-fn options(budget: &str) -> SessionOptions {
+pub(crate) fn options(budget: &str) -> SessionOptions {
     let budget = Budget::from_toml(budget, "test").unwrap();
     SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() }
 }

@@ -88,19 +88,21 @@ fn a_temperature_near_nothing_gives_the_most_likely_tokens() {
     assert_eq!(outputs(&with(1e-4)), outputs(&with(0.0)));
 }
 
-/// A model whose weights have no number for one token, with and without drafts.
+/// A model whose embedding of one token overflows, with and without drafts.
 #[rstest]
 fn a_request_whose_logits_are_no_numbers_ends_alone(
     #[values("", "[speculation]\ndraft_tokens = 3\n")] speculation: &str,
 ) {
     let folder = tempfile::tempdir().unwrap();
-    let llama = crate::harness::folder("llama");
-    std::fs::copy(llama.join("config.json"), folder.path().join("config.json")).unwrap();
-    let mut weights = candle_core::safetensors::load(llama.join("model.safetensors"), &Device::Cpu).unwrap();
+    let model = crate::harness::folder("falcon_h1");
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let config = config.replace("\"embedding_multiplier\": 1.0", "\"embedding_multiplier\": 100.0");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let mut weights = candle_core::safetensors::load(model.join("model.safetensors"), &Device::Cpu).unwrap();
     let embedding = weights.get_mut("model.embed_tokens.weight").unwrap();
     let (tokens, width) = embedding.dims2().unwrap();
     let mut rows: Vec<Vec<f32>> = embedding.to_vec2().unwrap();
-    rows[tokens - 1] = vec![f32::NAN; width];
+    rows[tokens - 1] = vec![3e38; width];
     *embedding = Tensor::new(rows, &Device::Cpu).unwrap();
     candle_core::safetensors::save(&weights, folder.path().join("model.safetensors")).unwrap();
 

@@ -533,16 +533,47 @@ test('a model that does not fit is refused with what would do, which a click tak
   });
 });
 
-test('the command serves the same page, which asks it', async () => {
+test('what is refused leaves nothing of the plan before', async ({ address }) => {
+  const shown = (page) => page.$$eval('#summary, .outputs section, .said .chosen', (parts) =>
+    parts.filter((part) => part.checkVisibility()).map((part) => part.id || part.className));
+  await open(address, '', async (page) => {
+    await settled(page);
+    // No plan: its model stays, and the devices that would hold it.
+    await page.evaluate((hash) => { location.hash = hash; }, fragment({ device: '1GiB' }));
+    assert.match(await refusal(page), /exit code 3/);
+    assert.deepEqual(await shown(page), ['chosen', 'fit']);
+    // No model: nothing stays.
+    await page.$eval('#pasted', (area) => {
+      area.value = '{';
+      area.dispatchEvent(new Event('change'));
+    });
+    await page.waitForFunction(() => document.body.classList.contains('unread'));
+    assert.deepEqual(await shown(page), []);
+  });
+});
+
+test('several devices are shown as the ranks that they are', async ({ address }) => {
+  await open(address, fragment({ zoo: 'Qwen/Qwen3-32B', device: '8xh100' }), async (page) => {
+    await settled(page);
+    const tp = await page.$eval('#input-Tensor-parallel', (slider) => slider.parentElement.querySelector('output').textContent);
+    assert.equal(tp, '8');
+    for (const knob of await page.$$eval('#summary .knob', (knobs) => knobs.map((knob) => knob.textContent))) {
+      if (/parallel\.(tp|pp|dp) = /.test(knob)) assert.match(knob, /\(\d+ GPUs\)/);
+    }
+  });
+});
+
+test('the command serves the same page, with the model that it was given', async () => {
   await withServer([fileOf('Qwen/Qwen3-8B').pathname], async ({ origin, token }) => {
     await open(origin, `token=${token}&device=h100`, async (page) => {
       await settled(page);
+      assert.equal(await page.$eval('.chosen', (title) => title.textContent), 'qwen3');
       assert.ok(!(await page.evaluate(() => location.href)).includes(token));
       assert.equal(await page.$$eval('#places option', (options) => options.length), 1);
-      await page.type('#path', fileOf('Qwen/Qwen3-8B').pathname);
+      await page.type('#path', fileOf('Qwen/Qwen3-32B').pathname);
       await page.keyboard.press('Enter');
-      await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'qwen3');
-      const expected = await commandPlan(fileOf('Qwen/Qwen3-8B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
+      await page.waitForFunction(() => document.querySelector('.said').textContent.includes('Qwen3-32B'));
+      const expected = await commandPlan(fileOf('Qwen/Qwen3-32B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
     });
   });

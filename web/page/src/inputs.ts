@@ -3,7 +3,7 @@
 import { byId, folded, h } from './dom';
 import { count } from './format';
 import type { Chosen } from './model';
-import type { Choices, Key, Planned } from './types';
+import type { Choices, Key, Place, Planned } from './types';
 
 interface Slider {
   key: string;
@@ -52,6 +52,8 @@ export interface Inputs {
   showDevice(device: string): void;
   showStages(stages: number, stage: number): void;
   showModel(title: string, lines: string[], inspection: string): void;
+  /** Takes away what was said of the model before. */
+  showNoModel(): void;
 }
 
 export interface Events {
@@ -72,7 +74,7 @@ export function plain(value: string): string {
 export function makeInputs(
   choices: Choices,
   zoo: string[],
-  places: { name: string; path: string }[],
+  places: Place[],
   on: Events,
 ): Inputs {
   const said = h('div', { class: 'said' });
@@ -113,9 +115,11 @@ export function makeInputs(
       const value = stated[slider.key];
       unset.hidden = value === undefined;
       place.classList.toggle('is-default', value === undefined);
-      const holds = Number(value ?? usual[slider.key] ?? (slider.key === 'max_batch_size' ? plan.capacity.sequences : otherwise));
+      // What the plan came to where nobody states it: several devices are ranks.
+      const made: Record<string, number | undefined> = { max_batch_size: plan.capacity.sequences, 'parallel.tp': plan.parallel.tp };
+      const holds = Number(value ?? usual[slider.key] ?? made[slider.key] ?? otherwise);
       if (document.activeElement !== input && holds > 0) input.value = String(nearest(slider.steps, holds));
-      const unsaid = usual[slider.key] === undefined ? otherwise : slider.show(holds);
+      const unsaid = usual[slider.key] === undefined && slider.key !== 'parallel.tp' ? otherwise : slider.show(holds);
       say(value === undefined ? unsaid : slider.show(holds));
     });
     parts.push(place);
@@ -171,6 +175,10 @@ export function makeInputs(
         folded('What was read, and what was assumed', h('pre', { tabindex: 0 }, inspection)),
       );
     },
+    showNoModel: () => {
+      document.title = 'cacheplan';
+      said.replaceChildren();
+    },
   };
 }
 
@@ -209,7 +217,7 @@ function chooser(
   prefix: string,
   choices: Choices,
   zoo: string[],
-  places: { name: string; path: string }[],
+  places: Place[],
   choose: (chosen: Chosen) => void,
 ): HTMLElement[] {
   const search = h('input', { id: `${prefix}zoo`, type: 'search', list: `${prefix}zoo-names`, placeholder: `Search ${zoo.length} models`, autocomplete: 'off' });
@@ -251,7 +259,7 @@ function chooser(
 function makeModel(
   choices: Choices,
   zoo: string[],
-  places: { name: string; path: string }[],
+  places: Place[],
   said: HTMLElement,
   on: Events,
 ): void {

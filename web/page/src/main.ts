@@ -12,16 +12,19 @@ import { Refused, planners, type Planner } from './planner';
 import { CHECKPOINTS, rates, showPrefix, workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
-import type { Choices, Curves, Derivation, Fit, Fits, Opened, Planned, Simulated, Told } from './types';
+import type { Choices, Curves, Derivation, Fit, Fits, Opened, Place, Plan, Planned, Simulated, Told } from './types';
 
 const { quick, slow } = planners();
+const outputs = document.querySelector('.outputs')!;
 
 async function start(): Promise<void> {
   // The token is gone from the address by now.
-  let state = await fromFragment(location.hash.slice(1));
+  const address = location.hash.slice(1);
   const zoo = (await (await fetch('./zoo.json')).json()) as Record<string, string>;
   const choices = await quick.ask<Choices>({ ask: 'choices' });
-  const { places } = await quick.ask<{ places: { name: string; path: string }[] }>({ ask: 'places' });
+  const { places } = await quick.ask<{ places: Place[] }>({ ask: 'places' });
+  const named = places.find(({ named }) => named);
+  let state = await fromFragment(address, named && { from: 'path', path: named.path });
 
   /** One that cannot be had says so when it is asked. */
   const modelOf = (chosen: Chosen): Model => {
@@ -43,7 +46,7 @@ async function start(): Promise<void> {
     return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, budget, device, stage }, ...question }), draft);
   };
   /** How wide pictures are drawn. */
-  const width = () => byId('map').clientWidth;
+  const width = () => outputs.clientWidth;
   const explain = async (subject: string) => (await ask<{ derivation: Derivation }>(quick, { ask: 'explain', subject })).derivation;
 
   // Edits of keys wait here, the newest of each key, until they are written into the TOML.
@@ -57,7 +60,8 @@ async function start(): Promise<void> {
     running ??= (async () => {
       while (again) {
         again = false;
-        await guarded(round);
+        const { classList } = document.body;
+        classList.toggle('stale', !(await guarded(round)));
       }
       running = null;
     })();
@@ -144,10 +148,23 @@ async function start(): Promise<void> {
     inputs.showBudget(state.budget);
     inputs.showDevice(state.device);
     const asked = model;
-    const opened = await asked.opened(quick);
+    const { classList } = document.body;
+    let opened: Opened;
+    try {
+      opened = await asked.opened(quick);
+    } catch (error) {
+      // Nothing that is shown is of this model.
+      if (asked === model) {
+        classList.add('unread');
+        inputs.showNoModel();
+      }
+      throw error;
+    }
     if (asked !== model) return;
-    // Shown also where it is then refused.
+    classList.remove('unread');
+    // Shown also where its plan is then refused, and so is what would hold it.
     showModel(opened);
+    later.fit.due = true;
     const found = await ask<Planned>(quick, { ask: 'plan', into, width: width() }, asked);
     if (asked !== model) return;
     planned = found;
@@ -178,12 +195,20 @@ async function start(): Promise<void> {
       ` of ${count(capacity.tokens_per_sequence)} tokens at once${all}, capped by `,
       h('b', {}, capacity.capped_by),
       `. ${bytes(plan.totals.kv_bytes_per_token)} per token, ${bytes(plan.totals.state_bytes_per_sequence)} of states per sequence. `,
-      ...found.knobs.map((knob) => turn(knob.change, `${knob.change} would admit ${count(knob.sequences)}`)),
+      ...found.knobs.map((knob) => turn(knob.change, `${knob.change}${onGpus(knob.change, plan)} would admit ${count(knob.sequences)}`)),
       ...found.notes.map((note) => h('span', { class: 'note' }, note)),
     );
     map.show(pictures);
     flags.showPlan(plan);
     showLayers(pictures.layers, (subject) => void guarded(() => map.derive(subject)));
+  }
+
+  /** How many GPUs a plan would be for once it is divided otherwise. */
+  function onGpus(change: string, { parallel }: Plan): string {
+    const [, name, size] = /^parallel\.(tp|pp|dp) = (\d+)$/.exec(change) ?? [];
+    if (!name) return '';
+    const { tp, pp, dp, cp }: Plan['parallel'] = { ...parallel, [name]: Number(size) };
+    return ` (${count(tp * pp * dp * cp)} GPUs)`;
   }
 
   /** A change that the planner proposes: a button where it is one key with its value. */
@@ -294,22 +319,23 @@ async function start(): Promise<void> {
   );
   for (const name of Object.keys(later)) observer.observe(byId(name));
 
-  /** Runs it; what is refused is shown as the command says it. */
-  async function guarded(run: () => Promise<void>, section?: HTMLElement): Promise<void> {
+  /** Runs it, and says whether that went well; what is refused is shown as the command says it. */
+  async function guarded(run: () => Promise<void>, section?: HTMLElement): Promise<boolean> {
     try {
       await run();
+      return true;
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
       const answer = section?.querySelector('.answer');
       if (answer) {
         answer.replaceChildren(h('p', { class: 'refused' }, message));
-        return;
+        return false;
       }
       const code = error instanceof Refused && error.failure.code > 0 ? ` (exit code ${error.failure.code})` : '';
       byId('error').replaceChildren(h('pre', {}, `error: ${message}${code}`), ...tries(message));
       byId('error').hidden = false;
-      document.body.classList.add('stale');
       await remember();
+      return false;
     }
   }
 
@@ -337,7 +363,7 @@ async function start(): Promise<void> {
     // What is drawn makes the page no narrower.
     if (planned && Math.abs(width() - drawn) > 8) refresh();
     drawn = width();
-  }).observe(byId('map'));
+  }).observe(outputs);
   refresh();
 }
 

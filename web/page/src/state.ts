@@ -43,15 +43,15 @@ export async function toFragment(state: State): Promise<string> {
   return fields.toString();
 }
 
-/** The state of an address; what it does not say is as at the start. */
-export async function fromFragment(fragment: string): Promise<State> {
+/** The state of an address; what it does not say is as at the start, with the model `first`. */
+export async function fromFragment(fragment: string, first = START.chosen): Promise<State> {
   const fields = new URLSearchParams(fragment);
   const number = (name: string, otherwise: number, most: number) => {
     const value = Number(fields.get(name) ?? otherwise);
     return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
   };
   return {
-    chosen: (await chosenOf(fields, '')) ?? START.chosen,
+    chosen: (await chosenOf(fields, '')) ?? first,
     draft: await chosenOf(fields, 'draft.'),
     device: fields.get('device') ?? START.device,
     budget: fields.get('budget') ?? START.budget,

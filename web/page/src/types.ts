@@ -19,11 +19,20 @@ export interface Opened {
   inspection: string;
 }
 
+/** A folder or file of this machine. */
+export interface Place {
+  name: string;
+  path: string;
+  /** Whether the command line named it; the first of these is open. */
+  named: boolean;
+}
+
 export interface Plan {
   model: { type: string; layers: number; dtype: string };
   limits: { max_seq_len: number; max_batch_size: number; max_num_tokens: number };
   capacity: { tokens: number | null; sequences: number; tokens_per_sequence: number; capped_by: string };
   totals: { kv_bytes_per_token: number; state_bytes_per_sequence: number };
+  parallel: { tp: number; pp: number; dp: number; ep: number; cp: number };
   deployment?: { devices: number; replicas: number; sequences: number };
 }
 

@@ -1,10 +1,10 @@
 //! `paged_attend.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, execute, kernels, prove_all, prove_mutants, schedules};
+use super::{TARGET, assert_traffic, emulate, execute, kernels, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
-use crate::tests::{Random, assert_close, values};
-use crate::{Device, KvLayerView, KvQuant, KvScales, KvWrite, PagedAttention, PagedBatch, Window};
+use crate::tests::{Random, assert_close, on_cpu, values};
+use crate::{KvLayerView, KvQuant, KvScales, KvWrite, PagedAttention, PagedBatch, Target, Window};
 use cacheplan_emulator::Options;
 use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device as Place, Tensor};
@@ -14,7 +14,7 @@ use rstest::rstest;
 const SEQUENCES: [(usize, usize); 7] = [(1, 1), (5, 21), (3, 0), (0, 20), (20, 20), (1, 150), (2, 70)];
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
+const TARGETS: [Target; 2] = [Target { processors: 1, ..TARGET }, Target { processors: 132, ..TARGET }];
 
 const SINKS: [f32; 10] = [0.5, -2.0, 4.0, 0.0, 1.0, -9.0, 8.0, 0.1, 0.2, 0.3];
 const SLOPES: [f32; 10] = [1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.02, 0.01, 0.9, 0.8];
@@ -34,7 +34,7 @@ fn prove(layout: &Layout, heads: usize, attention: &PagedAttention<'_>) {
         let seen = attention.window.first_visible(context.saturating_sub(queries)) / layout.block;
         paged.block_tables[sequence * paged.max_blocks..][..seen].fill(-1);
     }
-    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+    for (device, options) in TARGETS.into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, attention, &device).unwrap();
@@ -118,13 +118,10 @@ fn paged_attend_bytes(
     let slots: Vec<i64> = (0..tokens).map(|token| token + block as i64).collect();
     let [k, v] = [(); 2].map(|()| random.tensor(&[tokens as usize, heads, head_dim]));
     let v = (kv_factor == 2).then_some(v);
-    KvWrite { k: &k, v: v.as_ref(), slot_mapping: &slots, quant: Some(quant) }.run(&pool, &view).unwrap();
-    let batch = PagedBatch {
-        cu_seqlens: &[0, 2, 3],
-        kv_lens: &[40, 17],
-        block_tables: &[1, 2, 3, 4, 5, 4, 1, 2, -1, -1],
-        max_blocks: 5,
-    };
+    KvWrite { k: &k, v: v.as_ref(), slot_mapping: (&slots).into(), quant: Some(quant) }
+        .run(&on_cpu(), &pool, &view)
+        .unwrap();
+    let batch = PagedBatch::new(&[0, 2, 3], &[40, 17], &[1, 2, 3, 4, 5, 4, 1, 2, -1, -1], 5);
     let q = random.tensor(&[3, 6, head_dim]).to_dtype(dtype).unwrap();
     // Latents of 512 and 64 among them, for which the kernels of 16 bits are made.
     let value_dim = match (kv_factor, head_dim) {
@@ -133,8 +130,8 @@ fn paged_attend_bytes(
         _ => head_dim,
     };
     let attention = PagedAttention { quant: Some(quant), ..PagedAttention::new(0.3, value_dim) };
-    let expected = attention.run(&q, &pool, &view, &batch).unwrap();
-    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+    let expected = attention.run(&on_cpu(), &q, &pool, &view, &batch).unwrap();
+    for (device, options) in TARGETS.into_iter().zip(schedules()) {
         let launches = paged_attention(&q, &pool, &view, &batch, &attention, &device).unwrap();
         assert!(launches.launches[0].kernel.starts_with("paged_attend"), "another kernel was made for it");
         let found = emulate(&launches, &options).outputs.remove(0);
@@ -153,7 +150,7 @@ fn paged_attend_mutants(#[values(DType::BF16, DType::F32)] dtype: DType) {
     let q = Tensor::ones((2, 4, 32), dtype, &Place::Cpu).unwrap();
     let attention = PagedAttention::new(0.1, 32);
     let batch = paged.batch();
-    prove_mutants(&paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[1]).unwrap(), &[]);
+    prove_mutants(&paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[1]).unwrap(), &[]);
 }
 
 /// A long context of each format: all of it is read once.
@@ -186,8 +183,8 @@ fn paged_attend_traffic(
     let quant = (dtype.size_in_bytes() == 1).then_some(KvScales { k: 0.1, v: 0.1 }.into());
     let attention = PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) };
     let tables: Vec<i32> = (0..128).collect();
-    let batch = PagedBatch { cu_seqlens: &[0, 1], kv_lens: &[1024], block_tables: &tables, max_blocks: 128 };
-    let launches = paged_attention(&q, &pool, &view, &batch, &attention, &DEVICES[0]).unwrap();
+    let batch = PagedBatch::new(&[0, 1], &[1024], &tables, 128);
+    let launches = paged_attention(&q, &pool, &view, &batch, &attention, &TARGETS[0]).unwrap();
     let mut emulated = execute(&launches, &Options::default(), |kernel| kernels()[kernel].clone());
     emulated.runs.truncate(1);
     assert_traffic(&emulated, warp_instructions_per_kib);

@@ -1,7 +1,7 @@
 //! `paged_decode.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, prove_all, prove_mutants, schedules};
-use crate::cuda::Device;
+use super::{TARGET, assert_traffic, emulate, prove_all, prove_mutants, schedules};
+use crate::Target;
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
 use crate::tests::{Random, values};
@@ -20,7 +20,7 @@ fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype
 }
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
+const TARGETS: [Target; 2] = [Target { processors: 1, ..TARGET }, Target { processors: 132, ..TARGET }];
 
 #[derive(Clone, Copy, Debug)]
 enum Extra {
@@ -80,7 +80,7 @@ fn paged_decode(
         paged.block_tables[sequence * paged.max_blocks..][..seen].fill(-1);
     }
     let tolerance = if dtype == DType::F16 { 2e-3 } else { 2e-2 };
-    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+    for (device, options) in TARGETS.into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
@@ -103,7 +103,7 @@ fn paged_decode_takes_queries_of_any_size(#[values(60, -60)] power: i32) {
         let quant = scales(DType::F8E4M3, None, true);
         let attention = PagedAttention { quant, ..PagedAttention::new(0.3 / factor, 64) };
         let batch = paged.batch();
-        let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+        let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
         values(&emulate(&launches, &Options::default()).outputs[0])
     };
     assert_eq!(run(power), run(0));
@@ -124,7 +124,7 @@ fn paged_decode_keeps_what_is_no_number(#[values(0, 1)] kv: usize) {
     let quant = scales(DType::F8E4M3, None, false);
     let attention = PagedAttention { quant, ..PagedAttention::new(0.3, 64) };
     let batch = paged.batch();
-    let launches = paged_attention(&q, &pool, view, &batch, &attention, &DEVICES[1]).unwrap();
+    let launches = paged_attention(&q, &pool, view, &batch, &attention, &TARGETS[1]).unwrap();
     let found = values(&emulate(&launches, &Options::default()).outputs[0]);
     for (head, row) in found.chunks_exact(64).enumerate() {
         assert_eq!(row.iter().all(|x| x.is_nan()), head >= 6, "head {head} of both sequences");
@@ -150,7 +150,7 @@ fn paged_decode_mutants(
     let quant = scales(pool, Some(&own_scales), false);
     let attention = PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) };
     let batch = paged.batch();
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     prove_mutants(&launches, &[]);
 }
 
@@ -169,7 +169,7 @@ fn paged_decode_traffic(#[case] pool: DType, #[case] head_dim: usize, #[case] wa
     let q = Tensor::ones((1, 4, head_dim), DType::BF16, &Place::Cpu).unwrap();
     let attention = PagedAttention { quant: scales(pool, None, false), ..PagedAttention::new(0.1, head_dim) };
     let batch = paged.batch();
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     let mut emulated = emulate(&launches, &Options::default());
     emulated.runs.truncate(1);
     assert_traffic(&emulated, warp_instructions_per_kib);

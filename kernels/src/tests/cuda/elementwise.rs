@@ -1,6 +1,6 @@
 //! `elementwise.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, random, schedules};
+use super::{TARGET, assert_traffic, emulate, random, schedules};
 use crate::cuda::elementwise::{silu_product, weighted_sum};
 use crate::tests::recurrent::wide;
 use crate::tests::{Random, assert_close, values};
@@ -29,9 +29,9 @@ fn products_and_sums(#[values(DType::F32, DType::BF16, DType::F16)] dtype: DType
         .collect();
     let sum: Vec<f32> = left.iter().zip(&right).map(|(x, y)| (0.5 * x - 2.0 * y) as f32).collect();
     for options in schedules() {
-        let found = emulate(&silu_product(&gate_up, &DEVICE).unwrap(), &options).outputs.remove(0);
+        let found = emulate(&silu_product(&gate_up, &TARGET).unwrap(), &options).outputs.remove(0);
         assert_close(&values(&found), &product, tolerance);
-        let found = emulate(&weighted_sum(&x, 0.5, &y, -2.0, &DEVICE).unwrap(), &options).outputs.remove(0);
+        let found = emulate(&weighted_sum(&x, 0.5, &y, -2.0, &TARGET).unwrap(), &options).outputs.remove(0);
         assert_close(&values(&found), &sum, tolerance);
     }
 }
@@ -41,6 +41,6 @@ fn products_and_sums(#[values(DType::F32, DType::BF16, DType::F16)] dtype: DType
 fn products_and_sums_traffic() {
     let mut source = Random::new(1);
     let [x, y] = [(); 2].map(|()| random(&mut source, &[2, 4096], DType::BF16));
-    assert_traffic(&emulate(&silu_product(&x, &DEVICE).unwrap(), &Options::default()), 135.0);
-    assert_traffic(&emulate(&weighted_sum(&x, 1.0, &y, 1.0, &DEVICE).unwrap(), &Options::default()), 100.0);
+    assert_traffic(&emulate(&silu_product(&x, &TARGET).unwrap(), &Options::default()), 135.0);
+    assert_traffic(&emulate(&weighted_sum(&x, 1.0, &y, 1.0, &TARGET).unwrap(), &Options::default()), 100.0);
 }

@@ -1,6 +1,6 @@
 //! `route_experts.cu` and `experts.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, prove_all, prove_mutants, random, schedules};
+use super::{TARGET, assert_traffic, emulate, prove_all, prove_mutants, random, schedules};
 use crate::Routing;
 use crate::cuda::experts::products;
 use crate::cuda::routing::route;
@@ -46,7 +46,7 @@ fn routing(
     let logits = distinct(&mut source, 3, routing.experts, DTYPES[dtype]);
     let correction = corrected.then(|| random(&mut source, &[routing.experts], DType::F32));
     for options in schedules() {
-        let launches = route(&routing, &logits, correction.as_ref(), &DEVICE).unwrap();
+        let launches = route(&routing, &logits, correction.as_ref(), &TARGET).unwrap();
         let mut outputs = emulate(&launches, &options).outputs;
         let found = (outputs.remove(0), outputs.remove(0));
         assert_routed(&found, &logits, correction.as_ref(), &routing);
@@ -62,7 +62,7 @@ fn routing_takes_the_earlier_of_equal_experts(#[values(1, 2, 3, 5)] at: usize) {
     // Moved approximations would tell equal ones apart.
     for order in [0, 1, 2] {
         let options = Options { order, perturb: 0, early_copies: false };
-        let mut outputs = emulate(&route(&routing, &logits, None, &DEVICE).unwrap(), &options).outputs;
+        let mut outputs = emulate(&route(&routing, &logits, None, &TARGET).unwrap(), &options).outputs;
         assert_routed(&(outputs.remove(0), outputs.remove(0)), &logits, None, &routing);
     }
 }
@@ -74,7 +74,7 @@ fn routing_chooses_experts_that_there_are_whatever_the_logits() {
     let poison = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(u32::MAX)];
     for value in poison {
         let logits = Tensor::full(value, (1, routing.experts), &Device::Cpu).unwrap();
-        let chosen = emulate(&route(&routing, &logits, None, &DEVICE).unwrap(), &Options::default()).outputs.remove(0);
+        let chosen = emulate(&route(&routing, &logits, None, &TARGET).unwrap(), &Options::default()).outputs.remove(0);
         let mut chosen: Vec<u32> = chosen.flatten_all().unwrap().to_vec1().unwrap();
         chosen.sort_unstable();
         chosen.dedup();
@@ -88,7 +88,7 @@ fn routing_mutants_and_traffic() {
     let mut source = Random::new(96);
     for routing in [ROUTINGS[2], ROUTINGS[5]] {
         let logits = distinct(&mut source, 2, routing.experts, DType::BF16).contiguous().unwrap();
-        let launches = route(&routing, &logits, None, &DEVICE).unwrap();
+        let launches = route(&routing, &logits, None, &TARGET).unwrap();
         prove_mutants(&launches, &[]);
         assert_traffic(&emulate(&launches, &Options::default()), 4200.0);
     }
@@ -98,8 +98,8 @@ fn routing_mutants_and_traffic() {
 #[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
 fn routing_of_more_than_there_is_room_for_is_left() {
     let logits = Tensor::zeros((1, 513), DType::F32, &Device::Cpu).unwrap();
-    assert!(route(&Routing::softmax(513, 8, true), &logits, None, &DEVICE).is_none());
-    assert!(route(&Routing::softmax(513, 513, true), &logits, None, &DEVICE).is_none());
+    assert!(route(&Routing::softmax(513, 8, true), &logits, None, &TARGET).is_none());
+    assert!(route(&Routing::softmax(513, 513, true), &logits, None, &TARGET).is_none());
 }
 
 /// Spans of part of a warp, of one, of several behind the ring; outputs of part of a block, odd and even.
@@ -138,7 +138,7 @@ fn products_and_sums_of_experts(
     };
     for of in [of, ExpertProducts { shares: Some(&shares), ..of }] {
         for options in schedules() {
-            let found = emulate(&products(&of, &DEVICE).unwrap(), &options).outputs.remove(0);
+            let found = emulate(&products(&of, &TARGET).unwrap(), &options).outputs.remove(0);
             match of.shares {
                 Some(_) => assert_eq!(found.dims(), [rows_of, outputs]),
                 None => assert_eq!(found.dims(), [rows_of, per_token, outputs]),
@@ -155,7 +155,7 @@ fn products_of_an_expert_that_there_is_not_are_no_numbers() {
     let (x, weight) = (source.tensor(&[2, 16]), source.tensor(&[2, 4, 16]));
     let chosen = Tensor::new(&[[1u32], [2]], &Device::Cpu).unwrap();
     let of = ExpertProducts { x: &x, weight: &weight, bias: None, chosen: &chosen, shares: None };
-    let found = values(&emulate(&products(&of, &DEVICE).unwrap(), &Options::default()).outputs.remove(0));
+    let found = values(&emulate(&products(&of, &TARGET).unwrap(), &Options::default()).outputs.remove(0));
     assert!(found[..4].iter().all(|value| value.is_finite()) && found[4..].iter().all(|value| value.is_nan()));
 }
 
@@ -167,7 +167,7 @@ fn products_of_experts_mutants() {
     let (chosen, shares) = (chosen(2, 2, 4), source.tensor(&[2, 2]));
     let of = ExpertProducts { x: &x, weight: &weight, bias: None, chosen: &chosen, shares: None };
     for of in [of, ExpertProducts { shares: Some(&shares), ..of }] {
-        prove_mutants(&products(&of, &DEVICE).unwrap(), &[]);
+        prove_mutants(&products(&of, &TARGET).unwrap(), &[]);
     }
 }
 
@@ -184,6 +184,6 @@ fn products_of_experts_traffic(#[case] dtype: DType, #[case] inputs: usize, #[ca
     let (chosen, shares) = (chosen(rows, per_token, experts), source.tensor(&[rows, per_token]));
     let of = ExpertProducts { x: &x, weight: &weight, bias: None, chosen: &chosen, shares: None };
     for of in [of, ExpertProducts { shares: Some(&shares), ..of }] {
-        assert_traffic(&emulate(&products(&of, &DEVICE).unwrap(), &Options::default()), warp_instructions_per_kib);
+        assert_traffic(&emulate(&products(&of, &TARGET).unwrap(), &Options::default()), warp_instructions_per_kib);
     }
 }

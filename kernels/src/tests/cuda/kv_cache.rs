@@ -1,8 +1,8 @@
 //! `cache_write.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, random, schedules, span};
+use super::{TARGET, assert_traffic, emulate, random, schedules, span};
 use crate::cuda::{kv_cache, rope};
-use crate::tests::{Random, values};
+use crate::tests::{Random, on_cpu, values};
 use crate::{KvLayerView, KvQuant, KvScales, KvWrite, Rope, RopeScaling, reference};
 use cacheplan_emulator::Options;
 use cacheplan_handlers::KvLayout;
@@ -79,10 +79,10 @@ fn cache_write(
                 Scales::PerHead => Some(KvQuant::PerHead { k: &k_scales[..heads], v: &v_scales[..heads] }),
                 Scales::PerToken => Some(KvQuant::PerToken(own)),
             };
-            KvWrite { k: &k, v: v.as_ref(), slot_mapping: &SLOTS, quant }
+            KvWrite { k: &k, v: v.as_ref(), slot_mapping: (&SLOTS).into(), quant }
         };
-        emulate(&kv_cache::write(&write(&own), None, &pool, &view, &DEVICE).expect("an instantiation"), &options);
-        write(&copies[1]).run(&copies[0], &view).unwrap();
+        emulate(&kv_cache::write(&write(&own), None, &pool, &view, &TARGET).expect("an instantiation"), &options);
+        write(&copies[1]).run(&on_cpu(), &copies[0], &view).unwrap();
         assert_eq!(span(&pool), span(&copies[0]));
         assert_eq!(values(&own), values(&copies[1]));
     }
@@ -106,9 +106,9 @@ fn cache_write_rounds_to_bytes_as_the_cpu(#[case] dtype: DType, #[case] codes: V
     let view = view(heads, head_dim, 1, KvLayout::Hnd);
     let [found, expected] = [(); 2].map(|()| Tensor::zeros((1, view.block_elems), dtype, &Device::Cpu).unwrap());
     let quant = Some(KvScales { k: 1.0, v: 1.0 }.into());
-    let write = KvWrite { k: &k, v: None, slot_mapping: &[1], quant };
-    emulate(&kv_cache::write(&write, None, &found, &view, &DEVICE).unwrap(), &Options::default());
-    write.run(&expected, &view).unwrap();
+    let write = KvWrite { k: &k, v: None, slot_mapping: (&[1]).into(), quant };
+    emulate(&kv_cache::write(&write, None, &found, &view, &TARGET).unwrap(), &Options::default());
+    write.run(&on_cpu(), &expected, &view).unwrap();
     assert_eq!(span(&found), span(&expected));
 }
 
@@ -127,7 +127,7 @@ fn cache_write_rotates(
     let positions = [7, 4000, 0, 1, 131_071];
     let rope = Rope::new(10_000.0, rotary_dim, &RopeScaling::None).unwrap();
     let rope = if interleaved { rope.interleaved() } else { rope };
-    let table = rope.table(&positions, SLOTS.len(), head_dim).unwrap();
+    let angles = rope.angles(&positions, SLOTS.len()).unwrap();
     let expected = |row: &[f32], token: usize| -> Vec<f32> {
         let row: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
         // As the table has them: cosines of large angles in f32 differ by what the angle is rounded.
@@ -135,7 +135,7 @@ fn cache_write_rotates(
         for i in 0..rotary_dim / 2 {
             let (first, second) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + rotary_dim / 2) };
             let at = token * rotary_dim / 2 + i;
-            let (cos, sin) = (f64::from(table.cos[at]), f64::from(table.sin[at]));
+            let (cos, sin) = (f64::from(angles.table().cos[at]), f64::from(angles.table().sin[at]));
             out[first] = row[first] * cos - row[second] * sin;
             out[second] = row[second] * cos + row[first] * sin;
         }
@@ -162,7 +162,7 @@ fn cache_write_rotates(
         let pool = random(&mut Random::new(32), &[5, view.block_elems], dtype);
         let before = values(&pool);
         let write = KvWrite::new(&k, Some(&v), &SLOTS);
-        emulate(&kv_cache::write(&write, Some(&table), &pool, &view, &DEVICE).unwrap(), &options);
+        emulate(&kv_cache::write(&write, Some(angles.table()), &pool, &view, &TARGET).unwrap(), &options);
         let after = values(&pool);
         let mut owned = vec![false; after.len()];
         for (token, &slot) in SLOTS.iter().enumerate() {
@@ -179,7 +179,7 @@ fn cache_write_rotates(
         }
         assert!((0..after.len()).all(|at| owned[at] || before[at] == after[at]), "nothing else has changed");
         let q = random(&mut Random::new(35), &[SLOTS.len(), 6, head_dim], dtype);
-        let rotated = values(&emulate(&rope::apply(&q, &table, &DEVICE).unwrap(), &options).outputs.remove(0));
+        let rotated = values(&emulate(&rope::apply(&q, angles.table(), &TARGET).unwrap(), &options).outputs.remove(0));
         for (at, row) in values(&q).chunks_exact(head_dim).enumerate() {
             close(&rotated[at * head_dim..][..head_dim], &expected(row, at / 6));
         }
@@ -192,7 +192,7 @@ fn cache_writes_whose_order_counts_are_left_to_others() {
     let k = random(&mut Random::new(3), &[3, 64], DType::F32);
     let pool = random(&mut Random::new(3), &[5, view.block_elems], DType::F32);
     let launches =
-        |slots: &[i64]| kv_cache::write(&KvWrite::new(&k, None, slots), None, &pool, &view, &DEVICE).is_some();
+        |slots: &[i64]| kv_cache::write(&KvWrite::new(&k, None, slots), None, &pool, &view, &TARGET).is_some();
     assert_eq!((launches(&[1, -1, -1]), launches(&[1, 4, 1])), (true, false));
 }
 
@@ -210,12 +210,13 @@ fn cache_write_traffic(#[case] input: DType, #[case] dtype: DType, #[case] warp_
     let [k, v] = [(); 2].map(|()| random(&mut source, &[2, heads * head_dim], input));
     let pool = random(&mut source, &[2, view.block_elems], dtype);
     let rope = Rope::new(10_000.0, head_dim, &RopeScaling::None).unwrap();
-    let table = rope.table(&[5, 6], 2, head_dim).unwrap();
+    let angles = rope.angles(&[5, 6], 2).unwrap();
     let quant = (dtype.size_in_bytes() == 1).then_some(KvScales { k: 0.1, v: 0.1 }.into());
-    let write = KvWrite { k: &k, v: Some(&v), slot_mapping: &[3, 4], quant };
-    let plain = emulate(&kv_cache::write(&write, None, &pool, &view, &DEVICE).unwrap(), &Options::default());
+    let write = KvWrite { k: &k, v: Some(&v), slot_mapping: (&[3, 4]).into(), quant };
+    let plain = emulate(&kv_cache::write(&write, None, &pool, &view, &TARGET).unwrap(), &Options::default());
     assert_traffic(&plain, warp_instructions_per_kib);
-    let rotated = emulate(&kv_cache::write(&write, Some(&table), &pool, &view, &DEVICE).unwrap(), &Options::default());
+    let rotated =
+        emulate(&kv_cache::write(&write, Some(angles.table()), &pool, &view, &TARGET).unwrap(), &Options::default());
     let [plain, rotated] = [&plain, &rotated].map(|emulated| emulated.runs[0].stats.clone());
     // The cosines and sines of 8 keys are two requests to one sector, of which the second finds it in the near cache.
     let tables = (rotated.loaded_bytes - plain.loaded_bytes).div_ceil(32);

@@ -30,7 +30,7 @@ fn machine_reads_all_of_a_memory(#[values(1, 511, 513, 2000)] vectors: usize, #[
     let mut words = vec![0; 4 * vectors];
     words[if last { 4 * vectors - 1 } else { 2 }] = SOUGHT;
     let buffers = vec![
-        Buffer { name: "memory", contents: Contents::Lengths(&words) },
+        Buffer { name: "memory", contents: Contents::Lengths((&words).into()) },
         Buffer { name: "sum", contents: Contents::Output(DType::U32, vec![1]) },
     ];
     let run = emulate(&launches("read_memory", 2, buffers, Argument::I64(vectors as i64)), &Options::default());
@@ -46,8 +46,8 @@ fn machine_reads_all_of_a_memory(#[values(1, 511, 513, 2000)] vectors: usize, #[
 fn machine_multiplies_every_round(#[values(0, 1, 5)] rounds: usize) {
     let ones = vec![0x3f80_3f80; 32 * 2 * SUMS];
     let buffers = vec![
-        Buffer { name: "left", contents: Contents::Lengths(&ones[..32 * 4]) },
-        Buffer { name: "right", contents: Contents::Lengths(&ones) },
+        Buffer { name: "left", contents: Contents::Lengths((&ones[..32 * 4]).into()) },
+        Buffer { name: "right", contents: Contents::Lengths((&ones).into()) },
         Buffer { name: "out", contents: Contents::Output(DType::F32, vec![2 * THREADS, 4]) },
     ];
     let run = emulate(&launches("matrix_peak", 2, buffers, Argument::I32(rounds as i32)), &Options::default());

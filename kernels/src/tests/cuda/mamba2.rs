@@ -1,6 +1,6 @@
 //! `state_update.cu` and `chunk_scan.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
+use super::{TARGET, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
 use crate::cuda::mamba2::mamba2_scan;
 use crate::reference::{self, MambaCase};
 use crate::tests::recurrent::{check, wide};
@@ -74,7 +74,7 @@ fn hold_to_reference(
             state,
             |ragged, pool| {
                 let batch = ragged.batch();
-                let launches = mamba2_scan(&input, &layer, pool, &view, &batch, &DEVICE).expect("an instantiation");
+                let launches = mamba2_scan(&input, &layer, pool, &view, &batch, &TARGET).expect("an instantiation");
                 emulate(&launches, &options).outputs.remove(0)
             },
             |rows, state| {
@@ -129,8 +129,9 @@ impl Sequence {
         let layer = Mamba2Scan { a: &self.a, d: Some(&self.a), time_step: TimeStep::new(None) };
         let input = ScanInput { x, dt, b, c, z: Some(z) };
         let cu_seqlens = [0, x.dims()[0] as u32];
-        let batch = StateBatch { cu_seqlens: &cu_seqlens, slots: &[slot], writes };
-        body(&mamba2_scan(&input, &layer, pool, &self.view, &batch, &DEVICE).unwrap())
+        let slots = [slot];
+        let batch = StateBatch::new(&cu_seqlens, &slots).with_writes(writes);
+        body(&mamba2_scan(&input, &layer, pool, &self.view, &batch, &TARGET).unwrap())
     }
 
     /// The state after some of its tokens.
@@ -246,7 +247,7 @@ fn state_update_traffic(#[case] state: DType, #[case] activation: DType, #[case]
     let layer = Mamba2Scan { a: &a, d: Some(&a), time_step: TimeStep::new(Some(&a)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let batch = StateBatch::new(&[0, 1, 2], &[2, 1]);
-    let launches = mamba2_scan(&input, &layer, &pool, &view, &batch, &DEVICE).unwrap();
+    let launches = mamba2_scan(&input, &layer, &pool, &view, &batch, &TARGET).unwrap();
     let emulated = emulate(&launches, &Options::default());
     assert_traffic(&emulated, warp_instructions_per_kib);
     let stats = &emulated.runs[0].stats;

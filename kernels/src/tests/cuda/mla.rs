@@ -1,9 +1,9 @@
 //! `mla_decode.cu` and `mla_prefill.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, prove_all, prove_mutants, schedules};
+use super::{TARGET, assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
-use crate::{Device, PagedAttention};
+use crate::{PagedAttention, Target};
 use cacheplan_emulator::Options;
 use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Tensor};
@@ -13,10 +13,10 @@ use rstest::rstest;
 const SEQUENCES: [(usize, usize); 7] = [(1, 1), (3, 0), (1, 31), (0, 20), (1, 32), (1, 33), (1, 130)];
 
 /// As sm_89.
-const SMALL: Device = Device { shared_bytes: 99 << 10, ..DEVICE };
+const SMALL: Target = Target { shared_bytes: 99 << 10, ..TARGET };
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 132, ..DEVICE }];
+const TARGETS: [Target; 2] = [Target { processors: 1, ..TARGET }, Target { processors: 132, ..TARGET }];
 
 fn latents(block: usize, dtype: DType) -> Layout {
     Layout { kv_heads: 1, head_dim: 576, kv_factor: 1, block, order: KvLayout::Hnd, dtype }
@@ -34,7 +34,7 @@ fn mla_decode(
     attention.sinks = with_sinks.then_some(&sinks);
     let paged = Paged::new(&latents(block, dtype), &SEQUENCES);
     let tolerance = if dtype == DType::F16 { 2e-3 } else { 2e-2 };
-    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+    for (device, options) in TARGETS.into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
@@ -68,7 +68,7 @@ fn mla_prefill(
     for (processors, options) in [1, 1000].into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
-            let device = Device { processors, ..DEVICE };
+            let device = Target { processors, ..TARGET };
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
             assert!(!launches.fit(&SMALL), "a device with less shared memory leaves it to the portable path");
             let kernels = launches.launches.iter().map(|launch| launch.kernel.split('_').nth(1).unwrap());
@@ -86,7 +86,7 @@ fn mla_prefill_mutants() {
     let paged = Paged::new(&latents(16, DType::BF16), &[(7, 100)]);
     let q = Tensor::ones((7, 16, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     assert_eq!(launches.launches.len(), 1, "the kernel that writes the output");
     prove_mutants(&launches, &[]);
 }
@@ -99,7 +99,7 @@ fn mla_prefill_traffic() {
     let paged = Paged::new(&latents(32, DType::BF16), &[(queries, context)]);
     let q = Tensor::ones((queries, heads, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     let stats = emulate(&launches, &Options::default()).runs.remove(0).stats;
     assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
     let floor = 2 * (context * 576 + queries * heads * (576 + 512));
@@ -117,7 +117,7 @@ fn mla_decode_mutants() {
     let paged = Paged::new(&latents(16, DType::BF16), &[(1, 100)]);
     let q = Tensor::ones((1, 16, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
-    prove_mutants(&paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap(), &[]);
+    prove_mutants(&paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap(), &[]);
 }
 
 /// Sixteen heads at a context long enough that what happens once does not count.
@@ -128,7 +128,7 @@ fn mla_decode_traffic() {
     let paged = Paged::new(&latents(32, DType::BF16), &[(1, context)]);
     let q = Tensor::ones((1, 16, 576), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let (attention, batch) = (PagedAttention::new(0.05, 512), paged.batch());
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     let mut emulated = emulate(&launches, &Options::default());
     emulated.runs.truncate(1);
     assert_traffic(&emulated, 135.0);

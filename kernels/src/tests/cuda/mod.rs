@@ -20,14 +20,14 @@ mod scans;
 mod states;
 
 use super::Random;
-use crate::{Buffer, Contents, Device, Launches, PoolRows};
+use crate::{Buffer, Contents, Launches, PoolRows, Target};
 use cacheplan_emulator::Options;
 use candle_core::{DType, Tensor};
 use emulate::{Emulated, execute, folder, kernels, span};
 use std::ops::Range;
 
 /// What launches are made for where nothing depends on it.
-const DEVICE: Device = Device { processors: 132, shared_bytes: 227 << 10 };
+const TARGET: Target = Target { processors: 132, shared_bytes: 227 << 10 };
 
 /// Whether all shapes and mutants are wanted, or a sample of them.
 fn prove_all() -> bool {

@@ -1,6 +1,6 @@
 //! `rms_norm.cu`.
 
-use super::{DEVICE, assert_traffic, emulate, prove_mutants, random, schedules};
+use super::{TARGET, assert_traffic, emulate, prove_mutants, random, schedules};
 use crate::cuda::norm::{gated_rms_norm, rms_norm};
 use crate::tests::recurrent::wide;
 use crate::tests::{Random, assert_close, values};
@@ -43,19 +43,19 @@ fn norms(
         let (found, expected) = match order {
             None if shared_weight => {
                 let heads = x.reshape((count, groups, size)).unwrap();
-                let found = emulate(&rms_norm(&heads, &weight, 1e-5, &DEVICE).unwrap(), &options).outputs.remove(0);
+                let found = emulate(&rms_norm(&heads, &weight, 1e-5, &TARGET).unwrap(), &options).outputs.remove(0);
                 let ones = vec![1e9; x_wide.len()];
                 // A gate that far up is the identity times itself, which the norm takes out again.
                 (found, reference::gated_rms_norm(&x_wide, &ones, &weight_wide, 1e-5 * 1e18, size, false))
             }
             None => return,
             Some(GateOrder::GateOnly) => {
-                let launches = gated_rms_norm(&x, &z, &weight, 1e-5, size, GateOrder::GateOnly, &DEVICE).unwrap();
+                let launches = gated_rms_norm(&x, &z, &weight, 1e-5, size, GateOrder::GateOnly, &TARGET).unwrap();
                 let gated = x_wide.iter().zip(&z_wide).map(|(x, z)| x * z / (1.0 + (-z).exp())).collect();
                 (emulate(&launches, &options).outputs.remove(0), gated)
             }
             Some(order) => {
-                let launches = gated_rms_norm(&x, &z, &weight, 1e-5, size, order, &DEVICE).unwrap();
+                let launches = gated_rms_norm(&x, &z, &weight, 1e-5, size, order, &TARGET).unwrap();
                 let after = order == GateOrder::NormThenGate;
                 let expected = reference::gated_rms_norm(&x_wide, &z_wide, &weight_wide, 1e-5, size, after);
                 (emulate(&launches, &options).outputs.remove(0), expected)
@@ -72,7 +72,7 @@ fn norms_mutants() {
     for size in [512, 4096] {
         let mut source = Random::new(42);
         let (x, weight) = (random(&mut source, &[2, size], DType::F32), random(&mut source, &[size], DType::F32));
-        prove_mutants(&rms_norm(&x, &weight, 1e-5, &DEVICE).unwrap(), &[]);
+        prove_mutants(&rms_norm(&x, &weight, 1e-5, &TARGET).unwrap(), &[]);
     }
 }
 
@@ -84,6 +84,6 @@ fn norms_mutants() {
 fn norms_traffic(#[case] shape: &[usize], #[case] dtype: DType, #[case] warp_instructions_per_kib: f64) {
     let mut source = Random::new(1);
     let (x, weight) = (random(&mut source, shape, dtype), random(&mut source, &shape[shape.len() - 1..], dtype));
-    let emulated = emulate(&rms_norm(&x, &weight, 1e-5, &DEVICE).unwrap(), &Options::default());
+    let emulated = emulate(&rms_norm(&x, &weight, 1e-5, &TARGET).unwrap(), &Options::default());
     assert_traffic(&emulated, warp_instructions_per_kib);
 }

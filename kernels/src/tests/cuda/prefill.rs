@@ -1,8 +1,8 @@
 //! `paged_prefill.cu`.
 
 use super::decode::scales;
-use super::{DEVICE, emulate, prove_all, prove_mutants, schedules};
-use crate::cuda::Device;
+use super::{TARGET, emulate, prove_all, prove_mutants, schedules};
+use crate::Target;
 use crate::cuda::attention::paged_attention;
 use crate::tests::attention::{Layout, Paged};
 use crate::tests::{Random, values};
@@ -19,7 +19,7 @@ fn sequences(tile: usize) -> [(usize, usize); 9] {
 }
 
 /// So few processors that contexts are not split, or so many that they are.
-const DEVICES: [Device; 2] = [Device { processors: 1, ..DEVICE }, Device { processors: 1000, ..DEVICE }];
+const TARGETS: [Target; 2] = [Target { processors: 1, ..TARGET }, Target { processors: 1000, ..TARGET }];
 
 fn layout(kv_heads: usize, head_dim: usize, block: usize, order: KvLayout, dtype: DType) -> Layout {
     Layout { kv_heads, head_dim, kv_factor: 2, block, order, dtype }
@@ -78,7 +78,7 @@ fn paged_prefill(
         let seen = attention.window.first_visible(context.saturating_sub(queries)) / block;
         paged.block_tables[sequence * paged.max_blocks..][..seen].fill(-1);
     }
-    for (device, options) in DEVICES.into_iter().zip(schedules()) {
+    for (device, options) in TARGETS.into_iter().zip(schedules()) {
         let run = |q: &Tensor| {
             let batch = paged.batch();
             let launches = paged_attention(q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
@@ -109,7 +109,7 @@ fn paged_prefill_mutants(
     let q = Tensor::ones((40, 4, head_dim), dtype, &candle_core::Device::Cpu).unwrap();
     let quant = scales(pool, Some(&own_scales), false);
     let (attention, batch) = (PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) }, paged.batch());
-    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &DEVICES[0]).unwrap();
+    let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &TARGETS[0]).unwrap();
     assert_eq!(launches.launches.len(), 1, "the kernel that writes the output");
     prove_mutants(&launches, &[]);
 }
@@ -134,7 +134,7 @@ fn paged_prefill_traffic(
     let q = Tensor::ones((queries, group, head_dim), DType::BF16, &candle_core::Device::Cpu).unwrap();
     let quant = scales(pool, None, false);
     let (attention, batch) = (PagedAttention { quant, ..PagedAttention::new(0.1, head_dim) }, paged.batch());
-    let device = Device { processors: 0, ..DEVICE };
+    let device = Target { processors: 0, ..TARGET };
     let launches = paged_attention(&q, &paged.pool, &paged.view, &batch, &attention, &device).unwrap();
     let stats = emulate(&launches, &Options::default()).runs.remove(0).stats;
     assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
@@ -167,7 +167,7 @@ fn paged_prefill_keeps_what_is_no_number(#[values(0, 1)] kv: usize, #[values(1, 
     let q = Random::new(3).tensor(&[40, 4, 64]).to_dtype(DType::BF16).unwrap();
     let quant = scales(DType::F8E4M3, None, false);
     let (attention, batch) = (PagedAttention { quant, ..PagedAttention::new(0.3, 64) }, paged.batch());
-    let device = Device { processors, ..DEVICE };
+    let device = Target { processors, ..TARGET };
     let run = |pool: &Tensor| {
         let launches = paged_attention(&q, pool, view, &batch, &attention, &device).unwrap();
         values(&emulate(&launches, &Options::default()).outputs[0])

@@ -1,6 +1,6 @@
 //! Which states the kernels over recurrences leave behind: replays, checkpoints, trees.
 
-use super::{DEVICE, emulate, random, schedules};
+use super::{TARGET, emulate, random, schedules};
 use crate::cuda::{
     conv1d::causal_conv1d, linear_attention::linear_attention, mamba1::mamba1_scan, mamba2::mamba2_scan, rg_lru::rg_lru,
 };
@@ -80,36 +80,41 @@ impl Layer {
         let (heads, positions) = (pick(&self.heads), vec![1; tokens.len()]);
         let rates = |shape: &[usize]| self.rates.narrow(0, 0, shape.iter().product()).unwrap().reshape(shape).unwrap();
         let (view, lengths) = (&self.view, [0, tokens.len() as u32]);
-        let batch = StateBatch { cu_seqlens: &lengths, slots: &[SLOT as i32], writes };
+        let batch = StateBatch::new(&lengths, &[SLOT as i32]).with_writes(writes);
         let time_step = TimeStep::new(None);
         let outputs = match self.recurrence {
             Mamba1 => {
                 let a = rates(&[HEADS * HEAD_DIM, WIDTH]);
                 let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
                 let layer = Mamba1Scan { a: &a, d: None, time_step };
-                emulate(&mamba1_scan(&input, &layer, pool, view, &batch, &DEVICE).unwrap(), &self.options)
+                emulate(&mamba1_scan(&input, &layer, pool, view, &batch, &TARGET).unwrap(), &self.options)
             }
             Mamba2 => {
                 let a = rates(&[HEADS]);
                 let input = ScanInput { x: &x, dt: &heads, b: &b, c: &c, z: Some(&z) };
                 let layer = Mamba2Scan { a: &a, d: None, time_step };
-                emulate(&mamba2_scan(&input, &layer, pool, view, &batch, &DEVICE).unwrap(), &self.options)
+                emulate(&mamba2_scan(&input, &layer, pool, view, &batch, &TARGET).unwrap(), &self.options)
             }
             GatedDelta => {
                 let (decay, beta) = (StateDecay::PerHead(&heads), Some(&heads));
                 let scan = LinearAttentionScan { q: &c, k: &b, v: &x, decay, beta, scale: 0.5, l2_norm: true };
-                emulate(&linear_attention(&scan, pool, view, &batch, &DEVICE).unwrap(), &self.options)
+                emulate(&linear_attention(&scan, pool, view, &batch, &TARGET).unwrap(), &self.options)
             }
             RgLru => {
                 let a = rates(&[HEADS * HEAD_DIM]);
-                let scan =
-                    RgLruScan { x: &x, input_gate: &dt, recurrence_gate: &z, a_param: &a, positions: &positions };
-                emulate(&rg_lru(&scan, pool, view, &batch, &DEVICE).unwrap(), &self.options)
+                let scan = RgLruScan {
+                    x: &x,
+                    input_gate: &dt,
+                    recurrence_gate: &z,
+                    a_param: &a,
+                    positions: (&positions).into(),
+                };
+                emulate(&rg_lru(&scan, pool, view, &batch, &TARGET).unwrap(), &self.options)
             }
             Conv(width) => {
                 let weight = rates(&[width, HEADS * HEAD_DIM]).to_dtype(self.dtype).unwrap();
                 let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
-                emulate(&causal_conv1d(&conv, &x, pool, view, &batch, &DEVICE).unwrap(), &self.options)
+                emulate(&causal_conv1d(&conv, &x, pool, view, &batch, &TARGET).unwrap(), &self.options)
             }
         };
         values(&outputs.outputs[0]).chunks(x.dims()[1]).map(<[f32]>::to_vec).collect()

@@ -8,9 +8,10 @@ use crate::fit::{Answer, Fit};
 /// The least width of a cell.
 const CELL: f64 = 60.0;
 const ROW: f64 = 36.0;
+const HEAD: f64 = 20.0;
 const GAP: f64 = 8.0;
 
-/// The map as high and as wide as its rows and columns need.
+/// Draws a row for each layout and a column for each device: devices are few, so that it fits a narrow page.
 pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
     let fits: Vec<&Fit> = answer.fits.iter().filter(|fit| fit.is_plain()).collect();
     let mut devices: Vec<&str> = fits.iter().map(|fit| fit.device.as_str()).collect();
@@ -23,26 +24,25 @@ pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
         1 => "1 GPU".to_owned(),
         _ => format!("{devices} GPUs, {layout}"),
     };
-    let left = devices.iter().map(|name| wide(name, 12.0, false)).fold(40.0, f64::max).min(200.0) + GAP;
-    // Names of layouts are upright, so that each has a column of its own.
-    let top = layouts.iter().map(|of| wide(&heading(of), 12.0, false)).fold(20.0, f64::max).min(240.0) + GAP;
-    let cell = ((width - left) / layouts.len().max(1) as f64).clamp(CELL, 2.0 * CELL);
-    let (all, high) = (left + cell * layouts.len() as f64 + 1.0, top + ROW * devices.len() as f64 + 1.0);
+    let left = layouts.iter().map(|of| wide(&heading(of), 12.0, false)).fold(40.0, f64::max).min(240.0) + GAP;
+    let named = devices.iter().map(|name| wide(name, 12.0, false)).fold(CELL, f64::max).min(2.0 * CELL) + GAP;
+    let cell = ((width - left) / devices.len().max(1) as f64).clamp(named, named.max(2.0 * CELL));
+    let all = left + cell * devices.len() as f64 + 1.0;
+    let high = HEAD + ROW * layouts.len() as f64 + 1.0;
     let picture = Element::new("svg").with("class", "picture heat").with("viewBox", format!("0 0 {all:.1} {high:.1}"));
     let picture = picture.at("width", all).at("height", high).with("role", "img");
     let picture =
         picture.with("aria-label", "Devices by layout: how many sequences each holds").with("font-family", super::FONT);
-    let names = layouts.iter().enumerate().map(|(column, of)| {
-        let (x, y) = (left + cell * (column as f64 + 0.5) + 4.0, top - GAP / 2.0);
-        let label = Label::PLAIN.draw((x, y), top - GAP, &heading(of));
-        label.with("transform", format!("rotate(-90 {x:.1} {y:.1})"))
+    let names = devices.iter().enumerate().map(|(column, device)| {
+        let middle = left + cell * (column as f64 + 0.5);
+        Label::MIDDLE.draw((middle, HEAD - GAP / 2.0), cell - GAP, device)
     });
     let mut drawn: Vec<Element> = names.collect();
-    for (row, device) in devices.iter().enumerate() {
-        let y = top + ROW * row as f64;
-        drawn.push(Label::END.draw((left - GAP, y + ROW / 2.0 + 4.0), left - GAP, device));
-        for (column, (_, of)) in layouts.iter().enumerate() {
-            let is_here = |fit: &Fit| fit.is_plain() && fit.device == *device && layout(fit) == *of;
+    for (row, of) in layouts.iter().enumerate() {
+        let y = HEAD + ROW * row as f64;
+        drawn.push(Label::END.draw((left - GAP, y + ROW / 2.0 + 4.0), left - GAP, &heading(of)));
+        for (column, device) in devices.iter().enumerate() {
+            let is_here = |fit: &Fit| fit.is_plain() && fit.device == *device && layout(fit) == of.1;
             let found = answer.fits.iter().position(is_here);
             drawn.extend(found.map(|at| one(answer, at, (left + cell * column as f64, y), cell)));
         }
