@@ -4,9 +4,8 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use cacheplan::managers::BookError;
-use cacheplan::managers::book::{
-    CacheBook, Key, Namespace, PrefixReuse, StepMetadata, Strategy, TenantId, Token, Work,
-};
+use cacheplan::managers::book::{CacheBook, StepMetadata, Work};
+use cacheplan::managers::prefix::{Key, Namespace, PrefixReuse, Strategy, TenantId, Token};
 use cacheplan::planner::{Budget, PlanRequest};
 use cacheplan::transforms::{Model, ReadOptions};
 

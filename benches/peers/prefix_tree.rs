@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use cacheplan_managers::book::prefix::{Hold, Insert, Key, Match, Namespace, Released, TenantId, Tree, TreeConfig};
 use cacheplan_managers::book::{BlockId, SlotId};
+use cacheplan_managers::prefix::{Hold, Insert, Key, Match, Namespace, Released, TenantId, Tree, TreeConfig};
 
 struct Peer {
     tree: Tree,

@@ -29,7 +29,7 @@ pub enum JsonError {
 }
 
 impl JsonError {
-    /// Whether the text is JSON, and says something else than was expected.
+    /// Tells whether the text is JSON that says something else than was expected.
     pub fn is_other_kind(&self) -> bool {
         matches!(self, Self::OtherKind(_))
     }

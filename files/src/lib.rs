@@ -5,6 +5,7 @@
 //! strangers wrote is shown as [`Shown`]. A file is written by [`replace`], so that whoever looks finds the old one or
 //! the new one; one that grows is made of [`Lines`]. A command that calls [`remember_inputs`] writes none that it has read.
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod inputs;
@@ -16,9 +17,14 @@ mod shown;
 mod source;
 mod toml;
 
+<<<<<<< HEAD
 pub use inputs::{refuse_input, remember_inputs};
+=======
+pub use json::JsonError;
+>>>>>>> main
 pub use limits::Limit;
 pub use lines::Lines;
 pub use replace::{ReplaceError, replace};
 pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError};
+pub use toml::TomlError;

@@ -25,7 +25,7 @@ impl<T: Display> Display for Shown<T> {
 }
 
 impl Shown<&str> {
-    /// How many letters to change, leave out or put in to make another name of it; only the first 64 characters count, which bounds the work on hostile input.
+    /// Counts the letters to change, leave out or put in to make another name of it; only the first 64 characters count, which bounds the work on hostile input.
     pub fn distance(self, other: &str) -> usize {
         let right: Vec<char> = other.chars().take(64).collect();
         let mut row: Vec<usize> = (0..=right.len()).collect();

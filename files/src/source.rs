@@ -149,7 +149,7 @@ impl Source {
         Self { name: name.into(), len, bytes: Arc::new(bytes) }
     }
 
-    /// What stands for it in errors; the path of a file.
+    /// Returns the name that errors show; the path of a file.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -164,7 +164,7 @@ impl Source {
         self.len
     }
 
-    /// Whether there are none.
+    /// Tells whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

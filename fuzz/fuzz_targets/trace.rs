@@ -1,7 +1,7 @@
 //! Any bytes as a trace of requests.
 #![no_main]
 
-#[path = "../../tests/readers/prefix_files.rs"]
+#[path = "../../tests/readers/traces.rs"]
 mod files;
 mod limits;
 

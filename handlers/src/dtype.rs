@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-use crate::HandlerError;
+use thiserror::Error;
 
 /// The element type of a cache.
 ///
@@ -75,7 +74,7 @@ impl DType {
     ///
     /// # Errors
     /// A name that [`DType::from_str`] does not know.
-    pub fn resolve(stated: &str, tensor: Self) -> Result<Self, HandlerError> {
+    pub fn resolve(stated: &str, tensor: Self) -> Result<Self, UnknownDType> {
         if stated == "auto" { Ok(tensor) } else { stated.parse() }
     }
 
@@ -109,6 +108,11 @@ impl DType {
     }
 }
 
+/// A dtype name that is none of ours nor a known spelling of one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, q8_0, q4_0")]
+pub struct UnknownDType(pub String);
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -116,10 +120,10 @@ impl fmt::Display for DType {
 }
 
 impl FromStr for DType {
-    type Err = HandlerError;
+    type Err = UnknownDType;
 
     /// Accepts our names and the spellings of PyTorch, safetensors and the engines (`torch.bfloat16`, `BF16`, `fp8`).
-    fn from_str(text: &str) -> Result<Self, HandlerError> {
+    fn from_str(text: &str) -> Result<Self, UnknownDType> {
         let lower = text.strip_prefix("torch.").unwrap_or(text).to_ascii_lowercase();
         Ok(match lower.as_str() {
             "f32" | "float32" | "fp32" | "float" => Self::F32,
@@ -133,7 +137,7 @@ impl FromStr for DType {
             "mxfp4" => Self::Mxfp4,
             "q8_0" => Self::Q8_0,
             "q4_0" => Self::Q4_0,
-            _ => return Err(HandlerError::UnknownDType(text.to_owned())),
+            _ => return Err(UnknownDType(text.to_owned())),
         })
     }
 }
@@ -163,7 +167,7 @@ mod tests {
             assert_eq!(serde_json::to_value(dtype).unwrap(), dtype.name());
         }
         assert_eq!("torch.bfloat16".parse(), Ok(DType::Bf16));
-        assert_eq!("fp7".parse::<DType>(), Err(HandlerError::UnknownDType("fp7".into())));
+        assert_eq!("fp7".parse::<DType>(), Err(UnknownDType("fp7".into())));
     }
 
     #[test]

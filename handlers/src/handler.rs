@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Recurrence};
+use crate::{DType, Recurrence, UnknownDType};
 
 /// The most bytes that one unit (token, sequence or fixed tensor) of a resource may take: 1 TiB.
 ///
@@ -16,7 +16,7 @@ const MAX_UNIT_BYTES: u64 = 1 << 40;
 /// Declares the kinds with their names in plans: each is stated once, here.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What a resource is for. Only resources of one kind can share a pool.
+        /// Names what a resource is for. Only resources of one kind can share a pool.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(into = "String", try_from = "String")]
         pub enum Kind {
@@ -75,7 +75,7 @@ kinds! {
 pub(crate) const REPLAY: &str = "replay.";
 
 impl Kind {
-    /// Whether it holds what candidates of a speculative step feed into a recurrence, to be stepped over again.
+    /// Tells whether it holds what candidates of a speculative step feed into a recurrence, to be stepped over again.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Custom(name) if name.starts_with(REPLAY))
     }
@@ -157,7 +157,7 @@ pub enum Shape {
 pub(crate) const OWN_COLUMNS: &str = "d_conv - 1";
 pub(crate) const WITH_CANDIDATES: &str = "d_conv - 1 + candidates";
 
-/// How a resource grows, hence what its unit is.
+/// Tells how a resource grows, hence what its unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Growth {
@@ -179,7 +179,7 @@ pub enum Growth {
 }
 
 impl Growth {
-    /// Whether sequences of at most `max_seq_len` tokens outgrow a window; one that never binds is full attention.
+    /// Tells whether sequences of at most `max_seq_len` tokens outgrow a window; one that never binds is full attention.
     pub const fn window_binds(window: u64, max_seq_len: u64) -> bool {
         window < max_seq_len
     }
@@ -196,7 +196,7 @@ impl Growth {
     }
 }
 
-/// How ranks of a tensor-parallel group divide a dimension.
+/// Tells how ranks of a tensor-parallel group divide a dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
@@ -361,11 +361,9 @@ pub enum HandlerError {
     /// A custom kind's name without a namespace.
     #[error("unknown kind `{0}`; a kind of a framework's own is named `namespace.name`")]
     KindName(String),
-    /// A dtype name that is none of ours nor a known spelling of one.
-    #[error(
-        "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, q8_0, q4_0"
-    )]
-    UnknownDType(String),
+    /// A dtype name that is not known.
+    #[error(transparent)]
+    UnknownDType(#[from] UnknownDType),
 }
 
 impl ResourceHandler {
@@ -408,12 +406,12 @@ impl ResourceHandler {
         }
     }
 
-    /// What the resource is for.
+    /// Returns what the resource is for.
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
 
-    /// How it grows.
+    /// Returns how the resource grows.
     pub fn growth(&self) -> Growth {
         self.growth
     }
@@ -456,17 +454,17 @@ impl ResourceHandler {
         self.shape.iter().find(|dim| dim.name == name).map(|dim| dim.size)
     }
 
-    /// Whether it lives in pages.
+    /// Tells whether it lives in pages.
     pub fn is_paged(&self) -> bool {
         matches!(self.growth, Growth::Paged { .. })
     }
 
-    /// Whether it has one fixed size per sequence slot.
+    /// Tells whether it has one fixed size per sequence slot.
     pub fn is_state(&self) -> bool {
         matches!(self.growth, Growth::PerSequence)
     }
 
-    /// Whether it is needed only while speculation is on.
+    /// Tells whether it is needed only while speculation is on.
     pub fn is_speculative(&self) -> bool {
         matches!(self.growth, Growth::PerDraftPosition)
     }

@@ -140,7 +140,7 @@ impl ResourceHandler {
         Ok(Self { recurrence: self.recurrence, ..wide })
     }
 
-    /// Whether a convolution's state has columns for the candidates of a speculative step.
+    /// Tells whether a convolution's state has columns for the candidates of a speculative step.
     pub fn has_candidates(&self) -> bool {
         self.dim(WITH_CANDIDATES).is_some()
     }

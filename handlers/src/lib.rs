@@ -12,6 +12,7 @@
 //! # Ok::<(), cacheplan_handlers::HandlerError>(())
 //! ```
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod compat;
@@ -19,8 +20,9 @@ mod dtype;
 mod handler;
 mod kinds;
 mod recurrence;
+mod replay;
 
 pub use compat::{CompatKey, Mismatch};
-pub use dtype::DType;
+pub use dtype::{DType, UnknownDType};
 pub use handler::{Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Shape, Split};
 pub use recurrence::{DecayKind, Recurrence};

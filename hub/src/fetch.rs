@@ -1,17 +1,16 @@
 //! The description of a model that is not on this disk.
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cacheplan_files::{Limit, Source, replace};
+use cacheplan_files::{Limit, Source};
 use serde::Deserialize;
 
 use crate::client::{Client, Part, Whole};
+use crate::description::Description;
+use crate::fetched::Fetched;
 use crate::head::Head;
-use crate::hub::Description;
 use crate::name::{Name, is_commit, is_path, is_plain};
 use crate::settings::Settings;
 use crate::{DESCRIBING, HubError, INDEX, cache};
@@ -22,16 +21,6 @@ const FIRST: u64 = 64 << 10;
 const AT_ONCE: usize = 8;
 /// Files whose headers are read of one model; the largest has some 200.
 const MOST_FILES: usize = 1_000;
-
-/// What was fetched, and where it goes.
-pub(crate) struct Fetched {
-    /// The model's folder in the cache.
-    folder: Option<PathBuf>,
-    revision: String,
-    commit: String,
-    whole: Vec<(&'static str, Whole)>,
-    heads: Vec<(String, Head)>,
-}
 
 /// What the hub says of a model.
 #[derive(Deserialize)]
@@ -200,52 +189,5 @@ impl Repository<'_> {
             files => format!("name one of its files instead: {}{more}", files.join(", ")),
         };
         HubError::NoModel { name: model.to_owned(), found: "there is no config.json".to_owned(), instead }
-    }
-}
-
-impl Fetched {
-    /// Headers first and the config last, so that who finds the config finds all.
-    pub(crate) fn keep(&self) -> io::Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        let headers = folder.join(".headers").join(&self.commit);
-        for (name, head) in &self.heads {
-            let kept = head.kept();
-            if kept.len() as u64 <= Limit::KEPT_HEADER.bytes {
-                write(&headers.join(name), &kept)?;
-            }
-        }
-        for (name, whole) in &self.whole {
-            self.keep_whole(folder, name, whole)?;
-        }
-        if self.revision != self.commit {
-            write(&folder.join("refs").join(&self.revision), self.commit.as_bytes())?;
-        }
-        Ok(())
-    }
-
-    /// A file of a snapshot: a link to its content, where there are links and the content has a name.
-    fn keep_whole(&self, folder: &Path, name: &str, whole: &Whole) -> io::Result<()> {
-        let place = folder.join("snapshots").join(&self.commit).join(name);
-        #[cfg(unix)]
-        if let Some(etag) = &whole.etag {
-            write(&folder.join("blobs").join(etag), &whole.bytes)?;
-            fs::create_dir_all(folder.join("snapshots").join(&self.commit))?;
-            return match std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), &place) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                _ => Ok(()),
-            };
-        }
-        write(&place, &whole.bytes)
-    }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    replace(path, |out| out.write_all(bytes)).map_err(io::Error::other)
-}
-
-impl std::fmt::Debug for Fetched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fetched").field("commit", &self.commit).finish_non_exhaustive()
     }
 }

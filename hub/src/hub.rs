@@ -9,6 +9,7 @@ use cacheplan_files::{Source, SourceError};
 
 use crate::HubError;
 use crate::cache;
+use crate::description::Description;
 use crate::name::Name;
 
 /// The hub's cache on this disk, and the hub itself where it may be asked.
@@ -17,20 +18,6 @@ pub struct Hub {
     #[cfg_attr(not(feature = "fetch"), expect(dead_code, reason = "who asks nobody needs only the cache"))]
     variables: BTreeMap<OsString, OsString>,
     cache: Option<PathBuf>,
-}
-
-/// The files that describe a model.
-#[derive(Debug)]
-pub struct Description {
-    /// The model and the commit it was read at, `org/name@commit`.
-    pub revision: String,
-    /// The file that was named; without it the others are those of a model's folder.
-    pub file: Option<Source>,
-    /// The other files. Of weights there are the headers.
-    pub beside: Vec<Source>,
-    /// What was fetched, and where it may be kept.
-    #[cfg(feature = "fetch")]
-    pub(crate) fetched: Option<crate::fetch::Fetched>,
 }
 
 impl Hub {
@@ -53,7 +40,7 @@ impl Hub {
         self.cache.as_deref()
     }
 
-    /// What the cache has under a name; the path itself where it is no name, or where something lies there.
+    /// Finds what the cache has under a name; returns the path itself where it is no name, or where something lies there.
     pub fn located(&self, path: &Path) -> PathBuf {
         let cached = || cache::find(self.cache.as_deref()?, Name::parse(path)?);
         // What lies here comes first.
@@ -151,39 +138,6 @@ impl Hub {
             name.model,
         )?;
         crate::fetch::fetch(settings, self.cache.as_deref(), name)
-    }
-}
-
-impl Description {
-    pub(crate) fn of(revision: String, file: Option<Source>, beside: Vec<Source>) -> Self {
-        Self {
-            revision,
-            file,
-            beside,
-            #[cfg(feature = "fetch")]
-            fetched: None,
-        }
-    }
-
-    /// Whether it was fetched just now.
-    pub fn is_fetched(&self) -> bool {
-        #[cfg(feature = "fetch")]
-        return self.fetched.is_some();
-        #[cfg(not(feature = "fetch"))]
-        false
-    }
-
-    /// Puts what was fetched where the next run finds it: whole files in the hub's cache, as its own tools do, and what
-    /// was read of other files beside them. To be called once the model was read.
-    ///
-    /// # Errors
-    /// What cannot be written. The model was read nevertheless.
-    pub fn keep(&self) -> std::io::Result<()> {
-        #[cfg(feature = "fetch")]
-        if let Some(fetched) = &self.fetched {
-            fetched.keep()?;
-        }
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`Hub::located`] finds a name in the hub's cache. [`Hub::open`] gives the files of a [`Description`] as
 //! [`Source`](cacheplan_files::Source)s, and [`Description::keep`] puts what was fetched where the next run finds it.
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod cache;
@@ -11,17 +12,21 @@ mod cache;
 mod certificates;
 #[cfg(feature = "fetch")]
 mod client;
+mod description;
 mod error;
 #[cfg(feature = "fetch")]
 mod fetch;
+#[cfg(feature = "fetch")]
+mod fetched;
 mod head;
 mod hub;
 mod name;
 #[cfg(feature = "fetch")]
 mod settings;
 
+pub use description::Description;
 pub use error::HubError;
-pub use hub::{Description, Hub};
+pub use hub::Hub;
 
 use cacheplan_files::Limit;
 

@@ -6,8 +6,8 @@
 #[path = "../tests/suite/support.rs"]
 mod support;
 
-use cacheplan_managers::book::prefix::{Key, Namespace, Strategy, TenantId};
-use cacheplan_managers::book::{BlockAllocator, CacheBook, PrefixReuse, SlotAllocator, SlotRole, StepMetadata, Work};
+use cacheplan_managers::book::{BlockAllocator, CacheBook, SlotAllocator, SlotRole, StepMetadata, Work};
+use cacheplan_managers::prefix::{Key, Namespace, PrefixReuse, Strategy, TenantId};
 use cacheplan_planner::{Limits, SlotDomain};
 use divan::{Bencher, black_box};
 use support::{Setup, conv, kv, ssm};

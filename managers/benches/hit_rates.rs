@@ -8,7 +8,7 @@ mod traces;
 use std::fs::File;
 use std::io::BufReader;
 
-use cacheplan_managers::book::{Ceiling, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
+use cacheplan_managers::simulate::{Ceiling, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
 use traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, conversations};
 
 const CHECKPOINTS: [Option<usize>; 4] = [Some(64), Some(128), Some(256), None];

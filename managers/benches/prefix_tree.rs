@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use cacheplan_managers::book::prefix::{Hold, Insert, Key, Namespace, Released, TenantId, Token, Tree, TreeConfig};
 use cacheplan_managers::book::{BlockId, SlotId};
+use cacheplan_managers::prefix::{Hold, Insert, Key, Namespace, Released, TenantId, Token, Tree, TreeConfig};
 use divan::{Bencher, black_box};
 
 const LEAVES: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];

@@ -1,6 +1,9 @@
 //! The managers: the only place that allocates device memory for caches.
 //!
-//! Two halves: [`book`] is plain bookkeeping without candle; `device` holds the tensors.
+//! - [`book`]: plain bookkeeping without candle. A [`CacheBook`](book::CacheBook) owns blocks, slots and block tables.
+//! - [`prefix`]: [`PrefixReuse`](prefix::PrefixReuse) shares what sequences have in common.
+//! - [`simulate`]: what prefix reuse would save of a workload, without a model.
+//! - `device` (feature of that name): a `CacheSet` has the books and the tensors of a plan's pools.
 //!
 //! A [`CacheBook`](book::CacheBook) serves engines that own their memory; lengths are in tokens, tables in blocks:
 //!
@@ -32,12 +35,15 @@
 //! ```
 //!
 //! `device::CacheSet` does the same and allocates the pools; `examples/allocate.rs` of the facade crate walks through it.
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod book;
 mod counting;
 #[cfg(feature = "device")]
 pub mod device;
+pub mod prefix;
+pub mod simulate;
 
 pub use book::error::{BookError, Lack, Scarce};
 pub use counting::CountingAllocator;

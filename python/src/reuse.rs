@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cacheplan_managers::book::{self, Key, Namespace, ReuseLease, Strategy, TenantId};
+use cacheplan_managers::prefix::{self, Key, Namespace, ReuseLease, Strategy, TenantId};
 use pyo3::prelude::*;
 
 use crate::book::{CacheBook, Lack, Sequence};
@@ -11,7 +11,7 @@ use crate::plan::Plan;
 
 /// A prefix cache over the blocks and slots of a book.
 #[pyclass(frozen, module = "cacheplan")]
-pub(crate) struct PrefixReuse(Mutex<book::PrefixReuse>);
+pub(crate) struct PrefixReuse(Mutex<prefix::PrefixReuse>);
 
 /// What a sequence has of the cache, from its admission to its end.
 #[pyclass(frozen, module = "cacheplan")]
@@ -46,7 +46,7 @@ impl Lease {
 }
 
 impl PrefixReuse {
-    fn lock(&self) -> MutexGuard<'_, book::PrefixReuse> {
+    fn lock(&self) -> MutexGuard<'_, prefix::PrefixReuse> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,7 +58,7 @@ impl PrefixReuse {
     fn new(plan: &Plan, book: &CacheBook, decode_interval: Option<usize>) -> PyResult<Self> {
         let strategy = Strategy::complete(decode_interval);
         book.with(|open| {
-            let reuse = book::PrefixReuse::new(&plan.plan, &mut open.book, strategy).map_err(errors::book)?;
+            let reuse = prefix::PrefixReuse::new(&plan.plan, &mut open.book, strategy).map_err(errors::book)?;
             Ok(Self(Mutex::new(reuse)))
         })
     }

@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 use cacheplan_files::{Limit, Source};
-use cacheplan_managers::book::{Policy, Report, Scenario, TraceRequest, Workload};
+use cacheplan_managers::simulate::{Policy, Report, Scenario, TraceRequest, Workload};
 use pyo3::prelude::*;
 
 use crate::errors::{Said, error};

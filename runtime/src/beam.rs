@@ -3,8 +3,9 @@
 //! Beams share the blocks of what they have in common; states are copied when a beam goes two ways. Which beams go on,
 //! which are done and when the search ends is as in Hugging Face's `generate` without early stopping.
 
-use cacheplan_managers::book::{PrefixReuse, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
+use cacheplan_managers::device::CacheManager;
+use cacheplan_managers::prefix::PrefixReuse;
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;
 use candle_core::Device;
@@ -35,7 +36,7 @@ pub struct Hypothesis {
 /// What a search runs over.
 pub(crate) struct Search<'a> {
     pub(crate) model: &'a Decoder,
-    pub(crate) caches: &'a mut MambaHybridCacheManager,
+    pub(crate) caches: &'a mut CacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
     pub(crate) eos: &'a [u32],
@@ -203,7 +204,7 @@ impl Search<'_> {
     /// Does what the pools may have no room for, until no cached prefix is left to make way.
     fn with_room<R>(
         &mut self,
-        mut act: impl FnMut(&mut MambaHybridCacheManager) -> Result<R, ManagerError>,
+        mut act: impl FnMut(&mut CacheManager) -> Result<R, ManagerError>,
     ) -> Result<R, RuntimeError> {
         loop {
             let lack = match act(self.caches) {

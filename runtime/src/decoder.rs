@@ -7,7 +7,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, Rope, Rows, Run};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::{MambaHybridCacheManager, ReplayLayer};
+use cacheplan_managers::device::{CacheManager, ReplayLayer};
 use candle_core::{DType, Device, Tensor};
 
 use crate::device_steps::{DeviceSteps, Place};
@@ -81,12 +81,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     ///
     /// # Errors
     /// A layer that the plan has no cache for, operands that a kernel refuses, a failing device.
-    fn forward(
-        &self,
-        on: &Run<'_>,
-        inputs: &StepInputs<'_>,
-        caches: &MambaHybridCacheManager,
-    ) -> Result<Tensor, RuntimeError>;
+    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError>;
 }
 
 /// A model of text and its vocabulary projection, which turn the tokens of a step into logits.
@@ -234,7 +229,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
@@ -255,7 +250,7 @@ impl Decoder {
         hidden: &Tensor,
         next: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let Some((prediction, embedding)) = self.text.prediction() else {
@@ -276,7 +271,7 @@ impl Decoder {
     pub(crate) fn fill(
         &self,
         tokens: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
         let step = HostStep { tokens, rows: &[0], metadata };
@@ -332,7 +327,7 @@ impl Decoder {
         &self,
         tokens: &[u32],
         rows: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let step = HostStep { tokens, rows, metadata };
@@ -352,7 +347,7 @@ impl Decoder {
     fn launched<R: Send>(
         &self,
         step: HostStep<'_>,
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError> + Send,
     ) -> Result<R, RuntimeError> {
         let compute = |on: &Run<'_>, inputs: &StepInputs<'_>| self.in_pool(|| compute(on, inputs));
@@ -369,7 +364,7 @@ impl Decoder {
     }
 
     /// Where the lists of steps are uploaded to, if ops are launches.
-    fn place(&self, caches: &MambaHybridCacheManager) -> Option<Place<'_>> {
+    fn place(&self, caches: &CacheManager) -> Option<Place<'_>> {
         let ropes = if self.backend.launches() { self.text.ropes()? } else { return None };
         let most = usize::try_from(caches.book().layout().limits.max_batch_size).unwrap_or(usize::MAX);
         Some(Place { backend: &self.backend, ropes, pools: caches.identity(), most })
@@ -448,12 +443,7 @@ impl TextModel for Blocks {
         Some(self.blocks.iter().chain(predicting).flat_map(|block| block.mixer.ropes()).collect())
     }
 
-    fn forward(
-        &self,
-        on: &Run<'_>,
-        inputs: &StepInputs<'_>,
-        caches: &MambaHybridCacheManager,
-    ) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError> {
         let embedded = self.embedding.embed(on, inputs.tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, inputs);

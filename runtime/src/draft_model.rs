@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan_kernels::Backend;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::{Budget, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources};
 use candle_core::{Device, Tensor};
@@ -101,7 +101,7 @@ impl DraftModel {
     pub(crate) fn fill(
         &self,
         tokens: &[u32],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         metadata: &StepMetadata,
     ) -> Result<(), RuntimeError> {
         self.decoder.fill(tokens, caches, metadata)
@@ -111,7 +111,7 @@ impl DraftModel {
     pub(crate) fn next(
         &self,
         candidates: &[Candidate],
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
         step: &StepMetadata,
     ) -> Result<Tensor, RuntimeError> {
         let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{StateBatch, StateLayerView, StateWrites};
-use cacheplan_managers::device::{MambaHybridCacheManager, StateLayer};
+use cacheplan_managers::device::{CacheManager, StateLayer};
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
@@ -19,7 +19,7 @@ use crate::step::{KeptInputs, StateCache};
 /// Where the states of a verifying step are written.
 #[derive(Debug)]
 pub(crate) struct Drafts<'a> {
-    caches: &'a MambaHybridCacheManager,
+    caches: &'a CacheManager,
     inputs: &'a StepInputs<'a>,
     /// Rows of the live states; -1 for padding.
     slots: Vec<i32>,
@@ -33,7 +33,7 @@ pub(crate) struct Drafts<'a> {
 
 impl<'a> Drafts<'a> {
     /// `None` in a step that does not speculate.
-    pub(crate) fn of(caches: &'a MambaHybridCacheManager, inputs: &'a StepInputs<'a>) -> Option<Self> {
+    pub(crate) fn of(caches: &'a CacheManager, inputs: &'a StepInputs<'a>) -> Option<Self> {
         let metadata = inputs.metadata;
         if metadata.draft_rows.iter().all(|row| *row < 0) {
             return None;

@@ -7,8 +7,9 @@ mod step;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use cacheplan_managers::book::{Key, Namespace, PrefixReuse, ReuseLease, SequenceId, StepMetadata, TenantId};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::book::{SequenceId, StepMetadata};
+use cacheplan_managers::device::CacheManager;
+use cacheplan_managers::prefix::{Key, Namespace, PrefixReuse, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;
 use candle_core::Tensor;
@@ -43,7 +44,7 @@ pub(crate) struct Serving<'a, 'b> {
     pub(crate) model: &'a Decoder,
     /// Who guesses; prompts are looked up without one.
     pub(crate) draft: Option<&'a DraftModel>,
-    pub(crate) caches: &'a mut MambaHybridCacheManager,
+    pub(crate) caches: &'a mut CacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
     /// Tokens that end a sequence.

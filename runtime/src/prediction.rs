@@ -2,7 +2,7 @@
 //! behind it. Its caches are those that a plan has for a prediction head, `draft.mtp_0`.
 
 use cacheplan_kernels::Run;
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::CachePlan;
 use candle_core::Tensor;
 
@@ -77,7 +77,7 @@ impl PredictionLayer {
         embedding: &Matrix,
         hidden: &Tensor,
         inputs: &StepInputs<'_>,
-        caches: &MambaHybridCacheManager,
+        caches: &CacheManager,
     ) -> Result<[Tensor; 2], RuntimeError> {
         let next: Vec<usize> = inputs.tokens.iter().map(|&token| token as usize).collect();
         let embedded = embedding.select(&next)?.computed()?;

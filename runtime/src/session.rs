@@ -9,8 +9,9 @@ use std::sync::Arc;
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
 use cacheplan_kernels::{Backend, MlaCacheMode};
-use cacheplan_managers::book::{CacheBook, Exposition, Metrics, NoReuse, PrefixReuse, Stats, Strategy};
+use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::CacheSet;
+use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
@@ -109,7 +110,7 @@ pub struct Session {
     /// What the model's makers say about generation.
     generation: GenerationConfig,
     /// How many tenants share the prefixes.
-    tenants: u16,
+    tenants: u32,
     totals: Totals,
     profile: Option<MemoryProfile>,
 }
@@ -264,7 +265,7 @@ impl Session {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
             let strategy = strategy(self.caches.plan(), &self.budget);
-            let shares = vec![1; self.tenants.into()];
+            let shares = vec![1; self.tenants as usize];
             let offloaded = offloaded(self.caches.plan());
             self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares, offloaded))?);
         }
@@ -321,14 +322,21 @@ impl Session {
         &self.generation
     }
 
-    /// Lets prefixes be those of so many tenants with equal shares; what is cached is given up.
+    /// Lets prefixes be those of so many tenants with equal shares. What is cached stays, but where they become fewer.
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn share_among(&mut self, tenants: u16) -> Result<(), RuntimeError> {
-        self.tenants = tenants.max(1);
-        self.forget_prefixes()?;
-        self.start_reuse()
+    pub fn share_among(&mut self, tenants: u32) -> Result<(), RuntimeError> {
+        let before = std::mem::replace(&mut self.tenants, tenants.max(1));
+        match &mut self.prefixes {
+            Some(Ok(prefixes)) if self.tenants >= before => {
+                Ok(prefixes.set_tenants(vec![1; self.tenants as usize]).map_err(ManagerError::from)?)
+            }
+            _ => {
+                self.forget_prefixes()?;
+                self.start_reuse()
+            }
+        }
     }
 
     /// Generates from each prompt, as many at once as the plan admits.
@@ -351,7 +359,7 @@ impl Session {
         keep_logits: bool,
         follower: &mut dyn Follow,
     ) -> Result<Generation, RuntimeError> {
-        let tenants = requests.iter().map(|request| request.tenant.saturating_add(1)).max().unwrap_or(1);
+        let tenants = requests.iter().map(|request| u32::from(request.tenant) + 1).max().unwrap_or(1);
         if tenants > self.tenants {
             self.share_among(tenants)?;
         }

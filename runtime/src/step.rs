@@ -8,7 +8,7 @@ use cacheplan_kernels::{
     KvLayerView, KvQuant, KvWrite, Numbers, PagedBatch, Positions, Rope, Run, StateBatch, StateLayerView,
 };
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::{MambaHybridCacheManager, Route};
+use cacheplan_managers::device::{CacheManager, Route};
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_transforms::{Resource, Resources};
 use candle_core::Tensor;
@@ -25,7 +25,7 @@ pub(crate) type Names = HashMap<(u32, Kind), String>;
 pub(crate) struct Step<'a> {
     pub(crate) on: &'a Run<'a>,
     pub(crate) inputs: &'a StepInputs<'a>,
-    pub(crate) caches: &'a MambaHybridCacheManager,
+    pub(crate) caches: &'a CacheManager,
     pub(crate) names: &'a Names,
     pub(crate) embedded: &'a Tensor,
     /// Where states go instead, in a step that verifies drafts.
@@ -57,7 +57,7 @@ pub(crate) struct StateCache<'a> {
 /// Where a layer keeps what its recurrence takes from the candidates of a step, for the replay of those that are accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptInputs<'a> {
-    pub(crate) caches: &'a MambaHybridCacheManager,
+    pub(crate) caches: &'a CacheManager,
     pub(crate) metadata: &'a StepMetadata,
     pub(crate) layer: u32,
 }

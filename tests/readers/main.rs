@@ -5,8 +5,8 @@
 mod graphs;
 mod limits;
 mod mutation;
-mod prefix_files;
 mod texts;
+mod traces;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -262,49 +262,9 @@ fn traces() {
     let read = a_file("t.jsonl", |path| {
         let source = Source::open(path).unwrap();
         source.within(Limit::TRACE).ok()?;
-        cacheplan::managers::book::TraceRequest::read_trace(BufReader::new(source.reader())).ok()
+        cacheplan::managers::simulate::TraceRequest::read_trace(BufReader::new(source.reader())).ok()
     });
-    survive("traces", Limit::TRACE, &seeds, read, |requests| prefix_files::comes_back_in_our_format(&requests));
-}
-
-/// Any content of a snapshot whose header and checksum are right. It is as long as the cache and has no limit.
-#[test]
-fn snapshots() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("cache");
-    let taken = survive_all(
-        "snapshots",
-        |random| {
-            let length = if random.below(500) == 0 { 1 << 20 } else { 200 };
-            (0..random.below(length)).map(|_| random.below(256) as u8).collect()
-        },
-        |bytes| prefix_files::check_snapshot(&path, bytes).then_some(()),
-        nothing,
-    );
-    assert!(taken > 0);
-}
-
-/// A snapshot's own bytes, whose checksum is wrong nearly always, or whose header is another's.
-#[test]
-fn damaged_snapshots() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("cache");
-    let seed = prefix_files::a_snapshot(&path);
-    let read = |bytes: &[u8]| {
-        fs::write(&path, bytes).unwrap();
-        prefix_files::restores(&path).then_some(())
-    };
-    assert!(read(&seed).is_some());
-    survive_all(
-        "damaged snapshots",
-        // Every tenth is left as it is.
-        |random| match random.below(10) {
-            0 => seed.clone(),
-            _ => mutation::mutated(std::slice::from_ref(&seed), 1 << 20, random),
-        },
-        read,
-        nothing,
-    );
+    survive("traces", Limit::TRACE, &seeds, read, |requests| traces::comes_back_in_our_format(&requests));
 }
 
 #[test]

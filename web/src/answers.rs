@@ -1,6 +1,6 @@
 //! What the planner says to each question: the calls that the command makes, as JSON.
 
-use cacheplan_managers::book::{Policy, Scenario, Workload};
+use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
     Budget, BudgetError, BudgetKey, ByteSize, CachePlan, Config, DeviceInfo, Engine, EngineSpec, FitQuestion, Parallel,
     PlanError, PlanRequest, Prices, RankPlans, Serving, Target, Values,

@@ -18,7 +18,7 @@ struct Target {
 const ARCHITECTURES: &str = "transforms/src/frontend/config/architectures";
 
 /// Folders of seeds, each with the end of the names that count.
-const TARGETS: [Target; 11] = [
+const TARGETS: [Target; 10] = [
     Target { name: "config", seeds: &[("tests/fixtures", ".json")] },
     Target { name: "description", seeds: &[(ARCHITECTURES, ".toml")] },
     Target { name: "safetensors", seeds: &[("tests/fixtures/models", "model.safetensors")] },
@@ -28,7 +28,6 @@ const TARGETS: [Target; 11] = [
     Target { name: "plan", seeds: &[] },
     Target { name: "budget", seeds: &[] },
     Target { name: "stats", seeds: &[] },
-    Target { name: "snapshot", seeds: &[] },
     Target { name: "trace", seeds: &[("tests/readers/seeds", ".jsonl")] },
 ];
 

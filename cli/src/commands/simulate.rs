@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::managers::book::{Policy, Report, Scenario, TraceRequest, Workload};
+use cacheplan::managers::simulate::{Policy, Report, Scenario, TraceRequest, Workload};
 use clap::ValueEnum;
 
 use crate::commands::Format;

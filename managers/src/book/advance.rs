@@ -46,6 +46,7 @@ impl CacheBook {
     }
 
     fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), BookError> {
+        self.reclaim()?;
         let layout = Arc::clone(&self.layout);
         let mut growths = std::mem::take(&mut self.growths);
         growths.clear();
@@ -165,7 +166,7 @@ impl CacheBook {
         Ok(())
     }
 
-    /// How many sequences could be admitted before slots run out.
+    /// Counts the sequences that could be admitted before slots run out.
     pub fn free_live_slots(&self) -> u32 {
         self.slots.available(SlotRole::Live)
     }

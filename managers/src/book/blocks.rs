@@ -56,7 +56,7 @@ impl BlockAllocator {
         Ok(freed)
     }
 
-    /// How many hold the block; 0 if it is free or out of range.
+    /// Counts the holders of a block; 0 if it is free or out of range.
     pub fn references(&self, block: BlockId) -> u32 {
         self.references.get(block.0 as usize).copied().unwrap_or(0)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_planner::{CachePlan, SlotDomain};
 
+use super::guard::{Dropped, SequenceGuard};
 use super::host::HostUse;
 use super::layout::{Layout, Windows};
 use super::sequence::{Residency, Sequence, Sequences};
@@ -34,6 +35,10 @@ pub struct CacheBook {
     pub(crate) free_rows: Vec<u32>,
     /// Bytes of the host tier.
     pub(crate) host: HostUse,
+    /// Sequences whose guards were dropped.
+    dropped: Arc<Dropped>,
+    /// Checkpoints that hold no state, since none could be stored in them.
+    spoiled: Vec<SlotId>,
     /// What the current step needs, reused between steps.
     pub(crate) growths: Vec<super::table::Growth>,
 }
@@ -96,6 +101,8 @@ impl CacheBook {
             steps: 0,
             free_rows: layout.draft_rows.clone().rev().collect(),
             host: HostUse::default(),
+            dropped: Arc::default(),
+            spoiled: Vec::new(),
             growths: Vec::new(),
             layout,
         })
@@ -136,6 +143,7 @@ impl CacheBook {
         prefix: &Prefix,
         state: Option<StateAt>,
     ) -> Result<SequenceId, BookError> {
+        self.reclaim()?;
         let (tables, slot) = self.reserve(prompt_tokens, prefix, state)?;
         Ok(self.sequences.insert(Sequence::resident(prefix.tokens, tables, slot)))
     }
@@ -145,6 +153,7 @@ impl CacheBook {
     /// # Errors
     /// As [`CacheBook::admit`]; a sequence that was not preempted.
     pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
+        self.reclaim()?;
         let found = self.sequences.get(id)?.residency;
         if found != Residency::Preempted {
             return Err(BookError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
@@ -186,6 +195,7 @@ impl CacheBook {
     /// # Errors
     /// No slot; a sequence that is not resident or has an uncommitted speculative step.
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, BookError> {
+        self.reclaim()?;
         let parent = self.settled(id)?;
         let (tokens, from) = (parent.tokens, parent.slot);
         let slot = match from {
@@ -267,6 +277,7 @@ impl CacheBook {
     /// One that nobody holds.
     pub fn release_checkpoint(&mut self, checkpoint: SlotId) -> Result<(), BookError> {
         self.check_checkpoint(checkpoint)?;
+        self.spoiled.retain(|spoiled| *spoiled != checkpoint);
         self.checkpoints_mut().release(checkpoint)
     }
 
@@ -390,7 +401,7 @@ impl CacheBook {
         &self.slots
     }
 
-    /// What checkpoints are taken from: the slots, or units of pools of their own.
+    /// Returns the allocator of checkpoints: the slots, or units of pools of their own.
     pub fn checkpoints(&self) -> &SlotAllocator {
         self.apart.as_ref().unwrap_or(&self.slots)
     }
@@ -423,7 +434,7 @@ impl CacheBook {
     /// The books of other pools with the sequences of these, whose pools must be idle.
     pub fn replaced_by(self, fresh: Self) -> Self {
         // The count of steps goes on, since sequences remember the last one they stood in.
-        Self { sequences: self.sequences, steps: self.steps, host: self.host, ..fresh }
+        Self { sequences: self.sequences, steps: self.steps, host: self.host, dropped: self.dropped, ..fresh }
     }
 
     /// Nothing if no block and no slot is held.
@@ -438,6 +449,48 @@ impl CacheBook {
             return Ok(());
         }
         Err(BookError::Busy { sequences, blocks, slots })
+    }
+
+    /// Ends the sequences that [`ReuseLease`](crate::prefix::ReuseLease)s were dropped of. Every operation that takes
+    /// room does so first.
+    ///
+    /// # Errors
+    /// None in consistent books.
+    pub fn reclaim(&mut self) -> Result<(), BookError> {
+        for sequence in self.dropped.take() {
+            match self.finish(sequence) {
+                // Whoever ended it before has dropped the lease since.
+                Ok(()) | Err(BookError::StaleSequence(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether dropped leases have left something to [`CacheBook::reclaim`].
+    pub(crate) fn has_dropped(&self) -> bool {
+        self.dropped.any()
+    }
+
+    /// A sequence that ends when the guard is dropped.
+    pub(crate) fn guard(&self, sequence: SequenceId) -> SequenceGuard {
+        SequenceGuard::new(sequence, &self.dropped)
+    }
+
+    /// Whether any sequence holds blocks or a slot.
+    pub(crate) fn has_residents(&self) -> bool {
+        self.sequences.iter().any(|(_, sequence)| sequence.residency == Residency::Resident)
+    }
+
+    /// Marks a checkpoint as one that holds no state, until it is released.
+    #[cfg(feature = "device")]
+    pub(crate) fn spoil(&mut self, checkpoint: SlotId) {
+        self.spoiled.push(checkpoint);
+    }
+
+    /// Whether a checkpoint holds no state.
+    pub(crate) fn is_spoiled(&self, checkpoint: SlotId) -> bool {
+        self.spoiled.contains(&checkpoint)
     }
 
     /// A resident sequence.

@@ -6,9 +6,9 @@ use cacheplan_files::Shown;
 use thiserror::Error;
 
 use super::ids::{BlockId, SequenceId, SlotId, SlotRole};
-use super::prefix::{PrefixError, Reuse};
+use crate::prefix::{PrefixError, Reuse};
 
-/// What an operation has no room for. Something that makes way, or a sequence that ends, helps.
+/// Says what an operation has no room for. Something that makes way, or a sequence that ends, helps.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{of}: {needed} needed, {free} of {capacity} free; {}", of.remedy())]
 pub struct Lack {
@@ -181,7 +181,7 @@ pub enum BookError {
     #[error("the plan has no pool `{shown}`", shown = Shown(.0))]
     UnknownPool(String),
     /// Pools that cannot go away because something lives in them.
-    #[error("the pools are in use: {sequences} sequences, {blocks} blocks, {slots} slots; finish them or migrate")]
+    #[error("the pools are in use: {sequences} sequences, {blocks} blocks, {slots} slots; finish or offload them")]
     Busy {
         /// Sequences that hold blocks or a slot.
         sequences: usize,
@@ -191,7 +191,7 @@ pub enum BookError {
         slots: u64,
     },
     /// A plan whose pools differ in more than their number of units.
-    #[error("the plan has other pools than those in use; resize with sequences finished or migrated")]
+    #[error("the plan has other pools than those in use; resize with sequences finished")]
     OtherPools,
     /// A unit that a shrunken pool would no longer have.
     #[error("pool `{pool}`: unit {unit} is in use and would be cut off at {units} units", pool = Shown(.pool))]

@@ -16,7 +16,7 @@ pub struct BlockId(pub u32);
 #[serde(transparent)]
 pub struct SlotId(pub u32);
 
-/// What a slot is used for.
+/// Tells the uses of slots apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlotRole {

@@ -8,7 +8,7 @@ use cacheplan_planner::{CachePlan, Limits, Member, PlannedResource, Pool, SlotDo
 
 use crate::book::error::BookError;
 
-/// What indexes the units of a pool.
+/// Names the numbers by which the units of a pool are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indexing {
     /// Blocks through block tables; the number counts the paged pools.
@@ -23,9 +23,9 @@ pub enum Indexing {
     Fixed,
 }
 
-/// Where a resource lies: a pool and the member in it.
+/// Locates a resource: a pool and the member in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PoolIndex {
     /// Index into the plan's pools.
     pub pool: usize,
     /// Index into the pool's members.
@@ -59,7 +59,7 @@ pub struct PagedSpec {
     pub block_bytes: u64,
 }
 
-/// What becomes of a windowed pool's blocks when the window has passed them.
+/// Chooses what becomes of a windowed pool's blocks when the window has passed them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Windows {
     /// They go back to the pool, so that a sequence holds no more than its window shows.
@@ -115,8 +115,8 @@ pub struct Layout {
     pub host_bytes: Option<u64>,
     /// Checkpoints in pools of their own; `None` where they are slots.
     pub checkpoints_apart: Option<u64>,
-    by_name: HashMap<String, Place>,
-    by_layer: HashMap<(u32, Kind), Place>,
+    by_name: HashMap<String, PoolIndex>,
+    by_layer: HashMap<(u32, Kind), PoolIndex>,
 }
 
 impl Layout {
@@ -152,13 +152,13 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Where a layer's resource of a kind lies; layers that share another's resource are routed to it.
-    pub fn place(&self, layer: u32, kind: &Kind) -> Option<Place> {
+    /// Finds a layer's resource of a kind; layers that share another's resource are routed to it.
+    pub fn place(&self, layer: u32, kind: &Kind) -> Option<PoolIndex> {
         self.by_layer.get(&(layer, kind.clone())).copied()
     }
 
-    /// Where the resource called `name` lies.
-    pub fn place_of(&self, name: &str) -> Option<Place> {
+    /// Finds the resource called `name`.
+    pub fn place_of(&self, name: &str) -> Option<PoolIndex> {
         self.by_name.get(name).copied()
     }
 
@@ -171,7 +171,7 @@ impl Layout {
             && self.paged.iter().map(geometry).eq(other.paged.iter().map(geometry))
     }
 
-    /// Whether sequences need a slot.
+    /// Tells whether sequences need a slot.
     pub fn has_slots(&self) -> bool {
         self.indexing.contains(&Indexing::Slots)
     }
@@ -233,7 +233,7 @@ impl Layout {
         };
         self.indexing.push(indexing);
         for (member, (_, resource)) in members.iter().enumerate() {
-            let place = Place { pool: index, member, indexing };
+            let place = PoolIndex { pool: index, member, indexing };
             self.by_name.insert(resource.name.clone(), place);
             for layer in resource.layer.iter().chain(&resource.shared_by) {
                 self.by_layer.entry((*layer, resource.handler.kind().clone())).or_insert(place);

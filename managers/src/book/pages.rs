@@ -4,7 +4,7 @@ use super::cache::CacheBook;
 use super::ids::SequenceId;
 use crate::book::error::BookError;
 
-/// How a windowed pool shows the pages that its window has passed. Pools without a window look the same in both.
+/// Chooses how a windowed pool shows the pages that its window has passed. Pools without a window look the same in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassedPages {
     /// They are cut off, and lengths count from the first page that is left.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use cacheplan_planner::CachePlan;
-
 use super::cache::CacheBook;
 use super::host::{HostUse, SetAside, Span};
 use super::sequence::Residency;
@@ -121,55 +119,6 @@ impl CacheBook {
         sequence.slot = slot;
         sequence.residency = Residency::Resident;
         Ok(())
-    }
-
-    /// The resident sequences, if the pools of `plan` can take them all over.
-    ///
-    /// # Errors
-    /// A pool of the plan that is too small, an uncommitted speculative step, or blocks and slots that no sequence
-    /// holds.
-    pub fn check_migration(&self, plan: &CachePlan) -> Result<Vec<SequenceId>, BookError> {
-        let fresh = Self::with_windows(plan, self.layout.windows)?;
-        if !self.layout.same_but_for_units(&fresh.layout) {
-            return Err(BookError::OtherPools);
-        }
-        let resident = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident);
-        let resident: Vec<SequenceId> = resident.map(|(id, _)| id).collect();
-        for &id in &resident {
-            self.settled(id)?;
-        }
-        for (paged, (spec, blocks)) in fresh.layout.paged.iter().zip(&fresh.blocks).enumerate() {
-            let mut needed = 0;
-            for &id in &resident {
-                needed += u64::from(self.spans(id)?[paged].blocks.max(spec.ring));
-            }
-            if needed > u64::from(blocks.available()) {
-                return Err(shortage(spec, blocks, needed, 0));
-            }
-        }
-        if fresh.layout.has_slots() && resident.len() > fresh.slots.available(SlotRole::Live) as usize {
-            return Err(fresh.slots.shortage(SlotRole::Live));
-        }
-        let blocks = (0..self.blocks.len()).map(|paged| self.blocks_held_outside(paged)).sum();
-        let slots = u64::from(self.checkpoints().used(SlotRole::Checkpoint));
-        if blocks > 0 || slots > 0 {
-            return Err(BookError::Busy { sequences: 0, blocks, slots });
-        }
-        Ok(resident)
-    }
-
-    /// Blocks of a pool that others than sequences hold, alone or beside sequences.
-    fn blocks_held_outside(&self, paged: usize) -> u64 {
-        let blocks = &self.blocks[paged];
-        let mut by_sequences = vec![0; blocks.units() as usize];
-        for (_, sequence) in self.sequences.iter() {
-            let entries = sequence.tables.get(paged).map_or(&[][..], BlockTable::entries);
-            for &block in entries.iter().filter(|&&block| block >= 0) {
-                by_sequences[block as usize] += 1;
-            }
-        }
-        let outside = by_sequences.iter().zip(0..).filter(|&(&held, block)| blocks.references(BlockId(block)) > held);
-        outside.count() as u64
     }
 
     /// The blocks of a settled sequence that hold tokens, per paged pool, in order.

@@ -7,7 +7,7 @@ use super::ids::{SequenceId, SlotId};
 use super::table::BlockTable;
 use crate::book::error::BookError;
 
-/// Where a sequence's caches are.
+/// Tells where a sequence's caches are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
     /// In the pools.

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheBook;
 use super::exposition::Exposition;
-use super::prefix::Metrics;
 use super::sequence::Residency;
 use super::{SlotAllocator, SlotRole};
+use crate::prefix::Metrics;
 
 /// A snapshot of every pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ impl CacheBook {
         self.blocks.iter().map(|blocks| u64::from(blocks.used())).chain(slots.into_iter().flatten())
     }
 
-    /// How full the host tier is; `None` if the plan has none.
+    /// Counts the bytes of the host tier; `None` if the plan has none.
     pub fn host_stats(&self) -> Option<HostStats> {
         Some(HostStats {
             capacity_bytes: self.layout.host_bytes?,

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use super::int8::{Int8State, StateShape};
 use super::pool::PoolTensor;
 use crate::ManagerError;
 use crate::book::SlotId;
-use crate::book::prefix::{Int8State, StateShape};
 
 /// Checkpoints in a pool of their own, beside the pool of slots whose states they hold.
 #[derive(Debug)]

@@ -2,15 +2,15 @@
 
 use candle_core::Tensor;
 
-use super::hybrid::{MambaHybridCacheManager, Route};
-use super::mamba::ReplayLayer;
+use super::mamba::{MambaCacheManager, ReplayLayer};
+use super::manager::{CacheManager, Route};
 use crate::ManagerError;
 use crate::book::{Accepted, PoolOp, SequenceId, SlotId, StepMetadata};
 
 /// Steps a layer's live state over its accepted inputs, with the kernel that the layer decodes with.
 type Replay<'a> = &'a mut dyn FnMut(&ReplayLayer<'_>) -> Result<(), ManagerError>;
 
-impl MambaHybridCacheManager {
+impl CacheManager {
     /// Keeps the candidates' inputs of a layer for the commit: `[total_tokens, elems]`, the rows of `step`.
     ///
     /// `route` leads to a resource such as `replay.x`, or to a convolution, whose inputs lie behind its state.
@@ -23,7 +23,7 @@ impl MambaHybridCacheManager {
             let (row, slot) = (step.draft_rows[sequence], step.slots[sequence]);
             let (Ok(row), Ok(slot)) = (u32::try_from(row), u32::try_from(slot)) else { continue };
             let (first, count) = (rows[0] as usize, (rows[1] - rows[0]) as usize);
-            self.mamba.stash(place, row, SlotId(slot), &inputs.narrow(0, first, count)?)?;
+            self.pools.states()?.stash(place, row, SlotId(slot), &inputs.narrow(0, first, count)?)?;
         }
         Ok(())
     }
@@ -35,19 +35,19 @@ impl MambaHybridCacheManager {
     /// [`ManagerError::ContentsLost`] if the device fails: the sequences that it names are preempted, the others
     /// still speculate.
     pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
-        if self.mamba.has_stashes() {
+        if self.mamba().is_some_and(MambaCacheManager::has_stashes) {
             return Err(ManagerError::NeedsReplay);
         }
         self.commit_replaying(accepted, &mut |_| Ok(()))
     }
 
-    /// As [`MambaHybridCacheManager::commit`] where the plan keeps inputs instead of states.
+    /// As [`CacheManager::commit`] where the plan keeps inputs instead of states.
     ///
     /// `replay` is called for each layer that keeps inputs and each sequence with an accepted candidate, and steps
     /// the live state over them. Convolutions need no recurrence and move on by themselves.
     ///
     /// # Errors
-    /// As [`MambaHybridCacheManager::commit`]; what `replay` refuses counts as a failing device.
+    /// As [`CacheManager::commit`]; what `replay` refuses counts as a failing device.
     pub fn commit_replaying(
         &mut self,
         accepted: &[(SequenceId, Accepted<'_>)],
@@ -63,7 +63,7 @@ impl MambaHybridCacheManager {
             self.run(op)?;
             match op {
                 PoolOp::CommitStates { row, path, to } => {
-                    self.mamba.replays(*row, path, *to)?.iter().try_for_each(&mut *replay)
+                    self.pools.states()?.replays(*row, path, *to)?.iter().try_for_each(&mut *replay)
                 }
                 _ => Ok(()),
             }

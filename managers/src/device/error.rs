@@ -4,8 +4,8 @@ use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
+use super::int8::Int8Error;
 use crate::book::error::BookError;
-use crate::book::prefix::Int8Error;
 use crate::book::{BlockId, SequenceId, SlotId};
 
 /// Why a manager did not do what it was asked.

@@ -3,13 +3,14 @@
 use cacheplan_kernels::MlaCacheMode;
 use candle_core::{DType, Tensor};
 
-use super::hybrid::{MambaHybridCacheManager, Route};
 use super::interchange::{MlaBlocks, MlaCache, check_scale};
 use super::kv::{DenseKv, KvLayer};
-use crate::book::{BlockId, Indexing, Place, SequenceId};
+use super::mamba::MambaCacheManager;
+use super::manager::{CacheManager, Route};
+use crate::book::{BlockId, Indexing, PoolIndex, SequenceId};
 use crate::{BookError, ManagerError};
 
-impl MambaHybridCacheManager {
+impl CacheManager {
     /// A sequence's keys and values of one layer, as dense tensors.
     ///
     /// # Errors
@@ -20,7 +21,7 @@ impl MambaHybridCacheManager {
             return Err(BookError::UnknownPool(place.pool.to_string()).into());
         };
         let tokens = self.book.resident(sequence)?.tokens;
-        self.kv.read(place, self.book.block_table(sequence, paged)?, tokens)
+        self.kv().read(place, self.book.block_table(sequence, paged)?, tokens)
     }
 
     /// A layer's MLA cache in the mode that its pools have: one resource is mode 0; with rope keys apart it is mode 2 where
@@ -60,7 +61,7 @@ impl MambaHybridCacheManager {
     pub fn export_mla(&self, sequence: SequenceId, cache: &MlaCache) -> Result<MlaBlocks, ManagerError> {
         let read = |route: Route| {
             let (place, blocks) = self.latent_blocks(sequence, route)?;
-            self.kv.read_latent(place, &blocks)
+            self.kv().read_latent(place, &blocks)
         };
         let in_mode = |stored: Tensor| in_order_of(cache.mode, &stored);
         let rope = cache.rope.map(read).transpose()?.map(in_mode).transpose()?;
@@ -86,15 +87,15 @@ impl MambaHybridCacheManager {
             writes.push((self.latent_blocks(sequence, route)?, in_pool(rope)?));
         }
         for ((place, held), values) in &writes {
-            self.kv.check_latent(*place, held, values)?;
+            self.kv().check_latent(*place, held, values)?;
             self.check_alone(*place, held)?;
         }
-        let done = writes.iter().try_for_each(|((place, held), values)| self.kv.write_latent(*place, held, values));
+        let done = writes.iter().try_for_each(|((place, held), values)| self.kv().write_latent(*place, held, values));
         self.lose_unless(done, &[sequence])
     }
 
     /// Checks that nobody but the sequence that holds them reads these blocks.
-    fn check_alone(&self, place: Place, held: &[BlockId]) -> Result<(), ManagerError> {
+    fn check_alone(&self, place: PoolIndex, held: &[BlockId]) -> Result<(), ManagerError> {
         let Indexing::Blocks(paged) = place.indexing else { return Ok(()) };
         let blocks = self.book.blocks(paged)?;
         match held.iter().find(|&&block| blocks.references(block) > 1) {
@@ -103,7 +104,7 @@ impl MambaHybridCacheManager {
         }
     }
 
-    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(Place, Vec<BlockId>), ManagerError> {
+    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(PoolIndex, Vec<BlockId>), ManagerError> {
         let place = self.current(route)?;
         let Indexing::Blocks(paged) = place.indexing else {
             return Err(BookError::UnknownPool(place.pool.to_string()).into());
@@ -118,7 +119,7 @@ impl MambaHybridCacheManager {
     pub fn read_state(&self, sequence: SequenceId, route: Route) -> Result<Tensor, ManagerError> {
         let place = self.current(route)?;
         let slot = self.book.resident(sequence)?.slot;
-        self.mamba.read(place, slot.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
+        self.pools.states()?.read(place, slot.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
     }
 
     /// Sets every element of every pool but the padding, to prove that a model reads the pools.
@@ -134,11 +135,11 @@ impl MambaHybridCacheManager {
     /// # Errors
     /// A failing device.
     pub fn fill_free(&self, value: f64) -> Result<(), ManagerError> {
-        for paged in 0..self.kv.num_pools() {
+        for paged in 0..self.kv().num_pools() {
             let free = self.book.blocks(paged)?.free_blocks();
-            self.kv.pool(paged).fill_units(free.map(|block| block.0), value)?;
+            self.kv().pool(paged).fill_units(free.map(|block| block.0), value)?;
         }
-        for pool in self.mamba.slot_pools() {
+        for pool in self.mamba().into_iter().flat_map(MambaCacheManager::slot_pools) {
             pool.fill_units(self.book.slots().free_slots().map(|slot| slot.0), value)?;
         }
         Ok(())

@@ -7,10 +7,10 @@
 use cacheplan_kernels::MlaCacheMode;
 use candle_core::{D, DType, Tensor};
 
-use super::hybrid::{MambaHybridCacheManager, Route};
+use super::manager::{CacheManager, Route};
 use crate::ManagerError;
 
-impl MambaHybridCacheManager {
+impl CacheManager {
     /// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
     ///
     /// `oldest` `[conv_dim]` is the column that goes in front; without it that column is zero, which changes no output.
@@ -38,7 +38,7 @@ impl MambaHybridCacheManager {
     }
 }
 
-/// Where a layer's MLA cache lies, and in which of the four modes.
+/// Locates a layer's MLA cache, and names its mode of the four.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlaCache {
     /// The mode that the pools have.

@@ -1,14 +1,12 @@
 //! The paged pools: keys, values and latents in blocks.
 
-use std::collections::HashMap;
-
 use cacheplan_handlers::{DType, KvLayout, ResourceHandler};
 use cacheplan_kernels::{Backend, GroupFormat, KvLayerView, KvQuant, KvScales};
 use cacheplan_planner::{CachePlan, Member};
 use candle_core::Tensor;
 
 use super::pool::PoolTensor;
-use crate::book::{BlockId, Indexing, Layout, PagedSpec, Place};
+use crate::book::{BlockId, Indexing, Layout, PagedSpec, PoolIndex};
 use crate::{BookError, ManagerError};
 
 /// Owns the paged pools of a plan; a block of a pool holds the same tokens for all its layers.
@@ -27,32 +25,17 @@ struct KvPool {
 
 #[derive(Debug)]
 struct KvMember {
-    resource: String,
     dtype: DType,
     view: KvLayerView,
-    settings: KvSettings,
 }
 
-/// What a layer's contents are read with, beside the plan.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KvSettings {
-    /// 1 until they are set, and of no effect in dtypes wider than 8 bits and in formats that carry their own.
-    scales: KvScales,
-}
-
-impl Default for KvSettings {
-    fn default() -> Self {
-        Self { scales: KvScales { k: 1.0, v: 1.0 } }
-    }
-}
-
-/// The settings of every layer by resource, for pools that are made anew.
-pub(super) type Settings = HashMap<String, KvSettings>;
+/// 8-bit rows are stored as they are.
+const UNSCALED: KvScales = KvScales { k: 1.0, v: 1.0 };
 
 impl KvMember {
     fn quant(&self) -> Option<KvQuant<'static>> {
         match self.dtype {
-            DType::F8E4m3 | DType::Int8 => Some(self.settings.scales.into()),
+            DType::F8E4m3 | DType::Int8 => Some(UNSCALED.into()),
             DType::Q8_0 => Some(KvQuant::Grouped(GroupFormat::Q8_0)),
             DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
             DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
@@ -98,58 +81,25 @@ impl KvCacheManager {
                     .resource(&member.resource)
                     .ok_or_else(|| ManagerError::UnknownResource(member.resource.clone()))?;
                 let view = view(&resource.handler, member, &tensor, spec)?;
-                members.push(KvMember {
-                    resource: member.resource.clone(),
-                    dtype: resource.handler.dtype(),
-                    view,
-                    settings: KvSettings::default(),
-                });
+                members.push(KvMember { dtype: resource.handler.dtype(), view });
             }
             pools.push(KvPool { spec: spec.clone(), tensor, members });
         }
         Ok(Self { pools })
     }
 
-    /// How many pools there are.
+    /// Counts the pools.
     pub fn num_pools(&self) -> usize {
         self.pools.len()
     }
 
-    /// Sets the scales of an 8-bit layer.
-    ///
-    /// # Errors
-    /// A place that is not in a paged pool.
-    pub fn set_scales(&mut self, place: Place, scales: KvScales) -> Result<(), ManagerError> {
-        self.settings_mut(place)?.scales = scales;
-        Ok(())
-    }
-
-    fn settings_mut(&mut self, place: Place) -> Result<&mut KvSettings, BookError> {
-        let Indexing::Blocks(paged) = place.indexing else {
-            return Err(BookError::UnknownPool(place.pool.to_string()));
-        };
-        let member = self.pools.get_mut(paged).and_then(|pool| pool.members.get_mut(place.member));
-        Ok(&mut member.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?.settings)
-    }
-
-    pub(super) fn settings(&self) -> Settings {
-        let members = self.pools.iter().flat_map(|pool| &pool.members);
-        members.map(|member| (member.resource.clone(), member.settings)).collect()
-    }
-
-    pub(super) fn take_settings(&mut self, settings: &Settings) {
-        for member in self.pools.iter_mut().flat_map(|pool| &mut pool.members) {
-            member.settings = settings.get(&member.resource).copied().unwrap_or(member.settings);
-        }
-    }
-
-    pub(crate) fn layer(&self, place: Place) -> Result<KvLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<KvLayer<'_>, ManagerError> {
         let (paged, pool, member) = self.member(place)?;
         Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.
-    pub(crate) fn read(&self, place: Place, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
         let (_, pool, member) = self.member(place)?;
         let (spec, view) = (&pool.spec, member.view);
         let used = &table[..spec.blocks_for(tokens) as usize];
@@ -171,7 +121,7 @@ impl KvCacheManager {
     }
 
     /// Blocks of an MLA layer as they are stored, `[blocks, columns, block_size, width of a column]`; rows are one column.
-    pub(crate) fn read_latent(&self, place: Place, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read_latent(&self, place: PoolIndex, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
         let (pool, view) = self.latent(place)?;
         let (_, _, member) = self.member(place)?;
         let shape = (blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim);
@@ -179,7 +129,12 @@ impl KvCacheManager {
     }
 
     /// Writes blocks of an MLA layer as [`KvCacheManager::read_latent`] gives them.
-    pub(crate) fn write_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn write_latent(
+        &self,
+        place: PoolIndex,
+        blocks: &[BlockId],
+        values: &Tensor,
+    ) -> Result<(), ManagerError> {
         let (_, pool, member) = self.member(place)?;
         for (block, row) in blocks.iter().zip(0..) {
             let start = block.0 as usize * member.view.block_elems + member.view.layer_offset;
@@ -189,7 +144,12 @@ impl KvCacheManager {
     }
 
     /// Checks that values are what [`KvCacheManager::read_latent`] would give.
-    pub(crate) fn check_latent(&self, place: Place, blocks: &[BlockId], values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn check_latent(
+        &self,
+        place: PoolIndex,
+        blocks: &[BlockId],
+        values: &Tensor,
+    ) -> Result<(), ManagerError> {
         let (pool, view) = self.latent(place)?;
         let expected = [blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim];
         if values.dims() == expected && values.dtype() == pool.tensor.dtype() {
@@ -201,7 +161,7 @@ impl KvCacheManager {
     }
 
     /// A layer with one tensor, in which the tokens of a column lie one after the other.
-    fn latent(&self, place: Place) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
+    fn latent(&self, place: PoolIndex) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
         let (_, pool, member) = self.member(place)?;
         if matches!(
             member.view,
@@ -248,7 +208,7 @@ impl KvCacheManager {
         self.pools.iter_mut().map(|pool| (pool.spec.pool, &mut pool.tensor))
     }
 
-    fn member(&self, place: Place) -> Result<(usize, &KvPool, &KvMember), BookError> {
+    fn member(&self, place: PoolIndex) -> Result<(usize, &KvPool, &KvMember), BookError> {
         let unknown = || BookError::UnknownPool(place.pool.to_string());
         let Indexing::Blocks(paged) = place.indexing else { return Err(unknown()) };
         let pool = self.pools.get(paged).ok_or_else(unknown)?;

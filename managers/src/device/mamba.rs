@@ -6,9 +6,9 @@ use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::{Device, Tensor};
 
 use super::checkpoints::{CheckpointPool, StoredState};
+use super::int8::StateShape;
 use super::pool::PoolTensor;
-use crate::book::prefix::StateShape;
-use crate::book::{Indexing, Layout, Place, SlotId};
+use crate::book::{Indexing, Layout, PoolIndex, SlotId};
 use crate::{BookError, ManagerError};
 
 /// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
@@ -138,11 +138,6 @@ impl MambaCacheManager {
         Ok(manager)
     }
 
-    /// Whether there is nothing to manage.
-    pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     /// Zeroes every slot, the padding slots included.
     ///
     /// # Errors
@@ -151,13 +146,13 @@ impl MambaCacheManager {
         self.slots.iter().try_for_each(|pool| Ok(pool.tensor.tensor.zero_set()?))
     }
 
-    pub(crate) fn layer(&self, place: Place) -> Result<StateLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<StateLayer<'_>, ManagerError> {
         let (pool, member) = self.member(place)?;
         Ok(state_layer(pool, member))
     }
 
     /// Writes a sequence's candidates' inputs `[tokens, elems]` where a commit looks for them.
-    pub(crate) fn stash(&self, place: Place, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn stash(&self, place: PoolIndex, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
         let (pool, member) = self.member(place)?;
         let (unit, view, room) = match (member.candidate_view(), place.indexing) {
             (Some(columns), _) => (slot.0, columns, member.candidates),
@@ -174,7 +169,7 @@ impl MambaCacheManager {
     }
 
     /// One slot's state of one layer, `[d0, d1, d2]` as the view says.
-    pub(crate) fn read(&self, place: Place, slot: SlotId) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, slot: SlotId) -> Result<Tensor, ManagerError> {
         let StateLayer { pool, view, .. } = self.layer(place)?;
         let row = pool.narrow(0, slot.0 as usize, 1)?.narrow(1, view.layer_offset, view.elems())?;
         Ok(row.reshape(view.shape.to_vec())?.copy()?)
@@ -306,7 +301,7 @@ impl MambaCacheManager {
         members.filter(|(_, member)| member.candidates > 0)
     }
 
-    fn member(&self, place: Place) -> Result<(&StatePool, &StateMember), BookError> {
+    fn member(&self, place: PoolIndex) -> Result<(&StatePool, &StateMember), BookError> {
         let mut pools = self.slots.iter().chain(&self.drafts);
         let pool = pools.find(|pool| pool.index == place.pool);
         let member = pool.and_then(|pool| pool.members.get(place.member).map(|member| (pool, member)));

@@ -6,23 +6,29 @@ mod commit;
 mod cuda;
 pub(crate) mod error;
 mod fault;
-#[cfg(test)]
-mod fault_tests;
 mod host;
 mod hybrid;
 mod inspect;
+mod int8;
 mod interchange;
 mod kv;
 mod mamba;
+mod manager;
+mod measure;
 mod park;
 mod peak;
 mod pool;
 mod prefix;
 mod sequences;
 mod set;
+#[cfg(test)]
+mod tests;
 
-pub use hybrid::{MambaHybridCacheManager, Route};
+pub use hybrid::{MambaHybridCacheManager, Manager};
+pub use int8::Int8Error;
 pub use interchange::{MlaBlocks, MlaCache};
-pub use kv::KvLayer;
-pub use mamba::{CapturedState, ReplayLayer, StateLayer};
-pub use set::CacheSet;
+pub use kv::{DenseKv, KvCacheManager, KvLayer};
+pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
+pub use manager::{CacheManager, Route};
+pub use peak::Peak;
+pub use set::{CacheSet, PoolBytes};

@@ -3,12 +3,12 @@
 use candle_core::Device;
 
 use super::host::HostCopy;
-use super::hybrid::MambaHybridCacheManager;
 use super::mamba::CapturedState;
+use super::manager::CacheManager;
 use crate::book::{CacheBook, SequenceId};
 use crate::{BookError, ManagerError};
 
-impl MambaHybridCacheManager {
+impl CacheManager {
     /// Moves a sequence's blocks and state to the plan's host tier.
     ///
     /// # Errors
@@ -19,17 +19,19 @@ impl MambaHybridCacheManager {
         self.park(sequence)
     }
 
-    /// As [`MambaHybridCacheManager::offload`] whatever the tier's room.
+    /// As [`CacheManager::offload`] whatever the tier's room.
     pub(super) fn park(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
         self.settle()?;
         let held = self.book.held_blocks(sequence)?;
         let mut blocks = Vec::with_capacity(held.len());
         for (paged, ids) in held.iter().enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
-            blocks.push(self.kv.pool(paged).read_units(&ids)?.to_device(&Device::Cpu)?);
+            blocks.push(self.kv().pool(paged).read_units(&ids)?.to_device(&Device::Cpu)?);
         }
         let state = self.capture(sequence)?.to_device(&Device::Cpu)?;
         self.book.park(sequence)?;
+        // Sequences whose leases were dropped are the books' business alone until here.
+        self.host.sequences.retain(|&parked, _| self.book.residency(parked).is_ok());
         self.host.sequences.insert(sequence, HostCopy { blocks, state });
         Ok(())
     }
@@ -53,10 +55,10 @@ impl MambaHybridCacheManager {
         let Some(copy) = self.host.sequences.get(&sequence) else { return Ok(()) };
         for (paged, (ids, values)) in self.book.held_blocks(sequence)?.iter().zip(&copy.blocks).enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
-            self.kv.pool(paged).write_units(&ids, values)?;
+            self.kv().pool(paged).write_units(&ids, values)?;
         }
         match self.book.slot(sequence)? {
-            Some(slot) => self.mamba.restore(slot, &copy.state),
+            Some(slot) => self.pools.states()?.restore(slot, &copy.state),
             None => Ok(()),
         }
     }
@@ -69,7 +71,7 @@ impl MambaHybridCacheManager {
         self.ready()?;
         let settled = self.book.settled(sequence)?;
         match settled.slot {
-            Some(slot) => self.mamba.capture(slot, settled.tokens),
+            Some(slot) => self.pools.states()?.capture(slot, settled.tokens),
             None => Ok(CapturedState { tokens: settled.tokens, pools: Vec::new() }),
         }
     }
@@ -81,11 +83,15 @@ impl MambaHybridCacheManager {
     /// [`ManagerError::ContentsLost`] if the device fails while it writes them.
     pub fn restore(&mut self, sequence: SequenceId, state: &CapturedState) -> Result<(), ManagerError> {
         self.settle()?;
-        self.mamba.check_captured(state)?;
+        match self.mamba() {
+            Some(mamba) => mamba.check_captured(state)?,
+            None if state.pools.is_empty() => {}
+            None => return Err(ManagerError::ForeignState("it has states, and the plan has none".into())),
+        }
         self.book.cut(sequence, state.tokens)?;
         match self.book.slot(sequence)? {
             Some(slot) => {
-                let done = self.mamba.restore(slot, state);
+                let done = self.pools.states()?.restore(slot, state);
                 self.lose_unless(done, &[sequence])
             }
             None => Ok(()),

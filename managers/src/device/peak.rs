@@ -1,10 +1,6 @@
 //! The most bytes that a piece of work has beyond what is resident, counted and not derived.
 
-use candle_core::Device;
-
-use crate::CountingAllocator;
-
-/// What was counted around a piece of work.
+/// Holds what was counted around a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
     /// Bytes allocated before it.
@@ -13,56 +9,6 @@ pub struct Peak {
     pub beyond_bytes: u64,
     /// What counted.
     pub method: &'static str,
-}
-
-impl CountingAllocator {
-    /// What `body` returns, and its peak; `None` if nothing counts the device's bytes.
-    ///
-    /// On the CPU every thread of the process counts, so that nothing else should run meanwhile.
-    pub fn measure_peak<R>(device: &Device, body: impl FnOnce() -> R) -> (R, Option<Peak>) {
-        match device {
-            Device::Cpu => {
-                let before = Self::current();
-                Self::reset_peak();
-                let result = body();
-                let peak = before.zip(Self::peak()).map(|(before, peak)| Peak {
-                    resident_bytes: before,
-                    beyond_bytes: peak.saturating_sub(before),
-                    method: "counting allocator",
-                });
-                (result, peak)
-            }
-            Device::Cuda(cuda) => cuda_peak(cuda, body),
-            Device::Metal(_) => (body(), None),
-        }
-    }
-
-    /// Gives memory that was freed back to a device whose pool keeps it, so that it counts as free.
-    pub fn trim_device(device: &Device) {
-        if let Device::Cuda(cuda) = device {
-            give_back(cuda);
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn give_back(device: &candle_core::CudaDevice) {
-    // A device that keeps it has less to give, no more.
-    let _ = super::cuda::trim(device);
-}
-
-#[cfg(not(feature = "cuda"))]
-fn give_back(_: &candle_core::CudaDevice) {}
-
-#[cfg(feature = "cuda")]
-fn cuda_peak<R>(device: &candle_core::CudaDevice, body: impl FnOnce() -> R) -> (R, Option<Peak>) {
-    let (result, peak) = super::cuda::watch(device, body);
-    (result, peak.map(PoolPeak::of_work))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_peak<R>(_: &candle_core::CudaDevice, body: impl FnOnce() -> R) -> (R, Option<Peak>) {
-    (body(), None)
 }
 
 /// Bytes of a device's memory pool.

@@ -5,8 +5,8 @@ use candle_core::{Device, Tensor};
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
-use crate::book::prefix::HostTier;
 use crate::book::{BlockId, Layout, SlotId};
+use crate::prefix::HostTier;
 use crate::{BookError, ManagerError};
 
 impl MambaCacheManager {
@@ -65,7 +65,7 @@ pub(super) struct PrefixHost {
 impl PrefixHost {
     pub(super) fn allocate(
         kv: &KvCacheManager,
-        mamba: &MambaCacheManager,
+        mamba: Option<&MambaCacheManager>,
         layout: &Layout,
         tier: HostTier,
     ) -> Result<Self, ManagerError> {
@@ -73,7 +73,8 @@ impl PrefixHost {
             let units = if spec.window.is_some() { tier.windows } else { tier.blocks };
             kv.pool(spec.paged).on_host(units)
         });
-        let states = mamba.checkpoint_pools().map(|pool| pool.on_host(tier.slots));
+        let states =
+            mamba.into_iter().flat_map(MambaCacheManager::checkpoint_pools).map(|pool| pool.on_host(tier.slots));
         Ok(Self { blocks: blocks.collect::<Result<_, _>>()?, states: states.collect::<Result<_, _>>()? })
     }
 

@@ -1,10 +1,10 @@
 //! What a serving loop does with sequences: admit, grow, fork, cut, finish.
 
-use super::hybrid::MambaHybridCacheManager;
+use super::manager::CacheManager;
 use crate::book::{CacheBook, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work};
 use crate::{BookError, ManagerError};
 
-impl MambaHybridCacheManager {
+impl CacheManager {
     /// Admits a sequence; see [`CacheBook::admit`].
     ///
     /// # Errors
@@ -54,10 +54,10 @@ impl MambaHybridCacheManager {
         self.execute(|book, copies| book.undo_step(work, copies, false))
     }
 
-    /// As [`MambaHybridCacheManager::step`] for candidates; see [`CacheBook::speculate`].
+    /// As [`CacheManager::step`] for candidates; see [`CacheBook::speculate`].
     ///
     /// # Errors
-    /// As [`MambaHybridCacheManager::step`].
+    /// As [`CacheManager::step`].
     pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
         self.settle()?;
         self.book.speculate(work, metadata)?;

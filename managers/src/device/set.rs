@@ -5,12 +5,12 @@ use cacheplan_planner::{CachePlan, Owner};
 use serde::Serialize;
 
 use super::host::HostMemory;
-use super::hybrid::{MambaHybridCacheManager, Pools};
-use super::kv::Settings;
+use super::hybrid::Pools;
+use super::manager::CacheManager;
 use super::prefix::PrefixHost;
 use crate::ManagerError;
-use crate::book::prefix::Strategy;
-use crate::book::{CacheBook, PrefixReuse, Residency, Windows};
+use crate::book::{CacheBook, Windows};
+use crate::prefix::{PrefixReuse, Strategy};
 
 /// The pools of one plan on one device.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct CacheSet {
     on: Backend,
     generation: u32,
     /// Absent after a shutdown.
-    manager: Option<MambaHybridCacheManager>,
+    manager: Option<CacheManager>,
 }
 
 /// Planned beside actual bytes of one pool.
@@ -49,7 +49,7 @@ impl CacheSet {
     /// As [`CacheSet::allocate`].
     pub fn with_windows(plan: &CachePlan, windows: Windows, on: impl Into<Backend>) -> Result<Self, ManagerError> {
         let mut set = Self { plan: plan.clone(), windows, on: on.into(), generation: 0, manager: None };
-        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostMemory::default(), &Settings::new())?;
+        set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostMemory::default())?;
         Ok(set)
     }
 
@@ -57,7 +57,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager(&self) -> Result<&MambaHybridCacheManager, ManagerError> {
+    pub fn manager(&self) -> Result<&CacheManager, ManagerError> {
         self.manager.as_ref().ok_or(ManagerError::ShutDown)
     }
 
@@ -65,7 +65,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager_mut(&mut self) -> Result<&mut MambaHybridCacheManager, ManagerError> {
+    pub fn manager_mut(&mut self) -> Result<&mut CacheManager, ManagerError> {
         self.manager.as_mut().ok_or(ManagerError::ShutDown)
     }
 
@@ -101,7 +101,7 @@ impl CacheSet {
         let reuse = PrefixReuse::for_tenants(&plan, &mut manager.book, strategy, tenants)?;
         manager.host.prefixes = PrefixHost::default();
         if let Some(tier) = reuse.host() {
-            manager.host.prefixes = PrefixHost::allocate(&manager.kv, &manager.mamba, manager.book.layout(), tier)?;
+            manager.host.prefixes = PrefixHost::allocate(manager.kv(), manager.mamba(), manager.book.layout(), tier)?;
         }
         Ok(reuse)
     }
@@ -162,44 +162,19 @@ impl CacheSet {
     fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<(), ManagerError> {
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
-            return self.assemble(plan, fresh, HostMemory::default(), &Settings::new());
+            return self.assemble(plan, fresh, HostMemory::default());
         };
-        let settings = manager.kv().settings();
         let (book, host) = manager.into_parts();
         match Pools::allocate(plan, fresh.layout(), &self.on) {
             Ok(pools) => {
-                self.adopt(plan.clone(), book.replaced_by(fresh), pools, host, &settings);
+                self.adopt(plan.clone(), book.replaced_by(fresh), pools, host);
                 Ok(())
             }
             Err(error) => {
-                self.assemble(&self.plan.clone(), book, host, &settings)?;
+                self.assemble(&self.plan.clone(), book, host)?;
                 Err(error)
             }
         }
-    }
-
-    /// As [`CacheSet::resize`] with sequences in the pools: they wait in host memory meanwhile, and their handles
-    /// stay valid.
-    ///
-    /// # Errors
-    /// New pools that cannot hold them, an uncommitted speculative step, blocks or slots that a prefix cache holds;
-    /// then everything is as before. As [`CacheSet::resize`] for a plan that cannot be allocated; sequences are then
-    /// in the pools again. Sequences that a failing device does not take back stay offloaded.
-    pub fn resize_migrating(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
-        let fresh = CacheBook::with_windows(plan, self.windows)?;
-        let manager = self.manager_mut()?;
-        manager.check_offloaded(&fresh)?;
-        let sequences = manager.book().check_migration(plan)?;
-        let parked = sequences.iter().try_for_each(|&sequence| manager.park(sequence));
-        let resized = parked.and_then(|()| self.replace(plan, fresh));
-        let Some(manager) = &mut self.manager else { return resized };
-        let mut returned = Ok(());
-        for &sequence in &sequences {
-            if manager.book().residency(sequence)? == Residency::Offloaded {
-                returned = returned.and(manager.onload(sequence));
-            }
-        }
-        resized.and(returned)
     }
 
     /// Moves capacity between the pools while sequences live in them: `plan` has the same pools with other units.
@@ -241,21 +216,14 @@ impl CacheSet {
     }
 
     /// Allocates the pools of a plan for books that suit it.
-    fn assemble(
-        &mut self,
-        plan: &CachePlan,
-        book: CacheBook,
-        host: HostMemory,
-        settings: &Settings,
-    ) -> Result<(), ManagerError> {
+    fn assemble(&mut self, plan: &CachePlan, book: CacheBook, host: HostMemory) -> Result<(), ManagerError> {
         let pools = Pools::allocate(plan, book.layout(), &self.on)?;
-        self.adopt(plan.clone(), book, pools, host, settings);
+        self.adopt(plan.clone(), book, pools, host);
         Ok(())
     }
 
-    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostMemory, settings: &Settings) {
-        let mut manager = MambaHybridCacheManager::new(plan.manager, book, pools, host, self.generation);
-        manager.kv_mut().take_settings(settings);
+    fn adopt(&mut self, plan: CachePlan, book: CacheBook, pools: Pools, host: HostMemory) {
+        let manager = CacheManager::new(plan.manager, book, pools, host, self.generation);
         self.manager = Some(manager);
         self.plan = plan;
     }

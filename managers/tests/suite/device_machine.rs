@@ -10,7 +10,7 @@ use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_managers::book::{
     Accepted, BlockId, CacheBook, Prefix, Residency, SequenceId, SetAside, SlotId, StepMetadata, Windows, Work,
 };
-use cacheplan_managers::device::{CacheSet, CapturedState, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet, CapturedState};
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::SlotDomain;
 use candle_core::{Device, Tensor};
@@ -66,7 +66,7 @@ impl Machine {
         Self { set, models: BTreeMap::new(), held: Vec::new(), host: None, captured: Vec::new(), next: 1 }
     }
 
-    fn manager(&mut self) -> &mut MambaHybridCacheManager {
+    fn manager(&mut self) -> &mut CacheManager {
         self.set.manager_mut().unwrap()
     }
 
@@ -147,11 +147,7 @@ impl Machine {
     }
 
     /// Holds a sequence's visible blocks and the checkpoint that `keep` makes of it.
-    fn hold(
-        &mut self,
-        id: SequenceId,
-        keep: impl FnOnce(&mut MambaHybridCacheManager) -> Result<SlotId, ManagerError>,
-    ) {
+    fn hold(&mut self, id: SequenceId, keep: impl FnOnce(&mut CacheManager) -> Result<SlotId, ManagerError>) {
         let tokens = self.models[&id].tokens.clone();
         let book = self.manager().book();
         let len = tokens.len() as u32;
@@ -258,13 +254,12 @@ impl Machine {
         }
     }
 
-    /// Other sizes under live sequences, through host memory, or after a shutdown.
+    /// Other sizes under live sequences, or after a shutdown.
     fn resize(&mut self, pick: u8, amount: u8) {
         let plan = setup(12 + u64::from(amount % 20), 2 + u64::from(pick % 4)).plan();
         let done = match amount % 4 {
             0 => self.set.rebalance(&plan),
-            1 => self.set.resize_migrating(&plan),
-            2 => self.set.resize(&plan),
+            1 | 2 => self.set.resize(&plan),
             _ => self.manager().compact_slots().map(|_| ()),
         };
         match done {
@@ -285,10 +280,7 @@ impl Machine {
     }
 
     /// Runs what may lack room or come at the wrong time.
-    fn allowed<R>(
-        &mut self,
-        operation: impl FnOnce(&mut MambaHybridCacheManager) -> Result<R, ManagerError>,
-    ) -> Option<R> {
+    fn allowed<R>(&mut self, operation: impl FnOnce(&mut CacheManager) -> Result<R, ManagerError>) -> Option<R> {
         match operation(self.manager()) {
             Ok(result) => Some(result),
             Err(ManagerError::Book(

@@ -5,7 +5,7 @@ use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_kernels::MlaCacheMode;
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, MlaBlocks, MlaCache};
+use cacheplan_managers::device::{CacheManager, CacheSet, MlaBlocks, MlaCache};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -15,9 +15,9 @@ const ROPE: usize = 16;
 #[rstest]
 fn conv_states_convert_without_loss(#[values(2, 3, 4)] d_conv: usize, #[values(true, false)] keep_oldest: bool) {
     let wide = Tensor::arange(0f32, (5 * d_conv) as f32, &Device::Cpu).unwrap().reshape((5, d_conv)).unwrap();
-    let (state, oldest) = MambaHybridCacheManager::narrow_conv_state(&wide).unwrap();
+    let (state, oldest) = CacheManager::narrow_conv_state(&wide).unwrap();
     assert_eq!(state.dims(), [d_conv - 1, 5]);
-    let back = MambaHybridCacheManager::widen_conv_state(&state, keep_oldest.then_some(&oldest)).unwrap();
+    let back = CacheManager::widen_conv_state(&state, keep_oldest.then_some(&oldest)).unwrap();
     let rows: Vec<Vec<f32>> = back.to_vec2().unwrap();
     for (row, original) in rows.iter().zip(wide.to_vec2::<f32>().unwrap()) {
         assert_eq!(row[1..], original[1..]);
@@ -204,7 +204,7 @@ fn a_layer_in_nz_order_reads_as_rows_and_stays_so_in_other_pools() {
         flat(&manager.read_kv(sequence, manager.route(1, &Kind::MlaPaged).unwrap()).unwrap().keys)
     };
     assert_eq!(read(&world.set, world.sequence), expected);
-    world.set.resize_migrating(&setup(MlaCacheMode::Nz, LATENT, ROPE, DType::F32).blocks(20).plan()).unwrap();
+    world.set.rebalance(&setup(MlaCacheMode::Nz, LATENT, ROPE, DType::F32).blocks(20).plan()).unwrap();
     assert_eq!(read(&world.set, world.sequence), expected);
 }
 

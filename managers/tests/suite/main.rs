@@ -17,14 +17,8 @@ mod prefix_device;
 mod prefix_eviction;
 mod prefix_host;
 mod prefix_inputs;
-mod prefix_int8;
-mod prefix_metrics;
-mod prefix_oracle;
-mod prefix_plan;
 mod prefix_positions;
-mod prefix_resend;
 mod prefix_simulate;
-mod prefix_snapshot;
 mod prefix_tree;
 #[cfg(feature = "device")]
 mod quantised;
@@ -46,3 +40,12 @@ mod zoo;
 /// Counts what each test's own thread allocates, so that planned bytes are compared with allocated ones.
 #[global_allocator]
 static ALLOCATOR: cacheplan_managers::CountingAllocator = cacheplan_managers::CountingAllocator;
+
+/// What the books refused; a failing device is none of these tests' business.
+#[cfg(feature = "device")]
+fn of_books(refused: cacheplan_managers::ManagerError) -> cacheplan_managers::BookError {
+    match refused {
+        cacheplan_managers::ManagerError::Book(refused) => refused,
+        other => panic!("{other}"),
+    }
+}

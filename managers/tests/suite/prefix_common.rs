@@ -2,11 +2,11 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part of the harness")]
 
-use cacheplan_managers::book::prefix::{
-    Evicted, Eviction, Insert, Inserted, Key, LeafRule, Match, Namespace, Receipt, Released, TenantId, Token, Tree,
-    TreeConfig, WindowSpan,
-};
 use cacheplan_managers::book::{BlockId, SlotId};
+use cacheplan_managers::prefix::{
+    Evicted, Eviction, Insert, Inserted, Key, Match, Namespace, Receipt, Released, TenantId, Token, Tree, TreeConfig,
+    WindowSpan,
+};
 
 pub fn tokens(range: std::ops::RangeInclusive<Token>) -> Vec<Token> {
     range.collect()
@@ -14,10 +14,6 @@ pub fn tokens(range: std::ops::RangeInclusive<Token>) -> Vec<Token> {
 
 pub fn config() -> TreeConfig {
     TreeConfig { eviction: Eviction::Lru, ..TreeConfig::default() }
-}
-
-pub fn legacy() -> TreeConfig {
-    TreeConfig { leaves: LeafRule::State, ..config() }
 }
 
 pub struct Harness {

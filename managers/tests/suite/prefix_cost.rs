@@ -1,6 +1,6 @@
 //! The cost model against the formulas of the engines.
 
-use cacheplan_managers::book::prefix::{Cost, kv_heads_per_device};
+use cacheplan_managers::prefix::Cost;
 
 #[test]
 fn f_no_tokens_cost_nothing() {
@@ -19,11 +19,6 @@ fn f_attention_pays_for_projections_and_for_pairs() {
 fn f_linear_attention_pays_for_the_scan_and_for_projections() {
     let expected = 2 * 10 * 256 * 32 + 8 * 10 * 512 * 256;
     assert_eq!(Cost::linear_attention(512, 4, 64, 32).of(10), f64::from(expected));
-}
-
-#[test]
-fn f_kv_heads_are_replicated_rather_than_cut() {
-    assert_eq!((kv_heads_per_device(8, 2), kv_heads_per_device(2, 8)), (4, 1));
 }
 
 #[test]

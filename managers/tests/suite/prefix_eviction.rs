@@ -1,7 +1,7 @@
 //! What evictions cost and what they choose.
 
 use crate::prefix_common::{Harness, config, tokens};
-use cacheplan_managers::book::prefix::{Eviction, Token, TreeConfig};
+use cacheplan_managers::prefix::{Eviction, Token, TreeConfig};
 use rstest::rstest;
 
 fn coverage() -> TreeConfig {

@@ -2,9 +2,7 @@
 
 use crate::prefix_common::{Harness, config, tokens};
 use cacheplan_managers::book::BlockId;
-use cacheplan_managers::book::prefix::{
-    Hold, HostBlockId, HostTier, LeafRule, Load, Offload, PrefixError, Released, Tree, TreeConfig,
-};
+use cacheplan_managers::prefix::{Hold, HostBlockId, HostTier, Load, Offload, PrefixError, Released, TreeConfig};
 
 fn tiered(blocks: u32, slots: u32) -> TreeConfig {
     TreeConfig { host: Some(HostTier { blocks, slots, windows: 0 }), chunk: 2, ..config() }
@@ -108,12 +106,6 @@ fn what_the_host_cannot_hold_drives_nothing_out_of_it() {
     h.evict_kv(1);
     assert_eq!((h.find(&[50, 51]).hit, h.find(&tokens(1..=8)).kv_hit), (2, 0));
     h.audit();
-}
-
-#[test]
-fn a_host_tier_beside_the_leaf_rule_state_is_refused() {
-    let legacy = TreeConfig { leaves: LeafRule::State, ..tiered(4, 1) };
-    assert!(matches!(Tree::new(legacy), Err(PrefixError::Config { .. })));
 }
 
 fn windowed(windows: u32) -> TreeConfig {

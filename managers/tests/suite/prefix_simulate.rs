@@ -1,8 +1,8 @@
 //! Hit rates on fixed workloads, and the formats of traces.
 
 use crate::traces::{CONVERSATION, SYNTHETIC, TOOL_AGENT, Traffic, conversations};
-use cacheplan_managers::book::prefix::Metrics;
-use cacheplan_managers::book::{Ceiling, Piece, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
+use cacheplan_managers::prefix::Metrics;
+use cacheplan_managers::simulate::{Ceiling, Piece, Policy, Report, Scenario, SimulateError, TraceRequest, Workload};
 use rstest::rstest;
 
 fn hit_rate(requests: &[TraceRequest], policy: Policy, checkpoints: Option<usize>) -> f64 {

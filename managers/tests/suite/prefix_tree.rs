@@ -1,10 +1,10 @@
 //! The tree against tables of the behaviour that engines agree on.
 
-use crate::prefix_common::{Harness, config, legacy, tokens};
-use cacheplan_managers::book::prefix::{
-    Hold, Insert, Key, LeafRule, Namespace, PrefixError, Released, TenantId, Token, Tree, TreeConfig,
-};
+use crate::prefix_common::{Harness, config, tokens};
 use cacheplan_managers::book::{BlockId, SlotId};
+use cacheplan_managers::prefix::{
+    Hold, Insert, Key, Namespace, PrefixError, Released, TenantId, Token, Tree, TreeConfig,
+};
 use rstest::rstest;
 
 const PATH: [Token; 7] = [1, 2, 3, 4, 5, 60, 70];
@@ -25,9 +25,9 @@ fn table_a(config: TreeConfig) -> Harness {
     h
 }
 
-#[rstest]
-fn a_prefixes_states_and_evictions_follow_the_engines(#[values(config(), legacy())] config: TreeConfig) {
-    let mut h = table_a(config);
+#[test]
+fn a_prefixes_states_and_evictions_follow_the_engines() {
+    let mut h = table_a(config());
     let a5 = h.evict_kv(1);
     assert_eq!((a5.tokens, a5.states), (3, 1), "A5");
     assert_eq!(h.find(&[10, 11, 12]).kv_hit, 0, "A5");
@@ -106,22 +106,6 @@ fn c3_a_second_state_for_a_node_is_refused_and_comes_back() {
 }
 
 #[test]
-fn c4_the_leaf_rule_state_refuses_a_leaf_without_one() {
-    let mut tree = Tree::new(legacy()).unwrap();
-    let insert = Insert {
-        key: Key { namespace: &Namespace::default(), tokens: &[1] },
-        blocks: &[BlockId(0)],
-        owned: 0,
-        state: None,
-        window: None,
-        tenant: TenantId::default(),
-    };
-    let mut out = Released::default();
-    assert_eq!(tree.insert(&insert, &mut out), Err(PrefixError::StateRequired));
-    assert_eq!(tree.usage().nodes, 0);
-}
-
-#[test]
 fn c5_c6_a_state_serves_no_shorter_prefix_than_it_has_absorbed() {
     let mut h = Harness::new(TreeConfig { chunk: 64, ..config() }, 2048, 4);
     let prompt = tokens(1..=1008);
@@ -133,17 +117,15 @@ fn c5_c6_a_state_serves_no_shorter_prefix_than_it_has_absorbed() {
 }
 
 #[test]
-fn d1_a_childless_prefix_stays_as_kv_or_goes_by_the_leaf_rule() {
-    for (leaves, freed, left) in [(LeafRule::State, 9, 0), (LeafRule::Kv, 4, 5)] {
-        let mut h = Harness::new(TreeConfig { leaves, ..config() }, 128, 20);
-        h.insert(&tokens(1..=7));
-        h.insert(&PATH);
-        let evicted = h.evict_state(2);
-        assert_eq!((evicted.tokens, evicted.states), (freed, 2), "{leaves:?}");
-        let found = h.find(&[1, 2, 3, 4, 5, 9]);
-        assert_eq!((found.hit, found.kv_hit), (0, left), "{leaves:?}");
-        assert_eq!(h.evict_kv(1).tokens, left, "{leaves:?}");
-    }
+fn d1_a_childless_prefix_stays_as_kv() {
+    let mut h = Harness::new(config(), 128, 20);
+    h.insert(&tokens(1..=7));
+    h.insert(&PATH);
+    let evicted = h.evict_state(2);
+    assert_eq!((evicted.tokens, evicted.states), (4, 2));
+    let found = h.find(&[1, 2, 3, 4, 5, 9]);
+    assert_eq!((found.hit, found.kv_hit), (0, 5));
+    assert_eq!(h.evict_kv(1).tokens, 5);
 }
 
 #[rstest]

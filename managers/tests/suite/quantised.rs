@@ -2,9 +2,8 @@
 
 use crate::support::Setup;
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
-use cacheplan_kernels::{KvQuant, KvScales};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -31,7 +30,7 @@ fn state(number: u32, elems: usize, like: &Tensor) -> Tensor {
 }
 
 /// Leaves the states after candidates `first..` in a draft row.
-fn draft(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
+fn draft(manager: &CacheManager, step: &StepMetadata, first: u32) {
     let layer = manager.state_layer(manager.route(2, &Kind::IntermediateSsm).unwrap()).unwrap();
     let positions = (first..).take(layer.positions).map(|number| state(number, layer.view.elems(), layer.pool));
     let row = Tensor::cat(&positions.collect::<Vec<_>>(), 1).unwrap();
@@ -39,7 +38,7 @@ fn draft(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
 }
 
 /// Writes rows of a layer as a kernel does, byte by byte.
-fn write(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
+fn write(manager: &CacheManager, step: &StepMetadata, first: u32) {
     for number in 0..2 {
         let layer = manager.kv_layer(manager.route(number, &Kind::KvPaged).unwrap()).unwrap();
         let view = layer.view;
@@ -59,7 +58,7 @@ fn write(manager: &MambaHybridCacheManager, step: &StepMetadata, first: u32) {
     }
 }
 
-fn grow(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32, first: u32) {
+fn grow(manager: &mut CacheManager, sequence: SequenceId, tokens: u32, first: u32) {
     let mut step = StepMetadata::default();
     manager.step(&[Work { sequence, tokens }], &mut step).unwrap();
     write(manager, &step, first);
@@ -67,7 +66,7 @@ fn grow(manager: &mut MambaHybridCacheManager, sequence: SequenceId, tokens: u32
 
 /// Checks that a sequence's rows are those of `tokens`, in both layers, and its state that written with `state`.
 #[track_caller]
-fn assert_holds(manager: &MambaHybridCacheManager, sequence: SequenceId, tokens: &[u32], state: u32) {
+fn assert_holds(manager: &CacheManager, sequence: SequenceId, tokens: &[u32], state: u32) {
     let bytes = |tensor: &Tensor| {
         tensor.to_dtype(candle_core::DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
     };
@@ -128,31 +127,9 @@ fn rows_with_their_scales_survive_every_move(
     assert_holds(manager, child, &path, 83);
     set.rebalance(&setup(dtype, layout).blocks(40).plan()).unwrap();
     assert_holds(set.manager().unwrap(), child, &path, 83);
-    set.resize_migrating(&setup(dtype, layout).blocks(20).plan()).unwrap();
+    set.rebalance(&setup(dtype, layout).blocks(20).plan()).unwrap();
     let manager = set.manager_mut().unwrap();
     assert_holds(manager, child, &path, 83);
     manager.restore(parent, &captured).unwrap();
     assert_holds(manager, parent, &[0, 1, 2, 3, 4, 5], 0);
-}
-
-#[test]
-fn scales_of_a_layer_outlive_a_resize() {
-    let plan = setup(DType::F8E4m3, KvLayout::Hnd).plan();
-    let mut set = CacheSet::allocate(&plan, &Device::Cpu).unwrap();
-    let scales = |set: &CacheSet, layer: u32| {
-        let manager = set.manager().unwrap();
-        match manager.kv_layer(manager.route(layer, &Kind::KvPaged).unwrap()).unwrap().quant {
-            Some(KvQuant::PerTensor(scales)) => scales,
-            other => panic!("{other:?}"),
-        }
-    };
-    let place = set.manager().unwrap().book().layout().place(1, &Kind::KvPaged).unwrap();
-    let stated = KvScales { k: 0.25, v: 0.5 };
-    set.manager_mut().unwrap().kv_mut().set_scales(place, stated).unwrap();
-    let sequence = set.manager_mut().unwrap().admit(3).unwrap();
-    set.resize_migrating(&setup(DType::F8E4m3, KvLayout::Hnd).blocks(30).plan()).unwrap();
-    assert_eq!((scales(&set, 0), scales(&set, 1)), (KvScales { k: 1.0, v: 1.0 }, stated));
-    set.manager_mut().unwrap().finish(sequence).unwrap();
-    set.resize(&plan).unwrap();
-    assert_eq!(scales(&set, 1), stated);
 }

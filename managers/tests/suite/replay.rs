@@ -8,7 +8,7 @@ use cacheplan_kernels::{
 };
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, ReplayLayer};
+use cacheplan_managers::device::{CacheManager, CacheSet, ReplayLayer};
 use cacheplan_planner::{Budget, CachePlan, PlanRequest, PlannedResource};
 use cacheplan_transforms::{GraphBuilder, PassContext, layers::Attention};
 use candle_core::{Device, Tensor};
@@ -76,7 +76,7 @@ fn planned(mixers: &[Mixer], candidates: usize, activations: DType, state_dtype:
 /// A plan with its manager and made-up activations.
 struct Run<'a> {
     plan: &'a CachePlan,
-    manager: &'a mut MambaHybridCacheManager,
+    manager: &'a mut CacheManager,
 }
 
 fn candle(dtype: DType) -> candle_core::DType {

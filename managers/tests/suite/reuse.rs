@@ -5,10 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cacheplan_handlers::ResourceHandler;
 use cacheplan_managers::BookError;
-use cacheplan_managers::book::prefix::{BranchRule, Key, Namespace, Strategy, TenantId};
-use cacheplan_managers::book::{
-    BlockId, CacheBook, NoReuse, PoolOp, PrefixReuse, ReuseLease, SlotId, SlotRole, StepMetadata, Windows, Work,
-};
+use cacheplan_managers::book::{BlockId, CacheBook, NoReuse, PoolOp, SlotId, SlotRole, StepMetadata, Windows, Work};
+use cacheplan_managers::prefix::{BranchRule, Key, Namespace, PrefixReuse, ReuseLease, Strategy, TenantId};
 use proptest::prelude::{Just, ProptestConfig, any, prop, prop_oneof};
 use proptest::strategy::Strategy as _;
 use rstest::rstest;
@@ -112,8 +110,10 @@ impl World {
             }
             Op::Drop(pick) => {
                 if let Some(running) = self.take(pick) {
-                    // The sequence first: the hold on the tree outlives it for a while.
-                    self.book.finish(running.lease.sequence()).unwrap();
+                    // Whether the caller has ended the sequence by itself must not matter.
+                    if pick % 2 == 0 {
+                        self.book.finish(running.lease.sequence()).unwrap();
+                    }
                     drop(running);
                 }
             }
@@ -499,5 +499,129 @@ fn a_sequence_that_is_not_in_the_pools_leaves_nothing() {
     assert!(matches!(world.reuse.finish(&mut world.book, lease), Err(BookError::WrongState { .. })));
     world.book.finish(sequence).unwrap();
     assert!(matches!(world.book.tokens(sequence), Err(BookError::StaleSequence(_))));
+    world.end();
+}
+
+#[rstest]
+fn a_dropped_lease_gives_its_sequence_back(#[values("keys", "windows", "a hybrid")] plan: &str) {
+    let mut world = World::new(&plans(plan), Strategy::complete(Some(4)));
+    let prompt = tokens(48);
+    for round in 0..20 {
+        let key = Key { namespace: &world.namespace, tokens: &prompt };
+        let mut lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+        let left = prompt.len() - lease.cached();
+        let tokens = world.reuse.next_tokens(&lease, left) as u32;
+        let work = [Work { sequence: lease.sequence(), tokens }];
+        world.book.step(&work, &mut StepMetadata::default()).unwrap();
+        world.reuse.computed(&mut world.book, &mut lease, &[]).unwrap();
+        assert_eq!(lease.cached() > 0, round > 0, "what was computed stays");
+        drop(lease);
+    }
+    assert_eq!(world.book.sequences().count(), 1);
+    world.book.reclaim().unwrap();
+    assert_eq!(world.book.sequences().count(), 0);
+    world.end();
+}
+
+/// A step of an engine that only asks the books sees the room that a dropped lease leaves.
+#[test]
+fn books_take_the_room_of_a_dropped_lease() {
+    let mut setup = plans("a hybrid");
+    setup.slots.live = 1;
+    let mut world = World::new(&setup, Strategy::complete(None));
+    let prompt = tokens(8);
+    let key = Key { namespace: &world.namespace, tokens: &prompt };
+    let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    assert!(matches!(world.book.admit(8), Err(BookError::Lack(_))));
+    drop(lease);
+    let sequence = world.book.admit(8).unwrap();
+    world.book.finish(sequence).unwrap();
+    world.end();
+}
+
+#[test]
+fn a_tenant_without_a_share_is_refused_and_one_that_comes_later_costs_nobody_anything() {
+    let mut world = World::new(&plans("a hybrid"), Strategy::complete(Some(4)));
+    let prompt = tokens(30);
+    assert_eq!(serve(&mut world, &prompt, 0), 0);
+    let admit = |world: &mut World, tenant: u16| {
+        let key = Key { namespace: &world.namespace, tokens: &prompt };
+        let lease = world.reuse.admit(&mut world.book, key, TenantId(tenant));
+        lease.map(|lease| lease.cached())
+    };
+    let refused = admit(&mut world, 9).unwrap_err().to_string();
+    assert_eq!(refused, "tenant 9 is not one of 1, which are numbered from 0; name more of them");
+    for (tenants, tenant) in [(10, 9), (1 << 16, u16::MAX)] {
+        world.reuse.set_tenants(vec![1; tenants]).unwrap();
+        world.reuse.tree().check().unwrap();
+        assert_eq!(admit(&mut world, tenant), Ok(28), "what was cached is there still");
+    }
+    assert!(world.reuse.set_tenants(vec![1; 3]).is_err(), "what three of them hold would be nobody's");
+    world.execute();
+    world.end();
+}
+
+/// Three requests share 100 of 120 tokens. The first leaves a state where the second turns off only if it is told of it.
+#[rstest]
+#[case::told(true, [0, 96, 96])]
+#[case::not_told(false, [0, 0, 96])]
+fn running_requests_find_a_state_where_they_turn_off(#[case] told: bool, #[case] expected: [usize; 3]) {
+    let mut setup = plans("a hybrid");
+    setup.tokens_per_block = 16;
+    (setup.limits.max_seq_len, setup.limits.max_num_tokens) = (128, 128);
+    let mut world = World::new(&setup, Strategy::complete(None));
+    let prompts: Vec<Vec<u32>> =
+        (0..3).map(|own| (0..100).chain(1000 * own + 500..1000 * own + 520).collect()).collect();
+    for (at, prompt) in prompts.iter().enumerate() {
+        let key = |tokens| Key { namespace: &world.namespace, tokens };
+        let mut lease = world.reuse.admit(&mut world.book, key(prompt), TenantId(0)).unwrap();
+        for other in prompts[at + 1..].iter().filter(|_| told) {
+            assert_eq!(world.reuse.expect(&mut lease, key(other)), 96);
+        }
+        world.execute();
+        let computed = lease.cached();
+        assert_eq!(computed, expected[at], "request {at}");
+        world.running.push(Running { lease, tokens: prompt.clone(), computed });
+        while world.running[at].computed < prompt.len() {
+            let running = &world.running[at];
+            let mut chunks = vec![0; at];
+            chunks.push(world.reuse.next_tokens(&running.lease, prompt.len() - running.computed));
+            world.step(&chunks);
+        }
+    }
+    world.end();
+}
+
+/// The hit holds four pages, two of which the window has passed; the longest first step needs all that is left and more.
+#[test]
+fn the_last_sequence_goes_on_without_its_prefix_where_there_is_no_room_for_both() {
+    let mut setup = plans("windows alone");
+    (setup.blocks, setup.limits.max_num_tokens) = (10, 32);
+    let mut world = World::new(&setup, Strategy::complete(None));
+    assert_eq!(serve(&mut world, &tokens(16), 0), 0);
+    let longer = tokens(56);
+    let key = Key { namespace: &world.namespace, tokens: &longer };
+    assert_eq!(world.reuse.tree().match_prefix(key).hit, 16);
+    let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    assert_eq!(lease.cached(), 0);
+    world.running.push(Running { lease, tokens: longer, computed: 0 });
+    world.step(&[32]);
+    world.step(&[24]);
+    world.end();
+}
+
+/// As long as others run, their end is waited for: what is cached stays.
+#[test]
+fn a_sequence_beside_others_waits_rather_than_lose_its_prefix() {
+    let mut setup = plans("windows alone");
+    (setup.blocks, setup.limits.max_num_tokens) = (12, 32);
+    let mut world = World::new(&setup, Strategy::complete(None));
+    assert_eq!(serve(&mut world, &tokens(16), 0), 0);
+    let (other, longer) = ([900, 901, 902], tokens(56));
+    let key = |tokens| Key { namespace: &world.namespace, tokens };
+    let lease = world.reuse.admit(&mut world.book, key(&other), TenantId(0)).unwrap();
+    assert!(matches!(world.reuse.admit(&mut world.book, key(&longer), TenantId(0)), Err(BookError::Lack(_))));
+    assert_eq!(world.reuse.tree().match_prefix(key(&longer)).hit, 16);
+    drop(lease);
     world.end();
 }

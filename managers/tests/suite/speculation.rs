@@ -4,7 +4,7 @@ use crate::support::{Setup, hybrid};
 use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
 use cacheplan_kernels::{Backend, CausalConv1d, KvWrite, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager, ReplayLayer, StateLayer};
+use cacheplan_managers::device::{CacheManager, CacheSet, ReplayLayer, StateLayer};
 use cacheplan_managers::{BookError, ManagerError};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -90,12 +90,12 @@ fn convolve(x: &Tensor, pool: &Tensor, view: &StateLayerView, slot: u32) {
         .unwrap();
 }
 
-fn layer<'a>(manager: &'a MambaHybridCacheManager, layer: u32, kind: &Kind) -> StateLayer<'a> {
+fn layer<'a>(manager: &'a CacheManager, layer: u32, kind: &Kind) -> StateLayer<'a> {
     manager.state_layer(manager.route(layer, kind).unwrap()).unwrap()
 }
 
 /// Steps a sequence over candidates of `drafted`, one token at a time, as decoding does.
-fn decode(manager: &mut MambaHybridCacheManager, sequence: SequenceId, drafted: &[Activations], path: &[u32]) {
+fn decode(manager: &mut CacheManager, sequence: SequenceId, drafted: &[Activations], path: &[u32]) {
     for &candidate in path {
         let mut step = StepMetadata::default();
         manager.step(&[Work { sequence, tokens: 1 }], &mut step).unwrap();
@@ -112,7 +112,7 @@ fn decode(manager: &mut MambaHybridCacheManager, sequence: SequenceId, drafted: 
 }
 
 /// Writes candidates' keys and values, which are their numbers.
-fn store_kv(manager: &MambaHybridCacheManager, step: &StepMetadata, candidates: &[u32]) {
+fn store_kv(manager: &CacheManager, step: &StepMetadata, candidates: &[u32]) {
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let rows: Vec<f32> = candidates.iter().flat_map(|&candidate| vec![candidate as f32 + 1.0; 16]).collect();
     let keys = Tensor::from_vec(rows, (candidates.len(), 2, 8), &Device::Cpu).unwrap();
@@ -124,7 +124,7 @@ fn store_kv(manager: &MambaHybridCacheManager, step: &StepMetadata, candidates: 
 /// What a verify step leaves behind, for candidates that follow `parents`: live states are only read.
 fn verify(
     scheme: Scheme,
-    manager: &MambaHybridCacheManager,
+    manager: &CacheManager,
     step: &StepMetadata,
     drafted: &[Activations],
     parents: &[Option<u32>],
@@ -173,7 +173,7 @@ fn replay(layer: &ReplayLayer<'_>) -> Result<(), ManagerError> {
     Ok(())
 }
 
-fn bits(manager: &MambaHybridCacheManager, sequence: SequenceId) -> Vec<u32> {
+fn bits(manager: &CacheManager, sequence: SequenceId) -> Vec<u32> {
     let mut bits = Vec::new();
     for number in LAYERS {
         for kind in [Kind::Ssm, Kind::CausalConv] {

@@ -203,12 +203,3 @@ pub fn conv() -> ResourceHandler {
 pub fn hybrid() -> Setup {
     Setup::new().with(0, ssm()).with(0, conv()).with(1, kv(2, 8)).with(2, ssm()).with(2, conv())
 }
-
-/// What the books refused; a failing device is none of these tests' business.
-#[cfg(feature = "device")]
-pub fn of_books(refused: cacheplan_managers::ManagerError) -> cacheplan_managers::BookError {
-    match refused {
-        cacheplan_managers::ManagerError::Book(refused) => refused,
-        other => panic!("{other}"),
-    }
-}

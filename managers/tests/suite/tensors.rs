@@ -1,10 +1,11 @@
 //! The pools hold what the kernels write, wherever the books put it.
 
-use crate::support::{Setup, hybrid, kv, of_books};
+use crate::of_books;
+use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
 use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheSet, MambaHybridCacheManager};
+use cacheplan_managers::device::{CacheManager, CacheSet};
 use cacheplan_managers::{BookError, Lack, ManagerError, Scarce};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -23,13 +24,13 @@ fn tokens(range: std::ops::Range<u32>) -> Tensor {
 }
 
 /// Advances a sequence and writes numbered keys, values being their negatives, at layer 1.
-fn write(manager: &mut MambaHybridCacheManager, sequence: SequenceId, count: u32, first: u32) {
+fn write(manager: &mut CacheManager, sequence: SequenceId, count: u32, first: u32) {
     let mut step = StepMetadata::default();
     manager.step(&[Work { sequence, tokens: count }], &mut step).unwrap();
     store(manager, &step, &tokens(first..first + count));
 }
 
-fn store(manager: &MambaHybridCacheManager, step: &StepMetadata, keys: &Tensor) {
+fn store(manager: &CacheManager, step: &StepMetadata, keys: &Tensor) {
     let layer = manager.kv_layer(manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let values = keys.neg().unwrap();
     let slots = &step.pools[layer.paged].slot_mapping;
@@ -37,7 +38,7 @@ fn store(manager: &MambaHybridCacheManager, step: &StepMetadata, keys: &Tensor) 
 }
 
 /// The first element of each key, after checking that all elements of a token agree and that the value is its negative.
-fn read(manager: &MambaHybridCacheManager, sequence: SequenceId) -> Vec<f32> {
+fn read(manager: &CacheManager, sequence: SequenceId) -> Vec<f32> {
     let dense = manager.read_kv(sequence, manager.route(1, &Kind::KvPaged).unwrap()).unwrap();
     let rows: Vec<Vec<f32>> = dense.keys.flatten_from(1).unwrap().to_vec2().unwrap();
     let values: Vec<Vec<f32>> = dense.values.unwrap().flatten_from(1).unwrap().to_vec2().unwrap();
@@ -52,7 +53,7 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<f32> {
     range.map(|token| token as f32).collect()
 }
 
-fn set_state(manager: &MambaHybridCacheManager, sequence: SequenceId, value: f32) {
+fn set_state(manager: &CacheManager, sequence: SequenceId, value: f32) {
     let slot = manager.book().slot(sequence).unwrap().unwrap();
     for kind in [Kind::Ssm, Kind::CausalConv] {
         let layer = manager.state_layer(manager.route(0, &kind).unwrap()).unwrap();
@@ -63,7 +64,7 @@ fn set_state(manager: &MambaHybridCacheManager, sequence: SequenceId, value: f32
 }
 
 /// The one value that all states of a sequence have.
-fn state(manager: &MambaHybridCacheManager, sequence: SequenceId) -> f32 {
+fn state(manager: &CacheManager, sequence: SequenceId) -> f32 {
     let mut found = Vec::new();
     for layer in [0, 2] {
         for kind in [Kind::Ssm, Kind::CausalConv] {
@@ -163,7 +164,7 @@ fn a_captured_state_of_other_pools_is_refused() {
 }
 
 /// Writes the candidate's number plus `base` into every draft state of the first row.
-fn set_drafts(manager: &MambaHybridCacheManager, base: f32) {
+fn set_drafts(manager: &CacheManager, base: f32) {
     for kind in [Kind::IntermediateSsm, Kind::IntermediateCausalConv] {
         let layer = manager.state_layer(manager.route(0, &kind).unwrap()).unwrap();
         let elems = layer.view.elems();
@@ -254,7 +255,7 @@ fn an_offloaded_sequence_comes_back_as_it_was() {
     let refused = manager.offload(other).unwrap_err();
     let lack = Lack { of: Scarce::HostBytes, needed: bytes, free: bytes / 2, capacity: bytes + bytes / 2 };
     assert_eq!(of_books(refused), BookError::Lack(lack));
-    let used = |manager: &MambaHybridCacheManager| {
+    let used = |manager: &CacheManager| {
         let host = manager.book().host_stats().unwrap();
         (host.used_bytes, host.high_water_bytes, host.refused)
     };
@@ -322,24 +323,27 @@ fn capacity_moves_from_blocks_to_slots_under_a_live_sequence() {
 }
 
 #[test]
-fn a_resize_refuses_or_migrates_live_sequences() {
-    let mut set = set(&hybrid());
+fn a_resize_refuses_live_sequences_and_keeps_those_on_the_host() {
+    let mut set = set(&hybrid().host(1 << 20));
     let manager = set.manager_mut().unwrap();
     let (first, last) = (manager.admit(6).unwrap(), manager.admit(9).unwrap());
     write(manager, first, 6, 0);
     write(manager, last, 9, 100);
     set_state(manager, last, 9.0);
     manager.finish(first).unwrap();
-    let small = hybrid().blocks(3).plan();
+    let small = hybrid().host(1 << 20).blocks(3).plan();
     let refused = set.resize(&small).unwrap_err();
     assert_eq!(of_books(refused), BookError::Busy { sequences: 1, blocks: 3, slots: 1 });
-    let too_small = of_books(set.resize_migrating(&hybrid().blocks(2).plan()).unwrap_err());
+    set.manager_mut().unwrap().offload(last).unwrap();
+    set.resize(&hybrid().host(1 << 20).blocks(2).plan()).unwrap();
+    let too_small = of_books(set.manager_mut().unwrap().onload(last).unwrap_err());
     assert!(
         matches!(too_small, BookError::Lack(Lack { of: Scarce::Blocks { .. }, needed: 3, free: 2, .. })),
         "{too_small}"
     );
-    set.resize_migrating(&small).unwrap();
+    set.resize(&small).unwrap();
     let manager = set.manager_mut().unwrap();
+    manager.onload(last).unwrap();
     assert_eq!((state(manager, last), read(manager, last)), (9.0, numbers(100..109)));
     assert_eq!(manager.book().tokens(first).unwrap_err(), BookError::StaleSequence(first));
 }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
 use cacheplan_kernels::{Backend, Run};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
 
@@ -303,12 +303,7 @@ impl TextModel for Exported {
         self.engine == GraphEngine::Interpreter
     }
 
-    fn forward(
-        &self,
-        _: &Run<'_>,
-        inputs: &StepInputs<'_>,
-        caches: &MambaHybridCacheManager,
-    ) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, _: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError> {
         let StepInputs { tokens, rows, metadata, .. } = inputs;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = Pools { caches, metadata };

@@ -8,7 +8,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, KvWrite, StateLayerView};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
-use cacheplan_managers::device::{KvLayer, MambaHybridCacheManager, StateLayer};
+use cacheplan_managers::device::{CacheManager, KvLayer, StateLayer};
 use cacheplan_transforms::{StateBinding, StatePart};
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 
@@ -18,7 +18,7 @@ use crate::step::CacheUse;
 
 /// The step's pools.
 pub(super) struct Pools<'a> {
-    pub(super) caches: &'a MambaHybridCacheManager,
+    pub(super) caches: &'a CacheManager,
     pub(super) metadata: &'a StepMetadata,
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use cacheplan_managers::book::{Key, ReuseLease, SequenceId, TenantId, Work};
+use cacheplan_managers::book::{SequenceId, Work};
+use cacheplan_managers::prefix::{Key, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, Lack, ManagerError};
 
 use super::{Generator, Job, Offloaded, Part, Running, Serving};

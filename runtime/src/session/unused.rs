@@ -2,7 +2,8 @@
 
 use cacheplan_handlers::DType;
 use cacheplan_kernels::Backend;
-use cacheplan_managers::book::{NoReuse, PrefixReuse};
+use cacheplan_managers::book::NoReuse;
+use cacheplan_managers::prefix::PrefixReuse;
 use cacheplan_planner::{Budget, CachePlan};
 
 use crate::device::compute_dtype;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::Budget;
 use cacheplan_runtime::{Session, SessionOptions};
 use cacheplan_transforms::ReadOptions;
@@ -94,7 +94,7 @@ impl Driven {
         Self(Session::open(model, SessionOptions { read, ..options(BUDGET) }).unwrap())
     }
 
-    pub(crate) fn caches(&mut self) -> &mut MambaHybridCacheManager {
+    pub(crate) fn caches(&mut self) -> &mut CacheManager {
         self.0.parts().1.manager_mut().unwrap()
     }
 

@@ -104,7 +104,7 @@ pub enum FrontendError {
         /// The key.
         key: String,
         /// What was found.
-        source: Box<cacheplan_handlers::HandlerError>,
+        source: cacheplan_handlers::UnknownDType,
     },
     /// An op that keeps state and that no rule understands.
     #[error("{file}: node `{node}`: unknown op `{op}` (near: {near}); describe the model with GraphBuilder instead", file = Shown(.file), node = Shown(.node), op = Shown(.op))]

@@ -326,12 +326,6 @@ impl World {
         }
     }
 
-    fn park(&mut self, id: SequenceId) {
-        let saved = self.saved(id);
-        self.book.park(id).unwrap();
-        self.parked.insert(id, saved);
-    }
-
     fn saved(&self, id: SequenceId) -> Parked {
         let held = self.book.held_blocks(id).unwrap();
         let contents = held.iter().zip(&self.blocks);
@@ -388,18 +382,19 @@ impl World {
     /// Re-creates the pools while every sequence waits in host memory.
     fn migrate(&mut self, blocks: i8, live: i8) {
         let plan = self.resized(blocks, live);
-        let before = self.fingerprint();
-        let sequences = match self.book.check_migration(&plan) {
-            Ok(sequences) => sequences,
-            Err(BookError::Lack(_)) => {
-                assert_eq!(self.fingerprint(), before);
-                return;
-            }
-            Err(BookError::Busy { .. }) => return assert!(!self.held.is_empty()),
-            Err(BookError::WrongState { .. }) => return,
-            Err(error) => panic!("{error}"),
-        };
-        sequences.iter().for_each(|&id| self.park(id));
+        let resident = |id: &SequenceId| self.book.residency(*id) == Ok(Residency::Resident);
+        let sequences: Vec<SequenceId> = self.book.sequences().filter(resident).collect();
+        if !self.held.is_empty() || !sequences.iter().all(|&id| self.settled(id)) {
+            return;
+        }
+        for (at, &id) in sequences.iter().enumerate() {
+            let saved = self.saved(id);
+            match self.book.offload(id) {
+                Ok(()) => self.parked.insert(id, saved),
+                Err(BookError::Lack(_) | BookError::NoHostTier) => return self.bring_back(&sequences[..at]),
+                Err(error) => panic!("{error}"),
+            };
+        }
         self.book.ensure_idle().unwrap();
         let windows = self.book.layout().windows;
         let fresh = CacheBook::with_windows(&plan, windows).unwrap();
@@ -410,9 +405,17 @@ impl World {
         let old = std::mem::replace(&mut self.book, CacheBook::new(&plan).unwrap());
         self.book = old.replaced_by(fresh);
         self.plan = plan;
-        for id in sequences {
-            self.book.onload(id).unwrap();
-            self.unpark(id);
+        self.bring_back(&sequences);
+    }
+
+    /// Those for which there is no room wait on: what sequences shared before, each of them has for itself then.
+    fn bring_back(&mut self, sequences: &[SequenceId]) {
+        for &id in sequences {
+            match self.book.onload(id) {
+                Ok(()) => self.unpark(id),
+                Err(BookError::Lack(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
         }
     }
 

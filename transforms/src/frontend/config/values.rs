@@ -191,7 +191,7 @@ impl<'a> Values<'a> {
             let dtype = word.parse().map_err(|source| FrontendError::UnknownDType {
                 file: self.file.to_owned(),
                 key: (*key).to_owned(),
-                source: Box::new(source),
+                source,
             })?;
             return Ok(Some((dtype, (*key).to_owned())));
         }

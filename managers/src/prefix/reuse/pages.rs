@@ -1,0 +1,109 @@
+//! The pools whose blocks of one page are one unit to the tree.
+
+use std::ops::Range;
+
+use crate::book::error::BookError;
+use crate::book::{BlockId, CacheBook, SequenceId};
+
+/// The tree knows one block per page; a plan may have several pools of blocks. Here the blocks of one page in all of
+/// them are one *unit*, and a unit is what the tree holds.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// Which paged pools.
+    pub(super) pools: Vec<usize>,
+    /// The blocks of each unit, one per pool.
+    blocks: Vec<BlockId>,
+    /// Units that hold nothing.
+    free: Vec<BlockId>,
+    made: u32,
+}
+
+impl Pages {
+    pub(super) fn new(pools: Vec<usize>) -> Self {
+        Self { pools, blocks: Vec::new(), free: Vec::new(), made: 0 }
+    }
+
+    /// The block of a unit in each pool, with the pool's number.
+    pub(super) fn blocks_of(&self, unit: BlockId) -> impl Iterator<Item = (usize, BlockId)> {
+        self.pools.iter().copied().zip(self.blocks[self.place(unit)].iter().copied())
+    }
+
+    fn place(&self, unit: BlockId) -> Range<usize> {
+        let start = unit.0 as usize * self.pools.len();
+        start..start + self.pools.len()
+    }
+
+    /// The blocks of some units, by paged pool.
+    pub(super) fn spread(&self, units: &[BlockId], blocks: &mut [Vec<BlockId>]) {
+        for (at, &paged) in self.pools.iter().enumerate() {
+            blocks[paged] = units.iter().map(|&unit| self.blocks[self.place(unit)][at]).collect();
+        }
+    }
+
+    /// The first page of which a sequence has a block in each of the pools.
+    pub(super) fn first_page(&self, book: &CacheBook, sequence: SequenceId) -> Result<usize, BookError> {
+        let mut first = 0;
+        for &paged in &self.pools {
+            let table = book.block_table(sequence, paged)?;
+            first = first.max(table.iter().take_while(|&&block| block < 0).count());
+        }
+        Ok(first)
+    }
+
+    /// How many units of fresh blocks there is room for.
+    pub(super) fn room(&self, book: &CacheBook) -> usize {
+        self.pools.iter().map(|&paged| book.blocks[paged].available() as usize).min().unwrap_or(0)
+    }
+
+    /// So many units of fresh blocks, for which there is [`Pages::room`].
+    pub(super) fn fresh(&mut self, book: &mut CacheBook, count: usize) -> Vec<BlockId> {
+        let mut tables = Vec::with_capacity(self.pools.len());
+        for &paged in &self.pools {
+            let blocks = &mut book.blocks[paged];
+            tables.push((0..count).filter_map(|_| blocks.allocate()).collect::<Vec<_>>());
+        }
+        self.units(&tables, count)
+    }
+
+    /// Units of a sequence's pages, each with a reference of its own to the blocks.
+    pub(super) fn take(
+        &mut self,
+        book: &mut CacheBook,
+        sequence: SequenceId,
+        pages: Range<usize>,
+    ) -> Result<Vec<BlockId>, BookError> {
+        let mut tables = Vec::with_capacity(self.pools.len());
+        for &paged in &self.pools {
+            let blocks = &book.block_table(sequence, paged)?[pages.clone()];
+            tables.push(blocks.iter().map(|&block| BlockId(block as u32)).collect::<Vec<_>>());
+        }
+        for (&paged, blocks) in self.pools.iter().zip(&tables) {
+            blocks.iter().try_for_each(|&block| book.blocks_mut(paged)?.retain(block))?;
+        }
+        Ok(self.units(&tables, pages.len()))
+    }
+
+    fn units(&mut self, tables: &[Vec<BlockId>], count: usize) -> Vec<BlockId> {
+        let units = (0..count).map(|page| {
+            let unit = self.free.pop().unwrap_or_else(|| {
+                self.made += 1;
+                self.blocks.resize(self.made as usize * self.pools.len(), BlockId(u32::MAX));
+                BlockId(self.made - 1)
+            });
+            let place = self.place(unit);
+            self.blocks[place].iter_mut().zip(tables).for_each(|(block, blocks)| *block = blocks[page]);
+            unit
+        });
+        units.collect()
+    }
+
+    pub(super) fn give_back(&mut self, book: &mut CacheBook, units: Vec<BlockId>) -> Result<(), BookError> {
+        for &unit in &units {
+            for (&paged, &block) in self.pools.iter().zip(&self.blocks[self.place(unit)]) {
+                book.blocks_mut(paged)?.release(block)?;
+            }
+        }
+        self.free.extend(units);
+        Ok(())
+    }
+}
