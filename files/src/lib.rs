@@ -17,11 +17,8 @@ mod shown;
 mod source;
 mod toml;
 
-<<<<<<< HEAD
 pub use inputs::{refuse_input, remember_inputs};
-=======
 pub use json::JsonError;
->>>>>>> main
 pub use limits::Limit;
 pub use lines::Lines;
 pub use replace::{ReplaceError, replace};

@@ -2,7 +2,7 @@
 
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::{Accepted, SequenceId};
-use cacheplan_managers::device::MambaHybridCacheManager;
+use cacheplan_managers::device::CacheManager;
 
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -10,7 +10,7 @@ use crate::error::RuntimeError;
 /// Commits the candidates that were accepted; states whose inputs were kept are moved on over them by `model`.
 pub(crate) fn commit(
     model: &Decoder,
-    caches: &mut MambaHybridCacheManager,
+    caches: &mut CacheManager,
     accepted: &[(SequenceId, Accepted<'_>)],
 ) -> Result<(), RuntimeError> {
     let mut failed = None;

@@ -1,13 +1,8 @@
 //! What one forward needs besides what is resident, measured.
 
 use cacheplan_managers::CountingAllocator;
-<<<<<<< HEAD
 use cacheplan_managers::book::{Accepted, StepMetadata, Work};
-use cacheplan_managers::device::MambaHybridCacheManager;
-=======
-use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_managers::device::CacheManager;
->>>>>>> main
 use cacheplan_managers::{BookError, ManagerError, book::SequenceId};
 use cacheplan_planner::Limits;
 use serde::Serialize;
@@ -61,7 +56,6 @@ pub(crate) fn profile(
     Ok(MemoryProfile { forward_bytes: full.forward_bytes.max(verifying.forward_bytes), ..full })
 }
 
-<<<<<<< HEAD
 /// What a step computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -76,7 +70,7 @@ fn measured(
     step: Step,
     decoder: &Decoder,
     draft: Option<&DraftModel>,
-    caches: &mut MambaHybridCacheManager,
+    caches: &mut CacheManager,
     metadata: &StepMetadata,
     sequences: &[SequenceId],
 ) -> Result<MemoryProfile, RuntimeError> {
@@ -121,7 +115,7 @@ impl Step {
     /// guesses behind it.
     fn admit(
         self,
-        caches: &mut MambaHybridCacheManager,
+        caches: &mut CacheManager,
         limits: &Limits,
         sequences: &mut Vec<SequenceId>,
     ) -> Result<StepMetadata, RuntimeError> {
@@ -160,31 +154,4 @@ impl Step {
             }
         }
     }
-=======
-/// Admits sequences that share the tokens of a step evenly, until the pools are full.
-fn admit_step(
-    caches: &mut CacheManager,
-    limits: &Limits,
-    sequences: &mut Vec<SequenceId>,
-) -> Result<StepMetadata, RuntimeError> {
-    let batch = limits.max_batch_size.min(limits.max_num_tokens).max(1);
-    let share = limits.max_num_tokens.div_ceil(batch).min(limits.max_seq_len);
-    let mut left = limits.max_num_tokens;
-    let mut work = Vec::new();
-    while left > 0 && (work.len() as u64) < batch {
-        let tokens = share.min(left) as u32;
-        match caches.admit(tokens) {
-            Ok(sequence) => {
-                sequences.push(sequence);
-                work.push(Work { sequence, tokens });
-            }
-            Err(ManagerError::Book(BookError::Lack(_))) if !work.is_empty() => break,
-            Err(error) => return Err(error.into()),
-        }
-        left -= u64::from(tokens);
-    }
-    let mut metadata = StepMetadata::default();
-    caches.step(&work, &mut metadata)?;
-    Ok(metadata)
->>>>>>> main
 }
