@@ -15,7 +15,7 @@ use cacheplan::transforms::{Model, ReadOptions};
 
 const SMALL_HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/nemotron_h/config.json");
 
-/// Blocks for two sequences and a half, so that some must make way; slots for states that outlive their sequences.
+/// Planned for short answers, so that some must make way; slots for states that outlive their sequences.
 const BUDGET: &str = "
 max_seq_len = 512
 max_batch_size = 4
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;
     let reuse = caches.prefix_reuse(Strategy::complete(Some(64)))?;
     // Six users of one system prompt of 100 tokens.
-    let ask = |name: u32| Job { name, tokens: (0..100).chain([1000 + name; 40]).collect(), end: 200 };
+    let ask = |name: u32| Job { name, tokens: (0..100).chain([1000 + name; 40]).collect(), end: 360 };
     let mut engine = Engine {
         manager: caches.manager_mut()?,
         reuse,

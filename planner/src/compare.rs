@@ -66,7 +66,7 @@ impl PlanRequest<'_> {
         budget.engine.cache_bytes = Some(ByteSize(bytes));
         budget.grouping = Some(Grouping::ByKey);
         budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
-        let theirs = match (PlanRequest { budget: &budget, ..*self }).predict(engine) {
+        let theirs = match (PlanRequest { budget: &budget, ..*self }).predict_among(engine) {
             Ok(prediction) => Some(prediction),
             Err(PlanError::DoesNotFit(_)) => None,
             Err(other) => return Err(other),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
 
-use crate::{Budget, EngineSpec};
+use crate::{Budget, DeviceInfo, EngineSpec};
 
 const DEFAULT_SEQ_LEN: u64 = 4_096;
 
@@ -49,10 +49,19 @@ impl Budget {
         }
     }
 
+    /// The same on a device whose name tells its compute capability, unless this budget states one.
+    #[must_use]
+    pub fn on(&self, device: &DeviceInfo) -> Self {
+        let mut on = self.clone();
+        on.engine.compute_capability = on.engine.compute_capability.or_else(|| device.compute_capability());
+        on
+    }
+
     /// The same as `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
     /// them, and windows that no sequence outgrows where it keeps those.
     pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
-        let (chosen, mut context) = (engine.dtypes(model), self.plain_context(model));
+        let capability = self.engine.compute_capability;
+        let (chosen, mut context) = (engine.dtypes(model, capability), self.plain_context(model));
         context.dtypes = CacheDTypes {
             kv: self.dtypes.kv.or(chosen.kv),
             state: chosen.state,

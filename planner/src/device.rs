@@ -44,45 +44,47 @@ pub enum DeviceKind {
     Integrated,
 }
 
-/// A device whose memory is known: its name, its maker, and the total MiB that the maker's tool reports for it.
+/// A device whose memory is known: its name, its maker, the total MiB that the maker's tool reports for it, and the compute
+/// capability of NVIDIA's, times ten.
 struct Known {
     maker: &'static str,
     name: &'static str,
     mib: u64,
+    capability: Option<u32>,
 }
 
-const fn nvidia(name: &'static str, mib: u64) -> Known {
-    Known { maker: "NVIDIA", name, mib }
+const fn nvidia(name: &'static str, mib: u64, capability: u32) -> Known {
+    Known { maker: "NVIDIA", name, mib, capability: Some(capability) }
 }
 
 const fn amd(name: &'static str, mib: u64) -> Known {
-    Known { maker: "AMD", name, mib }
+    Known { maker: "AMD", name, mib, capability: None }
 }
 
 /// Those of NVIDIA as `nvidia-smi` reports them, error correction as delivered; those of AMD as `rocm-smi` does, but for the
 /// MI325X, of which only the data sheet is known.
 const KNOWN: [Known; 21] = [
-    nvidia("A10", 23_028),
-    nvidia("A100-40GB", 40_960),
-    nvidia("A100-80GB", 81_920),
-    nvidia("B200", 183_359),
-    nvidia("B300", 275_040),
-    nvidia("GB200", 189_471),
-    nvidia("H100", 81_559),
-    nvidia("H100-NVL", 95_830),
-    nvidia("H20", 97_871),
-    nvidia("H200", 143_771),
-    nvidia("L4", 23_034),
-    nvidia("L40S", 46_068),
+    nvidia("A10", 23_028, 86),
+    nvidia("A100-40GB", 40_960, 80),
+    nvidia("A100-80GB", 81_920, 80),
+    nvidia("B200", 183_359, 100),
+    nvidia("B300", 275_040, 103),
+    nvidia("GB200", 189_471, 100),
+    nvidia("H100", 81_559, 90),
+    nvidia("H100-NVL", 95_830, 90),
+    nvidia("H20", 97_871, 90),
+    nvidia("H200", 143_771, 90),
+    nvidia("L4", 23_034, 89),
+    nvidia("L40S", 46_068, 89),
     amd("MI300X", 196_592),
     amd("MI325X", 262_144),
-    nvidia("RTX-3090", 24_576),
-    nvidia("RTX-4090", 24_564),
-    nvidia("RTX-5090", 32_607),
-    nvidia("RTX-6000-Ada", 49_140),
-    nvidia("RTX-A6000", 49_140),
-    nvidia("RTX-PRO-6000", 97_887),
-    nvidia("T4", 15_360),
+    nvidia("RTX-3090", 24_576, 86),
+    nvidia("RTX-4090", 24_564, 89),
+    nvidia("RTX-5090", 32_607, 120),
+    nvidia("RTX-6000-Ada", 49_140, 89),
+    nvidia("RTX-A6000", 49_140, 86),
+    nvidia("RTX-PRO-6000", 97_887, 120),
+    nvidia("T4", 15_360, 75),
 ];
 
 /// Why a text is no device.
@@ -135,6 +137,14 @@ impl DeviceInfo {
     /// Whether only its name was stated, so that its memory is what devices of that name have.
     pub fn is_nominal(&self) -> bool {
         self.name.ends_with(NOMINAL)
+    }
+
+    /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
+    pub(crate) fn compute_capability(&self) -> Option<u32> {
+        // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.
+        let series = |known: &Known| known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
+        let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, series(known))));
+        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.capability
     }
 
     /// How many devices, and what each of them is: `8xh100`, or one where no count is written.
@@ -230,6 +240,19 @@ mod tests {
         let device: DeviceInfo = text.parse().unwrap();
         assert_eq!((device.name.as_str(), device.total_bytes, device.free_bytes), (name, bytes, bytes));
         assert_eq!(device.is_nominal(), name != "stated");
+    }
+
+    #[rstest]
+    #[case("NVIDIA H100 80GB HBM3", Some(90))]
+    #[case("NVIDIA H20 (nominal)", Some(90))]
+    #[case("NVIDIA A100-SXM4-80GB", Some(80))]
+    #[case("NVIDIA A100 80GB PCIe", Some(80))]
+    #[case("NVIDIA B200 (nominal)", Some(100))]
+    #[case("NVIDIA L40S", Some(89))]
+    #[case("AMD MI300X (nominal)", None)]
+    #[case("stated", None)]
+    fn a_name_tells_the_compute_capability(#[case] name: &str, #[case] capability: Option<u32>) {
+        assert_eq!(DeviceInfo::cuda(name, 1, 1).compute_capability(), capability);
     }
 
     #[rstest]

@@ -7,6 +7,7 @@ use cacheplan_handlers::Kind;
 use thiserror::Error;
 
 use crate::LedgerLine;
+use crate::engines::EngineRefusal;
 use crate::size::ByteSize;
 
 /// Why there is no plan.
@@ -33,9 +34,9 @@ pub enum PlanError {
         /// What it is for.
         kind: Kind,
     },
-    /// An engine's rules for this model were not read.
-    #[error("{shown}", shown = Shown(.0))]
-    Engine(String),
+    /// An engine does not run this model, or not with what it is told.
+    #[error(transparent)]
+    Engine(#[from] EngineRefusal),
     /// A product of counts and bytes above 64 bits.
     #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX, pool = Shown(.pool))]
     TooLarge {
@@ -120,11 +121,12 @@ fn tries(suggestions: &[Suggestion]) -> String {
 }
 
 impl PlanError {
-    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where an engine's rules
-    /// were not read, else 1.
+    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where an engine refuses the
+    /// model, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::DoesNotFit(_) => 3,
+            Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) => 4,
             _ => 1,
         }

@@ -343,7 +343,7 @@ fn tried(
 /// What an engine admits on every stage, and what ends it there.
 fn admitted(request: &PlanRequest<'_>, budget: &Budget, engine: EngineSpec) -> Option<(u64, String)> {
     let stages =
-        (0..budget.parallel.pp).map(|stage| match (PlanRequest { budget, stage, ..*request }).predict(engine) {
+        (0..budget.parallel.pp).map(|stage| match (PlanRequest { budget, stage, ..*request }).predict_among(engine) {
             Ok(prediction) => Some((prediction.sequences, "the engine".to_owned())),
             Err(PlanError::DoesNotFit(short)) => Some((0, short.capped_by)),
             Err(_) => None,

@@ -121,6 +121,7 @@ pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
         pools,
         totals,
         deployment: deployment(request, &ledger, solution.sequences),
+        engine_cache_bytes: budget.engine.cache_bytes.map(|bytes| bytes.0),
         ledger: ledger.lines,
         host,
     })

@@ -57,6 +57,9 @@ pub struct CachePlan {
     /// What all ranks are together; absent on one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Deployment>,
+    /// Bytes that an engine is said to have for its caches (`engine.cache_bytes`); absent where they are the plan's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_cache_bytes: Option<u64>,
 }
 
 /// All ranks of which a plan is one rank's.
@@ -494,6 +497,13 @@ impl fmt::Display for Grouping {
 }
 
 impl CachePlan {
+    /// Bytes for caches: the pools', and what their rounding leaves; `None` where they are more than can be counted.
+    pub(crate) fn cache_bytes(&self) -> Option<u64> {
+        let pools = self.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes);
+        let unused = self.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
+        pools.chain(unused).try_fold(0u64, u64::checked_add)
+    }
+
     /// The pool called `id`.
     pub fn pool(&self, id: &str) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.id == id)

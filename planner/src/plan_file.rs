@@ -153,6 +153,8 @@ pub(crate) struct Unproved {
     host: Option<HostPlan>,
     #[serde(default)]
     deployment: Option<Deployment>,
+    #[serde(default)]
+    engine_cache_bytes: Option<u64>,
 }
 
 impl Fingerprint {

@@ -131,7 +131,8 @@ impl<'a> PlanRequest<'a> {
             return Ok(Held::without_draft(of_rank(Cow::Borrowed(self.resources), self.model.layers)?));
         };
         let mut held = Held::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
-        let head = speculation::head(self.resources, speculation, self.budget.max_seq_len_for(self.model))?;
+        let longest = self.budget.max_seq_len_for(self.model);
+        let head = speculation::head(self.resources, speculation, longest, &self.model.model_type)?;
         held.add_drafting(&*of_rank(Cow::Owned(head), self.model.layers)?)?;
         if let Some(draft) = self.draft {
             held.add_drafting(&*of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?)?;

@@ -87,14 +87,29 @@ pub(crate) fn extend(
     Resources::try_from(extended).map_err(unusable)
 }
 
-/// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer.
-pub(crate) fn head(resources: &Resources, speculation: &Speculation, max_seq_len: u64) -> Result<Resources, PlanError> {
-    let is_full = |resource: &&Resource| {
-        resource.handler.growth().within(max_seq_len) == Growth::Paged { stride: 1, window: None }
+/// Model types whose prediction head has windows, as the layers that it is like.
+const WINDOWED_HEADS: [&str; 3] = ["mimo_v2", "mimo_v2_flash", "step3p5"];
+
+/// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer, or of its last
+/// with a window where its head has one; with an index where latents are chosen by one, also where that layer has none.
+pub(crate) fn head(
+    resources: &Resources,
+    speculation: &Speculation,
+    max_seq_len: u64,
+    model_type: &str,
+) -> Result<Resources, PlanError> {
+    let has_window = WINDOWED_HEADS.contains(&model_type);
+    let is_like = |resource: &&Resource| match resource.handler.growth() {
+        Growth::Paged { stride: 1, window: Some(_) } if has_window => true,
+        growth => !has_window && growth.within(max_seq_len) == Growth::Paged { stride: 1, window: None },
     };
-    let last = resources.iter().rfind(is_full).and_then(|last| last.layer);
+    let last = resources.iter().rfind(is_like).and_then(|last| last.layer);
+    let of_last = || resources.iter().filter(is_like).filter(|resource| resource.layer == last);
+    let has = |kind: &Kind| of_last().any(|resource| resource.handler.kind() == kind);
+    let chooses = has(&Kind::MlaPaged) && !has(&Kind::IndexKey);
+    let index = resources.iter().rfind(|resource| chooses && *resource.handler.kind() == Kind::IndexKey);
     // Sparse attention keeps the keys of its indexer beside its latents.
-    let like = || resources.iter().filter(is_full).filter(|resource| resource.layer == last);
+    let like = || of_last().chain(index);
     if like().next().is_none() && speculation.mtp_layers > 0 {
         let reason = "`speculation.mtp_layers` is stated, but the model has no full attention to be like";
         return Err(PlanError::Budget(reason.into()));
@@ -108,7 +123,8 @@ pub(crate) fn head(resources: &Resources, speculation: &Speculation, max_seq_len
                 _ => format!("mtp_{layer}.{position}"),
             };
             let node = format!("mtp.layers.{layer}");
-            let own = Resource { name, node, provenance, shared_by: Vec::new(), ..like.clone() };
+            // An index of another layer stands where the head does.
+            let own = Resource { name, node, provenance, layer: last, shared_by: Vec::new(), ..like.clone() };
             head.push(own).map_err(unusable)?;
         }
     }

@@ -22,10 +22,8 @@ impl StepBytes {
     pub(crate) fn of(model: &Model) -> Option<Self> {
         let element = model.info.dtype.row_bytes(1).unwrap_or(2);
         let hidden = model.hidden_size?;
-        let routed = model.config.get("num_experts_per_tok").or_else(|| model.config.get("num_experts_per_token"));
-        let routed = routed.and_then(serde_json::Value::as_u64).unwrap_or(1);
         let blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
-        let inside: Option<Vec<[u64; 2]>> = blocks.map(|block| channels(block, hidden, routed)).collect();
+        let inside: Option<Vec<[u64; 2]>> = blocks.map(|block| channels(block, hidden)).collect();
         let [whole, divided] = inside?.into_iter().max_by_key(|[whole, divided]| whole + divided)?;
         // The residual stream, its norm, and what the block before gave.
         let whole = whole.checked_add(hidden.checked_mul(3)?)?.checked_mul(element)?;
@@ -42,7 +40,7 @@ impl StepBytes {
 }
 
 /// Channels of a token that live at once inside a block besides the residual stream: whole, and divided over ranks.
-fn channels(block: &BlockSpec, hidden: u64, routed: u64) -> Option<[u64; 2]> {
+fn channels(block: &BlockSpec, hidden: u64) -> Option<[u64; 2]> {
     let sum = |channels: &[Option<u64>]| channels.iter().try_fold(0u64, |sum, more| sum.checked_add((*more)?));
     let divided = match block {
         // Queries, keys and values, and what comes of them.
@@ -72,7 +70,7 @@ fn channels(block: &BlockSpec, hidden: u64, routed: u64) -> Option<[u64; 2]> {
             let values = dims.num_v_heads.checked_mul(dims.head_v_dim)?;
             sum(&[keys.checked_mul(4), values.checked_mul(4)])
         }
-        BlockSpec::FeedForward(dims) => return feed_forward(dims, hidden, routed),
+        BlockSpec::FeedForward(dims) => return feed_forward(dims, hidden),
         BlockSpec::Op(_) => None,
     };
     Some([0, divided?])
@@ -80,12 +78,12 @@ fn channels(block: &BlockSpec, hidden: u64, routed: u64) -> Option<[u64; 2]> {
 
 /// A gate and what it is multiplied with, and the product; with experts for each that a token goes to, whose outputs stand
 /// side by side before they are added.
-fn feed_forward(dims: &FeedForward, hidden: u64, routed: u64) -> Option<[u64; 2]> {
+fn feed_forward(dims: &FeedForward, hidden: u64) -> Option<[u64; 2]> {
     let inside = |channels: u64| channels.checked_mul(dims.matrices);
     if dims.experts == 0 {
         return Some([0, inside(dims.intermediate_size)?]);
     }
-    let routed = routed.min(dims.experts);
+    let routed = dims.experts_per_token;
     let outputs = routed.checked_mul(dims.latent_size.unwrap_or(hidden))?;
     let experts = routed.checked_mul(inside(dims.intermediate_size)?)?;
     Some([outputs, experts.checked_add(inside(dims.shared_size)?)?])

@@ -69,15 +69,20 @@ fn best(found: impl Iterator<Item = Suggestion>) -> Vec<Suggestion> {
     found
 }
 
-/// What `plan` comes to with these keys, in the words that the request was stated in.
-fn suggestion(request: &PlanRequest<'_>, keys: &[(&str, String)], plan: &CachePlan) -> Suggestion {
-    let words = |(path, value): &(&str, String)| match request.stated {
+/// A key and its value, as the request was stated.
+pub(crate) fn worded(stated: Stated, path: &str, value: &str) -> String {
+    match stated {
         Stated::Keys => format!("{path} = {value}"),
         Stated::Flags => {
-            let flag = BudgetKey::all().iter().find(|key| key.path == *path).map_or(*path, |key| key.flag);
+            let flag = BudgetKey::all().iter().find(|key| key.path == path).map_or(path, |key| key.flag);
             format!("{flag} {}", value.trim_matches('"'))
         }
-    };
+    }
+}
+
+/// What `plan` comes to with these keys, in the words that the request was stated in.
+fn suggestion(request: &PlanRequest<'_>, keys: &[(&str, String)], plan: &CachePlan) -> Suggestion {
+    let words = |(path, value): &(&str, String)| worded(request.stated, path, value);
     let between = if request.stated == Stated::Flags { " " } else { ", " };
     let change = keys.iter().map(words).collect::<Vec<_>>().join(between);
     let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;

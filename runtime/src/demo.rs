@@ -31,8 +31,14 @@ const ATTENTION: AttentionSpec = AttentionSpec::grouped(4, 2, 16);
 const MAMBA2: Mamba2Spec =
     Mamba2Spec { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: None };
 
-const MLP: FeedForward =
-    FeedForward { intermediate_size: 128, matrices: 2, experts: 0, shared_size: 0, latent_size: None };
+const MLP: FeedForward = FeedForward {
+    intermediate_size: 128,
+    matrices: 2,
+    experts: 0,
+    experts_per_token: 0,
+    shared_size: 0,
+    latent_size: None,
+};
 
 const MAMBA2_RULES: Mamba2Rules = Mamba2Rules {
     activation: Activation::Silu,
@@ -98,7 +104,7 @@ fn model() -> Model {
     builder.layer();
     builder.mamba2(&MAMBA2);
     builder.layer();
-    builder.feed_forward(&FeedForward { experts: EXPERTS, ..MLP });
+    builder.feed_forward(&FeedForward { experts: EXPERTS, experts_per_token: 1, ..MLP });
     builder.layer();
     // Keeps the previous token's input, in a state that the library knows nothing of.
     builder.custom("token_shift", TOKEN_SHIFT, &[]).feed_forward(&MLP);

@@ -9,7 +9,7 @@ use crate::layers::{
     Attention, BlockSpec, CompressedAttention, FeedForward, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla,
 };
 use crate::model::{Fact, Model, ModelInfo};
-use crate::weights::WeightBytes;
+use crate::weights::{WeightBytes, WeightClass};
 
 /// Describes a model layer by layer.
 ///
@@ -388,6 +388,7 @@ impl GraphBuilder {
             layer.kind = layer.blocks.first().map_or("none", BlockSpec::name).to_owned();
         }
         let weights = self.weight_bytes();
+        let draft_layer = weights.and_then(|_| self.draft_layer_bytes());
         let info = ModelInfo {
             model_type: self.model_type,
             layers: self.layers.len() as u32,
@@ -402,6 +403,7 @@ impl GraphBuilder {
             hidden_size: Some(self.hidden_size),
             vocab_size: self.vocab_size,
             weights_unknown: self.weights_unknown,
+            draft_layer,
             ..Model::new(info, self.graph, self.layers)
         }
     }
@@ -419,7 +421,23 @@ impl GraphBuilder {
     }
 
     fn weight_bytes(&self) -> Option<WeightBytes> {
-        self.graph.parameter_bytes().filter(|_| self.weights_unknown.is_none()).and_then(WeightBytes::of_dimensions)
+        self.graph
+            .parameter_bytes(|_| true)
+            .filter(|_| self.weights_unknown.is_none())
+            .and_then(WeightBytes::of_dimensions)
+    }
+
+    /// What a layer that predicts a token further takes: the weights of the last attention layer, two norms and a matrix
+    /// that joins the hidden row with the token's embedding, and a norm before the head that it shares.
+    fn draft_layer_bytes(&self) -> Option<WeightBytes> {
+        let attends = |layer: &LayerSpec| {
+            layer.blocks.iter().any(|block| matches!(block, BlockSpec::Attention(_) | BlockSpec::Mla(_)))
+        };
+        let like = self.layers.iter().rposition(attends)?;
+        let mut classes = self.graph.parameter_bytes(|name| name.layer == Some(like as u32))?;
+        let joining = self.hidden_size.checked_mul(self.hidden_size.checked_mul(2)?.checked_add(3)?)?;
+        classes.add(WeightClass::Replicated, self.dtype.row_bytes(joining)?)?;
+        WeightBytes::of_dimensions(classes)
     }
 
     fn op(&self, part: &'static str, kind: &'static str) -> Op {

@@ -312,9 +312,11 @@ impl Graph {
 
 impl Graph {
     /// Bytes of all weights by class; `None` if they do not fit.
-    pub(crate) fn parameter_bytes(&self) -> Option<WeightClasses> {
+    pub(crate) fn parameter_bytes(&self, counts: impl Fn(&Name) -> bool) -> Option<WeightClasses> {
         let mut classes = WeightClasses::default();
-        for tensor in self.tensors.iter().filter(|tensor| tensor.origin == TensorOrigin::Parameter) {
+        for tensor in
+            self.tensors.iter().filter(|tensor| tensor.origin == TensorOrigin::Parameter && counts(&tensor.name))
+        {
             classes.add(WeightClass::of_part(&tensor.name.part), tensor.bytes()?)?;
         }
         Some(classes)

@@ -215,6 +215,8 @@ pub struct FeedForward {
     pub matrices: u64,
     /// Routed experts; 0 for a dense block.
     pub experts: u64,
+    /// Routed experts that a token goes to; 0 for a dense block.
+    pub experts_per_token: u64,
     /// Channels of the expert that every token passes; 0 without.
     pub shared_size: u64,
     /// Channels that the routed experts see, where the residual stream is narrowed for them.

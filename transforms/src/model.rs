@@ -27,6 +27,8 @@ pub struct Model {
     pub vocab_size: Option<u64>,
     /// Why the config does not tell the size of its weights, where it does not; headers may.
     pub weights_unknown: Option<String>,
+    /// Bytes of one prediction layer, which its weights do not count; absent where they were read from headers.
+    pub draft_layer: Option<WeightBytes>,
     /// What its files state and yet may not be meant, one sentence each.
     pub doubts: Vec<String>,
     /// Whose decoder runs the model: what its description says, else its own type.
@@ -55,7 +57,7 @@ pub struct Fact {
 impl Model {
     pub(crate) fn new(info: ModelInfo, graph: Graph, layers: Vec<LayerSpec>) -> Self {
         let (source, decoder) = ("GraphBuilder".to_owned(), info.model_type.clone());
-        let (facts, hidden_size, vocab_size, weights_unknown, doubts, config, states) = Default::default();
+        let (facts, hidden_size, vocab_size, weights_unknown, draft_layer, doubts, config, states) = Default::default();
         Self {
             info,
             graph,
@@ -65,6 +67,7 @@ impl Model {
             hidden_size,
             vocab_size,
             weights_unknown,
+            draft_layer,
             doubts,
             decoder,
             config,

@@ -2,14 +2,24 @@
 
 use cacheplan_files::Shown;
 
-/// The known names that resemble `wanted` most, at most three, joined by commas; `none` if nothing is close.
-pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+/// The known names that resemble `wanted` most and `may_be` meant, at most three, joined by commas; `none` if nothing is close.
+pub(crate) fn near_of<'a>(
+    wanted: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    may_be: impl Fn(&str) -> bool,
+) -> String {
     let mut ranked: Vec<(usize, &str)> = known.into_iter().map(|name| (Shown(wanted).distance(name), name)).collect();
     ranked.sort_unstable();
     ranked.dedup();
     let limit = (wanted.chars().count() / 2).max(2);
-    let close: Vec<&str> = ranked.iter().filter(|(far, _)| *far <= limit).map(|&(_, name)| name).take(3).collect();
+    let close = ranked.iter().filter(|(far, _)| *far <= limit).map(|&(_, name)| name);
+    let close: Vec<&str> = close.filter(|name| may_be(name)).take(3).collect();
     if close.is_empty() { "none".to_owned() } else { close.join(", ") }
+}
+
+/// The same of any name.
+pub(crate) fn near<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    near_of(wanted, known, |_| true)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod support;
 
 use cacheplan_handlers::{DType, Growth};
+use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 use cacheplan_transforms::{Assumption, FrontendError, Model, PassContext, PassError, ReadOptions, Resources};
 use rstest::rstest;
 use serde_json::{Map, Value};
@@ -277,4 +278,85 @@ fn experts_in_mxfp4_are_counted_in_blocks_and_the_rest_as_it_is() {
     // 64 query heads, 8 of keys and of values, all 64 wide, and back.
     assert_eq!(classes.attention, 36 * (2880 * (64 + 2 * 8) * 64 + 64 * 64 * 2880) * 2);
     assert_eq!(classes.embeddings, 2 * 201_088 * 2880 * 2);
+}
+
+/// Python writes `true`, which is 1 to it; no size is.
+#[rstest]
+#[case("num_key_value_heads", "true")]
+#[case("num_hidden_layers", "true")]
+#[case("head_dim", "false")]
+fn a_flag_is_no_number(#[case] key: &str, #[case] value: &str) {
+    let text = changed("Qwen__Qwen3-8B", &format!(r#"{{"{key}": {value}}}"#));
+    let error = read(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains(&format!("`{key}` is {value}")), "{error}");
+}
+
+#[test]
+fn a_convolution_of_no_width_is_refused() {
+    let text = changed("Qwen__Qwen3-Next-80B-A3B-Thinking", r#"{"linear_conv_kernel_dim": 0}"#);
+    let error = read(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains("`linear_conv_kernel_dim` is 0; at least 1 was expected"), "{error}");
+}
+
+/// A published config as it was written: a text of one period in place of a number.
+#[test]
+fn a_pattern_of_windows_may_be_a_text() {
+    let mut model = support::read("published/exaone4_nolt.json");
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let expected: Vec<Option<u32>> = (1..=64).map(|layer| (layer % 4 != 0).then_some(4096)).collect();
+    assert_eq!(windows(&resources), expected);
+}
+
+#[test]
+fn a_list_of_ones_says_that_all_layers_of_minimax_m2_attend() {
+    let text = std::fs::read_to_string(support::fixture("published/minimax_m2.json")).unwrap();
+    assert_eq!(read(&text, &[]).unwrap().layers.len(), 62);
+    let mut other: Map<String, Value> = serde_json::from_str(&text).unwrap();
+    other["attn_type_list"][3] = 0.into();
+    assert!(read(&serde_json::to_string(&other).unwrap(), &[]).unwrap_err().to_string().contains("layer 3"));
+}
+
+/// However an architecture calls the number of experts that a token goes to.
+#[rstest]
+#[case("ernie45_300b", 8)]
+#[case("b_hunyuan_a13b", 8)]
+#[case("dbrx", 4)]
+fn a_token_goes_to_as_many_experts_as_the_config_says(#[case] config: &str, #[case] expected: u64) {
+    let model = support::read(&format!("published/{config}.json"));
+    let blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
+    let per_token = blocks.filter_map(|block| match block {
+        BlockSpec::FeedForward(dims) if dims.experts > 0 => Some(dims.experts_per_token),
+        _ => None,
+    });
+    assert!(per_token.eq(model.layers.iter().filter(|layer| has_experts(layer)).map(|_| expected)));
+    assert!(model.layers.iter().any(has_experts));
+}
+
+fn has_experts(layer: &LayerSpec) -> bool {
+    layer.blocks.iter().any(|block| matches!(block, BlockSpec::FeedForward(dims) if dims.experts > 0))
+}
+
+/// What a tower's config leaves out is its class's default.
+#[rstest]
+#[case("gemma3", Some(2_723_312_896))]
+#[case("somebody_vl", None)]
+fn towers_count_or_the_weights_are_not_known(#[case] wrapper: &str, #[case] parameters: Option<u64>) {
+    let decoder =
+        r#"{"model_type": "gemma3_text", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}"#;
+    let text = format!(r#"{{"model_type": "{wrapper}", "text_config": {decoder}, "vision_config": {{}}}}"#);
+    let model = read(&text, &[]).unwrap();
+    assert_eq!(model.info.weights.map(|weights| weights.bytes / 2), parameters);
+    assert_eq!(model.weights_unknown.is_some(), parameters.is_none());
+}
+
+/// Layers of 8 heads and a latent draft as they attend; a matrix of twice the width joins row and embedding.
+#[test]
+fn a_prediction_layer_weighs_as_the_last_layer_and_what_joins_it() {
+    let model = support::read("configs/deepseek-ai__DeepSeek-V3.json");
+    let hidden = 7168u64;
+    let draft = model.draft_layer.unwrap();
+    let classes = draft.classes.unwrap();
+    assert_eq!(classes.routed, 256 * 3 * 2048 * hidden);
+    assert_eq!(classes.embeddings, 0);
+    assert!((11.6e9..11.8e9).contains(&(draft.bytes as f64)), "{draft:?}");
 }

@@ -150,3 +150,52 @@ fn sizes_beside_a_decoder_are_not_those_of_the_decoder() {
     };
     assert_eq!(dims(&outer), dims(&inner));
 }
+
+/// Next season's keys are in no list: their words tell that they could mean caches.
+#[rstest]
+#[case::loops("llama", r#""num_loops": 3"#, "num_loops")]
+#[case::sources("qwen3", r#""kv_source_layer_ids": [0, 4]"#, "kv_source_layer_ids")]
+#[case::kinds(
+    "mistral",
+    r#""whatever": ["sliding", "full", "full", "full", "full", "full", "full", "full"]"#,
+    "whatever"
+)]
+#[case::nested("qwen3", r#""other_setting": {"layer_window": 64}"#, "other_setting")]
+fn a_key_that_no_class_has_and_that_could_mean_caches_is_refused(
+    #[case] model_type: &str,
+    #[case] keys: &str,
+    #[case] key: &str,
+) {
+    let error = read(&decoder(model_type, keys), &[]).unwrap_err();
+    assert!(error.to_string().contains(&format!("`{key}` of model_type `{model_type}` is")), "{error}");
+    assert!(read(&decoder(model_type, keys), &[&format!("{key}=null")]).is_ok());
+    assert!(read(&decoder(model_type, keys), &[&format!("{key}=2")]).is_err());
+}
+
+#[test]
+fn other_keys_that_no_class_has_are_listed() {
+    let model =
+        read(&decoder("llama", r#""num_loops": 1, "colour": "red", "num_experts_in_shared_pool": 2"#), &[]).unwrap();
+    let listed = model.facts.iter().find(|fact| fact.what == "not read").unwrap();
+    assert_eq!(listed.value, "colour, num_experts_in_shared_pool");
+}
+
+/// A near type would give other caches, unless it reads all that could mean some.
+#[rstest]
+#[case("", "qwen2, qwen3")]
+#[case(r#""kv_source_layer_ids": [0, 4]"#, "none")]
+#[case(r#""interleaved_sliding_window": 64"#, "none")]
+fn only_near_types_that_read_every_key_are_proposed(#[case] keys: &str, #[case] near: &str) {
+    let error = read(&decoder("qwen5", keys), &[]).unwrap_err().to_string();
+    assert!(error.contains(&format!("(near: {near}")), "{error}");
+}
+
+#[test]
+fn published_configs_are_read_without_assumptions() {
+    let names = support::names("published");
+    assert!(names.len() > 50);
+    for name in names {
+        let (_, collected) = support::collected(&format!("published/{name}"));
+        assert!(!collected.resources.is_empty(), "{name}");
+    }
+}

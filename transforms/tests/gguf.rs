@@ -165,3 +165,44 @@ fn a_quantised_cache_keeps_its_scales() {
     let resources = model.graph.collect(&PassContext { dtypes, ..PassContext::default() }).unwrap().resources;
     assert_eq!(resources.get("kv_cache_0").unwrap().handler.unit_bytes(), 2 * 2 * 34);
 }
+
+/// The header of a Llama of one layer, and one tensor at an offset if there is any.
+fn llama(offset: Option<u64>) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    let numbers = ["block_count", "embedding_length", "attention.head_count", "feed_forward_length", "vocab_size"];
+    file.extend(u64::from(offset.is_some()).to_le_bytes());
+    file.extend((numbers.len() as u64 + 1).to_le_bytes());
+    file.extend([text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("llama")].concat());
+    for (key, number) in numbers.iter().zip([1u32, 64, 4, 128, 100]) {
+        file.extend(
+            [text(&format!("llama.{key}")), 4u32.to_le_bytes().to_vec(), number.to_le_bytes().to_vec()].concat(),
+        );
+    }
+    if let Some(offset) = offset {
+        file.extend([text("token_embd.weight"), 2u32.to_le_bytes().to_vec()].concat());
+        file.extend([64u64, 100].map(u64::to_le_bytes).concat());
+        file.extend([0u32.to_le_bytes().to_vec(), offset.to_le_bytes().to_vec()].concat());
+    }
+    file
+}
+
+fn read_llama(offset: Option<u64>) -> Result<Model, FrontendError> {
+    let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+    fs::write(file.path(), llama(offset)).unwrap();
+    Model::read(file.path(), &ReadOptions::default())
+}
+
+#[test]
+fn a_file_without_tensors_says_nothing_of_weights() {
+    let model = read_llama(None).unwrap();
+    assert_eq!(model.info.weights, None);
+    assert!(model.weights_unknown.is_some());
+    assert_eq!(read_llama(Some(0)).unwrap().info.weights.unwrap().bytes, 64 * 100 * 4);
+}
+
+#[test]
+fn a_tensor_beyond_any_file_is_refused_by_name() {
+    let error = read_llama(Some(u64::MAX - 31)).unwrap_err().to_string();
+    assert!(error.contains("`token_embd.weight` is an offset of 18446744073709551584 bytes"), "{error}");
+}

@@ -22,6 +22,7 @@ fn attentions(layers: &[(Option<u64>, Option<u32>)]) -> Model {
             intermediate_size: 64,
             matrices: 3,
             experts: 0,
+            experts_per_token: 0,
             shared_size: 0,
             latent_size: None,
         });
@@ -314,7 +315,12 @@ mod any_model {
                     }
                     Block::FeedForward => {
                         builder.feed_forward(&FeedForward {
-                            intermediate_size: 64, matrices: 3, experts: 4, shared_size: 32, latent_size: None,
+                            intermediate_size: 64,
+                            matrices: 3,
+                            experts: 4,
+                            experts_per_token: 2,
+                            shared_size: 32,
+                            latent_size: None,
                         });
                     }
                 }

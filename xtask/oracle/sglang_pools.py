@@ -1,8 +1,8 @@
 """SGLang's own argument parser and pool sizes on a CPU: one answer per question, which is a line of JSON.
 
 Usage: sglang_pools.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "file": a script that starts the server}. An
-answer is {"admits": how many sequences of the context's length the pools hold that the script asks for, "tokens", "window"
-and "slots": how 20 GiB are divided without the script's flags}, or in quotes why it refuses.
+answer is {"admits": how many sequences of the context's length the pools hold that the script asks for, within 20 GiB, "tokens", "window"
+and "slots": how these are divided without the script's flags}, or in quotes why it refuses.
 
 Platforms are told apart when modules are imported, as if there were no GPU; then there is a CUDA device that is not there.
 """
@@ -23,6 +23,7 @@ os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
 
 import sglang.srt.model_executor.pool_configurator
 import torch
+from sglang.srt.arg_groups import mamba_hook
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.model_runner_components.layer_setup import ModelLayerInfo
@@ -33,8 +34,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 GIB = 2**30
 LENGTH = 4096
-# More than any flag asks for.
-PLENTY = 10**6
+# What every plan that was exported has for its caches.
+PLANNED = 20
 
 MEMORY = 80 * GIB
 PROPERTIES = types.SimpleNamespace(
@@ -43,6 +44,7 @@ PROPERTIES = types.SimpleNamespace(
 
 
 def pretend_a_device():
+    mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = lambda: 1
     torch.cuda.current_device = lambda: 0
@@ -122,8 +124,8 @@ def answer(question, folder):
     config.pop("quantization_config", None)
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
-    told, _, requests = pools(parsed(words(question["file"]), folder), PLENTY)
-    divided, slots, _ = pools(parsed(["--model-path", folder, "--context-length", str(LENGTH), "--disable-radix-cache"], folder), 20)
+    told, _, requests = pools(parsed(words(question["file"]), folder), PLANNED)
+    divided, slots, _ = pools(parsed(["--model-path", folder, "--context-length", str(LENGTH), "--disable-radix-cache"], folder), PLANNED)
     return {
         "admits": min(requests, told.max_total_num_tokens // LENGTH),
         "tokens": divided.max_total_num_tokens,

@@ -1,12 +1,14 @@
 """vLLM's own planner on a CPU: one line of answers per question, which is a line of JSON.
 
 Usage: vllm_planner.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "layers": [first, end] of those that the model has, "changes": keys of the
-config that differ, "flags": arguments of EngineArgs, "bytes": bytes for caches of the first rank}. It is asked with
-prefix caching off and on, unless its flags say; an answer is "blocks groups block tokens", or "-" where the engine
-refuses, and answers of a line stand in that order with a comma between. Why it refuses goes to stderr.
+config that differ, "flags": arguments of EngineArgs, "bytes": bytes for caches of each rank}. It is asked with
+prefix caching off and on, unless its flags say; an answer is "blocks groups block tokens", "! needed longest" where the
+bytes do not hold one sequence (GiB that would, and the longest sequence that these hold, 0 where it says none), or "-" where
+the engine refuses for another reason, and answers of a line stand in that order with a comma between. Why goes to stderr.
 
 Weights are on the meta device and the platform is a CUDA device that is not there, of the capability that the
-environment variable CAPABILITY states (9.0 where it does not). Ranks are alone: they are told that there are others.
+environment variable CAPABILITY states (9.0 where it does not), for which the config chooses the model runner as on a GPU.
+Ranks are alone: they are told that there are others. Every stage of a pipeline is asked, one after the other.
 
 A question with a "file" is one for the parser of `vllm serve --config`: the file says the flags and the bytes, and the answer
 is the number of sequences of max_model_len tokens that run at once, or in quotes why it refuses.
@@ -67,7 +69,7 @@ class AbsentDevice(CudaPlatformBase):
 
     @classmethod
     def device_count(cls):
-        return 8
+        return 16
 
     @classmethod
     def num_compute_units(cls, device_id=0):
@@ -126,6 +128,10 @@ def without_a_device():
 
     # A subprocess would not know of the device.
     registry._run_in_subprocess = lambda function: function()
+    import vllm.config.vllm as config
+
+    # A GPU has Triton; without it the config takes an older model runner, which overlaps fewer steps.
+    config.HAS_TRITON = True
     import vllm.triton_utils as triton
 
     if not triton.HAS_TRITON:
@@ -162,16 +168,24 @@ def cut(config, first, end):
 
 
 class Alone:
-    """A group of ranks of which only the first is here."""
+    """A group of ranks of which only one is here."""
 
-    def __init__(self, group, ranks):
-        self.group, self.world_size, self.rank_in_group = group, ranks, 0
+    def __init__(self, group, ranks, rank=0):
+        self.group, self.world_size, self.rank_in_group = group, ranks, rank
 
     def __getattr__(self, name):
         return getattr(self.group, name)
 
+    @property
+    def is_first_rank(self):
+        return self.rank_in_group == 0
 
-def be_first_of(ranks):
+    @property
+    def is_last_rank(self):
+        return self.rank_in_group == self.world_size - 1
+
+
+def be_one_of(parallel, stage):
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment, parallel_state
 
     if not torch.distributed.is_initialized():
@@ -181,8 +195,18 @@ def be_first_of(ranks):
         # Only a first model with experts would make their group.
         if getattr(parallel_state, "_EP", None) is None:
             parallel_state._EP = parallel_state.init_model_parallel_group([[0]], 0, "gloo", group_name="ep")
-    group = getattr(parallel_state._TP, "group", None) if isinstance(parallel_state._TP, Alone) else parallel_state._TP
-    parallel_state._TP = Alone(group, ranks)
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        init_workspace_manager(torch.device("meta"))
+    groups = {
+        "_TP": (parallel.tensor_parallel_size, 0),
+        "_PP": (parallel.pipeline_parallel_size, stage),
+        "_DCP": (parallel.decode_context_parallel_size, 0),
+    }
+    for name, (ranks, rank) in groups.items():
+        group = getattr(parallel_state, name, None)
+        if group is not None:
+            setattr(parallel_state, name, Alone(group.group if isinstance(group, Alone) else group, ranks, rank))
 
 
 def configured(question, caching, folder):
@@ -211,34 +235,57 @@ def served(text, folder):
     return EngineArgs.from_cli_args(args).create_engine_config()
 
 
-def plan(question, caching):
-    """The functions that make the plan have moved between versions."""
+def specs_of(config, stage):
+    """What the layers of a stage keep, those that draft included."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+    torch.set_default_dtype(config.model_config.dtype)
+    with set_current_vllm_config(config):
+        be_one_of(config.parallel_config, stage)
+        layers = config.compilation_config.static_forward_context
+        with torch.device("meta"), OnMeta():
+            initialize_model(vllm_config=config)
+            drafting = config.speculative_config
+            last = stage + 1 == config.parallel_config.pipeline_parallel_size
+            # What takes its drafts from the text has no layers.
+            if last and drafting is not None and drafting.method == "mtp":
+                own = set(layers)
+                from vllm.compilation.backends import set_model_tag
+
+                overridden = drafting.apply_draft_overrides(config)
+                with set_current_vllm_config(overridden), set_model_tag("eagle_head"):
+                    initialize_model(vllm_config=overridden, model_config=drafting.draft_model_config)
+                for name in set(layers) - own:
+                    if isinstance(layers[name], AttentionLayerBase):
+                        layers[name].is_draft_layer = True
+        vllm.platforms.current_platform.update_block_size_for_backend(config)
+        return get_kv_cache_spec(config)
+
+
+def plan(question, caching):
+    """The functions that make the plan have moved between versions."""
+    from vllm.config import set_current_vllm_config
 
     folder = folder_of(question)
     try:
-        config = served(question["file"], folder) if "file" in question else configured(question, caching, folder)
-        torch.set_default_dtype(config.model_config.dtype)
-        with set_current_vllm_config(config):
-            be_first_of(config.parallel_config.tensor_parallel_size)
-            with torch.device("meta"), OnMeta():
-                initialize_model(vllm_config=config)
-            vllm.platforms.current_platform.update_block_size_for_backend(config)
-            layers = config.compilation_config.static_forward_context.items()
-            specs = {
-                name: layer.get_kv_cache_spec(config) for name, layer in layers if isinstance(layer, AttentionLayerBase)
-            }
-            specs = {name: spec for name, spec in specs.items() if spec is not None}
-            available = question.get("bytes", config.cache_config.kv_cache_memory_bytes)
-            planned, concurrency = ADAPTERS[version()](config, specs, available)
+        def config():
+            return served(question["file"], folder) if "file" in question else configured(question, caching, folder)
+
+        first = config()
+        stages = first.parallel_config.pipeline_parallel_size
+        specs = [specs_of(first, 0)] + [specs_of(config(), stage) for stage in range(1, stages)]
+        available = question.get("bytes", first.cache_config.kv_cache_memory_bytes)
+        with set_current_vllm_config(first):
+            planned, concurrency = ADAPTERS[version()](first, specs, available)
     finally:
         torch.set_default_dtype(torch.float32)
         shutil.rmtree(folder)
     if "file" in question:
         return str(int(concurrency))
-    block, length = config.cache_config.block_size, config.model_config.max_model_len
+    block, length = first.cache_config.block_size, first.model_config.max_model_len
     return f"{planned.num_blocks} {len(planned.kv_cache_groups)} {block} {int(concurrency * length)}"
 
 
@@ -249,9 +296,9 @@ def planned_by_0_33(config, specs, available):
 
     register_all_kvcache_specs(config)
     config.cache_config.kv_cache_layout = "LBNHC"
-    groups = planning.get_global_kv_cache_groups(config, [specs])
+    groups = planning.get_global_kv_cache_groups(config, specs)
     config.adjust_dcp_kv_cache_interleave_size(groups)
-    planned = planning.get_kv_cache_configs(config, [specs], [available], groups)[0]
+    planned = planning.get_kv_cache_configs(config, specs, [available] * len(specs), groups)[0]
     return planned, utils.get_max_concurrency_for_kv_cache_config(config, planned)
 
 
@@ -261,7 +308,7 @@ def planned_by_0_32(config, specs, available):
 
     register_all_kvcache_specs(config)
     config.cache_config.kv_cache_layout = "LBNHC"
-    planned = utils.get_kv_cache_configs(config, [specs], [available])[0]
+    planned = utils.get_kv_cache_configs(config, specs, [available] * len(specs))[0]
     return planned, utils.get_max_concurrency_for_kv_cache_config(config, planned)
 
 
@@ -281,9 +328,13 @@ def answer(question, caching):
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         # Folders are made for each question, and their names are of no fixed length.
         why = why.replace(tempfile.gettempdir(), "/tmp")
-        why = re.sub(r"/tmp/\w+", "MODEL", why)[:200]
+        why = re.sub(r"/tmp/\w+", "MODEL", why)[:400]
         print(why, file=sys.stderr, flush=True)
-        return json.dumps(why) if "file" in question else "-"
+        if "file" in question:
+            return json.dumps(why)
+        needed = re.search(r"\(([\d.]+) GiB KV cache is needed", why)
+        longest = re.search(r"maximum model length is (\d+)", why)
+        return f"! {needed[1]} {longest[1] if longest else 0}" if needed else "-"
 
 
 def main():

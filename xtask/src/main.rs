@@ -20,6 +20,7 @@ mod rust_src;
 mod semver;
 mod soak;
 mod stub;
+mod transformers;
 mod venv;
 mod web;
 
@@ -49,6 +50,7 @@ Commands:
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
+  transformers      Write down what transformers caches, counts and reads of each config; needs Python and 6 GB
   web               Build the page into web/dist; needs Node and Debian's apt, and the network once
   check-web         Test the page in a browser, and that web/dist is what its sources build
   oracle vllm [N]   Ask vLLM's own planners about the zoo, N random hybrids (default 1200) and exports; needs Python and 18 GB
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         "dist" => dist::run(),
         "check-dist" => dist::check(),
         "onnx" => onnx::run(),
+        "transformers" => transformers::run(),
         "python" => python::run(),
         "web" => web::build(),
         "check-web" => web::check(),

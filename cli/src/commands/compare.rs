@@ -28,13 +28,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let loaded = args.source.load(&args.target)?;
     let all: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
     let engines = if args.engines.is_empty() { &all } else { &args.engines };
+    Engine::refuse_unconsumed(engines, &loaded.budget).map_err(|error| Failure::new(1, miette!("{error}")))?;
     let mut rows = Vec::new();
     for &engine in engines {
         // Each engine stores states in a dtype of its own choice, and so does our plan beside it.
         let collected = loaded.for_engine(engine)?;
         match loaded.request_of(&collected).compare(engine) {
             // Others may still be known.
-            Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread),
+            Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread.to_string()),
             row => rows.push(row.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?),
         }
     }

@@ -232,6 +232,12 @@ impl Reading {
     /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
     pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
         let (Config { budget, .. }, notes) = target.device.resolve(&self.budget)?;
+        let device = target.device.device_memory.clone();
+        // Engines choose kernels and dtypes by the GPU that is named.
+        let budget = match device.as_ref().filter(|_| engine.is_some()) {
+            Some(named) => budget.on(&named.device),
+            None => budget,
+        };
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured.as_deref().map(read_measured).transpose()?;
         let mut model = self.open(model)?;
@@ -251,7 +257,6 @@ impl Reading {
         if target.needs_weights(&budget) {
             say_why_weights_are_unknown(&model);
         }
-        let device = target.device.device_memory.clone();
         Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, engine, in_flags })
     }
 }
@@ -300,8 +305,10 @@ impl Loaded {
 
     /// Collects anew for an engine.
     pub(crate) fn for_engine(&self, engine: EngineSpec) -> Result<OfEngine, Failure> {
+        let on_device = self.device.as_ref().map(|named| self.budget.on(&named.device));
+        let budget = on_device.as_ref().unwrap_or(&self.budget);
         let resources = |graph: &Graph, info: &ModelInfo| {
-            Ok(walk(&mut graph.clone(), &context(info, &self.budget, Some(engine)))?.resources)
+            Ok(walk(&mut graph.clone(), &context(info, budget, Some(engine)))?.resources)
         };
         Ok(OfEngine {
             own: resources(&self.unwalked, &self.model.info)?,

@@ -12,6 +12,7 @@ struct Due<'a> {
     name: String,
     /// What it is, or is like, before ranks divide it.
     of: &'a Resource,
+    layer: Option<u32>,
     drafts: bool,
     /// Layers that read it without owning one.
     readers: &'a [u32],
@@ -54,6 +55,9 @@ pub(super) fn has_twins(request: &PlanRequest<'_>) -> bool {
     request.resources.iter().any(|resource| resource.handler.growth() == Growth::PerDraftPosition)
 }
 
+/// Model types whose prediction head looks at a window.
+const HEADS_WITH_WINDOWS: [&str; 3] = ["mimo_v2", "mimo_v2_flash", "step3p5"];
+
 /// The model's caches of this stage, those of its prediction head, then those of its draft model.
 fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
     let speculation = request.budget.speculation.as_ref();
@@ -63,20 +67,39 @@ fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
         let widened = replays && *of.handler.kind() == Kind::CausalConv;
         let candidates = if widened { facts.positions.into() } else { 0 };
         let one_group = has_one_group(of, request.resources);
-        due.push(Due { name: of.name.clone(), of, drafts: false, readers: &of.shared_by, candidates, one_group });
+        due.push(Due {
+            name: of.name.clone(),
+            of,
+            layer: of.layer,
+            drafts: false,
+            readers: &of.shared_by,
+            candidates,
+            one_group,
+        });
     }
-    let full = |of: &&Resource| match of.handler.growth() {
-        Growth::Paged { stride: 1, window } => window.is_none_or(|window| u64::from(window) >= facts.seq_len),
+    let windowed = HEADS_WITH_WINDOWS.contains(&&*request.model.model_type);
+    let alike = |of: &&Resource| match of.handler.growth() {
+        Growth::Paged { stride: 1, window: Some(_) } if windowed => true,
+        Growth::Paged { stride: 1, window } => {
+            !windowed && window.is_none_or(|window| u64::from(window) >= facts.seq_len)
+        }
         _ => false,
     };
-    let last = request.resources.iter().rfind(full).map(|of| of.layer);
+    let last = request.resources.iter().rfind(alike).map(|of| of.layer);
+    let mut like: Vec<&Resource> = request.resources.iter().filter(alike).filter(|of| Some(of.layer) == last).collect();
+    let kinds: Vec<&Kind> = like.iter().map(|of| of.handler.kind()).collect();
+    // A head over chosen latents chooses by itself.
+    if kinds.contains(&&Kind::MlaPaged) && !kinds.contains(&&Kind::IndexKey) {
+        like.extend(request.resources.of_kind(&Kind::IndexKey).last());
+    }
+    let here = last.is_some_and(|layer| in_stage(request, layer, request.model.layers));
     for head in 0..speculation.map_or(0, |speculation| speculation.mtp_layers) {
-        let like = request.resources.iter().filter(full).filter(|of| Some(of.layer) == last);
-        for (at, of) in like.enumerate().filter(|(_, of)| in_stage(request, of.layer, request.model.layers)) {
+        for (at, of) in like.iter().enumerate().filter(|_| here) {
             let more = if at == 0 { String::new() } else { format!(".{at}") };
             let name = format!("draft.mtp_{head}{more}");
             // It is like another cache, and has no readers but its own layer.
-            due.push(Due { name, of, drafts: true, readers: &[], candidates: 0, one_group: false });
+            let layer = last.flatten();
+            due.push(Due { name, of, layer, drafts: true, readers: &[], candidates: 0, one_group: false });
         }
     }
     if let Some(draft) = request.draft {
@@ -84,7 +107,7 @@ fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
         due.extend(own.map(|of| {
             let one_group = has_one_group(of, draft.resources);
             let name = format!("draft.{}", of.name);
-            Due { name, of, drafts: true, readers: &of.shared_by, candidates: 0, one_group }
+            Due { name, of, layer: of.layer, drafts: true, readers: &of.shared_by, candidates: 0, one_group }
         }));
     }
     due
@@ -105,7 +128,7 @@ fn in_stage(request: &PlanRequest<'_>, layer: Option<u32>, layers: u32) -> bool 
 fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, findings: &mut Findings) {
     let (found, of) = (&planned.handler, &due.of.handler);
     let place = |key: &str| format!("resources[{}].{key}", due.name);
-    findings.expect(Rule::Coverage, place("layer"), planned.layer, due.of.layer);
+    findings.expect(Rule::Coverage, place("layer"), planned.layer, due.layer);
     findings.expect(Rule::Coverage, place("drafts"), planned.drafts, due.drafts);
     findings.expect(Rule::Coverage, place("kind"), planned.kind.as_str(), of.kind().name());
     findings.expect(Rule::Coverage, place("dtype"), planned.dtype, of.dtype());

@@ -123,6 +123,8 @@ impl PlanRequest<'_> {
         capacity::check(&facts, request, plan, &mut findings);
         ledger::check(&facts, request, plan, &mut findings);
         host::check(&facts, request, plan, &mut findings);
+        let stated = request.budget.engine.cache_bytes.map(|bytes| bytes.0);
+        findings.expect(Rule::Ledger, "engine_cache_bytes", plan.engine_cache_bytes, stated);
         if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
     }
 }

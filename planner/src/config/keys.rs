@@ -124,7 +124,7 @@ const fn key(
     BudgetKey { path, flag, values, default, example, help }
 }
 
-static KEYS: [BudgetKey; 54] = [
+static KEYS: [BudgetKey; 56] = [
     key(
         "grouping",
         "--grouping",
@@ -496,5 +496,21 @@ static KEYS: [BudgetKey; 54] = [
         "false",
         "false",
         "llama.cpp's --swa-full: windows own as many cells as full attention.",
+    ),
+    key(
+        "engine.async_scheduling",
+        "--async-scheduling",
+        Values::Switch,
+        "true",
+        "false",
+        "vLLM's --async-scheduling: a step is prepared while others run, and holds its tokens.",
+    ),
+    key(
+        "engine.hybrid_kv_cache",
+        "--hybrid-kv-cache",
+        Values::Switch,
+        "true",
+        "false",
+        "Whether layers of several kinds are groups: false is vLLM's --disable-hybrid-kv-cache-manager.",
     ),
 ];

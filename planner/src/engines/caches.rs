@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
+use super::version::HOPPER;
 use super::{EngineSpec, Version};
+use crate::Budget;
 use crate::demand::{Demand, Load};
 use crate::mla_cache::MlaCache;
 use crate::request::Held;
@@ -22,6 +24,8 @@ pub(super) struct Storage {
     pub(super) keeps_long_windows: bool,
     /// Latents of sparse attention in 8 bits lie beside their scales and a rope key of 16 bits.
     pub(super) packs_sparse_latents: bool,
+    /// But for GPUs of these compute capabilities, times ten, whose kernels read plain ones.
+    pub(super) plain_sparse_latents_on: (u32, u32),
 }
 
 impl Storage {
@@ -32,10 +36,12 @@ impl Storage {
         index_per_latent_before: Version(0, 0, 0),
         keeps_long_windows: false,
         packs_sparse_latents: false,
+        plain_sparse_latents_on: (0, 0),
     };
 }
 
 /// The caches of one rank.
+#[derive(Clone)]
 pub(super) struct Caches<'a> {
     /// Paged caches, in registration order.
     pub(super) attention: Vec<Attention<'a>>,
@@ -46,6 +52,7 @@ pub(super) struct Caches<'a> {
 }
 
 /// One paged cache.
+#[derive(Clone)]
 pub(super) struct Attention<'a> {
     pub(super) name: &'a str,
     pub(super) handler: &'a ResourceHandler,
@@ -74,8 +81,26 @@ pub(super) struct State {
 }
 
 impl<'a> Caches<'a> {
-    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, mla_cache: Option<MlaCache>, engine: EngineSpec) -> Self {
+    /// Those of several ranks, as if one held them all.
+    pub(super) fn together<'b>(ranks: impl Iterator<Item = &'b Self>) -> Self
+    where
+        'a: 'b,
+    {
+        let mut all = Self { attention: Vec::new(), states: Vec::new(), sparse: false };
+        for Self { attention, states, sparse } in ranks {
+            all.attention.extend(attention.iter().cloned());
+            all.states.extend(states);
+            all.sparse |= sparse;
+        }
+        all
+    }
+
+    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, budget: &Budget, engine: EngineSpec) -> Self {
         let storage = engine.engine.description().storage;
+        let mla_cache = budget.engine_mla_cache();
+        let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
+        let (from, to) = storage.plain_sparse_latents_on;
+        let packs = storage.packs_sparse_latents && !(from..to).contains(&capability);
         let mut attention = Vec::new();
         let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
         let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());
@@ -83,9 +108,7 @@ impl<'a> Caches<'a> {
             (Some(_), Some(Shape::Vector { head_dim })) if storage.quantises_index && is_indexer(handler) => {
                 index_bytes(head_dim)
             }
-            (Some(_), Some(Shape::Kv { head_dim, .. })) if storage.packs_sparse_latents && is_packed(handler) => {
-                packed_bytes(head_dim)
-            }
+            (Some(_), Some(Shape::Kv { head_dim, .. })) if packs && is_packed(handler) => packed_bytes(head_dim),
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();

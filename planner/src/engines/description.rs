@@ -4,7 +4,7 @@ use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
 use super::caches::Storage;
-use super::{EnginePrediction, Situation, Version};
+use super::{EnginePrediction, EngineRefusal, Situation, Version};
 use crate::export::Deployment;
 use crate::logs::Words;
 use crate::{Budget, PlanError};
@@ -18,16 +18,20 @@ pub(crate) struct Description {
     /// The versions whose rules were read in its sources, oldest first; the last is used where none is named.
     pub(crate) read: &'static [Version],
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
-    /// model's own is; of recurrent states where the model states none.
-    pub(super) dtypes: fn(&ModelInfo, Version) -> CacheDTypes,
+    /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten.
+    pub(super) dtypes: fn(&ModelInfo, Version, u32) -> CacheDTypes,
     /// What it keeps of ops of such a model where that is not what the op needs.
     pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
     /// Whether its rules for the compressed entries of DeepSeek-V4 were read.
     pub(super) compresses: bool,
+    /// Its options: the keys of `[engine]` that its rules go by, besides those that all go by.
+    pub(crate) consumes: &'static [&'static str],
     /// Whether what it captures of steps takes bytes beside those of a step.
     pub(crate) captures_apart: bool,
     /// What it stores in a way of its own.
     pub(super) storage: Storage,
+    /// Why it does not run the model so.
+    pub(super) refuses: fn(&Situation<'_>) -> Option<EngineRefusal>,
     /// What it would allocate.
     pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
     /// How a plan is told to it, where that is known.

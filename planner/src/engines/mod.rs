@@ -9,6 +9,7 @@ mod expanded;
 pub(crate) mod known;
 mod options;
 mod prediction;
+mod refusal;
 mod version;
 
 use cacheplan_handlers::Kind;
@@ -16,19 +17,26 @@ use cacheplan_transforms::ModelInfo;
 
 use crate::budget::Budget;
 use crate::demand::Load;
-use crate::{ByteSize, PlanError, PlanRequest, Shortfall, make};
+use crate::{ByteSize, PlanError, PlanRequest, Shortfall, Suggestion, make, suggest};
 
 pub(crate) use options::{EngineOptions, MambaCacheMode};
 pub(crate) use prediction::EnginePrediction;
+pub(crate) use refusal::EngineRefusal;
 pub(crate) use version::Version;
 pub use version::{Engine, EngineSpec};
 
+use crate::request::{Held, Stated};
 use caches::Caches;
 use description::Description;
 
 /// Everything that an engine's rules look at.
+#[derive(Clone)]
 struct Situation<'a> {
+    /// The caches of this rank.
     caches: Caches<'a>,
+    /// What the ranks of each pipeline stage hold, and which of them this one is.
+    stages: Vec<Stage<'a>>,
+    stage: usize,
     /// Lengths in this engine's page sizes are derived from this.
     load: Load,
     options: &'a EngineOptions,
@@ -38,6 +46,15 @@ struct Situation<'a> {
     bytes: Option<u64>,
     draft_tokens: u64,
     version: Version,
+    /// In whose words a change is suggested.
+    stated: Stated,
+}
+
+/// What a rank of one pipeline stage holds.
+#[derive(Clone)]
+struct Stage<'a> {
+    caches: Caches<'a>,
+    bytes: Option<u64>,
 }
 
 impl PlanRequest<'_> {
@@ -46,41 +63,61 @@ impl PlanRequest<'_> {
     /// The resources must have been collected in [`engine_context`](crate::Budget::engine_context).
     ///
     /// # Errors
-    /// A budget that does not hold one sequence, or without any bytes where the engine needs them.
+    /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the
+    /// engine does not consume, and what it refuses.
     pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-        (Self { engine: Some(engine.engine), ..*self }).predicted(engine)
+        Engine::refuse_unconsumed(&[engine], self.budget)?;
+        self.predict_among(engine)
+    }
+
+    /// The same of one engine of several: what it does not consume another may.
+    pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        let options = self.budget.engine.only(engine.engine.description().consumes);
+        let budget = Budget { engine: options, ..self.budget.clone() };
+        let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
+        PlanRequest { engine: Some(engine.engine), budget: &budget, ..*self }.predicted(engine)
     }
 
     fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
-        let held = self.held_by_engine()?;
+        let parallel = self.budget.parallel;
+        parallel.validate().map_err(PlanError::Budget)?;
         let max_seq_len = self.budget.max_seq_len_for(self.model);
         let load = make::load(self.budget, max_seq_len)?;
         let options = &self.budget.engine;
-        let bytes = match options.cache_bytes {
-            Some(bytes) => Some(bytes.0),
-            None => make::available_bytes(self, &load)?,
+        let of_stages: Vec<Self> = (0..parallel.pp).map(|stage| Self { stage, ..*self }).collect();
+        let held: Vec<Held<'_>> = of_stages.iter().map(Self::held_by_engine).collect::<Result<_, _>>()?;
+        let mut stages = Vec::with_capacity(held.len());
+        for (request, held) in of_stages.iter().zip(&held) {
+            let caches = Caches::of(held, max_seq_len, self.budget, engine);
+            stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
+        }
+        let stage = self.stage as usize;
+        let own = stages.get(stage).cloned();
+        let Some(Stage { caches, bytes }) = own else {
+            return Err(PlanError::Budget(format!(
+                "there is no stage {stage}; the stages are 0 to {}",
+                parallel.pp - 1
+            )));
         };
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
         let description = engine.engine.description();
-        if let Some(unread) = held.resources.of_kind(&Kind::CompressedLatent).next().filter(|_| !description.compresses)
-        {
-            return Err(PlanError::Engine(format!(
-                "{}: the rules for compressed attention (`{}`) were not read; nothing is predicted rather than guessed",
-                engine.engine, unread.name
-            )));
+        let resources = || held.iter().flat_map(|held| held.resources.iter());
+        let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
+        let name = description.name;
+        if let Some(unread) = of_kind(&Kind::CompressedLatent).filter(|_| !description.compresses) {
+            return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
         }
-        if let Some(latent) = held.resources.of_kind(&Kind::MlaPaged).next()
+        if let Some(latent) = of_kind(&Kind::MlaPaged)
             && (description.descriptors)(self.model).is_some()
         {
-            return Err(PlanError::Engine(format!(
-                "{} keeps a key and a value for every head of {} instead of `{}`; plan with --as {0}",
-                engine.engine, self.model.model_type, latent.name
-            )));
+            let (model, cache) = (self.model.model_type.clone(), latent.name.clone());
+            return Err(EngineRefusal::KeepsHeads { engine: name, model, cache }.into());
         }
-        let caches = Caches::of(&held, max_seq_len, self.budget.engine_mla_cache(), engine);
         let mut situation = Situation {
             caches,
+            stages,
+            stage,
             load,
             options,
             budget: self.budget,
@@ -88,7 +125,11 @@ impl PlanRequest<'_> {
             bytes,
             draft_tokens,
             version: engine.version,
+            stated: self.stated,
         };
+        if let Some(refusal) = (description.refuses)(&situation) {
+            return Err(refusal.into());
+        }
         let predicted = (description.predict)(&situation);
         let mut prediction = predicted.map_err(|error| with_what_is_missing(error, &mut situation, description))?;
         prediction.name = engine.engine.to_string();
@@ -108,6 +149,14 @@ impl PlanRequest<'_> {
         }
         Ok(prediction)
     }
+
+    /// Bytes that the engine has for its caches on this stage.
+    fn engine_bytes(&self, load: &Load) -> Result<Option<u64>, PlanError> {
+        match self.budget.engine.cache_bytes {
+            Some(bytes) => Ok(Some(bytes.0)),
+            None => make::available_bytes(self, load),
+        }
+    }
 }
 
 /// Bytes that one sequence of the workload needs at least as the engine stores it.
@@ -117,7 +166,7 @@ pub(crate) fn bytes_per_sequence(
     engine: EngineSpec,
 ) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
-    Ok(Caches::of(&held, load.max_seq_len, request.budget.engine_mla_cache(), engine).bytes_per_sequence(load))
+    Ok(Caches::of(&held, load.max_seq_len, request.budget, engine).bytes_per_sequence(load))
 }
 
 /// How many bytes would do where these do not: an engine's own division says that better than a sum of caches.
@@ -126,6 +175,7 @@ fn with_what_is_missing(error: PlanError, situation: &mut Situation<'_>, descrip
     let (available, what) = (shortfall.available, shortfall.capped_by.clone());
     let mut holds = |bytes: u64| {
         situation.bytes = Some(bytes);
+        situation.stages.iter_mut().for_each(|stage| stage.bytes = Some(bytes));
         (description.predict)(situation).is_ok()
     };
     let doubled = std::iter::successors(Some(available.max(1)), |bytes| bytes.checked_mul(2));
@@ -140,7 +190,9 @@ fn with_what_is_missing(error: PlanError, situation: &mut Situation<'_>, descrip
         let middle = too_few + (enough - too_few) / 2;
         if holds(middle) { enough = middle } else { too_few = middle }
     }
-    (shortfall.needed, shortfall.shortfall) = (enough, enough - available);
+    // What a sequence needs may leave out what is never used.
+    shortfall.needed = if shortfall.needed > 0 { shortfall.needed } else { enough };
+    shortfall.shortfall = enough - available;
     PlanError::DoesNotFit(shortfall)
 }
 
@@ -153,8 +205,27 @@ impl Situation<'_> {
         self.bytes.ok_or_else(|| PlanError::Budget(missing.into()))
     }
 
+    /// The same of a rank that held all stages.
+    fn of_all_stages(&self) -> Self {
+        let mut all = self.clone();
+        all.caches = Caches::together(self.stages.iter().map(|stage| &stage.caches));
+        all
+    }
+
     fn prefix_caching(&self) -> bool {
         self.options.prefix_caching.unwrap_or(false)
+    }
+
+    /// The same, where a sequence needs `needed` bytes and one of `longest` tokens would fit.
+    fn too_long(&self, what: &str, needed: u128, longest: u64) -> PlanError {
+        let mut error = self.does_not_fit(what);
+        if let PlanError::DoesNotFit(shortfall) = &mut error {
+            shortfall.needed = u64::try_from(needed).unwrap_or(u64::MAX);
+            let change = suggest::worded(self.stated, "max_seq_len", &longest.to_string());
+            let bytes = self.bytes.unwrap_or(0);
+            shortfall.suggestions.extend((longest > 0).then_some(Suggestion { change, sequences: 1, bytes }));
+        }
+        error
     }
 
     /// Not one sequence: `what` is too small.

@@ -2,6 +2,7 @@
 
 use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::mla_cache::MlaCache;
 use crate::{ByteSize, Fraction};
@@ -44,6 +45,36 @@ pub struct EngineOptions {
     pub cache_type_v: Option<DType>,
     /// llama.cpp's `--swa-full`: windows own as many cells as full attention; off where absent.
     pub swa_full: Option<bool>,
+    /// vLLM's `--async-scheduling`: a step is prepared while others run; on where absent.
+    pub async_scheduling: Option<bool>,
+    /// The opposite of vLLM's `--disable-hybrid-kv-cache-manager`: layers of several kinds are groups; on where absent.
+    pub hybrid_kv_cache: Option<bool>,
+}
+
+/// What every engine goes by: bytes, and what describes the device rather than the engine.
+const OF_ALL: [&str; 3] = ["cache_bytes", "compute_capability", "mla_cache"];
+
+impl EngineOptions {
+    /// The keys that are stated and that an engine which consumes `consumed` does not go by.
+    pub(crate) fn unconsumed(&self, consumed: &[&str]) -> Vec<String> {
+        let stated = self.as_json().into_iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key);
+        stated.filter(|key| !OF_ALL.contains(&key.as_str()) && !consumed.contains(&key.as_str())).collect()
+    }
+
+    /// Without those.
+    pub(crate) fn only(&self, consumed: &[&str]) -> Self {
+        let (unconsumed, mut stated) = (self.unconsumed(consumed), self.as_json());
+        stated.retain(|key, _| !unconsumed.contains(key));
+        // What was written here is read back.
+        serde_json::from_value(Value::Object(stated)).unwrap_or_default()
+    }
+
+    fn as_json(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(keys)) => keys,
+            _ => Map::new(),
+        }
+    }
 }
 
 /// How vLLM keeps the states of hybrids (`--mamba-cache-mode`).

@@ -7,8 +7,10 @@ use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use thiserror::Error;
 
+use super::EngineRefusal;
 use super::description::{Description, Numbering};
 use super::known::ENGINES;
+use crate::Budget;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
 #[derive(Clone, Copy)]
@@ -77,7 +79,23 @@ impl Engine {
     pub(crate) const fn description(self) -> &'static Description {
         self.0
     }
+
+    /// Refuses an option that none of `asked` consumes.
+    ///
+    /// # Errors
+    /// The first such key, with the engines that do.
+    pub fn refuse_unconsumed(asked: &[EngineSpec], budget: &Budget) -> Result<(), EngineRefusal> {
+        let Some(first) = asked.first() else { return Ok(()) };
+        let consumed: Vec<&str> = asked.iter().flat_map(|spec| spec.engine.0.consumes).copied().collect();
+        let Some(key) = budget.engine.unconsumed(&consumed).into_iter().next() else { return Ok(()) };
+        let takes = |engine: &&Self| engine.0.consumes.contains(&key.as_str());
+        let takers = Self::all().iter().filter(takes).map(|engine| engine.name()).collect();
+        Err(EngineRefusal::not_consumed(first.engine.name(), &key, takers))
+    }
 }
+
+/// The compute capability, times ten, of the GPU that engines are taken to run on where nobody says.
+pub(super) const HOPPER: u32 = 90;
 
 impl EngineSpec {
     /// The version as the engine writes it: builds of llama.cpp are `b5913`.
@@ -86,8 +104,8 @@ impl EngineSpec {
     }
 
     /// The dtypes that it chooses for a model where nobody states them.
-    pub(crate) fn dtypes(self, model: &ModelInfo) -> CacheDTypes {
-        (self.engine.0.dtypes)(model, self.version)
+    pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>) -> CacheDTypes {
+        (self.engine.0.dtypes)(model, self.version, capability.unwrap_or(HOPPER))
     }
 
     /// What it keeps of ops of such a model in a way of its own.

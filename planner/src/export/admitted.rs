@@ -7,7 +7,7 @@ use super::dialect::{Dialect, Told};
 use super::input::Input;
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::workload::Lengths;
-use crate::{Budget, CachePlan, PlanError, PlanRequest, Scheme, Speculation, Workload};
+use crate::{Budget, ByteSize, CachePlan, PlanError, PlanRequest, Scheme, Speculation, Workload};
 
 /// What the engine would allocate for `settings`; `None` where it has no model, or the plan is none that it can judge.
 pub(super) fn admitted(
@@ -28,12 +28,14 @@ pub(crate) fn predicted(
     let engine = dialect.back?.engine;
     let plan = input.plan;
     let version = dialect.versions.get(input.release)?.parse().ok()?;
-    let budget = Budget {
+    let mut budget = Budget {
         workload: Some(Workload { prompt: Lengths::Fixed(plan.capacity.tokens_per_sequence), ..Workload::default() }),
         speculation: speculation(plan)?,
         parallel: crate::Parallel { cp: plan.parallel.cp, ..crate::Parallel::default() },
         ..budget
     };
+    // Whatever it is told, it has no more than the plan.
+    budget.engine.cache_bytes = budget.engine.cache_bytes.or(plan.cache_bytes().map(ByteSize));
     let resources = held(plan)?;
     let request = PlanRequest::new(&plan.model, &resources, &budget);
     Some(request.predict(EngineSpec { engine, version }))

@@ -20,6 +20,7 @@ static DIALECT: Dialect = Dialect {
         Key { name: "total_kv_size_tokens", since: 0, value: tokens },
         Key { name: "num_gpu_blocks", since: 0, value: simulators::blocks },
     ],
+    ranks: &[],
     gaps: &[
         |_| {
             Some("source: `native` and `naive_fallback` are AIConfigurator's own estimates, and this is neither".into())

@@ -14,6 +14,8 @@ pub(crate) struct Dialect {
     pub(crate) versions: &'static [&'static str],
     /// Its keys, in the order they are written.
     pub(crate) keys: &'static [Key],
+    /// Ranks that it is told besides tp and pp: as plans call them, and its key.
+    pub(crate) ranks: &'static [(&'static str, &'static str)],
     /// What it cannot be told; each gives a sentence where the plan says it.
     pub(crate) gaps: &'static [fn(&Input<'_>) -> Option<String>],
     /// Why it cannot run the plan at all.
@@ -69,11 +71,13 @@ impl Dialect {
             .collect()
     }
 
-    pub(crate) fn not_expressed(&self, input: &Input<'_>) -> Vec<String> {
+    pub(crate) fn not_expressed(&self, input: &Input<'_>, settings: &[Setting]) -> Vec<String> {
+        let is_told = |key: &str| settings.iter().any(|setting| setting.key == key);
+        let told: Vec<&str> = self.ranks.iter().filter(|(_, key)| is_told(key)).map(|(ranks, _)| *ranks).collect();
         let missing = self.keys.iter().filter(|key| key.since > input.release).filter_map(|key| {
             let (value, _) = (key.value)(input)?;
             Some(format!("`{}` = {value}: this version has no such key", key.name))
         });
-        missing.chain(self.gaps.iter().filter_map(|gap| gap(input))).chain(input.common_gaps()).collect()
+        missing.chain(self.gaps.iter().filter_map(|gap| gap(input))).chain(input.common_gaps(&told)).collect()
     }
 }

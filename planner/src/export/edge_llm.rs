@@ -35,6 +35,7 @@ static DIALECT: Dialect = Dialect {
         Key { name: "builder_config.max_input_len", since: 0, value: max_input_len },
         Key { name: "builder_config.max_kv_cache_capacity", since: 0, value: |input| input.max_seq_len() },
     ],
+    ranks: &[],
     gaps: &[
         |_| {
             Some(

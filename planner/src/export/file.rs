@@ -34,7 +34,10 @@ impl File<'_> {
 
     /// What a container of Kubernetes states of GPUs.
     pub(crate) fn gpus(&self) -> Value {
-        let gpus = u64::from(self.parallel.tp) * u64::from(self.parallel.pp);
+        // Replicas that the engine is told to run are in the container.
+        let replicas = self.settings.iter().any(|setting| setting.key == "data-parallel-size");
+        let dp = if replicas { u64::from(self.parallel.dp) } else { 1 };
+        let gpus = u64::from(self.parallel.tp) * u64::from(self.parallel.pp) * dp;
         json!({ "nvidia.com/gpu": gpus.to_string() })
     }
 

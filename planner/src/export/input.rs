@@ -17,6 +17,8 @@ pub(crate) struct Input<'a> {
     pub(crate) serving: &'a Serving,
     /// Index into the engine's versions.
     pub(crate) release: usize,
+    /// The sequences that the engine's model admits, where they are fewer than the plan's.
+    pub(crate) admitted: Option<u64>,
 }
 
 /// A value with where it comes from.
@@ -88,8 +90,8 @@ impl<'a> Input<'a> {
     }
 
     pub(crate) fn cache_bytes(&self) -> Sourced {
-        let bytes: u64 = self.pools().map(|pool| pool.bytes).sum();
-        Some((json!(bytes), format!("bytes of {}", listed(self.pools().map(|pool| pool.id.as_str())))))
+        let pools = listed(self.pools().map(|pool| pool.id.as_str()));
+        Some((json!(self.plan.cache_bytes()?), format!("bytes of {pools}, and what their rounding leaves")))
     }
 
     pub(crate) fn max_seq_len(&self) -> Sourced {
@@ -97,8 +99,11 @@ impl<'a> Input<'a> {
     }
 
     pub(crate) fn max_batch_size(&self) -> Sourced {
-        let capped_by = &self.plan.capacity.capped_by;
-        Some((json!(self.plan.limits.max_batch_size), format!("the plan's max_batch_size, capped by {capped_by}")))
+        let (capped_by, planned) = (&self.plan.capacity.capped_by, self.plan.limits.max_batch_size);
+        Some(match self.admitted.filter(|admitted| *admitted < planned) {
+            Some(admitted) => (json!(admitted), format!("what the engine's model admits of the plan's {planned}")),
+            None => (json!(planned), format!("the plan's max_batch_size, capped by {capped_by}")),
+        })
     }
 
     pub(crate) fn max_num_tokens(&self) -> Sourced {
@@ -142,7 +147,8 @@ impl<'a> Input<'a> {
         dtypes.first().copied().filter(|_| dtypes.len() == 1)
     }
 
-    /// The engine's name for the dtype of the caches that `of` picks, from `names`; the model's own is `own`.
+    /// The engine's name for the dtype of the caches that `of` picks, from `names`; `own` where it has none and it is the
+    /// model's, which a quantised checkpoint may override.
     pub(crate) fn dtype_name(
         &self,
         of: fn(&Kind) -> bool,
@@ -151,11 +157,11 @@ impl<'a> Input<'a> {
     ) -> Sourced {
         let dtype = self.dtype(of)?;
         let source = format!("the plan's {dtype}");
-        if let Some(own) = own.filter(|_| dtype == self.plan.model.dtype) {
-            return Some((json!(own), format!("{source}, which is the model's")));
+        if let Some((_, name)) = names.iter().find(|(known, _)| *known == dtype) {
+            return Some((json!(name), source));
         }
-        let (_, name) = names.iter().find(|(known, _)| *known == dtype)?;
-        Some((json!(name), source))
+        let own = own.filter(|_| dtype == self.plan.model.dtype)?;
+        Some((json!(own), format!("{source}, which is the model's")))
     }
 
     /// What is missing where [`Self::dtype_name`] has no name for caches that the plan has.
@@ -169,8 +175,25 @@ impl<'a> Input<'a> {
         unnamed.then(|| format!("{what} in {}: the engine chooses the dtype itself", listed(dtypes.into_iter())))
     }
 
-    /// What no engine can be told.
-    pub(crate) fn common_gaps(&self) -> Vec<String> {
+    /// The ranks that data-parallel replicas share experts with; only where all do.
+    pub(crate) fn shares_experts(&self) -> Sourced {
+        let Parallel { tp, dp, ep, .. } = self.parallel();
+        (ep > 1 && ep == tp.saturating_mul(dp))
+            .then(|| (json!(true), "parallel.ep: all ranks share the experts".into()))
+    }
+
+    pub(crate) fn data_parallel(&self) -> Sourced {
+        let dp = self.parallel().dp;
+        (dp > 1).then(|| (json!(dp), "parallel.dp: replicas, each with this plan".into()))
+    }
+
+    pub(crate) fn decode_context_parallel(&self) -> Sourced {
+        let dcp = self.parallel().dcp;
+        (dcp > 1).then(|| (json!(dcp), "parallel.dcp: ranks that divide a sequence's tokens".into()))
+    }
+
+    /// What no engine can be told; `ranks` are those that this one is.
+    pub(crate) fn common_gaps(&self, ranks: &[&str]) -> Vec<String> {
         let plan = self.plan;
         let mut gaps = Vec::new();
         let mut say = |applies: bool, sentence: &dyn Fn() -> String| {
@@ -202,7 +225,9 @@ impl<'a> Input<'a> {
         }
         let parallel = self.parallel();
         for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp), ("dcp", parallel.dcp)] {
-            say(size > 1, &|| format!("parallel.{key} = {size}: state it to the engine as well"));
+            say(size > 1 && !ranks.contains(&key), &|| {
+                format!("parallel.{key} = {size}: state it to the engine as well")
+            });
         }
         gaps
     }

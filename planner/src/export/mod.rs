@@ -134,7 +134,7 @@ impl CachePlan {
         let dialect = deployment.dialect;
         let host_bytes = serving.host_bytes.or(self.host.as_ref().map(|host| host.bytes));
         let serving = &Serving { host_bytes, ..serving.clone() };
-        let input = Input { plan: self, serving, release };
+        let mut input = Input { plan: self, serving, release, admitted: None };
         input.refuse_damage()?;
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
@@ -150,8 +150,8 @@ impl CachePlan {
         if let Some(what) = (dialect.refuses)(&input) {
             return Err(ExportError::Unsupported { engine: dialect.name, what });
         }
-        let settings = dialect.settings(&input);
-        let mut not_expressed = dialect.not_expressed(&input);
+        let mut settings = dialect.settings(&input);
+        let mut not_expressed = dialect.not_expressed(&input, &settings);
         let admits = match admitted::admitted(dialect, &input, &settings) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
@@ -169,6 +169,9 @@ impl CachePlan {
         {
             let (planned, name) = (self.capacity.sequences, dialect.name);
             not_expressed.push(format!("{admitted} of the plan's {planned} sequences run at once in {name}: {why}"));
+            // None is no number of sequences that an engine starts with.
+            input.admitted = Some(*admitted).filter(|admitted| *admitted > 0);
+            settings = dialect.settings(&input);
         }
         let admits = admits.map(|(admitted, _)| admitted);
         let unnamed = serving.model.is_none() && target.names_model();

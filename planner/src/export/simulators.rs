@@ -30,10 +30,11 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
         Key {
             name: "data-parallel-size",
             since: 0,
-            value: |input| replicas(input).filter(|_| input.parallel().dp <= 8),
+            value: |input| input.data_parallel().filter(|_| input.parallel().dp <= 8),
         },
         Key { name: "tensor-parallel-size", since: 0, value: |input| input.tensor_parallel() },
     ],
+    ranks: &[("dp", "data-parallel-size")],
     gaps: &[
         |input| (input.parallel().dp > 8).then(|| "more than 8 replicas: the simulator runs at most as many".into()),
         |input| (input.parallel().tp > 1).then(|| "tensor-parallel-size: the simulator takes it and ignores it".into()),
@@ -70,7 +71,7 @@ static VIDUR_WORDS: Dialect = Dialect {
     name: "Vidur",
     versions: &["0.0.1"],
     keys: &[
-        Key { name: "cluster_config_num_replicas", since: 0, value: replicas },
+        Key { name: "cluster_config_num_replicas", since: 0, value: |input| input.data_parallel() },
         Key { name: "replica_config_tensor_parallel_size", since: 0, value: |input| input.tensor_parallel() },
         Key { name: "replica_config_num_pipeline_stages", since: 0, value: |input| input.pipeline_parallel() },
         Key {
@@ -83,6 +84,7 @@ static VIDUR_WORDS: Dialect = Dialect {
         Key { name: "vllm_scheduler_config_batch_size_cap", since: 0, value: |input| input.max_batch_size() },
         Key { name: "vllm_scheduler_config_max_tokens_in_batch", since: 0, value: |input| input.max_num_tokens() },
     ],
+    ranks: &[("dp", "cluster_config_num_replicas")],
     gaps: &[
         |_| Some("the model: Vidur runs those that its `model_config.py` describes, each in 16 bits".into()),
         |_| {
@@ -114,11 +116,6 @@ pub(super) fn blocks(input: &Input<'_>) -> Sourced {
     let full = input.paged().filter(|pool| pool.window.is_none()).min_by_key(|pool| usable(pool));
     let least = full.or_else(|| input.paged().min_by_key(|pool| usable(pool)))?;
     Some((json!(usable(least)), format!("blocks of {} beside its padding", least.id)))
-}
-
-fn replicas(input: &Input<'_>) -> Sourced {
-    let dp = input.parallel().dp;
-    (dp > 1).then(|| (json!(dp), "parallel.dp: replicas, each with this plan".into()))
 }
 
 fn sizes(input: &Input<'_>) -> Option<String> {

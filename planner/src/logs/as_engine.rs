@@ -4,11 +4,8 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::Words;
-use crate::engines::{EnginePrediction, EngineSpec};
-use crate::{
-    Budget, ByteSize, CachePlan, LedgerItem, Owner, Parallel, PlanError, PlanRequest, PlannedResource, Scheme,
-    Speculation,
-};
+use crate::engines::{EnginePrediction, EngineRefusal, EngineSpec};
+use crate::{Budget, ByteSize, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Scheme, Speculation};
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {
@@ -37,9 +34,7 @@ pub(super) struct Told {
 impl<'a> AsEngine<'a> {
     pub(super) fn of(plan: &'a CachePlan) -> Result<Self, PlanError> {
         if plan.rollback == Some(Scheme::Replay) {
-            let reason =
-                "the plan's scheme is replay, which widens convolutions as no engine does; plan with snapshots";
-            return Err(PlanError::Engine(reason.into()));
+            return Err(EngineRefusal::Replay.into());
         }
         let resources = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
         Ok(Self { plan, resources: collected(resources.map(PlannedResource::collected))? })
@@ -71,7 +66,7 @@ impl<'a> AsEngine<'a> {
         let plan = self.plan;
         let slots = plan.slots.live.saturating_add(plan.slots.checkpoints);
         Ok(Told {
-            bytes: (!words.divides_cells).then(|| cache_bytes(plan)).transpose()?,
+            bytes: (!words.divides_cells).then(|| engine_bytes(plan)).transpose()?,
             max_seq_len: plan.limits.max_seq_len,
             max_batch_size: plan.limits.max_batch_size,
             max_num_tokens: plan.limits.max_num_tokens,
@@ -110,7 +105,7 @@ impl<'a> AsEngine<'a> {
         // A log may say anything.
         budget.validate().map_err(PlanError::Budget)?;
         if [told.tokens_per_block, told.shared_cells, told.ubatch].contains(&Some(0)) {
-            return Err(PlanError::Engine("the log says that a block, a context or a step has 0 tokens".into()));
+            return Err(EngineRefusal::EmptyBlock.into());
         }
         PlanRequest::new(&self.plan.model, &self.resources, &budget).predict(engine)
     }
@@ -119,15 +114,13 @@ impl<'a> AsEngine<'a> {
 fn collected(all: impl Iterator<Item = Resource>) -> Result<Resources, PlanError> {
     let mut resources = Resources::default();
     for resource in all {
-        resources.push(resource).map_err(|error| PlanError::Engine(format!("the plan is damaged: {error}")))?;
+        resources.push(resource).map_err(|error| EngineRefusal::Damaged { what: error.to_string() })?;
     }
     Ok(resources)
 }
 
-/// Bytes that the plan has for caches: its pools, and what their rounding leaves.
-fn cache_bytes(plan: &CachePlan) -> Result<u64, PlanError> {
-    let pools = plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes);
-    let unused = plan.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
-    let sum = pools.chain(unused).try_fold(0u64, u64::checked_add);
-    sum.ok_or_else(|| PlanError::Engine("the plan is damaged: its pools have more bytes than can be counted".into()))
+/// Bytes that the engine has for caches: as the plan says, or what the plan has for its own.
+fn engine_bytes(plan: &CachePlan) -> Result<u64, PlanError> {
+    let damaged = || EngineRefusal::Damaged { what: "its pools have more bytes than can be counted".into() };
+    Ok(plan.engine_cache_bytes.or_else(|| plan.cache_bytes()).ok_or_else(damaged)?)
 }

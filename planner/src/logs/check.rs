@@ -89,12 +89,6 @@ impl EngineLog {
             rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name()).collect();
         let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
         let really = really_told(self, &told, &planned, makes_block);
-        // SGLang also starts where the longest sequence does not fit, of which the engine's model knows nothing.
-        let shorter = really.map(|(least, most)| {
-            let max_seq_len = told.max_seq_len.min(least.max_seq_len);
-            (Told { max_seq_len, ..least }, Told { max_seq_len, ..most })
-        });
-        let really = really.filter(|told| Expected::of(&caches, engine, Some(told)).is_some()).or(shorter);
         let expected = Expected::of(&caches, engine, really.as_ref());
         let explained = outcomes(self, makes_block)
             .any(|(fact, logged)| !expected.as_ref().is_some_and(|expected| expected.meets(fact, logged)))

@@ -90,3 +90,76 @@ fn context_parallel_ranks_multiply_the_tokens_that_vllm_reports() {
     assert_eq!(at("vllm@0.19.0", 2), 2 * at("vllm@0.19.0", 1));
     assert!(at("vllm@0.33.0", 2) > at("vllm@0.33.0", 1) * 19 / 10);
 }
+
+/// An option that another engine has is refused by name; in a comparison whoever has it obeys it.
+#[test]
+fn an_engine_refuses_every_option_that_it_does_not_consume() {
+    let model = nemotron_3_nano();
+    let options = [
+        ("block_size = 16", &["vllm", "sglang", "tensorrt-llm"][..]),
+        ("num_blocks = 100000", &["vllm"]),
+        ("max_total_tokens = 100000", &["sglang"]),
+        ("prefix_caching = true", &["vllm", "sglang"]),
+        ("mamba_cache_mode = 'align'", &["vllm"]),
+        ("state_slots = 64", &["sglang", "tensorrt-llm", "llama.cpp"]),
+        ("state_ratio = 0.9", &["sglang"]),
+        ("window_ratio = 0.8", &["sglang"]),
+        ("context = 16384", &["llama.cpp"]),
+        ("ubatch = 512", &["llama.cpp"]),
+        ("cache_type_k = 'f16'", &["llama.cpp"]),
+        ("cache_type_v = 'f16'", &["llama.cpp"]),
+        ("swa_full = true", &["llama.cpp"]),
+        ("async_scheduling = false", &["vllm"]),
+        ("hybrid_kv_cache = true", &["vllm"]),
+        ("compute_capability = 90", &["vllm", "sglang", "tensorrt-llm", "llama.cpp"]),
+    ];
+    for (option, takers) in options {
+        let budget = budget(&format!("{CHAT}[engine]\ncache_bytes = '24GiB'\n{option}"));
+        for &engine in Engine::all() {
+            let predicted = model.request(&budget).predict(engine.into());
+            let key = option.split(' ').next().unwrap();
+            match predicted {
+                Ok(_) => assert!(takers.contains(&engine.name()), "{engine} takes {option}"),
+                Err(error) => {
+                    assert!(!takers.contains(&engine.name()), "{engine} refuses {option}: {error}");
+                    assert!(error.to_string().starts_with(&format!("{engine} has no `engine.{key}`")), "{error}");
+                }
+            }
+            assert!(model.request(&budget).compare(engine.into()).is_ok(), "{engine} beside others: {option}");
+        }
+    }
+}
+
+/// A named GPU has a compute capability, by which vLLM chooses kernels; one that is stated stands above it.
+#[test]
+fn a_named_gpu_decides_the_kernels() {
+    let latents = (0..4).fold(Model::new("deepseek_v3", 4), |model, layer| {
+        let latent = cacheplan_handlers::ResourceHandler::mla_paged(512, 64, cacheplan_handlers::DType::Bf16).unwrap();
+        model.with("latent", layer, latent)
+    });
+    let block = |device: &str, text: &str| {
+        let (device, budget) = (device.parse().unwrap(), budget(&format!("{CHAT}{text}")));
+        let request = cacheplan_planner::PlanRequest { device: Some(&device), ..latents.request(&budget) };
+        request.predict("vllm".parse().unwrap()).unwrap().block_size
+    };
+    assert_eq!(block("b200", "[engine]\ncache_bytes = '8GiB'"), Some(32));
+    assert_eq!(block("h100", "[engine]\ncache_bytes = '8GiB'"), Some(16));
+    assert_eq!(block("b200", "[engine]\ncache_bytes = '8GiB'\ncompute_capability = 90"), Some(16));
+}
+
+/// SGLang starts with a pool that no longest sequence fits; windows of models that it does not list keep every token.
+#[test]
+fn sglang_starts_with_a_pool_below_its_context_and_keeps_windows_it_does_not_list() {
+    let windowed = |model_type: &str| {
+        let window = kv(8, 128).with_window(1024).unwrap();
+        Model::new(model_type, 2).with("a", 0, kv(8, 128)).with("b", 1, window)
+    };
+    let predicted = |model_type: &str, text: &str| {
+        windowed(model_type).request(&budget(text)).predict("sglang".parse().unwrap()).unwrap()
+    };
+    let small = predicted("llama", "max_seq_len = 65536\n[engine]\ncache_bytes = '64MiB'");
+    assert_eq!((small.sequences, small.tokens), (0, Some((64 << 20) / 8192)));
+    let text = "max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'\nprefix_caching = true";
+    assert_eq!(predicted("exaone4", text).window_tokens, None);
+    assert!(predicted("gpt_oss", text).window_tokens.is_some());
+}

@@ -25,7 +25,7 @@ fn hybrid() -> CachePlan {
 /// Full attention and windows, keys and values in 8 bits.
 fn windowed() -> CachePlan {
     let kv = || ResourceHandler::kv_paged(8, 64, DType::F8E4m3).unwrap();
-    let mut model = Model::new("windowed", 6);
+    let mut model = Model::new("gpt_oss", 6);
     for layer in 0..6 {
         model = model.with("kv", layer, if layer % 2 == 0 { kv() } else { kv().with_window(1024).unwrap() });
     }
@@ -44,8 +44,11 @@ fn newest(plan: &CachePlan, target: Target) -> Export {
     plan.export(target, None, &serving()).unwrap()
 }
 
+/// Bytes of all pools, and those that their rounding leaves.
 fn cache_bytes(plan: &CachePlan) -> u64 {
-    plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes).sum()
+    let pools = plan.pools.iter().filter(|pool| pool.owner != Owner::Unaccounted).map(|pool| pool.bytes);
+    let unused = plan.ledger.iter().filter(|line| line.name.to_string() == "unused").map(|line| line.bytes);
+    pools.chain(unused).sum()
 }
 
 fn yaml(export: &Export) -> Value {
@@ -146,7 +149,9 @@ fn bytes_and_limits_are_the_plans(
         let number = |path: &str| arguments.pointer(path).and_then(Value::as_u64);
         assert_eq!(number(bytes), Some(cache_bytes(&plan)));
         assert_eq!(number(length), Some(plan.limits.max_seq_len));
-        assert_eq!(number(sequences), Some(plan.limits.max_batch_size));
+        // The file carries what the engine's model admits of them.
+        let admits = newest(&plan, target).admits.unwrap();
+        assert_eq!(number(sequences), Some(admits.min(plan.limits.max_batch_size)));
         assert_eq!(number(step), Some(plan.limits.max_num_tokens));
     }
 }
@@ -161,7 +166,7 @@ fn sglang_gets_tokens_and_slots_for_bytes() {
     // Pages of more than one token are refused beside states.
     assert_eq!(arguments["page-size"], Value::Null);
     assert_eq!(arguments["mamba-ssm-dtype"], "float32");
-    assert_eq!(arguments["kv-cache-dtype"], "auto");
+    assert_eq!(arguments["kv-cache-dtype"], "bfloat16");
     let windowed = windowed();
     let arguments = self::arguments(target("sglang"), &newest(&windowed, target("sglang")));
     let tokens = |window: Option<u32>| {
@@ -174,7 +179,7 @@ fn sglang_gets_tokens_and_slots_for_bytes() {
     assert_eq!(arguments["kv-cache-dtype"], "fp8_e4m3");
 }
 
-/// With the radix cache a request holds three slots for states, so that it is off where the plan has one for each.
+/// With the radix cache a request holds five slots for states, so that it is off where the plan has one for each.
 #[test]
 fn sglang_serves_every_sequence_of_a_plan_without_checkpoints() {
     let plan = half_hybrid();
@@ -189,7 +194,7 @@ fn sglang_serves_every_sequence_of_a_plan_without_checkpoints() {
     let export = newest(&reusing, target("sglang"));
     let arguments = self::arguments(target("sglang"), &export);
     assert_eq!(arguments["disable-radix-cache"], Value::Null);
-    assert_eq!(arguments["max-running-requests"], (slots / 3).min(reusing.slots.live));
+    assert_eq!(arguments["max-running-requests"], (slots / 5).min(reusing.slots.live));
 }
 
 #[rstest]
@@ -319,7 +324,7 @@ fn what_engines_cannot_be_told_is_said() {
         (target("vllm"), "pages of 16 and 64 tokens beside each other"),
         (target("vllm"), "local allocations: b_1"),
         (target("vllm"), "3 drafted tokens: "),
-        (target("vllm"), "parallel.dp = 2: "),
+        (target("sglang"), "parallel.dp = 2: "),
         (target("vllm"), "keys and values in bf16 and int8: "),
         (target("vllm"), "recurrent states in f8_e4m3: "),
         (target("sglang"), "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
@@ -426,4 +431,32 @@ fn an_export_states_the_ranks_of_the_plan() {
     let other = Serving { parallel: Some(Parallel { tp: 4, ..Parallel::default() }), ..serving() };
     let text = plan.export(target("vllm"), None, &other).unwrap().text;
     assert!(text.contains("\"tensor-parallel-size\": 4"), "{text}");
+}
+
+/// vLLM runs replicas and shares experts by flags of its own, on as many GPUs.
+#[rstest]
+#[case(Parallel { dp: 8, ep: 8, ..Parallel::default() }, true, "8")]
+#[case(Parallel { tp: 2, dp: 4, ..Parallel::default() }, false, "8")]
+fn vllm_and_llm_d_are_told_of_replicas_and_experts(
+    #[case] parallel: Parallel,
+    #[case] experts: bool,
+    #[case] gpus: &str,
+) {
+    let serving = Serving { parallel: Some(parallel), ..serving() };
+    let export = windowed().export(target("llm-d"), None, &serving).unwrap();
+    let has = |key: &str| export.settings.iter().any(|setting| setting.key == key);
+    assert!(has("data-parallel-size"));
+    assert_eq!(has("enable-expert-parallel"), experts);
+    assert!(!export.not_expressed.iter().any(|gap| gap.starts_with("parallel.dp") || gap.starts_with("parallel.ep")));
+    assert!(export.text.contains(&format!("\"nvidia.com/gpu\": \"{gpus}\"")), "{}", export.text);
+}
+
+/// Its loader takes fp8, nvfp4 and auto.
+#[test]
+fn tensorrt_llm_is_told_no_dtype_that_its_loader_refuses() {
+    for plan in [hybrid(), windowed(), half_hybrid()] {
+        let export = newest(&plan, target("tensorrt-llm"));
+        let dtype = export.settings.iter().find(|setting| setting.key == "kv_cache_config.dtype");
+        assert!(dtype.is_none_or(|dtype| ["fp8", "nvfp4", "auto"].contains(&dtype.value.as_str().unwrap())));
+    }
 }

@@ -112,7 +112,8 @@ class PrefixReuse:
     def admit(self, prompt: Tokens[int], *, salt: str = "", adapter: str = "", tenant: int = 0) -> Lease:
         """Admits a sequence behind what is cached of its prompt; ``lease.cached`` tokens need not be computed.
 
-        Requests share prefixes only with the same ``salt`` and ``adapter``. Raises :class:`NoRoom`.
+        Requests share prefixes only with the same ``salt`` and ``adapter``. Raises :class:`NoRoom`. Keep the lease: a
+        sequence ends when its lease is dropped, unless it was abandoned.
         """
         return self._native.admit(self._book, list(prompt), salt, adapter, tenant)
 

@@ -48,6 +48,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 intermediate_size,
                 shared_size: 0,
                 latent_size: None,
+                ..
             }),
         ] = layer.blocks
         else {

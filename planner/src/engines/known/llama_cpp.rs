@@ -13,7 +13,7 @@ use crate::PlanError;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
 use crate::engines::expanded;
-use crate::engines::{EnginePrediction, Situation, Version};
+use crate::engines::{EnginePrediction, EngineRefusal, Situation, Version};
 use crate::solve::last;
 
 /// Cells come in steps of this many.
@@ -30,7 +30,7 @@ pub(super) static ENGINE: Description = Description {
     numbering: Numbering::Builds,
     read: &[OWN_CELLS],
     // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
-    dtypes: |_, _| CacheDTypes {
+    dtypes: |_, _, _| CacheDTypes {
         kv: Some(DType::F16),
         state: Some(DType::F32),
         conv: Some(DType::F32),
@@ -38,8 +38,10 @@ pub(super) static ENGINE: Description = Description {
     },
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
+    consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
     captures_apart: false,
     storage: Storage::AS_MODELLED,
+    refuses: |_| None,
     predict,
     target: None,
     arguments: Some(arguments::of),
@@ -148,14 +150,14 @@ fn refuse_two_dtypes(situation: &Situation<'_>) -> Result<(), PlanError> {
         let is_one = *cache.handler.kind() == Kind::KvPaged && matches!(shape, Some(Shape::Kv { kv_factor: 1, .. }));
         is_one && !expanded::is_part(cache.name)
     };
-    let why = if has(|cache| *cache.handler.kind() == Kind::MlaPaged) {
-        "a latent is key and value at once, and llama.cpp does not start with it in two dtypes"
-    } else if has(is_row) {
-        "llama.cpp: keys and values of this model differ in width, so that what two dtypes take is not known"
-    } else {
-        return Ok(());
-    };
-    Err(PlanError::Engine(format!("{why}; state the same for both")))
+    let engine = ENGINE.name;
+    if has(|cache| *cache.handler.kind() == Kind::MlaPaged) {
+        return Err(EngineRefusal::LatentInTwoDtypes { engine }.into());
+    }
+    if has(is_row) {
+        return Err(EngineRefusal::RowsInTwoDtypes { engine }.into());
+    }
+    Ok(())
 }
 
 /// A latent is stored once, as keys are; keys and values may have dtypes of their own. So is the key of an indexer that

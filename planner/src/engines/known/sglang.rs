@@ -21,9 +21,10 @@ pub(super) static ENGINE: Description = Description {
     name: "sglang",
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
-    dtypes: |_, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
+    dtypes: |_, _, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
     descriptors: |_| None,
     compresses: false,
+    consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
     captures_apart: true,
     storage: Storage {
         copies_shared: true,
@@ -31,26 +32,35 @@ pub(super) static ENGINE: Description = Description {
         index_per_latent_before: INDEXES_WHERE_CHOSEN,
         keeps_long_windows: true,
         packs_sparse_latents: true,
+        plain_sparse_latents_on: (0, 0),
     },
+    refuses: |_| None,
     predict,
     target: Some(&flags::TARGET),
     arguments: None,
     log: &log::WORDS,
 };
 
-/// Model types whose windows are kept as if they were full attention; others are listed by their architecture there.
-const WITHOUT_WINDOWS: [&str; 10] = [
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "recurrent_gemma",
-    "starcoder2",
+/// Model types whose windows have a pool of their own; of all others every token is kept.
+const WITH_WINDOWS: [&str; 15] = [
+    "deepseek_v4",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
+    "gpt_oss",
+    "laguna",
+    "llama4",
+    "llama4_text",
+    "mellum",
+    "mimo_v2",
+    "mimo_v2_flash",
+    "muse_glimmer",
+    "step3p5",
+    "step3p7",
 ];
+/// Model types with states that the radix cache keeps without slots of its own for them.
+const WITHOUT_EXTRA_BUFFER: [&str; 4] = ["lfm2", "lfm2_moe", "jet_nemotron", "zaya"];
 /// From here on only latents with an indexer of their own have an index.
 const INDEXES_WHERE_CHOSEN: Version = Version(0, 5, 23);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
@@ -59,19 +69,40 @@ const STATE_RATIO_MILLIONTHS: u128 = 900_000;
 const WINDOW_RATIO_MILLIONTHS: u128 = 800_000;
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
 const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
+/// Read in 0.5.23 alone, so that it holds from there on: two more, to which states are copied while steps overlap.
+const EXTRA_BUFFER: Version = Version(0, 5, 23);
+const EXTRA_SLOTS: u64 = 2;
+/// Likewise: without the radix cache and with a stated batch, windows get what the batch holds at worst.
+const SIZES_WINDOWS_BY_REQUESTS: Version = Version(0, 5, 23);
+/// Tokens behind a window before it lets go of them.
+const EVICTION_INTERVAL: u64 = 128;
+/// Requests that run at once where something drafts and nobody says.
+const RUNNING_WITH_DRAFTS: u64 = 48;
+
+/// Slots of states that a running request occupies.
+pub(super) fn slots_per_request(model_type: &str, prefix_caching: bool, version: Version) -> u64 {
+    match prefix_caching {
+        false => 1,
+        true if version >= EXTRA_BUFFER && !WITHOUT_EXTRA_BUFFER.contains(&model_type) => {
+            SLOTS_PER_REQUEST_WITH_RADIX + EXTRA_SLOTS
+        }
+        true => SLOTS_PER_REQUEST_WITH_RADIX,
+    }
+}
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let (caches, load) = (&situation.caches, &situation.load);
     let per_slot = caches.state_bytes();
     // The kernels of sparse attention read pages of 64 tokens.
     let page = situation.options.block_size.unwrap_or(if caches.sparse { 64 } else { 1 });
-    let knows_windows = !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
+    let model_type = situation.model.model_type.as_str();
+    let knows_windows = WITH_WINDOWS.contains(&model_type);
     let full = caches.bytes_per_token(|cache| cache.window.is_none() || !knows_windows);
     let windowed = caches.bytes_per_token(|cache| cache.window.is_some() && knows_windows);
     // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.
     let (full, windowed) = if full == 0 { (windowed, 0) } else { (full, windowed) };
 
-    let slots_per_request = if situation.prefix_caching() { SLOTS_PER_REQUEST_WITH_RADIX } else { 1 };
+    let slots_per_request = slots_per_request(model_type, situation.prefix_caching(), situation.version);
     let slots = if per_slot == 0 { None } else { Some(state_slots(situation, per_slot, slots_per_request)?) };
     let state_bytes = slots.map(|slots| (u128::from(slots) + 1) * u128::from(per_slot));
     let charged = if situation.version >= PAYS_PADDING_SLOT { 1 } else { 0 };
@@ -80,25 +111,43 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let drafted = |of: fn(&State) -> u64| {
         let slots = slots.filter(|_| situation.draft_tokens > 0)?;
         let running = slots / slots_per_request;
-        let running = situation.budget.max_batch_size.map_or(running, |cap| cap.min(running.max(1)));
+        let running = situation.budget.max_batch_size.unwrap_or(RUNNING_WITH_DRAFTS).min(running.max(1));
         let bytes: u64 = caches.states.iter().map(of).sum();
         Some((u128::from(running) + 1) * u128::from(situation.draft_tokens) * u128::from(bytes))
     };
     let (speculation_bytes, speculation_conv_bytes) = (drafted(|state| state.ssm), drafted(|state| state.conv));
 
+    let taken: u128 = [charged_bytes, speculation_bytes, speculation_conv_bytes].into_iter().flatten().sum();
+    if situation.bytes.is_some_and(|bytes| taken > 0 && taken >= u128::from(bytes)) {
+        return Err(situation.does_not_fit("max_mamba_cache_size"));
+    }
+    let whole_pages = |tokens: u128| tokens / u128::from(page) * u128::from(page);
     let ratio = ratio(situation.options.window_ratio, WINDOW_RATIO_MILLIONTHS);
+    let window = caches.attention.iter().filter(|_| windowed > 0).filter_map(|cache| cache.window).max();
+    let of_requests = window.and_then(|window| of_requests(situation, window, page));
     let of_bytes = situation.bytes.filter(|_| full > 0).map(|bytes| {
-        let taken = [charged_bytes, speculation_bytes, speculation_conv_bytes].into_iter().flatten().sum();
         let rest = u128::from(bytes).saturating_sub(taken);
-        rest * 1_000_000 / (u128::from(full) * 1_000_000 + u128::from(windowed) * ratio)
+        match of_requests {
+            Some(tokens) => rest.saturating_sub(tokens * u128::from(windowed)) / u128::from(full),
+            None => rest * 1_000_000 / (u128::from(full) * 1_000_000 + u128::from(windowed) * ratio),
+        }
     });
     let stated = situation.options.max_total_tokens.filter(|_| full > 0).map(u128::from);
-    let tokens = of_bytes.into_iter().chain(stated).min().map(|tokens| tokens / u128::from(page) * u128::from(page));
-    let window_tokens =
-        tokens.filter(|_| windowed > 0).map(|tokens| tokens * ratio / 1_000_000 / u128::from(page) * u128::from(page));
+    let tokens = of_bytes.into_iter().chain(stated).min().map(whole_pages);
+    if tokens == Some(0) {
+        return Err(situation.does_not_fit("max_total_num_tokens"));
+    }
+    let window_tokens = tokens.filter(|_| windowed > 0).map(|tokens| match of_requests {
+        Some(of_requests) => of_requests.min(tokens),
+        None => whole_pages(tokens * ratio / 1_000_000),
+    });
+    // The floor below which no prefill is ever admitted.
+    let floor = window.map(|window| u128::from(reach(window)) + u128::from(page));
+    if of_requests.is_none() && floor.zip(window_tokens).is_some_and(|(floor, tokens)| floor >= tokens) {
+        return Err(situation.does_not_fit("swa_full_tokens_ratio"));
+    }
 
     let demand = |window| Demand::new(Growth::Paged { stride: 1, window }, 1, page, load);
-    let window = caches.attention.iter().filter(|_| windowed > 0).filter_map(|cache| cache.window).max();
     let (everything, in_window) = (demand(None), demand(window));
     let sequences = last(1 << 20, |sequences| {
         let holds = |demand: &Demand, tokens: Option<u128>| {
@@ -108,8 +157,8 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
             && holds(&in_window, window_tokens)
             && slots.is_none_or(|slots| sequences <= slots / slots_per_request)
     });
-    if sequences == 0 {
-        return Err(situation.does_not_fit("max_total_num_tokens"));
+    if slots.is_some_and(|slots| slots < slots_per_request) {
+        return Err(situation.does_not_fit("max_mamba_cache_size"));
     }
     let total = |of: fn(&State) -> u64| slots.map(|slots| (slots + 1) * caches.states.iter().map(of).sum::<u64>());
     let narrow = |bytes: Option<u128>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
@@ -129,19 +178,44 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         speculation_bytes: narrow(speculation_bytes),
         speculation_conv_bytes: narrow(speculation_conv_bytes),
         sequences: situation.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
-        notes: notes(situation, windowed > 0, slots_per_request),
+        notes: notes(situation, windowed > 0, slots_per_request, sequences),
         ..EnginePrediction::default()
     })
 }
 
-fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64) -> Vec<String> {
+/// Tokens of the windows' pool that the stated requests hold at worst, where it is sized by them.
+fn of_requests(situation: &Situation<'_>, window: u32, page: u64) -> Option<u128> {
+    let sized = situation.version >= SIZES_WINDOWS_BY_REQUESTS && !situation.prefix_caching();
+    let running = situation.budget.max_batch_size.filter(|_| sized)?;
+    let drafts = situation.draft_tokens;
+    let ahead = if drafts == 0 { page } else { 2 * drafts };
+    let each = reach(window) + EVICTION_INTERVAL * drafts.max(1) + page + ahead;
+    let prefills = 2 * u128::from(situation.load.max_num_tokens);
+    let all = u128::from(each) * u128::from(running) + prefills + u128::from(page);
+    Some(all.next_multiple_of(page.into()))
+}
+
+/// Tokens before the newest that a window reaches.
+const fn reach(window: u32) -> u64 {
+    window as u64 - 1
+}
+
+fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64, sequences: u64) -> Vec<String> {
     let mut notes = Vec::new();
+    if sequences == 0 {
+        let length = situation.load.max_seq_len;
+        notes
+            .push(format!("it starts, but its pool is smaller than one sequence of {length} tokens, which it refuses"));
+    }
     if !situation.caches.states.is_empty() {
         notes.push(format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000));
         notes.push(format!("{slots_per_request} state slots per running request"));
     }
     if windows {
-        notes.push(format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000));
+        notes.push(match situation.version >= SIZES_WINDOWS_BY_REQUESTS && situation.budget.max_batch_size.is_some() {
+            true if !situation.prefix_caching() => "windows get what the stated requests hold at worst".into(),
+            _ => format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000),
+        });
     }
     if situation.caches.sparse {
         notes.push("an index for every latent, in pages of 64 tokens".into());

@@ -7,7 +7,7 @@
 mod flags;
 mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
@@ -17,7 +17,8 @@ use crate::demand::Demand;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
 use crate::engines::expanded;
-use crate::engines::{EnginePrediction, MambaCacheMode, Situation, Version};
+use crate::engines::version::HOPPER;
+use crate::engines::{EnginePrediction, EngineRefusal, MambaCacheMode, Situation, Version};
 use crate::solve::last;
 
 pub(crate) use flags::DIALECT;
@@ -26,7 +27,7 @@ pub(super) static ENGINE: Description = Description {
     name: "vllm",
     numbering: Numbering::Releases,
     read: &[Version(0, 17, 1), Version(0, 33, 0)],
-    dtypes: |model, version| {
+    dtypes: |model, version, capability| {
         // A model in float32 is run in bfloat16; `auto` follows that (logged: Qwen3-Next bf16 in 0.10 to 0.13).
         let run_in = if model.dtype == DType::F32 { DType::Bf16 } else { model.dtype };
         let cast = (run_in != model.dtype).then_some(run_in);
@@ -34,7 +35,11 @@ pub(super) static ENGINE: Description = Description {
         let float32 = model.model_type.starts_with("kimi")
             || (model.model_type == "nemotron_h" && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
         let state = if float32 { DType::F32 } else { run_in };
-        CacheDTypes { kv: cast, conv: cast, state: Some(state), ..CacheDTypes::default() }
+        let narrow = NARROW_ON_BLACKWELL.contains(&&*model.model_type)
+            && version >= SMALL_BLOCKS_OF_LATENTS
+            && is_blackwell(capability);
+        let kv = if narrow { Some(DType::F8E4m3) } else { cast };
+        CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
     descriptors: |model| match model.model_type.as_str() {
         // Values are as wide as keys.
@@ -43,13 +48,23 @@ pub(super) static ENGINE: Description = Description {
         _ => None,
     },
     compresses: false,
+    consumes: &[
+        "block_size",
+        "num_blocks",
+        "prefix_caching",
+        "mamba_cache_mode",
+        "async_scheduling",
+        "hybrid_kv_cache",
+    ],
     captures_apart: true,
     storage: Storage {
         quantises_index: true,
         packs_sparse_latents: true,
+        plain_sparse_latents_on: BLACKWELL,
         keeps_long_windows: true,
         ..Storage::AS_MODELLED
     },
+    refuses,
     predict,
     target: Some(&flags::TARGET),
     arguments: None,
@@ -65,9 +80,16 @@ const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
 const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
 /// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
 const PADS_MORE: Version = Version(0, 18, 0);
-/// Seen in the answers of 0.32.0 and 0.33.0 alone, so that it holds from there on: steps overlap, of which each may hold a
-/// whole batch of tokens.
+/// Read in 0.32.0 and 0.33.0 alone, so that it holds from there on: steps overlap, of which each may hold a whole batch of
+/// tokens.
 const OVERLAPS_STEPS: Version = Version(0, 32, 0);
+/// Also with drafts that come from the text, not from a model, as 0.33.0 answers and 0.32.0 does not.
+const OVERLAPS_DRAFTS_FROM_TEXT: Version = Version(0, 33, 0);
+/// Likewise read in both: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens with all that
+/// steps under way may hold of it.
+const ADMITS_WHOLE_SEQUENCES: Version = Version(0, 32, 0);
+/// Likewise: `--mamba-cache-mode all` is gone.
+const WITHOUT_MODE_ALL: Version = Version(0, 32, 0);
 /// Likewise: a state at a block's end is written inside a prefill, into a block of its own.
 const EXPORTS_CHECKPOINTS: Version = Version(0, 32, 0);
 /// The same of gated delta layers, as 0.33.0 answers and 0.32.0 does not.
@@ -76,6 +98,18 @@ const EXPORTS_GATED_DELTA: Version = Version(0, 33, 0);
 const SMALL_BLOCKS_OF_LATENTS: Version = Version(0, 32, 0);
 /// Likewise.
 const STATES_OF_NEMOTRON_IN_FLOAT32: Version = Version(0, 32, 0);
+
+/// Compute capabilities, times ten, for which FlashInfer's kernels are chosen.
+const BLACKWELL: (u32, u32) = (100, 110);
+
+const fn is_blackwell(capability: u32) -> bool {
+    BLACKWELL.0 <= capability && capability < BLACKWELL.1
+}
+
+/// Model types whose latents are 8 bits wide there where nobody says.
+const NARROW_ON_BLACKWELL: [&str; 1] = ["glm_moe_dsa"];
+/// Model types that it does not divide into pipeline stages.
+const WITHOUT_STAGES: [&str; 4] = ["gemma3n", "gemma3n_text", "mamba2", "zamba2"];
 
 /// What a layer needs pages for; layers that are alike in it can share a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,15 +142,53 @@ impl Spec {
 /// The layers of one spec, divided into groups.
 struct Bucket {
     spec: Spec,
-    layers: u64,
+    /// How many there are on each pipeline stage.
+    on_stages: Vec<u64>,
     groups: u64,
     /// Tokens in a block.
     block: u64,
 }
 
+impl Bucket {
+    fn layers(&self) -> u64 {
+        self.on_stages.iter().sum()
+    }
+}
+
+fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
+    let (engine, model) = (ENGINE.name, situation.model.model_type.as_str());
+    if situation.stages.len() > 1 && WITHOUT_STAGES.contains(&model) {
+        return Some(EngineRefusal::Stages { engine, model: model.to_owned() });
+    }
+    if situation.options.mamba_cache_mode == Some(MambaCacheMode::All) && situation.version >= WITHOUT_MODE_ALL {
+        let version = situation.version.to_string();
+        let (path, value) = ("engine.mamba_cache_mode", "all");
+        return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
+    }
+    let latents = situation.caches.attention.iter().find(|cache| *cache.handler.kind() == Kind::MlaPaged);
+    let multiple = sparse_block(situation);
+    match (latents.filter(|_| situation.caches.sparse), situation.options.block_size) {
+        (Some(latent), Some(block)) if !block.is_multiple_of(multiple) => {
+            Some(EngineRefusal::Block { engine, cache: latent.name.to_owned(), block, multiple })
+        }
+        _ => None,
+    }
+}
+
+/// What blocks of sparse latents are multiples of.
+fn sparse_block(situation: &Situation<'_>) -> u64 {
+    if is_blackwell(capability(situation)) { 32 } else { 64 }
+}
+
+fn capability(situation: &Situation<'_>) -> u32 {
+    situation.options.compute_capability.unwrap_or(HOPPER)
+}
+
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    // Layers are grouped before they are divided over stages, and the config is one for all.
+    let situation = &situation.of_all_stages();
     let block = block_size(situation);
-    let specs = specs(situation);
+    let specs = specs(situation)?;
     if specs.is_empty() {
         return Ok(EnginePrediction { num_blocks: Some(1), ..EnginePrediction::default() });
     }
@@ -128,37 +200,56 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let target = specs.keys().map(page).max().unwrap_or(0);
     let first = specs.keys().next().map(|spec| spec.kind());
     let uniform = specs.keys().all(|spec| Some(spec.kind()) == first);
-    let (group_size, buckets, bytes_per_block) = if uniform {
+    let stages = 0..situation.stages.len();
+    let (group_size, buckets, bytes_per_block): (u64, Vec<Bucket>, Vec<u128>) = if uniform {
         // One kind of layer: one group, each layer with its own page.
-        let layers = specs.values().sum::<u64>();
-        let bytes = specs.iter().map(|(spec, layers)| u128::from(page(spec)) * u128::from(*layers)).sum();
         let spec = *specs.keys().next_back().unwrap_or(&Spec::State { bytes: 0, exported: 0 });
-        (layers, vec![Bucket { spec, layers, groups: 1, block }], bytes)
+        let on = |stage: usize| specs.values().map(move |on_stages| on_stages[stage]);
+        let pages =
+            |stage: usize| specs.keys().map(page).zip(on(stage)).map(|(page, on)| u128::from(page) * u128::from(on));
+        let bytes = stages.clone().map(|stage| pages(stage).sum()).collect();
+        let on_stages: Vec<u64> = stages.clone().map(|stage| on(stage).sum()).collect();
+        (on_stages.iter().sum(), vec![Bucket { spec, on_stages, groups: 1, block }], bytes)
     } else {
-        let group_size = group_size(specs.values().copied(), situation.version);
-        let buckets = specs.iter().map(|(spec, layers)| Bucket {
-            spec: *spec,
-            layers: *layers,
-            groups: layers.div_ceil(group_size),
-            block: match *spec {
-                Spec::Full(entry) | Spec::Window { entry, .. } if target.is_multiple_of(page(spec)) => {
+        let group_size = group_size(specs.values().map(|on_stages| on_stages.iter().sum()), situation.version);
+        let buckets = specs.into_iter().map(|(spec, on_stages)| Bucket {
+            groups: on_stages.iter().sum::<u64>().div_ceil(group_size),
+            block: match spec {
+                Spec::Full(entry) | Spec::Window { entry, .. } if target.is_multiple_of(page(&spec)) => {
                     target / entry.bytes
                 }
                 _ => block,
             },
+            spec,
+            on_stages,
         });
-        (group_size, buckets.collect(), u128::from(target) * u128::from(group_size))
+        let buckets: Vec<Bucket> = buckets.collect();
+        // Layers are dealt out to the groups of their kind in turns, so that a stage has about as many of each.
+        let most = |stage: usize| buckets.iter().map(|bucket| bucket.on_stages[stage].div_ceil(bucket.groups)).max();
+        let bytes = stages.clone().map(|stage| u128::from(target) * u128::from(most(stage).unwrap_or(0))).collect();
+        (group_size, buckets, bytes)
     };
     let groups: u64 = buckets.iter().map(|bucket| bucket.groups).sum();
+    // The poorest stage decides for all.
     let num_blocks = match situation.options.num_blocks {
         Some(blocks) => blocks,
-        None => u64::try_from(u128::from(situation.bytes()?) / bytes_per_block.max(1)).unwrap_or(u64::MAX),
+        None => {
+            situation.bytes()?;
+            let of_stages = situation.stages.iter().zip(&bytes_per_block).filter(|(_, each)| **each > 0);
+            let blocks = of_stages.map(|(stage, each)| u128::from(stage.bytes.unwrap_or(0)) / each);
+            u64::try_from(blocks.min().unwrap_or(1)).unwrap_or(u64::MAX)
+        }
     };
-    let blocks_per_request = blocks_per_request(situation, &buckets);
+    let length = situation.load.max_seq_len;
+    let blocks_of = |length: u64| blocks_per_request(situation, &buckets, length);
+    let blocks_per_request = blocks_of(length);
     let concurrency = num_blocks as f64 / blocks_per_request.max(1) as f64;
     let sequences = sequences(situation, &buckets, num_blocks);
-    if sequences == 0 {
-        return Err(situation.does_not_fit("num_blocks"));
+    let starts = situation.version < ADMITS_WHOLE_SEQUENCES || num_blocks > blocks_per_request;
+    let own_block = bytes_per_block.get(situation.stage).copied().unwrap_or(0);
+    if sequences == 0 || !starts {
+        let longest = last(length, |length| blocks_of(length) < num_blocks);
+        return Err(situation.too_long("num_blocks", own_block * u128::from(blocks_per_request), longest));
     }
     Ok(EnginePrediction {
         block_size: Some(block),
@@ -166,21 +257,20 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         groups: Some(groups),
         group_size: Some(group_size),
         num_blocks: Some(num_blocks),
-        padding_layers: Some(buckets.iter().map(|bucket| bucket.groups * group_size - bucket.layers).sum()),
+        padding_layers: Some(buckets.iter().map(|bucket| bucket.groups * group_size - bucket.layers()).sum()),
         state_page_bytes: state_pages(situation).max(),
         blocks_per_request: Some(blocks_per_request),
         concurrency: Some((concurrency * 100.0).round() / 100.0),
         tokens: u64::try_from(tokens(situation, &buckets, num_blocks, blocks_per_request)).ok(),
-        kv_bytes: u64::try_from(u128::from(num_blocks) * bytes_per_block).ok(),
+        kv_bytes: u64::try_from(u128::from(num_blocks) * own_block).ok(),
         sequences: situation.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
         notes: notes(situation, group_size, groups, target),
         ..EnginePrediction::default()
     })
 }
 
-/// Blocks that one sequence of `max_seq_len` tokens needs over all groups.
-fn blocks_per_request(situation: &Situation<'_>, buckets: &[Bucket]) -> u64 {
-    let length = situation.load.max_seq_len;
+/// Blocks that one sequence of so many tokens needs over all groups.
+fn blocks_per_request(situation: &Situation<'_>, buckets: &[Bucket], length: u64) -> u64 {
     // Context-parallel ranks divide a sequence's tokens, so that each block counts for all of them.
     let ranks = situation.load.context_ranks;
     let in_flight = concurrent_steps(situation) * situation.load.max_num_tokens;
@@ -195,11 +285,14 @@ fn blocks_per_request(situation: &Situation<'_>, buckets: &[Bucket]) -> u64 {
     buckets.iter().map(|bucket| bucket.groups * blocks(bucket)).sum()
 }
 
-/// Steps that may hold a batch of tokens each. Drafts that come from no model, but from the text, keep them apart.
+/// Steps under way, each of which may hold a batch of tokens: one for each stage, and one that is being prepared.
 fn concurrent_steps(situation: &Situation<'_>) -> u64 {
+    if situation.version < OVERLAPS_STEPS {
+        return 1;
+    }
     let drafted_from_text = situation.draft_tokens > 0 && !situation.caches.attention.iter().any(|cache| cache.draft);
-    let stages = u64::from(situation.budget.parallel.pp);
-    if situation.version >= OVERLAPS_STEPS && !drafted_from_text { stages.max(2) } else { 1 }
+    let overlaps = situation.version >= OVERLAPS_DRAFTS_FROM_TEXT || !drafted_from_text;
+    situation.stages.len() as u64 + u64::from(overlaps && situation.options.async_scheduling.unwrap_or(true))
 }
 
 /// Tokens as this version reports them.
@@ -249,10 +342,10 @@ fn sequences(situation: &Situation<'_>, buckets: &[Bucket], num_blocks: u64) -> 
 /// How states are kept.
 fn cache_mode(situation: &Situation<'_>) -> MambaCacheMode {
     match situation.options.mamba_cache_mode {
-        // Without prefix caching any other mode is ignored.
-        Some(mode) if situation.prefix_caching() => mode,
-        None if situation.prefix_caching() => MambaCacheMode::Align,
-        _ => MambaCacheMode::None,
+        // Without prefix caching any other mode is ignored, and with it a prefix has its state.
+        _ if !situation.prefix_caching() => MambaCacheMode::None,
+        Some(MambaCacheMode::All) => MambaCacheMode::All,
+        _ => MambaCacheMode::Align,
     }
 }
 
@@ -284,28 +377,26 @@ fn block_size(situation: &Situation<'_>) -> u64 {
     (alignment * state.div_ceil(alignment * per_token)).next_multiple_of(kernel)
 }
 
-/// Heads of so many channels have a kernel of their own where their cache is 8 bits wide, which reads blocks of 64.
+/// Heads of so many channels have a kernel of their own, which reads blocks of 64, where their cache is 8 bits wide and on
+/// Blackwell.
 const WIDE_HEAD: u64 = 512;
 /// Seen in 0.32.0 and 0.33.0, of Gemma 4.
 const WIDE_HEADS_IN_LARGE_BLOCKS: Version = Version(0, 32, 0);
 
 /// Tokens that a block of attention has unless something else asks for more.
 fn kernel_block(situation: &Situation<'_>, latent: bool) -> u64 {
-    let small = match situation.options.compute_capability.unwrap_or(90) {
-        90..100 => 16,
-        100..110 => 32,
-        _ => 64,
-    };
-    let wide = situation.caches.attention.iter().all(|cache| cache.handler.dtype().row_bytes(2) >= Some(4));
-    let narrow_and_long = |cache: &Attention<'_>| {
-        let (_, head_dim) = shape(cache.handler);
-        head_dim >= WIDE_HEAD && cache.handler.dtype().row_bytes(1) == Some(1)
-    };
+    let caches = &situation.caches;
+    let blackwell = is_blackwell(capability(situation));
+    let wide = caches.attention.iter().all(|cache| cache.handler.dtype().row_bytes(2) >= Some(4));
+    let is_long = |cache: &Attention<'_>| shape(cache.handler).1 >= WIDE_HEAD;
+    let is_narrow = |cache: &Attention<'_>| cache.handler.dtype().row_bytes(1) == Some(1);
     match latent {
         false if situation.version < WIDE_HEADS_IN_LARGE_BLOCKS => 16,
-        false if situation.caches.attention.iter().any(narrow_and_long) => 64,
+        false if caches.attention.iter().any(|cache| is_long(cache) && (blackwell || is_narrow(cache))) => 64,
         false => 16,
-        true if situation.version >= SMALL_BLOCKS_OF_LATENTS && wide && !situation.caches.sparse => small,
+        true if situation.version < SMALL_BLOCKS_OF_LATENTS || caches.sparse => 64,
+        true if blackwell => 32,
+        true if wide && capability(situation) < BLACKWELL.0 => 16,
         true => 64,
     }
 }
@@ -358,23 +449,48 @@ fn aligned_state(situation: &Situation<'_>, state: &State) -> u64 {
     if state.ssm == 0 { state.bytes() } else { state_page(situation, state) }
 }
 
-/// How many layers there are of each spec.
-fn specs(situation: &Situation<'_>) -> BTreeMap<Spec, u64> {
-    let mut specs = BTreeMap::new();
-    for cache in &situation.caches.attention {
-        let (heads, head_dim) = shape(cache.handler);
-        let entry = Entry { bytes: cache.bytes.div_ceil(cache.stride), heads, head_dim };
-        let spec = match cache.handler.growth() {
-            Growth::Paged { window: Some(window), .. } => Spec::Window { window, entry },
-            _ => Spec::Full(entry),
+/// How many layers there are of each spec on each stage.
+fn specs(situation: &Situation<'_>) -> Result<BTreeMap<Spec, Vec<u64>>, PlanError> {
+    let stages = situation.stages.len();
+    let mut specs: BTreeMap<Spec, Vec<u64>> = BTreeMap::new();
+    for (at, stage) in situation.stages.iter().enumerate() {
+        let attention = stage.caches.attention.iter().map(|cache| {
+            let (heads, head_dim) = shape(cache.handler);
+            let entry = Entry { bytes: cache.bytes.div_ceil(cache.stride), heads, head_dim };
+            match cache.handler.growth() {
+                Growth::Paged { window: Some(window), .. } => Spec::Window { window, entry },
+                _ => Spec::Full(entry),
+            }
+        });
+        let states = stage.caches.states.iter();
+        let states = states
+            .map(|state| Spec::State { bytes: state_page(situation, state), exported: exported(situation, state) });
+        for spec in attention.chain(states) {
+            specs.entry(spec).or_insert_with(|| vec![0; stages])[at] += 1;
+        }
+    }
+    if situation.options.hybrid_kv_cache == Some(false) { promoted(specs) } else { Ok(specs) }
+}
+
+/// What `--disable-hybrid-kv-cache-manager` makes of them: beside full attention, windows keep every token.
+fn promoted(specs: BTreeMap<Spec, Vec<u64>>) -> Result<BTreeMap<Spec, Vec<u64>>, PlanError> {
+    let has_full = specs.keys().any(|spec| matches!(spec, Spec::Full(_)));
+    let mut promoted: BTreeMap<Spec, Vec<u64>> = BTreeMap::new();
+    for (spec, on_stages) in specs {
+        let spec = match spec {
+            Spec::Window { entry, .. } if has_full => Spec::Full(entry),
+            other => other,
         };
-        *specs.entry(spec).or_default() += 1;
+        match promoted.get_mut(&spec) {
+            Some(known) => known.iter_mut().zip(on_stages).for_each(|(known, more)| *known += more),
+            None => drop(promoted.insert(spec, on_stages)),
+        }
     }
-    for state in &situation.caches.states {
-        let spec = Spec::State { bytes: state_page(situation, state), exported: exported(situation, state) };
-        *specs.entry(spec).or_default() += 1;
+    let kinds: BTreeSet<_> = promoted.keys().map(|spec| spec.kind()).collect();
+    if kinds.len() > 1 {
+        return Err(EngineRefusal::SeveralKinds { engine: ENGINE.name }.into());
     }
-    specs
+    Ok(promoted)
 }
 
 fn shape(handler: &ResourceHandler) -> (u64, u64) {

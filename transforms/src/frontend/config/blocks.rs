@@ -192,7 +192,8 @@ const SCHEMAS: &[Schema] = &[
                     1 => DecayKind::PerHead,
                     _ => DecayKind::PerChannel,
                 },
-                d_conv: dims.find("d_conv")?.filter(|&width| width > 1),
+                // A width of 1 sees nothing but the token itself; one of 0 is a mistake.
+                d_conv: Some(dims.get("d_conv")?).filter(|&width| width > 1),
                 state_dtype: dims.context.dtypes[0],
             });
             Ok(())
@@ -220,12 +221,16 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "feed_forward",
-        more: "hidden_size",
+        more: "hidden_size + (mlp_bias * (2 * dense_size + hidden_size) ?? 0)",
         more_part: "more",
         dims: &[
             ("dense_size", "intermediate_size"),
             ("expert_size", "moe_intermediate_size ?? intermediate_size"),
             ("experts", "n_routed_experts ?? num_experts ?? num_local_experts"),
+            (
+                "experts_per_token",
+                "num_experts_per_tok ?? num_experts_per_token ?? moe_k ?? moe_topk ?? moe_top_k ?? top_k_experts ?? expert_used_count ?? 1",
+            ),
             ("dense_layers", "first_k_dense_replace"),
             ("shared_size", "n_shared_experts * moe_intermediate_size ?? shared_expert_intermediate_size"),
             ("latent_size", ""),
@@ -283,7 +288,15 @@ fn feed_forward_sizes(dims: &Dims<'_>) -> Result<Option<FeedForward>, FrontendEr
     let shared_size = dims.find("shared_size")?.filter(|_| experts > 0).unwrap_or(0);
     let latent_size = dims.find("latent_size")?.filter(|&channels| channels > 0 && experts > 0);
     let matrices = dims.find("matrices")?.unwrap_or(3);
-    Ok(size.map(|intermediate_size| FeedForward { intermediate_size, matrices, experts, shared_size, latent_size }))
+    let experts_per_token = if experts == 0 { 0 } else { dims.find("experts_per_token")?.unwrap_or(1).min(experts) };
+    Ok(size.map(|intermediate_size| FeedForward {
+        intermediate_size,
+        matrices,
+        experts,
+        experts_per_token,
+        shared_size,
+        latent_size,
+    }))
 }
 
 /// A block of a description, ready to be added to layers.
@@ -293,6 +306,8 @@ pub(super) struct Block {
     schema: &'static Schema,
     dims: Vec<(&'static str, Expr)>,
     more: Expr,
+    /// The same of weights that ranks divide with the mixer.
+    divided: Option<Expr>,
 }
 
 /// The dimensions of one block in one layer.
@@ -333,9 +348,14 @@ impl Block {
                 dims.push((dim, Expr::parse(text)?));
             }
         }
-        let more = Expr::parse(overrides.and_then(|table| table.get("more")).map_or(schema.more, String::as_str))?;
-        let more = more.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr));
-        Ok(Self { name: name.to_owned(), schema, dims, more })
+        let stated = |key: &str| overrides.and_then(|table| table.get(key)).map(String::as_str);
+        let of_dims = |text: &str| {
+            let expr = Expr::parse(text)?;
+            Ok::<_, String>(expr.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr)))
+        };
+        let more = of_dims(stated("more").unwrap_or(schema.more))?;
+        let divided = stated("divided").map(of_dims).transpose()?;
+        Ok(Self { name: name.to_owned(), schema, dims, more, divided })
     }
 
     /// What tells its dimensions.
@@ -351,14 +371,18 @@ impl Block {
         context: LayerContext<'_>,
     ) -> Result<(), FrontendError> {
         (self.schema.emit)(builder, &Dims { block: self, values, context })?;
-        // It serves the estimate of the weights only, so that no model is refused for it.
-        match values.eval(&self.more, context.layer) {
-            Ok(Some(more)) => builder.more_weights(self.schema.more_part, more.value),
-            Ok(None) => {
-                let what = format!("the block `{}`", self.name);
-                builder.forget_weights(|| values.absent(&what, &self.more.keys()));
+        let more = Some((self.schema.more_part, &self.more));
+        let divided = self.divided.as_ref().map(|divided| ("mixer.more", divided));
+        for (part, expr) in more.into_iter().chain(divided) {
+            // It serves the estimate of the weights only, so that no model is refused for it.
+            match values.eval(expr, context.layer) {
+                Ok(Some(number)) => builder.more_weights(part, number.value),
+                Ok(None) => {
+                    let what = format!("the block `{}`", self.name);
+                    builder.forget_weights(|| values.absent(&what, &expr.keys()));
+                }
+                Err(error) => builder.forget_weights(|| error.to_string()),
             }
-            Err(error) => builder.forget_weights(|| error.to_string()),
         }
         Ok(())
     }
@@ -366,7 +390,7 @@ impl Block {
 
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more") || self.dims.iter().any(|(dim, _)| *dim == key)
+        matches!(key, "block" | "more" | "divided") || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }
 
@@ -387,6 +411,9 @@ impl Dims<'_> {
     fn number(&self, dim: &str) -> Result<Option<Number<'_>>, FrontendError> {
         let Some(expr) = self.expr(dim) else { return Ok(None) };
         let number = self.values.eval(expr, self.context.layer)?;
+        if let Some(number) = &number {
+            self.values.check_count(dim, number)?;
+        }
         if let (Some(notes), Some(number)) = (self.context.notes, &number) {
             let fact = self.values.remember(&format!("{}.{dim}", self.block.name), number);
             let mut notes = notes.borrow_mut();

@@ -73,18 +73,26 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
             }
         }
     }
+    match first_not_read(description, values).map_err(invalid)? {
+        Some(key) => Err(values.not_covered(&[key], "nothing says which caches that means")),
+        None => Ok(()),
+    }
+}
+
+/// The first of [`CHANGE_CACHES`] that the config has and the description does not read.
+pub(super) fn first_not_read(description: &Description, values: &Values<'_>) -> Result<Option<&'static str>, String> {
     for &key in CHANGE_CACHES {
         let Some(found) = values.get(key) else { continue };
         let ignored = |word: &str| description.ignores.iter().any(|entry| entry.split_once('=') == Some((key, word)));
-        if !changes_nothing(found, &ignored) && !mentions(description, key).map_err(invalid)? {
-            return Err(values.not_covered(&[key], "nothing says which caches that means"));
+        if !changes_nothing(found, &ignored) && !mentions(description, key)? {
+            return Ok(Some(key));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Whether it stands for no window, no pattern or full attention everywhere, whatever the key.
-fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> bool {
+pub(super) fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> bool {
     match value {
         Value::Bool(flag) => !flag,
         Value::Number(number) => number.as_f64().is_some_and(|number| number <= 0.0),
@@ -96,7 +104,7 @@ fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> bool {
 }
 
 /// Whether an expression of the description reads the key, or a usual one of a block that its layers can have.
-fn mentions(description: &Description, key: &str) -> Result<bool, String> {
+pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, String> {
     let reads = |expr: &Expr| expr.keys().iter().any(|path| path.split('.').next() == Some(key));
     let named = description.pattern.iter().flat_map(|pattern| [&pattern.key, &pattern.counts]).flatten();
     if named.chain(&description.ignores).any(|named| named == key) {

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 
 use super::architectures::BUILT_IN;
 use crate::frontend::FrontendError;
-use crate::near::near;
 
 /// One architecture, as its TOML file says. `docs/adding-a-model.md` explains the format.
 #[derive(Clone, Debug, Deserialize)]
@@ -51,6 +50,9 @@ pub(super) struct Description {
     /// Blocks whose dimensions differ from the usual keys.
     #[serde(default)]
     pub(super) blocks: BTreeMap<String, BTreeMap<String, String>>,
+    /// What is otherwise in one of the model types.
+    #[serde(default)]
+    types: BTreeMap<String, Changes>,
     /// The model type whose decoder runs this one, where it is not its own.
     pub(super) decoder: Option<String>,
     /// Keys that this decoder reads, each with the path at which the config has it.
@@ -64,7 +66,34 @@ pub(super) struct Description {
     decoder_values: BTreeMap<String, Value>,
 }
 
+/// What one model type of a description has of its own; an entry takes the place of the description's.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Changes {
+    more: Option<String>,
+    weights: Option<bool>,
+    #[serde(default)]
+    defaults: BTreeMap<String, u64>,
+    #[serde(default)]
+    ignores: Vec<String>,
+    #[serde(default)]
+    blocks: BTreeMap<String, BTreeMap<String, String>>,
+}
+
 impl Description {
+    /// The description with what is otherwise in `model_type`.
+    fn of_type(mut self, model_type: &str) -> Self {
+        let Some(changes) = self.types.remove(model_type) else { return self };
+        self.more = changes.more.unwrap_or(self.more);
+        self.weights = changes.weights.unwrap_or(self.weights);
+        self.defaults.extend(changes.defaults);
+        self.ignores.extend(changes.ignores);
+        for (block, dims) in changes.blocks {
+            self.blocks.entry(block).or_default().extend(dims);
+        }
+        self
+    }
+
     /// Adds to a config the keys of its decoder in that decoder's spelling.
     pub(super) fn translate(&self, config: &mut Map<String, Value>) {
         for (key, path) in &self.decoder_keys {
@@ -138,16 +167,16 @@ pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<De
     for text in custom {
         let description = parse(text, model_type)?;
         if description.model_types.iter().any(|known| known == model_type) {
-            return Ok(description);
+            return Ok(description.of_type(model_type));
         }
     }
     let quoted = format!("\"{model_type}\"");
     match BUILT_IN.iter().find(|text| first_line(text).contains(&quoted)) {
-        Some(text) => parse(text, model_type),
+        Some(text) => parse(text, model_type).map(|description: Description| description.of_type(model_type)),
         None => Err(FrontendError::UnknownModelType {
             file: file.to_owned(),
             found: model_type.to_owned(),
-            near: near(model_type, known_model_types()),
+            near: "none".to_owned(),
         }),
     }
 }
@@ -186,6 +215,8 @@ mod tests {
         for text in BUILT_IN {
             let description = parse(text, "").unwrap();
             assert!(!description.model_types.is_empty());
+            let own = description.types.keys().find(|own| !description.model_types.contains(own));
+            assert_eq!(own, None, "nothing is described for a type that is not listed");
             for model_type in description.model_types {
                 assert!(find("", &model_type, &[]).is_ok(), "{model_type} is not on the first line");
                 assert!(seen.insert(model_type.clone()), "{model_type} is described twice");

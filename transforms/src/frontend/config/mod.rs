@@ -3,12 +3,15 @@
 mod architectures;
 mod assume;
 mod blocks;
+mod classes;
 mod coverage;
 mod description;
 mod expr;
 mod json;
 mod layers;
 mod quantization;
+mod towers;
+mod unread;
 mod values;
 
 use std::cell::RefCell;
@@ -18,6 +21,7 @@ use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
 use self::blocks::{Block, LayerContext};
+use self::classes::Class;
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
@@ -26,6 +30,7 @@ use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
 use crate::model::{Fact, Model};
+use crate::near::near_of;
 
 pub use assume::Assumption;
 
@@ -73,14 +78,18 @@ pub(super) fn read_table(
 }
 
 fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
-    values.defaults.clone_from(&description.defaults);
     let model_type = values.model_type.clone();
+    // What an absent flag stands for its class says; sizes are not taken from there, for a size is rarely left out by intent.
+    let class = Class::of(values.wrapper.as_ref().unwrap_or(&model_type));
+    values.defaults = class.into_iter().flat_map(Class::defaults).map(|(key, of)| (key.to_owned(), of)).collect();
+    values.defaults.extend(description.defaults.clone());
     let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
     let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
     let hidden_size = number(&values, "hidden_size", &hidden_size)?.value;
     let layers = layer_count(&values, description, invalid)?;
     values.find_overrides(layers)?;
     coverage::check(description, &values, layers)?;
+    unread::check(description, &values, layers)?;
     let dtype = activation_dtype(&values)?;
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
@@ -89,6 +98,10 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     match weight_dtype {
         Ok(Stored::Matrices(stored)) => drop(builder.weight_dtype(stored)),
         Ok(Stored::Experts(stored)) => builder.expert_dtype(stored),
+        Ok(Stored::Both(stored, experts)) => {
+            builder.weight_dtype(stored);
+            builder.expert_dtype(experts);
+        }
         Ok(Stored::Plain) | Err(_) => {}
     }
     if let Err(quantization::Unknown { why }) = weight_dtype {
@@ -102,7 +115,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let count = |text: &str| -> Result<Option<u64>, FrontendError> {
         Ok(values.eval(&Expr::parse(text).map_err(invalid)?, 0)?.map(|number| number.value))
     };
-    let vocab_size = count("vocab_size")?;
+    let vocab_size = count("vocab_size ?? padded_vocab_size")?;
     if let Some(vocab_size) = vocab_size {
         let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
         builder.vocabulary(vocab_size, tied);
@@ -113,6 +126,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         (None, _) => builder.forget_weights(|| "`vocab_size` is missing".into()),
         (_, None) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
     }
+    towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;
     let longest = count(CONTEXT_LENGTH)?;
     let mut decoder_numbers = Vec::new();
@@ -214,6 +228,26 @@ const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ??
 /// How many layers at the end read the keys and values of earlier ones.
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
+/// Whether a key is read whatever the architecture.
+fn reads(key: &str) -> bool {
+    const KEYS: [&str; 12] = [
+        "cache_implementation",
+        "compression_config",
+        "conv_state_dtype",
+        "expert_dtype",
+        "kv_cache_dtype",
+        "mamba_ssm_cache_dtype",
+        "mamba_ssm_dtype",
+        "mlp_layer_types",
+        "per_layer_config",
+        "recurrent_state_dtype",
+        "tie_embedding",
+        "tie_word_embeddings",
+    ];
+    let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
+    KEYS.contains(&key) || [CONTEXT_LENGTH, DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
+}
+
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
     let stated = match values.get("model_type") {
         Some(Value::String(word)) => Some(word.clone()),
@@ -227,22 +261,35 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     values.model_type = model_type;
     let found = description::find(values.file, &values.model_type, &options.descriptions);
     let (Err(FrontendError::UnknownModelType { .. }), Some(decoder)) = (&found, &values.decoder_type) else {
-        return found;
+        return found.map_err(|error| propose(error, values));
     };
     // It drafts with the caches of another model, whose decoder it wraps.
     if values.model_type.ends_with("_assistant") {
-        return found;
+        return found.map_err(|error| propose(error, values));
     }
     // A wrapper that nobody knows around a decoder that is known.
-    let Ok(description) = description::find(values.file, decoder, &options.descriptions) else { return found };
+    let Ok(description) = description::find(values.file, decoder, &options.descriptions) else {
+        return found.map_err(|error| propose(error, values));
+    };
     values.note("decoder", decoder, "the nested model_type", false);
-    values.model_type.clone_from(decoder);
+    values.wrapper = Some(std::mem::replace(&mut values.model_type, decoder.clone()));
     Ok(description)
+}
+
+/// Names only near types that read every key of the config that could mean caches.
+fn propose(error: FrontendError, values: &Values<'_>) -> FrontendError {
+    let FrontendError::UnknownModelType { file, found, .. } = error else { return error };
+    let reads_all = |model_type: &str| {
+        description::find("", model_type, &[]).is_ok_and(|near| unread::reads_all(&near, model_type, values))
+    };
+    let near = near_of(&found, description::known_model_types(), reads_all);
+    FrontendError::UnknownModelType { file, found, near }
 }
 
 fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<'e>, FrontendError> {
     match values.eval(expr, 0)? {
         Some(number) if number.value > 0 => {
+            values.check_count(what, &number)?;
             values.remember(what, &number);
             Ok(number)
         }

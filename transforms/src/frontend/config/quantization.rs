@@ -61,6 +61,8 @@ pub(super) enum Stored {
     Matrices(DType),
     /// Routed experts in this one, everything else as the model's dtype says.
     Experts(DType),
+    /// Routed experts in the second, all other matrices in the first.
+    Both(DType, DType),
 }
 
 /// How a checkpoint's weights are stored.
@@ -68,7 +70,7 @@ pub(super) fn weight_dtype(values: &Values<'_>) -> Result<Stored, Unknown> {
     let found = SECTIONS.iter().find_map(|section| Some((section, values.get(section)?)));
     let Some((name, section)) = found else { return Ok(Stored::Plain) };
     match section.get("quant_method").and_then(Value::as_str) {
-        Some("fp8") => Ok(Stored::Matrices(DType::F8E4m3)),
+        Some("fp8") => fp8(name, section, values),
         // The format of gpt-oss: only experts have blocks of 32 with a scale.
         Some("mxfp4") => Ok(Stored::Experts(DType::Mxfp4)),
         // Other methods quantise some layers and leave others: only the tensors' headers tell which.
@@ -78,6 +80,21 @@ pub(super) fn weight_dtype(values: &Values<'_>) -> Result<Stored, Unknown> {
             Err(Unknown { why })
         }
     }
+}
+
+/// Blocks of fp8: all matrices of the layers, but routers, and experts where they are stated to be of fp4.
+fn fp8(name: &str, section: &Value, values: &Values<'_>) -> Result<Stored, Unknown> {
+    const NOT_IN_LAYERS: [&str; 8] = ["lm_head", "gate", "router", "embed", "norm", "bias", "vis", "mtp"];
+    let kept = section.get("modules_to_not_convert").and_then(Value::as_array).into_iter().flatten();
+    let kept = kept.filter_map(Value::as_str).find(|module| !NOT_IN_LAYERS.iter().any(|word| module.contains(word)));
+    if let Some(module) = kept {
+        let why = format!("`{name}.modules_to_not_convert` has {module}, whose weights only the tensors' headers tell");
+        return Err(Unknown { why });
+    }
+    Ok(match values.get("expert_dtype").and_then(Value::as_str) {
+        Some("fp4") => Stored::Both(DType::F8E4m3, DType::Mxfp4),
+        _ => Stored::Matrices(DType::F8E4m3),
+    })
 }
 
 /// Parts of names that say how weights are stored.

@@ -36,6 +36,9 @@ const OF_THE_WHOLE: [&str; 14] = [
     "vocab_size",
 ];
 
+/// Says whether the head is the token embeddings.
+const TIED: &str = "tie_word_embeddings";
+
 /// An object of layer numbers, each with the keys that differ there.
 const PER_LAYER: &str = "per_layer_config";
 
@@ -44,7 +47,11 @@ pub(super) struct Values<'a> {
     pub(super) model_type: String,
     /// The model type that a nested config states for the decoder alone.
     pub(super) decoder_type: Option<String>,
+    /// The model type of a wrapper that nobody knows, where its decoder's stands in `model_type`.
+    pub(super) wrapper: Option<String>,
     map: Map<String, Value>,
+    /// What stands around a nested config, the configs of other parts included; empty where nothing is nested.
+    around: Map<String, Value>,
     /// Numbers that the architecture takes for keys that are absent; a null is not.
     pub(super) defaults: BTreeMap<String, u64>,
     /// Where [`PER_LAYER`] has keys of their own for a layer.
@@ -60,11 +67,17 @@ pub(super) struct Number<'e> {
     pub(super) value: u64,
     /// The keys that gave it; empty if it is a default.
     keys: Vec<&'e str>,
+    /// Whether it is a key's own `true` or `false`, which no size is.
+    flag: bool,
 }
 
 impl<'e> Number<'e> {
     fn counted(key: &'e str, length: usize) -> Self {
-        Self { value: length as u64, keys: vec![key] }
+        Self { value: length as u64, keys: vec![key], flag: false }
+    }
+
+    const fn literal(value: u64) -> Self {
+        Self { value, keys: Vec::new(), flag: false }
     }
 }
 
@@ -85,11 +98,17 @@ impl<'a> Values<'a> {
     /// The config, or its nested text config with what the rest says of the whole model.
     pub(super) fn new(file: &'a str, mut map: Map<String, Value>) -> Self {
         let mut decoder_type = None;
+        let mut around = Map::new();
         for key in NESTED {
             if let Some(Value::Object(mut inner)) = map.remove(key) {
                 decoder_type =
                     inner.remove("model_type").and_then(|word| word.as_str().map(str::to_owned)).or(decoder_type);
+                around.extend(map.clone());
                 map.retain(|key, _| OF_THE_WHOLE.contains(&key.as_str()) || NESTED.contains(&key.as_str()));
+                // The head stands outside of the decoder, and follows what is said there.
+                if map.get(TIED).is_some_and(is_stated) {
+                    inner.remove(TIED);
+                }
                 // An absent or null inner value leaves the outer one in force.
                 for (key, value) in inner {
                     if value.is_null() {
@@ -100,8 +119,38 @@ impl<'a> Values<'a> {
                 }
             }
         }
-        let (model_type, defaults, overrides, facts, unread) = Default::default();
-        Self { file, model_type, decoder_type, map, defaults, overrides, facts, unread }
+        let (model_type, wrapper, defaults, overrides, facts, unread) = Default::default();
+        Self { file, model_type, decoder_type, wrapper, map, around, defaults, overrides, facts, unread }
+    }
+
+    /// Whether the decoder's config is nested in that of a larger model.
+    pub(super) fn is_nested(&self) -> bool {
+        !self.around.is_empty()
+    }
+
+    /// The keys that are there, with their values.
+    pub(super) fn stated(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.map.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The objects beside the decoder's keys, with their keys: configs of towers and other parts, and what else is nested.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (&str, &Map<String, Value>)> {
+        let outer = if self.is_nested() { &self.around } else { &self.map };
+        outer.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_object()?)))
+    }
+
+    /// The numbers of one part, with `defaults` where it lacks them.
+    pub(super) fn part(&self, key: &str, defaults: BTreeMap<String, u64>) -> Values<'a> {
+        let map = self.parts().find(|(name, _)| *name == key).map(|(_, map)| map.clone()).unwrap_or_default();
+        Values { defaults, ..Values::new(self.file, map) }
+    }
+
+    /// The numbers of the whole model: what stands around the decoder, and the decoder's own as `text_config`.
+    pub(super) fn whole(&self, defaults: BTreeMap<String, u64>) -> Values<'a> {
+        let mut whole = Values { defaults, ..Values::new(self.file, Map::new()) };
+        whole.map = if self.is_nested() { self.around.clone() } else { self.map.clone() };
+        whole.map.insert("text_config".to_owned(), Value::Object(self.map.clone()));
+        whole
     }
 
     /// Finds the layers that have keys of their own.
@@ -201,8 +250,8 @@ impl<'a> Values<'a> {
     /// The value of an expression for one layer; `None` if a key that it cannot do without is absent.
     pub(super) fn eval<'e>(&self, expr: &'e Expr, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
         Ok(match expr {
-            Expr::Number(value) => Some(Number { value: *value, keys: Vec::new() }),
-            Expr::Layer => Some(Number { value: u64::from(layer), keys: Vec::new() }),
+            Expr::Number(value) => Some(Number::literal(*value)),
+            Expr::Layer => Some(Number::literal(u64::from(layer))),
             Expr::Key(key) => self.number_at(key, layer)?,
             Expr::Len(key) => match self.get(key) {
                 None => None,
@@ -216,7 +265,7 @@ impl<'a> Values<'a> {
             Expr::In(key, base) => self.layer_list(key)?.map(|list| {
                 let wanted = u64::from(layer).saturating_add(*base);
                 let value = u64::from(list.iter().any(|entry| entry.as_u64() == Some(wanted)));
-                Number { value, keys: vec![key] }
+                Number { value, keys: vec![key], flag: false }
             }),
             Expr::Or(left, right) => match self.eval(left, layer)? {
                 Some(number) => Some(number),
@@ -250,7 +299,7 @@ impl<'a> Values<'a> {
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
-            Some(value) => Ok(Number { value, keys }),
+            Some(value) => Ok(Number { value, keys, flag: false }),
             None if keys.is_empty() => Err(FrontendError::Description {
                 model_type: self.model_type.clone(),
                 reason: format!("`{a} {operator} {b}` is not a whole number in range"),
@@ -282,7 +331,7 @@ impl<'a> Values<'a> {
         let value = loop {
             let Some(mut value) = found else {
                 let default = self.defaults.get(path);
-                return Ok(default.map(|&value| Number { value, keys: Vec::new() }));
+                return Ok(default.map(|&value| Number::literal(value)));
             };
             if let Value::Array(list) = value {
                 let missing = || self.bad(path, value, &format!("it has no entry for layer {layer}"));
@@ -307,7 +356,7 @@ impl<'a> Values<'a> {
             _ => None,
         };
         match number.filter(|&number| number <= MAX_NUMBER) {
-            Some(value) => Ok(Some(Number { value, keys: vec![key] })),
+            Some(number) => Ok(Some(Number { value: number, keys: vec![key], flag: value.is_boolean() })),
             None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
         }
     }
@@ -341,6 +390,15 @@ impl<'a> Values<'a> {
             found: shortened(found),
             reason: reason.into(),
         }
+    }
+
+    /// Refuses `true` and `false` where a count or a size was expected.
+    pub(super) fn check_count(&self, what: &str, number: &Number<'_>) -> Result<(), FrontendError> {
+        if !number.flag {
+            return Ok(());
+        }
+        let flag = Value::Bool(number.value > 0);
+        Err(self.bad(&number.keys.join(", "), &flag, &format!("`{what}` is a number")))
     }
 
     /// A number that makes no sense as `what`.

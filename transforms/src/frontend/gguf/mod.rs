@@ -45,6 +45,12 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     table.insert("tensors".to_owned(), Value::Object(kinds.collect()));
     let mut model = config::read_table(&name, table, format!("gguf:{architecture}"), options)?;
     let weights = weights(source, beside, &header, &mut model.facts)?;
+    model.draft_layer = None;
+    if weights.is_none() {
+        model
+            .weights_unknown
+            .get_or_insert_with(|| "the file does not tell the bytes of all of its tensors".to_owned());
+    }
     model.info.weights = weights.map(|weights| weights.in_proportion_to(model.info.weights));
     model.info.fingerprint = header.fingerprint().to_owned();
     model.source = format!("{name} (GGUF)");

@@ -43,6 +43,8 @@ const ENDS: [&str; 8] = [
     "<|return|>",
     "<|call|>",
 ];
+/// No file is longer: 1 PiB.
+const MAX_FILE: u64 = 1 << 50;
 /// No file is aligned to more.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
@@ -131,7 +133,8 @@ impl Header {
         let mut known = BTreeSet::new();
         ends.retain(|id| known.insert(*id));
         let mut embedding = None;
-        let mut weight_bytes = Some(0u64);
+        // A file without tensors, such as one of a vocabulary alone, says nothing of weights.
+        let mut weight_bytes = (tensors > 0).then_some(0u64);
         let mut kinds = BTreeSet::new();
         for _ in 0..tensors {
             let tensor = reader.tensor()?;
@@ -476,7 +479,13 @@ impl<R: BufRead> Reader<'_, R> {
             return Err(self.bad(&name, &format!("a tensor of {rank} axes"), "at most 4 were expected"));
         }
         let shape = (0..rank).map(|_| self.u64()).collect::<Result<Vec<u64>, _>>()?;
-        Ok(TensorInfo { name, shape, kind: self.u32()?, offset: self.u64()? })
+        let (kind, offset) = (self.u32()?, self.u64()?);
+        let end = tensor_bytes(kind, &shape).unwrap_or(0).checked_add(offset);
+        if end.is_none_or(|end| end > MAX_FILE) {
+            let expected = "an offset inside of a file was expected";
+            return Err(self.bad(&name, &format!("an offset of {offset} bytes"), expected));
+        }
+        Ok(TensorInfo { name, shape, kind, offset })
     }
 
     pub(super) fn bad(&self, key: &str, found: &str, expected: &str) -> FrontendError {

@@ -2,11 +2,13 @@
 //!
 //! Read in `server_args.py` and `arg_groups` of each version.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::DType;
 use serde_json::json;
 
 use crate::export::file::{File, comment, flag, quoted};
-use crate::export::{Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed};
+use crate::export::{
+    Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
+};
 use crate::{Budget, Engine, EngineOptions, Fraction, Pool, Unit};
 
 pub(super) static TARGET: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
@@ -31,6 +33,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         Key { name: "enable-hierarchical-cache", since: 0, value: hierarchical_cache },
         Key { name: "hicache-size", since: 0, value: host_size },
     ],
+    ranks: &[],
     gaps: &[
         |input| {
             let bytes: u64 = input.pools().map(|pool| pool.bytes).sum();
@@ -49,7 +52,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         },
         |input| {
             let windows = || windows(input).map(|pool| pool.id.as_str());
-            (windows().count() > 0 && window_ratio(input).is_none()).then(|| {
+            (windows().count() > 0 && window_ratio(input).is_none() && !keeps_all_tokens(input)).then(|| {
                 format!(
                     "the sizes of {}: one ratio, at most 1, of tokens in windows to tokens in full attention",
                     listed(windows())
@@ -88,7 +91,7 @@ fn tokens(pool: &Pool) -> u64 {
 
 /// Whether every token of a window is kept.
 fn keeps_all_tokens(input: &Input<'_>) -> bool {
-    windows(input).count() > 0 && super::WITHOUT_WINDOWS.contains(&input.plan.model.model_type.as_str())
+    windows(input).count() > 0 && !super::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str())
 }
 
 fn max_total_tokens(input: &Input<'_>) -> Sourced {
@@ -96,18 +99,21 @@ fn max_total_tokens(input: &Input<'_>) -> Sourced {
         let tokens = input.plan.capacity.sequences.saturating_mul(input.plan.limits.max_seq_len);
         return Some((json!(tokens), "the plan's sequences, of which SGLang counts tokens that no cache holds".into()));
     }
-    if keeps_all_tokens(input) {
-        let bytes: u64 = input.paged().map(|pool| pool.bytes).sum();
-        let paged = input.plan.resources.iter().map(|resource| &resource.handler).filter(|handler| handler.is_paged());
-        let each = paged.map(ResourceHandler::unit_bytes).fold(0, u64::saturating_add).max(1);
-        return Some((
-            json!(bytes / each),
-            "bytes of all pages: SGLang keeps every token of this model's windows".into(),
-        ));
-    }
     let pools: Vec<&Pool> = if full(input).count() > 0 { full(input).collect() } else { windows(input).collect() };
     let least = pools.into_iter().min_by_key(|pool| tokens(pool))?;
-    Some((json!(tokens(least)), format!("tokens in {} beside its padding", least.id)))
+    let planned = tokens(least);
+    // How it divides the plan's bytes by itself; more it would not find.
+    let without: Vec<Setting> = DIALECT
+        .keys
+        .iter()
+        .filter(|key| key.name != "max-total-tokens" && key.since <= input.release)
+        .filter_map(|key| (key.value)(input).map(|(value, source)| Setting { key: key.name.into(), value, source }))
+        .collect();
+    let divided = predicted(&DIALECT, input, told(&Told(&without))).and_then(|divided| divided.ok()?.tokens);
+    Some(match divided.filter(|divided| *divided < planned) {
+        Some(divided) => (json!(divided), "what SGLang makes of the plan's bytes".into()),
+        None => (json!(planned), format!("tokens in {} beside its padding", least.id)),
+    })
 }
 
 fn fraction(_: &Input<'_>) -> Sourced {
@@ -146,9 +152,14 @@ fn no_radix_cache(input: &Input<'_>) -> Sourced {
 fn running(input: &Input<'_>) -> Sourced {
     let (batch, source) = input.max_batch_size()?;
     let slots = input.plan.slots;
-    let most = (slots.live + slots.checkpoints) / super::SLOTS_PER_REQUEST_WITH_RADIX;
+    let version = DIALECT.versions[input.release].parse().unwrap_or(super::EXTRA_BUFFER);
+    let each = super::slots_per_request(&input.plan.model.model_type, true, version);
+    let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
-        return Some((json!(most.max(1)), "a third of the slots for states, as the radix cache has it".into()));
+        return Some((
+            json!(most.max(1)),
+            format!("a request for every {each} slots of states, as the radix cache has it"),
+        ));
     }
     Some((batch, source))
 }

@@ -36,7 +36,9 @@ pub(crate) static DIALECT: Dialect = Dialect {
         Key { name: "kv_cache_config.mamba_ssm_cache_dtype", since: 0, value: ssm_dtype },
         Key { name: "kv_cache_config.host_cache_size", since: 0, value: host_cache_size },
     ],
+    ranks: &[],
     gaps: &[
+        checkpoint_decides,
         |input| {
             let pools = || input.pools().map(|pool| format!("{} ({} units)", pool.id, pool.units));
             (pools().count() > 1)
@@ -75,15 +77,14 @@ fn told(told: &Told<'_>) -> Budget {
     }
 }
 
+/// Its loader takes these and no others.
 fn kv_dtype(input: &Input<'_>) -> Sourced {
-    let names = [
-        (DType::F16, "float16"),
-        (DType::Bf16, "bfloat16"),
-        (DType::F32, "float32"),
-        (DType::F8E4m3, "fp8"),
-        (DType::Nvfp4, "nvfp4"),
-    ];
-    input.dtype_name(is_kv, Some("auto"), &names)
+    input.dtype_name(is_kv, Some("auto"), &[(DType::F8E4m3, "fp8"), (DType::Nvfp4, "nvfp4")])
+}
+
+fn checkpoint_decides(input: &Input<'_>) -> Option<String> {
+    let (_, source) = kv_dtype(input).filter(|(name, _)| name == "auto")?;
+    Some(format!("keys and values in {source}: `auto` takes 8 bits where the checkpoint's quantisation says so"))
 }
 
 fn ssm_dtype(input: &Input<'_>) -> Sourced {

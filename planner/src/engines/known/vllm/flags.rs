@@ -26,6 +26,9 @@ pub(crate) static DIALECT: Dialect = Dialect {
     keys: &[
         Key { name: "tensor-parallel-size", since: 0, value: |input| input.tensor_parallel() },
         Key { name: "pipeline-parallel-size", since: 0, value: |input| input.pipeline_parallel() },
+        Key { name: "data-parallel-size", since: 0, value: |input| input.data_parallel() },
+        Key { name: "enable-expert-parallel", since: 0, value: |input| input.shares_experts() },
+        Key { name: "decode-context-parallel-size", since: 0, value: |input| input.decode_context_parallel() },
         Key { name: "kv-cache-memory-bytes", since: 0, value: |input| input.cache_bytes() },
         Key { name: "max-model-len", since: 0, value: |input| input.max_seq_len() },
         Key { name: "max-num-seqs", since: 0, value: |input| input.max_batch_size() },
@@ -39,6 +42,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         Key { name: "kv-offloading-size", since: OFFLOADING, value: offloading_size },
         Key { name: "kv-offloading-backend", since: OFFLOADING, value: offloading_backend },
     ],
+    ranks: &[("dp", "data-parallel-size"), ("ep", "enable-expert-parallel"), ("dcp", "decode-context-parallel-size")],
     gaps: &[
         |input| {
             let pools =

@@ -4,7 +4,10 @@
 pub(super) const BUILT_IN: &[&str] = &[
     include_str!("attention_only.toml"),
     include_str!("bailing_hybrid.toml"),
+    include_str!("bailing_moe.toml"),
+    include_str!("bailing_moe_linear.toml"),
     include_str!("bamba.toml"),
+    include_str!("chatglm.toml"),
     include_str!("cohere2_moe.toml"),
     include_str!("deepseek.toml"),
     include_str!("deepseek_v32.toml"),
@@ -95,6 +98,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("stated_heads.toml"),
     include_str!("stated_heads_only.toml"),
     include_str!("stated_windows.toml"),
+    include_str!("step3.toml"),
     include_str!("step3p5.toml"),
     include_str!("two_matrices.toml"),
     include_str!("zamba.toml"),

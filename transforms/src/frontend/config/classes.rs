@@ -1,0 +1,46 @@
+//! Which keys the config classes of Hugging Face transformers have, as `cargo xtask transformers` writes them down.
+
+use serde_json::Value;
+
+/// One class a line: its model type, a tab, and its keys, those with a default that matters as `key=default`.
+const CLASSES: &str = include_str!("classes.tsv");
+
+/// The keys of one class.
+#[derive(Clone, Copy)]
+pub(super) struct Class {
+    keys: &'static str,
+}
+
+impl Class {
+    /// The class of a model type, of its decoder where it has other parts too; `None` if transformers has none.
+    pub(super) fn of(model_type: &str) -> Option<Self> {
+        let rows = CLASSES.lines().filter_map(|line| line.split_once('\t'));
+        rows.into_iter().find(|(name, _)| *name == model_type).map(|(_, keys)| Self { keys })
+    }
+
+    /// What all classes have.
+    pub(super) fn common() -> Self {
+        Self::of("*").unwrap_or(Self { keys: "" })
+    }
+
+    /// Whether the class has a key of its own.
+    pub(super) fn has(self, key: &str) -> bool {
+        self.entries().any(|(name, _)| name == key)
+    }
+
+    /// What the class takes for keys that are absent, as far as that is written down: flags, and numbers of towers.
+    pub(super) fn defaults(self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.entries().filter_map(|(name, default)| {
+            let default = match serde_json::from_str(default?).ok()? {
+                Value::Bool(flag) => u64::from(flag),
+                Value::Array(list) => list.first()?.as_u64()?,
+                number => number.as_u64()?,
+            };
+            Some((name, default))
+        })
+    }
+
+    fn entries(self) -> impl Iterator<Item = (&'static str, Option<&'static str>)> {
+        self.keys.split(' ').map(|entry| entry.split_once('=').map_or((entry, None), |(key, of)| (key, Some(of))))
+    }
+}

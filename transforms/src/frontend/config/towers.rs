@@ -1,0 +1,122 @@
+//! Weights of what stands beside a decoder: towers for images and sound, and what leads from them to the decoder.
+//!
+//! `towers.toml` has a count for each kind of tower and for each model type that has some, as expressions.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::classes::Class;
+use super::expr::Expr;
+use super::values::Values;
+use crate::builder::GraphBuilder;
+
+static TOWERS: LazyLock<Result<Towers, String>> = LazyLock::new(|| {
+    cacheplan_files::Source::parse_toml(include_str!("towers.toml")).map_err(|error| error.to_string())
+});
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Towers {
+    /// Weights of a tower, by the model type of its own config, over that config's keys.
+    towers: BTreeMap<String, String>,
+    /// Model types with towers.
+    models: BTreeMap<String, Parts>,
+}
+
+/// The towers of one model type.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parts {
+    /// Keys of the towers' configs, each with the type that it is of where it does not say.
+    #[serde(default)]
+    towers: BTreeMap<String, String>,
+    /// Weights between towers and decoder, over the whole config's keys, the decoder's as `text_config`.
+    #[serde(default = "none")]
+    more: String,
+}
+
+fn none() -> String {
+    "0".to_owned()
+}
+
+/// Parts of names that say that an object is the config of a tower.
+const NAMED: [&str; 12] = [
+    "vision",
+    "visual",
+    "image",
+    "video",
+    "audio",
+    "speech",
+    "codec",
+    "talker",
+    "encoder",
+    "projector",
+    "tower",
+    "vit_",
+];
+
+/// Adds the weights beside the decoder, or says that they are not known.
+pub(super) fn add(builder: &mut GraphBuilder, values: &Values<'_>) {
+    match count(values) {
+        Ok(weights) => builder.more_weights("more", weights),
+        Err(why) => builder.forget_weights(|| why),
+    }
+}
+
+fn count(values: &Values<'_>) -> Result<u64, String> {
+    let model_type = values.wrapper.as_ref().unwrap_or(&values.model_type);
+    let described = TOWERS.as_ref().map_err(Clone::clone)?;
+    let Some(parts) = described.models.get(model_type) else {
+        let named = |key: &str| NAMED.iter().any(|name| key.contains(name));
+        if !values.is_nested() && !values.parts().any(|(key, _)| named(key)) {
+            return Ok(0);
+        }
+        return Err(format!("of `{model_type}` what stands beside the decoder is not described; its safetensors tell"));
+    };
+    let mut sum = 0u64;
+    let mut defaults = BTreeMap::new();
+    for (key, usual) in &parts.towers {
+        let stated = values.parts().find(|(name, _)| name == key).map(|(_, part)| part);
+        let kind = stated.and_then(|part| part.get("model_type")).and_then(Value::as_str);
+        // Published files call a tower as the whole model, or not at all.
+        let kind = kind.filter(|kind| kind != model_type).unwrap_or(usual);
+        let Some(weights) = described.towers.get(kind) else {
+            return Err(format!("the weights of a tower of type `{kind}` are not described; its safetensors tell"));
+        };
+        let of_class: BTreeMap<String, u64> =
+            Class::of(kind).into_iter().flat_map(Class::defaults).map(|(name, of)| (name.to_owned(), of)).collect();
+        defaults.extend(of_class.iter().map(|(name, of)| (format!("{key}.{name}"), *of)));
+        let part = values.part(key, of_class);
+        sum = sum.saturating_add(evaluate(&part, weights, kind)?);
+    }
+    defaults.extend(values.defaults.iter().map(|(key, of)| (key.clone(), *of)));
+    let more = evaluate(&values.whole(defaults), &parts.more, "what leads from its towers to the decoder")?;
+    Ok(sum.saturating_add(more))
+}
+
+fn evaluate(values: &Values<'_>, text: &str, what: &str) -> Result<u64, String> {
+    let expr = Expr::parse(text)?;
+    match values.eval(&expr, 0) {
+        Ok(Some(number)) => Ok(number.value),
+        Ok(None) => Err(values.absent(what, &expr.keys())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_count_is_an_expression_of_a_described_tower() {
+        let described = TOWERS.as_ref().unwrap();
+        for text in described.towers.values().chain(described.models.values().map(|parts| &parts.more)) {
+            assert!(Expr::parse(text).is_ok(), "{text}");
+        }
+        let mut usual = described.models.values().flat_map(|parts| parts.towers.values());
+        assert!(usual.all(|kind| described.towers.contains_key(kind)));
+    }
+}

@@ -1,0 +1,250 @@
+//! Keys of a config that nothing reads: by their names and values some could mean caches, which is refused.
+//!
+//! Next season's keys are not in any list, so that words decide: what loops, shares, compresses, slides or recurs.
+
+use serde_json::Value;
+
+use super::classes::Class;
+use super::coverage;
+use super::description::Description;
+use super::expr::Expr;
+use super::values::Values;
+use crate::frontend::FrontendError;
+
+/// Words of keys that say how often layers run, whose caches they read, what they see, or what they keep.
+const OF_CACHES: &[&str] = &[
+    "cache",
+    "candidate",
+    "chunk",
+    "chunked",
+    "cla",
+    "compress",
+    "compressed",
+    "compression",
+    "compressor",
+    "conv",
+    "csa",
+    "delta",
+    "engram",
+    "hybrid",
+    "index",
+    "indexer",
+    "interval",
+    "kda",
+    "kv",
+    "latent",
+    "lightning",
+    "linear",
+    "local",
+    "loop",
+    "looped",
+    "loops",
+    "lru",
+    "mamba",
+    "memory",
+    "mixer",
+    "ngram",
+    "pattern",
+    "ple",
+    "recurrence",
+    "recurrent",
+    "recursion",
+    "recursive",
+    "repeat",
+    "repeated",
+    "repeats",
+    "retention",
+    "reuse",
+    "ring",
+    "rnn",
+    "share",
+    "shared",
+    "sharing",
+    "sliding",
+    "source",
+    "sources",
+    "sparse",
+    "ssm",
+    "state",
+    "states",
+    "summary",
+    "swa",
+    "tail",
+    "types",
+    "window",
+    "windows",
+    "yoco",
+];
+
+/// Words of keys that speak of weights, positions, training or other parts, whatever else they say.
+const NOT_OF_CACHES: &[&str] = &[
+    "act",
+    "activation",
+    "alpha",
+    "audio",
+    "aux",
+    "beta",
+    "bias",
+    "dropout",
+    "embedding",
+    "embeddings",
+    "eps",
+    "expert",
+    "experts",
+    "fused",
+    "image",
+    "init",
+    "initializer",
+    "intermediate",
+    "kernels",
+    "layernorm",
+    "loss",
+    "mlp",
+    "moe",
+    "norm",
+    "output",
+    "path",
+    "rms",
+    "rope",
+    "rotary",
+    "router",
+    "scale",
+    "scaling",
+    "step",
+    "token",
+    "train",
+    "training",
+    "video",
+    "vision",
+];
+
+/// Words of counts of which 1 says nothing.
+const OF_COUNTS: &[&str] = &["factor", "loop", "loops", "num", "repeat", "repeats"];
+
+/// Words of values that name a kind of layer.
+const KINDS: &[&str] =
+    &["sliding", "linear", "mamba", "conv", "recurrent", "chunked", "compressed", "sparse", "window"];
+
+/// How deep objects in a config are looked into.
+const DEPTH: usize = 4;
+
+/// What is not read of a config.
+#[derive(Default)]
+pub(super) struct Unread {
+    /// Keys that could mean caches.
+    pub(super) of_caches: Vec<String>,
+    /// The others, where the class of the type has no such key.
+    pub(super) others: Vec<String>,
+}
+
+/// The keys that neither the description nor the class of `model_type` has.
+pub(super) fn find(
+    description: &Description,
+    model_type: &str,
+    values: &Values<'_>,
+    layers: u32,
+) -> Result<Unread, String> {
+    let class = Class::of(model_type);
+    let sizes = [&description.layers, &description.hidden_size].map(|text| Expr::parse(text));
+    let sizes = sizes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let of_sizes: Vec<&str> = sizes.iter().flat_map(Expr::keys).collect();
+    let mut unread = Unread::default();
+    for (key, value) in values.stated() {
+        let known = class.is_some_and(|class| class.has(key))
+            || Class::common().has(key)
+            || super::reads(key)
+            || of_sizes.contains(&key);
+        if known || coverage::mentions(description, key)? {
+            continue;
+        }
+        if says_nothing(key, value) {
+            // Whoever states that passes over the key, which is read by that.
+            values.get(key);
+        } else if could_mean_caches(key, value, layers, DEPTH) {
+            unread.of_caches.push(key.to_owned());
+        } else if class.is_some() && !key.starts_with('_') && !key.ends_with("_config") {
+            unread.others.push(key.to_owned());
+        }
+    }
+    Ok(unread)
+}
+
+/// Whether a description reads every key of a config that could mean caches, so that its type may be proposed.
+pub(super) fn reads_all(description: &Description, model_type: &str, values: &Values<'_>) -> bool {
+    find(description, model_type, values, 0).is_ok_and(|unread| unread.of_caches.is_empty())
+        && coverage::first_not_read(description, values).is_ok_and(|key| key.is_none())
+}
+
+/// Refuses a config of whose keys one could mean caches that nobody described.
+pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
+    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    // The keys of a GGUF file are a table of its own spelling, of which no class says what there is.
+    if values.model_type.starts_with("gguf:") {
+        return Ok(());
+    }
+    let unread = find(description, &values.model_type, values, layers).map_err(invalid)?;
+    if let Some(key) = unread.of_caches.first() {
+        return Err(values.not_covered(&[key], "nothing says which caches that means"));
+    }
+    if !unread.others.is_empty() {
+        values.note("not read", &unread.others.join(", "), "keys that its class does not have", false);
+    }
+    Ok(())
+}
+
+fn words(text: &str) -> impl Iterator<Item = String> {
+    text.split(|letter: char| !letter.is_ascii_alphanumeric()).map(str::to_ascii_lowercase)
+}
+
+fn has(text: &str, listed: &[&str]) -> bool {
+    words(text).any(|word| listed.contains(&word.as_str()))
+}
+
+fn says_nothing(key: &str, value: &Value) -> bool {
+    coverage::changes_nothing(value, &|_| false) || (has(key, OF_COUNTS) && value.as_u64() == Some(1))
+}
+
+fn could_mean_caches(key: &str, value: &Value, layers: u32, depth: usize) -> bool {
+    if has(key, NOT_OF_CACHES) {
+        return false;
+    }
+    if has(key, OF_CACHES) {
+        return true;
+    }
+    match value {
+        Value::String(word) => has(word, KINDS),
+        // One entry for each layer, unless they are fractions.
+        Value::Array(list) if list.len() == layers as usize && layers > 1 => !list.iter().any(Value::is_f64),
+        Value::Array(list) => list.iter().any(|entry| entry.as_str().is_some_and(|word| has(word, KINDS))),
+        Value::Object(inner) if depth > 0 => inner
+            .iter()
+            .any(|(key, value)| !says_nothing(key, value) && could_mean_caches(key, value, layers, depth - 1)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case("num_loops", json!(2), true)]
+    #[case("num_loops", json!(1), false)]
+    #[case("kv_source_layer_ids", json!([2, 8]), true)]
+    #[case("swa_bounded_replay", json!(true), true)]
+    #[case("n_recurrent_loops", json!(3), true)]
+    #[case("whatever", json!(["sliding_attention", "full_attention"]), true)]
+    #[case("whatever", json!([0, 1, 0, 1]), true)]
+    #[case("whatever", json!([0.5, 1.0, 0.5, 1.0]), false)]
+    #[case("attention_other_setting", json!({"attention_type": "sliding_attention"}), true)]
+    #[case("mamba_rms_norm", json!(true), false)]
+    #[case("n_shared_experts", json!(2), false)]
+    #[case("pretraining_tp", json!(4), false)]
+    #[case("ring_size", json!(null), false)]
+    fn keys_that_could_mean_caches_are_told_by_words(#[case] key: &str, #[case] value: Value, #[case] expected: bool) {
+        assert_eq!(!says_nothing(key, &value) && could_mean_caches(key, &value, 4, DEPTH), expected);
+    }
+}
