@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cacheplan::files::{Limit, Shown, Source, replace};
+use cacheplan::files::{Limit, Shown, Source, refuse_input, replace};
 use miette::Report;
 
 /// The exit code of a plan that is not, or no longer, right.
@@ -56,9 +56,18 @@ pub(crate) fn read(path: &Path, limit: Limit) -> Result<String, Failure> {
     Source::named(path, limit).and_then(|source| source.text(limit)).map_err(Failure::error)
 }
 
-/// Writes a file anew.
+/// Writes a file anew; `-` is stdout. No output takes the place of what the same command reads.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return print(text);
+    }
+    refuse_inputs([path])?;
     replace(path, |out| out.write_all(text.as_bytes())).map_err(Failure::error)
+}
+
+/// Refuses outputs that would take the place of what was read, before anything is computed for them.
+pub(crate) fn refuse_inputs<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+    outputs.into_iter().try_for_each(refuse_input).map_err(|error| Failure::new(2, miette::miette!("{error}")))
 }
 
 /// The error's message followed by those of its causes, as far as it does not end with them already.

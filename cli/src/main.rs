@@ -7,10 +7,12 @@ mod progress;
 
 use std::process::ExitCode;
 
+use cacheplan::files::remember_inputs;
 use cacheplan::managers::CountingAllocator;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::commands::run::template;
 use crate::failure::{note, say};
 
 /// Counts what the process really allocates, so that `run` can set it beside the plan.
@@ -81,6 +83,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|first| first == template::RUNNER) {
+        return template::run();
+    }
     let filter = std::env::var("CACHEPLAN_LOG").unwrap_or_default();
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
         note(&format!("CACHEPLAN_LOG says nothing that can be logged: {error}"));
@@ -93,9 +98,11 @@ fn main() -> ExitCode {
         Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).color(false).build())
     }));
     debug_assert!(wrapping.is_ok(), "the hook is set once, here");
-    let command = match Cli::try_parse() {
-        Ok(cli) => cli.command,
-        Err(wrong) => return usage(&wrong),
+    remember_inputs();
+    let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (command, matches) = match parsed {
+        Ok((cli, matches)) => (cli.command, matches),
+        Err(wrong) => return usage(&wrong.format(&mut Cli::command())),
     };
     let result = match command {
         Command::Plan(args) => commands::plan::run(&args),
@@ -107,7 +114,7 @@ fn main() -> ExitCode {
         Command::Check(args) => commands::check_log::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
-        Command::Run(args) => commands::run::run(&args),
+        Command::Run(args) => commands::run::run(&args, matches.subcommand().map(|(_, run)| run)),
         Command::Profile(args) => commands::profile::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),

@@ -359,6 +359,8 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 #[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
 #[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
 #[case::ranks_of_a_file(&[], "parallel = { dp = 2 }", 1, "`parallel.dp = 2`", "the whole model on one device")]
+#[case::int8_keys(&["--kv-dtype", "int8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"int8\"`", "no scales for keys and values in int8")]
+#[case::e5m2_keys_of_a_file(&[], "dtypes = { kv = 'fp8_e5m2' }", 1, "`dtypes.kv = ", "no scales for keys and values in f8_e5m2")]
 fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
     #[values("llama", "nemotron_h")] model: &str,
     #[case] flags: &[&str],
@@ -379,6 +381,19 @@ fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
     assert_eq!(refused.status.code(), Some(code), "{said}");
     assert!(said.contains(asked) && said.contains(reason), "{said}");
     assert!(refused.stdout.is_empty(), "it ran");
+}
+
+#[rstest]
+fn states_that_no_scan_reads_are_refused(
+    #[values("--ssm-dtype", "--conv-dtype")] flag: &str,
+    #[values("fp8", "int8")] dtype: &str,
+) {
+    let model = fixture_model("nemotron_h");
+    let run = ["run".as_ref(), model.as_os_str(), "--prompt-ids".as_ref(), "1".as_ref()];
+    let refused = cacheplan(&[&run[..], &[flag.as_ref(), dtype.as_ref()]].concat());
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains(flag) && said.contains("computes states in f32, f16 and bf16"), "{said}");
 }
 
 #[test]

@@ -526,3 +526,275 @@ fn an_op_that_nobody_measures_costs_nothing() {
     assert_eq!(output.status.code(), Some(2));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
+
+/// A folder with the tiny Llama, a tokenizer and a chat template.
+fn chatting(template: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("models/llama").join(file), folder.path().join(file)).unwrap();
+    }
+    fs::copy(fixture("../../text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    folder
+}
+
+#[rstest]
+#[case::deep("{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d=[n.d] %}{% endfor %}{{ n.d }}")]
+#[case::deep_and_dropped(
+    "{% set n=namespace(d=[]) %}{% for i in range(100000) %}{% set n.d={'a': n.d} %}{% endfor %}{{ n.d|length }}{{ n.d }}"
+)]
+#[case::doubled("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}")]
+#[case::added("{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s+n.s %}{% endfor %}")]
+#[case::replaced(
+    "{% set n=namespace(s='a'*100) %}{% for i in range(9) %}{% set n.s=n.s|replace('a', n.s) %}{% endfor %}"
+)]
+#[case::indented(
+    "{% set n=namespace(s='a\n'*1000) %}{% for i in range(9) %}{% set n.s=n.s|indent(100000) %}{% endfor %}"
+)]
+#[case::captured(
+    "{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set s %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s=s %}{% endfor %}"
+)]
+#[case::handed_on("{% macro f(s, n) %}{% if n %}{{ f(s ~ s, n - 1) }}{% endif %}{% endmacro %}{{ f('a'*1000, 40) }}")]
+#[case::endless("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")]
+fn a_template_takes_no_more_than_it_is_given(#[case] template: &str) {
+    let folder = chatting(template);
+    let asked = ["--chat", "--prompt", "hi", "--max-new-tokens", "1", "--max-seq-len", "64"];
+    let output = within_limits(command(&["run"]).arg(folder.path()).args(asked));
+    assert_eq!(output.status.code(), Some(1), "{}: {}", output.status, stderr(&output));
+    assert!(stderr(&output).contains("chat_template.jinja"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_template_that_ended_its_process_ends_no_other_conversation() {
+    let folder = chatting(
+        "{% if messages[0].content == 'no' %}{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set n.s=n.s~n.s %}{% endfor %}{% endif %}{{ messages[0].content }}",
+    );
+    let run = |input: &str| {
+        let mut chat = command(&["run"]);
+        chat.arg(folder.path()).args(["--chat", "--max-new-tokens", "2", "--max-seq-len", "64", "--ignore-eos"]);
+        let mut child = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let output = run("hat\n");
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(run("no\n").status.code(), Some(1));
+}
+
+/// What a command reads and what it writes, by what follows its name; `FILE` is both.
+#[rstest]
+#[case::plan(&["plan", "FILE", "--out", "FILE"], "config.json")]
+#[case::budget(&["plan", "config.json", "--budget", "FILE", "--out", "FILE"], "budget.toml")]
+#[case::histogram(&["plan", "config.json", "--budget", "histogram.toml", "--out", "FILE"], "lengths.csv")]
+#[case::export(&["export", "FILE", "--to", "vllm", "--out", "FILE"], "plan.json")]
+#[case::trace(&["simulate", "--trace", "FILE", "--policy", "no-buffer", "--svg", "FILE"], "trace.jsonl")]
+#[case::profile(&["profile", "MODEL", "--max-seq-len", "32", "--out", "FILE"], "model/model.safetensors")]
+#[case::stats(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--stats", "FILE"], "model/model.safetensors")]
+#[case::logits(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--logits", "FILE"], "model/config.json")]
+#[case::timeline(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--timeline", "FILE"], "model/config.json")]
+#[case::report(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--report", "json", "FILE"], "model/config.json")]
+#[case::requests(&["run", "MODEL", "--requests", "FILE", "--out", "FILE"], "requests.jsonl")]
+#[case::piped(&["run", "MODEL", "--requests", "-", "--out", "FILE"], "requests.jsonl")]
+fn no_output_takes_the_place_of_an_input(
+    #[case] args: &[&str],
+    #[case] name: &str,
+    #[values("itself", "link", "hard link", "other way")] named: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    plan(folder.path());
+    fs::create_dir(at("model")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("models/llama").join(file), at("model").join(file)).unwrap();
+    }
+    fs::write(at("budget.toml"), "max_seq_len = 64\n").unwrap();
+    fs::write(at("lengths.csv"), "10,1\n20,2\n").unwrap();
+    fs::write(at("histogram.toml"), "[workload]\nprompt = { file = \"lengths.csv\" }\n").unwrap();
+    fs::write(
+        at("trace.jsonl"),
+        "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n",
+    )
+    .unwrap();
+    fs::write(at("requests.jsonl"), "{\"prompt_ids\": [1, 2], \"max_tokens\": 2}\n").unwrap();
+    let old = fs::read(at(name)).unwrap();
+    let output = match named {
+        "link" => {
+            symlink(at(name), at("link")).unwrap();
+            at("link")
+        }
+        "hard link" => {
+            fs::hard_link(at(name), at("hard")).unwrap();
+            at("hard")
+        }
+        "other way" => folder.path().join("model/..").join(name),
+        _ => at(name),
+    };
+    let last = args.iter().rposition(|arg| *arg == "FILE").unwrap();
+    let args = args.iter().enumerate().map(|(place, arg)| match *arg {
+        "FILE" if place == last => output.clone(),
+        "FILE" => at(name),
+        "MODEL" => at("model"),
+        "config.json" | "histogram.toml" => at(arg),
+        other => other.into(),
+    });
+    let mut command = command(&args.collect::<Vec<_>>());
+    if name == "requests.jsonl" {
+        command.stdin(fs::File::open(at(name)).unwrap());
+    }
+    let refused = within_limits(&mut command);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("is an input of the same command"), "{}", stderr(&refused));
+    assert_eq!(fs::read(at(name)).unwrap(), old);
+}
+
+#[test]
+fn outputs_that_are_killed_while_they_come_leave_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (requests, out) = (folder.path().join("r.jsonl"), folder.path().join("out.jsonl"));
+    fs::write(&requests, "{\"prompt_ids\": [1, 2], \"max_tokens\": 100}\n".repeat(400)).unwrap();
+    for pause in [0, 50, 200, 400, 800] {
+        fs::write(&out, "old\n").unwrap();
+        let mut run = command(&["run"]);
+        run.arg(fixture("models/llama")).args(["--max-seq-len", "128", "--max-batch-size", "2", "--requests"]);
+        run.arg(&requests).arg("--out").arg(&out).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = run.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(pause));
+        let ended = child.try_wait().unwrap().is_some();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let found = fs::read_to_string(&out).unwrap();
+        assert!(found == "old\n" || (ended && found.lines().count() == 400), "after {pause} ms: {found:.80}");
+    }
+}
+
+#[rstest]
+#[case::layers(&["plan"], "config.json", format!("{{{}, \"num_hidden_layers\": 10000}}", LLAMA.replace("\"num_hidden_layers\": 2, ", "")).into_bytes(), "at most 1024 layers")]
+#[case::layers_that_are_fitted(&["fit", "--context", "4k", "--sequences", "1"], "config.json", format!("{{{}, \"num_hidden_layers\": 10000}}", LLAMA.replace("\"num_hidden_layers\": 2, ", "")).into_bytes(), "at most 1024 layers")]
+#[case::dimensions(&["plan"], "model.onnx", onnx_of_dimensions(15_000_000), "take more than")]
+fn what_would_take_long_is_refused_at_once(
+    #[case] args: &[&str],
+    #[case] name: &str,
+    #[case] content: Vec<u8>,
+    #[case] expected: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    fs::write(&file, content).unwrap();
+    let (first, rest) = args.split_first().unwrap();
+    let output = confined(&[&[*first, file.to_str().unwrap()], rest].concat()).output().unwrap();
+    assert!(matches!(output.status.code(), Some(1 | 4)), "{}: {}", output.status, stderr(&output));
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+}
+
+/// A graph with a weight whose dimensions are stated one by one.
+fn onnx_of_dimensions(count: usize) -> Vec<u8> {
+    let within = |tag: u8, message: Vec<u8>| {
+        let mut length = Vec::new();
+        let mut left = message.len();
+        while left >= 128 {
+            length.push(left as u8 | 128);
+            left >>= 7;
+        }
+        length.push(left as u8);
+        [vec![tag << 3 | 2], length, message].concat()
+    };
+    within(7, within(5, [0x08, 0x01].repeat(count)))
+}
+
+#[test]
+fn a_prompt_that_cannot_fit_is_refused_before_it_is_cut() {
+    let folder = chatting("");
+    let prompt = folder.path().join("prompt");
+    fs::write(&prompt, "every block has an owner ".repeat(300_000)).unwrap();
+    let mut run = command(&["run"]);
+    run.arg(folder.path()).args(["--max-seq-len", "256", "--prompt", "-"]).stdin(fs::File::open(&prompt).unwrap());
+    let output = within_limits(&mut run);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("more than the 256 tokens that a sequence may have"), "{}", stderr(&output));
+}
+
+/// Files of every kind that commands read, each changed in many ways: whatever comes of it is an answer or a refusal within
+/// 64 MiB and 2 seconds, in a process of its own, so that one that aborts is found. `CACHEPLAN_HOSTILE_ROUNDS` asks for more.
+#[rstest]
+#[case::config(&["plan FILE", "inspect FILE", "compare FILE", "plan explain FILE"], "config.json")]
+#[case::budget(&["plan config.json --budget FILE", "config show --budget FILE"], "budget.toml")]
+#[case::plan(&["plan check FILE", "plan diff FILE plan.json", "export FILE --to vllm", "export FILE --to llm-d"], "plan.json")]
+#[case::trace(&["simulate --trace FILE --policy no-buffer"], "trace.jsonl")]
+#[case::measured(&["plan config.json --measured FILE"], "measured.toml")]
+#[case::measurement(&["plan config.json --measurement FILE"], "measurement.json")]
+#[case::log(&["calibrate --log FILE", "check --plan plan.json --log FILE"], "start.log")]
+#[case::description(&["plan config.json --description FILE"], "description.toml")]
+fn whatever_is_read_is_answered_or_refused(#[case] commands: &[&str], #[case] name: &str) {
+    let rounds: u64 = std::env::var("CACHEPLAN_HOSTILE_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    plan(folder.path());
+    fs::write(at("budget.toml"), "max_seq_len = 64\n[memory]\nbytes = \"1GiB\"\n[workload]\nprompt = { fixed = 20 }\n")
+        .unwrap();
+    fs::write(
+        at("trace.jsonl"),
+        "{\"prompt\": [{\"id\": 7, \"len\": 512}, {\"tokens\": [3, 9]}], \"output\": {\"id\": 8, \"len\": 100}}\n"
+            .repeat(4),
+    )
+    .unwrap();
+    fs::write(at("measured.toml"), "[lines]\nweights = { bytes = 1000, within = 10 }\n").unwrap();
+    fs::write(at("measurement.json"), r#"{ "resident_bytes": 6000, "forward_bytes": 1000, "free_bytes": 8000000 }"#)
+        .unwrap();
+    fs::copy(fixture("logs/tensorrt-llm-deepseek-r1-distill-llama-8b.log"), at("start.log")).unwrap();
+    let llama = fixture("../../transforms/src/frontend/config/architectures/llama.toml");
+    fs::copy(llama, at("description.toml")).unwrap();
+    let seed = fs::read(at(name)).unwrap();
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut below = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below.max(1)
+    };
+    let changed = at("changed").with_extension(Path::new(name).extension().unwrap());
+    for _ in 0..rounds {
+        let mut bytes = seed.clone();
+        for _ in 0..1 + below(3) {
+            let (from, to) = (below(bytes.len()), below(bytes.len()));
+            let (from, to) = (from.min(to), from.max(to));
+            match below(6) {
+                0 => bytes.truncate(from),
+                1 if !bytes.is_empty() => bytes[from] ^= 1 << below(8),
+                2 => drop(bytes.splice(from..to, [])),
+                3 => {
+                    let more = bytes[from..to].repeat(1 + below(50));
+                    drop(bytes.splice(from..from, more));
+                }
+                4 => {
+                    // Another number, at the first digit behind a place.
+                    let digit = bytes[from..].iter().position(u8::is_ascii_digit).map(|at| from + at);
+                    let numbers = ["18446744073709551615", "-1", "1e308", "0", "9007199254740993", "4294967296"];
+                    let number = numbers[below(numbers.len())].bytes();
+                    digit.into_iter().for_each(|at| drop(bytes.splice(at..=at, number.clone())));
+                }
+                _ => {
+                    let bracket = [b'[', b'{', b'"'][below(3)];
+                    drop(bytes.splice(from..from, vec![bracket; below(5000)]));
+                }
+            }
+        }
+        fs::write(&changed, &bytes).unwrap();
+        for args in commands {
+            let args: Vec<String> = args
+                .split(' ')
+                .map(|arg| match arg {
+                    "FILE" => changed.display().to_string(),
+                    "config.json" | "plan.json" => at(arg).display().to_string(),
+                    other => other.to_owned(),
+                })
+                .collect();
+            let output = confined(&args.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
+            let kept = || {
+                let kept = std::env::temp_dir().join(format!("cacheplan-hostile-{name}"));
+                fs::write(&kept, &bytes).unwrap();
+                kept
+            };
+            let harmless = matches!(output.status.code(), Some(0..=5)) && !stderr(&output).contains("panicked");
+            assert!(harmless, "{args:?}: {} at {}: {}", output.status, kept().display(), stderr(&output));
+            assert_harmless(&output);
+        }
+    }
+}

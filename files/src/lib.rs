@@ -3,11 +3,12 @@
 //! Nothing else in this workspace opens a file. What is read is a [`Source`], a regular file or what the caller has,
 //! within one of the [`Limit`]s; JSON goes through [`Limit::parse_json`], TOML through [`Source::parse_toml`]. What
 //! strangers wrote is shown as [`Shown`]. A file is written by [`replace`], so that whoever looks finds the old one or
-//! the new one; one that grows is made of [`Lines`].
+//! the new one; one that grows is made of [`Lines`]. A command that calls [`remember_inputs`] writes none that it has read.
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod inputs;
 mod json;
 mod limits;
 mod lines;
@@ -16,6 +17,7 @@ mod shown;
 mod source;
 mod toml;
 
+pub use inputs::{refuse_input, remember_inputs};
 pub use json::JsonError;
 pub use limits::Limit;
 pub use lines::Lines;

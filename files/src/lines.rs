@@ -4,27 +4,37 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::replace::{ReplaceError, replace};
+use crate::inputs::refuse_input;
+use crate::replace::{Partial, ReplaceError};
 
-/// A file that lines are written to as they come.
+/// A file that lines are written to as they come. Where there is one in its place, they stand beside it until they are all
+/// there.
 #[derive(Debug)]
 pub struct Lines {
     path: PathBuf,
     file: File,
     /// Bytes of the lines that were written whole.
     len: u64,
+    /// What takes the place of the old file.
+    partial: Option<Partial>,
 }
 
 impl Lines {
-    /// An empty file, in the place of one that may be there.
+    /// An empty file, to take the place of one that may be there.
     ///
     /// # Errors
-    /// As [`replace`](crate::replace()).
+    /// As [`replace`](crate::replace()); an input, see [`refuse_input`].
     pub fn create(path: &Path) -> Result<Self, ReplaceError> {
-        replace(path, |out| out.write_all(b""))?;
-        let opened = OpenOptions::new().append(true).open(path);
-        let file = opened.map_err(|source| ReplaceError::Io { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), file, len: 0 })
+        refuse_input(path)?;
+        let partial = Partial::beside(path)?;
+        let failed = |source| ReplaceError::Io { path: path.to_owned(), source };
+        if partial.replaces {
+            let file = partial.file.try_clone().map_err(failed)?;
+            return Ok(Self { path: path.to_owned(), file, len: 0, partial: Some(partial) });
+        }
+        partial.take_place()?;
+        let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, len: 0, partial: None })
     }
 
     /// Appends a line, or nothing of it.
@@ -40,5 +50,21 @@ impl Lines {
         })?;
         self.len += line.len() as u64;
         Ok(())
+    }
+
+    /// Where the lines are until they take their place, where that is not where they belong.
+    pub fn beside(&self) -> Option<&Path> {
+        self.partial.as_ref().map(Partial::written)
+    }
+
+    /// Ends the file: all lines are there, and take the place of the old one.
+    ///
+    /// # Errors
+    /// As [`replace`](crate::replace()).
+    pub fn finish(self) -> Result<(), ReplaceError> {
+        match self.partial {
+            Some(partial) => partial.take_place(),
+            None => self.file.sync_all().map_err(|source| ReplaceError::Io { path: self.path, source }),
+        }
     }
 }

@@ -31,6 +31,12 @@ pub enum ReplaceError {
         /// What it is.
         found: &'static str,
     },
+    /// What is in its place is read by the same command.
+    #[error("{}: this file is an input of the same command; it is not replaced, name another", Shown(.path.display()))]
+    Input {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file may not be written.
     #[error("{}: this file is read-only; it is not replaced", Shown(.path.display()))]
     ReadOnly {
@@ -48,39 +54,93 @@ pub enum ReplaceError {
 /// # Errors
 /// [`ReplaceError`], also what `write` returns.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<(), ReplaceError> {
-    let failed = |source| ReplaceError::Io { path: path.to_owned(), source };
-    let place = behind_links(path).map_err(failed)?;
-    let old = match fs::metadata(&place) {
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(failed(error)),
-        Ok(found) => match kind(found.file_type()) {
-            Some(found) => return Err(ReplaceError::NotRegular { path: path.to_owned(), found }),
-            None if found.permissions().readonly() => return Err(ReplaceError::ReadOnly { path: path.to_owned() }),
-            None => Some(found),
-        },
-    };
-    let name = place.file_name().ok_or_else(|| failed(ErrorKind::InvalidFilename.into()))?;
-    let folder = place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    remove_partial(folder, name);
-    let (beside, file) = create_partial(folder, name).map_err(failed)?;
+    let partial = Partial::beside(path)?;
     let written = || {
-        // Before there is anything in it: what was private may be seen by nobody meanwhile.
-        old.as_ref().map_or(Ok(()), |old| keep_owner_and_permissions(&file, old))?;
-        let mut out = BufWriter::new(&file);
+        let mut out = BufWriter::new(&partial.file);
         write(&mut out)?;
-        out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
-        fs::rename(&beside, &place)
+        out.into_inner().map_err(io::IntoInnerError::into_error).map(drop)
     };
-    written().map_err(|source| {
-        let _ = fs::remove_file(&beside);
-        failed(source)
-    })?;
-    // The rename itself is durable only with its folder. Not every system can open one; then there is no more to do.
-    if let Ok(folder) = File::open(folder) {
-        let _ = folder.sync_all();
+    match written() {
+        Ok(()) => partial.take_place(),
+        Err(source) => {
+            partial.remove();
+            Err(ReplaceError::Io { path: path.to_owned(), source })
+        }
     }
-    Ok(())
+}
+
+/// A file beside the place that it takes once it is whole.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    /// As it was named.
+    path: PathBuf,
+    place: PathBuf,
+    beside: PathBuf,
+    pub(crate) file: File,
+    /// Whether there is a file in that place.
+    pub(crate) replaces: bool,
+}
+
+impl Partial {
+    /// An empty file beside `path`, or beside what a symbolic link leads to.
+    ///
+    /// # Errors
+    /// As [`replace`](crate::replace()), but for what is written.
+    pub(crate) fn beside(path: &Path) -> Result<Self, ReplaceError> {
+        let failed = |source| ReplaceError::Io { path: path.to_owned(), source };
+        let place = behind_links(path).map_err(failed)?;
+        let old = match fs::metadata(&place) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+            Ok(found) => match kind(found.file_type()) {
+                Some(found) => return Err(ReplaceError::NotRegular { path: path.to_owned(), found }),
+                None if found.permissions().readonly() => return Err(ReplaceError::ReadOnly { path: path.to_owned() }),
+                None => Some(found),
+            },
+        };
+        let name = place.file_name().ok_or_else(|| failed(ErrorKind::InvalidFilename.into()))?;
+        let folder = folder_of(&place);
+        remove_partial(folder, name);
+        let (beside, file) = create_partial(folder, name).map_err(failed)?;
+        let partial = Self { path: path.to_owned(), replaces: old.is_some(), place, beside, file };
+        // Before there is anything in it: what was private may be seen by nobody meanwhile.
+        match old.map_or(Ok(()), |old| keep_owner_and_permissions(&partial.file, &old)) {
+            Ok(()) => Ok(partial),
+            Err(source) => {
+                partial.remove();
+                Err(failed(source))
+            }
+        }
+    }
+
+    /// Takes its place.
+    ///
+    /// # Errors
+    /// What the system refuses; the old file is still there then.
+    pub(crate) fn take_place(self) -> Result<(), ReplaceError> {
+        if let Err(source) = self.file.sync_all().and_then(|()| fs::rename(&self.beside, &self.place)) {
+            self.remove();
+            return Err(ReplaceError::Io { path: self.path, source });
+        }
+        // The rename itself is durable only with its folder. Not every system can open one; then there is no more to do.
+        if let Ok(folder) = File::open(folder_of(&self.place)) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+
+    /// Where it is until it takes its place.
+    pub(crate) fn written(&self) -> &Path {
+        &self.beside
+    }
+
+    fn remove(&self) {
+        let _ = fs::remove_file(&self.beside);
+    }
+}
+
+fn folder_of(place: &Path) -> &Path {
+    place.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Where a path leads, whether something is there or not.

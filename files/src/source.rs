@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::Limit;
 use crate::Shown;
+use crate::inputs;
 use crate::json::JsonError;
 
 /// Bytes of a known length that can be read at any place: those of a regular file, of standard input, in memory, or of
@@ -98,6 +99,7 @@ impl Source {
         regular(fs::metadata(path).map_err(failed)?)?;
         let file = without_waiting().open(path).map_err(failed)?;
         let len = regular(file.metadata().map_err(failed)?)?;
+        inputs::opened(&file, path);
         Ok(Self { name, len, bytes: Arc::new(file) })
     }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use cacheplan_files::{ReplaceError, replace};
+use cacheplan_files::{Lines, ReplaceError, replace};
 
 /// One content of many: its number over and over, so that a mixture of two is none.
 fn content(number: u64) -> Vec<u8> {
@@ -73,6 +73,31 @@ fn a_write_that_fails_keeps_the_old_file() {
     });
     assert!(matches!(full, Err(ReplaceError::Io { .. })));
     assert_eq!((fs::read(&place).unwrap(), partial_files(folder.path())), (b"old".to_vec(), 0));
+}
+
+#[test]
+fn lines_keep_the_old_file_until_they_are_all_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("out.jsonl");
+    let read = |place: &Path| fs::read_to_string(place).unwrap();
+    // Where nothing is lost, whoever looks sees them come.
+    let mut lines = Lines::create(&place).unwrap();
+    lines.push("old").unwrap();
+    assert_eq!((read(&place).as_str(), lines.beside()), ("old\n", None));
+    lines.finish().unwrap();
+
+    let mut lines = Lines::create(&place).unwrap();
+    lines.push("new").unwrap();
+    assert_eq!((read(&place).as_str(), read(lines.beside().unwrap()).as_str()), ("old\n", "new\n"));
+    // Whoever writes them is stopped.
+    drop(lines);
+    assert_eq!(read(&place), "old\n");
+
+    let mut lines = Lines::create(&place).unwrap();
+    lines.push("newer").unwrap();
+    lines.push("and more").unwrap();
+    lines.finish().unwrap();
+    assert_eq!((read(&place).as_str(), partial_files(folder.path())), ("newer\nand more\n", 0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cacheplan_files::Limit;
 use ureq::Agent;
@@ -17,12 +17,15 @@ use crate::settings::{Settings, Token, is_on_this_machine};
 const REDIRECTS: usize = 5;
 /// How long is waited before each further try, where the answer does not say.
 const WAITS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
-/// The longest wait that an answer may ask for.
+/// The longest wait that an answer may ask for; who asks for more is not asked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// How long a connection and the first line of an answer may take, and the whole of it.
+/// How long a connection and the first line of an answer may take, and all that describes a model.
 const CONNECT: Duration = Duration::from_secs(10);
 const RESPOND: Duration = Duration::from_secs(30);
 const WHOLE: Duration = Duration::from_secs(300);
+/// The fewest bytes a second that are waited for, once an answer has had some time to begin.
+const LEAST_RATE: u64 = 1 << 10;
+const TO_BEGIN: Duration = Duration::from_secs(10);
 /// All that is fetched to describe one model; the index of the largest has 13 MiB, its headers 15 MiB.
 const ALL: Limit = Limit { what: "the description of a model", bytes: 192 << 20, per_value: 0 };
 /// What is shown of an answer's own words.
@@ -35,6 +38,8 @@ pub(crate) struct Client {
     token: Option<Token>,
     /// Bytes that may still be fetched.
     left: AtomicU64,
+    /// When all must have come.
+    end: Instant,
 }
 
 /// A whole file.
@@ -61,14 +66,14 @@ impl Client {
             .max_redirects_will_error(false)
             .tls_config(TlsConfig::builder().root_certs(settings.roots).build())
             .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(RESPOND))
-            .timeout_global(Some(WHOLE));
+            .timeout_recv_response(Some(RESPOND));
         let config = if is_on_this_machine(&settings.endpoint) { config.proxy(None) } else { config };
         Self {
             agent: config.build().new_agent(),
             endpoint: settings.endpoint,
             token: settings.token,
             left: AtomicU64::new(ALL.bytes),
+            end: Instant::now() + WHOLE,
         }
     }
 
@@ -129,7 +134,12 @@ impl Client {
         let mut at: Uri = start.parse().map_err(|_| malformed("this is no address".to_owned()))?;
         let mut named = None;
         for _ in 0..=REDIRECTS {
-            let mut request = self.agent.get(at.clone()).header(header::ACCEPT_ENCODING, "identity");
+            let left = self.end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(HubError::TooLate { url: shown, seconds: WHOLE.as_secs() });
+            }
+            let request = self.agent.get(at.clone()).config().timeout_global(Some(left)).build();
+            let mut request = request.header(header::ACCEPT_ENCODING, "identity");
             if let Some((from, to)) = range {
                 request = request.header(header::RANGE, format!("bytes={from}-{to}"));
             }
@@ -189,9 +199,12 @@ impl Client {
             }
             404 => HubError::NotFound { url, said: said() },
             429 => {
-                let seconds = text("retry-after").and_then(|value| value.parse().ok());
-                sleep(seconds.map(Duration::from_secs).unwrap_or_default().min(LONGEST_WAIT));
-                HubError::TooMany { url }
+                let seconds: u64 = text("retry-after").and_then(|value| value.parse().ok()).unwrap_or(0);
+                let wait = Some(seconds).filter(|seconds| *seconds > LONGEST_WAIT.as_secs());
+                if wait.is_none() {
+                    sleep(Duration::from_secs(seconds));
+                }
+                HubError::TooMany { url, wait }
             }
             status => HubError::Status { url, status, said: said() },
         })
@@ -210,8 +223,25 @@ impl Client {
         if takes > self.left.load(Ordering::Relaxed) {
             return Err(too_long());
         }
-        let mut bytes = Vec::new();
-        let read = response.into_body().into_reader().take(most).read_to_end(&mut bytes);
+        let (mut bytes, mut buffer, begun) = (Vec::new(), vec![0; 64 << 10], Instant::now());
+        let mut reader = response.into_body().into_reader().take(most);
+        let read = loop {
+            match reader.read(&mut buffer) {
+                Ok(0) => break Ok(()),
+                Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+            let (found, time) = (bytes.len() as u64, begun.elapsed());
+            if time > TO_BEGIN && found < LEAST_RATE * time.as_secs() {
+                return Err(HubError::TooSlow {
+                    url: url.to_owned(),
+                    found,
+                    seconds: time.as_secs(),
+                    least: LEAST_RATE,
+                });
+            }
+        };
         let found = bytes.len() as u64;
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(found));
         left.map_err(|_| too_long())?;
@@ -219,8 +249,9 @@ impl Client {
         match (read, announced) {
             (_, Some(expected)) if found < expected.min(most) => Err(truncated(expected)),
             (Err(error), _) if error.kind() == ErrorKind::UnexpectedEof => Err(truncated(found + 1)),
+            _ if Instant::now() >= self.end => Err(HubError::TooLate { url: url.to_owned(), seconds: WHOLE.as_secs() }),
             (Err(error), _) => Err(HubError::Unreachable { url: url.to_owned(), why: error.to_string() }),
-            (Ok(_), _) => Ok(bytes),
+            (Ok(()), _) => Ok(bytes),
         }
     }
 }

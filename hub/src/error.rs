@@ -61,10 +61,32 @@ pub enum HubError {
         said: String,
     },
     /// Too many questions.
-    #[error("{}: the hub answers 429, too many questions; ask again later, or with HF_TOKEN", Shown(.url))]
+    #[error("{}: the hub answers 429, too many questions; ask again later{}, or with HF_TOKEN", Shown(.url), seconds(.wait))]
     TooMany {
         /// What was asked for.
         url: String,
+        /// How many seconds it wants to be left alone, where that is more than is waited.
+        wait: Option<u64>,
+    },
+    /// An answer that hardly comes.
+    #[error("{}: {found} bytes came in {seconds} s; fewer than {least} bytes a second are not waited for; ask again later", Shown(.url))]
+    TooSlow {
+        /// What was asked for.
+        url: String,
+        /// Bytes that came.
+        found: u64,
+        /// In so many seconds.
+        seconds: u64,
+        /// The lowest rate.
+        least: u64,
+    },
+    /// A model whose description does not come to an end.
+    #[error("{}: what describes the model did not come within {seconds} s; ask again later", Shown(.url))]
+    TooLate {
+        /// What was asked for last.
+        url: String,
+        /// The time for all of it.
+        seconds: u64,
     },
     /// Any other answer than the one that was expected.
     #[error("{}: the hub answers {status}{}", Shown(.url), Shown(.said))]
@@ -146,12 +168,16 @@ pub enum HubError {
     },
 }
 
+fn seconds(wait: &Option<u64>) -> String {
+    wait.map_or_else(String::new, |seconds| format!(" (in {seconds} seconds, it says)"))
+}
+
 impl HubError {
     /// Whether the same question may be answered a moment later.
     #[cfg(feature = "fetch")]
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::TooMany { .. } | Self::Truncated { .. } | Self::Unreachable { .. } => true,
+            Self::TooMany { wait: None, .. } | Self::Truncated { .. } | Self::Unreachable { .. } => true,
             Self::Status { status, .. } => *status >= 500,
             _ => false,
         }

@@ -240,6 +240,29 @@ fn what_may_pass_is_tried_again() {
     assert!(open(&server.hub(tempfile::tempdir().unwrap().path(), &[]), "a/b").is_ok());
 }
 
+/// Whoever wants to be left alone for long is, and it is said; nobody waits for a byte a second.
+#[test]
+fn a_hub_that_puts_off_is_not_waited_for() {
+    let (later, slow) = (
+        Server::start(|_, stream| reply(stream, "429 Too Many Requests", &[("Retry-After", "100000")], b"")),
+        Server::start(|_, stream| {
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n");
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(500));
+            }
+            true
+        }),
+    );
+    let cache = tempfile::tempdir().unwrap();
+    for (server, expected) in [(later, "in 100000 seconds, it says"), (slow, "fewer than 1024 bytes a second")] {
+        let begun = std::time::Instant::now();
+        let error = open(&server.hub(cache.path(), &[]), "a/b").unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(15), "{:?}", begun.elapsed());
+        assert_eq!(server.paths().len(), 1);
+    }
+}
+
 /// Sends bytes until nobody reads them.
 fn endless(stream: &mut TcpStream, status: &str, headers: &str) -> bool {
     let _ = stream.write_all(format!("HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n").as_bytes());

@@ -203,7 +203,7 @@ impl BudgetError {
         Self { origin, span: None, message: message.into(), nearest: None }
     }
 
-    /// The exit code of a command that ends with this error: 2 where a flag is wrong by itself, else 1.
+    /// The exit code of a command that ends with this error: 2 where flags are wrong by themselves, else 1.
     pub const fn exit_code(&self) -> u8 {
         if matches!(self.origin, Some(Origin::Flag(_))) { 2 } else { 1 }
     }

@@ -83,7 +83,8 @@ impl PlanRequest<'_> {
         if let Some(line) = plan.ledger.iter().find(|line| line.name.name() == subject) {
             return Ok(explainer.ledger_line(line));
         }
-        if let Ok(layer) = subject.trim_start_matches("layers.").parse() {
+        let word = subject.trim_start_matches("layer").trim_start_matches('s').trim_start_matches(['.', ' ', '_']);
+        if let Ok(layer) = word.parse() {
             return explainer.layer(layer);
         }
         if subject == "host" {
@@ -92,7 +93,18 @@ impl PlanRequest<'_> {
         let resources = plan.resources.iter().map(|resource| resource.name.as_str());
         let pools = plan.pools.iter().map(|pool| pool.id.as_str());
         let lines = || plan.ledger.iter().map(|line| line.name.name());
-        let nearest = nearest(subject, resources.chain(pools).chain(lines()).chain(["capacity", "host"]));
+        // What ends with a layer's number means that layer, whatever it is called there.
+        let number = subject.rsplit(['_', '.']).next().and_then(|end| end.parse::<u32>().ok());
+        let there = plan.resources.iter().filter(|resource| number.is_some() && resource.layer == number);
+        let there: Vec<&str> = there.map(|resource| resource.name.as_str()).collect();
+        let all = resources.chain(pools).chain(lines()).chain(["capacity", "host"]);
+        let nearest = match there.as_slice() {
+            [] => nearest(subject, all),
+            [one] => Some((*one).to_owned()),
+            several => {
+                nearest(subject, several.iter().copied()).or_else(|| several.first().map(|one| (*one).to_owned()))
+            }
+        };
         let names = lines().map(|line| format!("`{line}`")).collect();
         Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
     }

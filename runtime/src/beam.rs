@@ -13,6 +13,7 @@ use candle_core::Device;
 use crate::decoder::Decoder;
 use crate::error::{RequestError, RuntimeError};
 use crate::request::Request;
+use crate::sampling::Sampler;
 
 /// How wide a beam search is, and how it compares long texts with short ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +49,8 @@ struct Beam {
     /// The sum of the log-probabilities of its tokens.
     score: f64,
     sequence: SequenceId,
+    /// Penalises what comes behind them.
+    sampler: Sampler,
     /// Of each next token.
     scores: Vec<f64>,
 }
@@ -85,10 +88,11 @@ impl Search<'_> {
     ) -> Result<Vec<Hypothesis>, RuntimeError> {
         let prompt = request.prompt.as_slice();
         let sequence = self.with_room(|caches| caches.admit(prompt.len() as u32))?;
-        held.push(Beam { tokens: prompt.to_vec(), score: 0.0, sequence, scores: Vec::new() });
+        let sampler = Sampler::new(&request.sampling, prompt, prompt.len());
+        held.push(Beam { tokens: prompt.to_vec(), score: 0.0, sequence, sampler, scores: Vec::new() });
         let chunk = usize::try_from(self.limits.max_num_tokens).unwrap_or(usize::MAX);
         for tokens in prompt.chunks(chunk) {
-            self.step(request, held, tokens)?;
+            self.step(held, tokens)?;
         }
         let mut done: Vec<Hypothesis> = Vec::new();
         for generated in 1.. {
@@ -115,7 +119,7 @@ impl Search<'_> {
             }
             self.follow(held, &going)?;
             let tokens: Vec<u32> = going.iter().map(|step| step.token).collect();
-            self.step(request, held, &tokens)?;
+            self.step(held, &tokens)?;
         }
         Ok(done)
     }
@@ -175,6 +179,7 @@ impl Search<'_> {
         for (&place, step) in order.iter().zip(going) {
             held[place].score = step.score;
             held[place].tokens.push(step.token);
+            held[place].sampler.push(step.token);
         }
         let mut ordered: Vec<Beam> = order.iter().map(|&place| held[place].clone()).collect();
         std::mem::swap(held, &mut ordered);
@@ -182,7 +187,7 @@ impl Search<'_> {
     }
 
     /// Computes `tokens`: a chunk of the prompt of the only beam, or the last one of each.
-    fn step(&mut self, request: &Request, held: &mut [Beam], tokens: &[u32]) -> Result<(), RuntimeError> {
+    fn step(&mut self, held: &mut [Beam], tokens: &[u32]) -> Result<(), RuntimeError> {
         let each = (tokens.len() / held.len()) as u32;
         let work: Vec<Work> = held.iter().map(|beam| Work { sequence: beam.sequence, tokens: each }).collect();
         let mut metadata = StepMetadata::default();
@@ -191,8 +196,7 @@ impl Search<'_> {
         let logits = self.model.forward(tokens, &rows, self.caches, &metadata)?.to_device(&Device::Cpu)?;
         for (beam, logits) in held.iter_mut().zip(logits.to_vec2::<f32>()?) {
             let scores = log_probabilities(&logits).ok_or(RequestError::NotANumber { request: 0 })?;
-            let scores = request.sampling.penalised(&scores, &beam.tokens, request.prompt.len());
-            beam.scores = scores.iter().map(|&score| score.into()).collect();
+            beam.scores = beam.sampler.penalised(&scores).iter().map(|&score| score.into()).collect();
         }
         Ok(())
     }

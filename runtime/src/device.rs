@@ -1,25 +1,40 @@
-//! What can be learned of the device that the caches will live on.
+//! The device that the caches will live on: what can be learned of it, and what is computed in there.
 
+use cacheplan_handlers::DType;
 use cacheplan_kernels::Backend;
 use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
 use crate::error::RuntimeError;
-use crate::session::Session;
 
-impl Session {
-    /// Opens the device called `cpu` or `cuda:N`.
-    ///
-    /// # Errors
-    /// Another name, a build without CUDA, a device that does not answer.
-    pub fn open_device(name: &str) -> Result<Backend, RuntimeError> {
-        let ordinal = match name.split_once(':') {
-            None if name == "cpu" => return Ok(Backend::Cpu),
-            Some(("cuda", ordinal)) => ordinal.parse().ok(),
-            _ => None,
-        };
-        let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
-        open_cuda(ordinal)
+/// The device called `cpu` or `cuda:N`.
+pub(crate) fn open_device(name: &str) -> Result<Backend, RuntimeError> {
+    let ordinal = match name.split_once(':') {
+        None if name == "cpu" => return Ok(Backend::Cpu),
+        Some(("cuda", ordinal)) => ordinal.parse().ok(),
+        _ => None,
+    };
+    let ordinal = ordinal.ok_or_else(|| RuntimeError::UnknownDevice(name.to_owned()))?;
+    open_cuda(ordinal)
+}
+
+/// The float of that name in candle's words.
+pub(crate) fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
+    match dtype {
+        DType::F32 => Some(candle_core::DType::F32),
+        DType::F16 => Some(candle_core::DType::F16),
+        DType::Bf16 => Some(candle_core::DType::BF16),
+        _ => None,
+    }
+}
+
+/// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
+pub(crate) fn compute_dtype(model: DType, on: &Backend) -> candle_core::DType {
+    match model {
+        _ if on.device().is_cpu() => candle_core::DType::F32,
+        DType::F16 => candle_core::DType::F16,
+        DType::F32 => candle_core::DType::F32,
+        _ => candle_core::DType::BF16,
     }
 }
 
@@ -72,13 +87,10 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_is_refused_by_name() {
-        assert!(matches!(Session::open_device("cpu").unwrap(), Backend::Cpu));
-        assert_eq!(
-            Session::open_device("tpu:0").unwrap_err().to_string(),
-            "unknown device `tpu:0`; name `cpu` or `cuda:N`"
-        );
+        assert!(matches!(open_device("cpu").unwrap(), Backend::Cpu));
+        assert_eq!(open_device("tpu:0").unwrap_err().to_string(), "unknown device `tpu:0`; name `cpu` or `cuda:N`");
         if !cfg!(feature = "cuda") {
-            assert!(matches!(Session::open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
+            assert!(matches!(open_device("cuda:0"), Err(RuntimeError::WithoutCuda)));
         }
     }
 

@@ -10,9 +10,9 @@ use cacheplan_transforms::{Model, ReadOptions, Resources};
 use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
+use crate::device::compute_dtype;
 use crate::error::RuntimeError;
 use crate::models;
-use crate::session::compute_dtype;
 use crate::step::Names;
 use crate::weights::Weights;
 

@@ -287,7 +287,7 @@ pub enum RequestError {
         most: u64,
     },
     /// Logits that no token can be chosen from.
-    #[error("request {request}: the model's logits are not numbers; check its weights")]
+    #[error("request {request}: its logits are not numbers; check the model's weights")]
     NotANumber {
         /// The request's place in the batch.
         request: usize,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cacheplan_handlers::Kind;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::{CachePlan, Override, Parallel};
 use thiserror::Error;
 
@@ -22,12 +22,27 @@ pub enum Feature {
     Int8Checkpoints,
     /// Latents and rope keys apart, as Ascend's operator writes them.
     MlaCacheMode,
+    /// Keys and values of a dtype that nothing attends to rightly.
+    KvDtype,
+    /// Recurrent states of a dtype that no scan reads.
+    StateDtype,
+    /// Convolution states of a dtype that no convolution reads.
+    ConvDtype,
 }
 
 impl Feature {
     /// Those that a budget asks for most plainly come first, so that they are named first.
-    const ALL: [Self; 6] =
-        [Self::Ranks, Self::MlaCacheMode, Self::Speculation, Self::HostTier, Self::Int8Checkpoints, Self::Checkpoints];
+    const ALL: [Self; 9] = [
+        Self::Ranks,
+        Self::KvDtype,
+        Self::StateDtype,
+        Self::ConvDtype,
+        Self::MlaCacheMode,
+        Self::Speculation,
+        Self::HostTier,
+        Self::Int8Checkpoints,
+        Self::Checkpoints,
+    ];
 
     /// The key of the budget that asks for it, or the section of keys.
     #[must_use]
@@ -39,6 +54,9 @@ impl Feature {
             Self::Checkpoints => "workload.checkpoints_per_sequence",
             Self::Int8Checkpoints => "workload.checkpoint_dtype",
             Self::MlaCacheMode => "mla_cache_mode",
+            Self::KvDtype => "dtypes.kv",
+            Self::StateDtype => "dtypes.ssm",
+            Self::ConvDtype => "dtypes.conv",
         }
     }
 
@@ -50,13 +68,37 @@ impl Feature {
             Self::Checkpoints => plan.checkpoints() > 0,
             Self::Int8Checkpoints => plan.pools.iter().any(|pool| pool.checkpoints_of.is_some()),
             Self::MlaCacheMode => plan.resources.iter().any(|resource| *resource.handler.kind() == Kind::MlaRope),
+            Self::KvDtype | Self::StateDtype | Self::ConvDtype => self.uncomputed(plan).is_some(),
         }
+    }
+
+    /// The dtype of a cache that this feature is about and that no kernel of a run computes with.
+    pub(crate) fn uncomputed(self, plan: &CachePlan) -> Option<DType> {
+        // Ascend's operator has the scales of its int8 latents from the checkpoint.
+        let by_operator = Self::MlaCacheMode.is_in(plan);
+        let found = plan.resources.iter().find(|resource| {
+            let (kind, dtype) = (resource.handler.kind(), resource.handler.dtype());
+            let of = match kind {
+                Kind::CausalConv | Kind::IntermediateCausalConv => Self::ConvDtype,
+                _ if resource.handler.is_state() => Self::StateDtype,
+                _ => Self::KvDtype,
+            };
+            of == self
+                && match (self, dtype) {
+                    (_, DType::F32 | DType::F16 | DType::Bf16) => false,
+                    (Self::KvDtype, DType::Int8) => !by_operator,
+                    (Self::KvDtype, DType::F8E5m2 | DType::Int32) => true,
+                    (Self::KvDtype, _) => false,
+                    _ => true,
+                }
+        });
+        found.map(|resource| resource.handler.dtype())
     }
 }
 
 /// A part of a plan that a run would allocate and nobody would use.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{}: {reason}; leave it out of the budget, since nothing would use it", Asked { feature: *feature, by: asked_by.as_ref() })]
+#[error("{}: {reason}; leave it out of the budget", Asked { feature: *feature, by: asked_by.as_ref() })]
 pub struct UnusedFeature {
     /// Which.
     pub feature: Feature,

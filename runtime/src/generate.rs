@@ -17,9 +17,11 @@ use candle_core::Tensor;
 use crate::costs::Costs;
 use crate::decoder::Decoder;
 use crate::draft_model::DraftModel;
-use crate::error::RuntimeError;
+use crate::error::{RequestError, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
+use crate::sampling::Sampler;
+use crate::speculate::Lookup;
 use crate::speed::Recorder;
 
 /// The longest that nobody looks whether requests are still wanted.
@@ -60,6 +62,10 @@ struct Job {
     request: Request,
     /// The prompt and what was generated so far.
     tokens: Vec<u32>,
+    /// Chooses what comes behind them.
+    sampler: Sampler,
+    /// Guesses what comes behind them.
+    lookup: Lookup,
     logits: Vec<Tensor>,
     /// What the model's prediction layer says behind the last token.
     predicted: Option<Predicted>,
@@ -73,6 +79,8 @@ struct Job {
     last_token: Duration,
     /// Why it has ended.
     finish: Option<Finish>,
+    /// What has ended it, where that is an error.
+    error: Option<RequestError>,
 }
 
 /// What a prediction layer says behind a token.
@@ -220,7 +228,10 @@ impl<'a, 'b> Generator<'a, 'b> {
             match entered {
                 Ok((sequence, lease, computed)) => {
                     job.offloaded = None;
-                    job.cached_tokens.get_or_insert(computed);
+                    match job.cached_tokens {
+                        None => job.cached_tokens = Some(computed),
+                        Some(_) => self.serving.recorder.returned(computed),
+                    }
                     job.admitted.get_or_insert(now);
                     self.running.push(Running { job, sequence, lease, computed });
                 }
@@ -270,6 +281,11 @@ impl<'a, 'b> Generator<'a, 'b> {
         for Running { job, sequence, lease, .. } in finished {
             let Serving { caches, prefixes, .. } = &mut self.serving;
             match (prefixes, lease) {
+                // What has led to an error serves nobody.
+                (Some(prefixes), Some(lease)) if job.error.is_some() => {
+                    prefixes.abandon(lease)?;
+                    caches.finish(sequence)?;
+                }
                 (Some(prefixes), Some(lease)) => caches.with_book(|book| prefixes.finish(book, lease))?,
                 _ => caches.finish(sequence)?,
             }
@@ -301,6 +317,8 @@ impl Job {
             place,
             request: request.clone(),
             tokens: request.prompt.clone(),
+            sampler: Sampler::new(&request.sampling, &request.prompt, request.prompt.len()),
+            lookup: Lookup::default(),
             logits,
             predicted: None,
             cached_tokens: None,
@@ -310,6 +328,7 @@ impl Job {
             first_token: None,
             last_token,
             finish: None,
+            error: None,
         }
     }
 
@@ -326,6 +345,7 @@ impl Job {
             cached_tokens: self.cached_tokens.unwrap_or(0),
             preemptions: self.preemptions,
             finish: self.finish.unwrap_or(Finish::Cancelled),
+            error: self.error,
             times: Times {
                 queued: self.admitted.map(since_arrival),
                 first_token: self.first_token.map(since_arrival),

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod beam;
+mod commit;
 mod costs;
 mod decoder;
 mod demo;
@@ -18,6 +19,7 @@ mod exported;
 mod features;
 mod follow;
 mod generate;
+mod generation;
 mod generation_config;
 mod inputs;
 mod layers;
@@ -44,12 +46,13 @@ pub use decoder::Decoder;
 pub use error::{ConfigError, RequestError, RuntimeError};
 pub use exported::GraphExport;
 pub use follow::{Admission, Follow};
+pub use generation::Generation;
 pub use prompts::{Prompt, Prompts};
 pub use replies::{Replies, Reply};
-pub use report::RunReport;
+pub use report::{PoolReport, RunReport};
 pub use request::{Finish, Output, Request};
 pub use requests::RequestLine;
 pub use sampling::{Sampling, SamplingOptions};
-pub use session::{Generation, Session, SessionOptions};
+pub use session::{Session, SessionOptions};
 pub use step::CacheUse;
 pub use weights::{WeightError, Weights};

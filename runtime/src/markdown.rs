@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use cacheplan_files::Shown;
 use cacheplan_planner::ByteSize;
 
-use crate::report::RunReport;
+use crate::report::{Reuse, RunReport};
 use crate::speed::Quantiles;
 
 impl RunReport {
@@ -35,6 +35,9 @@ impl RunReport {
                 None => format!("none: {}", self.no_reuse.as_deref().map_or_else(String::new, cell)),
             },
         );
+        if let Some(Reuse { returned_tokens: found @ 1.., .. }) = self.reuse {
+            row("tokens found again after preemptions", found.to_string());
+        }
         row(
             "preemptions",
             match speed.preemptions {

@@ -17,6 +17,8 @@ pub enum Prompt {
     Text(String),
     /// A conversation that the model answers.
     Chat(Vec<Message>),
+    /// The text that a chat template has made of one.
+    Rendered(String),
 }
 
 /// Turns prompts into token ids, with the tokenizer and the chat template beside a model, or those in its GGUF file. Each
@@ -27,9 +29,15 @@ pub struct Prompts {
     /// The model's own file, where it may have a tokenizer in it.
     gguf: Option<PathBuf>,
     vocab_size: usize,
+    /// The most tokens of a sequence.
+    most: u64,
     tokenizer: OnceCell<Tokenizer>,
     template: OnceCell<ChatTemplate>,
 }
+
+/// The most bytes of text for each token, on average. Where a vocabulary has runs of blanks, few tokens have a hundred; to
+/// cut a text takes a hundred times its bytes, so that one which cannot fit is refused before.
+const LONGEST_TOKEN: u64 = 256;
 
 impl Prompts {
     /// Those of the model in `path`, a folder or a file in it, which knows `vocab_size` tokens.
@@ -38,7 +46,14 @@ impl Prompts {
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let gguf =
             (path != folder && path.extension().is_some_and(|extension| extension == "gguf")).then(|| path.into());
-        Self { folder: folder.to_owned(), gguf, vocab_size, tokenizer: OnceCell::new(), template: OnceCell::new() }
+        let (tokenizer, template) = Default::default();
+        Self { folder: folder.to_owned(), gguf, vocab_size, most: u64::MAX, tokenizer, template }
+    }
+
+    /// The same for sequences of at most so many tokens: a text that is far longer is refused before it is cut.
+    #[must_use]
+    pub fn within(self, most: u64) -> Self {
+        Self { most, ..self }
     }
 
     /// The token ids of a prompt.
@@ -48,10 +63,18 @@ impl Prompts {
     pub fn ids(&self, prompt: &Prompt) -> Result<Vec<u32>, RuntimeError> {
         Ok(match prompt {
             Prompt::Ids(ids) => ids.clone(),
-            Prompt::Text(text) => self.tokenizer()?.encode(text, true)?,
+            Prompt::Text(text) => self.cut(text, true)?,
             // The template has written what stands around a text.
-            Prompt::Chat(messages) => self.tokenizer()?.encode(&self.template()?.render(messages)?, false)?,
+            Prompt::Chat(messages) => self.cut(&self.template()?.render(messages)?, false)?,
+            Prompt::Rendered(text) => self.cut(text, false)?,
         })
+    }
+
+    fn cut(&self, text: &str, special: bool) -> Result<Vec<u32>, RuntimeError> {
+        match text.len() as u64 > self.most.saturating_mul(LONGEST_TOKEN) {
+            true => Err(TextError::TooLong { bytes: text.len(), most: self.most }.into()),
+            false => Ok(self.tokenizer()?.encode(text, special)?),
+        }
     }
 
     /// The tokenizer.
@@ -69,7 +92,11 @@ impl Prompts {
         })
     }
 
-    fn template(&self) -> Result<&ChatTemplate, RuntimeError> {
+    /// The chat template, a program of strangers: see [`ChatTemplate::render`].
+    ///
+    /// # Errors
+    /// None there; one that cannot be read, or is not of its language.
+    pub fn template(&self) -> Result<&ChatTemplate, RuntimeError> {
         once(&self.template, || match (ChatTemplate::beside(&self.folder), &self.gguf) {
             (Err(TextError::NoTemplate { .. }), Some(file)) => {
                 let own = Model::gguf_tokenizer(file)?;

@@ -70,9 +70,9 @@ impl<'a> Replies<'a> {
         }
     }
 
+    /// Ends the request alone; the others go on.
     fn fail(&mut self, error: TextError) {
         self.failed.get_or_insert(error);
-        self.given_up = true;
     }
 }
 

@@ -6,9 +6,9 @@ use cacheplan_managers::book::Stats;
 use cacheplan_planner::{ByteSize, Owner};
 use serde::Serialize;
 
+use crate::generation::Generation;
 use crate::profile::MemoryProfile;
 use crate::request::{Finish, Request};
-use crate::session::Generation;
 use crate::speed::Speed;
 
 /// The result of a run; its JSON is a contract.
@@ -33,13 +33,29 @@ pub struct RunReport {
     pub report: MemoryReport,
 }
 
-/// What prompts took over of what was cached, since the session began.
+/// What prompts took over of what was cached.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reuse {
     /// Tokens that did not have to be computed.
     pub hit_tokens: u64,
     /// Their share of the tokens of all prompts.
     pub hit_rate: f64,
+    /// Tokens, besides, that sequences which had made way did not have to compute again.
+    pub returned_tokens: u64,
+}
+
+impl Reuse {
+    /// That of a run, as far as its requests have begun.
+    pub(crate) fn of(requests: &[Request], generation: &Generation) -> Self {
+        let begun = requests.iter().zip(&generation.outputs).filter(|(_, output)| output.times.queued.is_some());
+        let (mut hit_tokens, mut prompt_tokens) = (0, 0);
+        for (request, output) in begun {
+            hit_tokens += output.cached_tokens as u64;
+            prompt_tokens += request.prompt.len() as u64;
+        }
+        let hit_rate = if prompt_tokens == 0 { 0.0 } else { hit_tokens as f64 / prompt_tokens as f64 };
+        Self { hit_tokens, hit_rate, returned_tokens: generation.speed.returned_tokens }
+    }
 }
 
 /// What one request took.
@@ -55,6 +71,9 @@ pub struct RequestReport {
     pub preemptions: u32,
     /// Why it ended.
     pub finish_reason: Finish,
+    /// Why it could not go on, where that is why it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What was planned beside what was allocated and measured.
@@ -103,6 +122,7 @@ impl RunReport {
             generated_tokens: output.tokens.len(),
             preemptions: output.preemptions,
             finish_reason: output.finish,
+            error: output.error.as_ref().map(ToString::to_string),
         });
         Self {
             tokens: generation.outputs.iter().map(|output| output.tokens.clone()).collect(),

@@ -34,6 +34,8 @@ pub enum Finish {
     /// The request or the run was given up before it was done.
     #[default]
     Cancelled,
+    /// It could not go on; the others do.
+    Error,
 }
 
 /// What became of a request.
@@ -50,6 +52,8 @@ pub struct Output {
     pub preemptions: u32,
     /// Why it ended.
     pub finish: Finish,
+    /// Why it could not go on, where that is why it ended.
+    pub error: Option<RequestError>,
     /// How long it took.
     pub times: Times,
 }

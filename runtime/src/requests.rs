@@ -178,7 +178,7 @@ impl RequestLine {
     /// About what it takes in memory, while the list that it is in grows.
     fn bytes(&self) -> usize {
         let prompt = match &self.prompt {
-            Prompt::Text(text) => text.len(),
+            Prompt::Text(text) | Prompt::Rendered(text) => text.len(),
             Prompt::Ids(ids) => size_of_val(ids.as_slice()),
             Prompt::Chat(messages) => {
                 messages.iter().map(|said| size_of::<Message>() + said.role.len() + said.content.len()).sum()
@@ -245,6 +245,9 @@ pub struct OutputLine<'a> {
     pub tokens: &'a [u32],
     /// Why it ended.
     pub finish_reason: Finish,
+    /// Why it could not go on, where that is why it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Of these, those whose caches were already there.
@@ -270,6 +273,7 @@ impl RequestLine {
             text,
             tokens: &output.tokens,
             finish_reason: output.finish,
+            error: output.error.as_ref().map(ToString::to_string),
             prompt_tokens,
             cached_tokens: output.cached_tokens,
             preemptions: output.preemptions,

@@ -3,14 +3,17 @@
 //! The order is that of Hugging Face's `generate`: penalties, temperature, top-k, top-p, min-p; then one draw. Presence and
 //! frequency, which it lacks, come behind repetition as in vLLM. The draw of a position depends on the request's seed and
 //! on the position alone, so that a request gives the same tokens whatever else is in the batch, and however often it was
-//! preempted.
+//! preempted. It goes through the tokens by their ids: by their likelihood, two that rounding lets swap would swap their
+//! shares of the draws too.
 
-use std::borrow::Cow;
+mod sampler;
+
 use std::cmp::Ordering;
-use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub(crate) use self::sampler::Sampler;
 
 /// How tokens are chosen. The default takes the most likely one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,6 +101,10 @@ pub struct SamplingError {
 /// A token and how likely it is.
 type Candidate = (u32, f64);
 
+/// The most that a penalty takes from a logit for each token, and that a factor changes it by: real ones lie between -2
+/// and 2. Beyond, logits would overflow after enough tokens.
+const MOST: f32 = 100.0;
+
 impl Sampling {
     /// That every value is one that can be sampled with.
     ///
@@ -109,9 +116,9 @@ impl Sampling {
             ("temperature", self.temperature, |it| it >= 0.0, "a number from 0 on"),
             ("top_p", self.top_p, |it| it > 0.0 && it <= 1.0, "above 0 and at most 1"),
             ("min_p", self.min_p, |it| (0.0..=1.0).contains(&it), "from 0 to 1"),
-            ("repetition_penalty", self.repetition_penalty, |it| it > 0.0, "a number above 0"),
-            ("presence_penalty", self.presence_penalty, |_| true, "a number"),
-            ("frequency_penalty", self.frequency_penalty, |_| true, "a number"),
+            ("repetition_penalty", self.repetition_penalty, |it| (1.0 / MOST..=MOST).contains(&it), "from 0.01 to 100"),
+            ("presence_penalty", self.presence_penalty, |it| it.abs() <= MOST, "from -100 to 100"),
+            ("frequency_penalty", self.frequency_penalty, |it| it.abs() <= MOST, "from -100 to 100"),
         ];
         match rules.into_iter().find(|(_, value, holds, _)| !value.is_finite() || !holds(*value)) {
             Some((key, found, _, known)) => Err(SamplingError { key, found, known }),
@@ -122,40 +129,42 @@ impl Sampling {
     /// The token that follows `tokens`, of which the first `prompt` are the prompt's; `None` if the logits are no numbers.
     #[must_use]
     pub fn choose(&self, logits: &[f32], tokens: &[u32], prompt: usize) -> Option<u32> {
-        if self.temperature == 0.0 {
-            return greedy(&self.penalised(logits, tokens, prompt));
-        }
-        let candidates = self.distribution(logits, tokens, prompt)?;
-        let mut left = uniform(self.seed, tokens.len() as u64);
-        let drawn = candidates.iter().find(|(_, share)| {
-            left -= share;
-            left < 0.0
-        });
-        // Rounding may leave a little behind the last one.
-        drawn.or(candidates.last()).map(|(token, _)| *token)
+        Sampler::new(self, tokens, prompt).choose(logits)
     }
 
-    /// The tokens that may follow and how likely each is; `None` if the logits are no numbers.
+    /// The tokens that may follow and how likely each is, by their ids; `None` if the logits are no numbers.
     #[must_use]
     pub fn distribution(&self, logits: &[f32], tokens: &[u32], prompt: usize) -> Option<Vec<Candidate>> {
-        if self.temperature == 0.0 {
-            return Some(vec![(greedy(&self.penalised(logits, tokens, prompt))?, 1.0)]);
+        let sampler = Sampler::new(self, tokens, prompt);
+        let penalised = sampler.penalised(logits);
+        match self.temperature {
+            0.0 => Some(vec![(greedy(&penalised)?, 1.0)]),
+            _ => self.shares(&penalised),
         }
-        let penalised = self.penalised(logits, tokens, prompt);
-        let highest = penalised
+    }
+
+    /// Whether tokens that have occurred are as any.
+    fn is_neutral(&self) -> bool {
+        (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0)
+    }
+
+    /// How likely each token that may follow is, by their ids, where the temperature is not 0.
+    fn shares(&self, logits: &[f32]) -> Option<Vec<Candidate>> {
+        let highest = logits
             .iter()
             .copied()
             .try_fold(f32::NEG_INFINITY, |highest, logit| if logit.is_nan() { None } else { Some(highest.max(logit)) });
         let highest = f64::from(highest.filter(|highest| highest.is_finite())?);
         let temperature = f64::from(self.temperature);
+        let least = match self.top_k {
+            0 => f32::NEG_INFINITY,
+            count if count >= logits.len() => f32::NEG_INFINITY,
+            count => largest(logits, count),
+        };
         // Relative to the most likely one, which is 1: nothing overflows, however low the temperature.
         let relative = |(token, &logit): (u32, &f32)| (token, ((f64::from(logit) - highest) / temperature).exp());
-        let mut candidates: Vec<Candidate> = (0..).zip(penalised.iter()).map(relative).collect();
-        if self.top_k > 0 && self.top_k < candidates.len() {
-            let (_, &mut (_, least), _) = candidates.select_nth_unstable_by(self.top_k - 1, likelier);
-            candidates.retain(|(_, share)| *share >= least);
-            candidates.sort_unstable_by(likelier);
-        }
+        let mut candidates: Vec<Candidate> =
+            (0..).zip(logits).filter(|(_, logit)| **logit >= least).map(relative).collect();
         if self.top_p < 1.0 {
             keep_share(&mut candidates, f64::from(self.top_p));
         }
@@ -165,28 +174,28 @@ impl Sampling {
         candidates.iter_mut().for_each(|(_, share)| *share /= sum);
         Some(candidates)
     }
+}
 
-    /// Logits with the penalties for tokens that have occurred.
-    pub(crate) fn penalised<'a>(&self, logits: &'a [f32], tokens: &[u32], prompt: usize) -> Cow<'a, [f32]> {
-        let neutral = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0);
-        if neutral {
-            return logits.into();
-        }
-        let mut counts: HashMap<u32, u32> = tokens.iter().map(|&token| (token, 0)).collect();
-        for token in &tokens[prompt..] {
-            counts.entry(*token).and_modify(|count| *count += 1);
-        }
-        let mut logits = logits.to_vec();
-        for (token, count) in counts {
-            let Some(logit) = logits.get_mut(token as usize) else { continue };
-            let factor = self.repetition_penalty;
-            *logit = if *logit < 0.0 { *logit * factor } else { *logit / factor };
-            if count > 0 {
-                *logit -= self.frequency_penalty * count as f32 + self.presence_penalty;
+/// The `count`th largest of more numbers than that. Only those are compared that may be among them.
+fn largest(numbers: &[f32], count: usize) -> f32 {
+    let room = 2 * count + 256;
+    let mut kept = Vec::with_capacity(room);
+    let mut least = f32::NEG_INFINITY;
+    for &number in numbers {
+        if number > least {
+            kept.push(number);
+            if kept.len() == room {
+                kept.select_nth_unstable_by(count - 1, |left, right| right.total_cmp(left));
+                kept.truncate(count);
+                least = kept[count - 1];
             }
         }
-        logits.into()
     }
+    // Those that are no larger than the least of all were left out.
+    if kept.len() < count {
+        return f32::NEG_INFINITY;
+    }
+    *kept.select_nth_unstable_by(count - 1, |left, right| right.total_cmp(left)).1
 }
 
 /// The more likely first; of equals the lower number.
@@ -194,28 +203,20 @@ fn likelier(left: &Candidate, right: &Candidate) -> Ordering {
     right.1.total_cmp(&left.1).then(left.0.cmp(&right.0))
 }
 
-/// Keeps the fewest most likely candidates that have `share` of the sum together, in order.
+/// Keeps the fewest most likely candidates that have `share` of the sum together, by their ids.
 fn keep_share(candidates: &mut Vec<Candidate>, share: f64) {
-    let enough = share * candidates.iter().map(|(_, share)| share).sum::<f64>();
-    // They are mostly few of very many: only as many are sorted as are needed.
-    let mut head = 64;
-    loop {
-        head = head.min(candidates.len());
-        if head < candidates.len() {
-            candidates.select_nth_unstable_by(head, likelier);
-        }
-        candidates[..head].sort_unstable_by(likelier);
-        let mut sum = 0.0;
-        let last = candidates[..head].iter().position(|(_, share)| {
-            sum += share;
-            sum >= enough
-        });
-        match last {
-            Some(last) => return candidates.truncate(last + 1),
-            None if head == candidates.len() => return,
-            None => head *= 8,
-        }
-    }
+    let all: f64 = candidates.iter().map(|(_, share)| share).sum();
+    // All that are rarer together have less than the rest, so that none of them is needed. They are mostly the most.
+    let rare = (1.0 - share) * all / candidates.len() as f64;
+    candidates.retain(|(_, share)| *share >= rare);
+    candidates.sort_unstable_by(likelier);
+    let mut sum = 0.0;
+    let last = candidates.iter().position(|(_, each)| {
+        sum += each;
+        sum >= share * all
+    });
+    candidates.truncate(last.map_or(candidates.len(), |last| last + 1));
+    candidates.sort_unstable_by_key(|(token, _)| *token);
 }
 
 /// A number from 0 to below 1 that follows from a seed and a position alone.
@@ -298,7 +299,9 @@ mod tests {
     fn a_share_of_many_is_found_in_the_order_of_likelihood() {
         let logits: Vec<f32> = (0..5000).map(|at| (at as f32 * 0.37).sin()).collect();
         let sampling = Sampling { temperature: 1.0, top_p: 0.9, ..Sampling::default() };
-        let kept = sampling.distribution(&logits, &[], 0).unwrap();
+        let mut kept = sampling.distribution(&logits, &[], 0).unwrap();
+        assert!(kept.is_sorted_by_key(|(token, _)| *token));
+        kept.sort_unstable_by(likelier);
         let mut all = Sampling { top_p: 1.0, ..sampling }.distribution(&logits, &[], 0).unwrap();
         all.sort_unstable_by(likelier);
         let mut sum = 0.0;
@@ -314,11 +317,52 @@ mod tests {
         assert!(kept.iter().zip(&all).all(|(kept, all)| kept.0 == all.0));
     }
 
+    /// By likelihood, the draws between the places of two tokens that rounding lets swap would all change.
+    #[test]
+    fn rounding_changes_no_more_draws_than_shares() {
+        let logits: Vec<f32> = (0..64).map(|at| (at as f32 * 0.7).sin()).collect();
+        let sampling = Sampling { temperature: 0.8, top_k: 40, ..Sampling::default() };
+        let mut changed = 0;
+        for seed in 0..2000 {
+            let sampling = Sampling { seed, ..sampling.clone() };
+            // Every two neighbours by likelihood are as likely but for rounding, and swap.
+            let (mut one, mut other) = (logits.clone(), logits.clone());
+            for at in (0..64).step_by(2) {
+                (one[at], one[at + 1]) = (logits[at], logits[at] + 7e-7);
+                (other[at], other[at + 1]) = (logits[at] + 7e-7, logits[at]);
+            }
+            changed += usize::from(sampling.choose(&one, &[], 0) != sampling.choose(&other, &[], 0));
+        }
+        assert!(changed <= 1, "{changed} of 2000 draws changed");
+    }
+
+    #[rstest]
+    fn the_most_likely_are_those_that_sorting_finds(#[values(1, 3, 40, 300, 4999)] top_k: usize) {
+        // Some are equal, so that more than so many may be as likely as the last.
+        let logits: Vec<f32> = (0..5000).map(|at| ((at as f32 * 0.37).sin() * 500.0).round() / 100.0).collect();
+        let sampling = Sampling { temperature: 1.0, top_k, ..Sampling::default() };
+        let mut sorted = logits.clone();
+        sorted.sort_unstable_by(|left, right| right.total_cmp(left));
+        let kept: Vec<u32> = sampling.distribution(&logits, &[], 0).unwrap().iter().map(|(token, _)| *token).collect();
+        let expected: Vec<u32> = (0..5000).filter(|&at| logits[at as usize] >= sorted[top_k - 1]).collect();
+        assert_eq!(kept, expected);
+    }
+
+    #[test]
+    fn more_of_a_prompt_than_there_is_is_all_of_it() {
+        let sampling = Sampling { frequency_penalty: 1.0, ..Sampling::default() };
+        assert_eq!(sampling.choose(&[0.5, 2.0], &[1], 5), Some(1));
+        assert_eq!(sampling.choose(&[1.5, 2.0], &[1], 0), Some(0));
+    }
+
     #[rstest]
     #[case(Sampling { temperature: -1.0, ..Sampling::default() }, "`temperature` is -1; it must be a number from 0 on")]
     #[case(Sampling { top_p: 0.0, ..Sampling::default() }, "`top_p` is 0; it must be above 0 and at most 1")]
     #[case(Sampling { min_p: 1.5, ..Sampling::default() }, "`min_p` is 1.5")]
     #[case(Sampling { repetition_penalty: f32::NAN, ..Sampling::default() }, "`repetition_penalty` is NaN")]
+    #[case(Sampling { repetition_penalty: 1e-39, ..Sampling::default() }, "`repetition_penalty` is 0.000000000000000000000000000000000000001; it must be from 0.01 to 100")]
+    #[case(Sampling { frequency_penalty: -2e38, ..Sampling::default() }, "`frequency_penalty` is -200000000000000000000000000000000000000; it must be from -100 to 100")]
+    #[case(Sampling { presence_penalty: 101.0, ..Sampling::default() }, "`presence_penalty` is 101; it must be from -100 to 100")]
     fn values_that_nothing_is_sampled_with_are_named(#[case] sampling: Sampling, #[case] message: &str) {
         assert!(sampling.check().unwrap_err().to_string().starts_with(message));
     }

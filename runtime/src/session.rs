@@ -3,12 +3,9 @@
 mod resize;
 mod unused;
 
-use std::collections::HashMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cacheplan_files::replace;
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
 use cacheplan_kernels::{Backend, MlaCacheMode};
@@ -18,25 +15,24 @@ use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
-use candle_core::Tensor;
 
 use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
-use crate::device::device_info;
+use crate::device::{compute_dtype, device_info, open_device, stored_dtype};
 use crate::draft_model::{DraftModel, DraftPlan};
 use crate::error::{RequestError, RuntimeError};
 use crate::exported::{self, Exported};
 use crate::features::{Feature, refuse_unused};
 use crate::follow::{Follow, Nobody};
 use crate::generate::{Generator, Serving};
+use crate::generation::Generation;
 use crate::generation_config::GenerationConfig;
 use crate::models;
 use crate::profile::MemoryProfile;
 use crate::report::{PoolReport, Reuse, RunReport};
-use crate::request::{Output, Request};
-use crate::speed::{Recorder, Speed};
-use crate::timeline::Timeline;
+use crate::request::Request;
+use crate::speed::Recorder;
 use crate::totals::Totals;
 use crate::weights::{LatentLayout, Loading, Weights};
 
@@ -119,36 +115,15 @@ pub struct Session {
     profile: Option<MemoryProfile>,
 }
 
-/// What a batch of requests gave.
-#[derive(Clone, Debug)]
-pub struct Generation {
-    /// One output per request, in their order.
-    pub outputs: Vec<Output>,
-    /// The most bytes on the device while generating, weights and caches included; `None` if nobody counts.
-    pub peak_bytes: Option<u64>,
-    /// How fast.
-    pub speed: Speed,
-    /// How full the pools were meanwhile.
-    pub timeline: Timeline,
-}
-
-impl Generation {
-    /// Writes the logits that were kept to a safetensors file: `logits` `[steps, vocab_size]` of the first request,
-    /// the last prompt position and then one row per decode step; `logits.N` of the request at place N after it.
+impl Session {
+    /// The device called `cpu` or `cuda:N`.
     ///
     /// # Errors
-    /// A file that cannot be written.
-    pub fn save_logits(&self, file: &Path) -> Result<(), RuntimeError> {
-        let name = |request: usize| if request == 0 { "logits".to_owned() } else { format!("logits.{request}") };
-        let kept = self.outputs.iter().enumerate();
-        let tensors: HashMap<String, Tensor> =
-            kept.filter_map(|(request, output)| Some((name(request), output.logits.clone()?))).collect();
-        let bytes = safetensors::serialize(tensors, None).map_err(|error| RuntimeError::Logits(Box::new(error)))?;
-        Ok(replace(file, |out| out.write_all(&bytes))?)
+    /// Another name, a build without CUDA, a device that does not answer.
+    pub fn open_device(name: &str) -> Result<Backend, RuntimeError> {
+        open_device(name)
     }
-}
 
-impl Session {
     /// Reads the model in `path` (a folder, its `config.json`, or an exported graph), plans and allocates its caches,
     /// loads its weights.
     ///
@@ -456,7 +431,7 @@ impl Session {
         });
         let generation_number = self.caches.manager()?.generation();
         let reuse = match self.reuse() {
-            Some(Ok(metrics)) => Ok(Reuse { hit_tokens: metrics.hit_tokens, hit_rate: metrics.hit_rate() }),
+            Some(Ok(_)) => Ok(Reuse::of(requests, generation)),
             Some(Err(reason)) => Err(reason.to_string()),
             None => Err("it is switched off".to_owned()),
         };
@@ -490,24 +465,4 @@ fn strategy(plan: &CachePlan, budget: &Budget) -> Strategy {
     let decoded = DECODED.next_multiple_of(page as usize);
     let stated = budget.workload.as_ref().and_then(|workload| workload.checkpoint_strategy).unwrap_or_default();
     stated.among([Strategy::NO_BUFFER, Strategy::double_buffered(decoded), Strategy::complete(Some(decoded))])
-}
-
-/// The float of that name in candle's words.
-fn stored_dtype(dtype: DType) -> Option<candle_core::DType> {
-    match dtype {
-        DType::F32 => Some(candle_core::DType::F32),
-        DType::F16 => Some(candle_core::DType::F16),
-        DType::Bf16 => Some(candle_core::DType::BF16),
-        _ => None,
-    }
-}
-
-/// The dtype to compute in: f32 on the CPU, which has no fast bf16, else the model's own.
-pub(crate) fn compute_dtype(model: DType, on: &Backend) -> candle_core::DType {
-    match model {
-        _ if on.device().is_cpu() => candle_core::DType::F32,
-        DType::F16 => candle_core::DType::F16,
-        DType::F32 => candle_core::DType::F32,
-        _ => candle_core::DType::BF16,
-    }
 }

@@ -18,6 +18,8 @@ pub struct Speed {
     pub steps: u64,
     /// Tokens of prompts that were computed, those of preempted sequences again.
     pub computed_prompt_tokens: u64,
+    /// Tokens whose caches sequences found again that had given them up.
+    pub returned_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
     /// Generated tokens per second.
@@ -49,13 +51,42 @@ pub struct Quantiles {
     pub max: f64,
 }
 
-impl Quantiles {
+/// The most times that are kept; of more, as many at random.
+const SAMPLES: usize = 1 << 16;
+
+/// Times whose order statistics are wanted, in bounded memory: exact up to [`SAMPLES`], of an even sample beyond.
+#[derive(Debug, Default)]
+struct Sample {
+    kept: Vec<Duration>,
+    seen: u64,
+    longest: Duration,
+}
+
+impl Sample {
+    fn push(&mut self, time: Duration) {
+        self.seen += 1;
+        self.longest = self.longest.max(time);
+        if self.kept.len() < SAMPLES {
+            self.kept.push(time);
+            return;
+        }
+        // Each that was seen is as likely to be kept as any other. The numbers are those of SplitMix64.
+        let mut random = self.seen.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        random = (random ^ (random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        random = (random ^ (random >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let place = (random ^ (random >> 31)) % self.seen;
+        if let Some(kept) = usize::try_from(place).ok().and_then(|place| self.kept.get_mut(place)) {
+            *kept = time;
+        }
+    }
+
     /// `None` of no times.
-    fn of(times: &mut [Duration]) -> Option<Self> {
-        times.sort_unstable();
+    fn quantiles(&mut self) -> Option<Quantiles> {
+        self.kept.sort_unstable();
         // The smallest that is not below so many of a hundred.
-        let at = |percent: usize| times[(times.len() * percent).div_ceil(100).saturating_sub(1)].as_secs_f64();
-        (!times.is_empty()).then(|| Self { p50: at(50), p99: at(99), max: at(100) })
+        let at = |percent: usize| (self.kept.len() * percent).div_ceil(100).saturating_sub(1);
+        let [p50, p99] = [50, 99].map(|percent| self.kept.get(at(percent)).map(Duration::as_secs_f64));
+        Some(Quantiles { p50: p50?, p99: p99?, max: self.longest.as_secs_f64() })
     }
 }
 
@@ -72,8 +103,9 @@ pub(crate) struct Recorder<'a> {
     drafted_tokens: u64,
     accepted_tokens: u64,
     verifications: u64,
-    first: Vec<Duration>,
-    gaps: Vec<Duration>,
+    first: Sample,
+    gaps: Sample,
+    returned_tokens: u64,
     timeline: Timeline,
 }
 
@@ -81,6 +113,7 @@ impl<'a> Recorder<'a> {
     pub(crate) fn new(book: &CacheBook, totals: &'a mut Totals) -> Self {
         let (steps, computed_prompt_tokens, generated_tokens, preemptions) = Default::default();
         let (end, offloads, drafted_tokens, accepted_tokens, verifications, first, gaps) = Default::default();
+        let returned_tokens = 0;
         let pools = book.stats().pools.into_iter().map(|pool| (pool.id, pool.capacity));
         let timeline = Timeline::new(pools.collect());
         Self {
@@ -96,6 +129,7 @@ impl<'a> Recorder<'a> {
             verifications,
             first,
             gaps,
+            returned_tokens,
             timeline,
         }
     }
@@ -104,6 +138,11 @@ impl<'a> Recorder<'a> {
     pub(crate) fn computes(&mut self, tokens: usize) {
         self.computed_prompt_tokens += tokens as u64;
         self.totals.computed_prompt_tokens += tokens as u64;
+    }
+
+    /// A sequence that had made way found so many tokens' caches.
+    pub(crate) fn returned(&mut self, tokens: usize) {
+        self.returned_tokens += tokens as u64;
     }
 
     /// The caches of a sequence were moved to host memory.
@@ -137,7 +176,7 @@ impl<'a> Recorder<'a> {
         self.totals.finished(output);
         self.generated_tokens += output.tokens.len() as u64;
         self.preemptions += u64::from(output.preemptions);
-        self.first.extend(output.times.first_token);
+        output.times.first_token.into_iter().for_each(|time| self.first.push(time));
     }
 
     pub(crate) fn done(mut self) -> (Speed, Timeline) {
@@ -146,10 +185,11 @@ impl<'a> Recorder<'a> {
             seconds,
             steps: self.steps,
             computed_prompt_tokens: self.computed_prompt_tokens,
+            returned_tokens: self.returned_tokens,
             generated_tokens: self.generated_tokens,
             tokens_per_second: if seconds > 0.0 { self.generated_tokens as f64 / seconds } else { 0.0 },
-            time_to_first_token: Quantiles::of(&mut self.first),
-            time_per_token: Quantiles::of(&mut self.gaps),
+            time_to_first_token: self.first.quantiles(),
+            time_per_token: self.gaps.quantiles(),
             preemptions: self.preemptions,
             offloads: self.offloads,
             drafted_tokens: self.drafted_tokens,
@@ -165,11 +205,25 @@ impl<'a> Recorder<'a> {
 mod tests {
     use super::*;
 
+    fn quantiles(times: impl IntoIterator<Item = u64>) -> Option<Quantiles> {
+        let mut sample = Sample::default();
+        times.into_iter().for_each(|seconds| sample.push(Duration::from_secs(seconds)));
+        assert!(sample.kept.len() <= SAMPLES && sample.kept.capacity() <= SAMPLES);
+        sample.quantiles()
+    }
+
     #[test]
     fn quantiles_are_times_that_were_measured() {
-        let mut times: Vec<Duration> = (1..=200).rev().map(Duration::from_secs).collect();
-        assert_eq!(Quantiles::of(&mut times), Some(Quantiles { p50: 100.0, p99: 198.0, max: 200.0 }));
-        assert_eq!(Quantiles::of(&mut times[..1]), Some(Quantiles { p50: 1.0, p99: 1.0, max: 1.0 }));
-        assert_eq!(Quantiles::of(&mut []), None);
+        assert_eq!(quantiles((1..=200).rev()), Some(Quantiles { p50: 100.0, p99: 198.0, max: 200.0 }));
+        assert_eq!(quantiles([200]), Some(Quantiles { p50: 200.0, p99: 200.0, max: 200.0 }));
+        assert_eq!(quantiles([]), None);
+    }
+
+    #[test]
+    fn quantiles_of_very_many_times_are_near_and_take_no_more_memory() {
+        let found = quantiles((1..=1_000_000).rev()).unwrap();
+        assert!((found.p50 - 500_000.0).abs() < 10_000.0, "{found:?}");
+        assert!((found.p99 - 990_000.0).abs() < 2_000.0, "{found:?}");
+        assert_eq!(found.max, 1_000_000.0);
     }
 }

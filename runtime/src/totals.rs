@@ -14,11 +14,12 @@ const PER_TOKEN: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0, 40.0];
 
 /// Counts since the session began.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     stopped: u64,
     full: u64,
     cancelled: u64,
+    failed: u64,
     pub(crate) steps: u64,
     pub(crate) computed_prompt_tokens: u64,
     generated_tokens: u64,
@@ -31,33 +32,10 @@ pub(crate) struct Totals {
 }
 
 /// How many times lay between each two bounds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Histogram {
-    bounds: &'static [f64],
     counts: Vec<u64>,
     sum: f64,
-}
-
-impl Default for Totals {
-    fn default() -> Self {
-        let (first_token, per_token) = (Histogram::new(&FIRST_TOKEN), Histogram::new(&PER_TOKEN));
-        let (stopped, full, cancelled, steps, computed_prompt_tokens, generated_tokens, preemptions) =
-            Default::default();
-        Self {
-            stopped,
-            full,
-            cancelled,
-            steps,
-            computed_prompt_tokens,
-            generated_tokens,
-            preemptions,
-            offloads: 0,
-            drafted_tokens: 0,
-            accepted_tokens: 0,
-            first_token,
-            per_token,
-        }
-    }
 }
 
 impl Totals {
@@ -66,21 +44,24 @@ impl Totals {
             Finish::Stop => &mut self.stopped,
             Finish::Length => &mut self.full,
             Finish::Cancelled => &mut self.cancelled,
+            Finish::Error => &mut self.failed,
         } += 1;
         self.generated_tokens += output.tokens.len() as u64;
         self.preemptions += u64::from(output.preemptions);
         if let Some(time) = output.times.first_token {
-            self.first_token.count(time);
+            self.first_token.count(&FIRST_TOKEN, time);
         }
     }
 
     pub(crate) fn gap(&mut self, time: Duration) {
-        self.per_token.count(time);
+        self.per_token.count(&PER_TOKEN, time);
     }
 
     pub(crate) fn expose(&self, out: &mut Exposition) {
         out.family("requests_total", "counter", "Requests that have ended, by why they did.");
-        for (why, count) in [("stop", self.stopped), ("length", self.full), ("cancelled", self.cancelled)] {
+        let ended =
+            [("stop", self.stopped), ("length", self.full), ("cancelled", self.cancelled), ("error", self.failed)];
+        for (why, count) in ended {
             out.sample(&[("finish_reason", why)], count as f64);
         }
         let counters = [
@@ -100,24 +81,23 @@ impl Totals {
             out.family(&format!("{name}_total"), "counter", help).sample(&[], value as f64);
         }
         let first = "From the arrival of a request to its first token.";
-        self.first_token.expose(out, "time_to_first_token_seconds", first);
-        self.per_token.expose(out, "time_per_token_seconds", "From a token of a sequence to the next.");
+        self.first_token.expose(&FIRST_TOKEN, out, "time_to_first_token_seconds", first);
+        self.per_token.expose(&PER_TOKEN, out, "time_per_token_seconds", "From a token of a sequence to the next.");
     }
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
-    }
-
-    fn count(&mut self, time: Duration) {
+    fn count(&mut self, bounds: &[f64], time: Duration) {
         let seconds = time.as_secs_f64();
-        let place = self.bounds.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds.len());
+        let place = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
+        self.counts.resize(bounds.len() + 1, 0);
         self.counts[place] += 1;
         self.sum += seconds;
     }
 
-    fn expose(&self, out: &mut Exposition, name: &str, help: &str) {
-        out.family(name, "histogram", help).histogram(self.bounds, &self.counts, self.sum);
+    fn expose(&self, bounds: &[f64], out: &mut Exposition, name: &str, help: &str) {
+        let mut counts = self.counts.clone();
+        counts.resize(bounds.len() + 1, 0);
+        out.family(name, "histogram", help).histogram(bounds, &counts, self.sum);
     }
 }

@@ -114,7 +114,7 @@ fn metrics_are_what_prometheus_reads_and_what_was_served() {
     let ended = &families["cacheplan_requests_total"].samples;
     assert_eq!(
         ended.iter().map(|it| (it.1["finish_reason"].as_str(), it.2)).collect::<Vec<_>>(),
-        [("stop", 0.0), ("length", 4.0), ("cancelled", 0.0)]
+        [("stop", 0.0), ("length", 4.0), ("cancelled", 0.0), ("error", 0.0)]
     );
     let first = &families["cacheplan_time_to_first_token_seconds"].samples;
     assert_eq!((first.last().unwrap().0.ends_with("_count"), first.last().unwrap().2), (true, 4.0));

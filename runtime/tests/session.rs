@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cacheplan_kernels::Backend;
 use cacheplan_managers::CountingAllocator;
 use cacheplan_planner::{Budget, Owner};
-use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
+use cacheplan_runtime::{Request, RequestError, RuntimeError, Sampling, Session, SessionOptions};
 use candle_core::Device;
 
 #[global_allocator]
@@ -63,6 +63,27 @@ fn a_session_plans_allocates_profiles_resizes_and_generates() {
     assert_eq!(report["report"]["profile"]["method"], "counting allocator");
     requests_that_cannot_be_served_are_refused_and_leave_the_caches_free();
     what_a_draft_needs_is_measured_too();
+    what_verifying_guesses_needs_is_measured_too();
+}
+
+/// Every token of a verifying step has logits; a step that computes prompts has some for the last token of each alone.
+fn what_verifying_guesses_needs_is_measured_too() {
+    let llama = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/llama");
+    let budget = "max_seq_len = 128\nmax_batch_size = 16\nmax_num_tokens = 256\n[speculation]\ndraft_tokens = 15\n";
+    let budget = Budget::from_toml(budget, "test").unwrap();
+    let options = SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() };
+    let mut session = Session::open(&llama, options).unwrap();
+    let profile = session.profile().unwrap();
+    // What comes often is wanted again, so that guesses are right.
+    let sampling = Sampling { frequency_penalty: -4.0, ..Sampling::default() };
+    let prompt = |first| [first, 6, 7, 8].repeat(8);
+    let request = |place: u32| Request { sampling: sampling.clone(), ..Request::new(prompt(5 + place % 3), 60) };
+    let requests: Vec<Request> = (0..16).map(request).collect();
+    let served = session.generate(&requests, false).unwrap();
+    assert!(served.speed.accepted_tokens > 100, "{:?}", served.speed);
+    let measured = profile.resident_bytes + profile.forward_bytes;
+    let peak = served.peak_bytes.unwrap();
+    assert!(peak as f64 <= 1.02 * measured as f64, "{peak} bytes are more than the {measured} that were measured");
 }
 
 /// A draft whose feed-forward layers are 32 times as wide as the model's needs more than the model, and is counted.

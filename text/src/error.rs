@@ -51,6 +51,14 @@ pub enum TextError {
         /// Why.
         reason: String,
     },
+    /// Text that has far more tokens than a sequence may have.
+    #[error("a prompt of {bytes} bytes has more than the {most} tokens that a sequence may have")]
+    TooLong {
+        /// The text.
+        bytes: usize,
+        /// The most tokens.
+        most: u64,
+    },
     /// No chat template in the model's folder.
     #[error(
         "{}: there is no chat template here (chat_template.jinja, `chat_template` in tokenizer_config.json, \

@@ -19,5 +19,5 @@ mod vocabulary;
 
 pub use error::TextError;
 pub use stream::TextStream;
-pub use template::{ChatTemplate, Message};
+pub use template::{ChatTemplate, Message, TemplateSource};
 pub use tokenizer::Tokenizer;

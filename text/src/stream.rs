@@ -83,10 +83,12 @@ impl<'a> TextStream<'a> {
     /// The text of all that was not let out, whatever it is.
     fn rest(&mut self) -> Result<String, TextError> {
         let (before, after) = self.around()?;
-        let new = match after.strip_prefix(before.as_str()) {
-            Some(new) => new.to_owned(),
-            None => self.tokenizer.decode(&self.tokens[self.out..])?,
-        };
+        if let Some(new) = after.strip_prefix(before.as_str()) {
+            // Nothing, or no character: what comes is decoded behind what was one, whose words it goes on with.
+            self.tokens.truncate(self.out);
+            return Ok(new.to_owned());
+        }
+        let new = self.tokenizer.decode(&self.tokens[self.out..])?;
         self.from = self.tokens.len();
         self.forget();
         Ok(new)

@@ -41,14 +41,31 @@ impl Message {
     }
 }
 
+/// What a chat template is made of, so that another process can run it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSource {
+    /// Where it stands, in the words of an error.
+    pub file: String,
+    /// Its text.
+    pub text: String,
+    /// `bos_token`, `eos_token` and their like.
+    pub special: BTreeMap<String, String>,
+}
+
+impl TemplateSource {
+    /// The stack that it is run on. The library goes down a sum of many parts part by part: of the longest template that
+    /// takes some 100 MiB.
+    #[must_use]
+    pub fn stack_bytes(&self) -> usize {
+        (16 << 20) + (2 << 10) * self.text.len()
+    }
+}
+
 /// A model's chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    /// Where it stands, in the words of an error.
-    file: String,
+    source: TemplateSource,
     environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and their like.
-    special: BTreeMap<String, String>,
 }
 
 impl ChatTemplate {
@@ -91,8 +108,17 @@ impl ChatTemplate {
     }
 
     fn new(file: &str, text: &str, special: BTreeMap<String, String>) -> Result<Self, TextError> {
+        Self::from_source(TemplateSource { file: file.to_owned(), text: text.to_owned(), special })
+    }
+
+    /// That of a text and what belongs to it.
+    ///
+    /// # Errors
+    /// One that is too long, or not of its language.
+    pub fn from_source(source: TemplateSource) -> Result<Self, TextError> {
+        let TemplateSource { file, text, .. } = &source;
         if text.len() as u64 > Limit::TEMPLATE.bytes {
-            return Err(SourceError::TooLong { name: file.to_owned(), limit: Limit::TEMPLATE }.into());
+            return Err(SourceError::TooLong { name: file.clone(), limit: Limit::TEMPLATE }.into());
         }
         let mut environment = Environment::new();
         // As transformers sets them.
@@ -111,15 +137,22 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
                 .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
         });
-        let added = deep(|| guarded(|| environment.add_template_owned(KEY, without_generation(text))));
+        let added =
+            deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, without_generation(text))));
         added.map_err(|reason| failed(file, reason))?.map_err(|error| template_error(file, &error))?;
-        Ok(Self { file: file.to_owned(), environment, special })
+        Ok(Self { source, environment })
+    }
+
+    /// What it is made of.
+    pub fn source(&self) -> &TemplateSource {
+        &self.source
     }
 
     /// The prompt of a conversation that the model is to answer.
     ///
     /// # Errors
-    /// A template that fails at these messages, never ends, or makes too long a text of them.
+    /// A template that fails at these messages, never ends, or makes too long a text of them. One that means harm may take
+    /// any memory, or all of its stack, which ends the process: run it in another, see [`ChatTemplate::source`].
     pub fn render(&self, messages: &[Message]) -> Result<String, TextError> {
         #[derive(Serialize)]
         struct Context<'a> {
@@ -129,15 +162,16 @@ impl ChatTemplate {
             #[serde(flatten)]
             special: &'a BTreeMap<String, String>,
         }
-        let wrong = |error| template_error(&self.file, &error);
+        let TemplateSource { file, special, .. } = &self.source;
+        let wrong = |error| template_error(file, &error);
         let template = self.environment.get_template(KEY).map_err(wrong)?;
-        let context = Context { messages, add_generation_prompt: true, tools: None, special: &self.special };
+        let context = Context { messages, add_generation_prompt: true, tools: None, special };
         let mut prompt = Bounded(Vec::new());
-        let rendered = guarded(|| template.render_captured_to(context, &mut prompt).map(drop));
-        rendered.map_err(|reason| failed(&self.file, reason))?.map_err(wrong)?;
+        let render = || guarded(|| template.render_captured_to(context, &mut prompt).map(drop));
+        deep(self.source.stack_bytes(), render).map_err(|reason| failed(file, reason))?.map_err(wrong)?;
         String::from_utf8(prompt.0).map_err(|_| {
             let error = Error::new(ErrorKind::InvalidOperation, "the prompt is no text");
-            template_error(&self.file, &error)
+            template_error(file, &error)
         })
     }
 }
@@ -182,13 +216,10 @@ fn without_generation(text: &str) -> String {
     out + rest
 }
 
-/// The library goes down a sum of many parts part by part, on the stack: for the longest template it takes some 100 MiB.
-const STACK: usize = 512 << 20;
-
-/// Calls on a stack that is deep enough for any template; what is not used of it takes no memory.
-fn deep<T: Send>(call: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+/// Calls on a stack of so many bytes; what is not used of it takes no memory.
+fn deep<T: Send>(stack: usize, call: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, call);
+        let thread = thread::Builder::new().stack_size(stack).spawn_scoped(scope, call);
         let thread = thread.map_err(|error| format!("there is no memory for its stack: {error}"))?;
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -23,7 +23,8 @@ fn error(text: &str) -> FrontendError {
 #[case::zero_heads(r#""num_attention_heads": 0"#, "`num_attention_heads` is 0; at least 1")]
 #[case::heads_that_keys_do_not_divide(r#""num_key_value_heads": 3"#, "is 3; a divisor of the 4 attention heads")]
 #[case::model_type(r#""model_type": 7"#, "`model_type` is 7; the name of an architecture was expected")]
-#[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 10000 layers")]
+#[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 1024 layers")]
+#[case::more_layers_than_any_model_has(r#""num_hidden_layers": 1025"#, "at most 1024 layers")]
 #[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
 #[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
 fn a_value_out_of_range_names_its_key(#[case] change: &str, #[case] expected: &str) {

@@ -1,9 +1,11 @@
 //! Questions as the page writes them: four bytes with the length of a JSON text, that text, and the bytes it speaks of.
 
+use cacheplan_files::Limit;
 use cacheplan_planner::Prices;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
-/// The longest JSON text of a question. The longest part of it is a budget.
+/// The longest JSON text of a question. A budget is 128 KiB of it at most.
 const LONGEST: usize = 1 << 20;
 
 /// What the page asks.
@@ -25,7 +27,12 @@ pub(crate) enum Question {
     /// Read a model from this machine's disk.
     OpenPath { path: String },
     /// Another value for a key of the budget, or none; in the text, so that what else stands there stays.
-    Set { budget: String, key: String, value: Option<String> },
+    Set {
+        #[serde(deserialize_with = "budget")]
+        budget: String,
+        key: String,
+        value: Option<String>,
+    },
     /// The plan with its pictures, of which the map shows what is within the parts of these names; and what would admit more.
     Plan {
         of: Of,
@@ -106,7 +113,7 @@ pub(crate) struct Of {
     #[serde(default)]
     pub(crate) draft: Option<u64>,
     /// TOML.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "budget")]
     pub(crate) budget: String,
     /// `h100`, `8xh100`, `24GiB`; none where it is empty.
     #[serde(default)]
@@ -114,6 +121,15 @@ pub(crate) struct Of {
     /// The pipeline stage.
     #[serde(default)]
     pub(crate) stage: u32,
+}
+
+/// A budget, as long as a file of one may be.
+fn budget<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match text.len() as u64 > Limit::TOML.bytes {
+        true => Err(D::Error::custom(format!("a budget of more than {} bytes is not read", Limit::TOML.bytes))),
+        false => Ok(text),
+    }
 }
 
 /// A file and the slices of it that are at hand.

@@ -37,7 +37,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Command::Show { budget, device, origin } => {
             let (config, notes) = device.resolve(budget)?;
             notes.iter().for_each(|said| note(said));
-            print(&if *origin { config.table() } else { config.stated() })
+            let shown = if *origin { config.table() } else { config.stated() };
+            if shown.is_empty() {
+                note("nothing is stated: every key has its default; --origin prints them all");
+            }
+            print(&shown)
         }
         Command::Init => print(&Config::commented_file()),
         Command::Schema => print(&Config::schema()),

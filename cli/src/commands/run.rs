@@ -6,22 +6,26 @@ mod chat;
 pub(crate) mod interrupt;
 mod requests;
 pub(crate) mod results;
+pub(crate) mod template;
+mod ways;
 
 use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
+use clap::ArgMatches;
 use miette::{Report, miette};
 
 use crate::commands::Format;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
-use crate::failure::{Failure, note, print, write};
+use crate::failure::{Failure, note, print, refuse_inputs, write};
 use crate::progress;
 
 use self::ask::{AskArgs, Asked};
 use self::results::ResultArgs;
+use self::ways::refuse_unconsumed;
 
 #[derive(clap::Args)]
 // A prompt is what is asked here; how long prompts are in the budget has another name.
@@ -76,7 +80,8 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failure> {
+    matches.map_or(Ok(()), refuse_unconsumed)?;
     if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
         return Err(Failure::new(2, miette!("--logits needs a single --prompt-ids; {prompts} are given")));
     }
@@ -86,6 +91,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     args.results.check()?;
+    if args.logits.as_deref() == Some(Path::new("-")) {
+        return Err(Failure::new(2, miette!("--logits are no text; name a file")));
+    }
     // What was asked is read before the weights are.
     let asked = args.ask.read()?;
     let options = SessionOptions {
@@ -98,6 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut session = open(&args.source, options)?;
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
+    let prompts = prompts.within(session.plan().limits.max_seq_len);
+    let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
+    refuse_inputs(files.chain(args.results.files()))?;
     let served = match asked {
         Asked::Prompts(asked) if args.ask.beams.is_some() => beams::serve(&mut session, args, &prompts, &asked),
         Asked::Prompts(asked) => {
@@ -171,7 +182,7 @@ pub(crate) fn serve(
         }
     }
     results.write(&run, &generation)?;
-    results::planned(&run)
+    results::held(&run)
 }
 
 /// Measures one forward and resizes the pools to suit; says what came of it.

@@ -48,14 +48,16 @@ impl Measurement {
     /// The headings of the columns that a measurement prints as.
     fn headings() -> String {
         format!(
-            "{:<18} {:<64} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6} {:>9}",
-            "op", "shape", "time", "achieved", "machine", "part", "processor", "target", "peak GF/s"
+            "part: of the machine's own rate (a copy, a read or a product) in the same run, by the wall; processor: the\n\
+             same by processor time; target: the part that is asked; peak: of the processor's registers\n\
+             {:<18} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6} {:>9}",
+            "op", "time", "achieved", "machine", "part", "processor", "target", "peak GF/s"
         )
     }
 }
 
 impl std::fmt::Display for Measurement {
-    /// A line of a table: the op and its shape, the time by the wall, the rate that it reaches and the machine's own
+    /// A line of a table, its shape below it: the op, the time by the wall, the rate that it reaches and the machine's own
     /// (of a copy, a read or a product), the part of it by the wall and by processor time, the part asked for, and
     /// beside a product the processor's peak, which no library reaches.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,13 +69,14 @@ impl std::fmt::Display for Measurement {
         let Self { op, shape, .. } = self;
         let rate = |time: Time| self.work / time.wall / 1e9;
         let machine = format!("{own} {:.1}", rate(self.machine));
-        write!(f, "{op:<18} {shape:<64} {:>7.3} ms {:>8.1} {unit}", self.time.wall * 1e3, rate(self.time))?;
+        write!(f, "{op:<18} {:>7.3} ms {:>8.1} {unit}", self.time.wall * 1e3, rate(self.time))?;
         write!(f, " {machine:>13} {:>5.2} {:>9.2}", self.part(), self.processor_part())?;
         match self.target {
             Some(target) => write!(f, " {target:>6.2}")?,
             None => write!(f, " {:>6}", "")?,
         }
-        self.peak.map_or(Ok(()), |peak| write!(f, " {:>9.1}", peak / 1e9))
+        self.peak.map_or(Ok(()), |peak| write!(f, " {:>9.1}", peak / 1e9))?;
+        write!(f, "\n    {shape}")
     }
 }
 

@@ -64,7 +64,7 @@ impl Report {
     pub fn row(&self) -> String {
         let cap = self.scenario.checkpoints.map_or_else(|| "unlimited".to_owned(), |cap| cap.to_string());
         format!(
-            "{:<16} {:>11} {:>8.4} {:>8.4} {:>12} {:>12} {:>8} {:>8} {:>6} {:>6} {:>8}",
+            "{:<15} {:>11} {:>8.4} {:>7.4} {:>9} {:>10} {:>7} {:>7} {:>5} {:>5} {:>6}",
             self.scenario.policy.name(),
             cap,
             self.hit_rate,
@@ -80,5 +80,6 @@ impl Report {
     }
 
     /// The columns of [`Report::row`].
-    pub const HEADER: &str = "policy           checkpoints  hit rate  kv rate     computed   for states   stored  evicted   cold  state     peak";
+    pub const HEADER: &str =
+        "policy          checkpoints hit rate kv rate  computed for states  stored evicted  cold state   peak";
 }

@@ -216,9 +216,10 @@ impl Config {
             settings.push(ConfigValue { key: key.path, value, origin });
         }
         let merged = table.try_into::<Budget>().map_err(|error| plain(None, &error));
-        let budget = merged
-            .and_then(Budget::validated)
-            .map_err(|error| overrides().find_map(wrong_by_itself).unwrap_or_else(|| in_file(error)))?;
+        let budget = merged.and_then(Budget::validated).map_err(|error| {
+            let by_flags = overrides().find_map(wrong_by_itself).or_else(|| contradiction_of(flags, &error));
+            by_flags.unwrap_or_else(|| in_file(error))
+        })?;
         Ok(Self { budget, settings })
     }
 
@@ -306,6 +307,15 @@ fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
         return None;
     }
     Some(plain(Some(change.origin.clone()), &error))
+}
+
+/// The error where flags alone contradict each other as all values do.
+fn contradiction_of(flags: &[Override], error: &BudgetError) -> Option<BudgetError> {
+    let mut alone = Table::new();
+    flags.iter().try_for_each(|flag| set(&mut alone, flag)).ok()?;
+    let found = alone.try_into::<Budget>().ok()?.validated().err()?;
+    let origin = flags.last().map(|flag| flag.origin.clone());
+    (found.message == error.message).then_some(BudgetError { origin, ..found })
 }
 
 fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {

@@ -93,6 +93,8 @@ fn an_error_names_who_stated_the_value(
 #[case("", &[], &[("dtypes.kv", "fp7")], 2)]
 #[case("memory = 5", &[], &[("memory.bytes", "1")], 1)]
 #[case("[memory]\nbytes = 5", &[], &[("memory.of", "free")], 1)]
+#[case("", &[], &[("memory.bytes", "1GiB"), ("memory.fraction", "0.5"), ("memory.of", "free")], 2)]
+#[case("[memory]\nbytes = '1GiB'", &[], &[("memory.fraction", "0.5"), ("memory.of", "free")], 1)]
 fn only_a_flag_that_is_wrong_is_wrong_usage(
     #[case] file: &str,
     #[case] pairs: &[(&str, &str)],

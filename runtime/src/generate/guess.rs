@@ -3,7 +3,7 @@
 use cacheplan_managers::book::{Accepted, SequenceId};
 use candle_core::{Device, Tensor};
 
-use super::{Generator, Job, Part, Predicted, Running, Serving};
+use super::{Generator, Part, Predicted, Running, Serving};
 use crate::draft_model::{Candidate, one_each};
 use crate::error::RuntimeError;
 
@@ -67,12 +67,15 @@ impl Generator<'_, '_> {
                 }
             };
             for (row, Candidate { sequence, .. }) in candidates.iter().enumerate() {
-                let Job { request, tokens, .. } = &self.running[*sequence].job;
-                let known = [&tokens[..], &parts[*sequence].drafts[..place]].concat();
-                let choice = request.sampling.choose(&logits.get(row)?.to_vec1()?, &known, request.prompt.len());
+                let sampler = &mut self.running[*sequence].job.sampler;
                 // One that is no number is a bad guess, and no more.
-                parts[*sequence].drafts[place] = choice.unwrap_or(0);
+                let guess = sampler.choose(&logits.get(row)?.to_vec1()?).unwrap_or(0);
+                sampler.push(guess);
+                parts[*sequence].drafts[place] = guess;
             }
+        }
+        for (running, part) in self.running.iter_mut().zip(parts) {
+            part.drafts.iter().rev().for_each(|&guess| running.job.sampler.pop(guess));
         }
         Ok(())
     }
@@ -84,7 +87,8 @@ impl Generator<'_, '_> {
         for (index, (part, start)) in parts.iter().zip(starts).enumerate().filter(|(_, (part, _))| part.tokens > 0) {
             let tokens = &self.running[index].job.tokens;
             let count = part.tokens + part.drafts.len();
-            let known = count.min(tokens.len() - start - 1);
+            // One whose logits were no numbers has gained none; it has ended.
+            let known = count.min(tokens.len() - start - 1).max(1);
             rows.push((next.len() + known - 1) as u32);
             jobs.push(index);
             // Behind a wrong guess nothing is known; what is computed there is computed again.

@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
-use cacheplan_managers::ManagerError;
-use cacheplan_managers::book::Accepted;
+use cacheplan_managers::book::{Accepted, SequenceId};
 use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 
-use super::{Generator, Job, Part, Running, Serving};
+use super::{Generator, Part, Running, Serving};
+use crate::commit::commit;
 use crate::error::{RequestError, RuntimeError};
 use crate::request::Finish;
-use crate::speculate::look_up;
+use crate::sampling::Sampler;
 
 impl Generator<'_, '_> {
     /// How many tokens of each running job the next step computes, and how many more it could.
@@ -42,16 +43,20 @@ impl Generator<'_, '_> {
     ///
     /// Guesses are made where every job decodes: a step either computes what is known or verifies. Those of a draft model
     /// are made when there is room for them.
-    pub(super) fn parts(&self, drafting: bool) -> Vec<Part> {
+    pub(super) fn parts(&mut self, drafting: bool) -> Vec<Part> {
         let (chunks, mut left) = self.schedule();
         let verifies =
             drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
-        let parts = self.running.iter().zip(chunks).map(|(running, tokens)| {
-            let most = if verifies { self.most_drafts(running).min(left) } else { 0 };
-            let drafts = match (self.serving.draft, &running.job.predicted) {
-                (Some(_), _) | (None, Some(_)) => vec![0; most],
-                (None, None) if self.predicts() => Vec::new(),
-                (None, None) => look_up(&running.job.tokens, most).to_vec(),
+        let most = |running| if verifies { self.most_drafts(running) } else { 0 };
+        let most: Vec<usize> = self.running.iter().map(most).collect();
+        let (drafting, predicts) = (self.serving.draft.is_some(), self.predicts());
+        let parts = self.running.iter_mut().zip(chunks).zip(most).map(|((Running { job, .. }, tokens), most)| {
+            let most = most.min(left);
+            let drafts = match job.predicted {
+                _ if drafting => vec![0; most],
+                Some(_) => vec![0; most],
+                None if predicts => Vec::new(),
+                None => job.lookup.look_up(&job.tokens, most).to_vec(),
             };
             left -= drafts.len();
             Part { tokens, drafts }
@@ -93,13 +98,7 @@ impl Generator<'_, '_> {
         if let Some(draft) = draft.filter(|_| !verifies) {
             draft.fill(&tokens, caches, &self.metadata)?;
         }
-        let (mut row, mut accepted) = (0, Vec::new());
-        for &index in &complete {
-            let drafts = &parts[index].drafts;
-            let right = self.verify(index, drafts, &logits, row)?;
-            row += 1 + drafts.len();
-            accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
-        }
+        let accepted = self.verify(&complete, parts, &logits)?;
         if let Some(hidden) = hidden {
             self.predict(parts, &starts, &hidden)?;
         }
@@ -111,38 +110,56 @@ impl Generator<'_, '_> {
                 self.serving.recorder.drafted(parts[index].drafts.len(), right as usize - 1);
             }
             let Serving { model, caches, .. } = &mut self.serving;
-            let mut failed = None;
-            let committed = caches.commit_replaying(&accepted, &mut |kept| {
-                model.replay(kept).map_err(|error| {
-                    let shown = error.to_string();
-                    failed = Some(error);
-                    ManagerError::Tensor(candle_core::Error::Msg(shown))
-                })
-            });
-            match (committed, failed) {
-                (Err(_), Some(error)) => return Err(error),
-                (committed, _) => committed?,
-            }
+            commit(model, caches, &accepted)?;
         }
         self.remember(parts)
     }
 
-    /// Appends what the model says behind the known tokens: a token, and another for each guess that was right before it.
-    /// How many there are.
+    /// Appends what the model says behind the known tokens of the jobs that are complete: a token, and another for each
+    /// guess that was right before it. How many tokens of each were right.
     ///
     /// Each is drawn as it would be without the guess, so that what is generated is the same.
-    fn verify(&mut self, index: usize, drafts: &[u32], logits: &Tensor, row: usize) -> Result<usize, RuntimeError> {
-        for place in 0..=drafts.len() {
-            let logits = logits.get(row + place)?;
-            let Job { place: request_place, request, tokens, .. } = &self.running[index].job;
-            let token = request.sampling.choose(&logits.to_vec1()?, tokens, request.prompt.len());
-            let token = token.ok_or(RequestError::NotANumber { request: *request_place })?;
-            self.append(index, token, logits);
-            if self.running[index].job.finish.is_some() || drafts.get(place) != Some(&token) {
-                return Ok(place + 1);
-            }
+    fn verify<'t>(
+        &mut self,
+        complete: &[usize],
+        parts: &[Part],
+        logits: &Tensor,
+    ) -> Result<Vec<(SequenceId, Accepted<'t>)>, RuntimeError> {
+        let mut first = vec![None; parts.len()];
+        let mut row = 0;
+        for &index in complete {
+            first[index] = Some(row);
+            row += 1 + parts[index].drafts.len();
         }
-        Ok(drafts.len() + 1)
+        let jobs = self.running.par_iter_mut().zip(parts).zip(&first);
+        let drawn = jobs.map(|((Running { job, .. }, part), first)| match first {
+            Some(first) => draw(&mut job.sampler, &part.drafts, |place| logits.get(first + place)?.to_vec1()),
+            None => Ok(Vec::new()),
+        });
+        let drawn: Vec<Vec<Option<u32>>> = drawn.collect::<Result<_, _>>()?;
+        let mut accepted = Vec::with_capacity(complete.len());
+        for (&index, first) in complete.iter().zip(first.iter().flatten()) {
+            let mut right = 0;
+            for token in &drawn[index] {
+                match token {
+                    Some(token) => self.append(index, *token, logits.get(first + right)?),
+                    None => self.fail(index),
+                }
+                right += 1;
+                if self.running[index].job.finish.is_some() {
+                    break;
+                }
+            }
+            accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
+        }
+        Ok(accepted)
+    }
+
+    /// Ends a job whose logits are no numbers.
+    fn fail(&mut self, index: usize) {
+        let job = &mut self.running[index].job;
+        job.finish = Some(Finish::Error);
+        job.error = Some(RequestError::NotANumber { request: job.place });
     }
 
     /// Takes a token that was generated, and says why it is the last, if it is.
@@ -151,6 +168,7 @@ impl Generator<'_, '_> {
         let Serving { eos, keep_logits, follower, recorder, .. } = &mut self.serving;
         let job = &mut self.running[index].job;
         job.tokens.push(token);
+        job.sampler.push(token);
         if *keep_logits {
             job.logits.push(logits);
         }
@@ -179,4 +197,23 @@ impl Generator<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// What is drawn behind a sequence, and behind each guess that it bears out; `None` where the logits are no numbers.
+/// `logits` are those behind so many guesses.
+fn draw(
+    sampler: &mut Sampler,
+    drafts: &[u32],
+    logits: impl Fn(usize) -> candle_core::Result<Vec<f32>>,
+) -> candle_core::Result<Vec<Option<u32>>> {
+    let mut drawn = vec![sampler.choose(&logits(0)?)];
+    for (place, &draft) in drafts.iter().enumerate() {
+        if drawn[place] != Some(draft) {
+            break;
+        }
+        sampler.push(draft);
+        drawn.push(sampler.choose(&logits(place + 1)?));
+    }
+    drafts[..drawn.len() - 1].iter().rev().for_each(|&draft| sampler.pop(draft));
+    Ok(drawn)
 }

@@ -19,6 +19,8 @@ mod nemotron_h;
 mod qwen3_next;
 mod zamba2;
 
+use std::sync::LazyLock;
+
 use cacheplan_transforms::Model;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -30,10 +32,76 @@ use crate::error::{ConfigError, RuntimeError};
 use crate::layers::Activation;
 use crate::weights::Weights;
 
-/// The `model_type`s that there is a decoder for.
-const KNOWN: &str = "bamba, deepseek_v3, falcon_h1, gemma3_text, gpt_oss, granitemoehybrid, jamba, kimi_linear, lfm2, \
-                     llama, mamba, mamba2, minimax, mistral, mixtral, nemotron_h, qwen2, qwen3, qwen3_5_text, \
-                     qwen3_moe, qwen3_next and zamba2";
+/// What runs models of a type.
+struct Entry {
+    /// The type, as [`Model::decoder`] has it.
+    model_type: &'static str,
+    load: fn(&Model, &Weights) -> Result<Decoder, RuntimeError>,
+    /// Whether it has the prediction layer of its checkpoints.
+    predicts: bool,
+    /// Whether it has latent attention behind Ascend's operator.
+    preprocesses: bool,
+}
+
+/// A type whose decoder reads its config as that of `$load`'s.
+macro_rules! entry {
+    ($model_type:literal, $load:path) => {
+        Entry {
+            model_type: $model_type,
+            load: |model, weights| $load(&parse(&model.config)?, model, weights),
+            predicts: false,
+            preprocesses: false,
+        }
+    };
+}
+
+/// A type whose blocks are Llama's but for what is said.
+macro_rules! relative {
+    ($model_type:literal, $relative:path) => {
+        Entry {
+            model_type: $model_type,
+            load: |model, weights| llama::load(&$relative, &parse(&model.config)?, model, weights),
+            predicts: false,
+            preprocesses: false,
+        }
+    };
+}
+
+/// The types that there is a decoder for.
+static DECODERS: [Entry; 22] = [
+    entry!("bamba", bamba::load),
+    Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
+    entry!("falcon_h1", falcon_h1::load),
+    entry!("gemma3_text", gemma3::load),
+    entry!("gpt_oss", gpt_oss::load),
+    entry!("granitemoehybrid", granitemoehybrid::load),
+    entry!("jamba", jamba::load),
+    entry!("kimi_linear", kimi_linear::load),
+    entry!("lfm2", lfm2::load),
+    relative!("llama", llama::LLAMA),
+    entry!("mamba", mamba::load),
+    entry!("mamba2", mamba2::load),
+    entry!("minimax", minimax::load),
+    relative!("mistral", llama::MISTRAL),
+    relative!("mixtral", llama::MIXTRAL),
+    entry!("nemotron_h", nemotron_h::load),
+    relative!("qwen2", llama::QWEN2),
+    relative!("qwen3", llama::QWEN3),
+    Entry { predicts: true, ..entry!("qwen3_5_text", qwen3_next::load_qwen3_5) },
+    relative!("qwen3_moe", llama::QWEN3_MOE),
+    Entry { predicts: true, ..entry!("qwen3_next", qwen3_next::load) },
+    entry!("zamba2", zamba2::load),
+];
+
+/// Their names, as a sentence has them.
+static KNOWN: LazyLock<String> = LazyLock::new(|| {
+    let names: Vec<&str> = DECODERS.iter().map(|entry| entry.model_type).collect();
+    names.split_last().map_or_else(String::new, |(last, rest)| format!("{} and {last}", rest.join(", ")))
+});
+
+fn entry(model_type: &str) -> Option<&'static Entry> {
+    DECODERS.iter().find(|entry| entry.model_type == model_type)
+}
 
 impl Decoder {
     /// Builds the decoder of a model: its layers are those of the model, the rest is in its config.
@@ -42,58 +110,30 @@ impl Decoder {
     /// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
     /// mis-shaped tensor.
     pub fn load(model: &Model, weights: &Weights) -> Result<Self, RuntimeError> {
-        macro_rules! by {
-            ($load:path) => {
-                $load(&parse(&model.config)?, model, weights)
-            };
-        }
-        let relative = |relative| llama::load(relative, &parse(&model.config)?, model, weights);
-        match model.decoder.as_str() {
-            "bamba" => by!(bamba::load),
-            "deepseek_v3" => by!(deepseek_v3::load),
-            "falcon_h1" => by!(falcon_h1::load),
-            "gemma3_text" => by!(gemma3::load),
-            "gpt_oss" => by!(gpt_oss::load),
-            "granitemoehybrid" => by!(granitemoehybrid::load),
-            "jamba" => by!(jamba::load),
-            "kimi_linear" => by!(kimi_linear::load),
-            "lfm2" => by!(lfm2::load),
-            "llama" => relative(&llama::LLAMA),
-            "mamba" => by!(mamba::load),
-            "mamba2" => by!(mamba2::load),
-            "minimax" => by!(minimax::load),
-            "mistral" => relative(&llama::MISTRAL),
-            "mixtral" => relative(&llama::MIXTRAL),
-            "nemotron_h" => by!(nemotron_h::load),
-            "qwen2" => relative(&llama::QWEN2),
-            "qwen3" => relative(&llama::QWEN3),
-            "qwen3_5_text" => by!(qwen3_next::load_qwen3_5),
-            "qwen3_moe" => relative(&llama::QWEN3_MOE),
-            "qwen3_next" => by!(qwen3_next::load),
-            "zamba2" => by!(zamba2::load),
-            _ => Err(unknown(model).into()),
+        match entry(&model.decoder) {
+            Some(entry) => (entry.load)(model, weights),
+            None => Err(unknown(model).into()),
         }
     }
 }
 
 /// Refuses a model type without a decoder before its weights are opened.
 pub(crate) fn refuse_unknown(model: &Model) -> Result<(), ConfigError> {
-    let known = KNOWN.split([',', ' ']).any(|known| known == model.decoder);
-    if known { Ok(()) } else { Err(unknown(model)) }
+    entry(&model.decoder).map(drop).ok_or_else(|| unknown(model))
 }
 
 /// Whether a decoder has the prediction layer of its checkpoints.
 pub(crate) fn predicts(decoder: &str) -> bool {
-    matches!(decoder, "deepseek_v3" | "qwen3_next" | "qwen3_5_text")
+    entry(decoder).is_some_and(|entry| entry.predicts)
 }
 
 /// Whether a decoder has latent attention behind Ascend's operator.
 pub(crate) fn preprocesses(decoder: &str) -> bool {
-    decoder == "deepseek_v3"
+    entry(decoder).is_some_and(|entry| entry.preprocesses)
 }
 
 fn unknown(model: &Model) -> ConfigError {
-    ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: KNOWN }
+    ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: &KNOWN }
 }
 
 fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigError> {
@@ -116,4 +156,21 @@ fn time_step_min() -> f32 {
 /// The non-linearity where a config does not say.
 fn silu() -> Activation {
     Activation::Silu
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_lists_every_decoder_and_no_other() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+        let readme = std::fs::read_to_string(path).unwrap();
+        let (_, behind) = readme.split_once("`run` computes models of type ").expect("a list of decoders");
+        let (list, _) = behind.split_once(", with weights in").expect("an end of the list");
+        let listed: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+        let decoders: Vec<&str> = DECODERS.iter().map(|entry| entry.model_type).collect();
+        assert_eq!(listed, decoders);
+        assert!(decoders.is_sorted(), "they are looked for by eye");
+    }
 }

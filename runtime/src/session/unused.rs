@@ -6,7 +6,7 @@ use cacheplan_managers::book::NoReuse;
 use cacheplan_managers::prefix::PrefixReuse;
 use cacheplan_planner::{Budget, CachePlan};
 
-use super::compute_dtype;
+use crate::device::compute_dtype;
 use crate::features::Feature;
 
 /// Why a session does not use a feature of a plan; `None` where it does.
@@ -22,6 +22,14 @@ pub(super) fn unused(
     let (stored, computed) = (plan.model.dtype, compute_dtype(plan.model.dtype, on));
     match feature {
         Feature::MlaCacheMode => None,
+        Feature::KvDtype => {
+            let dtype = feature.uncomputed(plan)?;
+            Some(format!("a run has no scales for keys and values in {dtype}; fp8_e4m3, q8_0 and q4_0 would do"))
+        }
+        Feature::StateDtype | Feature::ConvDtype => {
+            let dtype = feature.uncomputed(plan)?;
+            Some(format!("a run computes states in f32, f16 and bf16, and none in {dtype}"))
+        }
         Feature::Ranks => Some("a run has the whole model on one device".into()),
         Feature::Speculation if !predicts && predicting > 0 => Some(
             "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model (GGUF files' are not read)"

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use cacheplan_planner::Unit;
-use cacheplan_runtime::{Admission, Beams, Finish, Follow, Output, Request, Sampling, Session};
+use cacheplan_planner::{Budget, Unit};
+use cacheplan_runtime::{
+    Admission, Beams, Finish, Follow, Output, Request, RequestError, Sampling, Session, SessionOptions,
+};
+use candle_core::{Device, Tensor};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -60,6 +63,14 @@ fn sampled_tokens_are_the_same_alone_together_and_after_preemption(#[values("nem
         preempted.outputs.iter().map(|output| u64::from(output.preemptions)).sum::<u64>()
     );
     assert_eq!(tokens(&preempted.outputs), alone);
+    // What those found again that had made way is no hit of a prompt.
+    let reuse = crowded.report(&requests, &preempted).unwrap().reuse;
+    if let Some(reuse) = reuse {
+        let cached: usize = preempted.outputs.iter().map(|output| output.cached_tokens).sum();
+        assert_eq!(reuse.hit_tokens, cached as u64);
+        let metrics = crowded.reuse().unwrap().unwrap();
+        assert_eq!(metrics.hit_tokens, reuse.hit_tokens + reuse.returned_tokens, "{reuse:?}");
+    }
 
     let mut reseeded = requests;
     reseeded[0].sampling.seed += 1;
@@ -75,6 +86,40 @@ fn a_temperature_near_nothing_gives_the_most_likely_tokens() {
     };
     let outputs = |requests: &[Request]| tokens(&session("llama", BUDGET).generate(requests, false).unwrap().outputs);
     assert_eq!(outputs(&with(1e-4)), outputs(&with(0.0)));
+}
+
+/// A model whose embedding of one token overflows, with and without drafts.
+#[rstest]
+fn a_request_whose_logits_are_no_numbers_ends_alone(
+    #[values("", "[speculation]\ndraft_tokens = 3\n")] speculation: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = crate::harness::folder("falcon_h1");
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let config = config.replace("\"embedding_multiplier\": 1.0", "\"embedding_multiplier\": 100.0");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let mut weights = candle_core::safetensors::load(model.join("model.safetensors"), &Device::Cpu).unwrap();
+    let embedding = weights.get_mut("model.embed_tokens.weight").unwrap();
+    let (tokens, width) = embedding.dims2().unwrap();
+    let mut rows: Vec<Vec<f32>> = embedding.to_vec2().unwrap();
+    rows[tokens - 1] = vec![3e38; width];
+    *embedding = Tensor::new(rows, &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&weights, folder.path().join("model.safetensors")).unwrap();
+
+    let budget = Budget::from_toml(&format!("{BUDGET}{speculation}"), "test").unwrap();
+    let options = SessionOptions { budget, ignore_eos: true, ..SessionOptions::default() };
+    let mut session = Session::open(folder.path(), options).unwrap();
+    let mut requests = requests("llama");
+    requests[1].prompt = vec![3, tokens as u32 - 1, 4, 5];
+    let served = session.generate(&requests, false).unwrap();
+    assert!(idle(&session));
+    let failed = &served.outputs[1];
+    assert_eq!((failed.tokens.len(), failed.finish), (0, Finish::Error));
+    assert_eq!(failed.error, Some(RequestError::NotANumber { request: 1 }));
+    requests.remove(1);
+    let without = session.generate(&requests, false).unwrap();
+    assert_eq!([&served.outputs[0].tokens, &served.outputs[2].tokens], [0, 1].map(|at| &without.outputs[at].tokens));
+    assert!(without.outputs.iter().all(|output| output.error.is_none() && output.tokens.len() == 20));
 }
 
 /// Ends requests after some tokens, and closes or abandons the run.

@@ -9,16 +9,23 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use self::request::{Bad, Request};
+use self::request::{Bad, LONGEST_BODY, Request};
 use crate::{Asset, Desk, Opener, Place};
 
 /// Connections at a time; a browser opens six.
 const MOST_CONNECTIONS: usize = 32;
 
-/// How long a connection may keep silent.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a head may take, a body, and the answer.
+const FOR_HEAD: Duration = Duration::from_secs(5);
+const FOR_BODY: Duration = Duration::from_secs(30);
+const FOR_ANSWER: Duration = Duration::from_secs(30);
+/// How long is waited for what was sent and is not read.
+const FOR_REST: Duration = Duration::from_secs(2);
+
+/// What all questions that are being answered may take together: as much as the longest one.
+const ALL_BODIES: usize = LONGEST_BODY;
 
 /// What browsers are told of every file. The page asks nobody but this server.
 const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
@@ -40,6 +47,8 @@ struct Answering {
     port: u16,
     token: String,
     connections: AtomicUsize,
+    /// Bytes that the questions which are being answered have stated.
+    bodies: AtomicUsize,
 }
 
 impl Server {
@@ -53,8 +62,9 @@ impl Server {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let token = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let (desk, connections) = (Desk::with_disk(places, opener), AtomicUsize::new(0));
-        Ok(Self { listener, answering: Arc::new(Answering { desk, port, token, connections }) })
+        let (connections, bodies) = Default::default();
+        let desk = Desk::with_disk(places, opener);
+        Ok(Self { listener, answering: Arc::new(Answering { desk, port, token, connections, bodies }) })
     }
 
     /// Where the page is, with the token without which nothing is answered.
@@ -84,15 +94,69 @@ impl Drop for Connection {
     }
 }
 
+/// Room for a question, until it is answered.
+struct Room<'a> {
+    taken: &'a AtomicUsize,
+    bytes: usize,
+}
+
+impl<'a> Room<'a> {
+    /// `None` where all questions together would take too much.
+    fn take(taken: &'a AtomicUsize, bytes: usize) -> Option<Self> {
+        let more = |taken: usize| taken.checked_add(bytes).filter(|all| *all <= ALL_BODIES);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Self { taken, bytes })
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A connection until a moment: who sends or reads slowly is not waited for beyond it.
+struct Until<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl<'a> Until<'a> {
+    fn from_now(stream: &'a TcpStream, time: Duration) -> Self {
+        Self { stream, end: Instant::now() + time }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A status line, what the body is, and the body.
 type Response = (&'static str, &'static str, Vec<u8>);
 
 impl Answering {
-    fn serve(&self, mut stream: &TcpStream) {
-        let patient = stream.set_read_timeout(Some(PATIENCE)).and(stream.set_write_timeout(Some(PATIENCE)));
-        let Ok(()) = patient else { return };
-        let (status, media_type, body) = match Request::read(&mut stream) {
-            Ok(request) => self.respond(&request, &mut stream),
+    fn serve(&self, stream: &TcpStream) {
+        let (status, media_type, body) = match Request::read(&mut Until::from_now(stream, FOR_HEAD)) {
+            Ok(request) => self.respond(&request, &mut Until::from_now(stream, FOR_BODY)),
             Err(Bad::Gone) => return,
             Err(Bad::Request(why)) => refused("400 Bad Request", why),
         };
@@ -100,10 +164,11 @@ impl Answering {
             "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n{HEADERS}\r\n",
             body.len()
         );
-        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        let mut answer = Until::from_now(stream, FOR_ANSWER);
+        let sent = answer.write_all(head.as_bytes()).and_then(|()| answer.write_all(&body));
         if sent.is_ok() && stream.shutdown(Shutdown::Write).is_ok() {
             // What was sent and not read would make the system throw the answer away.
-            let _ = io::copy(&mut stream.take(1 << 20), &mut io::sink());
+            let _ = io::copy(&mut Until::from_now(stream, FOR_REST).take(1 << 20), &mut io::sink());
         }
     }
 
@@ -123,12 +188,23 @@ impl Answering {
             ("POST", "/ask") if !self.knows(request.token.as_deref()) => {
                 refused("403 Forbidden", "open the address that `cacheplan web` printed: its token is missing or old")
             }
-            ("POST", "/ask") => match request.body(stream) {
-                Ok(question) => ("200 OK", "application/json", self.desk.answer(&question).into_bytes()),
+            ("POST", "/ask") => match request.length() {
                 Err(Bad::Request(why)) => refused("413 Content Too Large", why),
                 Err(Bad::Gone) => refused("400 Bad Request", "the question is shorter than it says"),
+                Ok(length) => match Room::take(&self.bodies, length) {
+                    None => refused("503 Service Unavailable", "other long questions are being answered; ask again"),
+                    Some(_room) => self.ask(request, stream),
+                },
             },
             _ => refused("405 Method Not Allowed", "GET a file, or POST a question to /ask"),
+        }
+    }
+
+    fn ask(&self, request: &Request, stream: &mut impl Read) -> Response {
+        match request.body(stream) {
+            Ok(question) => ("200 OK", "application/json", self.desk.answer(&question).into_bytes()),
+            Err(Bad::Request(why)) => refused("413 Content Too Large", why),
+            Err(Bad::Gone) => refused("400 Bad Request", "the question is shorter than it says, or took too long"),
         }
     }
 
@@ -151,4 +227,40 @@ fn page(asset: Asset) -> Vec<u8> {
     }
     let page = String::from_utf8_lossy(asset.bytes);
     page.replace("name=\"planner\" content=\"wasm\"", "name=\"planner\" content=\"http\"").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_questions_together_take_no_more_than_the_longest() {
+        let bodies = AtomicUsize::new(0);
+        let half = Room::take(&bodies, ALL_BODIES / 2 + 1).unwrap();
+        assert!(Room::take(&bodies, ALL_BODIES / 2 + 1).is_none());
+        let small = Room::take(&bodies, 1000).unwrap();
+        drop(half);
+        assert!(Room::take(&bodies, ALL_BODIES).is_none());
+        drop(small);
+        assert!(Room::take(&bodies, ALL_BODIES).is_some());
+        assert_eq!(bodies.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn who_sends_a_byte_now_and_then_is_not_waited_for() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let begun = Instant::now();
+        let sender = std::thread::spawn(move || {
+            while (&slow).write_all(b"a").is_ok() && begun.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let head = Request::read(&mut Until::from_now(&stream, Duration::from_millis(200)));
+        assert_eq!(head.map(drop), Err(Bad::Gone));
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        drop(stream);
+        sender.join().unwrap();
+    }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 const LONGEST_HEAD: usize = 16 << 10;
 
 /// The longest body: all slices of a model's files, and the question before them.
-const LONGEST_BODY: usize = 98 << 20;
+pub(super) const LONGEST_BODY: usize = 98 << 20;
 
 /// A request without its body.
 #[derive(Debug, PartialEq)]
@@ -35,11 +35,10 @@ impl Request {
         let mut bytes = Vec::new();
         let mut buffer = [0; 4096];
         let end = loop {
-            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break end;
-            }
-            if bytes.len() > LONGEST_HEAD {
-                return Err(Bad::Request("the head is too long"));
+            match bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                Some(end) if end <= LONGEST_HEAD => break end,
+                None if bytes.len() <= LONGEST_HEAD => {}
+                _ => return Err(Bad::Request("the head is too long")),
             }
             match stream.read(&mut buffer) {
                 Ok(0) | Err(_) => return Err(Bad::Gone),
@@ -88,12 +87,15 @@ impl Request {
         if hosts == 1 { Ok(request) } else { Err(Bad::Request("one Host was expected")) }
     }
 
+    /// The length that it states for its body.
+    pub(super) fn length(&self) -> Result<usize, Bad> {
+        let length = self.length.ok_or(Bad::Request("state the length of the body"))?;
+        if length > LONGEST_BODY { Err(Bad::Request("a question so long is not read")) } else { Ok(length) }
+    }
+
     /// The body. Room for it grows as it comes, whatever length was stated.
     pub(super) fn body(&self, stream: &mut impl Read) -> Result<Vec<u8>, Bad> {
-        let length = self.length.ok_or(Bad::Request("state the length of the body"))?;
-        if length > LONGEST_BODY {
-            return Err(Bad::Request("a question so long is not read"));
-        }
+        let length = self.length()?;
         let mut body = self.begun.clone();
         let rest = length.checked_sub(body.len()).ok_or(Bad::Request("the body is longer than it says"))?;
         stream.take(rest as u64).read_to_end(&mut body).map_err(|_| Bad::Gone)?;
@@ -149,6 +151,17 @@ mod tests {
     fn bodies_have_the_length_that_they_state(#[case] length: &str, #[case] expected: Bad) {
         let text = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\nabc");
         assert_eq!(read(text.as_bytes()).unwrap().1, Err(expected));
+    }
+
+    #[rstest]
+    #[case(LONGEST_HEAD - 50, true)]
+    #[case(LONGEST_HEAD + 50, false)]
+    #[case(20_000, false)]
+    fn a_head_has_at_most_16_kib(#[case] length: usize, #[case] read: bool) {
+        let start = "GET / HTTP/1.1\r\nHost: a\r\nX: ";
+        let text = format!("{start}{}\r\n\r\n", "x".repeat(length - start.len()));
+        let expected = if read { Ok(()) } else { Err(Bad::Request("the head is too long")) };
+        assert_eq!(Request::read(&mut text.as_bytes()).map(drop), expected);
     }
 
     #[test]

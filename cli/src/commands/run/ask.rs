@@ -6,6 +6,7 @@ use cacheplan::files::{Limit, Source};
 use cacheplan::runtime::{Prompt, Prompts, Request, RequestLine, SamplingOptions, Session};
 use cacheplan::text::{Message, TextStream};
 
+use super::template::Templates;
 use crate::failure::Failure;
 
 /// The most tokens to generate where nobody says.
@@ -29,7 +30,7 @@ pub(crate) struct AskArgs {
     pub(crate) chat: bool,
 
     /// What the system says before a chat begins
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
     /// Requests as lines of JSON (see docs/run.md), `-` for what is piped in
@@ -52,9 +53,9 @@ pub(crate) struct AskArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["requests", "logits", "stop", "temperature"])]
     pub(crate) beams: Option<usize>,
 
-    /// The power of its length that a beam's log-probability is divided by
-    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "beams")]
-    pub(crate) length_penalty: f32,
+    /// The power of its length that a beam's log-probability is divided by [default: 1]
+    #[arg(long, value_name = "X", value_parser = finite)]
+    pub(crate) length_penalty: Option<f32>,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -152,9 +153,10 @@ impl AskArgs {
         prompts: &Prompts,
         asked: &[Prompt],
     ) -> Result<Vec<Request>, Failure> {
+        let mut templates = Templates::new(prompts);
         let requests = asked.iter().enumerate().map(|(place, prompt)| {
             let default = if matches!(prompt, Prompt::Ids(_)) { IDS } else { TEXT };
-            let ids = prompts.ids(prompt).map_err(Failure::error)?;
+            let ids = templates.ids(prompt)?;
             Ok(self.request(session, ids, place, default, None, &SamplingOptions::default()))
         });
         requests.collect()
@@ -221,6 +223,10 @@ impl SamplingArgs {
             seed: self.seed,
         }
     }
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|number: &f32| number.is_finite()).ok_or_else(|| "a number was expected".to_owned())
 }
 
 fn parse_ids(text: &str) -> Result<Ids, String> {

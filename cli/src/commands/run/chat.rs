@@ -8,7 +8,8 @@ use cacheplan::text::{Message, TextStream};
 use miette::miette;
 
 use super::interrupt::Interrupt;
-use super::results::{planned, stream};
+use super::results::{held, stream};
+use super::template::Templates;
 use super::{Args, failure, fit};
 use crate::failure::{Failure, print, say};
 
@@ -17,11 +18,12 @@ pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts) -> Re
     let tokenizer = prompts.tokenizer().map_err(Failure::error)?;
     fit(session)?;
     let interrupt = Interrupt::listen()?;
+    let mut templates = Templates::new(prompts);
     let mut messages: Vec<Message> = args.ask.system.iter().map(|system| Message::new("system", system)).collect();
     let mut last = None;
     while let Some(line) = turn(&interrupt)? {
         messages.push(Message::new("user", line));
-        let ids = prompts.ids(&Prompt::Chat(messages.clone())).map_err(Failure::error)?;
+        let ids = templates.ids(&Prompt::Chat(messages.clone()))?;
         let streams = vec![Some(TextStream::new(tokenizer, &ids, args.ask.stop.clone()))];
         let turns = messages.len();
         let request = args.ask.text_request(session, ids, turns, None, &SamplingOptions::default());
@@ -29,7 +31,7 @@ pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts) -> Re
         let (generation, mut texts) = stream(session, &requests, streams, &interrupt, false, true)?;
         print("\n")?;
         let run = session.report(&requests, &generation).map_err(failure)?;
-        planned(&run)?;
+        held(&run)?;
         last = Some((run, generation));
         if interrupt.heard() {
             break;

@@ -1,6 +1,7 @@
 //! Requests of a file, and their outputs as lines while they come.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use cacheplan::files::Lines;
 use cacheplan::runtime::{Admission, Prompt, Prompts, Replies, Reply, Request, RequestLine, Session};
@@ -8,9 +9,10 @@ use cacheplan::text::TextStream;
 use miette::miette;
 
 use super::interrupt::Interrupt;
-use super::results::{planned, tell};
+use super::results::{held, tell};
+use super::template::Templates;
 use super::{Args, failure, fit};
-use crate::failure::{Failure, print_now};
+use crate::failure::{Failure, note, print_now};
 
 pub(super) fn serve(
     session: &mut Session,
@@ -21,11 +23,12 @@ pub(super) fn serve(
     let mut tenants = HashMap::from([(None, 0u16)]);
     let mut requests = Vec::with_capacity(lines.len());
     let mut streams = Vec::with_capacity(lines.len());
+    let mut templates = Templates::new(prompts);
     for (place, line) in lines.iter().enumerate() {
         let refused = |reason: String| Failure::error(line.refused(args.ask.file(), reason));
         let next = u16::try_from(tenants.len()).map_err(|_| refused("there are too many tenants".to_owned()))?;
         let tenant = *tenants.entry(line.tenant.as_deref()).or_insert(next);
-        let ids = prompts.ids(&line.prompt).map_err(|error| refused(error.to_string()))?;
+        let ids = templates.ids(&line.prompt).map_err(|error| refused(error.said().1))?;
         let stop: Vec<String> = line.stop.iter().chain(&args.ask.stop).cloned().collect();
         let wordless = matches!(line.prompt, Prompt::Ids(_)) && stop.is_empty();
         streams.push(match wordless {
@@ -41,7 +44,8 @@ pub(super) fn serve(
         requests.push(request);
     }
     // A place that cannot be written is found before anything is computed.
-    let mut out = args.ask.out.as_deref().map(Lines::create).transpose().map_err(Failure::error)?;
+    let file = args.ask.out.as_deref().filter(|path| *path != Path::new("-"));
+    let mut out = file.map(Lines::create).transpose().map_err(Failure::error)?;
     fit(session)?;
     let interrupt = Interrupt::listen()?;
     let (mut finished, mut written) = (0, Ok(()));
@@ -60,13 +64,18 @@ pub(super) fn serve(
     let eos = session.generation_config().eos.clone();
     let mut admission = interrupt.then(Admission::Closed);
     let mut replies = Replies::new(streams, &eos, &mut admission, &mut told);
-    let generation = session.serve(&requests, false, &mut replies).map_err(failure)?;
-    replies.into_texts().map_err(Failure::error)?;
-    written?;
+    let served = session.serve(&requests, false, &mut replies).map_err(failure);
+    let served = served.and_then(|generation| replies.into_texts().map_err(Failure::error).map(|_| generation));
+    let served = served.and_then(|generation| written.map(|()| generation));
+    if let (Err(_), Some(beside)) = (&served, out.as_ref().and_then(Lines::beside)) {
+        note(&format!("the outputs so far are in {}", beside.display()));
+    }
+    let generation = served?;
+    out.map_or(Ok(()), Lines::finish).map_err(Failure::error)?;
     let run = session.report(&requests, &generation).map_err(failure)?;
     tell(&run);
     args.results.write(&run, &generation)?;
-    planned(&run)?;
+    held(&run)?;
     match requests.len() - finished {
         0 => Ok(()),
         left => Err(Failure::new(1, miette!("interrupted: {left} of {} requests were not begun", requests.len()))),

@@ -1,15 +1,15 @@
 //! Where what came of a run goes: to the terminal, to a report, to a picture.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cacheplan::runtime::{Admission, Generation, Replies, Reply, Request, RunReport, Session};
+use cacheplan::runtime::{Admission, Generation, PoolReport, Replies, Reply, Request, RunReport, Session};
 use cacheplan::text::TextStream;
 use miette::miette;
 
 use super::interrupt::Interrupt;
 use super::{Args, failure, fit};
 use crate::commands::Format;
-use crate::failure::{Failure, note, print, print_now, write};
+use crate::failure::{DRIFT, Failure, note, print, print_now, write};
 
 /// What is written besides the outputs.
 #[derive(clap::Args, Default)]
@@ -32,6 +32,12 @@ impl ResultArgs {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The files that are written.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        let report = self.report.as_deref().and_then(|report| report.get(1)).map(Path::new);
+        report.into_iter().chain(self.timeline.as_deref())
     }
 
     pub(super) fn write(&self, run: &RunReport, generation: &Generation) -> Result<(), Failure> {
@@ -57,11 +63,17 @@ pub(super) fn print_json(run: &RunReport) -> Result<(), Failure> {
     print(&json(run)?)
 }
 
-/// That every pool took what was planned.
-pub(super) fn planned(run: &RunReport) -> Result<(), Failure> {
-    match run.report.pools.iter().find(|pool| pool.actual_bytes.is_some_and(|actual| actual != pool.planned_bytes)) {
-        None => Ok(()),
-        Some(pool) => Err(Failure::new(5, miette!("pool `{}` did not take the bytes that were planned", pool.id))),
+/// That every pool took what was planned, and every request could be served.
+pub(super) fn held(run: &RunReport) -> Result<(), Failure> {
+    let other = |pool: &&PoolReport| pool.actual_bytes.is_some_and(|actual| actual != pool.planned_bytes);
+    if let Some(pool) = run.report.pools.iter().find(other) {
+        return Err(Failure::new(DRIFT, miette!("pool `{}` did not take the bytes that were planned", pool.id)));
+    }
+    let failed: Vec<&str> = run.requests.iter().filter_map(|request| request.error.as_deref()).collect();
+    match failed.as_slice() {
+        [] => Ok(()),
+        [error] => Err(Failure::new(1, miette!("{error}"))),
+        [error, ..] => Err(Failure::new(1, miette!("{} requests failed, the first: {error}", failed.len()))),
     }
 }
 
@@ -114,7 +126,7 @@ pub(super) fn serve_text(
     }
     tell(&run);
     args.results.write(&run, &generation)?;
-    planned(&run)
+    held(&run)
 }
 
 /// Serves requests, and prints text as it comes where it is one that is followed.

@@ -34,8 +34,8 @@ use crate::near::near_of;
 
 pub use assume::Assumption;
 
-/// The most decoder layers that are read, far above any real model.
-const MAX_LAYERS: u64 = 10_000;
+/// The most decoder layers that are read; the deepest models have some 130.
+const MAX_LAYERS: u64 = 1_024;
 
 /// Reads the text of a config, and that of a calibration beside it; `file` stands for it in errors.
 pub(super) fn read(

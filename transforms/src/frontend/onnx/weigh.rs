@@ -25,6 +25,9 @@ pub(super) enum Part {
     Text,
 }
 
+/// What a dimension takes that stands alone: in a list that grows by doubling, and in its copy.
+const NUMBER: usize = 24;
+
 /// What a node takes in the graph that is made of it, beside the message.
 const IN_THE_GRAPH: usize = 256;
 
@@ -71,6 +74,12 @@ pub(super) fn weigh(part: Part, length: usize, buf: &mut impl Buf, left: &mut us
         let (tag, wire) = decode_key(buf)?;
         let Some(inner) = part.field(tag).filter(|_| wire == WireType::LengthDelimited) else {
             skip_field(wire, tag, buf, DecodeContext::default())?;
+            // Dimensions may be stated one by one; other numbers are not kept, or are none of a list.
+            let kept = if matches!((part, tag), (Part::Tensor, 1)) { NUMBER } else { 0 };
+            match left.checked_sub(kept) {
+                Some(less) => *left = less,
+                None => return Ok(false),
+            }
             continue;
         };
         let length = usize::try_from(decode_varint(buf)?).unwrap_or(usize::MAX).min(buf.remaining());
