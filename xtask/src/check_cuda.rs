@@ -45,7 +45,18 @@ pub(crate) fn run() -> Result<(), String> {
     let path = std::env::var("PATH").unwrap_or_default();
     sh(Command::new("cargo")
         .arg("clippy")
-        .args(["-p", "cacheplan-kernels", "-p", "cacheplan-managers", "-p", "cacheplan-runtime", "-p", "cacheplan"])
+        .args([
+            "-p",
+            "cacheplan-kernels",
+            "-p",
+            "cacheplan-managers",
+            "-p",
+            "cacheplan-runtime",
+            "-p",
+            "cacheplan",
+            "-p",
+            "cacheplan-cli",
+        ])
         .args(["--all-targets", "--features", "cuda", "--", "-D", "warnings"])
         .env("PATH", format!("{}:{path}", home.join("bin").display()))
         .env("NVCC", nvcc)

@@ -26,7 +26,7 @@ const OURS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-AP
 
 /// Builds the command as it is released, and the archive.
 pub(crate) fn run() -> Result<(), String> {
-    sh(Command::new("cargo").args(["build", "--release", "--locked", "--package", "cacheplan", "--bin", "cacheplan"]))?;
+    sh(Command::new("cargo").args(["build", "--release", "--locked", "--package", "cacheplan-cli"]))?;
     package("release")
 }
 
@@ -107,7 +107,7 @@ fn below(page: &str, name: &str) -> Vec<String> {
 /// The licences of everything that the command is built from, each with its text as its package has it.
 fn licences(host: &str) -> Result<String, String> {
     let tree =
-        ["tree", "--locked", "--package", "cacheplan", "--edges", "normal", "--prefix", "none", "--format", "{p}"];
+        ["tree", "--locked", "--package", "cacheplan-cli", "--edges", "normal", "--prefix", "none", "--format", "{p}"];
     let tree = said(Command::new("cargo").args(tree).args(["--target", host]))?;
     let built = |package: &Package| {
         let name = format!("{} v{}", package.name, package.version);

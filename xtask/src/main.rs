@@ -3,6 +3,7 @@
 
 mod check_arm;
 mod check_cuda;
+mod code;
 mod cuda_build;
 mod cuda_prove;
 mod cuda_toolkit;
@@ -28,6 +29,8 @@ const HELP: &str = "\
 Usage: cargo xtask <command>
 
 Commands:
+  circles           Find circles of imports between files, followed through re-exports
+  lines [COMMIT]    Count the lines of product code by part, beside those of a commit
   check-arm         Type-check all crates for AArch64; needs Debian's apt, and the network once
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
   cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let (command, [seconds, kills]) = match args.as_slice() {
         ["help" | "--help" | "-h"] => return usage(""),
+        ["lines", commit] => return done(code::lines::run(Some(commit))),
         ["gpu", folder] => return done(gpu_all::run(folder)),
         ["oracle", engine] => return done(oracle::run(engine, 1200)),
         ["oracle", engine, random] => match random.parse() {
@@ -80,6 +84,8 @@ fn main() -> ExitCode {
         _ => return usage("unknown command"),
     };
     let result = match command {
+        "circles" => code::circles::run(),
+        "lines" => code::lines::run(None),
         "check-arm" => check_arm::run(),
         "check-cuda" => check_cuda::run(),
         "cuda-toolkit" => cuda_toolkit::run(),

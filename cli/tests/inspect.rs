@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use rstest::rstest;
 
 fn inspect(model: &str, flags: &[&str]) -> Output {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(model);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(model);
     Command::new(env!("CARGO_BIN_EXE_cacheplan")).arg("inspect").arg(model).args(flags).output().unwrap()
 }
 

@@ -31,7 +31,7 @@ fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] devi
     let budget_file = folder.path().join("budget.toml");
     fs::write(&budget_file, budget).unwrap();
     let (desk, mut compared, mut refused) = (Desk::default(), 0, 0);
-    for entry in fs::read_dir("tests/fixtures/configs").unwrap() {
+    for entry in fs::read_dir("../tests/fixtures/configs").unwrap() {
         let path = entry.unwrap().path();
         let text = fs::read(&path).unwrap();
         let mut command = Command::new(COMMAND);
@@ -66,7 +66,7 @@ fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] devi
 
 #[test]
 fn what_else_is_asked_is_what_the_command_says() {
-    let path = "tests/fixtures/configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
+    let path = "../tests/fixtures/configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
     let budget = "max_seq_len = 32768\n";
     let said = |arguments: &[&str]| {
         let output = Command::new(COMMAND).args(arguments).output().unwrap();
@@ -207,7 +207,7 @@ fn the_server_answers_its_own_page_and_nobody_else() {
 
 #[test]
 fn the_page_asks_nobody_but_the_hub() {
-    for entry in fs::read_dir("web/dist").unwrap() {
+    for entry in fs::read_dir("../web/dist").unwrap() {
         let path = entry.unwrap().path();
         let kept = ["zoo.json", "planner.wasm"].iter().any(|name| path.ends_with(Path::new(name)));
         let text = fs::read(&path).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const CONFIG: &str = "tests/fixtures/configs/Qwen__Qwen3-0.6B.json";
+const CONFIG: &str = "../tests/fixtures/configs/Qwen__Qwen3-0.6B.json";
 const COMMIT: &str = "c1899de289a04d12100db370d81485cdf75e47ca";
 const NAME: &str = "Qwen/Qwen3-0.6B";
 

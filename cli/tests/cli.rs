@@ -9,7 +9,7 @@ use serde_json::Value;
 const NANO: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
 
 fn config(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs").join(name)
 }
 
 fn cacheplan<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
@@ -249,7 +249,7 @@ fn a_wrong_description_is_named() {
 }
 
 fn fixture_model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
 }
 
 fn planned_equals_actual(run: &Value) {

@@ -10,7 +10,7 @@ const NANO: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json";
 const GEMMA: &str = "google__gemma-3-1b-it.json";
 
 fn config(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs").join(name)
 }
 
 /// Runs `cacheplan COMMAND… MODEL FLAGS…`; `FILE` among the flags is a path in `folder`.

@@ -38,7 +38,7 @@ fn says(said: &str) -> String {
 }
 
 fn verify(folder: &Path, program: &Path, model: &str, more: &[&str]) -> Output {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{model}.json"));
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/configs/{model}.json"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
     command.arg("verify").arg(model).args(["--engine", "llama.cpp", "--max-seq-len", "8192", "--max-batch-size", "2"]);
     command.arg("--program").arg(program).args(more).env("TMPDIR", folder).env("NO_COLOR", "1").output().unwrap()
@@ -97,7 +97,7 @@ fn what_cannot_be_verified_is_said(#[case] model: &str, #[case] more: &[&str], #
     let output = if engines == 0 {
         verify(folder.path(), &missing, model, &more)
     } else {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{model}.json"));
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/configs/{model}.json"));
         let model = model.display().to_string();
         more.splice(0..0, ["verify", &model]);
         Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(more).env("NO_COLOR", "1").output().unwrap()

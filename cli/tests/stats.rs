@@ -19,7 +19,7 @@ fn show(snapshot: &Path, format: &str) -> String {
 fn a_run_leaves_a_snapshot_of_every_pool() {
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("stats.json");
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/nemotron_h");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/nemotron_h");
     let run = cacheplan(&[
         "run".as_ref(),
         model.as_os_str(),

@@ -18,7 +18,7 @@ fn a_model_that_is_not_stated_is_noted(#[case] target: &str, #[case] flags: &[&s
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
     let file = file.to_str().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs/Qwen__Qwen3-8B.json");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs/Qwen__Qwen3-8B.json");
     assert!(cacheplan(&["plan", model.to_str().unwrap(), "--out", file]).status.success());
     let output = cacheplan(&[&["export", file, "--to", target][..], flags].concat());
     let (text, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -35,7 +35,7 @@ fn a_wrong_flag_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
     let file = file.to_str().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/configs/Qwen__Qwen3-8B.json");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs/Qwen__Qwen3-8B.json");
     assert!(cacheplan(&["plan", model.to_str().unwrap(), "--out", file]).status.success());
     let output = cacheplan(&[&["export", file, "--to", "vllm"][..], flags].concat());
     let message = String::from_utf8_lossy(&output.stderr);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const HOSTILE: &str = "a\u{1b}[31m\u{1b}]52;c;QQ==\u{7}\u{9b}2J\nMODEL    fake\r\u{202e}\u{2028}\u{2029}\u{85}b";
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
 fn command<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {

@@ -17,7 +17,7 @@ fn top() -> PathBuf {
 fn model(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(top().join("tests/fixtures/models/llama").join(file), folder.path().join(file)).unwrap();
+        std::fs::copy(top().join("../tests/fixtures/models/llama").join(file), folder.path().join(file)).unwrap();
     }
     std::fs::copy(top().join("text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     for (name, content) in files {
@@ -150,7 +150,7 @@ fn a_chat_is_put_into_the_template_turn_by_turn() {
 fn a_gguf_file_needs_no_other_for_text_and_chats(#[values("merges", "pieces")] name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("m.gguf");
-    std::fs::copy(top().join(format!("tests/fixtures/gguf/vocabularies/{name}.gguf")), &file).unwrap();
+    std::fs::copy(top().join(format!("../tests/fixtures/gguf/vocabularies/{name}.gguf")), &file).unwrap();
     let args = ["--prompt", "the cache", "--max-new-tokens", "5"];
     let as_json = json_of(run(&file, &[&args[..], &["--format", "json"]].concat()));
     let text = as_json["texts"][0].as_str().unwrap();
@@ -168,7 +168,7 @@ fn a_gguf_file_needs_no_other_for_text_and_chats(#[values("merges", "pieces")] n
 fn a_gguf_files_vocabulary_that_is_not_its_models_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("m.gguf");
-    let bytes = std::fs::read(top().join("tests/fixtures/gguf/vocabularies/merges.gguf")).unwrap();
+    let bytes = std::fs::read(top().join("../tests/fixtures/gguf/vocabularies/merges.gguf")).unwrap();
     let at = bytes.windows(9).position(|found| found == b"llama-bpe").unwrap();
     let other = [&bytes[..at], b"llama-xyz", &bytes[at + 9..]].concat();
     std::fs::write(&file, other).unwrap();
@@ -410,7 +410,7 @@ fn a_ruined_gguf_file_is_named_with_what_is_wrong(
 ) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("m.gguf");
-    std::fs::copy(top().join("tests/fixtures/gguf/vocabularies/merges.gguf"), &file).unwrap();
+    std::fs::copy(top().join("../tests/fixtures/gguf/vocabularies/merges.gguf"), &file).unwrap();
     ruin(&file, |bytes| match change {
         Some((from, to)) => {
             let at = bytes.windows(from.len()).position(|found| found == from.as_bytes()).unwrap();

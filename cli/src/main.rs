@@ -30,7 +30,7 @@ Data goes to stdout, everything else to stderr. Byte counts are binary: 1 GiB = 
 
 /// Plan, prove, allocate and run the caches of LLM inference.
 #[derive(Parser)]
-#[command(version, after_help = AFTER_HELP)]
+#[command(name = "cacheplan", version, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

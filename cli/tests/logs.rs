@@ -7,7 +7,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 fn fixture(folder: &str, name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder).join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(folder).join(name)
 }
 
 fn log(name: &str) -> String {

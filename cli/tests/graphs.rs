@@ -7,7 +7,7 @@ use rstest::rstest;
 use serde_json::Value;
 
 fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(path)
 }
 
 /// Runs `cacheplan ARGS`, where `@` stands before a path of a fixture.
