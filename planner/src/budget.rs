@@ -307,6 +307,8 @@ impl Budget {
             Some(Memory { bytes: Some(_), fraction: Some(_), .. }) => {
                 Err("`memory.bytes` and `memory.fraction` are both stated; keep one".into())
             }
+            Some(Memory { bytes: Some(_), reserve: Some(_), .. }) => Err(of_caches_alone("reserve")),
+            Some(Memory { bytes: Some(_), safe: true, .. }) => Err(of_caches_alone("safe")),
             Some(Memory { fraction: Some(_), of: None, .. }) => {
                 Err("`memory.fraction` needs `of = \"free\"` or `of = \"total\"`; engines differ in what they mean"
                     .into())
@@ -340,6 +342,10 @@ impl Budget {
     pub(crate) fn engine_mla_cache(&self) -> Option<MlaCache> {
         self.engine.mla_cache.or(self.mla_cache_mode)
     }
+}
+
+fn of_caches_alone(key: &str) -> String {
+    format!("`memory.{key}` is stated beside `memory.bytes`, which are of caches alone; nothing would consume it")
 }
 
 /// Serde's message without the names of Rust's types.
@@ -420,6 +426,8 @@ mod tests {
     #[case("[memory]\n", "neither")]
     #[case("[memory]\nbytes = '1GiB'\nfraction = 0.5\nof = 'free'\n", "keep one")]
     #[case("[memory]\nbytes = 5\nof = 'free'\n", "without `memory.fraction`")]
+    #[case("[memory]\nbytes = 5\nreserve = 1\n", "nothing would consume it")]
+    #[case("[memory]\nbytes = 5\nsafe = true\n", "nothing would consume it")]
     #[case("[memory]\nfraction = 1.5\nof = 'total'\n", "at most 1")]
     #[case("[memory]\nbytes = '12 apples'\n", "not a byte size")]
     #[case("[dtypes]\nkv = 'fp7'\n", "unknown dtype")]

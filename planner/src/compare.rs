@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Memory;
-use crate::engines::EngineSpec;
-use crate::make::{available_bytes, load, make};
+use crate::engines::{EngineSpec, available_bytes};
+use crate::make::{load, make};
 use crate::{ByteSize, Grouping, PlanError, PlanRequest};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
@@ -73,7 +73,8 @@ impl PlanRequest<'_> {
         };
         let block = theirs.as_ref().and_then(|theirs| theirs.block_size).unwrap_or(1);
         budget.tokens_per_block = Some(budget.tokens_per_block.unwrap_or(LARGEST_BLOCK).min(block));
-        let ours = match make(&PlanRequest { budget: &budget, ..*self }) {
+        // The bytes are those that the engine has, whatever our own step would leave of the device.
+        let ours = match make(&PlanRequest { budget: &budget, device: None, ..*self }) {
             Ok(plan) => Some(plan),
             Err(PlanError::DoesNotFit(_)) => None,
             Err(other) => return Err(other),

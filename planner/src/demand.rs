@@ -3,6 +3,7 @@
 use cacheplan_handlers::Growth;
 
 use crate::Fraction;
+use crate::step::StepSize;
 use crate::workload::Sample;
 
 /// What the demand of every pool depends on.
@@ -128,6 +129,13 @@ impl Demand {
 }
 
 impl Load {
+    /// The largest step of this many sequences: as many tokens as one may have, and never less than every candidate of each,
+    /// all of which are verified.
+    pub(crate) fn step(&self, sequences: u64) -> StepSize {
+        let candidates = sequences.saturating_mul(self.draft_positions);
+        StepSize { tokens: self.max_num_tokens.max(candidates), logit_rows: candidates }
+    }
+
     /// Slots of a state pool: padding, live, and checkpoints unless they lie apart.
     pub(crate) fn slots(&self, sequences: u64) -> u64 {
         let each = if self.checkpoints_apart { 1 } else { self.checkpoints_per_sequence.saturating_add(1) };
@@ -158,9 +166,12 @@ impl Blocks {
         let (mut weighted, mut weighted_full, mut weights, mut shared) = (0, 0, 0, 0);
         for sample in &load.samples {
             let own = full(sample.total);
-            // Blocks wholly inside the common prefix are stored once; windows let go of theirs.
+            // Blocks wholly inside the common prefix are stored once, but for each sequence's last, which it writes; windows
+            // let go of theirs.
             let common = match load.prefix_reuse {
-                Some(share) if window.is_none() => share.of(sample.prompt / load.context_ranks) / tokens_per_block,
+                Some(share) if window.is_none() => {
+                    (share.of(sample.prompt / load.context_ranks) / tokens_per_block).min(own.saturating_sub(1))
+                }
                 _ => 0,
             };
             shared = common.max(shared);
@@ -199,7 +210,7 @@ impl Blocks {
     /// enter a new block.
     fn entered(&self, load: &Load, sequences: u64) -> u64 {
         let Some(Window { to_next_block }) = self.window else { return 0 };
-        let step = load.max_num_tokens.max(sequences.saturating_mul(load.draft_positions));
+        let step = load.step(sequences).tokens;
         let spare = step - sequences.min(step);
         let first = sequences.min(spare / to_next_block);
         first + (spare - first * to_next_block) / self.tokens_per_block
@@ -272,6 +283,14 @@ mod tests {
         assert_eq!(demand.units(&load, 100), NULL_BLOCKS + 475);
         assert_eq!(demand.units(&load, 101), NULL_BLOCKS + 480);
         assert_eq!(demand.units(&load, 1), NULL_BLOCKS + 125);
+    }
+
+    #[test]
+    fn a_prompt_that_is_all_common_leaves_each_sequence_its_last_block() {
+        let mut load = load(vec![Sample { prompt: 96, total: 96, weight: 1 }], 16);
+        load.prefix_reuse = Fraction::new(1.0);
+        let demand = Demand::new(Growth::Paged { stride: 1, window: None }, 1, 8, &load);
+        assert_eq!(demand.units(&load, 200), NULL_BLOCKS + 11 + 200);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::budget::{Base, Memory, nearest};
+use crate::make::beside;
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
 use crate::{
@@ -444,13 +445,14 @@ impl Explainer<'_> {
         let more = self.plan.capacity.sequences + 1;
         match self.plan.capacity.capped_by {
             Cap::Memory => {
-                let mut budget = self.budget().clone();
-                (budget.memory, budget.max_batch_size, budget.maximize) = (None, Some(more), None);
-                let grown = PlanRequest { budget: &budget, agreement: None, ..*self.request }.plan();
-                Derivation::given(match grown {
-                    Ok(grown) => {
-                        let needed = grown.totals.managed_bytes + grown.totals.unmanaged_bytes;
-                        format!("{more} sequences need {} of caches", bytes(needed))
+                Derivation::given(match beside(self.request, more) {
+                    Ok((needed, there)) => {
+                        // A larger step leaves less of a device for caches.
+                        let is_share = self.budget().memory.as_ref().is_some_and(|memory| memory.bytes.is_none());
+                        let there = there
+                            .filter(|_| is_share)
+                            .map(|there| format!("; a step of as many leaves {}", bytes(there.bytes)));
+                        format!("{more} sequences need {} of caches{}", bytes(needed), there.unwrap_or_default())
                     }
                     Err(error) => format!("{more} sequences cannot be planned: {error}"),
                 })
@@ -469,6 +471,7 @@ impl Explainer<'_> {
                 self.plan.limits.max_num_tokens
             )),
             Cap::AnotherRank => Derivation::given(format!("{} serves no more", Cap::AnotherRank)),
+            Cap::SequenceLimit => Derivation::given("no scheduler runs more"),
         }
     }
 

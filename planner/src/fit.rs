@@ -10,9 +10,8 @@ use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{Budget, Fraction, Memory};
-use crate::make::make;
 use crate::suggest::{in_eight_bits, states_in_sixteen_bits};
-use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest};
+use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -295,29 +294,25 @@ fn tried(
         parallel,
         ..request.budget.clone()
     };
-    let stages = (0..parallel.pp).map(|stage| make(&PlanRequest { budget: &budget, stage, ..*request }));
-    let mut plans: Vec<CachePlan> = Vec::new();
-    for plan in stages {
-        match plan {
-            Ok(plan) => plans.push(plan),
-            Err(PlanError::DoesNotFit(short)) => {
-                let outside = short.overdrawn.as_ref().map(crate::error::Overdrawn::taken);
-                return Some(Tried {
-                    parallel,
-                    sequences: 0,
-                    capped_by: short.capped_by,
-                    outside_bytes: outside.unwrap_or(0),
-                    cache_bytes: short.available,
-                });
-            }
-            Err(_) => return None,
+    let plans = match RankPlans::made(&PlanRequest { budget: &budget, ..*request }) {
+        Ok(ranks) => ranks.stages,
+        Err(PlanError::DoesNotFit(short)) => {
+            let outside = short.overdrawn.as_ref().map(crate::error::Overdrawn::taken);
+            return Some(Tried {
+                parallel,
+                sequences: 0,
+                capped_by: short.capped_by,
+                outside_bytes: outside.unwrap_or(0),
+                cache_bytes: short.available,
+            });
         }
-    }
+        Err(_) => return None,
+    };
     let admitted = match engine.map(|engine| admitted(request, &budget, engine)) {
         None => None,
         Some(admitted) => Some(admitted?),
     };
-    let poorest = plans.iter().min_by_key(|plan| plan.capacity.sequences)?;
+    let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
     let outside = |plan: &CachePlan| {
         plan.ledger.iter().filter(|line| !line.name.is_for_caches()).map(|line| line.bytes).sum::<u64>()
     };

@@ -2,9 +2,12 @@
 
 use cacheplan_transforms::WeightBytes;
 
+use crate::budget::Memory;
+use crate::measured::Measured;
 use crate::overheads::Estimate;
+use crate::room::CacheBytes;
 use crate::size::ByteSize;
-use crate::solve::CacheBytes;
+use crate::step::{StepBytes, StepSize};
 use crate::{Certainty, DeviceKind, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights};
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
@@ -14,9 +17,6 @@ pub(crate) const ASSUMED_BYTES_PER_STEP_TOKEN: u64 = 256 << 10;
 
 /// Buffers of a group of ranks: 32 channels of NCCL's `NCCL_BUFFSIZE`, 4 MiB each.
 const ASSUMED_NCCL_BYTES_PER_GROUP: u64 = 128 << 20;
-
-/// vLLM's `max_num_seqs` where nobody states the largest batch.
-const USUAL_SEQUENCES: u64 = 256;
 
 /// The lines so far.
 #[derive(Clone, Debug, Default)]
@@ -41,9 +41,9 @@ impl Ledger {
         }
     }
 
-    /// Whether somebody measured `item`, whose line is then added.
-    fn measured(&mut self, request: &PlanRequest<'_>, item: LedgerItem, max_num_tokens: u64) -> bool {
-        let measured = request.measured.and_then(|measured| measured.line(&item, max_num_tokens));
+    /// Whether somebody measured `item`, whose line is then added; activations are those of another step.
+    fn measured(&mut self, request: &PlanRequest<'_>, item: LedgerItem) -> bool {
+        let measured = request.measured.and_then(|measured| measured.line(&item, 0));
         let Some((bytes, source, note)) = measured else { return false };
         self.line(item, bytes, source, note);
         true
@@ -56,31 +56,6 @@ impl Ledger {
     /// A line of which nobody stated or measured the bytes, and which may take as many more.
     fn assumed(&mut self, name: LedgerItem, bytes: u64, uncertain_bytes: u64, note: String) {
         self.lines.push(LedgerLine { name, bytes, source: Certainty::Assumed, note, uncertain_bytes });
-    }
-
-    /// What a step takes besides weights and caches.
-    fn activations(&mut self, request: &PlanRequest<'_>, max_num_tokens: u64) {
-        let (bytes, note) = match request.step {
-            None => {
-                let each = ByteSize(ASSUMED_BYTES_PER_STEP_TOKEN);
-                let bytes = max_num_tokens.saturating_mul(ASSUMED_BYTES_PER_STEP_TOKEN);
-                (bytes, format!("{max_num_tokens} tokens a step at {each}"))
-            }
-            Some(step) => {
-                let tp = request.budget.parallel.tp.into();
-                let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(max_num_tokens);
-                let (inside, logits) = (step.peak(max_num_tokens, 0, tp), step.peak(0, sequences, tp));
-                let note = match inside >= logits {
-                    true => format!(
-                        "{max_num_tokens} tokens a step in the widest layer, {} each",
-                        ByteSize(step.peak(1, 0, tp))
-                    ),
-                    false => format!("logits of {sequences} sequences, {} each", ByteSize(step.logits)),
-                };
-                (inside.max(logits), note)
-            }
-        };
-        self.assumed(LedgerItem::Activations, bytes, bytes / 2, note);
     }
 
     /// What is on a GPU before anything is; as much again is uncertain, for logs of one rank alone show little of libraries.
@@ -104,9 +79,14 @@ impl Ledger {
     }
 
     /// What assumed lines may take more, kept free where the budget wants that.
-    fn margin(&mut self) {
+    pub(crate) fn margin(&mut self) {
         let bytes = self.lines.iter().fold(0u64, |sum, line| sum.saturating_add(line.uncertain_bytes));
         self.line(LedgerItem::Margin, bytes, Certainty::Assumed, "what assumed lines may take more".into());
+    }
+
+    /// What assumed lines may take more.
+    fn uncertain(&self) -> u128 {
+        self.lines.iter().map(|line| u128::from(line.uncertain_bytes)).sum()
     }
 
     /// Bytes of all lines so far.
@@ -176,63 +156,158 @@ fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> 
     Some(Weights { size, source, note, of_dimensions })
 }
 
-/// What is there besides caches: weights, activations, context, reserve.
-pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Result<Ledger, PlanError> {
+/// What is there besides caches: weights, activations, context, reserve. Only activations depend on what is in a step.
+pub(crate) struct Outside<'a> {
+    before: Ledger,
+    activations: Activations<'a>,
+    after: Ledger,
+    /// Whether what assumed lines may take more is kept free too.
+    safe: bool,
+}
+
+/// What a step takes besides weights and caches.
+enum Activations<'a> {
+    /// However large it is.
+    Known(LedgerLine),
+    /// In proportion to what an engine logged.
+    Logged(&'a Measured),
+    /// So much for each token of a model whose layers nobody read.
+    OfTokens,
+    /// The larger of its tokens in the widest layer, over `tp` ranks, and its logits.
+    OfLayers { step: StepBytes, tp: u64 },
+}
+
+impl Activations<'_> {
+    fn of<'a>(request: &PlanRequest<'a>, stated: Option<ByteSize>) -> Activations<'a> {
+        let known = |bytes, source, note: &str| {
+            Activations::Known(LedgerLine {
+                name: LedgerItem::Activations,
+                bytes,
+                source,
+                note: note.into(),
+                uncertain_bytes: 0,
+            })
+        };
+        match (request.measurement, stated, request.measured) {
+            (Some(measured), _, _) => {
+                known(measured.forward_bytes, Certainty::Measured, "peak of one profiled forward")
+            }
+            (None, Some(stated), _) => known(stated.0, Certainty::Assumed, "stated in the budget"),
+            (None, None, Some(measured)) if measured.lines.activations.is_some() => Activations::Logged(measured),
+            (None, None, _) => match request.step {
+                Some(step) => Activations::OfLayers { step, tp: request.budget.parallel.tp.into() },
+                None => Activations::OfTokens,
+            },
+        }
+    }
+
+    /// The bytes of a step, and how many more they may be.
+    fn bytes(&self, size: StepSize) -> (u64, u64) {
+        let assumed = |bytes: u64| (bytes, bytes / 2);
+        match self {
+            Self::Known(line) => (line.bytes, line.uncertain_bytes),
+            Self::Logged(_) => (self.line(size).bytes, 0),
+            Self::OfTokens => assumed(size.tokens.saturating_mul(ASSUMED_BYTES_PER_STEP_TOKEN)),
+            Self::OfLayers { step, tp } => assumed(step.peak(size, *tp)),
+        }
+    }
+
+    fn line(&self, size: StepSize) -> LedgerLine {
+        let StepSize { tokens, logit_rows } = size;
+        let note = match self {
+            Self::Known(line) => return line.clone(),
+            Self::Logged(measured) => {
+                let logged = measured.line(&LedgerItem::Activations, tokens);
+                let (bytes, source, note) = logged.unwrap_or((0, Certainty::Measured, String::new()));
+                return LedgerLine { name: LedgerItem::Activations, bytes, source, note, uncertain_bytes: 0 };
+            }
+            Self::OfTokens => format!("{tokens} tokens a step at {}", ByteSize(ASSUMED_BYTES_PER_STEP_TOKEN)),
+            Self::OfLayers { step, tp } if step.is_widest_in_layers(size, *tp) => {
+                format!("{tokens} tokens a step in the widest layer, {} each", ByteSize(step.of_token(*tp)))
+            }
+            Self::OfLayers { step, .. } => format!("logits of {logit_rows} tokens, {} each", ByteSize(step.logits)),
+        };
+        let (bytes, uncertain_bytes) = self.bytes(size);
+        LedgerLine { name: LedgerItem::Activations, bytes, source: Certainty::Assumed, note, uncertain_bytes }
+    }
+}
+
+impl<'a> Outside<'a> {
+    pub(crate) fn of(request: &PlanRequest<'a>) -> Result<Self, PlanError> {
+        let memory = request.budget.memory.clone().unwrap_or_default();
+        if let Some(measured) = request.measured {
+            measured.refuse_other_ranks(request.budget.parallel)?;
+        }
+        Ok(Self {
+            before: before_activations(request, &memory),
+            activations: Activations::of(request, memory.activations),
+            after: after_activations(request, &memory),
+            safe: memory.safe,
+        })
+    }
+
+    /// Bytes besides caches where such a step runs.
+    pub(crate) fn bytes(&self, size: StepSize) -> u64 {
+        let (step, more) = self.activations.bytes(size);
+        let margin = if self.safe { self.before.uncertain() + u128::from(more) + self.after.uncertain() } else { 0 };
+        let bytes = u128::from(self.before.sum()) + u128::from(step) + u128::from(self.after.sum()) + margin;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// The lines of such a step.
+    pub(crate) fn ledger(&self, size: StepSize) -> Ledger {
+        let mut lines = self.before.lines.clone();
+        lines.push(self.activations.line(size));
+        lines.extend_from_slice(&self.after.lines);
+        let mut ledger = Ledger { lines };
+        if self.safe {
+            ledger.margin();
+        }
+        ledger
+    }
+}
+
+/// Weights, and what a process has on the device before a step.
+fn before_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
     let mut ledger = Ledger::default();
-    let memory = request.budget.memory.clone().unwrap_or_default();
+    let parallel = request.budget.parallel;
+    if let Some(measured) = request.measurement {
+        let note = "weights and what the process holds";
+        ledger.line(LedgerItem::Resident, measured.resident_bytes, Certainty::Measured, note.into());
+        return ledger;
+    }
+    let stages = parallel.stages_of(request.stage, request.model.layers);
+    let is_measured = memory.weights.is_none() && ledger.measured(request, LedgerItem::Weights);
+    if let (false, Some(weights), Some(stages)) = (is_measured, weights(request), stages) {
+        ledger.weights(LedgerItem::Weights, weights, parallel, stages);
+    }
+    if !ledger.measured(request, LedgerItem::Context) && is_device(request) {
+        ledger.context(request);
+    }
+    let groups = u64::from(parallel.groups());
+    if !ledger.measured(request, LedgerItem::Nccl) && runs_layers(request) && groups > 0 {
+        let bytes = groups * ASSUMED_NCCL_BYTES_PER_GROUP;
+        let note = format!("{groups} group(s) of ranks, 32 channels of 4 MiB each");
+        ledger.assumed(LedgerItem::Nccl, bytes, bytes, note);
+    }
+    ledger
+}
+
+/// Captured graphs, the draft model's weights, and what nobody may use.
+fn after_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
+    let mut ledger = Ledger::default();
     let parallel = request.budget.parallel;
     let stages = |layers: u32| parallel.stages_of(request.stage, layers);
-    let is_device = request.device.is_some_and(|device| device.kind != DeviceKind::Cpu);
-    // Of a model whose layers nobody read only the least is assumed.
-    let runs_layers = is_device && request.step.is_some();
-    if let Some(measured) = request.measured {
-        measured.refuse_other_ranks(parallel)?;
-    }
-    if let Some(measured) = request.measurement {
-        ledger.line(
-            LedgerItem::Resident,
-            measured.resident_bytes,
-            Certainty::Measured,
-            "weights and what the process holds".into(),
-        );
-        ledger.line(
-            LedgerItem::Activations,
-            measured.forward_bytes,
-            Certainty::Measured,
-            "peak of one profiled forward".into(),
-        );
-    } else {
-        let is_measured = memory.weights.is_none() && ledger.measured(request, LedgerItem::Weights, max_num_tokens);
-        if let (false, Some(weights), Some(stages)) = (is_measured, weights(request), stages(request.model.layers)) {
-            ledger.weights(LedgerItem::Weights, weights, parallel, stages);
-        }
-        if !ledger.measured(request, LedgerItem::Context, max_num_tokens) && is_device {
-            ledger.context(request);
-        }
-        let groups = u64::from(parallel.groups());
-        if !ledger.measured(request, LedgerItem::Nccl, max_num_tokens) && runs_layers && groups > 0 {
-            let bytes = groups * ASSUMED_NCCL_BYTES_PER_GROUP;
-            let note = format!("{groups} group(s) of ranks, 32 channels of 4 MiB each");
-            ledger.assumed(LedgerItem::Nccl, bytes, bytes, note);
-        }
-        match memory.activations {
-            Some(bytes) => {
-                ledger.line(LedgerItem::Activations, bytes.0, Certainty::Assumed, "stated in the budget".into());
-            }
-            None if ledger.measured(request, LedgerItem::Activations, max_num_tokens) => {}
-            None => ledger.activations(request, max_num_tokens),
-        }
-    }
     match memory.graphs {
         Some(bytes) => {
             let note = "captured CUDA graphs, stated in the budget";
             ledger.line(LedgerItem::Graphs, bytes.0, Certainty::Assumed, note.into());
         }
-        None if ledger.measured(request, LedgerItem::Graphs, max_num_tokens) => {}
+        None if ledger.measured(request, LedgerItem::Graphs) => {}
         None => {
             let layers =
                 stages(request.model.layers).map_or(0, |stages| u64::from(request.model.layers).div_ceil(stages));
-            if runs_layers && request.measurement.is_none() && layers > 0 {
+            if runs_layers(request) && request.measurement.is_none() && layers > 0 {
                 ledger.graphs(request, layers);
             }
         }
@@ -250,8 +325,14 @@ pub(crate) fn fixed_lines(request: &PlanRequest<'_>, max_num_tokens: u64) -> Res
     if let Some(reserve) = memory.reserve {
         ledger.line(LedgerItem::Reserve, reserve.0, Certainty::Exact, "stated in the budget".into());
     }
-    if memory.safe {
-        ledger.margin();
-    }
-    Ok(ledger)
+    ledger
+}
+
+fn is_device(request: &PlanRequest<'_>) -> bool {
+    request.device.is_some_and(|device| device.kind != DeviceKind::Cpu)
+}
+
+/// Of a model whose layers nobody read only the least is assumed.
+fn runs_layers(request: &PlanRequest<'_>) -> bool {
+    is_device(request) && request.step.is_some()
 }

@@ -65,6 +65,7 @@ mod plan_file;
 mod ranks;
 mod render;
 mod request;
+mod room;
 mod size;
 mod solve;
 mod speculation;

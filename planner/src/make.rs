@@ -2,20 +2,22 @@
 
 use std::collections::HashMap;
 
-use crate::budget::{Base, Budget, Fraction, Memory, Objective};
+use cacheplan_handlers::{DType, Growth, ResourceHandler};
+
+use crate::budget::{Budget, Objective};
 use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
 use crate::plan::Deployment;
 use crate::request::Held;
-use crate::solve::{self, CacheBytes, Cost, Solution};
+use crate::room::{CacheBytes, Room};
+use crate::solve::{self, SearchLimits, StageCost};
 use crate::{
-    CachePlan, Cap, Capacity, Certainty, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner, Parallel,
-    PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals, Unit, checkpoints,
-    host, suggest, weights,
+    Agreement, ByteSize, CachePlan, Cap, Capacity, Certainty, LedgerItem, LedgerLine, Limits, ManagerKind, Member,
+    Owner, Parallel, PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals,
+    Unit, checkpoints, host, suggest, weights,
 };
-use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
@@ -23,108 +25,198 @@ pub(crate) const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
 const PADDING_SLOTS: u64 = 1;
 
 impl PlanRequest<'_> {
-    /// Plans the caches of a model: who owns each, how large each pool is, and why.
+    /// Plans the caches of a model: who owns each, how large each pool is, and why. Of several pipeline stages it is the plan of
+    /// the one that is asked about, sized for what all of them can serve.
     ///
     /// Pure: the same request gives the same plan, and nothing is read, allocated or measured.
     ///
     /// # Errors
     /// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
     pub fn plan(&self) -> Result<CachePlan, PlanError> {
-        make(self).map_err(|error| match error {
-            PlanError::DoesNotFit(mut shortfall) => {
-                shortfall.suggestions = suggest::suggestions(self);
-                PlanError::DoesNotFit(shortfall)
-            }
-            other => other,
-        })
+        self.budget.parallel.refuse_stage(self.stage, self.model.layers)?;
+        make_all(self).map(|stages| stages.of(self.stage)).map_err(|error| with_suggestions(self, error))
     }
 }
 
-/// Bytes that the budget leaves for caches; `None` if it states no memory.
-pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
-    let ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
-    let memory = cache_bytes(request, &ledger)?;
-    Ok(memory.map(|memory| memory.paged_share.of(memory.bytes)))
+/// The plans of all stages, and what they agree on.
+pub(crate) struct Stages {
+    pub(crate) plans: Vec<CachePlan>,
+    pub(crate) agreement: Agreement,
+}
+
+impl Stages {
+    /// The plan of a stage that there is.
+    fn of(mut self, stage: u32) -> CachePlan {
+        self.plans.swap_remove(stage as usize)
+    }
+}
+
+/// An error with the changes that would make the request fit, each tried.
+pub(crate) fn with_suggestions(request: &PlanRequest<'_>, error: PlanError) -> PlanError {
+    let PlanError::DoesNotFit(mut shortfall) = error else { return error };
+    shortfall.suggestions = suggest::suggestions(request);
+    PlanError::DoesNotFit(shortfall)
 }
 
 /// [`PlanRequest::plan`] without suggestions where it does not fit.
 pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
-    let stated = request;
+    request.budget.parallel.refuse_stage(request.stage, request.model.layers)?;
+    make_all(request).map(|stages| stages.of(request.stage))
+}
+
+/// Bytes that `sequences` sequences of a request take, and those that are there for them.
+pub(crate) fn beside(request: &PlanRequest<'_>, sequences: u64) -> Result<(u64, Option<CacheBytes>), PlanError> {
     let budget = request.budget.or_fixed(request.model);
-    let (request, budget) = (&PlanRequest { budget: &budget, ..*request }, budget.as_ref());
-    budget.validate().map_err(PlanError::Budget)?;
-    let max_seq_len = budget.max_seq_len_for(request.model);
-    let load = load(budget, max_seq_len)?;
-    let policy = budget.grouping.unwrap_or_default();
+    let request = &PlanRequest { budget: &budget, ..*request };
     let held = request.held()?;
-    let groups = group(policy, &held.resources, max_seq_len)?;
-    refuse_unconsumed(budget, &groups)?;
-    refuse_unmanaged(budget, &groups)?;
-    refuse_mixed(budget, &groups)?;
-    let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
-    let mut pools = lay_out(&groups, &load, tokens_per_block)?;
-    let mut demands: Vec<Demand> = groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
-    if load.checkpoints_apart {
-        let apart = checkpoints::pools(&groups, &pools);
-        if budget.parallel.pp == 1 && apart.iter().all(|pool| pool.dtype != DType::Int8) {
-            let nothing = "`workload.checkpoint_dtype` is int8, but no state of the model is smaller in it";
-            return Err(PlanError::Budget(nothing.into()));
+    let cost = Stage::of(request, &held)?;
+    let needed = u64::try_from(cost.cost().at(sequences).total()).unwrap_or(u64::MAX);
+    Ok((needed, cost.cost().memory(sequences)))
+}
+
+/// Plans every pipeline stage, all sized for what the poorest can serve.
+pub(crate) fn make_all(request: &PlanRequest<'_>) -> Result<Stages, PlanError> {
+    let budget = request.budget.or_fixed(request.model);
+    budget.validate().map_err(PlanError::Budget)?;
+    let stages = 0..budget.parallel.pp;
+    let requests: Vec<PlanRequest<'_>> =
+        stages.map(|stage| PlanRequest { budget: &budget, stage, ..*request }).collect();
+    let held: Vec<Held<'_>> = requests.iter().map(PlanRequest::held).collect::<Result<_, _>>()?;
+    let stages: Vec<Stage<'_>> =
+        requests.iter().zip(&held).map(|(request, held)| Stage::of(request, held)).collect::<Result<_, _>>()?;
+
+    let positions = stages[0].load.draft_positions;
+    let limits = SearchLimits {
+        batch: budget.max_batch_size.or(if budget.memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None }),
+        step: sequences_in_step(&budget, positions)?,
+        fill: budget.maximize == Some(Objective::Tokens),
+    };
+    let costs: Vec<StageCost<'_>> = stages.iter().map(Stage::cost).collect();
+    let solution = solve::solve(&costs, &limits).map_err(|poorest| stages[poorest].shortfall())?;
+    let parked = budget.host.map(|host| stages.iter().map(|stage| stage.parked(host.bytes)).min().unwrap_or(0));
+    let agreement =
+        Agreement { sequences: solution.sequences, spare_tokens: solution.spare_tokens, host_sequences: parked };
+    let plans = stages.into_iter().zip(&solution.caps).map(|(stage, cap)| stage.plan(request, agreement, *cap));
+    Ok(Stages { plans: plans.collect::<Result<_, _>>()?, agreement })
+}
+
+/// One pipeline stage before its pools have sizes.
+struct Stage<'a> {
+    request: &'a PlanRequest<'a>,
+    held: &'a Held<'a>,
+    groups: Vec<Group<'a>>,
+    pools: Vec<Pool>,
+    demands: Vec<Demand>,
+    load: Load,
+    room: Room<'a>,
+}
+
+impl<'a> Stage<'a> {
+    fn of(request: &'a PlanRequest<'a>, held: &'a Held<'a>) -> Result<Self, PlanError> {
+        let budget = request.budget;
+        let max_seq_len = budget.max_seq_len_for(request.model);
+        let load = load(budget, max_seq_len)?;
+        let groups = group(budget.grouping.unwrap_or_default(), &held.resources, max_seq_len)?;
+        refuse_unconsumed(budget, &groups)?;
+        refuse_unmanaged(budget, &groups)?;
+        refuse_mixed(budget, &groups)?;
+        let tokens_per_block = budget.tokens_per_block.unwrap_or(DEFAULT_TOKENS_PER_BLOCK);
+        let mut pools = lay_out(&groups, &load, tokens_per_block)?;
+        let mut demands: Vec<Demand> =
+            groups.iter().zip(&pools).map(|(group, pool)| demand(group, pool, &load)).collect();
+        if load.checkpoints_apart {
+            let apart = checkpoints::pools(&groups, &pools);
+            if budget.parallel.pp == 1 && apart.iter().all(|pool| pool.dtype != DType::Int8) {
+                let nothing = "`workload.checkpoint_dtype` is int8, but no state of the model is smaller in it";
+                return Err(PlanError::Budget(nothing.into()));
+            }
+            demands.extend(apart.iter().map(|pool| Demand::checkpoints(pool.unit_bytes)));
+            pools.extend(apart);
         }
-        demands.extend(apart.iter().map(|pool| Demand::checkpoints(pool.unit_bytes)));
-        pools.extend(apart);
+        Ok(Self { request, held, groups, pools, demands, load, room: Room::of(request)? })
     }
 
-    let mut ledger = ledger::fixed_lines(request, load.max_num_tokens)?;
-    let memory = cache_bytes(request, &ledger)?;
-    let batch = budget.max_batch_size.or(if memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None });
-    let in_step = sequences_in_step(budget, load.draft_positions)?;
-    let wanted = batch.into_iter().chain(in_step).min();
-    let fill = budget.maximize == Some(Objective::Tokens);
-    let solution = solve::solve(&demands, &load, memory, wanted, fill, request.agreement)
-        .ok_or_else(|| shortfall(&demands, &pools, &load, memory, &ledger))?;
-    set_sizes(&mut pools, &solution.units)?;
+    fn cost(&self) -> StageCost<'_> {
+        StageCost { demands: &self.demands, load: &self.load, room: &self.room }
+    }
 
-    let slots = SlotDomain {
-        padding: load.padding_slots,
-        live: solution.sequences,
-        checkpoints: load.slots(solution.sequences) - load.padding_slots - solution.sequences,
-    };
-    let resources = planned_resources(&held, &groups, &pools, &load);
-    let totals = totals(&resources, &pools)?;
-    let parked = request.agreement.and_then(|agreed| agreed.host_sequences);
-    let host = budget.host.map(|host| host::plan(host.bytes, &pools, &demands, &load, parked)).transpose()?;
-    let managed_state = pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
-    ledger.add_pools(&pools, memory);
-    Ok(CachePlan {
-        schema_version: SCHEMA_VERSION,
-        tool_version: env!("CARGO_PKG_VERSION").into(),
-        fingerprint: stated.fingerprint(),
-        model: request.model.clone(),
-        policy,
-        manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
-        parallel: budget.parallel,
-        limits: Limits {
-            max_seq_len,
-            max_batch_size: solution.sequences,
-            max_num_tokens: load.max_num_tokens.max(solution.sequences.saturating_mul(load.draft_positions)),
-            draft_positions: load.draft_positions,
-        },
-        rollback: budget.speculation.as_ref().and_then(|speculation| speculation.rollback_of(request.resources)),
-        slots,
-        resources,
-        capacity: capacity(
-            &pools,
-            &load,
-            &solution,
-            in_step.is_some_and(|most| batch.is_none_or(|batch| most < batch)),
-        ),
-        pools,
-        totals,
-        deployment: deployment(request, &ledger, solution.sequences),
-        engine_cache_bytes: budget.engine.cache_bytes.map(|bytes| bytes.0),
-        ledger: ledger.lines,
-        host,
-    })
+    /// The sequences that the host tier holds of this stage.
+    fn parked(&self, bytes: ByteSize) -> u64 {
+        host::sequences(bytes, &self.pools, &self.demands, &self.load)
+    }
+
+    /// The plan at what all stages serve; `stated` is the request as it was asked.
+    fn plan(self, stated: &PlanRequest<'_>, agreed: Agreement, cap: Cap) -> Result<CachePlan, PlanError> {
+        let Self { request, held, groups, mut pools, demands, load, room } = self;
+        let budget = request.budget;
+        let sequences = agreed.sequences;
+        set_sizes(&mut pools, &demands, &load, agreed)?;
+        let slots = SlotDomain {
+            padding: load.padding_slots,
+            live: sequences,
+            checkpoints: load.slots(sequences) - load.padding_slots - sequences,
+        };
+        let resources = planned_resources(held, &groups, &pools, &load);
+        let totals = totals(&resources, &pools)?;
+        let parked = budget.host.zip(agreed.host_sequences);
+        let host = parked.map(|(host, parked)| host::plan(host.bytes, &pools, &demands, &load, parked)).transpose()?;
+        let managed_state = pools.iter().any(|pool| pool.owner == Owner::MambaCacheManager);
+        let step = load.step(sequences);
+        let mut ledger = room.ledger(step);
+        ledger.add_pools(&pools, room.at(step));
+        let agreement = (budget.parallel.pp > 1).then_some(agreed);
+        Ok(CachePlan {
+            schema_version: SCHEMA_VERSION,
+            tool_version: env!("CARGO_PKG_VERSION").into(),
+            fingerprint: PlanRequest { stage: request.stage, agreement, ..*stated }.fingerprint(),
+            model: request.model.clone(),
+            policy: budget.grouping.unwrap_or_default(),
+            manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
+            parallel: budget.parallel,
+            limits: Limits {
+                max_seq_len: load.max_seq_len,
+                max_batch_size: sequences,
+                max_num_tokens: step.tokens,
+                draft_positions: load.draft_positions,
+            },
+            rollback: budget.speculation.as_ref().and_then(|speculation| speculation.rollback_of(request.resources)),
+            slots,
+            resources,
+            capacity: capacity(&pools, &load, agreed, cap),
+            pools,
+            totals,
+            deployment: deployment(request, &ledger, sequences),
+            engine_cache_bytes: budget.engine.cache_bytes.map(|bytes| bytes.0),
+            ledger: ledger.lines,
+            host,
+        })
+    }
+
+    /// What is missing for one sequence.
+    fn shortfall(&self) -> PlanError {
+        let one = self.cost().at(1);
+        let memory = self.cost().memory(1);
+        let overdrawn = memory.filter(|memory| memory.overdrawn > 0).map(|memory| {
+            let outside = self.room.ledger(self.load.step(1));
+            Overdrawn { allowed: outside.sum().saturating_sub(memory.overdrawn), lines: outside.lines }
+        });
+        let bytes = |demand: &Demand| u128::from(demand.unit_bytes) * u128::from(demand.units(&self.load, 1));
+        let largest = self.demands.iter().zip(&self.pools).max_by_key(|(demand, _)| bytes(demand));
+        PlanError::DoesNotFit(Box::new(Shortfall {
+            sequences: 1,
+            max_seq_len: self.load.max_seq_len,
+            needed: u64::try_from(one.total()).unwrap_or(u64::MAX),
+            available: memory.map_or(0, |memory| memory.bytes),
+            shortfall: memory.map_or(0, |memory| u64::try_from(one.excess(memory)).unwrap_or(u64::MAX)),
+            capped_by: match (&overdrawn, largest) {
+                (Some(overdrawn), _) => overdrawn.largest(),
+                (None, Some((_, pool))) => pool.id.clone(),
+                (None, None) => "memory".into(),
+            },
+            overdrawn,
+            suggestions: Vec::new(),
+        }))
+    }
 }
 
 /// What all ranks are together.
@@ -220,43 +312,6 @@ fn refuse_mixed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanError> 
     )))
 }
 
-/// What the pools may take together; `None` if the budget states no memory.
-fn cache_bytes(request: &PlanRequest<'_>, ledger: &Ledger) -> Result<Option<CacheBytes>, PlanError> {
-    let Some(memory) = &request.budget.memory else { return Ok(None) };
-    let Memory { bytes, fraction, of, .. } = memory;
-    if let Some(bytes) = bytes {
-        return Ok(Some(CacheBytes { bytes: bytes.0, overdrawn: 0, paged_share: Fraction::ONE }));
-    }
-    let (Some(fraction), Some(of)) = (*fraction, *of) else { return Ok(None) };
-    let device = request.device;
-    let no_device = || {
-        PlanError::Budget("`memory.fraction` is a share of a device, and no device was given (--device-memory)".into())
-    };
-    let has_weights =
-        ledger::weights(request).is_some() || request.measured.is_some_and(|measured| measured.lines.weights.is_some());
-    if device.is_some() && request.measurement.is_none() && !has_weights {
-        let unknown = "the model's files do not tell the size of its weights, so what `memory.fraction` leaves for caches is \
-                       unknown; state `memory.weights` (--weights), or the caches' own `memory.bytes` (--memory-bytes)";
-        return Err(PlanError::Budget(unknown.into()));
-    }
-    if request.draft.is_some() && ledger::draft_weights(request).is_none() {
-        let unknown = "the draft model's files do not tell the size of its weights, so what `memory.fraction` leaves for \
-                       caches is unknown; state `speculation.draft_weights` (--draft-weights), or the caches' own \
-                       `memory.bytes` (--memory-bytes)";
-        return Err(PlanError::Budget(unknown.into()));
-    }
-    let (allowed, taken, paged_share) = match (of, request.measurement) {
-        (Base::Total, _) => (fraction.of(device.ok_or_else(no_device)?.total_bytes), ledger.sum(), Fraction::ONE),
-        // Weights are resident already, so the free bytes no longer contain them.
-        (Base::Free, Some(measured)) => {
-            (measured.free_bytes, ledger.sum().saturating_sub(measured.resident_bytes), fraction)
-        }
-        (Base::Free, None) => (device.ok_or_else(no_device)?.free_bytes, ledger.sum(), fraction),
-    };
-    let (bytes, overdrawn) = (allowed.saturating_sub(taken), taken.saturating_sub(allowed));
-    Ok(Some(CacheBytes { bytes, overdrawn, paged_share }))
-}
-
 /// One pool for each group, with the members' places in a unit; sizes come later.
 fn lay_out(groups: &[Group<'_>], load: &Load, tokens_per_block: u64) -> Result<Vec<Pool>, PlanError> {
     let mut count_of_kind: HashMap<&str, usize> = HashMap::new();
@@ -321,46 +376,13 @@ fn demand(group: &Group<'_>, pool: &Pool, load: &Load) -> Demand {
     Demand::new(group.growth, pool.unit_bytes, pool.tokens_per_block.unwrap_or(1), load)
 }
 
-fn set_sizes(pools: &mut [Pool], units: &[u64]) -> Result<(), PlanError> {
-    for (pool, &units) in pools.iter_mut().zip(units) {
-        pool.units = units;
-        pool.bytes = pool.unit_bytes.checked_mul(units).ok_or_else(|| PlanError::TooLarge { pool: pool.id.clone() })?;
+fn set_sizes(pools: &mut [Pool], demands: &[Demand], load: &Load, agreed: Agreement) -> Result<(), PlanError> {
+    for (pool, demand) in pools.iter_mut().zip(demands) {
+        pool.units = demand.units(load, agreed.sequences).saturating_add(demand.spare_units(agreed.spare_tokens));
+        let bytes = pool.unit_bytes.checked_mul(pool.units);
+        pool.bytes = bytes.ok_or_else(|| PlanError::TooLarge { pool: pool.id.clone() })?;
     }
     Ok(())
-}
-
-fn shortfall(
-    demands: &[Demand],
-    pools: &[Pool],
-    load: &Load,
-    memory: Option<CacheBytes>,
-    ledger: &Ledger,
-) -> PlanError {
-    let one = Cost::of(demands, load, 1);
-    let available = memory.map_or(0, |memory| memory.bytes);
-    let missing = memory.map_or(0, |memory| one.excess(memory) + u128::from(memory.overdrawn));
-    let overdrawn = memory.filter(|memory| memory.overdrawn > 0).map(|memory| Overdrawn {
-        allowed: ledger.sum().saturating_sub(memory.overdrawn),
-        lines: ledger.lines.clone(),
-    });
-    let largest = demands
-        .iter()
-        .zip(pools)
-        .max_by_key(|(demand, _)| u128::from(demand.unit_bytes) * u128::from(demand.units(load, 1)));
-    PlanError::DoesNotFit(Box::new(Shortfall {
-        sequences: 1,
-        max_seq_len: load.max_seq_len,
-        needed: u64::try_from(one.total()).unwrap_or(u64::MAX),
-        available,
-        shortfall: u64::try_from(missing).unwrap_or(u64::MAX),
-        capped_by: match (&overdrawn, largest) {
-            (Some(overdrawn), _) => overdrawn.largest(),
-            (None, Some((_, pool))) => pool.id.clone(),
-            (None, None) => "memory".into(),
-        },
-        overdrawn,
-        suggestions: Vec::new(),
-    }))
 }
 
 fn planned_resources(held: &Held<'_>, groups: &[Group<'_>], pools: &[Pool], load: &Load) -> Vec<PlannedResource> {
@@ -429,7 +451,7 @@ fn totals(resources: &[PlannedResource], pools: &[Pool]) -> Result<Totals, PlanE
     })
 }
 
-fn capacity(pools: &[Pool], load: &Load, solution: &Solution, step_caps: bool) -> Capacity {
+fn capacity(pools: &[Pool], load: &Load, agreed: Agreement, capped_by: Cap) -> Capacity {
     let tokens_of = |windowed: bool| {
         pools
             .iter()
@@ -439,12 +461,9 @@ fn capacity(pools: &[Pool], load: &Load, solution: &Solution, step_caps: bool) -
     };
     Capacity {
         tokens: tokens_of(false).or_else(|| tokens_of(true)),
-        sequences: solution.sequences,
+        sequences: agreed.sequences,
         tokens_per_sequence: load.tokens_per_sequence(),
-        spare_tokens: solution.spare_tokens,
-        capped_by: match solution.cap {
-            Cap::MaxBatchSize if step_caps => Cap::MaxNumTokens,
-            cap => cap,
-        },
+        spare_tokens: agreed.spare_tokens,
+        capped_by,
     }
 }

@@ -342,6 +342,8 @@ pub enum Cap {
     /// What all ranks agreed on.
     #[serde(rename = "another rank")]
     AnotherRank,
+    /// 1,048,576 sequences, more than any scheduler runs.
+    SequenceLimit,
 }
 
 impl Cap {
@@ -358,6 +360,7 @@ impl fmt::Display for Cap {
             Self::MaxBatchSize => "max_batch_size",
             Self::MaxNumTokens => "max_num_tokens",
             Self::AnotherRank => "another rank",
+            Self::SequenceLimit => "the most that is planned",
         })
     }
 }

@@ -146,44 +146,19 @@ impl Parallel {
 impl RankPlans {
     /// Plans every pipeline stage and sizes all of them for what the poorest can serve.
     ///
-    /// The minimum is taken of sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone
-    /// would leave ranks with other pools out of step.
+    /// They agree on sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone would leave
+    /// ranks with other pools out of step.
     ///
     /// # Errors
     /// As [`PlanRequest::plan`], or sizes that do not divide the model.
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method itself is of one lifetime only")]
     pub fn of(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
-        Self::each(request, |request| request.plan())
+        Self::made(request).map_err(|error| make::with_suggestions(request, error))
     }
 
     /// The same without suggestions where it does not fit.
     pub(crate) fn made(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
-        Self::each(request, make::make)
-    }
-
-    fn each(
-        request: &PlanRequest<'_>,
-        plan: impl Fn(&PlanRequest<'_>) -> Result<CachePlan, PlanError>,
-    ) -> Result<Self, PlanError> {
-        let parallel = request.budget.parallel;
-        parallel.validate().map_err(PlanError::Budget)?;
-        let plan_all = |agreement: Option<Agreement>| -> Result<Vec<CachePlan>, PlanError> {
-            (0..parallel.pp).map(|stage| plan(&PlanRequest { stage, agreement, ..*request })).collect()
-        };
-        let alone = plan_all(request.agreement)?;
-        // A single stage has nobody to agree with.
-        if parallel.pp == 1 {
-            let plan = &alone[0];
-            let host_sequences = plan.host.as_ref().map(|host| host.sequences);
-            let (sequences, spare_tokens) = (plan.capacity.sequences, plan.capacity.spare_tokens);
-            return Ok(Self::new(parallel, Agreement { sequences, spare_tokens, host_sequences }, alone));
-        }
-        let sequences = least(&alone, |plan| plan.capacity.sequences);
-        let host_sequences = alone.iter().filter_map(|plan| Some(plan.host.as_ref()?.sequences)).min();
-        let unlimited = Agreement { sequences, spare_tokens: u64::MAX, host_sequences };
-        let spare_tokens = least(&plan_all(Some(unlimited))?, |plan| plan.capacity.spare_tokens);
-        let agreement = Agreement { sequences, spare_tokens, host_sequences };
-        Ok(Self::new(parallel, agreement, plan_all(Some(agreement))?))
+        let stages = make::make_all(request)?;
+        Ok(Self::new(request.budget.parallel, stages.agreement, stages.plans))
     }
 
     fn new(parallel: Parallel, agreement: Agreement, stages: Vec<CachePlan>) -> Self {
@@ -194,10 +169,6 @@ impl RankPlans {
         let hash = crate::fingerprint::hash(&(parallel, agreement, pools));
         Self { parallel, agreement, hash, stages }
     }
-}
-
-fn least(plans: &[CachePlan], of: impl Fn(&CachePlan) -> u64) -> u64 {
-    plans.iter().map(of).min().unwrap_or(0)
 }
 
 /// What one rank of pipeline stage `stage` holds of a model's resources.

@@ -14,6 +14,15 @@ pub struct StepBytes {
     pub logits: u64,
 }
 
+/// What is in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepSize {
+    /// Its tokens.
+    pub(crate) tokens: u64,
+    /// Those of them whose next token is chosen.
+    pub(crate) logit_rows: u64,
+}
+
 /// Bytes of a logit: as the head gives it, and in float32 as it is and after the sampler's softmax.
 const LOGIT_BYTES: u64 = 2 + 4 + 4;
 
@@ -31,11 +40,27 @@ impl StepBytes {
         Some(Self { whole, divided: divided.checked_mul(element)?, logits })
     }
 
-    /// Bytes of a step of so many tokens, after which so many sequences get their next, on each of `tp` ranks.
-    pub(crate) const fn peak(&self, tokens: u64, sequences: u64, tp: u64) -> u64 {
-        let inside = tokens.saturating_mul(self.whole.saturating_add(self.divided.div_ceil(tp)));
-        let chosen = sequences.saturating_mul(self.logits);
-        if inside > chosen { inside } else { chosen }
+    /// Bytes of a step on each of `tp` ranks.
+    pub(crate) fn peak(&self, size: StepSize, tp: u64) -> u64 {
+        self.in_layers(size, tp).max(self.of_logits(size))
+    }
+
+    /// Whether its tokens in the widest layer take more than its logits.
+    pub(crate) fn is_widest_in_layers(&self, size: StepSize, tp: u64) -> bool {
+        self.in_layers(size, tp) >= self.of_logits(size)
+    }
+
+    /// Bytes of a token in the widest layer.
+    pub(crate) const fn of_token(&self, tp: u64) -> u64 {
+        self.whole.saturating_add(self.divided.div_ceil(tp))
+    }
+
+    const fn in_layers(&self, size: StepSize, tp: u64) -> u64 {
+        size.tokens.saturating_mul(self.of_token(tp))
+    }
+
+    const fn of_logits(&self, size: StepSize) -> u64 {
+        size.logit_rows.saturating_mul(self.logits)
     }
 }
 
@@ -105,14 +130,16 @@ mod tests {
     fn the_widest_block_of_llama_is_its_feed_forward_block() {
         let step = read("meta-llama__Llama-3.1-8B-Instruct");
         assert_eq!(step, StepBytes { whole: 3 * 4096 * 2, divided: 3 * 14_336 * 2, logits: 128_256 * 10 });
-        assert_eq!(step.peak(8192, 1, 1), 8192 * (24_576 + 86_016));
-        assert_eq!(step.peak(8192, 1, 8), 8192 * (24_576 + 10_752));
+        assert_eq!(step.peak(StepSize { tokens: 8192, logit_rows: 1 }, 1), 8192 * (24_576 + 86_016));
+        assert_eq!(step.peak(StepSize { tokens: 8192, logit_rows: 1 }, 8), 8192 * (24_576 + 10_752));
     }
 
     /// vLLM logged 1.44 GiB for steps of 8,192 tokens and 1,024 sequences (`vllm-0.3x-llama-3.1-8b.log`).
     #[test]
     fn the_peak_of_llama_is_near_what_vllm_logged() {
-        let peak = read("meta-llama__Llama-3.1-8B-Instruct").peak(8192, 1024, 1) as f64 / f64::from(1 << 30);
+        let peak = read("meta-llama__Llama-3.1-8B-Instruct").peak(StepSize { tokens: 8192, logit_rows: 1024 }, 1)
+            as f64
+            / f64::from(1 << 30);
         assert!((1.0..1.44).contains(&peak), "{peak}");
         assert!(peak * 1.5 > 1.44, "{peak}");
     }

@@ -3,12 +3,12 @@
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
-use crate::make::make;
+use crate::make::{beside, make};
 use crate::request::Stated;
 use crate::solve::last;
 use crate::{
-    Budget, BudgetKey, ByteSize, CachePlan, Cap, CheckpointDType, Draft, LedgerItem, Parallel, PlanRequest, RankPlans,
-    Suggestion, Workload, ledger,
+    Budget, BudgetKey, ByteSize, CachePlan, Cap, CheckpointDType, Draft, Parallel, PlanRequest, Suggestion, Workload,
+    ledger,
 };
 
 /// How many changes are shown.
@@ -31,6 +31,7 @@ impl PlanRequest<'_> {
         let tries = match plan.capacity.capped_by {
             Cap::MaxBatchSize => vec![larger_batch(request)],
             Cap::MaxNumTokens => vec![larger_step(request)],
+            Cap::SequenceLimit => Vec::new(),
             Cap::Memory | Cap::AnotherRank => vec![
                 no_checkpoints(request),
                 smaller_checkpoints(request),
@@ -48,12 +49,9 @@ impl PlanRequest<'_> {
     pub fn missing(&self, plan: &CachePlan) -> Option<String> {
         let held = plan.capacity.sequences;
         let asked = self.budget.max_batch_size.filter(|asked| *asked > held)?;
-        // Without memory the pools are as large as was asked for.
-        let unlimited = Budget { memory: None, ..self.budget.clone() };
-        let bytes = |plan: &CachePlan| plan.pools.iter().fold(0u64, |sum, pool| sum.saturating_add(pool.bytes));
-        let needed = bytes(&make(&PlanRequest { budget: &unlimited, ..*self }).ok()?);
-        let unused = plan.ledger.iter().filter(|line| line.name == LedgerItem::Unused).map(|line| line.bytes);
-        let there = unused.fold(bytes(plan), u64::saturating_add);
+        // A larger step leaves less.
+        let (needed, there) = beside(self, asked).ok()?;
+        let there = there?.bytes;
         let short = needed.checked_sub(there).filter(|short| *short > 0)?;
         let [needed, there, short] = [needed, there, short].map(ByteSize);
         Some(format!(
@@ -97,15 +95,7 @@ fn served(plan: &CachePlan) -> u64 {
 fn with_budget(request: &PlanRequest<'_>, change: impl FnOnce(&mut Budget)) -> Option<CachePlan> {
     let mut budget = request.budget.clone();
     change(&mut budget);
-    solved(&PlanRequest { budget: &budget, ..*request })
-}
-
-/// The plan of a request; of several stages that of the one that is asked about, at what all agree on.
-fn solved(request: &PlanRequest<'_>) -> Option<CachePlan> {
-    if request.budget.parallel.pp == 1 {
-        return make(request).ok();
-    }
-    RankPlans::made(&PlanRequest { agreement: None, ..*request }).ok()?.stages.into_iter().nth(request.stage as usize)
+    make(&PlanRequest { budget: &budget, ..*request }).ok()
 }
 
 fn shorter(request: &PlanRequest<'_>) -> Option<Suggestion> {
@@ -176,7 +166,7 @@ fn smaller_kv(request: &PlanRequest<'_>) -> Option<Suggestion> {
     if smaller == *request.resources {
         return None;
     }
-    let plan = solved(&PlanRequest { resources: &smaller, draft, ..*request })?;
+    let plan = make(&PlanRequest { resources: &smaller, draft, ..*request }).ok()?;
     Some(suggestion(request, &[("dtypes.kv", "\"f8_e4m3\"".into())], &plan))
 }
 

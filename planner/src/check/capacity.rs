@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use cacheplan_handlers::Growth;
 
+use super::ledger::outside;
 use super::{Findings, Rule};
 use crate::budget::Objective;
 use crate::workload::Sample;
@@ -14,7 +15,7 @@ pub(super) struct Facts<'a> {
     /// Resources that only running sequences have.
     speculative: HashSet<&'a str>,
     pub(super) seq_len: u64,
-    pub(super) step_tokens: u64,
+    step_tokens: u64,
     pub(super) positions: u64,
     context_ranks: u64,
     checkpoints: u64,
@@ -23,6 +24,13 @@ pub(super) struct Facts<'a> {
     reuse_millionths: u64,
     samples: Vec<Sample>,
     pub(super) tokens_per_block: u64,
+}
+
+/// What is in a step: its tokens, and those of them whose next is chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    pub(super) tokens: u128,
+    pub(super) candidates: u128,
 }
 
 impl<'a> Facts<'a> {
@@ -114,11 +122,14 @@ impl<'a> Facts<'a> {
         let (mut own, mut all, mut weights, mut shared) = (0, 0, 0, 0);
         for sample in &self.samples {
             let weight = u128::from(sample.weight);
-            let full = up(self.held(sample.total), block) - common(sample.prompt);
+            // A sequence writes its own last block, whatever of its prompt others have too.
+            let blocks = up(self.held(sample.total), block);
+            let common = common(sample.prompt).min(blocks.saturating_sub(1));
+            let full = blocks - common;
             own += weight * full.min(resting(sample.total));
             all += weight * full;
             weights += weight;
-            shared = shared.max(common(sample.prompt));
+            shared = shared.max(common);
         }
         let mean = |weighted: u128, sequences: u128| up(sequences * weighted, weights);
         let entered = |sequences: u128| match window {
@@ -136,6 +147,20 @@ impl<'a> Facts<'a> {
         (mean(own, sequences) + entered(sequences)).min(mean(all, sequences)).saturating_add(shared).max(longest)
     }
 
+    /// What a step of so many sequences holds: as many tokens as the budget lets it, and never less than every candidate.
+    pub(super) fn step(&self, sequences: u64) -> Step {
+        let candidates = u128::from(sequences) * u128::from(self.positions);
+        Step { tokens: candidates.max(self.step_tokens.into()), candidates }
+    }
+
+    /// Whether the pools of so many sequences and spare tokens lie in memory beside a step of as many.
+    fn fits(&self, request: &PlanRequest<'_>, plan: &CachePlan, sequences: u64, spare: u64) -> bool {
+        let Some((bytes, share)) = memory(request, self.step(sequences)) else { return true };
+        let (paged, other) = self.bytes(plan, sequences, spare);
+        let left = bytes.saturating_sub_unsigned(other);
+        left >= 0 && paged <= (left * share / 1_000_000).unsigned_abs()
+    }
+
     /// Bytes of all paged pools and of all others.
     fn bytes(&self, plan: &CachePlan, sequences: u64, spare: u64) -> (u128, u128) {
         plan.pools.iter().fold((0, 0), |(paged, other), pool| {
@@ -145,32 +170,30 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// The bytes for all caches and the millionths that pages may take of what the others leave.
-pub(super) fn memory(request: &PlanRequest<'_>, outside: u128) -> Option<(u128, u128)> {
+/// The bytes for all caches while a step runs, below 0 where other things take more than there is, and the millionths that
+/// pages may take of what the others leave.
+pub(super) fn memory(request: &PlanRequest<'_>, step: Step) -> Option<(i128, i128)> {
+    const ALL: i128 = 1_000_000;
     let memory = request.budget.memory.as_ref()?;
-    if let Some(bytes) = memory.bytes {
-        return Some((bytes.0.into(), 1_000_000));
+    let outside = outside(request, step) as i128;
+    if let Some(stated) = memory.bytes {
+        let stated = i128::from(stated.0);
+        // Caches of stated bytes lie on a device beside everything else.
+        let left = request.device.map(|device| i128::from(device.total_bytes) - outside);
+        return Some((left.map_or(stated, |left| left.min(stated)), ALL));
     }
-    let millionths = (f64::from(memory.fraction?) * 1e6).round() as u128;
+    let millionths = (f64::from(memory.fraction?) * 1e6).round() as i128;
     Some(match (memory.of?, request.measurement) {
-        (Base::Total, _) => {
-            let share = u128::from(request.device?.total_bytes) * millionths / 1_000_000;
-            (share.saturating_sub(outside), 1_000_000)
-        }
+        (Base::Total, _) => (i128::from(request.device?.total_bytes) * millionths / ALL - outside, ALL),
         (Base::Free, Some(measured)) => {
-            let taken = outside.saturating_sub(measured.resident_bytes.into());
-            (u128::from(measured.free_bytes).saturating_sub(taken), millionths)
+            let taken = (outside - i128::from(measured.resident_bytes)).max(0);
+            (i128::from(measured.free_bytes) - taken, millionths)
         }
-        (Base::Free, None) => (u128::from(request.device?.free_bytes).saturating_sub(outside), millionths),
+        (Base::Free, None) => (i128::from(request.device?.free_bytes) - outside, millionths),
     })
 }
 
-fn fits((paged, other): (u128, u128), memory: Option<(u128, u128)>) -> bool {
-    memory.is_none_or(|(bytes, share)| other <= bytes && paged <= (bytes - other) * share / 1_000_000)
-}
-
 pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
-    let budget = request.budget;
     let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
     let limits = &plan.limits;
     findings.expect(Rule::Limits, "limits.max_seq_len", limits.max_seq_len, facts.seq_len);
@@ -186,22 +209,18 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
         let units = facts.units(pool, sequences, spare);
         findings.expect(Rule::Capacity, format!("pools[{}].units", pool.id), pool.units.into(), units);
     }
-    let outside = super::ledger::outside(request, facts);
-    let memory = memory(request, outside);
-    if !fits(facts.bytes(plan, sequences, spare), memory) {
+    let holds = |sequences, spare| facts.fits(request, plan, sequences, spare);
+    if !holds(sequences, spare) {
+        let memory = memory(request, facts.step(sequences));
         findings.add(Rule::Capacity, "pools", "more bytes than the budget", format!("{memory:?}"));
     }
-    maximal(facts, request, plan, memory, findings);
+    maximal(facts, request, plan, holds, findings);
 
     self::tokens(plan, findings);
     let found = u128::from(plan.capacity.tokens_per_sequence);
     findings.expect(Rule::Capacity, "capacity.tokens_per_sequence", found, facts.tokens_per_sequence());
     if sequences == 0 {
         findings.add(Rule::Capacity, "capacity.sequences", "0", "at least 1");
-    }
-    let fill = budget.maximize == Some(Objective::Tokens);
-    if [Cap::MaxBatchSize, Cap::MaxNumTokens].contains(&plan.capacity.capped_by) && !fill && spare != 0 {
-        findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "0 where the batch caps");
     }
 }
 
@@ -215,51 +234,55 @@ pub(super) fn tokens(plan: &CachePlan, findings: &mut Findings) {
 }
 
 /// Neither one more sequence nor one more spare token would do, and the plan names the right cap.
+///
+/// A cap is what one more sequence breaks: memory, with the larger step of one more; a limit that is stated; what another
+/// rank serves. Tokens beyond those of the sequences are there as far as memory goes where it is memory that ends them, on
+/// this rank or another, or where the budget asks for them, and nowhere else.
 fn maximal(
     facts: &Facts<'_>,
     request: &PlanRequest<'_>,
     plan: &CachePlan,
-    memory: Option<(u128, u128)>,
+    holds: impl Fn(u64, u64) -> bool,
     findings: &mut Findings,
 ) {
+    const MOST: u64 = 1 << 20;
+    let budget = request.budget;
     let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
-    let batch = request.budget.max_batch_size.or(if memory.is_none() { Some(8) } else { None });
-    let step = request.budget.max_num_tokens.map(|tokens| tokens / facts.positions);
-    let wanted = match (batch, step) {
-        (Some(batch), Some(step)) => Some(batch.min(step)),
-        (one, other) => one.or(other),
-    };
+    let batch = budget.max_batch_size.or(if budget.memory.is_none() { Some(8) } else { None });
+    let above = |limit: Option<u64>, sequences: u64| limit.is_some_and(|limit| sequences > limit);
+    let tokens = |sequences: u64| sequences.saturating_mul(facts.positions);
     let agreed = request.agreement;
-    let at_batch = wanted == Some(sequences);
-    let at_agreement = agreed.is_some_and(|agreed| agreed.sequences == sequences);
-    let above = |limit: Option<u64>| limit.is_some_and(|limit| sequences > limit);
-    if above(wanted) || above(agreed.map(|agreed| agreed.sequences)) {
+    if above(batch, sequences)
+        || above(budget.max_num_tokens, tokens(sequences))
+        || above(agreed.map(|agreed| agreed.sequences), sequences)
+    {
         findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "at most what was asked for");
     }
-    let another = facts.bytes(plan, sequences.saturating_add(1), 0);
-    // The planner looks no further than 2^20 sequences.
-    if !at_batch && !at_agreement && sequences < 1 << 20 && fits(another, memory) {
-        findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "more, for one more fits");
-    }
-    let cap = if at_batch && wanted == batch {
-        Cap::MaxBatchSize
-    } else if at_batch {
-        Cap::MaxNumTokens
-    } else if at_agreement {
-        Cap::AnotherRank
+    let more = sequences.saturating_add(1);
+    let breaks_memory = !holds(more, 0);
+    let cap = if breaks_memory {
+        Some(Cap::Memory)
+    } else if above(batch, more) {
+        Some(Cap::MaxBatchSize)
+    } else if above(budget.max_num_tokens, tokens(more)) {
+        Some(Cap::MaxNumTokens)
+    } else if agreed.is_some_and(|agreed| agreed.sequences == sequences && sequences < MOST) {
+        Some(Cap::AnotherRank)
     } else {
-        Cap::Memory
+        (sequences >= MOST).then_some(Cap::SequenceLimit)
     };
-    findings.expect(Rule::Capacity, "capacity.capped_by", plan.capacity.capped_by, cap);
+    match cap {
+        Some(cap) => findings.expect(Rule::Capacity, "capacity.capped_by", plan.capacity.capped_by, cap),
+        None => findings.add(Rule::Capacity, "capacity.sequences", sequences.to_string(), "more, for one more fits"),
+    }
 
     let grows = plan.pools.iter().any(|pool| pool.unit == Unit::Block && pool.window.is_none());
-    let fills = memory.is_some() && (!at_batch || request.budget.maximize == Some(Objective::Tokens));
-    let at_cap = agreed.is_some_and(|agreed| agreed.spare_tokens == spare);
-    if !grows || !fills {
+    let fills = budget.memory.is_some() && (breaks_memory || budget.maximize == Some(Objective::Tokens));
+    if let Some(agreed) = agreed {
+        findings.expect(Rule::Capacity, "capacity.spare_tokens", spare, agreed.spare_tokens);
+    } else if !grows || !fills {
         findings.expect(Rule::Capacity, "capacity.spare_tokens", spare, 0);
-    } else if !at_cap && fits(facts.bytes(plan, sequences, spare.saturating_add(1)), memory) {
+    } else if holds(sequences, spare.saturating_add(1)) {
         findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "more, for one more fits");
-    } else if agreed.is_some_and(|agreed| spare > agreed.spare_tokens) {
-        findings.add(Rule::Capacity, "capacity.spare_tokens", spare.to_string(), "at most what ranks agreed on");
     }
 }

@@ -1,6 +1,6 @@
 //! The ledger names every byte once, and adds up.
 
-use super::capacity::{Facts, memory};
+use super::capacity::{Facts, Step, memory};
 use super::{Findings, Rule};
 use cacheplan_transforms::WeightClasses;
 
@@ -11,15 +11,15 @@ use crate::{ByteSize, CachePlan, DeviceKind, LedgerItem, Owner, Parallel, PlanRe
 /// A line's name, its bytes, and how many more are kept free for it.
 type Line = (&'static str, u128, u128);
 
-/// The lines besides caches, as the request implies them.
-fn expected_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
+/// The lines besides caches, as the request implies them while so many sequences run.
+fn expected_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
     let safe = request.budget.memory.as_ref().is_some_and(|memory| memory.safe);
-    let lines = outside_lines(request, facts);
+    let lines = outside_lines(request, step);
     let margin: u128 = lines.iter().map(|(_, _, more)| more).sum();
     lines.into_iter().chain(safe.then_some(("margin", margin, 0))).collect()
 }
 
-fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
+fn outside_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
     let budget = request.budget;
     let memory = budget.memory.clone().unwrap_or_default();
     let mut lines: Vec<Line> = Vec::new();
@@ -29,7 +29,7 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
         lines.push(("activations", measured.forward_bytes.into(), 0));
     } else {
         let read = request.model.weights.map(|weights| weights.bytes);
-        let measured = logged(request, facts);
+        let measured = logged(request, step);
         if let Some(weights) = measured.weights.filter(|_| memory.weights.is_none()) {
             lines.push(("weights", weights, 0));
         } else if let Some(weights) = memory.weights.map(|stated| stated.0).or(read) {
@@ -57,7 +57,7 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
             (Some(stated), _) => ("activations", stated.0.into(), 0),
             (None, Some(bytes)) => ("activations", bytes, 0),
             (None, None) => {
-                let bytes = activations(request, facts);
+                let bytes = activations(request, step);
                 ("activations", bytes, bytes / 2)
             }
         });
@@ -65,7 +65,7 @@ fn outside_lines(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Vec<Line> {
     let shares_memory = request.device.is_some_and(|device| device.kind != DeviceKind::Cuda);
     let host = budget.host.filter(|_| shares_memory).map(|host| host.bytes);
     let stated = |(name, bytes): (&'static str, Option<ByteSize>)| bytes.map(|bytes| (name, u128::from(bytes.0), 0));
-    let graphs = stated(("graphs", memory.graphs)).or(logged(request, facts).graphs.map(|bytes| ("graphs", bytes, 0)));
+    let graphs = stated(("graphs", memory.graphs)).or(logged(request, step).graphs.map(|bytes| ("graphs", bytes, 0)));
     let captured = || {
         // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
@@ -103,13 +103,11 @@ fn middle_and_most(values: &mut [u128]) -> (u128, u128) {
     (values.get(values.len() / 2).copied().unwrap_or(0), values.last().copied().unwrap_or(0))
 }
 
-/// A step's tokens in the widest layer, or the logits of the sequences that it ends with.
-fn activations(request: &PlanRequest<'_>, facts: &Facts<'_>) -> u128 {
-    let tokens = u128::from(facts.step_tokens);
-    let Some(step) = request.step else { return tokens * 256 * 1024 };
-    let sequences = tokens.min(request.budget.max_batch_size.unwrap_or(256).into());
-    let each = u128::from(step.whole) + u128::from(step.divided).div_ceil(request.budget.parallel.tp.into());
-    (tokens * each).max(sequences * u128::from(step.logits))
+/// A step's tokens in the widest layer, or the logits of every candidate of its sequences.
+fn activations(request: &PlanRequest<'_>, step: Step) -> u128 {
+    let Some(bytes) = request.step else { return step.tokens * 256 * 1024 };
+    let each = u128::from(bytes.whole) + u128::from(bytes.divided).div_ceil(request.budget.parallel.tp.into());
+    (step.tokens * each).max(step.candidates * u128::from(bytes.logits))
 }
 
 /// Groups of ranks that one exchanges with.
@@ -128,12 +126,12 @@ struct Logged {
     nccl: Option<u128>,
 }
 
-fn logged(request: &PlanRequest<'_>, facts: &Facts<'_>) -> Logged {
+fn logged(request: &PlanRequest<'_>, step: Step) -> Logged {
     let Some(measured) = request.measured else { return Logged::default() };
     let lines = &measured.lines;
     let bytes = |line: Option<MeasuredBytes>| line.map(|line| u128::from(line.bytes));
     let per_step = match measured.limits.max_num_tokens {
-        Some(tokens) if tokens > 0 => (u128::from(facts.step_tokens), u128::from(tokens)),
+        Some(tokens) if tokens > 0 => (step.tokens, u128::from(tokens)),
         _ => (1, 1),
     };
     Logged {
@@ -172,13 +170,14 @@ fn draft_weights(request: &PlanRequest<'_>) -> Option<Line> {
 }
 
 /// Bytes of everything but caches.
-pub(super) fn outside(request: &PlanRequest<'_>, facts: &Facts<'_>) -> u128 {
-    expected_lines(request, facts).iter().map(|(_, bytes, _)| bytes).sum()
+pub(super) fn outside(request: &PlanRequest<'_>, step: Step) -> u128 {
+    expected_lines(request, step).iter().map(|(_, bytes, _)| bytes).sum()
 }
 
 pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+    let step = facts.step(plan.capacity.sequences);
     let mut expected: Vec<(String, u128, u128)> =
-        expected_lines(request, facts).into_iter().map(|(name, bytes, more)| (name.to_owned(), bytes, more)).collect();
+        expected_lines(request, step).into_iter().map(|(name, bytes, more)| (name.to_owned(), bytes, more)).collect();
     let bytes_of = |owner: Option<Owner>| -> u128 {
         let pools = plan.pools.iter().filter(|pool| owner.is_none_or(|owner| pool.owner == owner));
         pools.map(|pool| u128::from(pool.unit_bytes) * u128::from(pool.units)).sum()
@@ -189,7 +188,8 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
     if plan.pools.iter().any(|pool| pool.owner == Owner::Local) {
         expected.push(("local".into(), bytes_of(Some(Owner::Local)), 0));
     }
-    if let Some((bytes, _)) = memory(request, outside(request, facts)) {
+    if let Some((bytes, _)) = memory(request, step) {
+        let bytes = u128::try_from(bytes).unwrap_or(0);
         expected.push(("unused".into(), bytes.saturating_sub(bytes_of(None)), 0));
     }
     let lines = plan.ledger.iter();

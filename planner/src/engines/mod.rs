@@ -17,6 +17,8 @@ use cacheplan_transforms::ModelInfo;
 
 use crate::budget::Budget;
 use crate::demand::Load;
+use crate::room::Room;
+use crate::step::StepSize;
 use crate::{ByteSize, PlanError, PlanRequest, Shortfall, Suggestion, make, suggest};
 
 pub(crate) use options::{EngineOptions, MambaCacheMode};
@@ -135,7 +137,7 @@ impl PlanRequest<'_> {
         prediction.name = engine.engine.to_string();
         prediction.version = engine.version_name();
         prediction.notes.extend(engine.unread());
-        if let (Some(stated), Ok(Some(planned))) = (options.cache_bytes, make::available_bytes(self, &situation.load))
+        if let (Some(stated), Ok(Some(planned))) = (options.cache_bytes, available_bytes(self, &situation.load))
             && stated.0 != planned
         {
             let (stated, planned) = (stated, ByteSize(planned));
@@ -154,9 +156,20 @@ impl PlanRequest<'_> {
     fn engine_bytes(&self, load: &Load) -> Result<Option<u64>, PlanError> {
         match self.budget.engine.cache_bytes {
             Some(bytes) => Ok(Some(bytes.0)),
-            None => make::available_bytes(self, load),
+            None => available_bytes(self, load),
         }
     }
+}
+
+/// vLLM's `max_num_seqs` where nobody states the largest batch.
+const USUAL_SEQUENCES: u64 = 256;
+
+/// Bytes that the budget leaves for the caches of an engine, which measures a step of its largest batch; `None` if it
+/// states no memory.
+pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
+    let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
+    let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
+    Ok(Room::of(request)?.at(step).map(|memory| memory.paged_share.of(memory.bytes)))
 }
 
 /// Bytes that one sequence of the workload needs at least as the engine stores it.

@@ -2,7 +2,8 @@
 
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Cap, DeviceInfo, DeviceKind, Grouping, ManagerKind, Measurement, Member, Owner, PlanRequest, Rule, Unit,
+    CachePlan, Cap, DeviceInfo, DeviceKind, Grouping, ManagerKind, Measurement, Member, Owner, PlanRequest, RankPlans,
+    Rule, Unit,
 };
 use rstest::rstest;
 use serde_json::Value;
@@ -213,6 +214,8 @@ fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp
     for stage in 0..pp {
         let request = PlanRequest { draft: Some(draft.draft()), stage, ..model.request(&budget) };
         let made = request.plan().unwrap();
+        let agreement = (pp > 1).then(|| RankPlans::of(&request).unwrap().agreement);
+        let request = PlanRequest { agreement, ..request };
         assert_eq!(request.check(&made), Ok(()));
         for at in 0..made.resources.len() {
             let mut fewer = made.clone();

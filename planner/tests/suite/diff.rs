@@ -45,7 +45,7 @@ fn grouping_policies_are_compared_by_owner_and_pool() {
 fn another_dtype_and_budget_show_in_bytes_and_capacity() {
     let left = planned(&nemotron_3_nano(), "max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
     let model = nemotron_3_nano_with(DType::F8E4m3, DType::F32);
-    let right = planned(&model, "max_seq_len = 16384\n[memory]\nbytes = '30GiB'\nreserve = '1GiB'");
+    let right = planned(&model, "max_seq_len = 16384\n[memory]\nbytes = '30GiB'\ngraphs = '1GiB'");
     let table = left.diff(&right).table();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     insta::assert_snapshot!("diff_of_two_dtypes_and_budgets", table);
@@ -69,7 +69,7 @@ fn one_change_is_one_difference(#[case] change: fn(&mut CachePlan), #[case] key:
 #[test]
 fn what_one_side_lacks_is_absent_there() {
     let before = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'");
-    let after = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'\nreserve = '1GiB'");
+    let after = planned(&nemotron_3_nano(), "[memory]\nbytes = '24GiB'\ngraphs = '1GiB'");
     let change = &before.diff(&after).changes[0];
-    assert_eq!((change.name.as_str(), &change.before, &change.after), ("reserve", &None, &Some(Side::Bytes(1 << 30))));
+    assert_eq!((change.name.as_str(), &change.before, &change.after), ("graphs", &None, &Some(Side::Bytes(1 << 30))));
 }

@@ -312,7 +312,7 @@ fn what_engines_cannot_be_told_is_said() {
         .with("b", 1, ResourceHandler::kv_paged(8, 128, DType::Int8).unwrap())
         .with("s", 2, ResourceHandler::ssm(8, 64, 128, DType::F8E4m3).unwrap());
     let budget = budget(
-        "grouping = 'first-reference'\nmax_seq_len = 4096\n[memory]\nbytes = '4GiB'\nreserve = '1GiB'\n\
+        "grouping = 'first-reference'\nmax_seq_len = 4096\n[memory]\nbytes = '4GiB'\n\
          [speculation]\ndraft_tokens = 3",
     );
     let mut plan = mixed.request(&budget).plan().unwrap();

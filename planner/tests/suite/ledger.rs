@@ -196,6 +196,24 @@ fn an_engine_predicts_with_what_it_logged_itself() {
     assert_eq!(available("vllm") + context - graphs, available("sglang"));
 }
 
+/// The step that a plan pays for is that of the sequences that it admits.
+#[rstest]
+#[case("max_seq_len = 64", false)]
+#[case("max_seq_len = 64\nmax_batch_size = 100", true)]
+fn logits_are_those_of_the_sequences_that_are_admitted(#[case] limits: &str, #[case] layers_take_more: bool) {
+    let (model, device) = (model(), device(DeviceKind::Cuda));
+    let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
+    let budget = budget(&format!("{limits}\n[memory]\nfraction = 0.9\nof = 'total'"));
+    let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Activations).unwrap();
+    let in_layers = plan.limits.max_num_tokens * (24_576 + 86_016);
+    let of_logits = plan.capacity.sequences * 1_282_560;
+    assert_eq!(in_layers > of_logits, layers_take_more);
+    assert_eq!(line.bytes, in_layers.max(of_logits));
+}
+
 /// Whose layers were read: the widest of them, captured graphs and the buffers of a group are assumed, and kept free once more
 /// where that is asked for.
 #[test]
@@ -204,7 +222,8 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
     let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
     let planned = |safe: bool| {
         let budget = budget(&format!(
-            "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = {safe}\n[parallel]\ntp = 2"
+            "max_seq_len = 262144\nmax_num_tokens = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = {safe}\n\
+             [parallel]\ntp = 2"
         ));
         let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
         let plan = request.plan().unwrap();
@@ -213,9 +232,9 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
     };
     let (plain, safe) = (planned(false), planned(true));
     let line = |name: LedgerItem| safe.ledger.iter().find(|line| line.name == name).unwrap();
-    // 2048 tokens in the widest layer are less than the logits of 256 sequences.
-    assert_eq!(line(LedgerItem::Activations).bytes, 256 * 1_282_560);
-    assert_eq!(line(LedgerItem::Activations).uncertain_bytes, 128 * 1_282_560);
+    // 4096 tokens in the widest layer are more than the logits of the 120 sequences that are admitted.
+    assert_eq!(line(LedgerItem::Activations).bytes, 4_096 * (24_576 + 86_016 / 2));
+    assert_eq!(line(LedgerItem::Activations).uncertain_bytes, 2_048 * (24_576 + 86_016 / 2));
     assert_eq!(line(LedgerItem::Graphs).bytes, 2 * (gib("0.65") / 32));
     assert_eq!(line(LedgerItem::Nccl).bytes, 128 << 20);
     assert_eq!(line(LedgerItem::Weights).uncertain_bytes, 0);

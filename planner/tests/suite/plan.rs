@@ -5,6 +5,7 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{
     ByteSize, DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain,
 };
+use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
 #[test]
@@ -283,4 +284,43 @@ fn what_is_missing_for_the_sequences_that_were_asked_for_is_said(#[case] asked: 
     let resources = model.graph.collect(&told.pass_context(&model.info)).unwrap().resources;
     let request = PlanRequest::new(&model.info, &resources, &told);
     assert_eq!(request.missing(&request.plan().unwrap()).as_deref(), expected);
+}
+
+/// A cap is what one more sequence breaks: memory, wherever it does, even at a batch that was stated.
+#[rstest]
+#[case(7, cacheplan_planner::Cap::Memory, true)]
+#[case(6, cacheplan_planner::Cap::MaxBatchSize, false)]
+fn a_stated_batch_that_memory_ends_too_gets_the_rest(
+    #[case] batch: u64,
+    #[case] cap: cacheplan_planner::Cap,
+    #[case] fills: bool,
+) {
+    let model = Model::new("m", 1).with("kv", 0, super::common::kv(8, 128));
+    // 64 KiB a block of 16 tokens: 60 blocks, of which 7 sequences of 128 tokens take 57 with the null block.
+    let budget = budget(&format!("max_seq_len = 128\nmax_batch_size = {batch}\nmemory.bytes = '3840KiB'"));
+    let plan = model.request(&budget).plan().unwrap();
+    assert_eq!(model.request(&budget).check(&plan), Ok(()));
+    assert_eq!((plan.capacity.sequences, plan.capacity.capped_by), (batch, cap));
+    assert_eq!(plan.pools[0].units == 60, fills);
+}
+
+#[test]
+fn our_own_limit_is_not_called_memory() {
+    let model = Model::new("m", 1).with("kv", 0, super::common::kv(1, 16));
+    let budget = budget("max_seq_len = 1\ntokens_per_block = 1\nmemory.bytes = '1GiB'");
+    let plan = model.request(&budget).plan().unwrap();
+    assert_eq!(model.request(&budget).check(&plan), Ok(()));
+    assert_eq!((plan.capacity.sequences, plan.capacity.capped_by), (1 << 20, cacheplan_planner::Cap::SequenceLimit));
+}
+
+#[rstest]
+#[case("200GiB", "has 79.65 GiB")]
+#[case("70GiB", "does not fit")]
+fn stated_bytes_lie_on_the_device_beside_everything_else(#[case] bytes: &str, #[case] expected: &str) {
+    let mut model = Model::new("m", 1).with("kv", 0, super::common::kv(8, 128));
+    model.info.weights = Some(WeightBytes::new(79 << 30, true));
+    let device = "h100".parse().unwrap();
+    let budget = budget(&format!("memory.bytes = '{bytes}'"));
+    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
 }

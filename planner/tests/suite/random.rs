@@ -3,7 +3,11 @@
 //! `CACHEPLAN_SOAK_CASES` sets the number of cases; 2,000 where absent.
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler};
-use cacheplan_planner::{Budget, CachePlan, PlanError, Pool, Unit};
+use cacheplan_planner::{
+    Base, Budget, ByteSize, CachePlan, Cap, DeviceInfo, Fraction, Memory, PlanError, PlanRequest, Pool, Unit,
+};
+
+use crate::step::StepBytes;
 
 use super::common::{Model, budget};
 
@@ -142,7 +146,7 @@ fn counted_units(plan: &CachePlan, budget: &Budget, pool: &Pool, sequences: u64)
 /// Hands out a step's tokens one by one, always to the sequence that is nearest to a further block.
 fn counted_window(budget: &Budget, plan: &CachePlan, window: u64, block: u64, sequences: u64) -> u64 {
     let positions = plan.limits.draft_positions;
-    let step = budget.max_num_tokens.unwrap().max(sequences * positions);
+    let step = budget.max_num_tokens.unwrap_or(2_048).max(sequences * positions);
     let touched = |new: u64| (0..block).map(|start| (start + window - 1 + new).div_ceil(block)).max().unwrap();
     let first = (2..).find(|new| touched(*new) > touched(1)).unwrap() - 1;
     let mut blocks = sequences * touched(1);
@@ -220,4 +224,69 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
         }
     }
     assert!(planned * 4 > cases && refused * 50 > cases, "{planned} planned, {refused} refused of {cases}");
+}
+
+/// Bytes of a step of so many sequences, counted from what one token and one logit take.
+fn step_bytes(plan: &CachePlan, budget: &Budget, step: StepBytes, sequences: u64) -> u64 {
+    let candidates = sequences * plan.limits.draft_positions;
+    let tokens = budget.max_num_tokens.unwrap_or(2_048).max(candidates);
+    (tokens * (step.whole + step.divided)).max(candidates * step.logits)
+}
+
+/// Activations are those of the sequences that are admitted: every number up to the plan's own fits beside its step, one more
+/// does not unless a limit ends them, more memory never admits less, and a plan's own numbers, stated, give it again.
+#[test]
+fn random_plans_hold_their_own_numbers_beside_the_steps_that_these_take() {
+    let cases = std::env::var("CACHEPLAN_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000u64);
+    let (mut by_memory, mut by_limits) = (0, 0);
+    for seed in 0..cases {
+        let mut random = Random(seed ^ 0x5eed);
+        let model = random_model(&mut random);
+        let mut budget = random_budget(&mut random);
+        budget.max_num_tokens = budget.max_num_tokens.filter(|_| random.one_in(2));
+        let bytes = budget.memory.as_ref().unwrap().bytes.unwrap().0;
+        let weights = random.pick(&[1, 1_000]);
+        budget.memory = Some(Memory {
+            fraction: Fraction::new(0.5),
+            of: Some(Base::Total),
+            weights: Some(ByteSize(weights)),
+            ..Memory::default()
+        });
+        budget.host = None;
+        let step = StepBytes {
+            whole: random.pick(&[1, 8, 100]),
+            divided: random.pick(&[0, 16]),
+            logits: random.pick(&[1, 50, 3_000]),
+        };
+        let planned = |budget: &Budget, bytes: u64| {
+            let device = DeviceInfo::cpu("host", 2 * bytes, 2 * bytes);
+            let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(budget) };
+            request.plan().map(|plan| (request.check(&plan), plan))
+        };
+        let Ok((checked, plan)) = planned(&budget, bytes) else { continue };
+        assert_eq!(checked, Ok(()), "seed {seed}");
+        let fits = |sequences: u64| {
+            let caches = counted_bytes(&plan, &budget, sequences);
+            weights + step_bytes(&plan, &budget, step, sequences) + caches <= bytes
+        };
+        let (sequences, cap) = (plan.capacity.sequences, plan.capacity.capped_by);
+        assert!((1..=sequences.min(20)).chain([sequences]).all(fits), "seed {seed}: not every number fits");
+        assert_eq!(cap == Cap::Memory, !fits(sequences + 1), "seed {seed}: {cap}");
+        match cap {
+            Cap::Memory => by_memory += 1,
+            _ => by_limits += 1,
+        }
+        for stated in [
+            Budget { max_batch_size: Some(sequences), ..budget.clone() },
+            Budget { max_num_tokens: Some(plan.limits.max_num_tokens), ..budget.clone() },
+        ] {
+            let (checked, again) = planned(&stated, bytes).unwrap();
+            assert_eq!(checked, Ok(()), "seed {seed}");
+            assert_eq!(again.capacity.sequences, sequences, "seed {seed}");
+            assert_eq!((&again.pools, &again.ledger), (&plan.pools, &plan.ledger), "seed {seed}");
+        }
+        let (_, more) = planned(&budget, bytes + random.below(bytes)).unwrap();
+        assert!(more.capacity.sequences >= sequences, "seed {seed}: more memory admits fewer");
+    }
+    assert!(by_memory * 8 > cases && by_limits * 20 > cases, "{by_memory} by memory, {by_limits} by limits of {cases}");
 }

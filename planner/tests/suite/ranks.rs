@@ -57,8 +57,15 @@ fn stages_agree_on_what_the_poorest_can_serve() {
     let model = lopsided();
     let budget = budget("max_seq_len = 4096\n[parallel]\npp = 2\n[memory]\nbytes = '1GiB'");
     let request = model.request(&budget);
-    let alone: Vec<u64> =
-        (0..2).map(|stage| PlanRequest { stage, ..request }.plan().unwrap().capacity.sequences).collect();
+    // Each half of the layers as a model of its own.
+    let alone = [0..4, 4..8].map(|layers| {
+        let mut half = Model::new("m", 4);
+        for resource in model.resources.iter().filter(|resource| layers.contains(&resource.layer.unwrap())) {
+            half.resources.push(resource.clone()).unwrap();
+        }
+        let budget = super::common::budget("max_seq_len = 4096\n[memory]\nbytes = '1GiB'");
+        half.request(&budget).plan().unwrap().capacity.sequences
+    });
     let ranks = RankPlans::of(&request).unwrap();
     assert_ne!(alone[0], alone[1]);
     assert_eq!(ranks.agreement.sequences, *alone.iter().min().unwrap());

@@ -9,7 +9,7 @@ use super::common::{Model, budget, kv, nemotron_3_nano};
 fn nemotron() -> CachePlan {
     let mut model = nemotron_3_nano();
     model.info.weights = Some(WeightBytes::new(63_000_000_000, true));
-    let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\nreserve = '64MiB'");
+    let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'\ngraphs = '64MiB'");
     model.request(&budget).plan().unwrap()
 }
 

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{ByteSize, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target};
+use cacheplan_planner::{
+    Budget, ByteSize, DeviceInfo, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target,
+};
 use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources};
 
 use super::common::budget;
@@ -156,4 +158,43 @@ fn exports_of_the_zoo_admit_what_the_plan_says_or_say_what_is_lost() {
         }
     }
     assert!(exported > 150, "{exported}");
+}
+
+/// A plan holds when its own sequences, or its own tokens of a step, are stated: the same sequences, pools and ledger.
+#[test]
+fn a_plans_own_numbers_stated_give_the_plan_again() {
+    let devices = [("rtx-4090", ""), ("h100", ""), ("mi300x", "tp = 8"), ("h200", "tp = 4\npp = 2")];
+    let mut held = 0;
+    for (name, model) in models() {
+        for (device, parallel) in devices {
+            let device: DeviceInfo = device.parse().unwrap();
+            for length in [128, 4_096, 32_768] {
+                let asked = budget(&format!(
+                    "max_seq_len = {length}\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\n{parallel}"
+                ));
+                let Some(resources) = collected(&model, &asked.pass_context(&model.info)) else { continue };
+                let planned = |budget: &Budget| {
+                    let request = PlanRequest::new(&model.info, &resources, budget).with_step_of(&model);
+                    RankPlans::of(&PlanRequest { device: Some(&device), ..request })
+                };
+                // Some models do not fit, do not divide, or nobody knows their weights.
+                let Ok(plans) = planned(&asked) else { continue };
+                let (batch, step) = (plans.agreement.sequences, plans.stages[0].limits.max_num_tokens);
+                for stated in [
+                    Budget { max_batch_size: Some(batch), ..asked.clone() },
+                    Budget { max_num_tokens: Some(step), ..asked.clone() },
+                    Budget { max_batch_size: Some(batch), max_num_tokens: Some(step), ..asked.clone() },
+                ] {
+                    let again = planned(&stated).unwrap();
+                    let place = || format!("{name} {} {parallel} {length}", device.name);
+                    assert_eq!(again.agreement, plans.agreement, "{}", place());
+                    for (again, plan) in again.stages.iter().zip(&plans.stages) {
+                        assert_eq!((&again.pools, &again.ledger), (&plan.pools, &plan.ledger), "{}", place());
+                    }
+                }
+                held += 1;
+            }
+        }
+    }
+    assert!(held > 300, "{held} plans");
 }
