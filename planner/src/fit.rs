@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::Resources;
-use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
+use cacheplan_transforms::layers::LayerSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{Budget, Fraction, Memory};
+use crate::divisible::Divisible;
 use crate::suggest::{in_eight_bits, states_in_sixteen_bits};
 use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
 
@@ -114,16 +115,6 @@ pub(crate) struct Curve {
 /// The lengths of a curve: 1,024 to 1,048,576 tokens.
 const CURVE: std::ops::RangeInclusive<u32> = 10..=20;
 
-/// Devices of one node: tensor parallel ranks exchange too much to be further apart.
-const NODE: u32 = 8;
-
-/// What of the model limits how it can be divided.
-struct Divisors {
-    heads: Vec<u64>,
-    experts: Option<u64>,
-    layers: u32,
-}
-
 impl PlanRequest<'_> {
     /// Plans every layout of a model whose layers are `layers`.
     ///
@@ -134,13 +125,13 @@ impl PlanRequest<'_> {
             let unknown = "the size of the model's weights is unknown, so what they leave for caches is too; state it with --weights";
             return Err(PlanError::Budget(unknown.into()));
         }
-        let divisors = Divisors::of(layers);
+        let divisible = Divisible::of(layers);
         let asked = std::iter::once((None, self.resources));
         let asked = asked.chain(question.engines.iter().map(|(engine, resources)| (Some(*engine), resources)));
         let variants: Vec<Variant> = asked.flat_map(|(engine, resources)| Variant::of(engine, resources)).collect();
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
-            for parallel in divisors.layouts(question.max_devices) {
+            for parallel in divisible.layouts(question.max_devices) {
                 for variant in &variants {
                     let request = PlanRequest { resources: &variant.resources, device: Some(device), ..*self };
                     let tried = tried(&request, variant.engine, parallel, question);
@@ -196,47 +187,6 @@ fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &FitQuestion) -> Option
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
-}
-
-impl Divisors {
-    fn of(layers: &[LayerSpec]) -> Self {
-        let mut heads: Vec<u64> = Vec::new();
-        let mut experts = None;
-        for block in layers.iter().flat_map(|layer| &layer.blocks) {
-            match block {
-                BlockSpec::Attention(dims) => heads.push(dims.num_heads),
-                BlockSpec::Mla(dims) => heads.push(dims.num_heads),
-                BlockSpec::CompressedAttention(dims) => heads.push(dims.num_heads),
-                BlockSpec::FeedForward(dims) if dims.experts > 0 => experts = Some(dims.experts),
-                _ => {}
-            }
-        }
-        heads.sort_unstable();
-        heads.dedup();
-        Self { heads, experts, layers: layers.len() as u32 }
-    }
-
-    /// Layouts that engines can run on up to `most` devices: `tp` a power of two inside a node that divides all heads,
-    /// stages and replicas in powers of two, experts over all replicas or in each.
-    fn layouts(&self, most: u32) -> Vec<Parallel> {
-        let powers = |most: u32| (0..).map(|power| 1u32 << power).take_while(move |&size| size <= most);
-        let mut layouts = Vec::new();
-        for tp in powers(most.min(NODE)).filter(|&tp| self.heads.iter().all(|heads| heads.is_multiple_of(tp.into()))) {
-            // Stages are for models that no node holds.
-            let stages = if tp == NODE.min(most) { (most / tp).min(self.layers.max(1)) } else { 1 };
-            for pp in powers(stages) {
-                for dp in powers(most / (tp * pp)) {
-                    let alone = Parallel { tp, pp, dp, ..Parallel::default() };
-                    layouts.push(alone);
-                    let ep = tp * dp;
-                    if dp > 1 && self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into())) {
-                        layouts.push(Parallel { ep, ..alone });
-                    }
-                }
-            }
-        }
-        layouts
-    }
 }
 
 /// What a layout admits, before it has a name and a price.

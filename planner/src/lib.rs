@@ -45,6 +45,7 @@ mod curves;
 mod demand;
 mod device;
 mod diff;
+mod divisible;
 mod engines;
 mod error;
 mod explain;

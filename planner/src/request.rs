@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use cacheplan_transforms::{Model, ModelInfo, Resource, Resources};
 use serde::{Deserialize, Serialize};
 
+use crate::divisible::Divisible;
 use crate::measured::Measured;
 use crate::speculation;
 use crate::step::StepBytes;
@@ -33,6 +34,8 @@ pub struct PlanRequest<'a> {
     pub agreement: Option<Agreement>,
     /// The largest live set of a step, where the model's layers tell it.
     pub step: Option<StepBytes>,
+    /// How the model can be divided over ranks, where its layers tell it.
+    pub divisible: Option<Divisible>,
     /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
     pub engine: Option<Engine>,
     /// How the budget was stated, in whose words changes to it are suggested.
@@ -77,16 +80,17 @@ impl<'a> PlanRequest<'a> {
             stage: 0,
             agreement: None,
             step: None,
+            divisible: None,
             engine: None,
             stated: Stated::Keys,
             counted_device: None,
         }
     }
 
-    /// The same with what a step takes of `model`, whose layers tell it.
+    /// The same with what a step of `model` takes and how it can be divided, which its layers tell.
     #[must_use]
     pub fn with_step_of(self, model: &Model) -> Self {
-        Self { step: StepBytes::of(model), ..self }
+        Self { step: StepBytes::of(model), divisible: Some(Divisible::of(&model.layers)), ..self }
     }
 
     /// The same with a draft model and its caches.
@@ -116,6 +120,9 @@ impl<'a> PlanRequest<'a> {
         extend: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
     ) -> Result<Held<'a>, PlanError> {
         let parallel = self.budget.parallel;
+        if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel)) {
+            return Err(PlanError::Budget(refused));
+        }
         if parallel != Parallel::default() {
             parallel.refuse_stage(self.stage, self.model.layers)?;
         }

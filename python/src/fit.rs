@@ -49,7 +49,7 @@ pub(crate) fn fit(
         engines: Vec::new(),
     };
     let budget = Budget::default();
-    let resources = model.resources(&budget.pass_context(&model.read.info))?;
+    let resources = model.resources(&budget.pass_context_of_any_length(&model.read.info))?;
     let request = PlanRequest::new(&model.read.info, &resources, &budget).with_step_of(&model.read);
     py.detach(|| {
         let answer = request.fit(&model.read.layers, &question).map_err(errors::plan)?;

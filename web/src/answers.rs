@@ -305,7 +305,7 @@ pub(crate) fn fit(
     let question =
         FitQuestion { context, sequences, devices: devices?, max_devices, weights: None, prices, engines: Vec::new() };
     let budget = Budget::default();
-    let resources = walk(&model.graph, &budget.pass_context(&model.info))?.resources;
+    let resources = walk(&model.graph, &budget.pass_context_of_any_length(&model.info))?.resources;
     let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(model);
     let answer = request.fit(&model.layers, &question)?;
     let flags: Vec<Value> =

@@ -77,13 +77,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.weights.is_none() {
         say_why_weights_are_unknown(&model);
     }
-    let budget = Budget::default();
+    let budget = Budget { max_seq_len: Some(args.context), ..Budget::default() };
     let engines = args.engines.iter().map(|&engine| {
         let context = budget.engine_context(&model.info, engine);
         Ok((engine, walk(&mut model.graph.clone(), &context)?.resources))
     });
     let engines = engines.collect::<Result<Vec<_>, Failure>>()?;
-    let resources = walk(&mut model.graph, &budget.pass_context(&model.info))?.resources;
+    let resources = walk(&mut model.graph, &budget.pass_context_of_any_length(&model.info))?.resources;
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
