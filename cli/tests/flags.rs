@@ -351,7 +351,7 @@ fn a_note_about_the_device_stands_before_no_error_of_something_else() {
 #[test]
 fn what_an_engine_is_short_of_is_what_it_takes() {
     let folder = tempfile::tempdir().unwrap();
-    let flags = |bytes: &str| ["--as", "sglang", "--max-seq-len", "262144", "--cache-bytes", bytes].map(str::to_owned);
+    let flags = |bytes: &str| ["--as", "vllm", "--max-seq-len", "262144", "--cache-bytes", bytes].map(str::to_owned);
     let at = |bytes: &str| {
         let flags = flags(bytes);
         let output = cacheplan(&["plan"], Some(NANO), &flags.each_ref().map(String::as_str), folder.path());
@@ -467,7 +467,7 @@ fn weights_of_unknown_size_are_asked_for() {
     let refused = cacheplan(&["plan"], Some(GEMMA), &["--device-memory", "24GiB"], folder.path());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{message}");
-    assert!(message.contains("`vocab_size` is missing"), "{message}");
+    assert!(message.contains("`moe_intermediate_size` is missing"), "{message}");
     assert!(message.contains("state `memory.weights` (--weights)"), "{message}");
 }
 
