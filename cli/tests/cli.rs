@@ -541,6 +541,64 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     assert_eq!(fit(&["--sequences", "100", "--gpus", "l4", "--max-gpus", "1"]).status.code(), Some(3));
 }
 
+/// Each row is the plan of its layout: windows of lengths around the context, states, shared experts.
+#[rstest]
+fn every_row_of_fit_is_what_plan_says_of_it(
+    #[values(
+        "mistralai__Mistral-7B-v0.1.json",
+        "meta-llama__Llama-4-Scout-17B-16E-Instruct.json",
+        "Qwen__Qwen3-Next-80B-A3B-Thinking.json"
+    )]
+    name: &str,
+    #[values("2048", "32768")] context: &str,
+) {
+    let model = config(name).to_str().unwrap().to_owned();
+    let asked = ["--context", context, "--sequences", "1", "--gpus", "h100", "--max-gpus", "8", "--format", "json"];
+    let fits = cacheplan(&[&["fit", &model][..], &asked].concat());
+    let fits: Value = serde_json::from_slice(&fits.stdout).unwrap();
+    let rows = fits["fits"].as_array().unwrap().iter();
+    let plain = rows.filter(|fit| ["kv_dtype", "state_dtype", "engine"].iter().all(|key| fit[*key].is_null()));
+    let mut seen = 0;
+    for fit in plain {
+        let mut args = vec!["plan".to_owned(), model.clone(), "--device-memory".to_owned()];
+        args.push(match fit["devices"].as_u64().unwrap() {
+            1 => "h100".to_owned(),
+            devices => format!("{devices}xh100"),
+        });
+        args.extend(["--max-seq-len", context, "--format", "json"].map(str::to_owned));
+        for key in ["tp", "pp", "dp", "ep"] {
+            args.extend([format!("--{key}"), fit["parallel"][key].to_string()]);
+        }
+        let output = cacheplan(&args);
+        let sequences = match output.status.code() {
+            Some(3) => 0,
+            _ => {
+                let plan: Value = serde_json::from_slice(&output.stdout).expect(&stderr(&output));
+                let all = plan["deployment"]["sequences"].as_u64();
+                all.or(plan["capacity"]["sequences"].as_u64()).unwrap()
+            }
+        };
+        assert_eq!(fit["sequences"].as_u64(), Some(sequences), "{args:?}");
+        seen += 1;
+    }
+    assert!(seen >= 10, "{seen} rows");
+}
+
+#[rstest]
+#[case("Qwen__Qwen2.5-7B-Instruct.json", &["--tp", "8"], "1, 2, 4, 7")]
+#[case("deepseek-ai__DeepSeek-V3.json", &["--device-memory", "3xb300"], "1, 2")]
+#[case("meta-llama__Llama-3.1-8B-Instruct.json", &["--tp", "64"], "1, 2, 4, 8, 16, 32")]
+fn ranks_that_do_not_divide_the_query_heads_are_refused_with_those_that_do(
+    #[case] name: &str,
+    #[case] flags: &[&str],
+    #[case] instead: &str,
+) {
+    let output = cacheplan(&[&["plan", config(name).to_str().unwrap()], flags].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("query heads") && message.contains(&format!("these do: {instead}")), "{message}");
+}
+
 /// The kernels' own command may be missing, and is then named.
 #[rstest]
 #[case(&["doctor"])]
