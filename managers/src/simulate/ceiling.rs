@@ -33,7 +33,7 @@ impl Ceiling {
     /// Runs the requests with the checkpoints of [`Policy::Coverage`] and room for all of them.
     ///
     /// # Errors
-    /// As [`simulate`](super::simulate).
+    /// As [`Scenario::run`].
     pub fn new(requests: &[TraceRequest], scenario: Scenario) -> Result<Self, SimulateError> {
         let mut run = Run::new(Scenario { policy: Policy::Coverage, checkpoints: None, ..scenario })?;
         let mut passed: Vec<usize> = Vec::new();
