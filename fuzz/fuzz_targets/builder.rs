@@ -99,8 +99,10 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
         Block::Rwkv4(width) => {
             builder.rwkv4(width);
         }
-        Block::FeedForward([intermediate_size, matrices, experts, experts_per_token: experts.min(2), shared_size]) => {
-            builder.feed_forward(&FeedForward { intermediate_size, matrices, experts, shared_size, latent_size: None });
+        Block::FeedForward([intermediate_size, matrices, experts, shared_size]) => {
+            let experts_per_token = experts.min(2);
+            let sizes = FeedForward { intermediate_size, matrices, experts, experts_per_token, shared_size, latent_size: None };
+            builder.feed_forward(&sizes);
         }
     }
 }
