@@ -572,8 +572,9 @@ fn every_row_of_fit_is_what_plan_says_of_it(
         let output = cacheplan(&args);
         let sequences = match output.status.code() {
             Some(3) => 0,
-            _ => {
-                let plan: Value = serde_json::from_slice(&output.stdout).expect(&stderr(&output));
+            code => {
+                assert_eq!(code, Some(0), "{}", stderr(&output));
+                let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
                 let all = plan["deployment"]["sequences"].as_u64();
                 all.or(plan["capacity"]["sequences"].as_u64()).unwrap()
             }
