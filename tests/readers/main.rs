@@ -26,7 +26,7 @@ use cacheplan::runtime::Weights;
 use cacheplan::transforms::{Model, PassContext, ReadOptions};
 use serde_json::{Map, Value};
 
-use limits::{survive, survive_all};
+use limits::survive;
 
 fn fixture(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)
