@@ -61,6 +61,7 @@ mod measured;
 mod mla_cache;
 mod notes;
 mod overheads;
+mod parallel;
 mod plan;
 mod plan_file;
 mod ranks;
@@ -85,8 +86,10 @@ pub use export::{ExportError, Serving, Target};
 pub use fit::{FitQuestion, Prices};
 pub use logs::EngineLog;
 pub use measured::Measured;
-pub use plan::{CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, SlotDomain, Unit};
-pub use ranks::{Parallel, RankPlans};
+pub use parallel::Parallel;
+pub use plan::{
+    CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain, Unit,
+};
 pub use request::{Measurement, PlanRequest};
 pub use size::ByteSize;
 
@@ -97,7 +100,7 @@ use device::DeviceKind;
 use engines::EngineOptions;
 use error::{Shortfall, Suggestion};
 use plan::{Cap, Capacity, Certainty, Fingerprint, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Totals};
-use ranks::Agreement;
+use parallel::Agreement;
 use request::Draft;
 use speculation::{Scheme, Speculation};
 use workload::{CheckpointDType, Lengths, Workload};

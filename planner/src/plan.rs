@@ -6,8 +6,9 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{ModelInfo, Resource};
 use serde::{Deserialize, Serialize};
 
+use crate::parallel::{Agreement, Parallel};
+use crate::speculation::Scheme;
 use crate::weights::WeightShare;
-use crate::{Parallel, Scheme};
 
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
@@ -77,6 +78,19 @@ pub struct Deployment {
     pub sequences: u64,
     /// What a rank holds of the weights; empty where they are unknown or on a stage without any.
     pub weights: Vec<WeightShare>,
+}
+
+/// A plan for every pipeline stage, sized alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankPlans {
+    /// The sizes of the groups.
+    pub parallel: Parallel,
+    /// What all ranks serve.
+    pub agreement: Agreement,
+    /// Hash of the agreement and of each stage's pools; ranks with equal hashes hold equal plans.
+    pub hash: String,
+    /// One plan per pipeline stage; the ranks of a stage hold equal plans.
+    pub stages: Vec<CachePlan>,
 }
 
 /// Host memory, divided over the pools whose contents can move there.

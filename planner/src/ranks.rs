@@ -4,120 +4,14 @@ use std::ops::Range;
 
 use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
-use serde::{Deserialize, Serialize};
 
-use crate::{BudgetKey, CachePlan, PlanError, PlanRequest, make};
-
-/// Sizes of the groups that ranks form; 1 each where absent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Parallel {
-    /// Tensor parallel: divides KV heads, state heads and convolution channels.
-    pub tp: u32,
-    /// Pipeline parallel: divides layers.
-    pub pp: u32,
-    /// Data parallel: every replica of `tp * pp * cp` ranks serves other sequences.
-    pub dp: u32,
-    /// Expert parallel: divides routed experts, over the replicas too where it is larger than `tp`; no caches.
-    pub ep: u32,
-    /// Context parallel with ranks of its own (prefill): divides a sequence's paged tokens.
-    pub cp: u32,
-    /// Context parallel among the `tp` ranks that hold the same heads (decode): divides a sequence's paged tokens.
-    #[serde(skip_serializing_if = "is_one")]
-    pub dcp: u32,
-}
-
-impl Default for Parallel {
-    fn default() -> Self {
-        Self { tp: 1, pp: 1, dp: 1, ep: 1, cp: 1, dcp: 1 }
-    }
-}
-
-fn is_one(size: &u32) -> bool {
-    *size == 1
-}
-
-/// What every rank of a group can serve, hence the size of every pool on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agreement {
-    /// Sequences.
-    pub sequences: u64,
-    /// Tokens beyond those of the sequences.
-    pub spare_tokens: u64,
-    /// Sequences in the host tier; absent without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_sequences: Option<u64>,
-}
-
-/// A plan for every pipeline stage, sized alike.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankPlans {
-    /// The sizes of the groups.
-    pub parallel: Parallel,
-    /// What all ranks serve.
-    pub agreement: Agreement,
-    /// Hash of the agreement and of each stage's pools; ranks with equal hashes hold equal plans.
-    pub hash: String,
-    /// One plan per pipeline stage; the ranks of a stage hold equal plans.
-    pub stages: Vec<CachePlan>,
-}
+use crate::error::PlanError;
+use crate::parallel::{Agreement, Parallel};
+use crate::plan::{CachePlan, RankPlans};
+use crate::request::PlanRequest;
+use crate::{fingerprint, make};
 
 impl Parallel {
-    /// Ranks in all.
-    pub const fn world_size(&self) -> u64 {
-        self.tp as u64 * self.pp as u64 * self.dp as u64 * self.cp as u64
-    }
-
-    /// Ranks that serve the same sequences.
-    pub(crate) const fn replica_size(&self) -> u64 {
-        self.tp as u64 * self.pp as u64 * self.cp as u64
-    }
-
-    /// Groups of several ranks that a rank exchanges with: those of its layers, stages, replicas with shared experts, and
-    /// of the tokens of a sequence.
-    pub(crate) fn groups(&self) -> u32 {
-        let shares_experts = self.ep > self.tp;
-        [self.tp > 1, self.pp > 1, shares_experts, self.cp > 1, self.dcp > 1].into_iter().map(u32::from).sum()
-    }
-
-    /// Over how many ranks the tokens of a sequence are divided.
-    pub(crate) const fn context_ranks(&self) -> u64 {
-        self.cp as u64 * self.dcp as u64
-    }
-
-    /// Every size with its key.
-    pub(crate) const fn sizes(&self) -> [(&'static str, u32); 6] {
-        [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep), ("cp", self.cp), ("dcp", self.dcp)]
-    }
-
-    /// The keys whose sizes are not those of `before`.
-    pub(crate) fn changes(&self, before: Self) -> Vec<(&'static str, String)> {
-        let sizes = BudgetKey::all().iter().filter_map(|key| {
-            let of = |parallel: Self| {
-                parallel.sizes().into_iter().find(|(name, _)| key.path.strip_prefix("parallel.") == Some(*name))
-            };
-            let (_, size) = of(*self).filter(|size| Some(*size) != of(before))?;
-            Some((key.path, size.to_string()))
-        });
-        sizes.collect()
-    }
-
-    pub(crate) fn validate(&self) -> Result<(), String> {
-        for (key, size) in self.sizes() {
-            if !(1..=4096).contains(&size) {
-                return Err(format!("`parallel.{key}` is {size}; it must be between 1 and 4096"));
-            }
-        }
-        let holders = u64::from(self.tp) * u64::from(self.dp);
-        if !holders.is_multiple_of(self.ep.into()) {
-            return Err(format!("`parallel.ep` {} does not divide tp * dp = {holders}", self.ep));
-        }
-        if !self.tp.is_multiple_of(self.dcp) {
-            return Err(format!("`parallel.dcp` {} does not divide tp {}, whose ranks it takes", self.dcp, self.tp));
-        }
-        Ok(())
-    }
-
     /// A stage that there is, with a layer of the model for each.
     pub(crate) fn refuse_stage(&self, stage: u32, layers: u32) -> Result<(), PlanError> {
         if stage >= self.pp {
@@ -134,12 +28,6 @@ impl Parallel {
         let (each, more) = (layers / self.pp, layers % self.pp);
         let first = stage * each + stage.min(more);
         first..first + each + u32::from(stage < more)
-    }
-
-    /// Over how many stages a model of so many layers is divided, hence its weights; `None` on a stage without a layer.
-    pub(crate) fn stages_of(&self, stage: u32, layers: u32) -> Option<u64> {
-        let stages = self.pp.min(layers.max(1));
-        (stage < stages).then_some(stages.into())
     }
 }
 
@@ -166,7 +54,7 @@ impl RankPlans {
             .iter()
             .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
             .collect();
-        let hash = crate::fingerprint::hash(&(parallel, agreement, pools));
+        let hash = fingerprint::hash(&(parallel, agreement, pools));
         Self { parallel, agreement, hash, stages }
     }
 }
