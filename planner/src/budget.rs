@@ -2,20 +2,29 @@
 //!
 //! Every key is optional. A key that is not known is an error that names the nearest known one.
 
-use std::ops::Range;
+mod error;
+mod options;
+mod values;
+mod workload;
 
-use cacheplan_files::Shown;
 use cacheplan_handlers::{DType, KvLayout};
-use serde::{Deserialize, Deserializer, Serialize};
-use thiserror::Error;
+use cacheplan_transforms::Resources;
+use serde::{Deserialize, Serialize};
 
-use crate::config::MAX_COUNT;
-use crate::make::DEFAULT_TOKENS_PER_BLOCK;
+use crate::limits::{DEFAULT_TOKENS_PER_BLOCK, MAX_COUNT};
 use crate::mla_cache::{MlaCache, NZ_BLOCK};
+use crate::parallel::Parallel;
+use crate::plan::{Grouping, Scheme};
 use crate::size::ByteSize;
-use crate::{EngineOptions, Grouping, Origin, Parallel, Speculation, Workload};
 
-/// A budget as written; [`PlanRequest::plan`](crate::PlanRequest::plan) fills in what is absent.
+pub use error::{BudgetError, Origin};
+pub(crate) use error::{in_words, nearest, nearest_key};
+pub use options::{EngineOptions, MambaCacheMode};
+pub use values::Fraction;
+pub(crate) use workload::Sample;
+pub use workload::{CheckpointDType, CheckpointStrategy, Lengths, Workload};
+
+/// A budget as written; [`PlanRequest::plan`](crate::request::PlanRequest::plan) fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
@@ -67,6 +76,36 @@ pub enum Objective {
     Sequences,
     /// Tokens in pages, with `max_batch_size` sequences running.
     Tokens,
+}
+
+/// How many tokens are drafted, and how states are rolled back to the accepted ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Speculation {
+    /// Tokens that are drafted in each step.
+    pub draft_tokens: u32,
+    /// How states are rolled back.
+    #[serde(default)]
+    pub scheme: Scheme,
+    /// Layers of the model's own prediction head, each with caches like those of its last full-attention layer.
+    #[serde(default)]
+    pub mtp_layers: u32,
+    /// Bytes of the draft model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
+    #[serde(default)]
+    pub draft_weights: Option<ByteSize>,
+}
+
+impl Speculation {
+    /// Candidate positions of a step, the committed one included.
+    pub(crate) fn positions(&self) -> u64 {
+        u64::from(self.draft_tokens) + 1
+    }
+
+    /// How the states of a model are rolled back, unless a pass has collected what they need already.
+    pub(crate) fn rollback_of(&self, resources: &Resources) -> Option<Scheme> {
+        let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
+        (!has_twins).then_some(self.scheme)
+    }
 }
 
 /// Host memory that caches are offloaded to.
@@ -125,96 +164,14 @@ pub enum Base {
 #[serde(deny_unknown_fields, default)]
 pub struct Dtypes {
     /// Keys and values; the model's dtype where absent.
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "values::dtype")]
     pub kv: Option<DType>,
     /// Recurrent states; float32 where absent.
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "values::dtype")]
     pub ssm: Option<DType>,
     /// Convolution states; the model's dtype where absent.
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "values::dtype")]
     pub conv: Option<DType>,
-}
-
-/// An exact share between 0 and 1, in millionths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(into = "f64")]
-pub struct Fraction {
-    millionths: u32,
-}
-
-impl Fraction {
-    /// Everything.
-    pub const ONE: Self = Self { millionths: 1_000_000 };
-
-    /// The share nearest to `value`; `None` outside (0, 1] or with more than six decimals.
-    pub fn new(value: f64) -> Option<Self> {
-        let scaled = value * 1e6;
-        let rounded = scaled.round();
-        // A value with at most six decimals is within rounding error of a whole number of millionths.
-        let exact = (scaled - rounded).abs() < 1e-6 && (1.0..=1e6).contains(&rounded);
-        exact.then_some(Self { millionths: rounded as u32 })
-    }
-
-    /// The share of `bytes`, rounded down.
-    pub fn of(self, bytes: u64) -> u64 {
-        // At most `bytes`, so it fits.
-        (u128::from(bytes) * u128::from(self.millionths) / 1_000_000) as u64
-    }
-}
-
-impl From<Fraction> for f64 {
-    fn from(fraction: Fraction) -> Self {
-        Self::from(fraction.millionths) / 1e6
-    }
-}
-
-impl<'de> Deserialize<'de> for Fraction {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = f64::deserialize(deserializer)?;
-        Self::new(value).ok_or_else(|| {
-            serde::de::Error::custom(format!(
-                "fraction {value} is not above 0 and at most 1, with at most six decimals"
-            ))
-        })
-    }
-}
-
-pub(crate) fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
-    let name = Option::<String>::deserialize(deserializer)?;
-    name.map(|name| name.parse()).transpose().map_err(serde::de::Error::custom)
-}
-
-/// A budget that cannot be read or contradicts itself.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{}: {}{}", Shown(place(origin.as_ref())), Shown(message), hint(nearest.as_deref()))]
-pub struct BudgetError {
-    /// Where the value at fault came from; `None` where values of several places contradict each other.
-    pub origin: Option<Origin>,
-    /// The bytes of the file that are at fault.
-    pub span: Option<Range<usize>>,
-    /// What is wrong and what would do.
-    pub message: String,
-    /// The known key nearest to an unknown one.
-    pub nearest: Option<String>,
-}
-
-impl BudgetError {
-    pub(crate) fn new(origin: Option<Origin>, message: impl Into<String>) -> Self {
-        Self { origin, span: None, message: message.into(), nearest: None }
-    }
-
-    /// The exit code of a command that ends with this error: 2 where flags are wrong by themselves, else 1.
-    pub const fn exit_code(&self) -> u8 {
-        if matches!(self.origin, Some(Origin::Flag(_))) { 2 } else { 1 }
-    }
-}
-
-fn place(origin: Option<&Origin>) -> String {
-    origin.map_or_else(|| "the configuration".into(), Origin::to_string)
-}
-
-fn hint(nearest: Option<&str>) -> String {
-    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
 impl Budget {
@@ -346,37 +303,6 @@ impl Budget {
 
 fn of_caches_alone(key: &str) -> String {
     format!("`memory.{key}` is stated beside `memory.bytes`, which are of caches alone; nothing would consume it")
-}
-
-/// Serde's message without the names of Rust's types.
-pub(crate) fn in_words(message: &str) -> String {
-    let words = [
-        // TOML's own integers are wider than any count.
-        (" as i128, expected u64", ", expected one below 2^64"),
-        (", expected u64", ", expected a whole number"),
-        (", expected u32", ", expected a whole number"),
-        (", expected f64", ", expected a number"),
-        (", expected struct ", ", expected the section "),
-        // Only lengths are one of several things with a value.
-        ("wanted exactly 1 element", "expected one of `fixed`, `uniform`, `lognormal`, `histogram`, `file`"),
-    ];
-    words.iter().fold(message.to_owned(), |message, (rust, words)| message.replace(rust, words))
-}
-
-/// The expected key nearest to the unknown one, read from serde's own message.
-pub(crate) fn nearest_key(message: &str) -> Option<String> {
-    let mut quoted = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    nearest(unknown, quoted)
-}
-
-/// The known name that `unknown` was probably meant to be.
-pub(crate) fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
-    known
-        .map(|known| (Shown(unknown).distance(known), known))
-        .min()
-        .filter(|(distance, known)| *distance <= known.len().div_ceil(2))
-        .map(|(_, known)| known.to_owned())
 }
 
 #[cfg(test)]

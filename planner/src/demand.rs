@@ -2,9 +2,8 @@
 
 use cacheplan_handlers::Growth;
 
-use crate::Fraction;
+use crate::budget::{Fraction, Sample};
 use crate::step::StepSize;
-use crate::workload::Sample;
 
 /// What the demand of every pool depends on.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::ByteSize;
+use crate::size::ByteSize;
 
 /// A device, as someone who may read it described it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::fmt::{self, Display};
 
 use serde::Serialize;
 
+use crate::plan::{CachePlan, PlannedResource, Pool};
 use crate::render::{align, owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{CachePlan, PlannedResource, Pool};
 
 /// The differences between two plans; empty where they allocate and admit the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -125,8 +125,8 @@ fn named<'a>(name: &'a str, key: &'static str, value: Side) -> Fact<'a> {
 
 fn plan_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
     let manager = match plan.manager {
-        crate::ManagerKind::KvCacheManager => "kv_cache_manager",
-        crate::ManagerKind::MambaHybridCacheManager => "mamba_hybrid_cache_manager",
+        crate::plan::ManagerKind::KvCacheManager => "kv_cache_manager",
+        crate::plan::ManagerKind::MambaHybridCacheManager => "mamba_hybrid_cache_manager",
     };
     let rollback = plan.rollback.map(|scheme| fact("rollback", Side::Name(scheme.name().into())));
     let facts = [

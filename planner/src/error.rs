@@ -1,14 +1,17 @@
 //! Why there is no plan.
 
+mod refusal;
+
 use std::fmt;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
-use crate::LedgerLine;
-use crate::engines::EngineRefusal;
+use crate::plan::LedgerLine;
 use crate::size::ByteSize;
+
+pub use refusal::EngineRefusal;
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -4,7 +4,8 @@ use cacheplan_handlers::{Growth, ResourceHandler};
 use cacheplan_transforms::Resources;
 use serde::Serialize;
 
-use crate::{Fingerprint, PlanRequest};
+use crate::plan::Fingerprint;
+use crate::request::PlanRequest;
 
 impl PlanRequest<'_> {
     /// What a plan of this request bears, and no other: a plan with another fingerprint was made of something else.

@@ -55,6 +55,7 @@ mod fit;
 mod group;
 mod host;
 mod ledger;
+mod limits;
 mod logs;
 mod make;
 mod measured;
@@ -74,7 +75,6 @@ mod speculation;
 mod step;
 mod suggest;
 mod weights;
-mod workload;
 
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
@@ -94,16 +94,14 @@ pub use request::{Measurement, PlanRequest};
 pub use size::ByteSize;
 
 // What only this crate names.
-use budget::{Base, Fraction};
-use config::Origin;
+use budget::{Base, CheckpointDType, EngineOptions, Fraction, Lengths, Origin, Speculation, Workload};
 use device::DeviceKind;
-use engines::EngineOptions;
 use error::{Shortfall, Suggestion};
-use plan::{Cap, Capacity, Certainty, Fingerprint, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Totals};
 use parallel::Agreement;
+use plan::{
+    Cap, Capacity, Certainty, Fingerprint, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Scheme, Totals,
+};
 use request::Draft;
-use speculation::{Scheme, Speculation};
-use workload::{CheckpointDType, Lengths, Workload};
 
 #[cfg(test)]
 extern crate self as cacheplan_planner;

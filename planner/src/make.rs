@@ -9,6 +9,7 @@ use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
 use crate::ledger::{self, Ledger};
+use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
 use crate::plan::Deployment;
 use crate::request::Held;
 use crate::room::{CacheBytes, Room};
@@ -21,7 +22,6 @@ use crate::{
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
-pub(crate) const DEFAULT_TOKENS_PER_BLOCK: u64 = 16;
 const PADDING_SLOTS: u64 = 1;
 
 impl PlanRequest<'_> {

@@ -2,7 +2,7 @@
 
 use cacheplan_transforms::ModelInfo;
 
-use crate::{Budget, Workload};
+use crate::budget::{Budget, Workload};
 
 impl Budget {
     /// What is stated for this model and yet may not be meant, one sentence each; plans are made all the same.

@@ -8,8 +8,10 @@
 
 use std::sync::LazyLock;
 
+use crate::device::DeviceInfo;
 use crate::engines::Engine;
-use crate::{ByteSize, DeviceInfo, LedgerItem};
+use crate::plan::LedgerItem;
+use crate::size::ByteSize;
 
 /// One figure of one log.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,8 +7,6 @@ use cacheplan_transforms::{ModelInfo, Resource};
 use serde::{Deserialize, Serialize};
 
 use crate::parallel::{Agreement, Parallel};
-use crate::speculation::Scheme;
-use crate::weights::WeightShare;
 
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
@@ -78,6 +76,19 @@ pub struct Deployment {
     pub sequences: u64,
     /// What a rank holds of the weights; empty where they are unknown or on a stage without any.
     pub weights: Vec<WeightShare>,
+}
+
+/// One class of weights and what a rank holds of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightShare {
+    /// `attention`, `routed experts`; `weights` where nothing tells classes apart.
+    pub class: String,
+    /// Bytes of all of them, counted once.
+    pub bytes: u64,
+    /// Over how many ranks they are divided, pipeline stages included.
+    pub ranks: u64,
+    /// Bytes on each of these ranks.
+    pub bytes_per_rank: u64,
 }
 
 /// A plan for every pipeline stage, sized alike.
@@ -156,6 +167,28 @@ pub enum Grouping {
     /// One pool per compatibility class.
     #[default]
     ByKey,
+}
+
+/// How recurrent states are rolled back to the accepted tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
+    /// A copy of every state at each candidate position; the accepted one is scattered back.
+    #[default]
+    Snapshots,
+    /// The inputs of each state's recurrence at each candidate position; accepted ones are replayed. The convolution's
+    /// own state is wide enough for the inputs of all candidates, so that accepting none of them changes nothing.
+    Replay,
+}
+
+impl Scheme {
+    /// The name in budgets and plans.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Snapshots => "snapshots",
+            Self::Replay => "replay",
+        }
+    }
 }
 
 /// Which manager a plan needs.

@@ -9,11 +9,11 @@ use serde_path_to_error::{Deserializer as PathDeserializer, Track};
 use thiserror::Error;
 
 use crate::check::Violation;
+use crate::parallel::Parallel;
 use crate::plan::{
-    Capacity, Deployment, Grouping, HostPlan, LedgerLine, Limits, ManagerKind, PlannedResource, Pool, SlotDomain,
-    Totals,
+    CachePlan, Capacity, Deployment, Fingerprint, Grouping, HostPlan, LedgerLine, Limits, ManagerKind, PlannedResource,
+    Pool, SCHEMA_VERSION, Scheme, SlotDomain, Totals,
 };
-use crate::{CachePlan, Fingerprint, Parallel, SCHEMA_VERSION, Scheme};
 
 /// A file that holds no plan this version can read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -2,61 +2,10 @@
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
-use serde::{Deserialize, Serialize};
 
-use crate::{ByteSize, PlanError};
-
-/// How many tokens are drafted, and how states are rolled back to the accepted ones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Speculation {
-    /// Tokens that are drafted in each step.
-    pub draft_tokens: u32,
-    /// How states are rolled back.
-    #[serde(default)]
-    pub scheme: Scheme,
-    /// Layers of the model's own prediction head, each with caches like those of its last full-attention layer.
-    #[serde(default)]
-    pub mtp_layers: u32,
-    /// Bytes of the draft model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
-    #[serde(default)]
-    pub draft_weights: Option<ByteSize>,
-}
-
-/// How recurrent states are rolled back to the accepted tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scheme {
-    /// A copy of every state at each candidate position; the accepted one is scattered back.
-    #[default]
-    Snapshots,
-    /// The inputs of each state's recurrence at each candidate position; accepted ones are replayed. The convolution's
-    /// own state is wide enough for the inputs of all candidates, so that accepting none of them changes nothing.
-    Replay,
-}
-
-impl Scheme {
-    /// The name in budgets and plans.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Snapshots => "snapshots",
-            Self::Replay => "replay",
-        }
-    }
-}
-
-impl Speculation {
-    /// Candidate positions of a step, the committed one included.
-    pub(crate) fn positions(&self) -> u64 {
-        u64::from(self.draft_tokens) + 1
-    }
-
-    /// How the states of a model are rolled back, unless a pass has collected what they need already.
-    pub(crate) fn rollback_of(&self, resources: &Resources) -> Option<Scheme> {
-        let has_twins = resources.iter().any(|resource| resource.handler.is_speculative());
-        (!has_twins).then_some(self.scheme)
-    }
-}
+use crate::budget::Speculation;
+use crate::error::PlanError;
+use crate::plan::Scheme;
 
 /// The model's resources with what its speculation needs to put states back.
 ///

@@ -6,22 +6,9 @@
 //! whole on every rank. Pipeline stages are taken to hold equal shares.
 
 use cacheplan_transforms::{WeightBytes, WeightClasses};
-use serde::{Deserialize, Serialize};
 
-use crate::Parallel;
-
-/// One class of weights and what a rank holds of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WeightShare {
-    /// `attention`, `routed experts`; `weights` where nothing tells classes apart.
-    pub class: String,
-    /// Bytes of all of them, counted once.
-    pub bytes: u64,
-    /// Over how many ranks they are divided, pipeline stages included.
-    pub ranks: u64,
-    /// Bytes on each of these ranks.
-    pub bytes_per_rank: u64,
-}
+use crate::parallel::Parallel;
+use crate::plan::WeightShare;
 
 /// The shares of a rank where a model's weights lie on `stages` pipeline stages.
 pub(crate) fn shares(weights: &WeightBytes, parallel: Parallel, stages: u64) -> Vec<WeightShare> {

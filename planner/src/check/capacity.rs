@@ -7,7 +7,7 @@ use cacheplan_handlers::Growth;
 use super::ledger::outside;
 use super::{Findings, Rule};
 use crate::budget::Objective;
-use crate::workload::Sample;
+use crate::budget::Sample;
 use crate::{Base, CachePlan, Cap, Lengths, PlanError, PlanRequest, Pool, Unit};
 
 /// What sizes follow from, read from the request alone.

@@ -2,6 +2,8 @@
 
 use toml::Value;
 
+use crate::limits::MAX_COUNT;
+
 /// What environment variables start with: `CACHEPLAN__MEMORY__BYTES` is `memory.bytes`.
 pub(super) const PREFIX: &str = "CACHEPLAN__";
 
@@ -95,9 +97,6 @@ pub(super) const SECTIONS: [(&str, &str); 7] = [
 
 /// Keys that must be stated where their section is.
 pub(super) const REQUIRED: [&str; 2] = ["speculation.draft_tokens", "host.bytes"];
-
-/// The largest count of tokens or sequences that a budget may state.
-pub(crate) const MAX_COUNT: u64 = 1 << 32;
 
 /// What devices have in GiB, and no budget in bytes: whoever writes 80 forgot the unit.
 const MEANT_AS_GIB: std::ops::Range<u64> = 8..4096;

@@ -5,64 +5,14 @@ mod keys;
 mod reference;
 mod schema;
 
-use std::fmt;
-
 use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use crate::budget::{in_words, nearest, nearest_key};
+use crate::budget::{Budget, BudgetError, Origin, in_words, nearest, nearest_key};
 use crate::render::columns;
-use crate::{Budget, BudgetError};
-pub(crate) use keys::MAX_COUNT;
 use keys::PREFIX;
 pub use keys::{BudgetKey, Values};
-
-/// Where a value came from, the strongest first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Origin {
-    /// A flag of the command line, `--grouping`.
-    Flag(String),
-    /// An environment variable.
-    Environment(String),
-    /// A line of the budget file, counted from 1.
-    File {
-        /// The file's name.
-        name: String,
-        /// The line, where it is known.
-        line: Option<usize>,
-    },
-    /// Nobody stated it, but a device is stated, of which this is the usual share.
-    Device,
-    /// Nobody stated it.
-    Default,
-}
-
-impl Origin {
-    /// Whether somebody stated the value.
-    pub const fn is_stated(&self) -> bool {
-        !matches!(self, Self::Device | Self::Default)
-    }
-
-    /// Whether it is the usual share of the device that was stated.
-    pub const fn is_of_device(&self) -> bool {
-        matches!(self, Self::Device)
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flag(name) => write!(f, "flag {name}"),
-            Self::Environment(name) => write!(f, "environment {name}"),
-            Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
-            Self::File { name, line: None } => f.write_str(name),
-            Self::Device => f.write_str("default for the stated device"),
-            Self::Default => f.write_str("default"),
-        }
-    }
-}
 
 /// A value that stands above the file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape
 
 use super::version::HOPPER;
 use super::{EngineSpec, Version};
-use crate::Budget;
+use crate::budget::Budget;
 use crate::demand::{Demand, Load};
 use crate::mla_cache::MlaCache;
 use crate::request::Held;

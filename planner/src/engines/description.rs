@@ -5,9 +5,10 @@ use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
 use super::caches::Storage;
 use super::{EnginePrediction, EngineRefusal, Situation, Version};
+use crate::budget::Budget;
+use crate::error::PlanError;
 use crate::export::Deployment;
 use crate::logs::Words;
-use crate::{Budget, PlanError};
 
 /// Everything that is known of one engine.
 pub(crate) struct Description {

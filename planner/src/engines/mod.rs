@@ -7,27 +7,25 @@ mod caches;
 pub(crate) mod description;
 mod expanded;
 pub(crate) mod known;
-mod options;
 mod prediction;
-mod refusal;
 mod version;
 
 use cacheplan_handlers::Kind;
 use cacheplan_transforms::ModelInfo;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, EngineOptions};
 use crate::demand::Load;
+use crate::error::{EngineRefusal, PlanError, Shortfall, Suggestion};
+use crate::request::{Held, PlanRequest, Stated};
 use crate::room::Room;
+use crate::size::ByteSize;
 use crate::step::StepSize;
-use crate::{ByteSize, PlanError, PlanRequest, Shortfall, Suggestion, make, suggest};
+use crate::{make, suggest};
 
-pub(crate) use options::{EngineOptions, MambaCacheMode};
 pub(crate) use prediction::EnginePrediction;
-pub(crate) use refusal::EngineRefusal;
 pub(crate) use version::Version;
 pub use version::{Engine, EngineSpec};
 
-use crate::request::{Held, Stated};
 use caches::Caches;
 use description::Description;
 
@@ -62,7 +60,7 @@ struct Stage<'a> {
 impl PlanRequest<'_> {
     /// Predicts what `engine` would allocate for the model and budget of this request.
     ///
-    /// The resources must have been collected in [`engine_context`](crate::Budget::engine_context).
+    /// The resources must have been collected in [`engine_context`](crate::budget::Budget::engine_context).
     ///
     /// # Errors
     /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the

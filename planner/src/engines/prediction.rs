@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Budget, CachePlan, EngineSpec};
+use crate::budget::Budget;
+use crate::engines::EngineSpec;
+use crate::plan::CachePlan;
 
 /// What an engine would allocate; what it has no notion of is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -7,10 +7,10 @@ use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use thiserror::Error;
 
-use super::EngineRefusal;
 use super::description::{Description, Numbering};
 use super::known::ENGINES;
-use crate::Budget;
+use crate::budget::Budget;
+use crate::error::EngineRefusal;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
 #[derive(Clone, Copy)]

@@ -5,9 +5,12 @@ use cacheplan_transforms::Resources;
 use super::Setting;
 use super::dialect::{Dialect, Told};
 use super::input::Input;
+use crate::budget::{Budget, Lengths, Speculation, Workload};
 use crate::engines::{EnginePrediction, EngineSpec};
-use crate::workload::Lengths;
-use crate::{Budget, ByteSize, CachePlan, PlanError, PlanRequest, Scheme, Speculation, Workload};
+use crate::error::PlanError;
+use crate::plan::{CachePlan, Scheme};
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
 
 /// What the engine would allocate for `settings`; `None` where it has no model, or the plan is none that it can judge.
 pub(super) fn admitted(
@@ -31,7 +34,7 @@ pub(crate) fn predicted(
     let mut budget = Budget {
         workload: Some(Workload { prompt: Lengths::Fixed(plan.capacity.tokens_per_sequence), ..Workload::default() }),
         speculation: speculation(plan)?,
-        parallel: crate::Parallel { cp: plan.parallel.cp, ..crate::Parallel::default() },
+        parallel: crate::parallel::Parallel { cp: plan.parallel.cp, ..crate::parallel::Parallel::default() },
         ..budget
     };
     // Whatever it is told, it has no more than the plan.

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::Setting;
 use super::input::Input;
-use crate::{Budget, Engine};
+use crate::budget::Budget;
+use crate::engines::Engine;
 
 /// One engine's vocabulary.
 pub(crate) struct Dialect {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::dialect::{Dialect, Key};
 use super::input::{Input, Sourced, is_conv, is_kv, is_ssm};
 use super::target::Deployment;
-use crate::PlannedResource;
+use crate::plan::PlannedResource;
 
 pub(super) static EDGE_LLM: Deployment = Deployment::json("edge-llm", "config.json", &DIALECT);
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use shlex::Quoter;
 
 use super::Setting;
-use crate::Parallel;
+use crate::parallel::Parallel;
 
 /// A file on its way to an engine.
 pub(crate) struct File<'a> {

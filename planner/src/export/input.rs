@@ -6,7 +6,8 @@ use cacheplan_handlers::{DType, Kind, Split};
 use serde_json::{Value, json};
 
 use super::{ExportError, Serving};
-use crate::{CachePlan, Owner, Parallel, PlannedResource, Pool, Unit};
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, Owner, PlannedResource, Pool, Unit};
 
 /// A share of memory that leaves room for a driver and yet is larger than a plan's caches, so that they decide.
 const NOT_BINDING: f64 = 0.95;

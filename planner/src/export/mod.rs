@@ -21,7 +21,9 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::engines::EnginePrediction;
-use crate::{CachePlan, Parallel, PlanError};
+use crate::error::PlanError;
+use crate::parallel::Parallel;
+use crate::plan::CachePlan;
 pub(crate) use admitted::predicted;
 pub(crate) use dialect::{Dialect, Key, Told, WayBack};
 use file::File;

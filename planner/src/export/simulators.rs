@@ -10,7 +10,7 @@ use super::dialect::{Dialect, Key};
 use super::file::{comment, flag, quoted};
 use super::input::{Input, Sourced, listed};
 use super::target::Deployment;
-use crate::Pool;
+use crate::plan::Pool;
 
 pub(super) static LLM_D_SIM: Deployment = Deployment::new("llm-d-sim", "llm-d-sim.yaml", &LLM_D_SIM_WORDS, |file| {
     let settings = file.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone()));

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::dialect::Dialect;
 use super::file::{File, nested};
 use super::{ExportError, Serving, aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
-use crate::Engine;
+use crate::engines::Engine;
 
 /// What a plan can be exported to, by name: `vllm`, `dynamo-sglang`.
 #[derive(Clone, Copy)]

@@ -7,7 +7,8 @@ use cacheplan_transforms::Resources;
 
 use super::Group;
 use super::first_reference::{self, is_kv, kv_mismatch};
-use crate::{Owner, PlanError};
+use crate::error::PlanError;
+use crate::plan::Owner;
 
 pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Result<Vec<Group<'_>>, PlanError> {
     let mut groups: Vec<Group<'_>> = Vec::new();

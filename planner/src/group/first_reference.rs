@@ -6,7 +6,7 @@ use cacheplan_handlers::{CompatKey, Growth, Kind, Mismatch, ResourceHandler, Sha
 use cacheplan_transforms::{Resource, Resources};
 
 use super::{Group, unmanaged_reason};
-use crate::Owner;
+use crate::plan::Owner;
 
 /// Full attention for everyone: this rule knows no windows.
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };

@@ -7,7 +7,8 @@ mod first_reference;
 use cacheplan_handlers::{CompatKey, DType, Growth, Kind};
 use cacheplan_transforms::{Resource, Resources};
 
-use crate::{Grouping, Owner, PlanError};
+use crate::error::PlanError;
+use crate::plan::{Grouping, Owner};
 
 #[cfg(test)]
 pub(crate) use first_reference::{groups_of, managed_layers};

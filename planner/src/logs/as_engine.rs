@@ -4,8 +4,13 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::Words;
-use crate::engines::{EnginePrediction, EngineRefusal, EngineSpec};
-use crate::{Budget, ByteSize, CachePlan, Parallel, PlanError, PlanRequest, PlannedResource, Scheme, Speculation};
+use crate::budget::{Budget, Speculation};
+use crate::engines::{EnginePrediction, EngineSpec};
+use crate::error::{EngineRefusal, PlanError};
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, PlannedResource, Scheme};
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {

@@ -9,8 +9,10 @@ use super::rules::{Expected, explanation, memory, outcome, outcomes, really_told
 use super::{EngineLog, Fact, Logged, Unit};
 use crate::engines::description::Numbering;
 use crate::engines::{Engine, EnginePrediction, EngineSpec, Version};
+use crate::error::PlanError;
+use crate::plan::{CachePlan, Certainty};
 use crate::render::{align, wrap};
-use crate::{ByteSize, CachePlan, Certainty, PlanError};
+use crate::size::ByteSize;
 
 /// Half of the last digit of a size that was logged in GiB, which a plan made from measured lines has for each.
 const HALF_DIGIT: u64 = (1 << 30) / 200;

@@ -2,7 +2,7 @@
 
 use super::columns::{align, wrap};
 use super::markdown;
-use crate::Comparison;
+use crate::compare::Comparison;
 use crate::engines::EnginePrediction;
 use crate::size::ByteSize;
 

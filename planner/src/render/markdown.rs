@@ -3,8 +3,8 @@
 use super::{Line, lines, owner_name, ranges, source_name};
 use cacheplan_files::Shown;
 
+use crate::plan::{CachePlan, HostPlan};
 use crate::size::ByteSize;
-use crate::{CachePlan, HostPlan};
 
 impl CachePlan {
     /// The plan as Markdown with tables of its resources, pools and ledger.

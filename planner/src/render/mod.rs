@@ -15,7 +15,7 @@ pub(crate) use columns::{align, columns, wrap};
 pub(crate) use table::source_name;
 pub(crate) use yaml::yaml;
 
-use crate::{CachePlan, Owner, PlannedResource};
+use crate::plan::{CachePlan, Owner, PlannedResource};
 
 /// Resources that differ in nothing but their layer.
 pub(crate) struct Line<'a> {

@@ -2,7 +2,7 @@
 
 use super::columns::align;
 use super::yaml::yaml;
-use crate::{CachePlan, RankPlans};
+use crate::plan::{CachePlan, RankPlans};
 
 impl RankPlans {
     /// What all ranks agreed on, as lines at most 100 columns wide.

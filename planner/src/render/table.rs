@@ -1,9 +1,8 @@
 //! The plan as a table of at most 100 columns.
 
 use super::{Line, align, lines, owner_name, wrap};
-use crate::plan::Deployment;
+use crate::plan::{CachePlan, Certainty, Deployment, HostPlan, ManagerKind, Unit};
 use crate::size::ByteSize;
-use crate::{CachePlan, Certainty, HostPlan, ManagerKind, Unit};
 
 impl CachePlan {
     /// The plan as a text table, at most 100 columns wide, with one line for resources that are alike.

@@ -3,7 +3,7 @@
 use cacheplan_files::Shown;
 use serde_json::Value;
 
-use crate::CachePlan;
+use crate::plan::CachePlan;
 
 impl CachePlan {
     /// The plan as YAML, with the keys of its JSON.

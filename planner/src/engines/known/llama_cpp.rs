@@ -9,11 +9,10 @@ mod log;
 use cacheplan_handlers::{DType, Kind, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
 
-use crate::PlanError;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
-use crate::engines::expanded;
-use crate::engines::{EnginePrediction, EngineRefusal, Situation, Version};
+use crate::engines::{EnginePrediction, Situation, Version, expanded};
+use crate::error::{EngineRefusal, PlanError};
 use crate::solve::last;
 
 /// Cells come in steps of this many.

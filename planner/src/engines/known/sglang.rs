@@ -8,12 +8,13 @@ mod log;
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_transforms::CacheDTypes;
 
+use crate::budget::Fraction;
 use crate::demand::Demand;
 use crate::engines::caches::{State, Storage};
 use crate::engines::description::{Description, Numbering};
 use crate::engines::{EnginePrediction, Situation, Version};
+use crate::error::PlanError;
 use crate::solve::last;
-use crate::{Fraction, PlanError};
 
 pub(crate) use flags::DIALECT;
 

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::Growth;
 use cacheplan_transforms::CacheDTypes;
 
-use crate::PlanError;
 use crate::demand::Demand;
 use crate::engines::caches::Storage;
 use crate::engines::description::{Description, Numbering};
 use crate::engines::{EnginePrediction, Situation, Version};
+use crate::error::PlanError;
 use crate::solve::last;
 
 pub(crate) use flags::DIALECT;

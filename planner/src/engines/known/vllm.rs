@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
 
-use crate::PlanError;
+use crate::budget::MambaCacheMode;
 use crate::demand::Demand;
 use crate::engines::caches::{Attention, State, Storage};
 use crate::engines::description::{Description, Numbering};
-use crate::engines::expanded;
 use crate::engines::version::HOPPER;
-use crate::engines::{EnginePrediction, EngineRefusal, MambaCacheMode, Situation, Version};
+use crate::engines::{EnginePrediction, Situation, Version, expanded};
+use crate::error::{EngineRefusal, PlanError};
 use crate::solve::last;
 
 pub(crate) use flags::DIALECT;

@@ -4,8 +4,8 @@ use super::chart::{Chart, Line};
 use super::colours;
 use super::element::{Element, legend, table};
 use super::{count, size, tokens};
-use crate::CachePlan;
 use crate::curves::Curves;
+use crate::plan::CachePlan;
 
 /// The curves, and what the colours of ours mean.
 pub(crate) fn draw(curves: &Curves, plan: &CachePlan, width: f64) -> Element {

@@ -1,6 +1,6 @@
 //! One colour for each pool, which colour-blind readers tell apart (after Okabe and Ito); what is no cache is grey.
 
-use crate::{CachePlan, LedgerItem};
+use crate::plan::{CachePlan, LedgerItem};
 
 const POOLS: [(u8, u8, u8); 8] = [
     (0x56, 0xb4, 0xe9),

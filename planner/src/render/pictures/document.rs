@@ -5,9 +5,10 @@ use cacheplan_transforms::layers::LayerSpec;
 use super::element::{Element, table};
 use super::{capacity, capacity_heading, count, file, heat, map, size, strip};
 use crate::curves::Curves;
+use crate::device::DeviceInfo;
 use crate::fit::Answer;
+use crate::plan::CachePlan;
 use crate::render::{owner_name, ranges};
-use crate::{CachePlan, DeviceInfo};
 
 /// The rules of the page for pictures, and those of a document around them.
 const STYLE: &str = concat!(include_str!("pictures.css"), include_str!("document.css"));

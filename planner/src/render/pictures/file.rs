@@ -4,9 +4,10 @@ use super::chart::{Chart, Line};
 use super::element::Element;
 use super::letters::{Label, wrapped};
 use super::{capacity_heading, colours, count, heat, map, percent, size, tokens};
+use crate::device::DeviceInfo;
 use crate::fit::Answer;
+use crate::plan::{CachePlan, LedgerItem, Pool};
 use crate::render::{ranges, source_name};
-use crate::{CachePlan, DeviceInfo, LedgerItem, Pool};
 
 const WIDTH: f64 = 1000.0;
 const MARGIN: f64 = 24.0;

@@ -7,8 +7,9 @@ use super::colours;
 use super::element::{Element, table};
 use super::letters::Label;
 use super::{count, percent, size};
+use crate::device::DeviceInfo;
+use crate::plan::{CachePlan, LedgerItem, Owner, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, source_name};
-use crate::{CachePlan, DeviceInfo, LedgerItem, Owner, PlannedResource, Pool, Unit};
 
 /// How high a map is.
 pub(crate) const HEIGHT: f64 = 400.0;

@@ -20,9 +20,10 @@ use serde::Serialize;
 
 use self::element::Element;
 use crate::curves::Curves;
+use crate::device::DeviceInfo;
 use crate::fit::Answer;
+use crate::plan::CachePlan;
 use crate::size::ByteSize;
-use crate::{CachePlan, DeviceInfo};
 
 const FONT: &str = "Helvetica, Arial, sans-serif";
 

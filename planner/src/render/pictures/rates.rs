@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::chart::{Chart, Line};
 use super::count;
 use super::element::{Element, table};
-use crate::CachePlan;
+use crate::plan::CachePlan;
 
 /// A picture and the table of its numbers.
 #[derive(Clone, Debug, Serialize)]

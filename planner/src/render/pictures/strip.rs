@@ -8,8 +8,8 @@ use super::colours;
 use super::element::{Element, legend};
 use super::letters::Label;
 use super::{count, size};
+use crate::plan::{CachePlan, Owner, PlannedResource};
 use crate::render::ranges;
-use crate::{CachePlan, Owner, PlannedResource};
 
 /// From one layer to the next.
 const STEP: f64 = 19.0;
@@ -148,7 +148,7 @@ fn window(spec: &LayerSpec) -> Option<u64> {
 /// What a resource takes of its pool.
 fn on_device(plan: &CachePlan, resource: &PlannedResource) -> u128 {
     let pool = plan.pools.iter().find(|pool| pool.id == resource.pool);
-    let member = |member: &&crate::Member| member.resource == resource.name;
+    let member = |member: &&crate::plan::Member| member.resource == resource.name;
     pool.and_then(|pool| Some(u128::from(pool.members.iter().find(member)?.bytes) * u128::from(pool.units)))
         .unwrap_or(0)
 }

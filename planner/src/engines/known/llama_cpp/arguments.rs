@@ -1,6 +1,6 @@
 //! What `llama-server` is told so that it allocates what is predicted.
 
-use crate::Budget;
+use crate::budget::Budget;
 use crate::engines::EnginePrediction;
 
 /// Steps of prompts that it takes where nobody says.

@@ -5,11 +5,13 @@
 use cacheplan_handlers::DType;
 use serde_json::json;
 
+use crate::budget::{Budget, EngineOptions, Fraction};
+use crate::engines::Engine;
 use crate::export::file::{File, comment, flag, quoted};
 use crate::export::{
     Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
 };
-use crate::{Budget, Engine, EngineOptions, Fraction, Pool, Unit};
+use crate::plan::{Pool, Unit};
 
 pub(super) static TARGET: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
 

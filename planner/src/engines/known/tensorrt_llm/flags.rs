@@ -5,9 +5,11 @@
 use cacheplan_handlers::{DType, Growth};
 use serde_json::json;
 
+use crate::budget::{Budget, EngineOptions};
+use crate::engines::Engine;
 use crate::export::file::{nested, quoted};
 use crate::export::{Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed};
-use crate::{Budget, ByteSize, Engine, EngineOptions};
+use crate::size::ByteSize;
 
 pub(super) static TARGET: Deployment = Deployment {
     names_model: false,

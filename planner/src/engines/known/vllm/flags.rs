@@ -5,12 +5,15 @@
 use cacheplan_handlers::{DType, Kind};
 use serde_json::json;
 
+use crate::budget::{Budget, EngineOptions};
+use crate::engines::Engine;
 use crate::export::file::{nested, quoted};
 use crate::export::{
     Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
 };
 use crate::fit::Fit;
-use crate::{Budget, ByteSize, Engine, EngineOptions, Parallel};
+use crate::parallel::Parallel;
+use crate::size::ByteSize;
 
 pub(super) static TARGET: Deployment = Deployment {
     names_model: false,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Fraction;
+use super::values::Fraction;
 
 /// The sequences that a plan is sized for; where neither length is stated each is a prompt of `max_seq_len` tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

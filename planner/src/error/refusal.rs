@@ -125,7 +125,7 @@ pub enum EngineRefusal {
 
 impl EngineRefusal {
     /// A key of `[engine]` that the engine does not consume.
-    pub(super) fn not_consumed(engine: &'static str, key: &str, takers: Vec<&'static str>) -> Self {
+    pub(crate) fn not_consumed(engine: &'static str, key: &str, takers: Vec<&'static str>) -> Self {
         let known = BudgetKey::all().iter().find(|known| known.path.strip_prefix("engine.") == Some(key));
         let (path, flag) = known.map_or(("engine", "[engine]"), |known| (known.path, known.flag));
         Self::NotConsumed { engine, path, flag, takers }

@@ -4,8 +4,9 @@ use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::values::{Fraction, dtype};
 use crate::mla_cache::MlaCache;
-use crate::{ByteSize, Fraction};
+use crate::size::ByteSize;
 
 /// What an engine is told besides the budget's limits; its own defaults where absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,10 +39,10 @@ pub struct EngineOptions {
     /// llama.cpp's `-ub`, 512 where absent.
     pub ubatch: Option<u64>,
     /// llama.cpp's `-ctk`: the dtype of keys, that of keys and values where absent.
-    #[serde(deserialize_with = "crate::budget::dtype")]
+    #[serde(deserialize_with = "dtype")]
     pub cache_type_k: Option<DType>,
     /// llama.cpp's `-ctv`: the dtype of values, likewise.
-    #[serde(deserialize_with = "crate::budget::dtype")]
+    #[serde(deserialize_with = "dtype")]
     pub cache_type_v: Option<DType>,
     /// llama.cpp's `--swa-full`: windows own as many cells as full attention; off where absent.
     pub swa_full: Option<bool>,
