@@ -12,7 +12,8 @@ use cacheplan_transforms::Resources;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{DEFAULT_TOKENS_PER_BLOCK, MAX_COUNT};
-use crate::mla_cache::{MlaCache, NZ_BLOCK};
+pub use crate::mla_cache::MlaCache;
+use crate::mla_cache::NZ_BLOCK;
 use crate::parallel::Parallel;
 use crate::plan::{Grouping, Scheme};
 use crate::size::ByteSize;

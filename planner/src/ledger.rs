@@ -8,7 +8,9 @@ use crate::overheads::Estimate;
 use crate::room::CacheBytes;
 use crate::size::ByteSize;
 use crate::step::{StepBytes, StepSize};
-use crate::{Certainty, DeviceKind, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights};
+use crate::{
+    Certainty, DeviceKind, Engine, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights,
+};
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
 ///
@@ -60,7 +62,8 @@ impl Ledger {
 
     /// What is on a GPU before anything is; as much again is uncertain, for logs of one rank alone show little of libraries.
     fn context(&mut self, request: &PlanRequest<'_>) {
-        let logged = Estimate::of(&LedgerItem::Context, request.engine, request.device, |row| row.bytes);
+        let logged =
+            Estimate::of(&LedgerItem::Context, request.engine.map(Engine::name), request.device, |row| row.bytes);
         if let Some(Estimate { middle, most, note }) = logged {
             self.assumed(LedgerItem::Context, middle, middle.max(most - middle), note);
         }
@@ -68,10 +71,12 @@ impl Ledger {
 
     /// What the steps of so many layers are captured in.
     fn graphs(&mut self, request: &PlanRequest<'_>, layers: u64) {
-        if request.engine.is_some_and(|engine| !engine.description().captures_apart) {
+        if request.engine.is_some_and(|engine| !engine.rules().captures_apart) {
             return;
         }
-        let logged = Estimate::of(&LedgerItem::Graphs, request.engine, request.device, |row| row.bytes / row.layers);
+        let logged = Estimate::of(&LedgerItem::Graphs, request.engine.map(Engine::name), request.device, |row| {
+            row.bytes / row.layers
+        });
         if let Some(Estimate { middle, most, note }) = logged {
             let note = format!("{layers} layers at {}, {note}", ByteSize(middle));
             self.assumed(LedgerItem::Graphs, layers * middle, layers * (most - middle), note);

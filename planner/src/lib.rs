@@ -35,41 +35,42 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod budget;
-mod check;
+pub mod budget;
+pub mod check;
 mod checkpoints;
-mod compare;
-mod config;
+pub mod compare;
+pub mod config;
 mod context;
-mod curves;
+pub mod curves;
 mod demand;
-mod device;
-mod diff;
+pub mod device;
+pub mod diff;
 mod divisible;
-mod engines;
-mod error;
-mod explain;
-mod export;
+pub mod engines;
+pub mod error;
+pub mod explain;
+pub mod export;
 mod fingerprint;
-mod fit;
+pub mod fit;
 mod group;
 mod host;
 mod ledger;
 mod limits;
-mod logs;
+pub mod logs;
 mod make;
-mod measured;
+pub mod measured;
 mod mla_cache;
 mod notes;
 mod overheads;
 mod parallel;
-mod plan;
-mod plan_file;
+pub mod pictures;
+pub mod plan;
+pub mod plan_file;
 mod ranks;
 mod render;
 mod request;
 mod room;
-mod size;
+pub mod size;
 mod solve;
 mod speculation;
 mod step;
@@ -94,13 +95,11 @@ pub use request::{Measurement, PlanRequest};
 pub use size::ByteSize;
 
 // What only this crate names.
-use budget::{Base, CheckpointDType, EngineOptions, Fraction, Lengths, Origin, Speculation, Workload};
+use budget::{Base, CheckpointDType, Lengths, Speculation, Workload};
 use device::DeviceKind;
-use error::{Shortfall, Suggestion};
+use error::Suggestion;
 use parallel::Agreement;
-use plan::{
-    Cap, Capacity, Certainty, Fingerprint, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Scheme, Totals,
-};
+use plan::{Cap, Capacity, Certainty, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Scheme, Totals};
 use request::Draft;
 
 #[cfg(test)]
@@ -108,7 +107,7 @@ extern crate self as cacheplan_planner;
 
 #[cfg(test)]
 use {
-    budget::Objective,
+    budget::{Fraction, Objective, Origin},
     check::Rule,
     diff::Side,
     engines::EnginePrediction,

@@ -9,7 +9,6 @@
 use std::sync::LazyLock;
 
 use crate::device::DeviceInfo;
-use crate::engines::Engine;
 use crate::plan::LedgerItem;
 use crate::size::ByteSize;
 
@@ -68,12 +67,12 @@ impl Estimate {
     /// Devices alike have at least half and at most twice the memory: engines capture fewer batch sizes where there is less.
     pub(crate) fn of(
         item: &LedgerItem,
-        engine: Option<Engine>,
+        engine: Option<&str>,
         device: Option<&DeviceInfo>,
         value: fn(&Overhead) -> u64,
     ) -> Option<Self> {
         let of = |name: &str| rows().iter().filter(|row| row.item == *item && row.engine == name).collect::<Vec<_>>();
-        let own = engine.map(|engine| of(engine.name())).filter(|own| !own.is_empty());
+        let own = engine.map(of).filter(|own| !own.is_empty());
         let (logged, why) = match (own, engine) {
             (Some(own), _) => (own, String::new()),
             (None, Some(engine)) => (of(STAND_IN), format!("; {engine} logs none apart")),
@@ -100,6 +99,7 @@ impl Estimate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engines::Engine;
 
     #[test]
     fn every_row_is_read_and_says_where_it_comes_from() {

@@ -6,7 +6,7 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{ModelInfo, Resource};
 use serde::{Deserialize, Serialize};
 
-use crate::parallel::{Agreement, Parallel};
+pub use crate::parallel::{Agreement, Parallel};
 
 /// The version of the plan's JSON. Keys are added within a version, never renamed or repurposed.
 pub(crate) const SCHEMA_VERSION: u32 = 1;

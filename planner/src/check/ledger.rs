@@ -69,7 +69,7 @@ fn outside_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
     let captured = || {
         // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
-        let apart = request.engine.is_none_or(|engine| engine.description().captures_apart);
+        let apart = request.engine.is_none_or(|engine| engine.rules().captures_apart);
         let some = gpu && apart && request.step.is_some() && request.measurement.is_none() && layers > 0;
         let mut of_layer = overheads(request, &LedgerItem::Graphs, |row| row.bytes / row.layers);
         let (middle, most) = middle_and_most(&mut of_layer);

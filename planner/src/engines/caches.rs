@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
-use super::version::HOPPER;
-use super::{EngineSpec, Version};
+use super::version::Version;
 use crate::budget::Budget;
 use crate::demand::{Demand, Load};
 use crate::mla_cache::MlaCache;
 use crate::request::Held;
+
+/// The compute capability, times ten, of the GPU that engines are taken to run on where nobody says.
+pub(crate) const HOPPER: u32 = 90;
 
 /// What engines store each in a way of its own.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +97,13 @@ impl<'a> Caches<'a> {
         all
     }
 
-    pub(super) fn of(held: &'a Held<'_>, max_seq_len: u64, budget: &Budget, engine: EngineSpec) -> Self {
-        let storage = engine.engine.description().storage;
+    pub(super) fn of(
+        held: &'a Held<'_>,
+        max_seq_len: u64,
+        budget: &Budget,
+        storage: Storage,
+        version: Version,
+    ) -> Self {
         let mla_cache = budget.engine_mla_cache();
         let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
         let (from, to) = storage.plain_sparse_latents_on;
@@ -145,7 +152,7 @@ impl<'a> Caches<'a> {
                 Growth::PerSlotToken | Growth::PerDraftPosition | Growth::Fixed => {}
             }
         }
-        if let (true, Some(handler)) = (engine.version < storage.index_per_latent_before, indexer) {
+        if let (true, Some(handler)) = (version < storage.index_per_latent_before, indexer) {
             let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
             let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
             let (name, window) = ("", None);

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::budget::Budget;
-use crate::engines::EngineSpec;
 use crate::plan::CachePlan;
 
 /// What an engine would allocate; what it has no notion of is absent.
@@ -76,14 +74,6 @@ pub struct EnginePrediction {
 }
 
 impl EnginePrediction {
-    /// What the engine's server is told, besides the model, so that it allocates this; `budget` is what it was predicted for.
-    ///
-    /// None where the engine does not say without a GPU what it would allocate.
-    pub fn arguments(&self, budget: &Budget) -> Option<Vec<String>> {
-        let engine: EngineSpec = self.name.parse().ok()?;
-        engine.engine.description().arguments.map(|of| of(self, budget))
-    }
-
     /// The prediction beside the plan of the same request.
     pub fn beside(self, plan: &CachePlan) -> EnginePlan<'_> {
         EnginePlan { plan, engine: self }

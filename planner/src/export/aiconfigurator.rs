@@ -4,10 +4,10 @@
 
 use serde_json::json;
 
+use super::deployment::Deployment;
 use super::dialect::{Dialect, Key};
 use super::input::{Input, Sourced};
 use super::simulators;
-use super::target::Deployment;
 
 pub(super) static AICONFIGURATOR: Deployment = Deployment::json("aiconfigurator", "kv-cache-estimate.json", &DIALECT);
 

@@ -2,10 +2,9 @@
 
 use serde_json::Value;
 
-use super::Setting;
 use super::input::Input;
+use super::serving::Setting;
 use crate::budget::Budget;
-use crate::engines::Engine;
 
 /// One engine's vocabulary.
 pub(crate) struct Dialect {
@@ -21,8 +20,8 @@ pub(crate) struct Dialect {
     pub(crate) gaps: &'static [fn(&Input<'_>) -> Option<String>],
     /// Why it cannot run the plan at all.
     pub(crate) refuses: fn(&Input<'_>) -> Option<String>,
-    /// The way back, where the engine is modelled.
-    pub(crate) back: Option<WayBack>,
+    /// The way back, where the engine is modelled: the keys as what its model is told.
+    pub(crate) back: Option<fn(&Told<'_>) -> Budget>,
 }
 
 /// One key.
@@ -33,14 +32,6 @@ pub(crate) struct Key {
     pub(crate) since: usize,
     /// The plan's value and where it comes from; `None` where the plan does not say it.
     pub(crate) value: fn(&Input<'_>) -> Option<(Value, String)>,
-}
-
-/// From an engine's keys to its model.
-#[derive(Clone, Copy)]
-pub(crate) struct WayBack {
-    pub(crate) engine: Engine,
-    /// The keys as what the model is told.
-    pub(crate) told: fn(&Told<'_>) -> Budget,
 }
 
 /// Settings, read back.

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::Serving;
+use super::deployment::Deployment;
 use super::file::{File, flags, nested};
-use super::target::Deployment;
+use super::serving::Serving;
 use crate::engines::known::{sglang, tensorrt_llm, vllm};
 
 /// Its own package requires the engines in its images at the versions below.

@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
+use super::deployment::Deployment;
 use super::dialect::{Dialect, Key};
 use super::input::{Input, Sourced, is_conv, is_kv, is_ssm};
-use super::target::Deployment;
 use crate::plan::PlannedResource;
 
 pub(super) static EDGE_LLM: Deployment = Deployment::json("edge-llm", "config.json", &DIALECT);

@@ -6,7 +6,7 @@ use cacheplan_files::Shown;
 use serde_json::{Map, Value, json};
 use shlex::Quoter;
 
-use super::Setting;
+use super::serving::Setting;
 use crate::parallel::Parallel;
 
 /// A file on its way to an engine.

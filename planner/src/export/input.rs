@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use cacheplan_handlers::{DType, Kind, Split};
 use serde_json::{Value, json};
 
-use super::{ExportError, Serving};
+use super::serving::{ExportError, Serving};
+use crate::budget::Budget;
+use crate::engines::EnginePrediction;
+use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Owner, PlannedResource, Pool, Unit};
 
@@ -18,14 +21,24 @@ pub(crate) struct Input<'a> {
     pub(crate) serving: &'a Serving,
     /// Index into the engine's versions.
     pub(crate) release: usize,
+    /// Asks the engine's own model; it answers nothing where it has none, or the plan is none that it can judge.
+    pub(super) predict: &'a dyn Fn(Budget) -> Prediction,
     /// The sequences that the engine's model admits, where they are fewer than the plan's.
     pub(crate) admitted: Option<u64>,
 }
+
+/// What an engine would allocate, where that is known.
+type Prediction = Option<Result<EnginePrediction, PlanError>>;
 
 /// A value with where it comes from.
 pub(crate) type Sourced = Option<(Value, String)>;
 
 impl<'a> Input<'a> {
+    /// What the engine would allocate for a budget, of the plan's caches in the plan's bytes.
+    pub(crate) fn predicted(&self, budget: Budget) -> Prediction {
+        (self.predict)(budget)
+    }
+
     /// Plans are read from files; sums over them are exact only once this holds.
     pub(crate) fn refuse_damage(&self) -> Result<(), ExportError> {
         let sum = self.pools().try_fold(0u64, |sum, pool| sum.checked_add(pool.bytes));

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
+use super::deployment::Deployment;
 use super::file::{File, flags};
-use super::target::Deployment;
 use crate::engines::known::vllm;
 
 pub(super) static LLM_D: Deployment = Deployment {

@@ -4,43 +4,33 @@
 
 mod admitted;
 mod aiconfigurator;
-mod dialect;
+pub(crate) mod deployment;
+pub(crate) mod dialect;
 mod dynamo;
 mod edge_llm;
 pub(crate) mod file;
-mod input;
+pub(crate) mod input;
 mod llm_d;
 mod ray;
+pub(crate) mod serving;
 mod simulators;
 mod target;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use serde::Serialize;
-use serde_json::Value;
-use thiserror::Error;
 
-use crate::engines::EnginePrediction;
+use crate::engines::{Engine, EnginePrediction, EngineSpec};
 use crate::error::PlanError;
-use crate::parallel::Parallel;
 use crate::plan::CachePlan;
-pub(crate) use admitted::predicted;
-pub(crate) use dialect::{Dialect, Key, Told, WayBack};
+use dialect::Told;
 use file::File;
-pub(crate) use input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
-pub(crate) use target::Deployment;
-pub use target::Target;
+use input::Input;
 
-/// What is served, as far as a plan does not say it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Serving {
-    /// The name or path that the engine loads the model by; where absent the file has `<MODEL>` in its place.
-    pub model: Option<String>,
-    /// The groups of ranks, of which the plan is that of one rank; the plan's own where absent.
-    pub parallel: Option<Parallel>,
-    /// Host memory that one rank offloads caches to, in bytes.
-    pub host_bytes: Option<u64>,
-}
+pub(crate) use deployment::Deployment;
+pub(crate) use dialect::Dialect;
+pub use serving::{ExportError, Serving, Setting};
+pub use target::Target;
 
 /// A plan as an engine takes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -70,60 +60,6 @@ impl Export {
     }
 }
 
-/// One value that an engine is told.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Setting {
-    /// The engine's key; a dot leads into a section.
-    pub key: String,
-    /// Its value.
-    pub value: Value,
-    /// Where the value comes from.
-    pub source: String,
-}
-
-/// Why a plan cannot be exported.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ExportError {
-    /// No such target.
-    #[error("unknown target `{found}`; known are {}", known.join(", "), found = Shown(.found))]
-    Target {
-        /// What was asked for.
-        found: String,
-        /// The names of all targets.
-        known: Vec<&'static str>,
-    },
-    /// A version whose keys were not read.
-    #[error("unknown version `{found}` for {target}; the keys are known for {}", known.join(", "), found = Shown(.found))]
-    Version {
-        /// The target's name.
-        target: &'static str,
-        /// What was asked for.
-        found: String,
-        /// The versions that are known, oldest first.
-        known: Vec<&'static str>,
-    },
-    /// A plan whose numbers no planner makes.
-    #[error("the plan is damaged: {shown}; plan again", shown = Shown(.0))]
-    Damaged(String),
-    /// A name that an engine would take for something else.
-    #[error(
-        "the model's name `{}` cannot be told to an engine: it is empty, begins with `-` or has characters that are not seen; a path may begin with `./`",
-        Shown(found)
-    )]
-    Model {
-        /// The name.
-        found: String,
-    },
-    /// The plan needs what the engine has no words for, so that the rest would be wrong.
-    #[error("{engine} cannot run this plan: {what}", what = Shown(.what))]
-    Unsupported {
-        /// The engine.
-        engine: &'static str,
-        /// What it has no words for.
-        what: String,
-    },
-}
-
 impl CachePlan {
     /// Says the plan in the words of `target` at `version`, or at the newest known one.
     ///
@@ -136,7 +72,10 @@ impl CachePlan {
         let dialect = deployment.dialect;
         let host_bytes = serving.host_bytes.or(self.host.as_ref().map(|host| host.bytes));
         let serving = &Serving { host_bytes, ..serving.clone() };
-        let mut input = Input { plan: self, serving, release, admitted: None };
+        let version = dialect.versions.get(release).and_then(|version| version.parse().ok());
+        let engine = Engine::speaking(dialect).zip(version).map(|(engine, version)| EngineSpec { engine, version });
+        let predict = |budget| admitted::predicted(self, engine?, budget);
+        let mut input = Input { plan: self, serving, release, predict: &predict, admitted: None };
         input.refuse_damage()?;
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
@@ -154,7 +93,7 @@ impl CachePlan {
         }
         let mut settings = dialect.settings(&input);
         let mut not_expressed = dialect.not_expressed(&input, &settings);
-        let admits = match admitted::admitted(dialect, &input, &settings) {
+        let admits = match dialect.back.and_then(|told| input.predicted(told(&Told(&settings)))) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
                 Some((prediction.sequences, prediction.notes.join("; ")))
@@ -213,13 +152,4 @@ fn logged_concurrency(predicted: &EnginePrediction, plan: &CachePlan, name: &str
 /// Whether no shell, parser or engine can take it for anything but a name.
 fn is_name(model: &str) -> bool {
     !model.is_empty() && !model.starts_with('-') && Shown::printable(model) == model && !model.contains(['\n', '\t'])
-}
-
-impl Serving {
-    /// What a pod in which the engine offloads must have.
-    fn pod_memory(&self) -> Option<String> {
-        self.host_bytes.map(|bytes| {
-            format!("the pod's memory limit and /dev/shm: both must exceed {bytes} bytes for each rank in it")
-        })
-    }
 }

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::deployment::Deployment;
 use super::file::File;
-use super::target::Deployment;
 use crate::engines::known::vllm;
 
 pub(super) static RAY: Deployment = Deployment::new("ray", "ray-serve.yaml", &vllm::DIALECT, application);

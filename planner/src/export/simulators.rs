@@ -5,11 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Setting;
+use super::deployment::Deployment;
 use super::dialect::{Dialect, Key};
 use super::file::{comment, flag, quoted};
 use super::input::{Input, Sourced, listed};
-use super::target::Deployment;
+use super::serving::Setting;
 use crate::plan::Pool;
 
 pub(super) static LLM_D_SIM: Deployment = Deployment::new("llm-d-sim", "llm-d-sim.yaml", &LLM_D_SIM_WORDS, |file| {

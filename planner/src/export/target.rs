@@ -3,49 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::dialect::Dialect;
-use super::file::{File, nested};
-use super::{ExportError, Serving, aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
+use super::deployment::Deployment;
+use super::serving::ExportError;
+use super::{aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
 use crate::engines::Engine;
 
 /// What a plan can be exported to, by name: `vllm`, `dynamo-sglang`.
 #[derive(Clone, Copy)]
 pub struct Target(&'static Deployment);
-
-/// One target: whose words it takes and the file that it reads.
-pub(crate) struct Deployment {
-    /// The name on the command line.
-    pub(crate) name: &'static str,
-    pub(crate) file_name: &'static str,
-    /// Whether the file itself says which model is served; other files stand beside a command that does.
-    pub(crate) names_model: bool,
-    /// The words of the engine in it.
-    pub(crate) dialect: &'static Dialect,
-    /// Its own releases with the engine's in each; empty where its versions are the engine's.
-    pub(crate) releases: &'static [(&'static str, &'static str)],
-    /// The whole file.
-    pub(crate) write: fn(&File<'_>) -> String,
-    /// What it needs besides the engine's arguments.
-    pub(crate) gaps: fn(&Serving) -> Vec<String>,
-}
-
-impl Deployment {
-    /// A file that names the model, with nothing of its own beside the engine's words.
-    pub(crate) const fn new(
-        name: &'static str,
-        file_name: &'static str,
-        dialect: &'static Dialect,
-        write: fn(&File<'_>) -> String,
-    ) -> Self {
-        Self { name, file_name, names_model: true, dialect, releases: &[], write, gaps: |_| Vec::new() }
-    }
-
-    /// The settings as JSON, which has no comments.
-    pub(super) const fn json(name: &'static str, file_name: &'static str, dialect: &'static Dialect) -> Self {
-        let write = |file: &File<'_>| format!("{:#}\n", nested(file.settings));
-        Self { names_model: false, ..Self::new(name, file_name, dialect, write) }
-    }
-}
 
 /// Those that wrap an engine, the one that is no engine of ours, simulators and other planners.
 const WRAPPERS: [&Deployment; 9] = [
@@ -63,7 +28,7 @@ const WRAPPERS: [&Deployment; 9] = [
 impl Target {
     /// All targets.
     pub fn all() -> impl Iterator<Item = Self> {
-        let engines = Engine::all().iter().filter_map(|engine| engine.description().target);
+        let engines = Engine::all().iter().filter_map(|engine| engine.deployment());
         engines.chain(WRAPPERS).map(Self)
     }
 

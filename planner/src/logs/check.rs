@@ -5,9 +5,10 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::as_engine::{AsEngine, Told};
+use super::fact::Unit;
 use super::rules::{Expected, explanation, memory, outcome, outcomes, really_told};
-use super::{EngineLog, Fact, Logged, Unit};
-use crate::engines::description::Numbering;
+use super::{EngineLog, Fact, Logged};
+use crate::engines::rules::Numbering;
 use crate::engines::{Engine, EnginePrediction, EngineSpec, Version};
 use crate::error::PlanError;
 use crate::plan::{CachePlan, Certainty};
@@ -141,7 +142,7 @@ impl EngineLog {
 
 /// The version, or the newest that is modelled where it is newer.
 fn modelled(engine: Engine, version: Version) -> Version {
-    if engine.description().numbering == Numbering::Builds { version } else { version.min(engine.newest()) }
+    if engine.rules().numbering == Numbering::Builds { version } else { version.min(engine.newest()) }
 }
 
 fn notes(log: &EngineLog, engine: EngineSpec, said: Option<Version>) -> Vec<String> {

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use super::Unit;
-
 /// One thing that an engine logs, with the name of the limit, of the prediction's quantity or of the ledger's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -66,6 +64,20 @@ pub enum Fact {
     Context,
     /// Bytes of NCCL's buffers.
     Nccl,
+}
+
+/// How a fact is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Whole numbers.
+    Count,
+    /// Bytes. What engines print as GB is GiB.
+    Bytes,
+    /// Hundredths, of numbers printed with two decimals.
+    Hundredths,
+    /// 1 where it is on, 0 where it is off.
+    Switch,
 }
 
 impl Fact {

@@ -4,11 +4,13 @@
 //! [`EngineLog::check`] sets a plan beside them. Each engine's wordings stand in a file of their own.
 
 mod as_engine;
+mod calibration;
 mod check;
-mod fact;
+pub(crate) mod fact;
 mod reader;
 mod rules;
 pub(crate) mod wording;
+pub(crate) mod words;
 
 use std::collections::BTreeMap;
 
@@ -16,13 +18,11 @@ use thiserror::Error;
 
 use crate::engines::{Engine, Version};
 
-#[cfg(test)]
-pub(crate) use check::{Drift, LogCheck};
-pub(crate) use fact::Fact;
-pub(crate) use wording::Logged;
-use wording::Unit;
-
-use wording::Wording;
+pub use calibration::{MeasuredError, NothingMeasured};
+pub use check::{Drift, LogCheck, Row};
+pub use fact::{Fact, Unit};
+pub use wording::Logged;
+pub(crate) use words::Words;
 
 /// What a log says of an engine's last complete start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,47 +87,7 @@ fn engines(asked: Option<Engine>) -> String {
 }
 
 fn example(asked: Option<Engine>) -> &'static str {
-    asked.or(Engine::all().first().copied()).map_or("", |engine| engine.description().log.example)
-}
-
-/// How one engine words its start, and what it says there of itself.
-pub(crate) struct Words {
-    /// What a process writes first, with its version behind it where it says one.
-    pub(crate) starts: &'static [&'static str],
-    /// The lines that have a number.
-    pub(crate) lines: &'static [Wording],
-    /// From such a line on what is said is of the draft model.
-    pub(crate) drafts: &'static [&'static str],
-    /// At such a line these are forgotten: they were tried only.
-    pub(crate) tries: &'static [(&'static str, &'static [Fact])],
-    /// A start that says one of these is complete.
-    pub(crate) complete: &'static [Fact],
-    /// What such a line looks like, for whoever has another log.
-    pub(crate) example: &'static str,
-    /// It makes its block as large as a state, where there are states, rather than being told one.
-    pub(crate) block_follows_states: bool,
-    /// It is told how many states to hold.
-    pub(crate) slots_are_told: bool,
-    /// It does not say what its states take.
-    pub(crate) leaves_out_states: bool,
-    /// It is told how many cells to hold, rather than dividing bytes.
-    pub(crate) divides_cells: bool,
-}
-
-impl Words {
-    /// What holds of an engine unless it says otherwise.
-    pub(crate) const OF_NONE: Self = Self {
-        starts: &[],
-        lines: &[],
-        drafts: &[],
-        tries: &[],
-        complete: &[],
-        example: "",
-        block_follows_states: false,
-        slots_are_told: false,
-        leaves_out_states: false,
-        divides_cells: false,
-    };
+    asked.or(Engine::all().first().copied()).map_or("", |engine| engine.words().example)
 }
 
 impl EngineLog {
@@ -147,7 +107,7 @@ impl EngineLog {
     }
 
     fn words(&self) -> &'static Words {
-        self.engine.description().log
+        self.engine.words()
     }
 
     fn switch(&self, fact: Fact) -> Option<bool> {

@@ -44,7 +44,7 @@ fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, 
     })?;
     // A few words are common to several engines; the one with the most of them is meant.
     let torn = readers.iter().max_by_key(|(_, reader)| reader.numbers()).filter(|(_, reader)| reader.numbers() > 0);
-    let torn = torn.map(|(engine, _)| LogError::Torn { engine: *engine, expected: engine.description().log.example });
+    let torn = torn.map(|(engine, _)| LogError::Torn { engine: *engine, expected: engine.words().example });
     let mut whole = readers.into_iter().filter_map(|(engine, reader)| reader.finish(engine));
     match (whole.next(), whole.next()) {
         (Some(log), None) => Ok(log),
@@ -182,7 +182,7 @@ struct Start {
 
 impl Reader {
     fn of(engine: Engine) -> Self {
-        Self { words: engine.description().log, starts: 0, complete: None, current: Start::default() }
+        Self { words: engine.words(), starts: 0, complete: None, current: Start::default() }
     }
 
     /// A line that `has` some of the beginnings.

@@ -174,8 +174,7 @@ pub(super) fn explanation(
         }
     }
     // Of a version that nobody says, the older ones whose rules were read.
-    let older =
-        engine.engine.description().read.iter().rev().filter(|version| said.is_none() && **version < engine.version);
+    let older = engine.engine.rules().read.iter().rev().filter(|version| said.is_none() && **version < engine.version);
     let mut older = older.map(|version| EngineSpec { version: *version, ..engine });
     let older = older.find(|older| gives(caches, *older, &(*least, *most)))?;
     unless(format!("the rules of {} {}", log.engine, older.version_name()))

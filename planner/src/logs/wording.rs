@@ -1,6 +1,6 @@
 //! What an engine writes of one thing: fixed text around numbers.
 
-use super::Fact;
+use super::fact::{Fact, Unit};
 
 /// A line as an engine words it: `{}` stands where a value does, `*` where anything may.
 ///
@@ -34,20 +34,6 @@ pub struct Logged {
     pub low: u64,
     /// The greatest.
     pub high: u64,
-}
-
-/// How a fact is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Unit {
-    /// Whole numbers.
-    Count,
-    /// Bytes. What engines print as GB is GiB.
-    Bytes,
-    /// Hundredths, of numbers printed with two decimals.
-    Hundredths,
-    /// 1 where it is on, 0 where it is off.
-    Switch,
 }
 
 /// A number of a recognised line that no computer has so much of.

@@ -3,6 +3,8 @@
 use cacheplan_handlers::DType;
 
 use super::columns::{align, wrap};
+use crate::budget::Dtypes;
+use crate::engines::known::vllm;
 use crate::fit::{Answer, Fit};
 use crate::size::ByteSize;
 
@@ -78,6 +80,14 @@ impl Answer {
             text.push_str(&(cells.join(",") + "\n"));
         }
         text
+    }
+}
+
+impl Fit {
+    /// The layout as flags of `vllm serve`.
+    pub fn vllm_flags(&self, context: u64) -> String {
+        let dtypes = Dtypes { kv: self.kv_dtype, ssm: self.state_dtype, ..Dtypes::default() };
+        vllm::serve_flags(self.parallel, dtypes, context, self.sequences)
     }
 }
 

@@ -4,7 +4,6 @@ mod columns;
 mod engines;
 mod fit;
 mod markdown;
-pub(crate) mod pictures;
 mod ranks;
 mod table;
 pub(crate) mod yaml;

@@ -164,7 +164,8 @@ fn the_docs_say_what_is_assumed_of_each_engine() {
         let engine = Some(name.parse::<EngineSpec>().unwrap().engine);
         let of = |item: LedgerItem, gib: u64, value: fn(&Overhead) -> u64| {
             let device = DeviceInfo { total_bytes: gib << 30, ..device(DeviceKind::Cuda) };
-            let Estimate { middle, most, .. } = Estimate::of(&item, engine, Some(&device), value).unwrap();
+            let Estimate { middle, most, .. } =
+                Estimate::of(&item, engine.map(|engine| engine.name()), Some(&device), value).unwrap();
             [middle, most].map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 20)))
         };
         let graphs = |gib: u64| of(LedgerItem::Graphs, gib, |row| row.bytes / row.layers).join(", ");

@@ -7,8 +7,8 @@ use cacheplan_transforms::Model;
 
 use super::common::budget;
 use super::zoo::{collected, models};
-use crate::render::pictures::element::{Child, Element};
-use crate::render::pictures::{capacity, heat, letters, map, strip};
+use crate::pictures::element::{Child, Element};
+use crate::pictures::{capacity, heat, letters, map, strip};
 
 /// What an element covers.
 #[derive(Clone, Copy, Debug)]
@@ -205,7 +205,7 @@ fn every_pool_has_one_colour_of_its_own() {
 /// readers without one kind of cone (Machado et al. 2009), by at least 15 in CIE Lab.
 #[test]
 fn colours_are_read_and_told_apart_by_colour_blind_readers() {
-    use crate::render::pictures::colours::{of_place, on};
+    use crate::pictures::colours::{of_place, on};
     let linear = |fill: &str| {
         [1, 3, 5].map(|at| {
             let part = f64::from(u8::from_str_radix(&fill[at..at + 2], 16).unwrap()) / 255.0;

@@ -10,10 +10,15 @@ use cacheplan_handlers::{DType, Kind, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::engines::caches::{Attention, State, Storage};
-use crate::engines::description::{Description, Numbering};
-use crate::engines::{EnginePrediction, Situation, Version, expanded};
+use crate::engines::expanded;
+use crate::engines::prediction::EnginePrediction;
+use crate::engines::rules::{EngineRules, Numbering};
+use crate::engines::situation::Situation;
+use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solve::last;
+
+pub(crate) use log::WORDS;
 
 /// Cells come in steps of this many.
 const ALIGNMENT: u64 = 256;
@@ -24,7 +29,7 @@ const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwe
 const DEFAULT_UBATCH: u64 = 512;
 const STATE_ELEMENT_BYTES: u64 = 4;
 
-pub(super) static ENGINE: Description = Description {
+pub(crate) static RULES: EngineRules = EngineRules {
     name: "llama.cpp",
     numbering: Numbering::Builds,
     read: &[OWN_CELLS],
@@ -42,9 +47,7 @@ pub(super) static ENGINE: Description = Description {
     storage: Storage::AS_MODELLED,
     refuses: |_| None,
     predict,
-    target: None,
     arguments: Some(arguments::of),
-    log: &log::WORDS,
 };
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
@@ -149,7 +152,7 @@ fn refuse_two_dtypes(situation: &Situation<'_>) -> Result<(), PlanError> {
         let is_one = *cache.handler.kind() == Kind::KvPaged && matches!(shape, Some(Shape::Kv { kv_factor: 1, .. }));
         is_one && !expanded::is_part(cache.name)
     };
-    let engine = ENGINE.name;
+    let engine = RULES.name;
     if has(|cache| *cache.handler.kind() == Kind::MlaPaged) {
         return Err(EngineRefusal::LatentInTwoDtypes { engine }.into());
     }

@@ -11,14 +11,17 @@ use cacheplan_transforms::CacheDTypes;
 use crate::budget::Fraction;
 use crate::demand::Demand;
 use crate::engines::caches::{State, Storage};
-use crate::engines::description::{Description, Numbering};
-use crate::engines::{EnginePrediction, Situation, Version};
+use crate::engines::prediction::EnginePrediction;
+use crate::engines::rules::{EngineRules, Numbering};
+use crate::engines::situation::Situation;
+use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solve::last;
 
-pub(crate) use flags::DIALECT;
+pub(crate) use flags::{DEPLOYMENT, DIALECT};
+pub(crate) use log::WORDS;
 
-pub(super) static ENGINE: Description = Description {
+pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
@@ -37,9 +40,7 @@ pub(super) static ENGINE: Description = Description {
     },
     refuses: |_| None,
     predict,
-    target: Some(&flags::TARGET),
     arguments: None,
-    log: &log::WORDS,
 };
 
 /// Model types whose windows have a pool of their own; of all others every token is kept.

@@ -12,14 +12,17 @@ use cacheplan_transforms::CacheDTypes;
 
 use crate::demand::Demand;
 use crate::engines::caches::Storage;
-use crate::engines::description::{Description, Numbering};
-use crate::engines::{EnginePrediction, Situation, Version};
+use crate::engines::prediction::EnginePrediction;
+use crate::engines::rules::{EngineRules, Numbering};
+use crate::engines::situation::Situation;
+use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solve::last;
 
-pub(crate) use flags::DIALECT;
+pub(crate) use flags::{DEPLOYMENT, DIALECT};
+pub(crate) use log::WORDS;
 
-pub(super) static ENGINE: Description = Description {
+pub(crate) static RULES: EngineRules = EngineRules {
     name: "tensorrt-llm",
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
@@ -31,9 +34,7 @@ pub(super) static ENGINE: Description = Description {
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     refuses: |_| None,
     predict,
-    target: Some(&flags::TARGET),
     arguments: None,
-    log: &log::WORDS,
 };
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {

@@ -14,16 +14,19 @@ use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::MambaCacheMode;
 use crate::demand::Demand;
-use crate::engines::caches::{Attention, State, Storage};
-use crate::engines::description::{Description, Numbering};
-use crate::engines::version::HOPPER;
-use crate::engines::{EnginePrediction, Situation, Version, expanded};
+use crate::engines::caches::{Attention, HOPPER, State, Storage};
+use crate::engines::expanded;
+use crate::engines::prediction::EnginePrediction;
+use crate::engines::rules::{EngineRules, Numbering};
+use crate::engines::situation::Situation;
+use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solve::last;
 
-pub(crate) use flags::DIALECT;
+pub(crate) use flags::{DEPLOYMENT, DIALECT, serve_flags};
+pub(crate) use log::WORDS;
 
-pub(super) static ENGINE: Description = Description {
+pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
     numbering: Numbering::Releases,
     read: &[Version(0, 17, 1), Version(0, 33, 0)],
@@ -66,9 +69,7 @@ pub(super) static ENGINE: Description = Description {
     },
     refuses,
     predict,
-    target: Some(&flags::TARGET),
     arguments: None,
-    log: &log::WORDS,
 };
 
 /// The reported number of tokens changed its meaning here.
@@ -156,7 +157,7 @@ impl Bucket {
 }
 
 fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
-    let (engine, model) = (ENGINE.name, situation.model.model_type.as_str());
+    let (engine, model) = (RULES.name, situation.model.model_type.as_str());
     if situation.stages.len() > 1 && WITHOUT_STAGES.contains(&model) {
         return Some(EngineRefusal::Stages { engine, model: model.to_owned() });
     }
@@ -488,7 +489,7 @@ fn promoted(specs: BTreeMap<Spec, Vec<u64>>) -> Result<BTreeMap<Spec, Vec<u64>>,
     }
     let kinds: BTreeSet<_> = promoted.keys().map(|spec| spec.kind()).collect();
     if kinds.len() > 1 {
-        return Err(EngineRefusal::SeveralKinds { engine: ENGINE.name }.into());
+        return Err(EngineRefusal::SeveralKinds { engine: RULES.name }.into());
     }
     Ok(promoted)
 }

@@ -1,7 +1,7 @@
 //! What `llama-server` is told so that it allocates what is predicted.
 
 use crate::budget::Budget;
-use crate::engines::EnginePrediction;
+use crate::engines::prediction::EnginePrediction;
 
 /// Steps of prompts that it takes where nobody says.
 const DEFAULT_BATCH: u64 = 2048;

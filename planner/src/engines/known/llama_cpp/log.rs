@@ -1,12 +1,13 @@
 //! How llama.cpp words its start, with caches by name since 2025 and `KV self size` before.
 
+use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Sum, SumOnDevice};
 use crate::logs::wording::Wording;
-use crate::logs::{Fact, Words};
+use crate::logs::words::Words;
 
 const KV: Option<Fact> = Some(Fact::KvBytes);
 
-pub(super) static WORDS: Words = Words {
+pub(crate) static WORDS: Words = Words {
     starts: &["build: ", "build_info: b", "build = "],
     lines: &[
         Wording { text: " n_ctx = {}", facts: &[Some(Fact::Tokens)], fold: First },

@@ -6,14 +6,14 @@ use cacheplan_handlers::DType;
 use serde_json::json;
 
 use crate::budget::{Budget, EngineOptions, Fraction};
-use crate::engines::Engine;
+use crate::export::deployment::Deployment;
+use crate::export::dialect::{Dialect, Key, Told};
 use crate::export::file::{File, comment, flag, quoted};
-use crate::export::{
-    Deployment, Dialect, Input, Key, Setting, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
-};
+use crate::export::input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
+use crate::export::serving::Setting;
 use crate::plan::{Pool, Unit};
 
-pub(super) static TARGET: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
+pub(crate) static DEPLOYMENT: Deployment = Deployment::new("sglang", "sglang.sh", &DIALECT, script);
 
 pub(crate) static DIALECT: Dialect = Dialect {
     name: "SGLang",
@@ -75,7 +75,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         |input| input.unnamed_dtype("recurrent states", is_ssm, &ssm_dtype(input)),
     ],
     refuses: |_| None,
-    back: Some(WayBack { engine: Engine::new(&super::ENGINE), told }),
+    back: Some(told),
 };
 
 fn full<'a>(input: &Input<'a>) -> impl Iterator<Item = &'a Pool> {
@@ -111,7 +111,7 @@ fn max_total_tokens(input: &Input<'_>) -> Sourced {
         .filter(|key| key.name != "max-total-tokens" && key.since <= input.release)
         .filter_map(|key| (key.value)(input).map(|(value, source)| Setting { key: key.name.into(), value, source }))
         .collect();
-    let divided = predicted(&DIALECT, input, told(&Told(&without))).and_then(|divided| divided.ok()?.tokens);
+    let divided = input.predicted(told(&Told(&without))).and_then(|divided| divided.ok()?.tokens);
     Some(match divided.filter(|divided| *divided < planned) {
         Some(divided) => (json!(divided), "what SGLang makes of the plan's bytes".into()),
         None => (json!(planned), format!("tokens in {} beside its padding", least.id)),

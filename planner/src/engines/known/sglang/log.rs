@@ -1,14 +1,15 @@
 //! How SGLang words its start: 0.4.6 to 0.5.23. It does not log its version.
 
+use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Last, Sum};
 use crate::logs::wording::Wording;
-use crate::logs::{Fact, Words};
+use crate::logs::words::Words;
 
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const WINDOW: Option<Fact> = Some(Fact::WindowTokens);
 const KV: Option<Fact> = Some(Fact::KvBytes);
 
-pub(super) static WORDS: Words = Words {
+pub(crate) static WORDS: Words = Words {
     starts: &["server_args=ServerArgs(", "server_args={"],
     lines: &[
         Wording { text: " context_length={},", facts: &[Some(Fact::MaxSeqLen)], fold: First },

@@ -6,12 +6,13 @@ use cacheplan_handlers::{DType, Growth};
 use serde_json::json;
 
 use crate::budget::{Budget, EngineOptions};
-use crate::engines::Engine;
+use crate::export::deployment::Deployment;
+use crate::export::dialect::{Dialect, Key, Told};
 use crate::export::file::{nested, quoted};
-use crate::export::{Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed};
+use crate::export::input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
 use crate::size::ByteSize;
 
-pub(super) static TARGET: Deployment = Deployment {
+pub(crate) static DEPLOYMENT: Deployment = Deployment {
     names_model: false,
     ..Deployment::new("tensorrt-llm", "tensorrt-llm.yaml", &DIALECT, |file| {
         let usage = format!("trtllm-serve {} --config FILE", quoted(file.model));
@@ -51,7 +52,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         |input| input.unnamed_dtype("recurrent states", is_ssm, &ssm_dtype(input)),
     ],
     refuses: |_| None,
-    back: Some(WayBack { engine: Engine::new(&super::ENGINE), told }),
+    back: Some(told),
 };
 
 fn fraction(_: &Input<'_>) -> Sourced {

@@ -5,17 +5,15 @@
 use cacheplan_handlers::{DType, Kind};
 use serde_json::json;
 
-use crate::budget::{Budget, EngineOptions};
-use crate::engines::Engine;
+use crate::budget::{Budget, Dtypes, EngineOptions};
+use crate::export::deployment::Deployment;
+use crate::export::dialect::{Dialect, Key, Told};
 use crate::export::file::{nested, quoted};
-use crate::export::{
-    Deployment, Dialect, Input, Key, Sourced, Told, WayBack, is_conv, is_kv, is_ssm, listed, predicted,
-};
-use crate::fit::Fit;
+use crate::export::input::{Input, Sourced, is_conv, is_kv, is_ssm, listed};
 use crate::parallel::Parallel;
 use crate::size::ByteSize;
 
-pub(super) static TARGET: Deployment = Deployment {
+pub(crate) static DEPLOYMENT: Deployment = Deployment {
     names_model: false,
     ..Deployment::new("vllm", "vllm.yaml", &DIALECT, |file| {
         let usage = format!("vllm serve {} --config FILE", quoted(file.model));
@@ -66,7 +64,7 @@ pub(crate) static DIALECT: Dialect = Dialect {
         |input| input.unnamed_dtype("recurrent states", is_ssm, &ssm_dtype(input)),
     ],
     refuses: |_| None,
-    back: Some(WayBack { engine: Engine::new(&super::ENGINE), told }),
+    back: Some(told),
 };
 
 /// The first version with flags for offloading, and with states in 16 bits.
@@ -105,7 +103,7 @@ fn aligned_block(input: &Input<'_>) -> Option<u64> {
     let ample =
         EngineOptions { cache_bytes: Some(ByteSize(1 << 50)), prefix_caching: Some(true), ..Default::default() };
     let budget = Budget { max_seq_len: Some(input.plan.limits.max_seq_len), engine: ample, ..Budget::default() };
-    predicted(&DIALECT, input, budget)?.ok()?.block_size
+    input.predicted(budget)?.ok()?.block_size
 }
 
 /// On unless it would take states that the plan has not: those at the end of blocks.
@@ -167,23 +165,21 @@ fn offloading_backend(input: &Input<'_>) -> Sourced {
     input.serving.host_bytes.map(|_| (json!("native"), "the engine's own offloading".into()))
 }
 
-impl Fit {
-    /// The layout as flags of `vllm serve`.
-    pub fn vllm_flags(&self, context: u64) -> String {
-        let Parallel { tp, pp, dp, ep, .. } = self.parallel;
-        let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
-        let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
-        if ep > 1 {
-            flags.push("--enable-expert-parallel".into());
-        }
-        if self.kv_dtype.is_some() {
-            flags.push("--kv-cache-dtype fp8".into());
-        }
-        if self.state_dtype.is_some() {
-            flags.push("--mamba-ssm-cache-dtype bfloat16".into());
-        }
-        flags.push(format!("--max-model-len {context}"));
-        flags.push(format!("--max-num-seqs {}", self.sequences.div_ceil(dp.into()).max(1)));
-        flags.join(" ")
+/// A layout as flags of `vllm serve`, for so many sequences over all replicas.
+pub(crate) fn serve_flags(parallel: Parallel, dtypes: Dtypes, context: u64, sequences: u64) -> String {
+    let Parallel { tp, pp, dp, ep, .. } = parallel;
+    let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
+    let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
+    if ep > 1 {
+        flags.push("--enable-expert-parallel".into());
     }
+    if dtypes.kv.is_some() {
+        flags.push("--kv-cache-dtype fp8".into());
+    }
+    if dtypes.ssm.is_some() {
+        flags.push("--mamba-ssm-cache-dtype bfloat16".into());
+    }
+    flags.push(format!("--max-model-len {context}"));
+    flags.push(format!("--max-num-seqs {}", sequences.div_ceil(dp.into()).max(1)));
+    flags.join(" ")
 }

@@ -1,8 +1,9 @@
 //! How vLLM words its start: 0.6 (its first engine) to 0.33.
 
+use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Least};
 use crate::logs::wording::Wording;
-use crate::logs::{Fact, Words};
+use crate::logs::words::Words;
 
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const CONCURRENCY: Option<Fact> = Some(Fact::Concurrency);
@@ -19,7 +20,7 @@ const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
 const CONTEXT: Option<Fact> = Some(Fact::Context);
 const GRAPHS: Option<Fact> = Some(Fact::Graphs);
 
-pub(super) static WORDS: Words = Words {
+pub(crate) static WORDS: Words = Words {
     starts: &["LLM engine (v", "vLLM API server version "],
     lines: &[
         Wording { text: "'max_model_len': {}", facts: &[LENGTH], fold: First },

@@ -1,17 +1,17 @@
-//! What an engine is: its names, its versions, what it stores how, and its rules.
+//! What an engine allocates: its versions, what it stores how, and its rules.
 
 use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
 use super::caches::Storage;
-use super::{EnginePrediction, EngineRefusal, Situation, Version};
+use super::prediction::EnginePrediction;
+use super::situation::Situation;
+use super::version::Version;
 use crate::budget::Budget;
-use crate::error::PlanError;
-use crate::export::Deployment;
-use crate::logs::Words;
+use crate::error::{EngineRefusal, PlanError};
 
-/// Everything that is known of one engine.
-pub(crate) struct Description {
+/// What one engine goes by where it divides its memory.
+pub(crate) struct EngineRules {
     /// Its name on the command line and in plans.
     pub(crate) name: &'static str,
     /// How it numbers its versions.
@@ -35,12 +35,8 @@ pub(crate) struct Description {
     pub(super) refuses: fn(&Situation<'_>) -> Option<EngineRefusal>,
     /// What it would allocate.
     pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
-    /// How a plan is told to it, where that is known.
-    pub(crate) target: Option<&'static Deployment>,
     /// What its server is told so that it allocates what is predicted; none where it does not start without a GPU.
     pub(crate) arguments: Option<fn(&EnginePrediction, &Budget) -> Vec<String>>,
-    /// How it words its start.
-    pub(crate) log: &'static Words,
 }
 
 /// How an engine numbers its versions.

@@ -19,6 +19,7 @@ use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
 
 use self::element::Element;
+pub use self::rates::Drawn;
 use crate::curves::Curves;
 use crate::device::DeviceInfo;
 use crate::fit::Answer;

@@ -1,0 +1,171 @@
+//! Asks an engine's rules what it would allocate for a request.
+
+use cacheplan_handlers::Kind;
+
+use super::caches::Caches;
+use super::prediction::EnginePrediction;
+use super::registry::{Engine, EngineSpec};
+use super::rules::EngineRules;
+use super::situation::{Situation, Stage};
+use crate::budget::Budget;
+use crate::demand::Load;
+use crate::error::{EngineRefusal, PlanError};
+use crate::make;
+use crate::request::{Held, PlanRequest};
+use crate::room::Room;
+use crate::size::ByteSize;
+use crate::step::StepSize;
+
+impl PlanRequest<'_> {
+    /// Predicts what `engine` would allocate for the model and budget of this request.
+    ///
+    /// The resources must have been collected in [`engine_context`](crate::budget::Budget::engine_context).
+    ///
+    /// # Errors
+    /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the
+    /// engine does not consume, and what it refuses.
+    pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        Engine::refuse_unconsumed(&[engine], self.budget)?;
+        self.predict_among(engine)
+    }
+
+    /// The same of one engine of several: what it does not consume another may.
+    pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        let options = self.budget.engine.only(engine.engine.rules().consumes);
+        let budget = Budget { engine: options, ..self.budget.clone() };
+        let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
+        PlanRequest { engine: Some(engine.engine), budget: &budget, ..*self }.predicted(engine)
+    }
+
+    fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        self.budget.validate().map_err(PlanError::Budget)?;
+        let parallel = self.budget.parallel;
+        parallel.validate().map_err(PlanError::Budget)?;
+        let max_seq_len = self.budget.max_seq_len_for(self.model);
+        let load = make::load(self.budget, max_seq_len)?;
+        let options = &self.budget.engine;
+        let of_stages: Vec<Self> = (0..parallel.pp).map(|stage| Self { stage, ..*self }).collect();
+        let held: Vec<Held<'_>> = of_stages.iter().map(Self::held_by_engine).collect::<Result<_, _>>()?;
+        let rules = engine.engine.rules();
+        let mut stages = Vec::with_capacity(held.len());
+        for (request, held) in of_stages.iter().zip(&held) {
+            let caches = Caches::of(held, max_seq_len, self.budget, rules.storage, engine.version);
+            stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
+        }
+        let stage = self.stage as usize;
+        let own = stages.get(stage).cloned();
+        let Some(Stage { caches, bytes }) = own else {
+            return Err(PlanError::Budget(format!(
+                "there is no stage {stage}; the stages are 0 to {}",
+                parallel.pp - 1
+            )));
+        };
+        let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
+        let resources = || held.iter().flat_map(|held| held.resources.iter());
+        let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
+        let name = rules.name;
+        if let Some(unread) = of_kind(&Kind::CompressedLatent).filter(|_| !rules.compresses) {
+            return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
+        }
+        if let Some(latent) = of_kind(&Kind::MlaPaged)
+            && (rules.descriptors)(self.model).is_some()
+        {
+            let (model, cache) = (self.model.model_type.clone(), latent.name.clone());
+            return Err(EngineRefusal::KeepsHeads { engine: name, model, cache }.into());
+        }
+        let mut situation = Situation {
+            caches,
+            stages,
+            stage,
+            load,
+            options,
+            budget: self.budget,
+            model: self.model,
+            bytes,
+            draft_tokens,
+            version: engine.version,
+            stated: self.stated,
+        };
+        if let Some(refusal) = (rules.refuses)(&situation) {
+            return Err(refusal.into());
+        }
+        let predicted = (rules.predict)(&situation);
+        let mut prediction = predicted.map_err(|error| with_what_is_missing(error, &mut situation, rules))?;
+        prediction.name = engine.engine.to_string();
+        prediction.version = engine.version_name();
+        prediction.notes.extend(engine.unread());
+        if let (Some(stated), Ok(Some(planned))) = (options.cache_bytes, available_bytes(self, &situation.load))
+            && stated.0 != planned
+        {
+            let (stated, planned) = (stated, ByteSize(planned));
+            prediction
+                .notes
+                .insert(0, format!("for the {stated} that it is said to have, not the {planned} of the plan"));
+        }
+        if let Some(bytes) = bytes {
+            let needed = u128::from(prediction.sequences) * situation.caches.bytes_per_sequence(&situation.load);
+            prediction.wasted_bytes = bytes.saturating_sub(u64::try_from(needed).unwrap_or(u64::MAX));
+        }
+        Ok(prediction)
+    }
+
+    /// Bytes that the engine has for its caches on this stage.
+    fn engine_bytes(&self, load: &Load) -> Result<Option<u64>, PlanError> {
+        match self.budget.engine.cache_bytes {
+            Some(bytes) => Ok(Some(bytes.0)),
+            None => available_bytes(self, load),
+        }
+    }
+}
+
+/// vLLM's `max_num_seqs` where nobody states the largest batch.
+const USUAL_SEQUENCES: u64 = 256;
+
+/// Bytes that the budget leaves for the caches of an engine, which measures a step of its largest batch; `None` if it
+/// states no memory.
+pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
+    let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
+    let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
+    Ok(Room::of(request)?.at(step).map(|memory| memory.paged_share.of(memory.bytes)))
+}
+
+/// Bytes that one sequence of the workload needs at least as the engine stores it.
+pub(crate) fn bytes_per_sequence(
+    request: &PlanRequest<'_>,
+    load: &Load,
+    engine: EngineSpec,
+) -> Result<u128, PlanError> {
+    let held = request.held_by_engine()?;
+    let caches = Caches::of(&held, load.max_seq_len, request.budget, engine.engine.rules().storage, engine.version);
+    Ok(caches.bytes_per_sequence(load))
+}
+
+/// How many bytes would do where these do not: an engine's own division says that better than a sum of caches.
+fn with_what_is_missing(error: PlanError, situation: &mut Situation<'_>, rules: &EngineRules) -> PlanError {
+    let PlanError::DoesNotFit(mut shortfall) = error else { return error };
+    let (available, what) = (shortfall.available, shortfall.capped_by.clone());
+    let mut holds = |bytes: u64| {
+        situation.bytes = Some(bytes);
+        situation.stages.iter_mut().for_each(|stage| stage.bytes = Some(bytes));
+        (rules.predict)(situation).is_ok()
+    };
+    let doubled = std::iter::successors(Some(available.max(1)), |bytes| bytes.checked_mul(2));
+    let Some(mut enough) = doubled.take_while(|bytes| *bytes <= MOST_BYTES).find(|bytes| holds(*bytes)) else {
+        return PlanError::Budget(format!(
+            "{}: no bytes hold one sequence of {} tokens; `{what}` is stated too small",
+            rules.name, shortfall.max_seq_len
+        ));
+    };
+    let mut too_few = available;
+    while enough - too_few > 1 {
+        let middle = too_few + (enough - too_few) / 2;
+        if holds(middle) { enough = middle } else { too_few = middle }
+    }
+    // What a sequence needs may leave out what is never used.
+    shortfall.needed = if shortfall.needed > 0 { shortfall.needed } else { enough };
+    shortfall.shortfall = enough - available;
+    PlanError::DoesNotFit(shortfall)
+}
+
+/// No engine has more for its caches on one device.
+const MOST_BYTES: u64 = 1 << 60;

@@ -1,0 +1,252 @@
+//! The engines that are modelled, and which of them at which version is meant.
+//!
+//! A row pairs what is known of one engine: what it allocates, how it words its start, how a plan is told to it. Nothing
+//! below knows of the others.
+
+use std::fmt;
+use std::str::FromStr;
+
+use cacheplan_transforms::registry::Descriptor;
+use cacheplan_transforms::{CacheDTypes, ModelInfo};
+use thiserror::Error;
+
+use super::caches::HOPPER;
+use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
+use super::prediction::EnginePrediction;
+use super::rules::{EngineRules, Numbering};
+use super::version::Version;
+use crate::budget::Budget;
+use crate::error::EngineRefusal;
+use crate::export::{Deployment, Dialect};
+use crate::logs::Words;
+
+/// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
+#[derive(Clone, Copy)]
+pub struct Engine(&'static Row);
+
+/// What is known of one engine.
+struct Row {
+    rules: &'static EngineRules,
+    /// How it words its start.
+    words: &'static Words,
+    /// How a plan is told to it, where that is known.
+    deployment: Option<&'static Deployment>,
+}
+
+/// The engines, in the order in which they are shown.
+static ENGINES: [Engine; 4] = [
+    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, deployment: Some(&vllm::DEPLOYMENT) }),
+    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, deployment: Some(&sglang::DEPLOYMENT) }),
+    Engine(&Row {
+        rules: &tensorrt_llm::RULES,
+        words: &tensorrt_llm::WORDS,
+        deployment: Some(&tensorrt_llm::DEPLOYMENT),
+    }),
+    Engine(&Row { rules: &llama_cpp::RULES, words: &llama_cpp::WORDS, deployment: None }),
+];
+
+/// An engine at a version: `vllm@0.19.0`, or `vllm` for the newest that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineSpec {
+    /// The engine.
+    pub engine: Engine,
+    /// Its version.
+    pub version: Version,
+}
+
+/// A text that names no engine that is modelled.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum UnknownEngine {
+    /// No such engine.
+    #[error("unknown engine `{0}`; known are {known}, each with `@VERSION` or without", known = names())]
+    Name(String),
+    /// A version that is none, or above the newest that was read.
+    #[error("unknown version `{version}` of {engine}; versions up to {newest} are modelled")]
+    Version {
+        /// The engine.
+        engine: Engine,
+        /// What was asked for.
+        version: String,
+        /// The newest modelled.
+        newest: Version,
+    },
+}
+
+/// `a, b, c and d`.
+fn names() -> String {
+    let names: Vec<&str> = Engine::all().iter().map(|engine| engine.name()).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+impl Engine {
+    /// All engines.
+    pub fn all() -> &'static [Self] {
+        &ENGINES
+    }
+
+    /// The name on the command line and in plans.
+    pub const fn name(self) -> &'static str {
+        self.0.rules.name
+    }
+
+    /// The newest version whose rules were read; used where none is named.
+    pub fn newest(self) -> Version {
+        self.0.rules.read.last().copied().unwrap_or(Version(0, 0, 0))
+    }
+
+    pub(crate) const fn rules(self) -> &'static EngineRules {
+        self.0.rules
+    }
+
+    pub(crate) const fn words(self) -> &'static Words {
+        self.0.words
+    }
+
+    pub(crate) const fn deployment(self) -> Option<&'static Deployment> {
+        self.0.deployment
+    }
+
+    /// The engine that a dialect is spoken to, where it is modelled.
+    pub(crate) fn speaking(dialect: &Dialect) -> Option<Self> {
+        let speaks = |engine: &&Self| engine.deployment().is_some_and(|own| std::ptr::eq(own.dialect, dialect));
+        Self::all().iter().find(speaks).copied()
+    }
+
+    /// Refuses an option that none of `asked` consumes.
+    ///
+    /// # Errors
+    /// The first such key, with the engines that do.
+    pub fn refuse_unconsumed(asked: &[EngineSpec], budget: &Budget) -> Result<(), EngineRefusal> {
+        let Some(first) = asked.first() else { return Ok(()) };
+        let consumed: Vec<&str> = asked.iter().flat_map(|spec| spec.engine.0.rules.consumes).copied().collect();
+        let Some(key) = budget.engine.unconsumed(&consumed).into_iter().next() else { return Ok(()) };
+        let takes = |engine: &&Self| engine.0.rules.consumes.contains(&key.as_str());
+        let takers = Self::all().iter().filter(takes).map(|engine| engine.name()).collect();
+        Err(EngineRefusal::not_consumed(first.engine.name(), &key, takers))
+    }
+}
+
+impl EngineSpec {
+    /// The version as the engine writes it: builds of llama.cpp are `b5913`.
+    pub fn version_name(self) -> String {
+        self.engine.written(self.version)
+    }
+
+    /// The dtypes that it chooses for a model where nobody states them.
+    pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>) -> CacheDTypes {
+        (self.engine.0.rules.dtypes)(model, self.version, capability.unwrap_or(HOPPER))
+    }
+
+    /// What it keeps of ops of such a model in a way of its own.
+    pub(crate) fn descriptor(self, model: &ModelInfo) -> Option<Descriptor> {
+        (self.engine.0.rules.descriptors)(model)
+    }
+
+    pub(crate) const fn keeps_long_windows(self) -> bool {
+        self.engine.0.rules.storage.keeps_long_windows
+    }
+
+    /// What to know of a version whose own rules were not read.
+    pub(super) fn unread(self) -> Option<String> {
+        let read = self.engine.0.rules.read;
+        let names: Vec<String> = read.iter().map(|version| self.engine.written(*version)).collect();
+        (!read.contains(&self.version)).then(|| {
+            format!(
+                "{} was not read itself: its rules are those of {}, with the changes that were merged between",
+                self.version_name(),
+                names.join(" and ")
+            )
+        })
+    }
+}
+
+impl EnginePrediction {
+    /// What the engine's server is told, besides the model, so that it allocates this; `budget` is what it was predicted for.
+    ///
+    /// None where the engine does not say without a GPU what it would allocate.
+    pub fn arguments(&self, budget: &Budget) -> Option<Vec<String>> {
+        let engine: EngineSpec = self.name.parse().ok()?;
+        engine.engine.rules().arguments.map(|of| of(self, budget))
+    }
+}
+
+impl Engine {
+    fn written(self, version: Version) -> String {
+        match self.0.rules.numbering {
+            Numbering::Releases => version.to_string(),
+            Numbering::Builds => format!("b{}", version.0),
+        }
+    }
+}
+
+impl PartialEq for Engine {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Engine {}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<Engine> for EngineSpec {
+    fn from(engine: Engine) -> Self {
+        Self { engine, version: engine.newest() }
+    }
+}
+
+impl FromStr for EngineSpec {
+    type Err = UnknownEngine;
+
+    fn from_str(text: &str) -> Result<Self, UnknownEngine> {
+        let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
+        let engine = Engine::all().iter().copied().find(|engine| engine.name() == name);
+        let engine = engine.ok_or_else(|| UnknownEngine::Name(name.to_owned()))?;
+        let Some(version) = version else { return Ok(engine.into()) };
+        let newest = engine.newest();
+        let unknown = || UnknownEngine::Version { engine, version: version.to_owned(), newest };
+        let parsed: Version = version.parse().map_err(|()| unknown())?;
+        if parsed > newest && engine.0.rules.numbering == Numbering::Releases {
+            return Err(unknown());
+        }
+        Ok(Self { engine, version: parsed })
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("vllm@0.19.0", "vllm", Version(0, 19, 0))]
+    #[case("vllm@v0.16.1rc1", "vllm", Version(0, 16, 1))]
+    #[case("sglang", "sglang", Version(0, 5, 23))]
+    #[case("llama.cpp@b4321", "llama.cpp", Version(4321, 0, 0))]
+    fn engines_read_with_and_without_a_version(#[case] text: &str, #[case] name: &str, #[case] version: Version) {
+        let engine = Engine::all().iter().copied().find(|engine| engine.name() == name).unwrap();
+        assert_eq!(text.parse(), Ok(EngineSpec { engine, version }));
+    }
+
+    #[rstest]
+    #[case("vlm", "unknown engine `vlm`; known are vllm, sglang, tensorrt-llm and llama.cpp, each with `@VERSION`")]
+    #[case("vllm@newest", "unknown version `newest` of vllm; versions up to 0.33.0")]
+    #[case("vllm@99", "unknown version `99`")]
+    fn an_unknown_engine_or_version_is_an_error(#[case] text: &str, #[case] expected: &str) {
+        let error = text.parse::<EngineSpec>().unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
