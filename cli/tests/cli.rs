@@ -270,6 +270,9 @@ fn the_demo_shows_both_owners_generates_and_ends_with_planned_beside_actual() {
         assert!(table.contains(said), "{table}");
     }
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
+    let (_, shown) = readme.split_once("```console\n").unwrap();
+    assert!(table.contains(shown.split_once("```").unwrap().0), "the README shows another end than {table}");
 
     let json = cacheplan(&["demo", "--format", "json"]);
     let run: Value = serde_json::from_slice(&json.stdout).unwrap();

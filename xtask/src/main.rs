@@ -32,6 +32,7 @@ Usage: cargo xtask <command>
 Commands:
   circles           Find circles of imports between files, followed through re-exports
   lines [COMMIT]    Count the lines of product code by part, beside those of a commit
+  words             Count the words of the docs, at most 30,000 without what commands write
   check-arm         Type-check all crates for AArch64; needs Debian's apt, and the network once
   check-cuda        Type-check and lint the CUDA path; needs no CUDA
   cuda-toolkit      Install the pinned CUDA compiler into target/; needs Python, and the network once
@@ -88,6 +89,7 @@ fn main() -> ExitCode {
     let result = match command {
         "circles" => code::circles::run(),
         "lines" => code::lines::run(None),
+        "words" => code::words::run(),
         "check-arm" => check_arm::run(),
         "check-cuda" => check_cuda::run(),
         "cuda-toolkit" => cuda_toolkit::run(),

@@ -1,4 +1,5 @@
-//! What the sources of this repository say of themselves: who imports whom, and how many lines each part has.
+//! What the sources of this repository say of themselves: who imports whom, how many lines each part has, and how many words
+//! its docs have.
 
 pub(crate) mod circles;
 pub(crate) mod lines;
@@ -7,3 +8,4 @@ mod paths;
 mod product;
 mod sources;
 mod tree;
+pub(crate) mod words;
