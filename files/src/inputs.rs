@@ -5,8 +5,6 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::replace::ReplaceError;
-
 /// What a file is, whatever its name.
 #[cfg(unix)]
 type Identity = (u64, u64);
@@ -30,18 +28,10 @@ pub fn remember_inputs() {
     let _ = inputs;
 }
 
-/// Refuses an output that would take the place of an input, before anything is computed for it.
-///
-/// # Errors
-/// [`ReplaceError::Input`].
-pub fn refuse_input(path: &Path) -> Result<(), ReplaceError> {
-    let Some(inputs) = INPUTS.get() else { return Ok(()) };
-    let identity = identity_at(path);
-    let inputs = inputs.lock().unwrap_or_else(PoisonError::into_inner);
-    match identity.is_some_and(|identity| inputs.contains(&identity)) {
-        true => Err(ReplaceError::Input { path: path.to_owned() }),
-        false => Ok(()),
-    }
+/// Whether a path leads to a file that was read.
+pub(crate) fn is_input(path: &Path) -> bool {
+    let Some((inputs, identity)) = INPUTS.get().zip(identity_at(path)) else { return false };
+    inputs.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity)
 }
 
 /// Notes a file that was opened to be read.

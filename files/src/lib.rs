@@ -17,11 +17,11 @@ mod shown;
 mod source;
 mod toml;
 
-pub use inputs::{refuse_input, remember_inputs};
+pub use inputs::remember_inputs;
 pub use json::JsonError;
 pub use limits::Limit;
 pub use lines::Lines;
-pub use replace::{ReplaceError, replace};
+pub use replace::{ReplaceError, refuse_input, replace};
 pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError};
 pub use toml::TomlError;

@@ -4,8 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::inputs::refuse_input;
-use crate::replace::{Partial, ReplaceError};
+use crate::replace::{Partial, ReplaceError, refuse_input};
 
 /// A file that lines are written to as they come. Where there is one in its place, they stand beside it until they are all
 /// there.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::Shown;
+use crate::inputs::is_input;
 use crate::source::kind;
 
 /// A file that was not written; what was in its place before is still there.
@@ -43,6 +44,14 @@ pub enum ReplaceError {
         /// The file.
         path: PathBuf,
     },
+}
+
+/// Refuses an output that would take the place of an input, before anything is computed for it.
+///
+/// # Errors
+/// [`ReplaceError::Input`].
+pub fn refuse_input(path: &Path) -> Result<(), ReplaceError> {
+    if is_input(path) { Err(ReplaceError::Input { path: path.to_owned() }) } else { Ok(()) }
 }
 
 /// Puts what `write` writes in the place of a file, or of what a symbolic link leads to, and keeps its permissions

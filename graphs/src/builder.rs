@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::kernels::{Binary, Cast, Compare, Kernel, Operand, Reduce, Unary, run};
-use crate::nest::Nest;
-use crate::tensor::{Data, Element, Layout, MAX_RANK, Place, Slice, Value, count};
+use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary, run};
+use crate::layout::{Layout, MAX_RANK, count};
+use crate::nest::{Nest, gathered};
+use crate::tensor::{Data, Element, Operand, Place, Slice, Value};
 
 /// Numbers of one tensor: 4 GiB of them.
 const MAX_LEN: usize = 1 << 30;
@@ -361,11 +362,7 @@ impl Builder {
         if value.layout.len() > MAX_KNOWN {
             return None;
         }
-        let mut out = Vec::with_capacity(value.layout.len());
-        Nest::new(value.shape(), &[&value.layout]).for_rows(|_, row| {
-            out.extend((0..row.len).map(|n| data[row.starts[0] + n * row.strides[0]]));
-        });
-        Some(out)
+        Some(gathered(&value.layout, data))
     }
 
     /// A tensor of one number everywhere, which takes no room.

@@ -3,11 +3,9 @@
 use cacheplan_kernels::{Backend, CausalConv1d, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
 use candle_core::{Device, Tensor};
 
-use crate::kernels::Operand;
+use crate::tensor::Operand;
 
 /// The domain of both.
-pub(crate) const DOMAIN: &str = "trt_edgellm";
-
 type Result<T> = std::result::Result<T, String>;
 
 /// `causal_conv1d`: x `[batch, tokens, channels]`, weight, bias, state `[batch, channels, columns]`, context lengths.

@@ -5,15 +5,16 @@ use std::collections::hash_map::Entry;
 use std::path::{Component, Path};
 
 use cacheplan_files::{Limit, Source};
+use cacheplan_transforms::onnx::{GraphProto, ModelProto, NodeProto, OnnxError, TensorProto, ValueInfo, weigh};
 use prost::Message;
 use prost::bytes::Bytes;
 
 use crate::builder::Builder;
 use crate::error::GraphError;
-use crate::nodes::{full_type, is_known, lower};
-use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
-use crate::tensor::{Data, Element, MAX_RANK, Value, count};
-use crate::weigh::{Part, weigh};
+use crate::layout::{MAX_RANK, count};
+use crate::node::{Node, sizes, value_of};
+use crate::nodes::{is_known, lower};
+use crate::tensor::{Element, Value};
 
 /// Numbers that are computed when a graph is loaded, besides as many as its weights have.
 const COMPUTED: usize = 1 << 21;
@@ -50,61 +51,6 @@ pub struct Port {
     pub shape: Vec<Option<usize>>,
 }
 
-/// A node whose values have numbers.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) name: String,
-    /// Domain and operator.
-    pub(crate) op: String,
-    /// `None` for those that are left out.
-    pub(crate) inputs: Vec<Option<usize>>,
-    pub(crate) outputs: Vec<Option<usize>>,
-    attributes: Vec<AttributeProto>,
-}
-
-impl Node {
-    fn attribute(&self, name: &str) -> Option<&AttributeProto> {
-        self.attributes.iter().find(|attribute| attribute.name == name)
-    }
-
-    pub(crate) fn int(&self, name: &str) -> Option<i64> {
-        self.attribute(name).map(|attribute| attribute.i)
-    }
-
-    pub(crate) fn float(&self, name: &str) -> Option<f32> {
-        self.attribute(name).map(|attribute| attribute.f)
-    }
-
-    pub(crate) fn ints(&self, name: &str) -> Option<&[i64]> {
-        self.attribute(name).map(|attribute| attribute.ints.as_slice())
-    }
-
-    pub(crate) fn text(&self, name: &str) -> Option<&str> {
-        std::str::from_utf8(&self.attribute(name)?.s).ok()
-    }
-
-    pub(crate) fn tensor(&self, name: &str) -> Result<Option<Value>, String> {
-        let tensor = self.attribute(name).and_then(|attribute| attribute.t.as_ref());
-        tensor.map(|tensor| value_of(tensor, None)).transpose()
-    }
-
-    /// What a `Constant` holds.
-    pub(crate) fn constant(&self) -> Result<Value, String> {
-        let scalar = |data| Value::constant(data, Vec::new());
-        if let Some(value) = self.tensor("value")? {
-            return Ok(value);
-        }
-        let floats = |values: &[f32]| Value::constant(Data::Float(values.to_vec()), vec![values.len()]);
-        let found = [
-            self.int("value_int").map(|value| scalar(Data::Int(vec![value]))),
-            self.float("value_float").map(|value| scalar(Data::Float(vec![value]))),
-            self.ints("value_ints").map(|values| Builder::whole_numbers(values.to_vec())),
-            self.attribute("value_floats").map(|attribute| floats(&attribute.floats)),
-        ];
-        found.into_iter().flatten().next().ok_or_else(|| "it has no value of a known type".to_owned())
-    }
-}
-
 impl Graph {
     /// Reads a graph and its weights; weights in other files must lie in the folder of this one.
     pub(crate) fn open(path: &Path) -> Result<Self, GraphError> {
@@ -133,14 +79,11 @@ fn refuse(file: &str, node: &Node, reason: String) -> GraphError {
 }
 
 fn decode(source: &Source) -> Result<ModelProto, GraphError> {
-    let malformed = |reason: String| GraphError::Malformed { file: source.name().to_owned(), reason };
-    let invalid = |error| malformed(format!("not a valid ONNX message: {error}"));
+    let malformed =
+        |error: OnnxError| GraphError::Malformed { file: source.name().to_owned(), reason: error.to_string() };
     let bytes = Bytes::from(source.bytes(Limit::ONNX_WITH_WEIGHTS)?);
-    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
-    if !weigh(Part::Model, &bytes, &mut left).map_err(invalid)? {
-        return Err(malformed(format!("its nodes, values and names take more than {} bytes", Limit::MEMORY)));
-    }
-    ModelProto::decode(bytes).map_err(invalid)
+    weigh(&mut bytes.clone()).map_err(malformed)?;
+    ModelProto::decode(bytes).map_err(|error| malformed(error.into()))
 }
 
 struct Loader<'a> {
@@ -164,7 +107,7 @@ impl Loader<'_> {
 
     fn load(mut self, graph: GraphProto) -> Result<Graph, GraphError> {
         // What cannot be run is refused before any weight is read.
-        let mut unknown = graph.node.iter().filter(|node| !is_known(&full_type(&node.domain, &node.op_type)));
+        let mut unknown = graph.node.iter().filter(|node| !is_known(&node.full_type()));
         if let Some(node) = unknown.next() {
             return Err(refuse(self.file, &self.node(node.clone()), "this operator is not run".to_owned()));
         }
@@ -242,7 +185,7 @@ impl Loader<'_> {
     }
 
     fn node(&mut self, proto: NodeProto) -> Node {
-        let op = full_type(&proto.domain, &proto.op_type);
+        let op = proto.full_type();
         let name = if proto.name.is_empty() { proto.output.first().cloned().unwrap_or_default() } else { proto.name };
         let mut numbers = |names: Vec<String>| -> Vec<Option<usize>> {
             names.iter().map(|name| (!name.is_empty()).then(|| self.number(name))).collect()
@@ -319,44 +262,4 @@ impl Loader<'_> {
         source.read_exact_at(&mut bytes, offset)?;
         Ok(Some(bytes.into()))
     }
-}
-
-fn sizes(tensor: &TensorProto) -> Option<Vec<usize>> {
-    tensor.dims.iter().map(|&size| usize::try_from(size).ok()).collect()
-}
-
-/// A weight or a constant as numbers; 16-bit floats are widened.
-fn value_of(tensor: &TensorProto, elsewhere: Option<&Bytes>) -> Result<Value, String> {
-    let shape = sizes(tensor).ok_or("its shape has a negative axis")?;
-    let len = count(&shape).filter(|_| shape.len() <= MAX_RANK).ok_or("its shape is too large")?;
-    let raw = elsewhere.unwrap_or(&tensor.raw_data);
-    let data = match tensor.data_type {
-        TensorProto::FLOAT if raw.is_empty() => Data::Float(tensor.float_data.clone()),
-        TensorProto::FLOAT => Data::Float(numbers(raw, f32::from_le_bytes)?),
-        TensorProto::FLOAT16 if !raw.is_empty() => Data::Float(numbers(raw, |b| half::f16::from_le_bytes(b).to_f32())?),
-        TensorProto::BFLOAT16 if !raw.is_empty() => {
-            Data::Float(numbers(raw, |b| half::bf16::from_le_bytes(b).to_f32())?)
-        }
-        TensorProto::INT64 if raw.is_empty() => Data::Int(tensor.int64_data.clone()),
-        TensorProto::INT64 => Data::Int(numbers(raw, i64::from_le_bytes)?),
-        TensorProto::INT32 | TensorProto::BOOL if raw.is_empty() => {
-            Data::Int(tensor.int32_data.iter().map(|&number| number.into()).collect())
-        }
-        TensorProto::INT32 => Data::Int(numbers(raw, |b| i32::from_le_bytes(b).into())?),
-        TensorProto::BOOL => Data::Int(numbers(raw, |[byte]| i64::from(byte != 0))?),
-        other => return Err(format!("element type {other} is not computed; f32, f16, bf16, i32, i64 and bool are")),
-    };
-    let found = data.slice().len();
-    if found != len {
-        return Err(format!("it has {found} numbers, its shape {shape:?} says {len}"));
-    }
-    Ok(Value::constant(data, shape))
-}
-
-fn numbers<const N: usize, T>(raw: &[u8], read: impl Fn([u8; N]) -> T) -> Result<Vec<T>, String> {
-    let (chunks, rest) = raw.as_chunks::<N>();
-    if !rest.is_empty() {
-        return Err(format!("{} bytes are no whole number of elements", raw.len()));
-    }
-    Ok(chunks.iter().map(|&bytes| read(bytes)).collect())
 }

@@ -3,8 +3,9 @@
 use cacheplan_kernels::Matrix;
 
 use crate::custom::{Convolution, Scan};
+use crate::layout::Layout;
 use crate::nest::{Nest, Row};
-use crate::tensor::{Data, Layout, Slice};
+use crate::tensor::{Data, Operand, Slice};
 
 /// The work of one step.
 #[derive(Clone, Debug)]
@@ -95,41 +96,6 @@ pub(crate) enum Reduce {
     Max,
     Mean,
     Sum,
-}
-
-/// What a kernel reads.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operand<'a> {
-    pub(crate) data: Slice<'a>,
-    pub(crate) layout: &'a Layout,
-}
-
-impl<'a> Operand<'a> {
-    fn floats(&self) -> Result<&'a [f32], String> {
-        match self.data {
-            Slice::Float(data) => Ok(data),
-            Slice::Int(_) => Err("whole numbers, where others were expected".to_owned()),
-        }
-    }
-
-    pub(crate) fn ints(&self) -> Result<&'a [i64], String> {
-        match self.data {
-            Slice::Int(data) => Ok(data),
-            Slice::Float(_) => Err("numbers that are not whole, where whole ones were expected".to_owned()),
-        }
-    }
-
-    /// All of it, row by row.
-    pub(crate) fn gathered(&self) -> Result<Vec<f32>, String> {
-        let mut out = vec![0.0; self.layout.len()];
-        copy(&Nest::new(&self.layout.shape, &[self.layout]), self.floats()?, &mut out);
-        Ok(out)
-    }
-
-    /// All of it, where it lies row by row.
-    fn rows(&self) -> Result<&'a [f32], String> {
-        Ok(&self.floats()?[self.layout.offset..][..self.layout.len()])
-    }
 }
 
 type Done = Result<(), String>;

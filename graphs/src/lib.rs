@@ -7,7 +7,18 @@
 //!
 //! A row of a product does not depend on how many rows there are: a padded prompt, a prompt in pieces and one token
 //! after the other give the same bits, where the graph itself sums in the same order.
+//!
+//! ```no_run
+//! use cacheplan_graphs::{GraphEngine, Input, Runner, Slice};
+//!
+//! let mut runner = Runner::open("model.onnx".as_ref(), &GraphEngine::Interpreter)?;
+//! let inputs = [Input { data: Slice::Float(&[1.0, 2.0]), shape: vec![1, 2] }];
+//! let outputs = runner.run(&inputs)?;
+//! assert!(outputs.get(0).is_some_and(|view| view.floats().is_some()));
+//! # Ok::<(), cacheplan_graphs::GraphError>(())
+//! ```
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod builder;
@@ -16,18 +27,18 @@ mod error;
 mod graph;
 mod interpreter;
 mod kernels;
+mod layout;
 mod nest;
+mod node;
 mod nodes;
 #[cfg(feature = "ort")]
 mod onnx_runtime;
 mod program;
-pub mod proto;
 mod runner;
 mod tensor;
-mod weigh;
 
 pub use error::GraphError;
 pub use graph::Port;
 pub use program::Input;
-pub use runner::{GraphEngine, Runner};
+pub use runner::{GraphEngine, Outputs, Runner};
 pub use tensor::{Element, Slice, View};

@@ -1,6 +1,6 @@
 //! Loops over tensors that lie in different ways: the axes that lie alike in all of them become one.
 
-use crate::tensor::Layout;
+use crate::layout::Layout;
 
 /// At most as many operands as `Where` has.
 pub(crate) const OPERANDS: usize = 3;
@@ -82,4 +82,17 @@ impl Nest {
             }
         }
     }
+}
+
+/// The elements of a layout, row by row.
+pub(crate) fn gathered<T: Copy>(layout: &Layout, data: &[T]) -> Vec<T> {
+    let mut out = Vec::with_capacity(layout.len());
+    Nest::new(&layout.shape, &[layout]).for_rows(|_, row| {
+        let ([at, ..], [stride, ..], len) = (row.starts, row.strides, row.len);
+        match stride {
+            1 => out.extend_from_slice(&data[at..at + len]),
+            _ => out.extend((0..len).map(|n| data[at + n * stride])),
+        }
+    });
+    out
 }

@@ -1,101 +1,93 @@
 //! What each operator is, in terms of the builder's.
 
+use cacheplan_transforms::onnx::TensorProto;
+
 use crate::builder::{Builder, Result, axis, constant};
-use crate::custom::{Convolution, DOMAIN, Scan};
-use crate::graph::Node;
+use crate::custom::{Convolution, Scan};
 use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary};
-use crate::proto::TensorProto;
-use crate::tensor::{Data, Element, Value};
+use crate::layout::count;
+use crate::node::Node;
+use crate::tensor::{Data, Element, Slice, Value};
+
+/// What an operator is.
+enum Operator {
+    Unary(Unary),
+    /// Of two values or more, from the first on.
+    Binary(Binary),
+    Compare(Compare),
+    Reduce(Reduce),
+    One(fn(&mut Builder, &Call<'_>) -> Result<Value>),
+    Many(fn(&mut Builder, &Call<'_>) -> Result<Vec<Value>>),
+}
 
 /// The operators that are run.
-pub(crate) fn is_known(op: &str) -> bool {
-    unary(op).is_some()
-        || binary(op).is_some()
-        || compare(op).is_some()
-        || matches!(
-            op,
-            "Attention"
-                | "Cast"
-                | "CastLike"
-                | "Concat"
-                | "Constant"
-                | "ConstantOfShape"
-                | "CumSum"
-                | "Expand"
-                | "Flatten"
-                | "Gather"
-                | "Gemm"
-                | "Identity"
-                | "IsNaN"
-                | "MatMul"
-                | "RMSNormalization"
-                | "Range"
-                | "ReduceMax"
-                | "ReduceMean"
-                | "ReduceSum"
-                | "Reshape"
-                | "ScatterND"
-                | "Shape"
-                | "Slice"
-                | "Softmax"
-                | "Split"
-                | "Squeeze"
-                | "Transpose"
-                | "Unsqueeze"
-                | "Where"
-                | "trt_edgellm.causal_conv1d"
-                | "trt_edgellm.update_ssm_state"
-        )
-}
-
-/// The name of an operator; that of the standard domain is left out.
-pub(crate) fn full_type(domain: &str, op: &str) -> String {
-    if matches!(domain, "" | "ai.onnx") { op.to_owned() } else { format!("{domain}.{op}") }
-}
-
-fn unary(op: &str) -> Option<Unary> {
-    Some(match op {
-        "Abs" => Unary::Abs,
-        "Cos" => Unary::Cos,
-        "Exp" => Unary::Exp,
-        "Log" => Unary::Log,
-        "Neg" => Unary::Neg,
-        "Not" => Unary::Not,
-        "Reciprocal" => Unary::Reciprocal,
-        "Relu" => Unary::Relu,
-        "Sigmoid" => Unary::Sigmoid,
-        "Sin" => Unary::Sin,
-        "Softplus" => Unary::Softplus,
-        "Sqrt" => Unary::Sqrt,
-        "Tanh" => Unary::Tanh,
+fn operator(name: &str) -> Option<Operator> {
+    Some(match name {
+        "Abs" => Operator::Unary(Unary::Abs),
+        "Add" => Operator::Binary(Binary::Add),
+        "And" => Operator::Binary(Binary::And),
+        "Attention" => Operator::One(attention),
+        "Cast" => Operator::One(cast),
+        "CastLike" => Operator::One(cast_like),
+        "Concat" => Operator::One(concat),
+        "Constant" => Operator::One(|_, call| call.node.constant()),
+        "ConstantOfShape" => Operator::One(constant_of_shape),
+        "Cos" => Operator::Unary(Unary::Cos),
+        "CumSum" => Operator::One(cumulative_sum),
+        "Div" => Operator::Binary(Binary::Div),
+        "Equal" => Operator::Compare(Compare::Equal),
+        "Exp" => Operator::Unary(Unary::Exp),
+        "Expand" => Operator::One(expand),
+        "Flatten" => Operator::One(flatten),
+        "Gather" => Operator::One(gather),
+        "Gemm" => Operator::One(gemm),
+        "Greater" => Operator::Compare(Compare::Greater),
+        "GreaterOrEqual" => Operator::Compare(Compare::GreaterOrEqual),
+        "Identity" => Operator::One(|_, call| call.input(0).cloned()),
+        "IsNaN" => Operator::One(|builder, call| builder.is_nan(call.input(0)?)),
+        "Less" => Operator::Compare(Compare::Less),
+        "LessOrEqual" => Operator::Compare(Compare::LessOrEqual),
+        "Log" => Operator::Unary(Unary::Log),
+        "MatMul" => Operator::One(|builder, call| builder.matmul(call.input(0)?, call.input(1)?)),
+        "Max" => Operator::Binary(Binary::Max),
+        "Min" => Operator::Binary(Binary::Min),
+        "Mul" => Operator::Binary(Binary::Mul),
+        "Neg" => Operator::Unary(Unary::Neg),
+        "Not" => Operator::Unary(Unary::Not),
+        "Or" => Operator::Binary(Binary::Or),
+        "Pow" => Operator::Binary(Binary::Pow),
+        "RMSNormalization" => Operator::One(rms_norm),
+        "Range" => Operator::One(range),
+        "Reciprocal" => Operator::Unary(Unary::Reciprocal),
+        "ReduceMax" => Operator::Reduce(Reduce::Max),
+        "ReduceMean" => Operator::Reduce(Reduce::Mean),
+        "ReduceSum" => Operator::Reduce(Reduce::Sum),
+        "Relu" => Operator::Unary(Unary::Relu),
+        "Reshape" => Operator::One(reshape),
+        "ScatterND" => Operator::One(scatter),
+        "Shape" => Operator::One(shape),
+        "Sigmoid" => Operator::Unary(Unary::Sigmoid),
+        "Sin" => Operator::Unary(Unary::Sin),
+        "Slice" => Operator::One(slice),
+        "Softmax" => Operator::One(softmax),
+        "Softplus" => Operator::Unary(Unary::Softplus),
+        "Split" => Operator::Many(split),
+        "Sqrt" => Operator::Unary(Unary::Sqrt),
+        "Squeeze" => Operator::One(squeeze),
+        "Sub" => Operator::Binary(Binary::Sub),
+        "Tanh" => Operator::Unary(Unary::Tanh),
+        "Transpose" => Operator::One(transpose),
+        "Unsqueeze" => Operator::One(unsqueeze),
+        "Where" => Operator::One(|builder, call| builder.choose(call.input(0)?, call.input(1)?, call.input(2)?)),
+        "trt_edgellm.causal_conv1d" => Operator::Many(convolution),
+        "trt_edgellm.update_ssm_state" => Operator::Many(scan),
         _ => return None,
     })
 }
 
-fn binary(op: &str) -> Option<Binary> {
-    Some(match op {
-        "Add" => Binary::Add,
-        "And" => Binary::And,
-        "Div" => Binary::Div,
-        "Max" => Binary::Max,
-        "Min" => Binary::Min,
-        "Mul" => Binary::Mul,
-        "Or" => Binary::Or,
-        "Pow" => Binary::Pow,
-        "Sub" => Binary::Sub,
-        _ => return None,
-    })
-}
-
-fn compare(op: &str) -> Option<Compare> {
-    Some(match op {
-        "Equal" => Compare::Equal,
-        "Greater" => Compare::Greater,
-        "GreaterOrEqual" => Compare::GreaterOrEqual,
-        "Less" => Compare::Less,
-        "LessOrEqual" => Compare::LessOrEqual,
-        _ => return None,
-    })
+/// Whether an operator is run.
+pub(crate) fn is_known(name: &str) -> bool {
+    operator(name).is_some()
 }
 
 /// A node with the values that it reads.
@@ -137,131 +129,123 @@ impl<'a> Call<'a> {
 /// Adds a node to the program; returns what it makes.
 pub(crate) fn lower(builder: &mut Builder, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
     let call = Call { node, inputs };
-    let x = || call.input(0);
-    if let Some(op) = unary(&node.op) {
-        return Ok(vec![builder.unary(op, x()?)?]);
-    }
-    if let Some(op) = binary(&node.op) {
-        let mut result = x()?.clone();
-        for at in 1..inputs.len() {
-            result = builder.binary(op, &result, call.input(at)?)?;
+    let made = match operator(&node.op).ok_or("there is no such operator here")? {
+        Operator::Unary(op) => builder.unary(op, call.input(0)?)?,
+        Operator::Binary(op) => {
+            let first = call.input(0)?.clone();
+            (1..inputs.len()).try_fold(first, |result, at| builder.binary(op, &result, call.input(at)?))?
         }
-        return Ok(vec![result]);
-    }
-    if let Some(op) = compare(&node.op) {
-        return Ok(vec![builder.compare(op, x()?, call.input(1)?)?]);
-    }
-    let made = match node.op.as_str() {
-        "Attention" => attention(builder, &call)?,
-        "Cast" => {
-            let to = node.int("to").ok_or("it has no `to`")?;
-            builder.cast(cast_to(to)?, x()?)?
-        }
-        "CastLike" => {
-            let to = if call.input(1)?.element == Element::Float { Cast::Float } else { Cast::Int };
-            builder.cast(to, x()?)?
-        }
-        "Concat" => {
-            let all = (0..inputs.len()).map(|at| call.input(at).cloned()).collect::<Result<Vec<Value>>>()?;
-            builder.concat(all, node.int("axis").ok_or("it has no axis")?)?
-        }
-        "Constant" => node.constant()?,
-        "ConstantOfShape" => {
-            let shape = sizes(&call.ints(0)?)?;
-            let number = node.tensor("value")?;
-            let number = number.as_ref().map_or(Ok(Data::Float(vec![0.0])), |value| {
-                constant(value).map(|operand| match operand.data {
-                    crate::tensor::Slice::Float(data) => Data::Float(data.to_vec()),
-                    crate::tensor::Slice::Int(data) => Data::Int(data.to_vec()),
-                })
-            })?;
-            Builder::filled(number, &shape)?
-        }
-        "CumSum" => {
-            if node.int("exclusive").unwrap_or(0) != 0 || node.int("reverse").unwrap_or(0) != 0 {
-                return Err("only sums from the first on, itself included, are run".to_owned());
-            }
-            let [at] = call.ints(1)?[..] else { return Err("its axis is not one number".to_owned()) };
-            builder.cumulative_sum(x()?, axis(at, x()?.layout.rank())?)?
-        }
-        "Expand" => Builder::expand(x()?, &sizes(&call.ints(1)?)?)?,
-        "Flatten" => {
-            let shape = x()?.shape();
-            let at = node.int("axis").unwrap_or(1);
-            let at = if at == shape.len() as i64 { shape.len() } else { axis(at, shape.len())? };
-            let (outer, inner) = shape.split_at(at);
-            builder.reshape(x()?, vec![outer.iter().product(), inner.iter().product()])?
-        }
-        "Gather" => {
-            let at = axis(node.int("axis").unwrap_or(0), x()?.layout.rank())?;
-            builder.gather(x()?, call.input(1)?, at)?
-        }
-        "Gemm" => gemm(builder, &call)?,
-        "Identity" => x()?.clone(),
-        "IsNaN" => builder.is_nan(x()?)?,
-        "MatMul" => builder.matmul(x()?, call.input(1)?)?,
-        "RMSNormalization" => rms_norm(builder, &call)?,
-        "Range" => range(builder, &call)?,
-        "ReduceMax" => reduce(builder, &call, Reduce::Max)?,
-        "ReduceMean" => reduce(builder, &call, Reduce::Mean)?,
-        "ReduceSum" => reduce(builder, &call, Reduce::Sum)?,
-        "Reshape" => {
-            let shape = new_shape(x()?.shape(), &call.ints(1)?, node.int("allowzero").unwrap_or(0) != 0)?;
-            builder.reshape(x()?, shape)?
-        }
-        "ScatterND" => {
-            if node.text("reduction").is_some_and(|found| found != "none") {
-                return Err("only a scatter that replaces is run".to_owned());
-            }
-            builder.scatter(x()?, call.input(1)?, call.input(2)?)?
-        }
-        "Shape" => {
-            let shape = x()?.shape();
-            let clamp =
-                |at: i64| (if at < 0 { at + shape.len() as i64 } else { at }).clamp(0, shape.len() as i64) as usize;
-            let (start, end) = (clamp(node.int("start").unwrap_or(0)), node.int("end").map_or(shape.len(), clamp));
-            let part = shape.get(start..end.max(start)).unwrap_or(&[]);
-            Builder::whole_numbers(part.iter().map(|&size| size as i64).collect())
-        }
-        "Slice" => slice(&call)?,
-        "Softmax" => {
-            let at = axis(node.int("axis").unwrap_or(-1), x()?.layout.rank())?;
-            builder.softmax(x()?, at)?
-        }
-        "Split" => return split(&call),
-        "Squeeze" => {
-            let rank = x()?.layout.rank();
-            let axes = call.axes_or(1, rank)?;
-            let shape = x()?.shape().iter().enumerate();
-            let goes = |at: usize, size: usize| axes.as_ref().map_or(size == 1, |axes| axes.contains(&at));
-            if let Some((at, size)) = shape.clone().find(|&(at, &size)| goes(at, size) && size != 1) {
-                return Err(format!("axis {at} has {size} elements and cannot go"));
-            }
-            let left = shape.filter(|&(at, &size)| !goes(at, size)).map(|(_, &size)| size).collect();
-            builder.reshape(x()?, left)?
-        }
-        "Transpose" => {
-            let rank = x()?.layout.rank();
-            let order = match node.ints("perm") {
-                Some(order) => order.iter().map(|&at| axis(at, rank)).collect::<Result<Vec<_>>>()?,
-                None => (0..rank).rev().collect(),
-            };
-            Builder::transpose(x()?, &order)?
-        }
-        "Unsqueeze" => {
-            let axes = call.ints_or(1, "axes")?.ok_or("it has no axes")?;
-            builder.unsqueeze(x()?, &axes)?
-        }
-        "Where" => builder.choose(x()?, call.input(1)?, call.input(2)?)?,
-        "trt_edgellm.causal_conv1d" => return convolution(builder, &call),
-        "trt_edgellm.update_ssm_state" => return scan(builder, &call),
-        _ => {
-            return Err(format!(
-                "there is no such operator here; of `{DOMAIN}` there are causal_conv1d and update_ssm_state"
-            ));
-        }
+        Operator::Compare(op) => builder.compare(op, call.input(0)?, call.input(1)?)?,
+        Operator::Reduce(op) => reduce(builder, &call, op)?,
+        Operator::One(make) => make(builder, &call)?,
+        Operator::Many(make) => return make(builder, &call),
     };
     Ok(vec![made])
+}
+
+fn cast(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let to = call.node.int("to").ok_or("it has no `to`")?;
+    builder.cast(cast_to(to)?, call.input(0)?)
+}
+
+fn cast_like(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let to = if call.input(1)?.element == Element::Float { Cast::Float } else { Cast::Int };
+    builder.cast(to, call.input(0)?)
+}
+
+fn concat(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let all = (0..call.inputs.len()).map(|at| call.input(at).cloned()).collect::<Result<Vec<Value>>>()?;
+    builder.concat(all, call.node.int("axis").ok_or("it has no axis")?)
+}
+
+fn constant_of_shape(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let shape = sizes(&call.ints(0)?)?;
+    let number = match call.node.tensor("value")? {
+        None => Data::Float(vec![0.0]),
+        Some(value) => match constant(&value)?.data {
+            Slice::Float(data) => Data::Float(data.to_vec()),
+            Slice::Int(data) => Data::Int(data.to_vec()),
+        },
+    };
+    Builder::filled(number, &shape)
+}
+
+fn cumulative_sum(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let (node, x) = (call.node, call.input(0)?);
+    if node.int("exclusive").unwrap_or(0) != 0 || node.int("reverse").unwrap_or(0) != 0 {
+        return Err("only sums from the first on, itself included, are run".to_owned());
+    }
+    let [at] = call.ints(1)?[..] else { return Err("its axis is not one number".to_owned()) };
+    builder.cumulative_sum(x, axis(at, x.layout.rank())?)
+}
+
+fn expand(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    Builder::expand(call.input(0)?, &sizes(&call.ints(1)?)?)
+}
+
+fn flatten(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let (x, at) = (call.input(0)?, call.node.int("axis").unwrap_or(1));
+    let shape = x.shape();
+    let at = if at == shape.len() as i64 { shape.len() } else { axis(at, shape.len())? };
+    let (outer, inner) = shape.split_at(at);
+    builder.reshape(x, vec![outer.iter().product(), inner.iter().product()])
+}
+
+fn gather(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let x = call.input(0)?;
+    builder.gather(x, call.input(1)?, axis(call.node.int("axis").unwrap_or(0), x.layout.rank())?)
+}
+
+fn reshape(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let x = call.input(0)?;
+    let shape = new_shape(x.shape(), &call.ints(1)?, call.node.int("allowzero").unwrap_or(0) != 0)?;
+    builder.reshape(x, shape)
+}
+
+fn scatter(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    if call.node.text("reduction").is_some_and(|found| found != "none") {
+        return Err("only a scatter that replaces is run".to_owned());
+    }
+    builder.scatter(call.input(0)?, call.input(1)?, call.input(2)?)
+}
+
+fn shape(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let shape = call.input(0)?.shape();
+    let clamp = |at: i64| (if at < 0 { at + shape.len() as i64 } else { at }).clamp(0, shape.len() as i64) as usize;
+    let (start, end) = (clamp(call.node.int("start").unwrap_or(0)), call.node.int("end").map_or(shape.len(), clamp));
+    let part = shape.get(start..end.max(start)).unwrap_or(&[]);
+    Ok(Builder::whole_numbers(part.iter().map(|&size| size as i64).collect()))
+}
+
+fn softmax(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let x = call.input(0)?;
+    builder.softmax(x, axis(call.node.int("axis").unwrap_or(-1), x.layout.rank())?)
+}
+
+fn squeeze(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let x = call.input(0)?;
+    let axes = call.axes_or(1, x.layout.rank())?;
+    let shape = x.shape().iter().enumerate();
+    let goes = |at: usize, size: usize| axes.as_ref().map_or(size == 1, |axes| axes.contains(&at));
+    if let Some((at, size)) = shape.clone().find(|&(at, &size)| goes(at, size) && size != 1) {
+        return Err(format!("axis {at} has {size} elements and cannot go"));
+    }
+    builder.reshape(x, shape.filter(|&(at, &size)| !goes(at, size)).map(|(_, &size)| size).collect())
+}
+
+fn transpose(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let x = call.input(0)?;
+    let rank = x.layout.rank();
+    let order = match call.node.ints("perm") {
+        Some(order) => order.iter().map(|&at| axis(at, rank)).collect::<Result<Vec<_>>>()?,
+        None => (0..rank).rev().collect(),
+    };
+    Builder::transpose(x, &order)
+}
+
+fn unsqueeze(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
+    let axes = call.ints_or(1, "axes")?.ok_or("it has no axes")?;
+    builder.unsqueeze(call.input(0)?, &axes)
 }
 
 fn sizes(found: &[i64]) -> Result<Vec<usize>> {
@@ -292,7 +276,7 @@ fn new_shape(old: &[usize], wanted: &[i64], zero_is_zero: bool) -> Result<Vec<us
         });
     }
     if let Some(at) = open {
-        let known = crate::tensor::count(&shape).filter(|&known| known > 0);
+        let known = count(&shape).filter(|&known| known > 0);
         let whole: usize = old.iter().product();
         shape[at] = known
             .filter(|known| whole.is_multiple_of(*known))
@@ -323,7 +307,7 @@ fn range(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
     Ok(Builder::whole_numbers((0..count.max(0) as i64).map(|n| start + n * step).collect()))
 }
 
-fn slice(call: &Call<'_>) -> Result<Value> {
+fn slice(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
     let mut value = call.input(0)?.clone();
     let (starts, ends) = (call.ints(1)?, call.ints(2)?);
     let axes = match call.get(3) {
@@ -353,7 +337,7 @@ fn slice(call: &Call<'_>) -> Result<Value> {
     Ok(value)
 }
 
-fn split(call: &Call<'_>) -> Result<Vec<Value>> {
+fn split(_: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let at = axis(call.node.int("axis").unwrap_or(0), x.layout.rank())?;
     let (size, parts) = (x.shape()[at], call.node.outputs.len());

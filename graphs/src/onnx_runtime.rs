@@ -9,8 +9,9 @@ use ort::value::{Outlet, PrimitiveTensorElementType, Tensor, TensorElementType, 
 
 use crate::error::GraphError;
 use crate::graph::Port;
+use crate::layout::Layout;
 use crate::program::{Input, check};
-use crate::tensor::{Element, Layout, Slice, View};
+use crate::tensor::{Element, Slice, View};
 
 /// A process has one of them.
 static LIBRARY: OnceLock<PathBuf> = OnceLock::new();

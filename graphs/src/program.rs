@@ -3,9 +3,10 @@
 use crate::builder::{Buffer, Builder, Step};
 use crate::error::GraphError;
 use crate::graph::{Graph, Port};
-use crate::kernels::{Operand, run};
+use crate::kernels::run;
+use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Layout, Place, Slice, Value, View, count};
+use crate::tensor::{Data, Operand, Place, Slice, Value, View};
 
 /// What a run is given for one input.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Matrices that stay in memory as a file stores them.
 
 use crate::error::{KernelError, Result};
-use crate::mapped::Bytes;
+pub use crate::mapped::Bytes;
 use std::fs::File;
 use std::io;
 use std::ops::Range;

@@ -9,7 +9,8 @@ use cacheplan_transforms::{
     registry::{Cache, Descriptor},
 };
 
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, CausalConv, ExpertMlps, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe,

@@ -66,7 +66,7 @@ impl DraftPlan {
     pub(crate) fn load(self, verifier: &Decoder, on: &Backend) -> Result<DraftModel, RuntimeError> {
         let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, on), on)?;
         let decoder = Decoder::load(&self.model, &weights)?;
-        decoder.caches().iter().try_for_each(|cache| cache.is_held(&self.resources))?;
+        decoder.caches().iter().try_for_each(|cache| cache.check(&self.resources))?;
         let (found, expected) = (decoder.vocab_size(), verifier.vocab_size());
         if found != expected {
             return Err(RuntimeError::DraftVocabulary { found, expected });

@@ -14,7 +14,7 @@ use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 use crate::inputs::StepInputs;
-use crate::step::{KeptInputs, StateCache};
+use crate::layer_cache::{KeptInputs, StateCache};
 
 /// Where the states of a verifying step are written.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use cacheplan_graphs::GraphError;
 use cacheplan_managers::BookError;
 use thiserror::Error;
 
-use crate::features::UnusedFeature;
+pub use crate::cache_use::Unplanned;
+pub use crate::features::{Feature, UnusedFeature};
 use crate::sampling::SamplingError;
-use crate::step::CacheUse;
 use crate::weights::WeightError;
 
 /// A model that cannot be loaded or run.
@@ -38,13 +38,8 @@ pub enum RuntimeError {
         reason: String,
     },
     /// A decoder that keeps other caches than are planned.
-    #[error("layer {} keeps {needs}, and planned is {}", needs.layer, found(planned.as_deref()))]
-    Unplanned {
-        /// What the decoder keeps.
-        needs: Box<CacheUse>,
-        /// What the plan has of that kind in that layer.
-        planned: Option<Box<CacheUse>>,
-    },
+    #[error(transparent)]
+    Unplanned(#[from] Box<Unplanned>),
     /// The weights cannot be used.
     #[error(transparent)]
     Weights(#[from] WeightError),
@@ -164,10 +159,6 @@ impl From<BookError> for RuntimeError {
     fn from(refused: BookError) -> Self {
         Self::Manager(refused.into())
     }
-}
-
-fn found(planned: Option<&CacheUse>) -> String {
-    planned.map_or_else(|| "none".to_owned(), ToString::to_string)
 }
 
 impl RuntimeError {

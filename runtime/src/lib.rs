@@ -1,11 +1,24 @@
-//! Decoders over managed pools: load, plan, allocate, profile, resize, generate, report.
+//! Runs decoder models in planned caches: load, plan, allocate, profile, resize, generate, report.
 //!
-//! [`Session`] is the whole way in one object; [`Decoder`] is for those who schedule themselves. Generation knows of a
-//! model what `TextModel` says.
+//! [`Session`] is the whole way in one object, [`Request`]s in and a [`Generation`] out; [`Decoder`] is for those who
+//! schedule themselves. Generation knows of a model what `TextModel` says.
+//!
+//! ```
+//! use cacheplan_kernels::Backend;
+//! use cacheplan_runtime::{Request, Session};
+//!
+//! let mut session = Session::demo(Backend::Cpu)?;
+//! let generation = session.generate(&Request::demo(), false)?;
+//! assert_eq!(generation.outputs.len(), 3);
+//! # Ok::<(), cacheplan_runtime::RuntimeError>(())
+//! ```
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
-mod beam;
+pub mod beam;
+mod block;
+mod cache_use;
 mod commit;
 mod costs;
 mod decoder;
@@ -14,34 +27,36 @@ mod device;
 mod device_steps;
 mod draft_model;
 mod drafts;
-mod error;
+pub mod error;
 mod exported;
 mod features;
 mod follow;
 mod generate;
 mod generation;
-mod generation_config;
+pub mod generation_config;
 mod inputs;
+mod layer_cache;
 mod layers;
 mod markdown;
 mod models;
 mod prediction;
-mod profile;
+pub mod profile;
 mod prompts;
 mod replies;
-mod report;
-mod request;
-mod requests;
-mod sampling;
+pub mod report;
+pub mod request;
+pub mod requests;
+pub mod sampling;
 mod session;
 mod speculate;
-mod speed;
+pub mod speed;
 mod step;
-mod timeline;
+pub mod timeline;
 mod totals;
-mod weights;
+pub mod weights;
 
 pub use beam::Beams;
+pub use cache_use::CacheUse;
 pub use decoder::Decoder;
 pub use error::{ConfigError, RequestError, RuntimeError};
 pub use exported::GraphExport;
@@ -54,5 +69,4 @@ pub use request::{Finish, Output, Request};
 pub use requests::RequestLine;
 pub use sampling::{Sampling, SamplingOptions};
 pub use session::{Session, SessionOptions};
-pub use step::CacheUse;
 pub use weights::{WeightError, Weights};

@@ -6,11 +6,12 @@ use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::CachePlan;
 use candle_core::Tensor;
 
-use crate::decoder::Block;
+use crate::block::Block;
+use crate::cache_use::{CacheUse, Unplanned};
 use crate::error::RuntimeError;
 use crate::inputs::StepInputs;
 use crate::layers::{Linear, RmsNorm};
-use crate::step::{CacheUse, Names, Step};
+use crate::step::{Names, Step};
 use crate::weights::Matrix;
 
 /// The layer, and what is around it.
@@ -63,7 +64,7 @@ impl PredictionLayer {
             let name = &self.names[&(cache.layer, cache.kind.clone())];
             let planned = plan.resource(name).and_then(|planned| CacheUse::of_handler(cache.layer, &planned.handler));
             if planned.as_ref() != Some(&cache) {
-                return Err(RuntimeError::Unplanned { needs: Box::new(cache), planned: planned.map(Box::new) });
+                return Err(Box::new(Unplanned { needs: cache, planned }).into());
             }
         }
         Ok(())

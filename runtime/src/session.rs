@@ -226,7 +226,7 @@ impl Session {
         }
         CountingAllocator::trim();
         decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
-        decoder.caches().iter().try_for_each(|cache| cache.is_held(&resources))?;
+        decoder.caches().iter().try_for_each(|cache| cache.check(&resources))?;
         refuse_unused(&first, &settings, |feature| {
             let is_graph = decoder.max_seq_len().is_some();
             (is_graph && feature == Feature::Speculation).then(|| "an exported graph verifies no drafts".into())

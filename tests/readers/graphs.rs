@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use cacheplan::files::Limit;
-use cacheplan::graphs::proto::{
+use cacheplan::graphs::{GraphEngine, Runner};
+use cacheplan::transforms::onnx::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto, TensorShape, TensorType, TypeProto,
     ValueInfo,
 };
-use cacheplan::graphs::{GraphEngine, Runner};
 use prost::Message;
 
 use crate::limits::{survive, survive_all};
@@ -121,7 +121,7 @@ fn ints(name: &str, numbers: &[i64]) -> TensorProto {
         name: name.to_owned(),
         dims: vec![numbers.len() as i64],
         data_type: TensorProto::INT64,
-        int64_data: numbers.to_vec(),
+        raw_data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
         ..TensorProto::default()
     }
 }

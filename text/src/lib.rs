@@ -1,8 +1,18 @@
-//! Text in and text out: what a folder's tokenizer and chat template make of it. Knows no model and no device.
+//! Turns text into tokens and tokens into text, by a model's own tokenizer and chat template.
 //!
 //! [`Tokenizer`] turns text into token ids, [`ChatTemplate`] a conversation into the text of a prompt, and
-//! [`TextStream`] tokens back into text while they come.
+//! [`TextStream`] tokens back into text while they come. It knows no model and no device.
+//!
+//! ```
+//! use cacheplan_text::{ChatTemplate, Message, TemplateSource};
+//!
+//! let text = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}".into();
+//! let template = ChatTemplate::from_source(TemplateSource { file: "made up".into(), text, special: Default::default() })?;
+//! assert_eq!(template.render(&[Message::new("user", "Hello")])?, "<user>Hello");
+//! # Ok::<(), cacheplan_text::TextError>(())
+//! ```
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod error;
@@ -18,6 +28,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use error::TextError;
+pub use stop::Piece;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, TemplateSource};
 pub use tokenizer::Tokenizer;

@@ -1,6 +1,13 @@
 //! Strings that end a text, wherever the ends of tokens fall.
 
-use crate::stream::Piece;
+/// What a token adds to the text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Text that nothing to come can change; often empty.
+    pub text: String,
+    /// Whether a stop string has come: the text ends before it.
+    pub stopped: bool,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct StopStrings {

@@ -1,7 +1,7 @@
 //! Tokens to text while they come: no character is cut, nothing of a stop string is let out.
 
 use crate::error::TextError;
-use crate::stop::StopStrings;
+use crate::stop::{Piece, StopStrings};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of the prompt that the first ones are decoded behind: some decoders drop a space at the very beginning.
@@ -21,15 +21,6 @@ pub struct TextStream<'a> {
     /// The tokens before this one were let out.
     out: usize,
     stop: StopStrings,
-}
-
-/// What a token adds to the text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
-    /// Text that nothing to come can change; often empty.
-    pub text: String,
-    /// Whether a stop string has come: the text ends before it.
-    pub stopped: bool,
 }
 
 impl<'a> TextStream<'a> {

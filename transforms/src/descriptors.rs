@@ -1,48 +1,17 @@
-//! The descriptors in force, and the built-in ones: what each op of [`crate::ops`] keeps between steps.
-
-use std::borrow::Cow;
-use std::collections::HashMap;
+//! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
 
 use cacheplan_handlers::{DType, DecayKind, Recurrence, ResourceHandler};
 
 use crate::graph::{Attribute, Op};
-use crate::registry::{Cache, DescribeError, Descriptor, OpView};
+use crate::registry::{Cache, DescribeError, Descriptor, OpView, Registry};
 
 type Caches = Result<Vec<Cache>, DescribeError>;
 
-/// The descriptors in force: the built-in ones and those a framework registers.
-#[derive(Clone)]
-pub struct Registry(HashMap<Cow<'static, str>, Descriptor>);
-
 impl Default for Registry {
     fn default() -> Self {
-        let mut registry = Self(HashMap::new());
-        for descriptor in built_in() {
-            registry.register(descriptor);
-        }
+        let mut registry = Self::empty();
+        built_in().into_iter().for_each(|descriptor| registry.register(descriptor));
         registry
-    }
-}
-
-impl Registry {
-    /// Adds a descriptor; it replaces an earlier one of the same op kind.
-    pub fn register(&mut self, descriptor: Descriptor) {
-        self.0.insert(descriptor.kind.clone(), descriptor);
-    }
-
-    /// The descriptor of an op kind.
-    pub fn get(&self, kind: &str) -> Option<&Descriptor> {
-        self.0.get(kind)
-    }
-
-    /// Op kinds whose kernels take masks, in no particular order.
-    pub(crate) fn taking_masks(&self) -> impl Iterator<Item = &str> {
-        self.0.values().filter(|descriptor| descriptor.takes_masks).map(|descriptor| descriptor.kind.as_ref())
-    }
-
-    /// Op kinds that have a descriptor, in no particular order.
-    pub fn kinds(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(Cow::as_ref)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cacheplan_handlers::{DType, DecayKind};
 
-use crate::model::Fact;
+use crate::fact::Fact;
 
 /// One decoder layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

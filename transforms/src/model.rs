@@ -3,6 +3,7 @@
 use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
+pub use crate::fact::Fact;
 use crate::graph::Graph;
 use crate::layers::LayerSpec;
 use crate::weights::WeightBytes;
@@ -39,19 +40,6 @@ pub struct Model {
     /// How the states of an exported graph are bound to its caches; empty for models that are no graph, and where some
     /// state's use is not known.
     pub states: Vec<StateBinding>,
-}
-
-/// One thing that a front-end found out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fact {
-    /// What it is, `attention.head_dim`.
-    pub what: String,
-    /// Its value.
-    pub value: String,
-    /// How it is known: the keys it follows from, or what was assumed.
-    pub from: String,
-    /// Whether nothing in the model's files says so.
-    pub assumed: bool,
 }
 
 impl Model {

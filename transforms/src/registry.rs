@@ -1,6 +1,7 @@
 //! How an op becomes cache resources: descriptors, which a framework can add to.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cacheplan_files::Shown;
@@ -9,7 +10,34 @@ use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
 use crate::graph::{Attribute, Extent, Graph, Op};
-use crate::passes::Stage;
+
+/// The insertion pass that an op belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    /// Attention over keys and values.
+    Attention,
+    /// Multi-head latent attention.
+    Mla,
+    /// Recurrent states.
+    Ssm,
+    /// Convolution states.
+    CausalConv,
+    /// Whatever a framework adds that is none of these.
+    Custom,
+}
+
+impl Stage {
+    /// The pass of an op of `kind`: what is none of the known kinds of caches comes after them all.
+    pub(crate) fn of(kind: &str) -> Self {
+        match kind {
+            Op::ATTENTION => Self::Attention,
+            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::Mla,
+            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::Ssm,
+            Op::CAUSAL_CONV => Self::CausalConv,
+            _ => Self::Custom,
+        }
+    }
+}
 
 /// One cache that an op needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +76,37 @@ impl Descriptor {
     #[must_use]
     pub fn taking_masks(self) -> Self {
         Self { takes_masks: true, ..self }
+    }
+}
+
+/// The descriptors in force: the built-in ones and those a framework registers.
+#[derive(Clone)]
+pub struct Registry(HashMap<Cow<'static, str>, Descriptor>);
+
+impl Registry {
+    /// One that knows no op.
+    pub(crate) fn empty() -> Self {
+        Self(HashMap::new())
+    }
+
+    /// Adds a descriptor; it replaces an earlier one of the same op kind.
+    pub fn register(&mut self, descriptor: Descriptor) {
+        self.0.insert(descriptor.kind.clone(), descriptor);
+    }
+
+    /// The descriptor of an op kind.
+    pub fn get(&self, kind: &str) -> Option<&Descriptor> {
+        self.0.get(kind)
+    }
+
+    /// Op kinds whose kernels take masks, in no particular order.
+    pub(crate) fn taking_masks(&self) -> impl Iterator<Item = &str> {
+        self.0.values().filter(|descriptor| descriptor.takes_masks).map(|descriptor| descriptor.kind.as_ref())
+    }
+
+    /// Op kinds that have a descriptor, in no particular order.
+    pub fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(Cow::as_ref)
     }
 }
 

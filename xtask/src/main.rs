@@ -4,6 +4,7 @@
 mod check_arm;
 mod check_cuda;
 mod code;
+mod command;
 mod cuda_build;
 mod cuda_prove;
 mod cuda_toolkit;
@@ -25,6 +26,8 @@ mod venv;
 mod web;
 
 use std::process::ExitCode;
+
+use command::{output, said, sh};
 
 const HELP: &str = "\
 Usage: cargo xtask <command>
@@ -140,24 +143,4 @@ fn usage(message: &str) -> ExitCode {
     }
     eprintln!("error: {message}\n\n{HELP}");
     ExitCode::from(2)
-}
-
-/// Runs a command to its end; an exit status other than 0 is an error that shows the command.
-fn sh(command: &mut std::process::Command) -> Result<(), String> {
-    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
-}
-
-/// What a command says; an exit status other than 0 is an error that shows what it complains of.
-fn output(command: &mut std::process::Command) -> Result<std::process::Output, String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    Err(format!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)))
-}
-
-/// What a command says on its standard output.
-fn said(command: &mut std::process::Command) -> Result<String, String> {
-    Ok(String::from_utf8_lossy(&output(command)?.stdout).into_owned())
 }

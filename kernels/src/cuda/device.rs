@@ -3,7 +3,7 @@
 //! It is type-checked; nothing of it has run on a GPU.
 
 use super::{Buffer, Contents, Launch, Launches, Target};
-use crate::backend::{Graph, Launcher};
+use crate::launcher::{Graph, Launcher};
 use candle_core::cuda::CudaStorageSlice;
 use candle_core::cuda::cudarc::driver::{
     CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cacheplan_files::replace;
-use cacheplan_graphs::proto::{KeyValue, ModelProto};
+use cacheplan_transforms::onnx::{KeyValue, ModelProto};
 use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
 use prost::Message;

@@ -22,11 +22,11 @@ use candle_core::{Device, Tensor};
 use self::bucket::{Call, calls};
 pub use self::export::GraphExport;
 use self::state::{Held, Pools};
-pub(crate) use self::write::{Attending, RECURRENT, Writer, int, refuse};
+pub(crate) use self::write::{Attending, Writer, int, refuse};
+use crate::cache_use::CacheUse;
 use crate::decoder::TextModel;
 use crate::error::{ConfigError, RuntimeError};
 use crate::inputs::StepInputs;
-use crate::step::CacheUse;
 
 /// Graphs over the same states, each for another number of tokens.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The two ops of recurrent layers as functions of standard operators, for runtimes that do not know them.
 
-use cacheplan_graphs::proto::{FunctionProto, TensorProto};
+use cacheplan_transforms::onnx::{FunctionProto, TensorProto};
 
 use super::write::{Writer, int};
 

@@ -13,8 +13,8 @@ use cacheplan_transforms::{StateBinding, StatePart};
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 
 use super::bucket::Call;
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::CacheUse;
 
 /// The step's pools.
 pub(super) struct Pools<'a> {

@@ -2,11 +2,11 @@
 //!
 //! Every layer adds its own nodes ([`Mixer::trace`](crate::layers::Mixer::trace)); what they share is here.
 
-use cacheplan_graphs::proto::{
-    AttributeProto, Dimension, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto,
+use cacheplan_kernels::{Backend, Rope, Window};
+use cacheplan_transforms::onnx::{
+    AttributeProto, Dimension, EDGE_LLM, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto,
     TensorShape, TensorType, TypeProto, ValueInfo,
 };
-use cacheplan_kernels::{Backend, Rope, Window};
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::RuntimeError;
@@ -14,8 +14,6 @@ use crate::error::RuntimeError;
 /// The version of the standard operators.
 const OPSET: i64 = 18;
 const IR_VERSION: i64 = 10;
-/// The domain of the recurrent ops.
-pub(crate) const RECURRENT: &str = "trt_edgellm";
 
 /// A graph that is being written.
 #[derive(Debug)]
@@ -377,7 +375,7 @@ impl Writer {
         let opset = |domain: &str, version| OperatorSetId { domain: domain.to_owned(), version };
         let mut opset_import = vec![opset("", OPSET)];
         if !self.functions.is_empty() {
-            opset_import.push(opset(RECURRENT, 1));
+            opset_import.push(opset(EDGE_LLM, 1));
         }
         ModelProto {
             ir_version: IR_VERSION,
@@ -403,7 +401,7 @@ impl Writer {
             op_type: "Constant".to_owned(),
             attribute: vec![AttributeProto {
                 name: "value".to_owned(),
-                t: Some(tensor),
+                t: Some(Box::new(tensor)),
                 r#type: 4,
                 ..AttributeProto::default()
             }],
@@ -422,7 +420,7 @@ impl Writer {
             attribute: owned(attributes),
             node: constants.chain(self.graph.node).chain(results).collect(),
             opset_import: vec![OperatorSetId { domain: String::new(), version: OPSET }],
-            domain: RECURRENT.to_owned(),
+            domain: EDGE_LLM.to_owned(),
             attribute_proto: Vec::new(),
         }
     }

@@ -5,9 +5,10 @@ use cacheplan_kernels::{PagedAttention, Rope, Window};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::exported::{Attending, Writer, refuse};
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// The attention of one layer.

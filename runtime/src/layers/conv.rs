@@ -1,14 +1,14 @@
 //! The causal depthwise convolution that recurrent mixers start with.
 
-use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{CausalConv1d, Run};
+use cacheplan_transforms::onnx::{EDGE_LLM, TensorProto};
 use candle_core::Tensor;
 
 use super::Activation;
 use crate::error::RuntimeError;
-use crate::exported::{RECURRENT, Writer, recurrent};
-use crate::step::StateCache;
+use crate::exported::{Writer, recurrent};
+use crate::layer_cache::StateCache;
 use crate::weights::Scope;
 
 /// `act(bias + weight * x)` over time; the inputs before the step's first token are the state.
@@ -66,7 +66,7 @@ impl CausalConv {
         let before = writer.input(&name, TensorProto::FLOAT, &state);
         let lengths = writer.input("context_lengths", TensorProto::INT32, &[Some(1)]);
         let inputs = [x, &weight, &bias, &before, &lengths];
-        let [y, after] = writer.nodes(RECURRENT, "causal_conv1d", &inputs, Vec::new());
+        let [y, after] = writer.nodes(EDGE_LLM, "causal_conv1d", &inputs, Vec::new());
         writer.function(recurrent::causal_conv1d(d_conv));
         writer.output(&after, &format!("{name}_out"), &state);
         self.activation.map_or(Ok(y.clone()), |activation| activation.trace(writer, &y))

@@ -6,8 +6,9 @@ use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, softplus};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// The mixer of one layer.

@@ -5,8 +5,10 @@ use cacheplan_kernels::{KvLayerView, KvQuant, KvScales, KvWrite, MlaCacheMode, P
 use candle_core::{DType, Tensor};
 
 use super::MlaShape;
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, PagedCache, Step};
+use crate::layer_cache::PagedCache;
+use crate::step::Step;
 
 /// Bytes of a column of the NZ order.
 const COLUMN_BYTES: usize = 32;

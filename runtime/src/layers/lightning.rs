@@ -6,8 +6,9 @@ use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
 use super::{Activation, Linear, Mixer, RmsNorm, replay};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// The norm of the output has an epsilon of its own, whatever the config's `rms_norm_eps`.

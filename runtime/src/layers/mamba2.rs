@@ -1,17 +1,18 @@
 //! The Mamba-2 mixer: projection, causal convolution, state space scan, gated norm, projection.
 
-use cacheplan_graphs::proto::TensorProto;
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, Run, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
+use cacheplan_transforms::onnx::{EDGE_LLM, TensorProto};
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Activation, CausalConv, Linear, Mixer, replay, size};
+use crate::cache_use::CacheUse;
 use crate::error::{ConfigError, RuntimeError};
-use crate::exported::{RECURRENT, Writer, int, recurrent, refuse};
-use crate::step::{CacheUse, Step};
+use crate::exported::{Writer, int, recurrent, refuse};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// The mixer of one layer.
@@ -211,7 +212,7 @@ impl Mixer for Mamba2 {
         let sizes = [("nheads", heads), ("dim", head_dim), ("dstate", d_state), ("ngroups", n_groups)];
         let mut attributes = sizes.map(|(name, size)| int(name, size as i64)).to_vec();
         attributes.extend([int("dt_softplus", 0), int("chunk_size", 0)]);
-        let [y, after] = writer.nodes(RECURRENT, "update_ssm_state", &inputs, attributes);
+        let [y, after] = writer.nodes(EDGE_LLM, "update_ssm_state", &inputs, attributes);
         writer.function(recurrent::update_ssm_state(heads, n_groups, d_state));
         writer.output(&after, &format!("{name}_out"), &state);
         let y = writer.reshape(&y, &[1, -1, d_inner as i64]);

@@ -5,8 +5,9 @@ use cacheplan_kernels::{PagedAttention, Rope};
 use candle_core::Tensor;
 
 use super::{Linear, Mixer, RmsNorm};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// The norms of the latents have an epsilon of their own, whatever the config's `rms_norm_eps`.

@@ -9,8 +9,9 @@ use candle_core::{DType, Tensor};
 use super::latents::{Latents, dequantised};
 use super::mla::{LATENT_NORM_EPS, up_projection};
 use super::{Linear, Mixer, MlaShape};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// Most tokens that the operator takes at once.

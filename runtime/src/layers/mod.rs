@@ -41,9 +41,10 @@ use cacheplan_kernels::{Rope, Run, StateBatch, StateWrites};
 use cacheplan_managers::device::{ReplayLayer, StateLayer};
 use candle_core::{DType, Tensor};
 
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::exported::{Writer, refuse};
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 
 /// What stands between a norm and the residual sum.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {

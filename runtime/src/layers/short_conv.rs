@@ -4,8 +4,9 @@ use cacheplan_handlers::Kind;
 use candle_core::Tensor;
 
 use super::{CausalConv, Linear, Mixer};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::Scope;
 
 /// `out(c · conv(b · x))` with `b`, `c` and `x` from one projection.

@@ -4,8 +4,9 @@ use cacheplan_handlers::Kind;
 use candle_core::Tensor;
 
 use super::{CausalConv, Mixer, Mlp};
+use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 
 /// `mlp(mix · x + (1 - mix) · previous x)`. The previous token's input is a generic state of one row per sequence.
 #[derive(Debug)]

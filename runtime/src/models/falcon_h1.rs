@@ -8,7 +8,8 @@ use cacheplan_transforms::{
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, Branch, Linear, Mamba2Config, Mamba2Rules, Mlp, Parallel, RopeConfig, size,

@@ -10,7 +10,8 @@ use cacheplan_transforms::{
 use serde::Deserialize;
 
 use super::layer::{Frame, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, Attention, Mlp, RmsNorm, RopeParameters, size};
 use crate::weights::Weights;

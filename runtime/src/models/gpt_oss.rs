@@ -9,7 +9,8 @@ use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Attention, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked_routing, size};
 use crate::weights::{Scope, Weights};

@@ -9,7 +9,8 @@ use cacheplan_transforms::{
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, Kda, KdaShape, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};

@@ -6,7 +6,8 @@ use cacheplan_transforms::{
     layers::{Attention, BlockSpec, LayerSpec, Mamba2 as Mamba2Spec, Mla},
 };
 
-use crate::decoder::{Block, Blocks, Decoder, Head};
+use crate::block::Block;
+use crate::decoder::{Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
     Activation, AttentionShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,

@@ -4,7 +4,8 @@ use cacheplan_transforms::{Model, layers::BlockSpec};
 use serde::Deserialize;
 
 use super::layer::{Frame, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{Activation, Mamba1, Mamba1Shape};
 use crate::weights::Weights;

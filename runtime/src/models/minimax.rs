@@ -9,7 +9,8 @@ use cacheplan_transforms::{
 use serde::Deserialize;
 
 use super::layer::{Frame, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{Activation, Attention, Lightning, Moe, RopeConfig, size};
 use crate::weights::Weights;

@@ -9,7 +9,8 @@ use serde::Deserialize;
 
 use super::experts::Experts;
 use super::layer::{Frame, Layer, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RmsNorm,

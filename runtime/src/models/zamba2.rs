@@ -10,12 +10,14 @@ use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::layer::{Frame, Layer, decoder};
-use crate::decoder::{Block, Decoder};
+use crate::block::Block;
+use crate::cache_use::CacheUse;
+use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
     Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Rules, Mixer, Mlp, RmsNorm, RopeConfig,
 };
-use crate::step::{CacheUse, Step};
+use crate::step::Step;
 use crate::weights::{Scope, Weights};
 
 /// The gated norm has an epsilon of its own, whatever the config's `rms_norm_eps`.

@@ -5,11 +5,11 @@ mod exporter;
 
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::proto::{GraphProto, ModelProto, ValueInfo};
 use cacheplan_handlers::Kind;
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
 use cacheplan_planner::{Budget, Unit};
 use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
+use cacheplan_transforms::onnx::{GraphProto, ModelProto, ValueInfo};
 use candle_core::{Device, Tensor};
 use prost::Message;
 use rstest::rstest;

@@ -3,7 +3,7 @@
 mod config;
 mod error;
 mod files;
-mod gguf;
+pub mod gguf;
 mod onnx;
 mod safetensors;
 

@@ -17,38 +17,9 @@ use cacheplan_handlers::KvLayout;
 use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
-use crate::descriptors::Registry;
-use crate::graph::{Graph, Name, Op, OpId};
-use crate::registry::{DescribeError, Descriptor};
+use crate::graph::{Graph, Name, OpId};
+use crate::registry::{DescribeError, Descriptor, Registry, Stage};
 use crate::resources::{ResourceError, Resources};
-
-/// The insertion pass that an op belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Stage {
-    /// Attention over keys and values.
-    Attention,
-    /// Multi-head latent attention.
-    Mla,
-    /// Recurrent states.
-    Ssm,
-    /// Convolution states.
-    CausalConv,
-    /// Whatever a framework adds that is none of these.
-    Custom,
-}
-
-impl Stage {
-    /// The pass of an op of `kind`: what is none of the known kinds of caches comes after them all.
-    pub(crate) fn of(kind: &str) -> Self {
-        match kind {
-            Op::ATTENTION => Self::Attention,
-            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::Mla,
-            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::Ssm,
-            Op::CAUSAL_CONV => Self::CausalConv,
-            _ => Self::Custom,
-        }
-    }
-}
 
 /// What the passes need besides the graph.
 #[derive(Clone, Default)]

@@ -10,6 +10,8 @@ use cacheplan_files::Source;
 use serde_json::{Map, Value};
 
 use self::reader::Header;
+pub use self::skeleton::GgufSkeleton;
+pub use self::tokenizer::GgufTokenizer;
 use super::files::Files;
 use super::{FrontendError, ReadOptions, config};
 use crate::model::{Fact, Model};

@@ -1,9 +1,9 @@
 //! Where the keys and values of an attention come from, whatever the export made of it.
 
 use super::lookup::Lookup;
-use super::proto::NodeProto;
 use super::states::States;
 use crate::graph::Extent;
+use crate::onnx::NodeProto;
 
 /// What an attention keeps: the keys it weighs by and the values it sums.
 pub(super) struct Operands<'a> {

@@ -1,30 +1,27 @@
-//! Decodes a model from a file of any size: what the messages do not name is jumped over, never read.
+//! Decodes a model from a file of any size: weights, and what the messages do not name, are jumped over, never read.
 
 use cacheplan_files::{Limit, Source, SourceError};
-use prost::bytes::Buf;
-use prost::{DecodeError, Message};
+use prost::Message;
+use prost::bytes::{Buf, Bytes};
 
-use super::proto::ModelProto;
-use super::weigh::{Part, weigh};
 use crate::frontend::FrontendError;
+use crate::onnx::{ModelProto, OnnxError, weigh};
 
 const CHUNK: u64 = 16 << 10;
 
+/// Bytes of the longest number.
+const LONGEST_NUMBER: usize = 10;
+
 /// The model in a file, without its weights, and the hash of what was read.
 pub(super) fn decode(source: &Source) -> Result<(ModelProto, String), FrontendError> {
-    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
-    let (fits, _) = read(source, |buffer| weigh(Part::Model, buffer.remaining(), buffer, &mut left))?;
-    if !fits {
-        let reason = format!("its nodes, values and names take more than {} bytes", Limit::MEMORY);
-        return Err(FrontendError::Onnx { file: source.name().to_owned(), node: "model".to_owned(), reason });
-    }
-    read(source, |buffer| ModelProto::decode(buffer))
+    read(source, |buffer| weigh(buffer))?;
+    read(source, |buffer| Ok(ModelProto::decode(buffer)?))
 }
 
 /// What `decode` makes of a file, and the hash of what it read.
 fn read<T>(
     source: &Source,
-    decode: impl FnOnce(&mut FileBuf<'_>) -> Result<T, DecodeError>,
+    decode: impl FnOnce(&mut FileBuf<'_>) -> Result<T, OnnxError>,
 ) -> Result<(T, String), FrontendError> {
     let mut buffer = FileBuf::new(source);
     let decoded = decode(&mut buffer);
@@ -34,7 +31,7 @@ fn read<T>(
     let decoded = decoded.map_err(|error| FrontendError::Onnx {
         file: source.name().to_owned(),
         node: "model".to_owned(),
-        reason: format!("not a valid ONNX message: {error}"),
+        reason: error.to_string(),
     })?;
     Ok((decoded, buffer.hash.finalize().to_hex().to_string()))
 }
@@ -101,5 +98,16 @@ impl Buf for FileBuf<'_> {
         }
         self.left -= ((count - here) as u64).min(self.left);
         self.refill();
+    }
+
+    /// Bytes are the data of tensors, and texts of attributes: all but single numbers is jumped over.
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        if count > LONGEST_NUMBER {
+            self.advance(count);
+            return Bytes::new();
+        }
+        let mut bytes = [0; LONGEST_NUMBER];
+        self.copy_to_slice(&mut bytes[..count]);
+        Bytes::copy_from_slice(&bytes[..count])
     }
 }

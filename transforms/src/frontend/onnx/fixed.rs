@@ -3,8 +3,7 @@
 use cacheplan_handlers::DType;
 
 use super::lookup::Lookup;
-use super::lower::key_to_value;
-use super::states::{State, States};
+use super::states::{State, States, key_to_value};
 use crate::frontend::FrontendError;
 use crate::graph::Extent;
 use crate::model::{StateBinding, StatePart};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use cacheplan_handlers::DType;
 
-use super::proto::{GraphProto, NodeProto, TensorProto, ValueInfo};
 use crate::graph::Extent;
+use crate::onnx::{GraphProto, NodeProto, TensorProto, ValueInfo};
 
 /// Shape and element type of a value; the type is `None` where it is none that a cache could have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl<'a> Lookup<'a> {
         }
         let constant = self.producer(name).filter(|node| node.op_type == "Constant")?;
         let value = |name: &str| constant.attribute.iter().find(|attribute| attribute.name == name);
-        value("value").and_then(|value| value.t.as_ref()?.whole_number()).or_else(|| value("value_int")?.i)
+        value("value").and_then(|value| value.t.as_ref()?.whole_number()).or_else(|| Some(value("value_int")?.i))
     }
 
     /// The size of one axis, where it is known.
@@ -75,28 +75,6 @@ impl<'a> Lookup<'a> {
         match self.value(name)?.shape.get(axis)? {
             Extent::Known(size) => Some(*size),
             Extent::Symbol(_) => None,
-        }
-    }
-}
-
-impl NodeProto {
-    /// The input at a position, unless it is left out.
-    pub(super) fn at(&self, position: usize) -> Option<&str> {
-        self.input.get(position).map(String::as_str).filter(|name| !name.is_empty())
-    }
-
-    /// An integer attribute that is positive.
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
-        let attribute = self.attribute.iter().find(|attribute| attribute.name == name)?;
-        u64::try_from(attribute.i?).ok().filter(|&number| number > 0)
-    }
-
-    /// Domain and type in one word; the standard domain is left out.
-    pub(super) fn full_type(&self) -> String {
-        if matches!(self.domain.as_str(), "" | "ai.onnx") {
-            self.op_type.clone()
-        } else {
-            format!("{}.{}", self.domain, self.op_type)
         }
     }
 }

@@ -10,29 +10,40 @@ use super::attention::{self, Operands, Root};
 use super::fixed::{FixedCache, STATIC_KV};
 use super::lookup::Lookup;
 use super::mask::{Sight, sight};
-use super::proto::NodeProto;
-use super::states::{State, States};
-use crate::descriptors::Registry;
+use super::states::{State, States, key_to_value};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
 use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
+use crate::onnx::NodeProto;
+use crate::registry::Registry;
 
 /// No model has as many layers as this.
 const MAX_LAYER: u32 = 10_000;
 
-/// Op types that keep state and are understood.
-const KNOWN: [&str; 9] = [
-    "Attention",
-    "CausalConvWithState",
-    "LinearAttention",
-    "com.microsoft.CausalConvWithState",
-    "com.microsoft.GroupQueryAttention",
-    "com.microsoft.LinearAttention",
-    "com.microsoft.MultiHeadAttention",
-    "trt_edgellm.causal_conv1d",
-    "trt_edgellm.update_ssm_state",
+/// How an op that keeps state is read.
+#[derive(Clone, Copy)]
+enum Keeper {
+    /// The positions of query, key, value, past key, past value and mask; the attributes of both numbers of heads.
+    Attention([usize; 6], [&'static str; 2]),
+    LinearAttention,
+    /// The axis of channels, and the position of the state.
+    CausalConv(usize, usize),
+    StateUpdate,
+}
+
+/// The op types that keep state and are understood.
+const KEEPERS: [(&str, Keeper); 9] = [
+    ("Attention", Keeper::Attention([0, 1, 2, 4, 5, 3], ["q_num_heads", "kv_num_heads"])),
+    ("CausalConvWithState", Keeper::CausalConv(1, 3)),
+    ("LinearAttention", Keeper::LinearAttention),
+    ("com.microsoft.CausalConvWithState", Keeper::CausalConv(1, 3)),
+    ("com.microsoft.GroupQueryAttention", Keeper::Attention([0, 1, 2, 3, 4, 10], ["num_heads", "kv_num_heads"])),
+    ("com.microsoft.LinearAttention", Keeper::LinearAttention),
+    ("com.microsoft.MultiHeadAttention", Keeper::Attention([0, 1, 2, 6, 7, 5], ["num_heads", "num_heads"])),
+    ("trt_edgellm.causal_conv1d", Keeper::CausalConv(2, 3)),
+    ("trt_edgellm.update_ssm_state", Keeper::StateUpdate),
 ];
 
 /// A rewritten graph.
@@ -134,19 +145,13 @@ impl<'a> Lowering<'a> {
     }
 
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
-        match node.full_type().as_str() {
-            "Attention" => self.attention_op(node, [0, 1, 2, 4, 5, 3], ["q_num_heads", "kv_num_heads"]),
-            "com.microsoft.GroupQueryAttention" => {
-                self.attention_op(node, [0, 1, 2, 3, 4, 10], ["num_heads", "kv_num_heads"])
-            }
-            "com.microsoft.MultiHeadAttention" => {
-                self.attention_op(node, [0, 1, 2, 6, 7, 5], ["num_heads", "num_heads"])
-            }
-            "LinearAttention" | "com.microsoft.LinearAttention" => self.linear_attention(node),
-            "CausalConvWithState" | "com.microsoft.CausalConvWithState" => self.causal_conv(node, 1, 3),
-            "trt_edgellm.causal_conv1d" => self.causal_conv(node, 2, 3),
-            "trt_edgellm.update_ssm_state" => self.update_ssm_state(node),
-            _ => match attention::written_out(self.lookup, node) {
+        let name = node.full_type();
+        match KEEPERS.iter().find(|(keeper, _)| *keeper == name) {
+            Some((_, Keeper::Attention(at, heads))) => self.attention_op(node, *at, *heads),
+            Some((_, Keeper::LinearAttention)) => self.linear_attention(node),
+            Some((_, Keeper::CausalConv(channels, state))) => self.causal_conv(node, *channels, *state),
+            Some((_, Keeper::StateUpdate)) => self.update_ssm_state(node),
+            None => match attention::written_out(self.lookup, node) {
                 Some(operands) if self.is_fixed(operands.key) => {
                     self.plain(node);
                     Ok(())
@@ -202,7 +207,7 @@ impl<'a> Lowering<'a> {
             return Err(FrontendError::UnknownOp {
                 file: self.file.to_owned(),
                 node: node.name.clone(),
-                near: near(&node.full_type(), KNOWN),
+                near: near(&node.full_type(), KEEPERS.map(|(name, _)| name)),
                 op: node.full_type(),
             });
         }
@@ -479,13 +484,4 @@ fn layer_in(name: &str) -> Option<u32> {
     let mut words = name.split(['.', '_', '/']);
     words.find(|word| matches!(*word, "layers" | "layer" | "blocks" | "h" | "l"))?;
     words.next()?.parse().ok()
-}
-
-/// The name of the values that belong to keys of that name.
-pub(super) fn key_to_value(name: &str) -> Option<String> {
-    let swap = [("key", "value"), ("_k_", "_v_"), (".k", ".v")].into_iter().find_map(|(key, value)| {
-        let (before, after) = name.rsplit_once(key)?;
-        Some(format!("{before}{value}{after}"))
-    });
-    swap.or_else(|| name.strip_suffix("_k").map(|stem| format!("{stem}_v")))
 }

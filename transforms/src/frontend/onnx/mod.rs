@@ -8,9 +8,7 @@ mod fixed;
 mod lookup;
 mod lower;
 mod mask;
-mod proto;
 mod states;
-mod weigh;
 
 use cacheplan_files::Source;
 

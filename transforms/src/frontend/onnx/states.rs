@@ -63,6 +63,15 @@ fn stem(name: &str) -> Vec<&str> {
     words.filter(|word| !matches!(*word, "" | "past" | "present" | "new" | "out" | "in" | "next" | "updated")).collect()
 }
 
+/// The name of the values that belong to keys of that name.
+pub(super) fn key_to_value(name: &str) -> Option<String> {
+    let swap = [("key", "value"), ("_k_", "_v_"), (".k", ".v")].into_iter().find_map(|(key, value)| {
+        let (before, after) = name.rsplit_once(key)?;
+        Some(format!("{before}{value}{after}"))
+    });
+    swap.or_else(|| name.strip_suffix("_k").map(|stem| format!("{stem}_v")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

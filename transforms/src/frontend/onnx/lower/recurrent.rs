@@ -3,9 +3,9 @@
 use cacheplan_handlers::DType;
 
 use super::{Lowering, Result};
-use crate::frontend::onnx::proto::NodeProto;
 use crate::graph::{Attribute, Name, Op};
 use crate::model::StatePart;
+use crate::onnx::NodeProto;
 
 impl<'a> Lowering<'a> {
     /// query, key, value, past_state, decay, beta; the state [B, heads, key channels, value channels] tells all

@@ -1,18 +1,17 @@
-//! What decoding a model takes besides its weights, told by walking over its bytes without keeping any.
+//! What decoding a model takes besides its weights, told by walking over its messages without keeping any.
 
-use std::mem::size_of;
-
+use cacheplan_files::Limit;
 use prost::DecodeError;
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use crate::proto::{
-    AttributeProto, Dimension, FunctionProto, KeyValue, NodeProto, OperatorSetId, TensorProto, ValueInfo,
+use super::{
+    AttributeProto, Dimension, FunctionProto, KeyValue, NodeProto, OnnxError, OperatorSetId, TensorProto, ValueInfo,
 };
 
 /// A kind of message, or what one holds.
 #[derive(Clone, Copy)]
-pub(crate) enum Part {
+enum Part {
     Model,
     Graph,
     Function,
@@ -54,7 +53,7 @@ impl Part {
             (Self::Type, 1) => Self::TensorType,
             (Self::TensorType, 2) => Self::Shape,
             (Self::Shape, 1) => Self::Dimension,
-            (Self::Tensor, 1 | 4 | 5 | 7) | (Self::Attribute, 7 | 8) => Self::Numbers,
+            (Self::Tensor, 1) | (Self::Attribute, 7 | 8) => Self::Numbers,
             (Self::Node, 1..=4 | 7) | (Self::Function, 1 | 4..=6 | 10) | (Self::Pair, 1 | 2) => Self::Text,
             (Self::Model | Self::Graph | Self::Dimension, 2) | (Self::Tensor, 8) => Self::Text,
             (Self::Opset | Self::Attribute | Self::ValueInfo, 1) => Self::Text,
@@ -74,8 +73,8 @@ impl Part {
             Self::Pair => 2 * size_of::<KeyValue>(),
             Self::ValueInfo => 2 * size_of::<ValueInfo>(),
             Self::Dimension => 2 * size_of::<Dimension>(),
-            // With its copies in look-ups.
-            Self::Text => 2 * size_of::<String>() + 4 * length,
+            // With its copies in look-ups and in the graph.
+            Self::Text => 2 * size_of::<String>() + 8 * length,
             Self::Numbers => NUMBER * length,
         }
     }
@@ -85,26 +84,35 @@ impl Part {
     }
 }
 
-/// Takes what the parts of a message take from `left`; false where that is too little.
-pub(crate) fn weigh(part: Part, mut message: &[u8], left: &mut usize) -> Result<bool, DecodeError> {
-    while !message.is_empty() {
-        let (tag, wire) = decode_key(&mut message)?;
-        let (inner, taken) = if wire == WireType::LengthDelimited {
-            let length = usize::try_from(decode_varint(&mut message)?).unwrap_or(usize::MAX).min(message.len());
-            let inner = part.field(tag);
-            let whole = message;
-            message.advance(length);
-            (inner.is_message().then(|| (inner, &whole[..length])), inner.bytes(length))
+/// Walks over a model, and refuses one that takes more than [`Limit::MEMORY`] when it is decoded.
+///
+/// # Errors
+/// Such a model; bytes that are no message.
+pub fn weigh(model: &mut impl Buf) -> Result<(), OnnxError> {
+    let mut left = usize::try_from(Limit::MEMORY).unwrap_or(usize::MAX);
+    if take(Part::Model, model.remaining(), model, &mut left)? { Ok(()) } else { Err(OnnxError::TooLarge) }
+}
+
+/// Takes what the parts of a message of `length` bytes take from `left`; false where that is too little.
+fn take(part: Part, length: usize, buf: &mut impl Buf, left: &mut usize) -> Result<bool, DecodeError> {
+    let end = buf.remaining().saturating_sub(length);
+    while buf.remaining() > end {
+        let (tag, wire) = decode_key(buf)?;
+        let (inner, length) = if wire == WireType::LengthDelimited {
+            (part.field(tag), usize::try_from(decode_varint(buf)?).unwrap_or(usize::MAX).min(buf.remaining()))
         } else {
-            skip_field(wire, tag, &mut message, DecodeContext::default())?;
-            (None, NUMBER)
+            skip_field(wire, tag, buf, DecodeContext::default())?;
+            // A number that stands alone is one of a list, or has its place in the message.
+            (if matches!(part.field(tag), Part::Numbers) { Part::Numbers } else { Part::Bytes }, 1)
         };
-        let Some(less) = left.checked_sub(taken) else { return Ok(false) };
+        let Some(less) = left.checked_sub(inner.bytes(length)) else { return Ok(false) };
         *left = less;
-        if let Some((inner, message)) = inner
-            && !weigh(inner, message, left)?
-        {
-            return Ok(false);
+        if inner.is_message() {
+            if !take(inner, length, buf, left)? {
+                return Ok(false);
+            }
+        } else if wire == WireType::LengthDelimited {
+            buf.advance(length);
         }
     }
     Ok(true)

@@ -1,7 +1,30 @@
-//! ONNX's messages, weights included: what is run is read through them, and what is exported is written through them.
+//! ONNX's messages: what is planned and what is run is read through them, and what is exported is written through them.
+//!
+//! A file is weighed by [`weigh`] before it is decoded.
 
-use prost::Message;
+mod weigh;
+
 use prost::bytes::Bytes;
+use prost::encoding::decode_varint;
+use prost::{DecodeError, Message};
+use thiserror::Error;
+
+pub use weigh::weigh;
+
+/// The domain of the recurrent operators that are run and written: `causal_conv1d` and `update_ssm_state`.
+pub const EDGE_LLM: &str = "trt_edgellm";
+
+/// Bytes that are no model which could be held.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum OnnxError {
+    /// They are no such message.
+    #[error("not a valid ONNX message: {0}")]
+    Invalid(#[from] DecodeError),
+    /// It would take more memory than is given to a model.
+    #[error("its nodes, values and names take more than {} bytes", cacheplan_files::Limit::MEMORY)]
+    TooLarge,
+}
 
 macro_rules! message {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* [$($kind:tt)*] $field:ident: $type:ty,)* }) => {
@@ -85,7 +108,7 @@ message! {
         /// A text.
         [bytes = "bytes", tag = "4"] s: Bytes,
         /// A tensor.
-        [message, optional, tag = "5"] t: Option<TensorProto>,
+        [message, optional, boxed, tag = "5"] t: Option<Box<TensorProto>>,
         /// Numbers.
         [float, repeated, tag = "7"] floats: Vec<f32>,
         /// Whole numbers.
@@ -102,12 +125,12 @@ message! {
         [int64, repeated, tag = "1"] dims: Vec<i64>,
         /// Its element type.
         [int32, tag = "2"] data_type: i32,
-        /// Elements as numbers.
-        [float, repeated, tag = "4"] float_data: Vec<f32>,
-        /// The same, for small integers and truth values.
-        [int32, repeated, tag = "5"] int32_data: Vec<i32>,
-        /// The same, for integers.
-        [int64, repeated, tag = "7"] int64_data: Vec<i64>,
+        /// Elements as a packed list, which are little-endian bytes too.
+        [bytes = "bytes", tag = "4"] float_data: Bytes,
+        /// Small integers and truth values as a packed list, see [`unpacked`].
+        [bytes = "bytes", tag = "5"] int32_data: Bytes,
+        /// Integers as a packed list, see [`unpacked`].
+        [bytes = "bytes", tag = "7"] int64_data: Bytes,
         /// Its name.
         [string, tag = "8"] name: String,
         /// Elements as little-endian bytes.
@@ -211,4 +234,52 @@ impl TensorProto {
     pub const FLOAT16: i32 = 10;
     /// `bf16`, which weights may have.
     pub const BFLOAT16: i32 = 16;
+
+    /// Returns the number that it holds, if it is one whole number.
+    pub fn whole_number(&self) -> Option<i64> {
+        let raw = self.raw_data.as_ref();
+        let (stated, packed) = match self.data_type {
+            Self::INT32 => (raw.try_into().ok().map(|raw| i32::from_le_bytes(raw).into()), &self.int32_data),
+            Self::INT64 => (raw.try_into().ok().map(i64::from_le_bytes), &self.int64_data),
+            _ => return None,
+        };
+        stated.or_else(|| match unpacked(packed).ok()?[..] {
+            [only] => Some(only),
+            _ => None,
+        })
+    }
+}
+
+/// Reads a packed list of integers.
+///
+/// # Errors
+/// Bytes that end within a number.
+pub fn unpacked(mut packed: &[u8]) -> Result<Vec<i64>, DecodeError> {
+    let mut numbers = Vec::new();
+    while !packed.is_empty() {
+        numbers.push(decode_varint(&mut packed)?.cast_signed());
+    }
+    Ok(numbers)
+}
+
+impl NodeProto {
+    /// Returns domain and operator in one word; the standard domain is left out.
+    pub fn full_type(&self) -> String {
+        if matches!(self.domain.as_str(), "" | "ai.onnx") {
+            self.op_type.clone()
+        } else {
+            format!("{}.{}", self.domain, self.op_type)
+        }
+    }
+
+    /// Returns the input at a position, unless it is left out.
+    pub(crate) fn at(&self, position: usize) -> Option<&str> {
+        self.input.get(position).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Returns an integer attribute that is positive.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        let attribute = self.attribute.iter().find(|attribute| attribute.name == name)?;
+        u64::try_from(attribute.i).ok().filter(|&number| number > 0)
+    }
 }
