@@ -7,7 +7,7 @@ use float8::F8E4M3;
 use half::{bf16, f16};
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -350,15 +350,18 @@ impl<'a> Rows<'a> {
 
 /// What an op returns, while parallel tasks write it. Nobody clears it as a whole: each task clears its own pieces,
 /// where they lie in a near cache by the time that they are filled.
+///
+/// It is the parts of a vector: a vector itself would be borrowed as a whole while pieces of it are lent.
 pub(super) struct Output {
-    data: Vec<MaybeUninit<f32>>,
     start: *mut MaybeUninit<f32>,
+    len: usize,
+    capacity: usize,
     /// Elements handed out so far.
     #[cfg(debug_assertions)]
     written: AtomicUsize,
 }
 
-// SAFETY: the pointer is that of the vector beside it, and `piece` and `write` oblige their callers to keep apart.
+// SAFETY: it owns what the pointer leads to, and `piece` and `write` oblige their callers to keep apart.
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
@@ -368,20 +371,18 @@ impl Output {
     const STREAMED_BYTES: usize = 32 << 20;
 
     pub(super) fn new(len: usize) -> Self {
-        let mut data = Vec::with_capacity(len);
-        // SAFETY: elements that need not be initialised.
-        unsafe { data.set_len(len) };
-        let start = data.as_mut_ptr();
+        let mut data = ManuallyDrop::new(Vec::with_capacity(len));
         Self {
-            data,
-            start,
+            start: data.as_mut_ptr(),
+            len,
+            capacity: data.capacity(),
             #[cfg(debug_assertions)]
             written: AtomicUsize::new(0),
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.data.len()
+        self.len
     }
 
     /// The elements in `range`, cleared.
@@ -414,7 +415,7 @@ impl Output {
         let piece = unsafe { self.uninit(at..at + values.len()) };
         // SAFETY: any element may stand in memory that need not be initialised.
         let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) };
-        if size_of_val(&*self.data) >= Self::STREAMED_BYTES {
+        if self.len * size_of::<f32>() >= Self::STREAMED_BYTES {
             stream(piece, values);
         } else {
             piece.copy_from_slice(values);
@@ -432,7 +433,7 @@ impl Output {
 
     #[allow(clippy::mut_from_ref, reason = "handing out disjoint pieces is what the type is for")]
     unsafe fn uninit(&self, range: Range<usize>) -> &mut [MaybeUninit<f32>] {
-        assert!(range.start <= range.end && range.end <= self.data.len());
+        assert!(range.start <= range.end && range.end <= self.len);
         #[cfg(debug_assertions)]
         self.written.fetch_add(range.len(), Ordering::Relaxed);
         // SAFETY: in bounds by the assertion, unaliased by the caller's promise.
@@ -445,14 +446,21 @@ impl Output {
     /// Every element has been in a piece or has been written.
     pub(super) unsafe fn into_tensor(self, shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
         #[cfg(debug_assertions)]
-        assert_eq!(self.written.into_inner(), self.data.len(), "each element is written once");
-        let mut data = std::mem::ManuallyDrop::new(self.data);
+        assert_eq!(self.written.load(Ordering::Relaxed), self.len, "each element is written once");
+        let parts = ManuallyDrop::new(self);
         // SAFETY: the parts of a vector of the same layout, all of whose elements are initialised by the caller's promise.
-        let data = unsafe { Vec::from_raw_parts(data.as_mut_ptr().cast::<f32>(), data.len(), data.capacity()) };
+        let data = unsafe { Vec::from_raw_parts(parts.start.cast::<f32>(), parts.len, parts.capacity) };
         let shape = shape.into();
         assert_eq!(shape.elem_count(), data.len());
         let storage = Storage::Cpu(CpuStorage::F32(data));
         Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false).to_dtype(like.dtype())?)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // SAFETY: the parts of a vector whose elements need no drop; its pieces are no longer than a borrow of this.
+        drop(unsafe { Vec::from_raw_parts(self.start, 0, self.capacity) });
     }
 }
 
