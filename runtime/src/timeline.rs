@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use cacheplan_files::Shown;
+use cacheplan_planner::pictures::Element;
 
 /// The most moments that are kept; of longer runs every second, fourth, … one.
 const MOMENTS: usize = 2048;
@@ -53,57 +53,37 @@ impl Timeline {
     /// A picture, 1000 pixels wide: sequences that run and wait, and below it a band for each pool, from empty to full.
     #[must_use]
     pub fn svg(&self) -> String {
-        let bands = 1 + self.pools.len();
-        let height = TOP + bands as f64 * BAND + 30.0;
+        let height = TOP + (1 + self.pools.len()) as f64 * BAND + 30.0;
         let end = self.moments.last().map_or(0.0, |moment| moment.at.as_secs_f64());
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-             height=\"{height}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-             <text x=\"{MARGIN}\" y=\"24\" font-size=\"16\">{} steps in {end:.2} s</text>\n",
-            self.steps
-        );
         let most = self.moments.iter().map(|moment| moment.running + moment.waiting).max().unwrap_or(0) as u64;
-        let count = |counted: fn(&Moment) -> usize| self.moments.iter().map(move |moment| counted(moment) as u64);
-        self.band(
-            &mut svg,
-            0,
-            &format!("sequences, at most {most}, {}", "running below waiting"),
-            &[
-                (count(|moment| moment.running + moment.waiting).collect(), WAITING),
-                (count(|moment| moment.running).collect(), RUNNING),
-            ],
-            most,
-        );
-        for (place, (id, capacity)) in self.pools.iter().enumerate() {
+        let count = |counted: fn(&Moment) -> usize| self.moments.iter().map(|moment| counted(moment) as u64).collect();
+        let sequences =
+            [(count(|moment| moment.running + moment.waiting), WAITING), (count(|moment| moment.running), RUNNING)];
+        let name = format!("sequences, at most {most}, running below waiting");
+        let pools = self.pools.iter().enumerate().flat_map(|(place, (id, capacity))| {
             let used: Vec<u64> = self.moments.iter().map(|moment| moment.used[place]).collect();
             let highest = used.iter().max().copied().unwrap_or(0);
-            let name = format!("{}: at most {highest} of {capacity} units", Shown::markup(&Shown(id).to_string()));
-            self.band(&mut svg, place + 1, &name, &[(used, USED)], *capacity);
-        }
-        let _ = writeln!(
-            svg,
-            "<text x=\"{MARGIN}\" y=\"{0}\">0 s</text>\n<text x=\"{1}\" y=\"{0}\" text-anchor=\"end\">{end:.2} s</text>",
-            height - 10.0,
-            WIDTH - MARGIN
-        );
-        svg.push_str("</svg>\n");
-        svg
+            let name = format!("{id}: at most {highest} of {capacity} units");
+            self.band(place + 1, &name, &[(used, USED)], *capacity)
+        });
+        let svg = Element::file(WIDTH, height)
+            .with("font-size", 13)
+            .child(text((MARGIN, 24.0), &format!("{} steps in {end:.2} s", self.steps)).with("font-size", 16))
+            .children(self.band(0, &name, &sequences, most))
+            .children(pools)
+            .child(text((MARGIN, height - 10.0), "0 s"))
+            .child(text((WIDTH - MARGIN, height - 10.0), &format!("{end:.2} s")).with("text-anchor", "end"));
+        format!("{svg}\n")
     }
 
     /// Areas over time, from 0 to `full`, behind one another.
-    fn band(&self, svg: &mut String, place: usize, name: &str, areas: &[(Vec<u64>, &str)], full: u64) {
+    fn band(&self, place: usize, name: &str, areas: &[(Vec<u64>, &str)], full: u64) -> Vec<Element> {
         let top = TOP + place as f64 * BAND;
         let (bottom, wide) = (top + BAND - 12.0, WIDTH - 2.0 * MARGIN);
         let tall = bottom - top - 18.0;
         let end = self.moments.last().map_or(0.0, |moment| moment.at.as_secs_f64()).max(f64::MIN_POSITIVE);
-        let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"{}\">{name}</text>", top + 12.0);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{MARGIN}\" y=\"{}\" width=\"{wide}\" height=\"{tall}\" fill=\"#f4f4f4\"/>",
-            bottom - tall
-        );
-        for (values, fill) in areas {
+        let ground = Element::new("rect").at("x", MARGIN).at("y", bottom - tall).at("width", wide).at("height", tall);
+        let areas = areas.iter().map(|(values, fill)| {
             let mut points = format!("{MARGIN},{bottom}");
             let mut before = bottom;
             for (moment, &value) in self.moments.iter().zip(values) {
@@ -113,9 +93,15 @@ impl Timeline {
                 let _ = write!(points, " {x:.1},{before:.1} {x:.1},{y:.1}");
                 before = y;
             }
-            let _ = writeln!(svg, "<polygon points=\"{points} {},{bottom}\" fill=\"{fill}\"/>", WIDTH - MARGIN);
-        }
+            let _ = write!(points, " {},{bottom}", WIDTH - MARGIN);
+            Element::new("polygon").with("points", points).with("fill", fill)
+        });
+        [text((MARGIN, top + 12.0), name), ground.with("fill", "#f4f4f4")].into_iter().chain(areas).collect()
     }
+}
+
+fn text((x, y): (f64, f64), text: &str) -> Element {
+    Element::new("text").at("x", x).at("y", y).text(text)
 }
 
 const WIDTH: f64 = 1000.0;

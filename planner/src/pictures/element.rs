@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// An element, its attributes and what stands in it. As text it is markup; a page makes elements of it as data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Element {
+pub struct Element {
     pub(crate) tag: &'static str,
     pub(crate) attributes: Vec<(&'static str, String)>,
     pub(crate) children: Vec<Child>,
@@ -21,22 +21,37 @@ pub(crate) enum Child {
 }
 
 impl Element {
-    pub(crate) const fn new(tag: &'static str) -> Self {
+    /// Makes an element with nothing in it.
+    pub const fn new(tag: &'static str) -> Self {
         Self { tag, attributes: Vec::new(), children: Vec::new() }
     }
 
-    pub(crate) fn with(mut self, name: &'static str, value: impl Display) -> Self {
+    /// Makes the root of a file of SVG, with a ground and so many pixels wide and high.
+    pub fn file(width: f64, height: f64) -> Self {
+        let svg = Self::new("svg").with("xmlns", "http://www.w3.org/2000/svg");
+        let svg = svg.with("viewBox", format!("0 0 {width} {height:.1}")).at("width", width).at("height", height);
+        let ground =
+            Self::new("rect").with("width", "100%").with("height", "100%").with("fill", super::colours::GROUND);
+        svg.with("font-family", super::FONT).child(ground)
+    }
+
+    /// Adds an attribute.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Display) -> Self {
         self.attributes.push((name, value.to_string()));
         self
     }
 
-    /// With a place or a size, of which tenths of a pixel are enough.
-    pub(crate) fn at(self, name: &'static str, pixels: f64) -> Self {
+    /// Adds a place or a size, of which tenths of a pixel are enough.
+    #[must_use]
+    pub fn at(self, name: &'static str, pixels: f64) -> Self {
         let tenths = (pixels * 10.0).round() / 10.0;
         self.with(name, tenths)
     }
 
-    pub(crate) fn text(mut self, text: &str) -> Self {
+    /// Adds a text.
+    #[must_use]
+    pub fn text(mut self, text: &str) -> Self {
         self.children.push(Child::Text(Shown(text).to_string()));
         self
     }
@@ -48,11 +63,15 @@ impl Element {
         style
     }
 
-    pub(crate) fn child(self, child: Self) -> Self {
+    /// Adds an element.
+    #[must_use]
+    pub fn child(self, child: Self) -> Self {
         self.children([child])
     }
 
-    pub(crate) fn children(mut self, children: impl IntoIterator<Item = Self>) -> Self {
+    /// Adds elements.
+    #[must_use]
+    pub fn children(mut self, children: impl IntoIterator<Item = Self>) -> Self {
         self.children.extend(children.into_iter().map(Child::Element));
         self
     }

@@ -188,11 +188,7 @@ impl Sheet {
         let height = self.y + MARGIN;
         let widest = self.drawn.iter().map(|drawn| drawn.number("width").unwrap_or(0.0) + 2.0 * MARGIN);
         let width = widest.fold(WIDTH, f64::max);
-        let svg = Element::new("svg").with("xmlns", "http://www.w3.org/2000/svg");
-        let svg = svg.with("viewBox", format!("0 0 {width} {height:.1}")).at("width", width).at("height", height);
-        let svg = svg.with("font-family", super::FONT);
-        let ground = Element::new("rect").with("width", "100%").with("height", "100%").with("fill", colours::GROUND);
-        svg.child(ground).children(self.drawn)
+        Element::file(width, height).children(self.drawn)
     }
 }
 

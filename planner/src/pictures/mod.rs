@@ -18,7 +18,7 @@ pub(crate) mod strip;
 use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
 
-use self::element::Element;
+pub use self::element::Element;
 pub use self::rates::Drawn;
 use crate::curves::Curves;
 use crate::device::DeviceInfo;
