@@ -75,6 +75,11 @@ kinds! {
 pub(crate) const REPLAY: &str = "replay.";
 
 impl Kind {
+    /// Tells whether attention reads it: keys and values, latents and their rope keys.
+    pub const fn is_kv(&self) -> bool {
+        matches!(self, Self::KvPaged | Self::MlaPaged | Self::MlaRope)
+    }
+
     /// Tells whether it holds what candidates of a speculative step feed into a recurrence, to be stepped over again.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Custom(name) if name.starts_with(REPLAY))

@@ -6,6 +6,7 @@
 
 mod caches;
 mod expanded;
+pub(crate) mod flags;
 pub(crate) mod known;
 mod predict;
 mod prediction;

@@ -11,6 +11,7 @@ use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use thiserror::Error;
 
 use super::caches::HOPPER;
+use super::flags;
 use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
 use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
@@ -35,12 +36,12 @@ struct Row {
 
 /// The engines, in the order in which they are shown.
 static ENGINES: [Engine; 4] = [
-    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, deployment: Some(&vllm::DEPLOYMENT) }),
-    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, deployment: Some(&sglang::DEPLOYMENT) }),
+    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, deployment: Some(&flags::VLLM_FILE) }),
+    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, deployment: Some(&flags::SGLANG_FILE) }),
     Engine(&Row {
         rules: &tensorrt_llm::RULES,
         words: &tensorrt_llm::WORDS,
-        deployment: Some(&tensorrt_llm::DEPLOYMENT),
+        deployment: Some(&flags::TENSORRT_LLM_FILE),
     }),
     Engine(&Row { rules: &llama_cpp::RULES, words: &llama_cpp::WORDS, deployment: None }),
 ];

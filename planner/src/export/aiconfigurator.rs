@@ -5,7 +5,7 @@
 use serde_json::json;
 
 use super::deployment::Deployment;
-use super::dialect::{Dialect, Key};
+use super::dialect::{Dialect, own, plan};
 use super::input::{Input, Sourced};
 use super::simulators;
 
@@ -15,12 +15,11 @@ static DIALECT: Dialect = Dialect {
     name: "AIConfigurator",
     versions: &["0.11.0"],
     keys: &[
-        Key { name: "total_kv_size_bytes", since: 0, value: |input| input.cache_bytes() },
-        Key { name: "kv_size_per_token_bytes", since: 0, value: per_token },
-        Key { name: "total_kv_size_tokens", since: 0, value: tokens },
-        Key { name: "num_gpu_blocks", since: 0, value: simulators::blocks },
+        plan("total_kv_size_bytes", "engine.cache_bytes"),
+        own("kv_size_per_token_bytes", per_token),
+        own("total_kv_size_tokens", tokens),
+        own("num_gpu_blocks", simulators::blocks),
     ],
-    ranks: &[],
     gaps: &[
         |_| {
             Some("source: `native` and `naive_fallback` are AIConfigurator's own estimates, and this is neither".into())
@@ -35,7 +34,7 @@ static DIALECT: Dialect = Dialect {
         },
     ],
     refuses: |_| None,
-    back: None,
+    chooses_dtypes: false,
 };
 
 fn per_token(input: &Input<'_>) -> Sourced {

@@ -1,8 +1,10 @@
 //! What an engine can be told: its keys, and what it has no words for.
 
-use serde_json::Value;
+use cacheplan_handlers::DType;
+use serde_json::json;
 
-use super::input::Input;
+use super::file::nested;
+use super::input::{Class, Input, Sourced};
 use super::serving::Setting;
 use crate::budget::Budget;
 
@@ -14,62 +16,128 @@ pub(crate) struct Dialect {
     pub(crate) versions: &'static [&'static str],
     /// Its keys, in the order they are written.
     pub(crate) keys: &'static [Key],
-    /// Ranks that it is told besides tp and pp: as plans call them, and its key.
-    pub(crate) ranks: &'static [(&'static str, &'static str)],
     /// What it cannot be told; each gives a sentence where the plan says it.
     pub(crate) gaps: &'static [fn(&Input<'_>) -> Option<String>],
+    /// Whether it chooses the dtypes of caches itself where no key says them.
+    pub(crate) chooses_dtypes: bool,
     /// Why it cannot run the plan at all.
     pub(crate) refuses: fn(&Input<'_>) -> Option<String>,
-    /// The way back, where the engine is modelled: the keys as what its model is told.
-    pub(crate) back: Option<fn(&Told<'_>) -> Budget>,
 }
 
 /// One key.
 pub(crate) struct Key {
     /// As the engine spells it; a dot leads into a section.
     pub(crate) name: &'static str,
+    /// The key of the budget that it says, `!` before it where it says the opposite; empty where it says none.
+    path: &'static str,
+    says: Says,
     /// Index of the first of [`Dialect::versions`] that has it.
-    pub(crate) since: usize,
-    /// The plan's value and where it comes from; `None` where the plan does not say it.
-    pub(crate) value: fn(&Input<'_>) -> Option<(Value, String)>,
+    since: usize,
 }
 
-/// Settings, read back.
-pub(crate) struct Told<'a>(pub(crate) &'a [Setting]);
+/// How a key says the plan's value.
+enum Says {
+    /// As it stands in the plan.
+    Plan,
+    /// In a way of its own; `None` where the plan does not say it.
+    Own(fn(&Input<'_>) -> Sourced),
+    /// The dtype of these caches by its name, each with the first version that has it; or a word for the model's own dtype.
+    DType(Class, Option<&'static str>, &'static [(DType, &'static str, usize)]),
+}
 
-impl Told<'_> {
-    pub(crate) fn number(&self, key: &str) -> Option<u64> {
-        self.value(key)?.as_u64()
+/// A key that says the plan's value as it stands there.
+pub(crate) const fn plan(name: &'static str, path: &'static str) -> Key {
+    Key { name, path, says: Says::Plan, since: 0 }
+}
+
+/// A key that says a value of the budget in a way of its own.
+pub(crate) const fn flag(name: &'static str, path: &'static str, value: fn(&Input<'_>) -> Sourced) -> Key {
+    Key { name, path, says: Says::Own(value), since: 0 }
+}
+
+/// A key that says what no key of the budget does.
+pub(crate) const fn own(name: &'static str, value: fn(&Input<'_>) -> Sourced) -> Key {
+    flag(name, "", value)
+}
+
+/// A key for the dtype of some caches.
+pub(crate) const fn dtype(
+    name: &'static str,
+    of: Class,
+    own: Option<&'static str>,
+    names: &'static [(DType, &'static str, usize)],
+) -> Key {
+    Key { name, path: "", says: Says::DType(of, own, names), since: 0 }
+}
+
+impl Key {
+    /// The same of versions from this one on.
+    pub(crate) const fn since(self, since: usize) -> Self {
+        Self { since, ..self }
     }
 
-    pub(crate) fn fraction(&self, key: &str) -> Option<f64> {
-        self.value(key)?.as_f64()
+    /// The plan's value and where it comes from.
+    pub(crate) fn value(&self, input: &Input<'_>) -> Sourced {
+        match self.says {
+            Says::Plan => input.planned(self.path),
+            Says::Own(value) => value(input),
+            Says::DType(of, own, names) => input.dtype_name(of, own, names),
+        }
     }
 
-    pub(crate) fn switch(&self, key: &str) -> Option<bool> {
-        self.value(key)?.as_bool()
+    /// The same as it is told, where this version has the key.
+    pub(crate) fn setting(&self, input: &Input<'_>) -> Option<Setting> {
+        let (value, source) = self.value(input).filter(|_| self.since <= input.release)?;
+        Some(Setting { key: self.name.into(), value, source })
     }
 
-    fn value(&self, key: &str) -> Option<&Value> {
-        self.0.iter().find(|setting| setting.key == key).map(|setting| &setting.value)
+    /// What the engine's own rules are told by the setting of this key.
+    fn told(&self, settings: &[Setting]) -> Option<Setting> {
+        let said = settings.iter().find(|setting| setting.key == self.name).map(|setting| setting.value.clone());
+        let (path, value) = match self.path.strip_prefix('!') {
+            Some(path) => (path, json!(said != Some(json!(true)))),
+            None => (self.path, said?),
+        };
+        let told = Setting { key: path.into(), value, source: String::new() };
+        // What one rank holds, and in which dtypes, its rules read in the caches. A share of nothing they do not take.
+        let is_told = !path.is_empty() && !path.starts_with("parallel.");
+        (is_told && budget(std::slice::from_ref(&told)).is_some()).then_some(told)
     }
+}
+
+/// The budget of these keys and values.
+fn budget(told: &[Setting]) -> Option<Budget> {
+    serde_json::from_value(nested(told)).ok()
 }
 
 impl Dialect {
     pub(crate) fn settings(&self, input: &Input<'_>) -> Vec<Setting> {
-        let known = self.keys.iter().filter(|key| key.since <= input.release);
-        known
-            .filter_map(|key| (key.value)(input).map(|(value, source)| Setting { key: key.name.into(), value, source }))
-            .collect()
+        self.keys.iter().filter_map(|key| key.setting(input)).collect()
+    }
+
+    /// The way back: the settings as what the engine's own rules are told.
+    pub(crate) fn told(&self, settings: &[Setting]) -> Budget {
+        let told: Vec<Setting> = self.keys.iter().filter_map(|key| key.told(settings)).collect();
+        budget(&told).unwrap_or_default()
     }
 
     pub(crate) fn not_expressed(&self, input: &Input<'_>, settings: &[Setting]) -> Vec<String> {
-        let is_told = |key: &str| settings.iter().any(|setting| setting.key == key);
-        let told: Vec<&str> = self.ranks.iter().filter(|(_, key)| is_told(key)).map(|(ranks, _)| *ranks).collect();
+        let is_told = |key: &&Key| settings.iter().any(|setting| setting.key == key.name);
+        let ranks = self.keys.iter().filter(is_told).filter_map(|key| key.path.strip_prefix("parallel."));
+        let ranks: Vec<&str> = ranks.collect();
         let missing = self.keys.iter().filter(|key| key.since > input.release).filter_map(|key| {
-            let (value, _) = (key.value)(input)?;
+            let (value, _) = key.value(input)?;
             Some(format!("`{}` = {value}: this version has no such key", key.name))
         });
-        missing.chain(self.gaps.iter().filter_map(|gap| gap(input))).chain(input.common_gaps(&told)).collect()
+        let gaps = self.gaps.iter().filter_map(|gap| gap(input));
+        let unnamed = Class::ALL.into_iter().filter(|of| self.chooses_dtypes && !self.names_dtype(*of, input));
+        let unnamed = unnamed.filter_map(|of| input.chosen_dtype(of));
+        missing.chain(gaps).chain(unnamed).chain(input.common_gaps(&ranks)).collect()
+    }
+
+    /// Whether some key says the dtype of these caches.
+    fn names_dtype(&self, class: Class, input: &Input<'_>) -> bool {
+        let names = |key: &Key| matches!(key.says, Says::DType(of, ..) if of == class) && key.value(input).is_some();
+        self.keys.iter().any(names)
     }
 }

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::deployment::Deployment;
-use super::file::{File, flags, nested};
+use super::file::{File, arguments, nested};
 use super::serving::Serving;
-use crate::engines::known::{sglang, tensorrt_llm, vllm};
+use crate::engines::flags;
 
 /// Its own package requires the engines in its images at the versions below.
 const RELEASE: &str = "1.5.1";
@@ -14,16 +14,16 @@ const FILE: &str = "dynamo.yaml";
 pub(super) static VLLM: Deployment = Deployment {
     releases: &[(RELEASE, "0.28.0")],
     gaps,
-    ..Deployment::new("dynamo", FILE, &vllm::DIALECT, |file| {
-        deployment(file, "vllm", "vllm", "--model", flags(file.settings).collect())
+    ..Deployment::new("dynamo", FILE, &flags::VLLM, |file| {
+        deployment(file, "vllm", "vllm", "--model", arguments(file.settings).collect())
     })
 };
 
 pub(super) static SGLANG: Deployment = Deployment {
     releases: &[(RELEASE, "0.5.18")],
     gaps,
-    ..Deployment::new("dynamo-sglang", FILE, &sglang::DIALECT, |file| {
-        deployment(file, "sglang", "sglang", "--model-path", flags(file.settings).collect())
+    ..Deployment::new("dynamo-sglang", FILE, &flags::SGLANG, |file| {
+        deployment(file, "sglang", "sglang", "--model-path", arguments(file.settings).collect())
     })
 };
 
@@ -31,7 +31,7 @@ pub(super) static SGLANG: Deployment = Deployment {
 pub(super) static TENSORRT_LLM: Deployment = Deployment {
     releases: &[(RELEASE, "1.3.0rc25")],
     gaps,
-    ..Deployment::new("dynamo-tensorrt-llm", FILE, &tensorrt_llm::DIALECT, |file| {
+    ..Deployment::new("dynamo-tensorrt-llm", FILE, &flags::TENSORRT_LLM, |file| {
         let arguments = format!("--override-engine-args={}", nested(file.settings));
         deployment(file, "trtllm", "tensorrtllm", "--model", vec![arguments])
     })

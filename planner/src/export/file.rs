@@ -73,7 +73,7 @@ pub(crate) fn nested(settings: &[Setting]) -> Value {
 }
 
 /// `--key=value`, or the bare flag where the value is `true`.
-pub(crate) fn flag(setting: &Setting) -> String {
+pub(crate) fn argument(setting: &Setting) -> String {
     match &setting.value {
         Value::Bool(true) => format!("--{}", setting.key),
         Value::String(text) => format!("--{}={text}", setting.key),
@@ -82,8 +82,8 @@ pub(crate) fn flag(setting: &Setting) -> String {
 }
 
 /// All of them, as the arguments of a container.
-pub(crate) fn flags(settings: &[Setting]) -> impl Iterator<Item = String> {
-    settings.iter().map(flag)
+pub(crate) fn arguments(settings: &[Setting]) -> impl Iterator<Item = String> {
+    settings.iter().map(argument)
 }
 
 /// One word of a shell.

@@ -103,6 +103,23 @@ impl<'a> Input<'a> {
         self.resources().any(|resource| resource.handler.is_state())
     }
 
+    /// The plan's value of a key of the budget, where a plan has it.
+    pub(super) fn planned(&self, path: &str) -> Sourced {
+        match path {
+            "parallel.tp" => self.tensor_parallel(),
+            "parallel.pp" => self.pipeline_parallel(),
+            "parallel.dp" => self.data_parallel(),
+            "parallel.ep" => self.shares_experts(),
+            "parallel.dcp" => self.decode_context_parallel(),
+            "engine.cache_bytes" => self.cache_bytes(),
+            "engine.block_size" => self.tokens_per_block(),
+            "max_seq_len" => self.max_seq_len(),
+            "max_batch_size" => self.max_batch_size(),
+            "max_num_tokens" => self.max_num_tokens(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn cache_bytes(&self) -> Sourced {
         let pools = listed(self.pools().map(|pool| pool.id.as_str()));
         Some((json!(self.plan.cache_bytes()?), format!("bytes of {pools}, and what their rounding leaves")))
@@ -154,39 +171,31 @@ impl<'a> Input<'a> {
         (pp > 1).then(|| (json!(pp), "parallel.pp; the plan is that of one rank".into()))
     }
 
-    /// The only dtype of the caches that `of` picks.
-    fn dtype(&self, of: fn(&Kind) -> bool) -> Option<DType> {
-        let dtypes: BTreeSet<DType> =
-            self.resources().filter(|resource| of(resource.handler.kind())).map(|resource| resource.dtype).collect();
-        dtypes.first().copied().filter(|_| dtypes.len() == 1)
+    /// The dtypes of some caches.
+    fn dtypes(&self, of: Class) -> BTreeSet<DType> {
+        let own = self.resources().filter(|resource| of.holds(resource.handler.kind()));
+        own.map(|resource| resource.dtype).collect()
     }
 
-    /// The engine's name for the dtype of the caches that `of` picks, from `names`; `own` where it has none and it is the
-    /// model's, which a quantised checkpoint may override.
-    pub(crate) fn dtype_name(
-        &self,
-        of: fn(&Kind) -> bool,
-        own: Option<&str>,
-        names: &[(DType, &'static str)],
-    ) -> Sourced {
-        let dtype = self.dtype(of)?;
+    /// The engine's name for the one dtype of some caches, from `names`; `own` where it has none and it is the model's, which
+    /// a quantised checkpoint may override.
+    pub(super) fn dtype_name(&self, of: Class, own: Option<&str>, names: &[(DType, &'static str, usize)]) -> Sourced {
+        let dtypes = self.dtypes(of);
+        let dtype = *dtypes.first().filter(|_| dtypes.len() == 1)?;
         let source = format!("the plan's {dtype}");
-        if let Some((_, name)) = names.iter().find(|(known, _)| *known == dtype) {
+        if let Some((_, name, _)) = names.iter().find(|(of, _, since)| *of == dtype && *since <= self.release) {
             return Some((json!(name), source));
         }
         let own = own.filter(|_| dtype == self.plan.model.dtype)?;
         Some((json!(own), format!("{source}, which is the model's")))
     }
 
-    /// What is missing where [`Self::dtype_name`] has no name for caches that the plan has.
-    pub(crate) fn unnamed_dtype(&self, what: &str, of: fn(&Kind) -> bool, named: &Sourced) -> Option<String> {
-        let dtypes: BTreeSet<&str> = self
-            .resources()
-            .filter(|resource| of(resource.handler.kind()))
-            .map(|resource| resource.dtype.name())
-            .collect();
-        let unnamed = named.is_none() && !dtypes.is_empty();
-        unnamed.then(|| format!("{what} in {}: the engine chooses the dtype itself", listed(dtypes.into_iter())))
+    /// What is missing of caches whose dtype no key says.
+    pub(super) fn chosen_dtype(&self, of: Class) -> Option<String> {
+        let dtypes: BTreeSet<&str> = self.dtypes(of).into_iter().map(DType::name).collect();
+        let what = of.name();
+        (!dtypes.is_empty())
+            .then(|| format!("{what} in {}: the engine chooses the dtype itself", listed(dtypes.into_iter())))
     }
 
     /// The ranks that data-parallel replicas share experts with; only where all do.
@@ -262,14 +271,30 @@ pub(crate) fn listed(items: impl Iterator<Item = impl ToString>) -> String {
     }
 }
 
-pub(crate) fn is_kv(kind: &Kind) -> bool {
-    matches!(kind, Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope)
+/// Caches whose dtype an engine is told by one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Kv,
+    Conv,
+    Ssm,
 }
 
-pub(crate) fn is_ssm(kind: &Kind) -> bool {
-    matches!(kind, Kind::Ssm)
-}
+impl Class {
+    pub(super) const ALL: [Self; 3] = [Self::Kv, Self::Conv, Self::Ssm];
 
-pub(crate) fn is_conv(kind: &Kind) -> bool {
-    matches!(kind, Kind::CausalConv)
+    pub(super) fn holds(self, kind: &Kind) -> bool {
+        match self {
+            Self::Kv => kind.is_kv(),
+            Self::Conv => *kind == Kind::CausalConv,
+            Self::Ssm => *kind == Kind::Ssm,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kv => "keys and values",
+            Self::Conv => "convolution states",
+            Self::Ssm => "recurrent states",
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::deployment::Deployment;
-use super::file::{File, flags};
-use crate::engines::known::vllm;
+use super::file::{File, arguments};
+use crate::engines::flags;
 
 pub(super) static LLM_D: Deployment = Deployment {
     gaps: |serving| {
@@ -12,11 +12,11 @@ pub(super) static LLM_D: Deployment = Deployment {
             "other arguments of the container: this list takes the place of that in its base, the port included";
         std::iter::once(replaced.to_owned()).chain(serving.pod_memory()).collect()
     },
-    ..Deployment::new("llm-d", "llm-d-decode.yaml", &vllm::DIALECT, patch)
+    ..Deployment::new("llm-d", "llm-d-decode.yaml", &flags::VLLM, patch)
 };
 
 fn patch(file: &File<'_>) -> String {
-    let args: Vec<String> = std::iter::once(file.model.to_owned()).chain(flags(file.settings)).collect();
+    let args: Vec<String> = std::iter::once(file.model.to_owned()).chain(arguments(file.settings)).collect();
     let container = json!({
         "name": "modelserver",
         "command": ["vllm", "serve"],

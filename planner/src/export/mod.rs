@@ -23,7 +23,6 @@ use serde::Serialize;
 use crate::engines::{Engine, EnginePrediction, EngineSpec};
 use crate::error::PlanError;
 use crate::plan::CachePlan;
-use dialect::Told;
 use file::File;
 use input::Input;
 
@@ -93,7 +92,7 @@ impl CachePlan {
         }
         let mut settings = dialect.settings(&input);
         let mut not_expressed = dialect.not_expressed(&input, &settings);
-        let admits = match dialect.back.and_then(|told| input.predicted(told(&Told(&settings)))) {
+        let admits = match input.predicted(dialect.told(&settings)) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
                 Some((prediction.sequences, prediction.notes.join("; ")))

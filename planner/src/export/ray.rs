@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::deployment::Deployment;
 use super::file::File;
-use crate::engines::known::vllm;
+use crate::engines::flags;
 
-pub(super) static RAY: Deployment = Deployment::new("ray", "ray-serve.yaml", &vllm::DIALECT, application);
+pub(super) static RAY: Deployment = Deployment::new("ray", "ray-serve.yaml", &flags::VLLM, application);
 
 fn application(file: &File<'_>) -> String {
     let arguments: Map<String, Value> = file

@@ -6,8 +6,8 @@
 use serde_json::{Map, Value, json};
 
 use super::deployment::Deployment;
-use super::dialect::{Dialect, Key};
-use super::file::{comment, flag, quoted};
+use super::dialect::{Dialect, flag, own, plan};
+use super::file::{argument, comment, quoted};
 use super::input::{Input, Sourced, listed};
 use super::serving::Setting;
 use crate::plan::Pool;
@@ -22,19 +22,14 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
     name: "llm-d-inference-sim",
     versions: &["0.10.2"],
     keys: &[
-        Key { name: "max-model-len", since: 0, value: |input| input.max_seq_len() },
-        Key { name: "max-num-seqs", since: 0, value: |input| input.max_batch_size() },
-        Key { name: "enable-kvcache", since: 0, value: |_| Some((json!(true), "so that blocks are counted".into())) },
-        Key { name: "kv-cache-size", since: 0, value: blocks },
-        Key { name: "block-size", since: 0, value: |input| input.tokens_per_block() },
-        Key {
-            name: "data-parallel-size",
-            since: 0,
-            value: |input| input.data_parallel().filter(|_| input.parallel().dp <= 8),
-        },
-        Key { name: "tensor-parallel-size", since: 0, value: |input| input.tensor_parallel() },
+        plan("max-model-len", "max_seq_len"),
+        plan("max-num-seqs", "max_batch_size"),
+        own("enable-kvcache", |_| Some((json!(true), "so that blocks are counted".into()))),
+        own("kv-cache-size", blocks),
+        plan("block-size", "engine.block_size"),
+        flag("data-parallel-size", "parallel.dp", |input| input.data_parallel().filter(|_| input.parallel().dp <= 8)),
+        plan("tensor-parallel-size", "parallel.tp"),
     ],
-    ranks: &[("dp", "data-parallel-size")],
     gaps: &[
         |input| (input.parallel().dp > 8).then(|| "more than 8 replicas: the simulator runs at most as many".into()),
         |input| (input.parallel().tp > 1).then(|| "tensor-parallel-size: the simulator takes it and ignores it".into()),
@@ -51,12 +46,12 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
             })
         })
     },
-    back: None,
+    chooses_dtypes: false,
 };
 
 pub(super) static VIDUR: Deployment = Deployment::new("vidur", "vidur.sh", &VIDUR_WORDS, |file| {
-    let argument = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&flag(setting)));
-    let lines: String = file.settings.iter().map(argument).collect();
+    let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
+    let lines: String = file.settings.iter().map(line).collect();
     let model = quoted(file.model);
     let body = format!(
         "args=(\n{lines})\nexec python3 -m vidur.main --replica_config_model_name {model} \"${{args[@]}}\" \"$@\"\n"
@@ -71,20 +66,17 @@ static VIDUR_WORDS: Dialect = Dialect {
     name: "Vidur",
     versions: &["0.0.1"],
     keys: &[
-        Key { name: "cluster_config_num_replicas", since: 0, value: |input| input.data_parallel() },
-        Key { name: "replica_config_tensor_parallel_size", since: 0, value: |input| input.tensor_parallel() },
-        Key { name: "replica_config_num_pipeline_stages", since: 0, value: |input| input.pipeline_parallel() },
-        Key {
-            name: "replica_scheduler_config_type",
-            since: 0,
-            value: |_| Some((json!("vllm"), "the scheduler that the next keys are of".into())),
-        },
-        Key { name: "vllm_scheduler_config_block_size", since: 0, value: |input| input.tokens_per_block() },
-        Key { name: "vllm_scheduler_config_num_blocks", since: 0, value: blocks },
-        Key { name: "vllm_scheduler_config_batch_size_cap", since: 0, value: |input| input.max_batch_size() },
-        Key { name: "vllm_scheduler_config_max_tokens_in_batch", since: 0, value: |input| input.max_num_tokens() },
+        plan("cluster_config_num_replicas", "parallel.dp"),
+        plan("replica_config_tensor_parallel_size", "parallel.tp"),
+        plan("replica_config_num_pipeline_stages", "parallel.pp"),
+        own("replica_scheduler_config_type", |_| {
+            Some((json!("vllm"), "the scheduler that the next keys are of".into()))
+        }),
+        plan("vllm_scheduler_config_block_size", "engine.block_size"),
+        own("vllm_scheduler_config_num_blocks", blocks),
+        plan("vllm_scheduler_config_batch_size_cap", "max_batch_size"),
+        plan("vllm_scheduler_config_max_tokens_in_batch", "max_num_tokens"),
     ],
-    ranks: &[("dp", "cluster_config_num_replicas")],
     gaps: &[
         |_| Some("the model: Vidur runs those that its `model_config.py` describes, each in 16 bits".into()),
         |_| {
@@ -98,7 +90,7 @@ static VIDUR_WORDS: Dialect = Dialect {
         windows,
     ],
     refuses: no_blocks,
-    back: None,
+    chooses_dtypes: false,
 };
 
 fn no_blocks(input: &Input<'_>) -> Option<String> {

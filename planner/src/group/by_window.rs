@@ -6,7 +6,7 @@ use cacheplan_handlers::{Growth, Kind};
 use cacheplan_transforms::Resources;
 
 use super::Group;
-use super::first_reference::{self, is_kv, kv_mismatch};
+use super::first_reference::{self, kv_mismatch};
 use crate::error::PlanError;
 use crate::plan::Owner;
 
@@ -14,7 +14,7 @@ pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Result<Vec<Group
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut pool_of_window: HashMap<Option<u32>, usize> = HashMap::new();
     let mut attention: Option<(&str, &Kind)> = None;
-    for resource in resources.iter().filter(|resource| is_kv(resource)) {
+    for resource in resources.iter().filter(|resource| resource.handler.kind().is_kv()) {
         let key = resource.handler.compat_key(max_seq_len);
         let (first_name, first_kind) = *attention.get_or_insert((&resource.name, key.kind));
         if key.kind != first_kind {

@@ -13,7 +13,7 @@ const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
 
 pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Vec<Group<'_>> {
     let mut groups = Vec::new();
-    let mut kv = resources.iter().filter(|resource| is_kv(resource));
+    let mut kv = resources.iter().filter(|resource| resource.handler.kind().is_kv());
     if let Some(reference) = kv.next() {
         let mut managed = reference_group(Owner::KvCacheManager, reference, EVERY_TOKEN);
         let mut local = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn group_rest(resources: &Resources, max_seq_len: u64) -> Vec<Group<'
     let mut twins: Vec<Group<'_>> = Vec::new();
     let mut local = Vec::new();
     let mut replays = Vec::new();
-    for resource in resources.iter().filter(|resource| !is_kv(resource)) {
+    for resource in resources.iter().filter(|resource| !resource.handler.kind().is_kv()) {
         let handler = &resource.handler;
         let (reference, managed) = match handler.kind() {
             Kind::Ssm => (ssm, &mut managed_ssm),
@@ -110,10 +110,6 @@ pub(super) fn group_rest(resources: &Resources, max_seq_len: u64) -> Vec<Group<'
         }
     }
     managed_ssm.into_iter().chain(managed_conv).chain(twins).chain(local).collect()
-}
-
-pub(super) fn is_kv(resource: &Resource) -> bool {
-    matches!(resource.handler.kind(), Kind::KvPaged | Kind::MlaPaged | Kind::MlaRope)
 }
 
 fn reference_group(owner: Owner, reference: &Resource, growth: Growth) -> Group<'_> {

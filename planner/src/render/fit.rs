@@ -4,7 +4,7 @@ use cacheplan_handlers::DType;
 
 use super::columns::{align, wrap};
 use crate::budget::Dtypes;
-use crate::engines::known::vllm;
+use crate::engines::flags::vllm_serve;
 use crate::fit::{Answer, Fit};
 use crate::size::ByteSize;
 
@@ -87,7 +87,7 @@ impl Fit {
     /// The layout as flags of `vllm serve`.
     pub fn vllm_flags(&self, context: u64) -> String {
         let dtypes = Dtypes { kv: self.kv_dtype, ssm: self.state_dtype, ..Dtypes::default() };
-        vllm::serve_flags(self.parallel, dtypes, context, self.sequences)
+        vllm_serve(self.parallel, dtypes, context, self.sequences)
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Rules: read in the 0.5.9 and 0.5.23 wheels; the logged sizes under `tests/fixtures/groundtruth` agree.
 
-mod flags;
 mod log;
 
 use cacheplan_handlers::{DType, Growth};
@@ -18,7 +17,6 @@ use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solve::last;
 
-pub(crate) use flags::{DEPLOYMENT, DIALECT};
 pub(crate) use log::WORDS;
 
 pub(crate) static RULES: EngineRules = EngineRules {
@@ -44,7 +42,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
 };
 
 /// Model types whose windows have a pool of their own; of all others every token is kept.
-const WITH_WINDOWS: [&str; 15] = [
+pub(crate) const WITH_WINDOWS: [&str; 15] = [
     "deepseek_v4",
     "gemma4",
     "gemma4_text",
@@ -72,7 +70,7 @@ const WINDOW_RATIO_MILLIONTHS: u128 = 800_000;
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
 const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
 /// Read in 0.5.23 alone, so that it holds from there on: two more, to which states are copied while steps overlap.
-const EXTRA_BUFFER: Version = Version(0, 5, 23);
+pub(crate) const EXTRA_BUFFER: Version = Version(0, 5, 23);
 const EXTRA_SLOTS: u64 = 2;
 /// Likewise: without the radix cache and with a stated batch, windows get what the batch holds at worst.
 const SIZES_WINDOWS_BY_REQUESTS: Version = Version(0, 5, 23);
@@ -82,7 +80,7 @@ const EVICTION_INTERVAL: u64 = 128;
 const RUNNING_WITH_DRAFTS: u64 = 48;
 
 /// Slots of states that a running request occupies.
-pub(super) fn slots_per_request(model_type: &str, prefix_caching: bool, version: Version) -> u64 {
+pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version: Version) -> u64 {
     match prefix_caching {
         false => 1,
         true if version >= EXTRA_BUFFER && !WITHOUT_EXTRA_BUFFER.contains(&model_type) => {

@@ -2,7 +2,6 @@
 //!
 //! Rules: read in the PyTorch backend's resource managers; the logged sizes under `tests/fixtures/groundtruth` agree.
 
-mod flags;
 mod log;
 
 use std::collections::BTreeMap;
@@ -19,7 +18,6 @@ use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solve::last;
 
-pub(crate) use flags::{DEPLOYMENT, DIALECT};
 pub(crate) use log::WORDS;
 
 pub(crate) static RULES: EngineRules = EngineRules {

@@ -4,7 +4,6 @@
 //! `tests/fixtures/groundtruth` agree, and so do the answers of the planners of 0.32.0 and 0.33.0 under
 //! `tests/fixtures/oracles`.
 
-mod flags;
 mod log;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +22,6 @@ use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solve::last;
 
-pub(crate) use flags::{DEPLOYMENT, DIALECT, serve_flags};
 pub(crate) use log::WORDS;
 
 pub(crate) static RULES: EngineRules = EngineRules {

@@ -1,0 +1,390 @@
+//! What engines are told: each flag with the key of the budget that it is, and how the plan's value is said.
+//!
+//! vLLM: read in `engine/arg_utils.py` and `config/cache.py` of each version. SGLang: in `server_args.py` and `arg_groups`.
+//! TensorRT-LLM, whose keys are the arguments of its Python API: in its `KvCacheConfig` of September 2026.
+
+use cacheplan_handlers::{DType, Growth, Kind};
+use serde_json::json;
+
+use super::known::sglang as rules;
+use crate::budget::{Budget, Dtypes, EngineOptions};
+use crate::export::deployment::Deployment;
+use crate::export::dialect::{Dialect, dtype, flag, own, plan};
+use crate::export::file::{argument, comment, nested, quoted};
+use crate::export::input::{Class, Input, Sourced, listed};
+use crate::export::serving::Setting;
+use crate::parallel::Parallel;
+use crate::plan::{Pool, Unit};
+use crate::size::ByteSize;
+
+/// The first version of vLLM with flags for offloading, and with states in 16 bits.
+const OFFLOADING: usize = 1;
+
+pub(crate) static VLLM: Dialect = Dialect {
+    name: "vLLM",
+    versions: &["0.11.0", "0.24.0", "0.28.0", "0.33.0"],
+    keys: &[
+        plan("tensor-parallel-size", "parallel.tp"),
+        plan("pipeline-parallel-size", "parallel.pp"),
+        plan("data-parallel-size", "parallel.dp"),
+        plan("enable-expert-parallel", "parallel.ep"),
+        plan("decode-context-parallel-size", "parallel.dcp"),
+        plan("kv-cache-memory-bytes", "engine.cache_bytes"),
+        plan("max-model-len", "max_seq_len"),
+        plan("max-num-seqs", "max_batch_size"),
+        flag("max-num-batched-tokens", "max_num_tokens", batched_tokens),
+        flag("enable-prefix-caching", "engine.prefix_caching", |input| prefix_caching(input, true)),
+        own("no-enable-prefix-caching", |input| prefix_caching(input, false)),
+        flag("block-size", "engine.block_size", block_size),
+        dtype(
+            "kv-cache-dtype",
+            Class::Kv,
+            Some("auto"),
+            &[
+                (DType::Bf16, "bfloat16", 0),
+                (DType::F8E4m3, "fp8_e4m3", 0),
+                (DType::F8E5m2, "fp8_e5m2", 0),
+                (DType::F16, "float16", OFFLOADING),
+                (DType::Nvfp4, "nvfp4", OFFLOADING),
+            ],
+        ),
+        dtype("mamba-cache-dtype", Class::Conv, Some("auto"), VLLM_STATES),
+        // `auto` is what the convolution's states have or what the model's file states, so it is never left to that.
+        dtype("mamba-ssm-cache-dtype", Class::Ssm, None, VLLM_STATES),
+        own("kv-offloading-size", offloading_size).since(OFFLOADING),
+        own("kv-offloading-backend", |input| {
+            input.serving.host_bytes.map(|_| (json!("native"), "the engine's own offloading".into()))
+        })
+        .since(OFFLOADING),
+    ],
+    gaps: &[
+        |input| {
+            let pools =
+                || input.pools().map(|pool| format!("{} ({} of {} bytes)", pool.id, pool.units, pool.unit_bytes));
+            let sizes = || format!("the sizes of {}", listed(pools()));
+            let divides = "vLLM divides the bytes itself, into pages of one padded size";
+            (pools().count() > 1).then(|| format!("{}: {divides}", sizes()))
+        },
+        |input| {
+            (input.has_states() && input.tokens_per_block().is_some())
+                .then(|| "tokens_per_block: with states vLLM aligns its block size to them".into())
+        },
+    ],
+    chooses_dtypes: true,
+    refuses: |_| None,
+};
+
+const VLLM_STATES: &[(DType, &str, usize)] =
+    &[(DType::F32, "float32", 0), (DType::F16, "float16", OFFLOADING), (DType::Bf16, "bfloat16", OFFLOADING)];
+
+pub(crate) static SGLANG: Dialect = Dialect {
+    name: "SGLang",
+    versions: &["0.5.16", "0.5.18", "0.5.23"],
+    keys: &[
+        plan("tp-size", "parallel.tp"),
+        plan("pp-size", "parallel.pp"),
+        flag(MAX_TOTAL_TOKENS, "engine.max_total_tokens", max_total_tokens),
+        own("mem-fraction-static", |_| {
+            let why = "tokens and slots cap the pools; weights and caches must only be below this share of the device";
+            Input::not_binding_fraction(why)
+        }),
+        flag("max-running-requests", "max_batch_size", running),
+        plan("context-length", "max_seq_len"),
+        plan("chunked-prefill-size", "max_num_tokens"),
+        flag("page-size", "engine.block_size", |input| input.tokens_per_block().filter(|_| !input.has_states())),
+        dtype(
+            "kv-cache-dtype",
+            Class::Kv,
+            Some("auto"),
+            &[
+                (DType::Bf16, "bfloat16", 0),
+                (DType::F8E4m3, "fp8_e4m3", 0),
+                (DType::F8E5m2, "fp8_e5m2", 0),
+                (DType::Nvfp4, "nvfp4", 0),
+            ],
+        ),
+        flag("swa-full-tokens-ratio", "engine.window_ratio", window_ratio),
+        // With the radix cache a running request holds three slots for states, for which a plan without checkpoints has none.
+        flag("disable-radix-cache", "!engine.prefix_caching", |input| {
+            let why = "the plan has no slots for checkpoints; with the cache a request would hold three";
+            has_no_checkpoints(input).then(|| (json!(true), why.into()))
+        }),
+        flag("max-mamba-cache-size", "engine.state_slots", |input| {
+            let slots = input.plan.slots;
+            let source = format!("{} running sequences and {} checkpoints", slots.live, slots.checkpoints);
+            input.has_states().then(|| (json!(slots.live + slots.checkpoints), source))
+        }),
+        dtype("mamba-ssm-dtype", Class::Ssm, None, STATES),
+        own("enable-hierarchical-cache", |input| {
+            host_size(input).map(|_| (json!(true), "host.bytes is stated".into()))
+        }),
+        own("hicache-size", host_size),
+    ],
+    gaps: &[
+        |input| {
+            let bytes: u64 = input.pools().map(|pool| pool.bytes).sum();
+            let why = "SGLang has no flag in bytes, so that tokens and slots stand for them";
+            Some(format!("{bytes} bytes of caches: {why}"))
+        },
+        |input| {
+            (input.has_states() && input.tokens_per_block().is_some())
+                .then(|| "tokens_per_block: with states SGLang's pages are of one token".into())
+        },
+        |input| {
+            let full = || full(input).map(|pool| pool.id.as_str());
+            (full().count() > 1)
+                .then(|| format!("the sizes of {}: one count of tokens serves them all", listed(full())))
+        },
+        |input| {
+            let windows = || windows(input).map(|pool| pool.id.as_str());
+            let one = "one ratio, at most 1, of tokens in windows to tokens in full attention";
+            (windows().count() > 0 && window_ratio(input).is_none() && !keeps_all_tokens(input))
+                .then(|| format!("the sizes of {}: {one}", listed(windows())))
+        },
+        |input| {
+            let slots = || input.pools().filter(|pool| pool.unit == Unit::Slot).map(|pool| pool.id.as_str());
+            (slots().count() > 1)
+                .then(|| format!("the sizes of {} one by one: one count of slots serves them all", listed(slots())))
+        },
+        |input| {
+            let too_small = host_size(input).is_none();
+            input.no_host_tier("hicache-size is in whole GB").filter(|_| too_small)
+        },
+    ],
+    chooses_dtypes: true,
+    refuses: |_| None,
+};
+
+const STATES: &[(DType, &str, usize)] =
+    &[(DType::F32, "float32", 0), (DType::Bf16, "bfloat16", 0), (DType::F16, "float16", 0)];
+
+pub(crate) static TENSORRT_LLM: Dialect = Dialect {
+    name: "TensorRT-LLM",
+    versions: &["1.3.0rc23", "1.3.0rc25"],
+    keys: &[
+        plan("tensor_parallel_size", "parallel.tp"),
+        plan("pipeline_parallel_size", "parallel.pp"),
+        plan("max_batch_size", "max_batch_size"),
+        plan("max_num_tokens", "max_num_tokens"),
+        plan("max_seq_len", "max_seq_len"),
+        plan("kv_cache_config.max_gpu_total_bytes", "engine.cache_bytes"),
+        own("kv_cache_config.free_gpu_memory_fraction", |_| {
+            Input::not_binding_fraction("the smaller of this share of free memory and max_gpu_total_bytes decides")
+        }),
+        plan("kv_cache_config.tokens_per_block", "engine.block_size"),
+        own("kv_cache_config.enable_block_reuse", |input| {
+            has_no_checkpoints(input).then(|| (json!(false), "the plan has no slots for checkpoints".into()))
+        }),
+        // Its loader takes these and no others.
+        dtype(
+            "kv_cache_config.dtype",
+            Class::Kv,
+            Some("auto"),
+            &[(DType::F8E4m3, "fp8", 0), (DType::Nvfp4, "nvfp4", 0)],
+        ),
+        own("kv_cache_config.max_attention_window", attention_windows),
+        own("kv_cache_config.avg_seq_len", avg_seq_len),
+        dtype("kv_cache_config.mamba_ssm_cache_dtype", Class::Ssm, None, STATES),
+        own("kv_cache_config.host_cache_size", |input| {
+            input.serving.host_bytes.map(|bytes| (json!(bytes), "host.bytes, per rank".into()))
+        }),
+    ],
+    gaps: &[
+        |input| {
+            let key = TENSORRT_LLM.keys.iter().find(|key| key.name == "kv_cache_config.dtype")?;
+            let (_, source) = key.value(input).filter(|(name, _)| name == "auto")?;
+            let why = "`auto` takes 8 bits where the checkpoint's quantisation says so";
+            Some(format!("keys and values in {source}: {why}"))
+        },
+        |input| {
+            let pools = || input.pools().map(|pool| format!("{} ({} units)", pool.id, pool.units));
+            (pools().count() > 1)
+                .then(|| format!("the sizes of {}: TensorRT-LLM divides the bytes itself", listed(pools())))
+        },
+    ],
+    chooses_dtypes: true,
+    refuses: |_| None,
+};
+
+/// vLLM's `vllm serve --config`: keys are the flags without their dashes.
+pub(crate) static VLLM_FILE: Deployment = Deployment {
+    names_model: false,
+    ..Deployment::new("vllm", "vllm.yaml", &VLLM, |file| {
+        file.yaml(&format!("vllm serve {} --config FILE", quoted(file.model)), &nested(file.settings))
+    })
+};
+
+/// A script that starts SGLang's `sglang.launch_server`.
+pub(crate) static SGLANG_FILE: Deployment = Deployment::new("sglang", "sglang.sh", &SGLANG, |file| {
+    let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
+    let lines: String = file.settings.iter().map(line).collect();
+    let start = format!("exec python3 -m sglang.launch_server --model-path {}", quoted(file.model));
+    let body = format!("args=(\n{lines})\n{start} \"${{args[@]}}\"\n");
+    format!("#!/usr/bin/env bash\n{}", file.commented("bash FILE", &body))
+});
+
+/// TensorRT-LLM's `trtllm-serve --config`: the arguments of its Python API as YAML.
+pub(crate) static TENSORRT_LLM_FILE: Deployment = Deployment {
+    names_model: false,
+    ..Deployment::new("tensorrt-llm", "tensorrt-llm.yaml", &TENSORRT_LLM, |file| {
+        file.yaml(&format!("trtllm-serve {} --config FILE", quoted(file.model)), &nested(file.settings))
+    })
+};
+
+/// A layout as flags of `vllm serve`, for so many sequences over all replicas.
+pub(crate) fn vllm_serve(parallel: Parallel, dtypes: Dtypes, context: u64, sequences: u64) -> String {
+    let Parallel { tp, pp, dp, ep, .. } = parallel;
+    let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
+    let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
+    flags.extend((ep > 1).then(|| "--enable-expert-parallel".into()));
+    flags.extend(dtypes.kv.map(|_| "--kv-cache-dtype fp8".into()));
+    flags.extend(dtypes.ssm.map(|_| "--mamba-ssm-cache-dtype bfloat16".into()));
+    flags.push(format!("--max-model-len {context}"));
+    flags.push(format!("--max-num-seqs {}", sequences.div_ceil(dp.into()).max(1)));
+    flags.join(" ")
+}
+
+/// vLLM's block: the plan's, as a multiple of what every kernel for latents reads.
+fn block_size(input: &Input<'_>) -> Sourced {
+    const LATENT_BLOCK: u64 = 64;
+    let (block, source) = input.tokens_per_block().filter(|_| !input.has_states())?;
+    let latent = input.resources().any(|resource| *resource.handler.kind() == Kind::MlaPaged);
+    match block.as_u64() {
+        Some(tokens) if latent && !tokens.is_multiple_of(LATENT_BLOCK) => {
+            let read = format!("as a multiple of the {LATENT_BLOCK} that kernels for latents read");
+            Some((json!(tokens.next_multiple_of(LATENT_BLOCK)), format!("{source} {tokens}, {read}")))
+        }
+        _ => Some((block, source)),
+    }
+}
+
+/// vLLM's step: the plan's, and at least the block that vLLM aligns to the states, which it asserts.
+fn batched_tokens(input: &Input<'_>) -> Sourced {
+    let (tokens, source) = input.max_num_tokens()?;
+    let ample =
+        EngineOptions { cache_bytes: Some(ByteSize(1 << 50)), prefix_caching: Some(true), ..EngineOptions::default() };
+    let limits = &input.plan.limits;
+    let budget = Budget { max_seq_len: Some(limits.max_seq_len), engine: ample, ..Budget::default() };
+    let aligned = if input.has_states() { input.predicted(budget) } else { None };
+    let aligned = aligned.and_then(|predicted| predicted.ok()?.block_size);
+    Some(match aligned.filter(|block| *block > limits.max_num_tokens) {
+        Some(block) => (json!(block), format!("{source} {tokens}, raised to the block that is aligned to the states")),
+        None => (tokens, source),
+    })
+}
+
+/// vLLM's prefix caching: on unless it would take states that the plan has not, those at the end of blocks.
+fn prefix_caching(input: &Input<'_>, on: bool) -> Sourced {
+    let reuses = input.plan.checkpoints() > 0;
+    let source = match (input.has_states(), reuses) {
+        (false, _) => "prefixes of attention alone take no bytes of their own",
+        (true, true) => "the plan has slots for checkpoints",
+        (true, false) => "the plan has no slots for states at the end of blocks",
+    };
+    (on == (reuses || !input.has_states())).then(|| (json!(true), source.into()))
+}
+
+/// vLLM's offloading, which is in GiB and summed over the ranks of all stages.
+fn offloading_size(input: &Input<'_>) -> Sourced {
+    let Parallel { tp, pp, .. } = input.parallel();
+    let bytes = input.serving.host_bytes? as f64 * f64::from(tp) * f64::from(pp);
+    Some((json!(bytes / f64::from(1 << 30)), "GiB of host.bytes over all ranks".into()))
+}
+
+/// Whether nothing has room for the states that reuse would keep.
+fn has_no_checkpoints(input: &Input<'_>) -> bool {
+    input.has_states() && input.plan.checkpoints() == 0
+}
+
+fn full<'a>(input: &Input<'a>) -> impl Iterator<Item = &'a Pool> {
+    input.paged().filter(|pool| pool.window.is_none())
+}
+
+fn windows<'a>(input: &Input<'a>) -> impl Iterator<Item = &'a Pool> {
+    input.paged().filter(|pool| pool.window.is_some())
+}
+
+/// Tokens that a pool holds beside its padding.
+fn tokens(pool: &Pool) -> u64 {
+    (pool.units - pool.reserved) * pool.tokens_per_block.unwrap_or(0)
+}
+
+/// Whether SGLang keeps every token of a window.
+fn keeps_all_tokens(input: &Input<'_>) -> bool {
+    windows(input).count() > 0 && !rules::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str())
+}
+
+const MAX_TOTAL_TOKENS: &str = "max-total-tokens";
+
+/// SGLang's pool of tokens: the plan's, or less where SGLang divides the plan's bytes so.
+fn max_total_tokens(input: &Input<'_>) -> Sourced {
+    if input.has_states() && input.paged().count() == 0 {
+        let tokens = input.plan.capacity.sequences.saturating_mul(input.plan.limits.max_seq_len);
+        return Some((json!(tokens), "the plan's sequences, of which SGLang counts tokens that no cache holds".into()));
+    }
+    let pools: Vec<&Pool> = if full(input).count() > 0 { full(input).collect() } else { windows(input).collect() };
+    let least = pools.into_iter().min_by_key(|pool| tokens(pool))?;
+    let planned = tokens(least);
+    // More than it makes of them by itself it would not find.
+    let others = SGLANG.keys.iter().filter(|key| key.name != MAX_TOTAL_TOKENS);
+    let others: Vec<Setting> = others.filter_map(|key| key.setting(input)).collect();
+    let divided = input.predicted(SGLANG.told(&others)).and_then(|divided| divided.ok()?.tokens);
+    Some(match divided.filter(|divided| *divided < planned) {
+        Some(divided) => (json!(divided), "what SGLang makes of the plan's bytes".into()),
+        None => (json!(planned), format!("tokens in {} beside its padding", least.id)),
+    })
+}
+
+/// SGLang's pool of windows beside that of full attention.
+fn window_ratio(input: &Input<'_>) -> Sourced {
+    if keeps_all_tokens(input) {
+        return None;
+    }
+    let least = full(input).map(tokens).min()?;
+    let window = windows(input).max_by_key(|pool| tokens(pool))?;
+    // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
+    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
+    let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;
+    Some((json!(ratio), format!("tokens in {} to tokens in full attention", window.id)))
+}
+
+/// SGLang's batch: the plan's, or what its slots admit with the radix cache.
+fn running(input: &Input<'_>) -> Sourced {
+    let slots = input.plan.slots;
+    let version = SGLANG.versions[input.release].parse().unwrap_or(rules::EXTRA_BUFFER);
+    let each = rules::slots_per_request(&input.plan.model.model_type, true, version);
+    let most = (slots.live + slots.checkpoints) / each;
+    if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
+        let source = format!("a request for every {each} slots of states, as the radix cache has it");
+        return Some((json!(most.max(1)), source));
+    }
+    input.max_batch_size()
+}
+
+/// SGLang's host tier, in whole GB.
+fn host_size(input: &Input<'_>) -> Sourced {
+    let size = input.serving.host_bytes? / 1_000_000_000;
+    (size > 0).then(|| (json!(size), "whole GB of host.bytes, per rank".into()))
+}
+
+/// TensorRT-LLM's windows, one per attention layer; full attention sees the whole sequence.
+fn attention_windows(input: &Input<'_>) -> Sourced {
+    let of_layers: Vec<Option<u32>> = input
+        .resources()
+        .filter_map(|resource| match resource.handler.growth() {
+            Growth::Paged { window, .. } => Some(window),
+            _ => None,
+        })
+        .collect();
+    let max_seq_len = input.plan.limits.max_seq_len;
+    let tokens: Vec<u64> = of_layers.iter().map(|window| window.map_or(max_seq_len, u64::from)).collect();
+    let source = "the window of each attention layer; max_seq_len where there is none";
+    of_layers.iter().any(Option::is_some).then(|| (json!(tokens), source.into()))
+}
+
+/// What splits TensorRT-LLM's bytes between states and pages as the plan does.
+fn avg_seq_len(input: &Input<'_>) -> Sourced {
+    let average = input.plan.capacity.tokens? / input.plan.capacity.sequences.max(1);
+    let source = "tokens per running sequence, which splits the bytes between states and pages";
+    input.has_states().then(|| (json!(average.min(input.plan.limits.max_seq_len)), source.into()))
+}
