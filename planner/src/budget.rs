@@ -37,15 +37,18 @@ pub struct Budget {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub require_uniform: bool,
     /// The longest sequence, prompt and output, in tokens; where absent 4,096 or the model's maximum if lower.
+    #[serde(deserialize_with = "values::tokens")]
     pub max_seq_len: Option<u64>,
     /// The most sequences that run at once; where absent, as many as the memory admits, or 8 without a memory budget.
     pub max_batch_size: Option<u64>,
     /// The most tokens in one step; 2,048 where absent, and never below one token per sequence.
+    #[serde(deserialize_with = "values::tokens")]
     pub max_num_tokens: Option<u64>,
     /// The order of heads and tokens inside a block of keys and values; HND where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<KvLayout>,
     /// Tokens in a block of a paged pool; 16 where absent.
+    #[serde(deserialize_with = "values::tokens")]
     pub tokens_per_block: Option<u64>,
     /// The cache mode of Ascend's MLA operator that latents are laid out in; joined with their rope keys where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -165,13 +168,13 @@ pub enum Base {
 #[serde(deny_unknown_fields, default)]
 pub struct Dtypes {
     /// Keys and values; the model's dtype where absent.
-    #[serde(deserialize_with = "values::dtype")]
+    #[serde(deserialize_with = "values::kv_dtype")]
     pub kv: Option<DType>,
     /// Recurrent states; float32 where absent.
-    #[serde(deserialize_with = "values::dtype")]
+    #[serde(deserialize_with = "values::state_dtype")]
     pub ssm: Option<DType>,
     /// Convolution states; the model's dtype where absent.
-    #[serde(deserialize_with = "values::dtype")]
+    #[serde(deserialize_with = "values::state_dtype")]
     pub conv: Option<DType>,
 }
 
@@ -333,6 +336,15 @@ mod tests {
         assert_eq!(memory.reserve, Some(ByteSize(512 << 20)));
     }
 
+    #[test]
+    fn tokens_and_bytes_read_as_people_write_them() {
+        let text =
+            "max_seq_len = '32k'\nmax_num_tokens = 8192\n[memory]\nbytes = '24gib'\n[engine]\nblock_size = '1k'\n";
+        let budget = Budget::from_toml(text, "b.toml").unwrap();
+        assert_eq!((budget.max_seq_len, budget.max_num_tokens), (Some(32_768), Some(8192)));
+        assert_eq!((budget.memory.unwrap().bytes, budget.engine.block_size), (Some(ByteSize(24 << 30)), Some(1024)));
+    }
+
     #[rstest]
     #[case("max_seq_length = 1\n", 1, "max_seq_len")]
     #[case("max_seq_len = 1\n[memory]\nbyte = 1\n", 3, "bytes")]
@@ -357,7 +369,18 @@ mod tests {
     #[case("[memory]\nbytes = 5\nsafe = true\n", "nothing would consume it")]
     #[case("[memory]\nfraction = 1.5\nof = 'total'\n", "at most 1")]
     #[case("[memory]\nbytes = '12 apples'\n", "not a byte size")]
+    #[case("[memory]\nbytes = '24'\n", "`24` has no unit; write \"24GiB\", or \"24B\" for bytes")]
+    #[case("[memory]\nbytes = '80g'\n", "write \"80GiB\" or \"80GB\"")]
+    #[case("max_seq_len = '32kb'\n", "write one such as 32768, 32k")]
+    #[case("[engine]\nblock_size = 1.5\n", "expected a whole number, or a text such as \"32k\"")]
     #[case("[dtypes]\nkv = 'fp7'\n", "unknown dtype")]
+    #[case("[dtypes]\nkv = 'int32'\n", "no keys and values are stored in `int32`; write one of f32, f16,")]
+    #[case(
+        "[dtypes]\nssm = 'nvfp4'\n",
+        "b.toml:2: no states are stored in `nvfp4`; write one of f32, f16, bf16, f8_e4m3, f8_e5m2, int8"
+    )]
+    #[case("[dtypes]\nconv = 'int32'\n", "no states are stored in `int32`")]
+    #[case("[engine]\ncache_type_v = 'int32'\n", "no keys and values are stored in `int32`")]
     #[case("max_seq_len = 0\n", "must be between")]
     #[case("max_seq_len = -4\n", "invalid value")]
     #[case("max_seq_len =\n", "b.toml:1")]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cacheplan::planner::size::TokenCount;
 use cacheplan::planner::{BudgetKey, ByteSize, Override, Values};
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
@@ -84,20 +85,20 @@ fn flag(key: &'static BudgetKey) -> Arg {
 
 /// What a flag's value is called and how it is read.
 fn parsed(values: Values) -> (&'static str, ValueParser) {
-    let count = |least, most| {
-        ValueParser::new(RangedU64ValueParser::<u64>::new().range(least..=most).map(|count: u64| count.to_string()))
-    };
+    let ranged = RangedU64ValueParser::<u64>::new();
     match values {
-        Values::Count(least, most) => ("N", count(least, most)),
-        Values::Tokens(least, most) => ("TOKENS", count(least, most)),
-        Values::Bytes => {
-            // Of few bytes the unit is kept, without which they are refused.
-            let unit = |text: &str, bytes: u64| if bytes < 1 << 12 && text.trim().ends_with('B') { "B" } else { "" };
-            let sized = move |text: &str| {
-                text.parse::<ByteSize>().map(|ByteSize(bytes)| format!("{bytes}{}", unit(text, bytes)))
-            };
-            ("SIZE", ValueParser::new(sized))
+        Values::Count(least, most) => {
+            ("N", ValueParser::new(ranged.range(least..=most).map(|count: u64| count.to_string())))
         }
+        Values::Tokens(least, most) => {
+            let tokens = move |text: &str| match text.parse::<TokenCount>() {
+                Ok(TokenCount(count)) if (least..=most).contains(&count) => Ok(count.to_string()),
+                Ok(TokenCount(count)) => Err(format!("{count} is not in {least}..={most}")),
+                Err(error) => Err(error.to_string()),
+            };
+            ("TOKENS", ValueParser::new(tokens))
+        }
+        Values::Bytes => ("SIZE", ValueParser::new(|text: &str| text.parse().map(ByteSize::stated))),
         Values::Fraction => {
             ("SHARE", ValueParser::new(|text: &str| text.parse::<f64>().map(|share| format!("{share:?}"))))
         }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::files::Limit;
+use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{Budget, ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
@@ -119,16 +120,8 @@ fn device(text: &str) -> Result<(String, DeviceInfo), String> {
     Ok((text.trim().to_lowercase(), device))
 }
 
-/// A count of tokens, where `k` and `m` are binary: a context of 32k is 32,768 tokens.
+/// A context of 32k is 32,768 tokens.
 fn tokens(text: &str) -> Result<u64, String> {
-    let text = text.trim().to_lowercase();
-    let (number, scale) = match (text.strip_suffix('k'), text.strip_suffix('m')) {
-        (Some(number), _) => (number, 1 << 10),
-        (_, Some(number)) => (number, 1 << 20),
-        _ => (text.as_str(), 1),
-    };
-    let count = number.parse::<u64>().ok().and_then(|count| count.checked_mul(scale));
-    count
-        .filter(|count| (1..=1 << 32).contains(count))
-        .ok_or_else(|| "a number of tokens up to 2^32 was expected, such as 32768, 32k or 1m".to_owned())
+    let TokenCount(count) = text.parse().map_err(|error: BadTokenCount| error.to_string())?;
+    if (1..=1 << 32).contains(&count) { Ok(count) } else { Err(format!("{count} is not in 1..=4294967296")) }
 }

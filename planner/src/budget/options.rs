@@ -4,7 +4,7 @@ use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::values::{Fraction, dtype};
+use super::values::{Fraction, kv_dtype, tokens};
 use crate::mla_cache::MlaCache;
 use crate::size::ByteSize;
 
@@ -15,10 +15,12 @@ pub struct EngineOptions {
     /// Bytes for its caches, as it logs them; the plan's own cache bytes where absent.
     pub cache_bytes: Option<ByteSize>,
     /// Tokens in a block or page.
+    #[serde(deserialize_with = "tokens")]
     pub block_size: Option<u64>,
     /// vLLM's `num_gpu_blocks_override`: blocks, whatever the bytes.
     pub num_blocks: Option<u64>,
     /// SGLang's `max_total_tokens`: the most tokens, whatever the bytes.
+    #[serde(deserialize_with = "tokens")]
     pub max_total_tokens: Option<u64>,
     /// The compute capability of the GPU times ten, 90 for Hopper where absent; engines choose kernels by it.
     pub compute_capability: Option<u32>,
@@ -35,14 +37,16 @@ pub struct EngineOptions {
     /// How an engine on Ascend stores latents; as the plan does where absent.
     pub mla_cache: Option<MlaCache>,
     /// llama.cpp's `-c`: cells for all sequences together.
+    #[serde(deserialize_with = "tokens")]
     pub context: Option<u64>,
     /// llama.cpp's `-ub`, 512 where absent.
+    #[serde(deserialize_with = "tokens")]
     pub ubatch: Option<u64>,
     /// llama.cpp's `-ctk`: the dtype of keys, that of keys and values where absent.
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "kv_dtype")]
     pub cache_type_k: Option<DType>,
     /// llama.cpp's `-ctv`: the dtype of values, likewise.
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "kv_dtype")]
     pub cache_type_v: Option<DType>,
     /// llama.cpp's `--swa-full`: windows own as many cells as full attention; off where absent.
     pub swa_full: Option<bool>,

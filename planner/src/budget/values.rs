@@ -1,7 +1,12 @@
 //! Values that a budget states in a form of their own.
 
+use std::fmt;
+
 use cacheplan_handlers::DType;
+use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::size::TokenCount;
 
 /// An exact share between 0 and 1, in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -40,15 +45,72 @@ impl<'de> Deserialize<'de> for Fraction {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = f64::deserialize(deserializer)?;
         Self::new(value).ok_or_else(|| {
-            serde::de::Error::custom(format!(
-                "fraction {value} is not above 0 and at most 1, with at most six decimals"
-            ))
+            D::Error::custom(format!("fraction {value} is not above 0 and at most 1, with at most six decimals"))
         })
     }
 }
 
-/// Reads the name of an element type.
-pub(super) fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
-    let name = Option::<String>::deserialize(deserializer)?;
-    name.map(|name| name.parse()).transpose().map_err(serde::de::Error::custom)
+/// Reads the dtype of keys and values.
+pub(super) fn kv_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
+    dtype(deserializer, "keys and values", |dtype| dtype != DType::Int32)
+}
+
+/// Reads the dtype of states, which are updated in place: no block of them shares a scale.
+pub(super) fn state_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
+    dtype(deserializer, "states", |dtype| dtype != DType::Int32 && dtype.elements_per_block() == 1)
+}
+
+/// Reads the name of an element type that such caches can have.
+fn dtype<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    of: &str,
+    can_be: fn(DType) -> bool,
+) -> Result<Option<DType>, D::Error> {
+    let Some(name) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let dtype: DType = name.parse().map_err(D::Error::custom)?;
+    if can_be(dtype) {
+        return Ok(Some(dtype));
+    }
+    let names: Vec<&str> = DType::ALL.into_iter().filter(|dtype| can_be(*dtype)).map(DType::name).collect();
+    Err(D::Error::custom(format!("no {of} are stored in `{name}`; write one of {}", names.join(", "))))
+}
+
+/// Reads a count of tokens: an integer, or a text such as `32k`.
+pub(super) fn tokens<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    struct Tokens;
+
+    impl<'de> Visitor<'de> for Tokens {
+        type Value = Option<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number, or a text such as \"32k\"")
+        }
+
+        fn visit_u64<E: Error>(self, tokens: u64) -> Result<Option<u64>, E> {
+            Ok(Some(tokens))
+        }
+
+        fn visit_i64<E: Error>(self, tokens: i64) -> Result<Option<u64>, E> {
+            let unsigned = u64::try_from(tokens);
+            unsigned.map(Some).map_err(|_| E::invalid_value(Unexpected::Signed(tokens), &self))
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Option<u64>, E> {
+            text.parse().map(|TokenCount(tokens)| Some(tokens)).map_err(E::custom)
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Option<u64>, E> {
+            Ok(None)
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Option<u64>, E> {
+            Ok(None)
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<u64>, D::Error> {
+            deserializer.deserialize_any(self)
+        }
+    }
+
+    deserializer.deserialize_option(Tokens)
 }

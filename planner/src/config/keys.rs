@@ -3,6 +3,7 @@
 use toml::Value;
 
 use crate::limits::MAX_COUNT;
+use crate::size::{ByteSize, TokenCount};
 
 /// What environment variables start with: `CACHEPLAN__MEMORY__BYTES` is `memory.bytes`.
 pub(super) const PREFIX: &str = "CACHEPLAN__";
@@ -29,7 +30,7 @@ pub struct BudgetKey {
 pub enum Values {
     /// A whole number from the first to the second.
     Count(u64, u64),
-    /// Tokens, from the first to the second.
+    /// Tokens, from the first to the second: an integer or a text such as `32k`.
     Tokens(u64, u64),
     /// An integer of bytes or a text such as `24GiB`.
     Bytes,
@@ -63,12 +64,12 @@ impl BudgetKey {
 
     /// Why `value` is outside what the key takes; of what its type forbids the reader says more.
     pub(super) fn refuses(&self, value: &Value) -> Option<String> {
-        let count = u64::try_from(value.as_integer()?).ok()?;
-        if matches!(self.values, Values::Bytes) && MEANT_AS_GIB.contains(&count) {
-            let path = self.path;
-            return Some(format!(
-                "`{path}` is {count} without a unit; write \"{count}GiB\", or \"{count}B\" for bytes"
-            ));
+        let count = match value {
+            Value::String(text) if matches!(self.values, Values::Tokens(..)) => text.parse::<TokenCount>().ok()?.0,
+            value => u64::try_from(value.as_integer()?).ok()?,
+        };
+        if matches!(self.values, Values::Bytes) {
+            return ByteSize::without_unit(count).err().map(|error| format!("`{}`: {error}", self.path));
         }
         let (Values::Count(least, most) | Values::Tokens(least, most)) = self.values else { return None };
         let outside = !(least..=most).contains(&count);
@@ -97,9 +98,6 @@ pub(super) const SECTIONS: [(&str, &str); 7] = [
 
 /// Keys that must be stated where their section is.
 pub(super) const REQUIRED: [&str; 2] = ["speculation.draft_tokens", "host.bytes"];
-
-/// What devices have in GiB, and no budget in bytes: whoever writes 80 forgot the unit.
-const MEANT_AS_GIB: std::ops::Range<u64> = 8..4096;
 
 const TOKENS: Values = Values::Tokens(1, MAX_COUNT);
 const SEQUENCES: Values = Values::Count(1, MAX_COUNT);

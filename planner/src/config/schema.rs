@@ -40,9 +40,13 @@ fn object(section: &str) -> Map<String, Value> {
 
 fn property(key: &BudgetKey) -> Value {
     let mut schema = match key.values {
-        Values::Count(least, most) | Values::Tokens(least, most) => {
-            json!({ "type": "integer", "minimum": least, "maximum": most })
-        }
+        Values::Count(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Values::Tokens(least, most) => json!({
+            "anyOf": [
+                { "type": "integer", "minimum": least, "maximum": most },
+                { "type": "string", "pattern": "^\\s*[0-9]+[kKmM]?\\s*$" },
+            ],
+        }),
         Values::Bytes => json!({ "$ref": "#/$defs/bytes" }),
         Values::Fraction => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
         Values::DType => json!({ "type": "string" }),
@@ -59,7 +63,7 @@ fn bytes() -> Value {
         "description": "An integer of bytes or a number with a unit.",
         "anyOf": [
             { "type": "integer", "minimum": 0 },
-            { "type": "string", "pattern": "^\\s*[0-9]+(\\.[0-9]{0,9})?\\s*([KMGT]i?B|B)?\\s*$" },
+            { "type": "string", "pattern": "^\\s*[0-9]+(\\.[0-9]{0,9})?\\s*([KMGT]|[KMGTkmgt][iI]?[bB]|[KMGTkmgt][iI]|[bB])?\\s*$" },
         ],
     })
 }

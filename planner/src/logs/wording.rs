@@ -1,6 +1,7 @@
 //! What an engine writes of one thing: fixed text around numbers.
 
 use super::fact::{Fact, Unit};
+use crate::size::UNITS;
 
 /// A line as an engine words it: `{}` stands where a value does, `*` where anything may.
 ///
@@ -115,17 +116,11 @@ fn literal(text: &str) -> (&str, &str) {
 /// Places in a line at which a wording is tried; a line that only looks like one has no more of them.
 const MAX_TRIES: usize = 16;
 
-const UNITS: [(&str, u64); 9] = [
-    ("TiB", 1 << 40),
-    ("TB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("GB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("MB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("KB", 1 << 10),
-    ("bytes", 1),
-];
+/// The unit that a text begins with, and what follows it. What engines print as GB is GiB.
+fn unit_of(text: &str) -> Option<(u64, &str)> {
+    let known = UNITS.iter().flat_map(|(binary, decimal, power)| [(binary, 10 * power), (decimal, 10 * power)]);
+    known.chain([(&"bytes", 0)]).find_map(|(name, bits)| Some((1 << bits, text.strip_prefix(*name)?)))
+}
 
 /// More digits than any number that is logged has.
 const MAX_DIGITS: usize = 19;
@@ -144,17 +139,11 @@ fn value(line: &str, unit: Option<Unit>) -> Result<Option<(Logged, &str)>, TooLa
     match unit {
         None => {
             // Whatever it counts, its unit is passed over too.
-            let behind = rest.trim_start_matches(' ');
-            let passed = UNITS.iter().find_map(|(name, _)| behind.strip_prefix(name)).unwrap_or(rest);
+            let passed = unit_of(rest.trim_start_matches(' ')).map_or(rest, |(_, behind)| behind);
             Ok(Some((Logged::exact(0), passed)))
         }
         Some(Unit::Bytes) => {
-            let named = rest.trim_start_matches(' ');
-            let Some((scale, behind)) =
-                UNITS.iter().find_map(|(name, scale)| Some((*scale, named.strip_prefix(name)?)))
-            else {
-                return Ok(None);
-            };
+            let Some((scale, behind)) = unit_of(rest.trim_start_matches(' ')) else { return Ok(None) };
             // There are no parts of a byte.
             let whole = scale > 1 || decimals == 0;
             if whole { Ok(Some((printed(mantissa, decimals, scale)?, behind))) } else { Ok(None) }
