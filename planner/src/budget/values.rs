@@ -83,7 +83,8 @@ pub(super) fn tokens<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
         type Value = Option<u64>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a whole number, or a text such as \"32k\"")
+            // As of other counts, in whose words it is told.
+            f.write_str("u64")
         }
 
         fn visit_u64<E: Error>(self, tokens: u64) -> Result<Option<u64>, E> {

@@ -70,7 +70,7 @@ fn values_of_the_environment_may_be_any_toml() {
 #[rstest]
 #[case::in_the_file("max_seq_length = 1", &[], &[], "b.toml:1: unknown field `max_seq_length`")]
 #[case::no_toml("max_seq_len =", &[], &[], "b.toml:1: ")]
-#[case::in_the_environment("", &[("CACHEPLAN__MAX_SEQ_LEN", "long")], &[], "environment CACHEPLAN__MAX_SEQ_LEN: invalid type")]
+#[case::in_the_environment("", &[("CACHEPLAN__MAX_SEQ_LEN", "long")], &[], "environment CACHEPLAN__MAX_SEQ_LEN: `long` is not a number of tokens")]
 #[case::a_choice("", &[("CACHEPLAN__GROUPING", "by-keys")], &[], "environment CACHEPLAN__GROUPING: unknown variant `by-keys`")]
 #[case::in_a_flag("", &[], &[("dtypes.kv", "fp7")], "flag --dtypes.kv: unknown dtype")]
 #[case::between_two("[memory]\nbytes = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "the configuration: `memory.of` is stated without")]
