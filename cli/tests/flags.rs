@@ -210,6 +210,8 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--prompt", "{ fixed = -4 }"], "flag --prompt")]
 #[case(&["--prefix-reuse", "NaN"], "flag --prefix-reuse")]
 #[case(&["--kv-dtype", "fp7"], "flag --kv-dtype: unknown dtype `fp7`")]
+#[case(&["--ssm-dtype", "nvfp4"], "flag --ssm-dtype: no states are stored in `nvfp4`; write one of f32, f16, bf16")]
+#[case(&["--max-seq-len", "32q"], "`32q` is not a number of tokens; write one such as 32768, 32k")]
 #[case(&["--cache-bytes", "5GiB"], "--cache-bytes tells an engine something; name the engine with --as")]
 fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -329,14 +331,21 @@ fn more_devices_are_tried_in_the_layouts_that_engines_run() {
 }
 
 #[rstest]
-#[case(&["--memory-bytes", "80"], "`memory.bytes` is 80 without a unit; write \"80GiB\", or \"80B\" for bytes", 2)]
+#[case(&["--memory-bytes", "80"], "`80` has no unit; write \"80GiB\", or \"80B\" for bytes", 2)]
+#[case(&["--memory-bytes", "80g"], "write \"80GiB\" or \"80GB\"", 2)]
 #[case(&["--memory-bytes", "80B"], "does not fit", 3)]
-#[case(&["--device-memory", "24GiB", "--weights", "20"], "`memory.weights` is 20 without a unit", 2)]
+#[case(&["--device-memory", "24GiB", "--weights", "20"], "`20` has no unit", 2)]
 fn a_size_without_a_unit_is_asked_again(#[case] flags: &[&str], #[case] expected: &str, #[case] code: i32) {
     let folder = tempfile::tempdir().unwrap();
     let refused = cacheplan(&["plan"], Some(GEMMA), flags, folder.path());
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(code) && message.contains(expected), "{message}");
+}
+
+#[test]
+fn tokens_and_sizes_are_read_as_people_write_them() {
+    let exact = plan(GEMMA, &["--max-seq-len", "32768", "--memory-bytes", "24GiB"]);
+    assert_eq!(plan(GEMMA, &["--max-seq-len", "32k", "--memory-bytes", "24 gib"]), exact);
 }
 
 #[test]
