@@ -33,7 +33,7 @@ fn walk(model: &mut Model, budget: &Budget) -> Resources {
 }
 
 fn planned(model: &Model, resources: &Resources, budget: &Budget) -> CachePlan {
-    PlanRequest::new(&model.info, resources, budget).plan().expect("a plan without a memory budget always fits")
+    PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan().expect("a plan without a memory budget always fits")
 }
 
 #[divan::bench(args = MODELS)]

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let budget = Budget::from_toml("max_seq_len = 128\nmax_batch_size = 4", "budget.toml")?;
     let mut model = Model::read(path.as_ref(), &ReadOptions::default())?;
     let collected = model.graph.collect(&budget.pass_context(&model.info))?;
-    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
+    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
 
     // 2. Allocate exactly that; `Device::new_cuda(0)` would put it on a GPU.
     let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:<26} matched {}", report.pass, report.matched.len());
     }
 
-    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
+    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
     println!("\n{}", plan.table());
     Ok(())
 }

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let budget = Budget::from_toml(BUDGET, "budget.toml")?;
     let mut model = Model::read(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
     let collected = model.graph.collect(&budget.pass_context(&model.info))?;
-    let plan = PlanRequest::new(&model.info, &collected.resources, &budget).plan()?;
+    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
 
     let mut book = CacheBook::new(&plan)?;
     let mut reuse = PrefixReuse::new(&plan, &mut book, Strategy::complete(Some(256)))?;

@@ -18,11 +18,11 @@ fn planned(model: &str, budget: &str) -> CachePlan {
     let model = Model::read(&path, &ReadOptions::default()).unwrap();
     let budget = Budget::from_toml(budget, "budget").unwrap();
     let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
-    let request = PlanRequest::new(&model.info, &resources, &budget);
+    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
     if budget.parallel == Default::default() {
         return request.plan().unwrap();
     }
-    RankPlans::of(&request).unwrap().stages.swap_remove(0)
+    request.ranks().unwrap().stages.swap_remove(0)
 }
 
 /// What every target is told, where it can be told the plan.

@@ -21,7 +21,7 @@
 //!
 //! let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 4", "budget.toml")?;
 //! let resources = model.graph.collect(&budget.pass_context(&model.info))?.resources;
-//! let plan = PlanRequest::new(&model.info, &resources, &budget).plan()?;
+//! let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan()?;
 //!
 //! let mut book = CacheBook::new(&plan)?;
 //! let sequence = book.admit(40)?;

@@ -33,7 +33,7 @@ fn budget() -> Budget {
 #[divan::bench(args = ZOO)]
 fn plan_a_model(bencher: Bencher<'_, '_>, name: &str) {
     let ((model, resources), budget) = (read(name), budget());
-    let request = PlanRequest::new(&model, &resources, &budget);
+    let request = PlanRequest::of((model.clone(), resources.clone())).with_budget(budget.clone());
     bencher.bench_local(|| black_box(&request).plan());
 }
 
@@ -47,7 +47,7 @@ fn plan_the_slowest_of_the_zoo(bencher: Bencher<'_, '_>) {
     let median = |path: std::path::PathBuf| {
         let mut model = Model::read(&path, &ReadOptions::default()).ok()?;
         let resources = model.graph.collect(&budget.pass_context(&model.info)).ok()?.resources;
-        let request = PlanRequest::new(&model.info, &resources, &budget);
+        let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
         let mut times: Vec<_> = (0..101)
             .map(|_| {
                 let start = std::time::Instant::now();
@@ -67,7 +67,7 @@ fn plan_the_slowest_of_the_zoo(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = ZOO)]
 fn check_a_plan(bencher: Bencher<'_, '_>, name: &str) {
     let ((model, resources), budget) = (read(name), budget());
-    let request = PlanRequest::new(&model, &resources, &budget);
+    let request = PlanRequest::of((model.clone(), resources.clone())).with_budget(budget.clone());
     let plan = request.plan().expect("a plan");
     bencher.bench_local(|| black_box(&request).check(black_box(&plan)));
 }
@@ -75,7 +75,7 @@ fn check_a_plan(bencher: Bencher<'_, '_>, name: &str) {
 #[divan::bench]
 fn compare_with_every_engine(bencher: Bencher<'_, '_>) {
     let ((model, resources), budget) = (read(ZOO[0]), budget());
-    let request = PlanRequest::new(&model, &resources, &budget);
+    let request = PlanRequest::of((model.clone(), resources.clone())).with_budget(budget.clone());
     bencher.bench_local(|| {
         let sequences = |engine| black_box(&request).compare(EngineSpec::from(engine)).map(|row| row.sequences);
         Engine::all().iter().copied().map(sequences).collect::<Vec<_>>()
@@ -103,6 +103,6 @@ fn plan_many_layers(bencher: Bencher<'_, '_>, layers: u32) {
         resources.push(resource).expect("a name of its own");
     }
     let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 1", "bench").expect("a budget");
-    let request = PlanRequest::new(&model, &resources, &budget);
+    let request = PlanRequest::of((model.clone(), resources.clone())).with_budget(budget.clone());
     bencher.bench_local(|| black_box(&request).plan());
 }

@@ -70,7 +70,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 for device_gb in DEVICES_GB {
                     budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
-                    let comparison = match PlanRequest::new(&model.info, &resources, &budget).compare(engine) {
+                    let comparison = match PlanRequest::of((model.info.clone(), resources.clone()))
+                        .with_budget(budget.clone())
+                        .compare(engine)
+                    {
                         Err(PlanError::Engine(_)) => continue,
                         comparison => comparison?,
                     };

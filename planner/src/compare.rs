@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::Memory;
 use crate::engines::{EngineSpec, available_bytes};
-use crate::make::{load, make};
-use crate::{ByteSize, Grouping, PlanError, PlanRequest};
+use crate::make::{load, make_all};
+use crate::{ByteSize, Grouping, Inputs, PlanError};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;
@@ -35,20 +35,9 @@ pub struct Comparison {
     pub why: Vec<String>,
 }
 
-impl PlanRequest<'_> {
-    /// Compares `by-key` with `engine` at the same bytes.
-    ///
-    /// The resources must have been collected in [`engine_context`](crate::Budget::engine_context), so that both store the
-    /// same dtypes. Both keep the same features on; our blocks are at most as large as the engine's.
-    ///
-    /// # Errors
-    /// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
-    /// fit into memory that is left counts as no sequences.
-    pub fn compare(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
-        (Self { engine: Some(engine.engine), ..*self }).compared(engine)
-    }
-
-    fn compared(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
+impl Inputs<'_> {
+    /// The comparison that [`PlanRequest::compare`](crate::PlanRequest::compare) makes; `None` where no bytes are left.
+    pub(crate) fn compare(&self, engine: EngineSpec) -> Result<Option<Comparison>, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
         let load = load(self.budget, self.budget.max_seq_len_for(self.model))?;
         let bytes = match self.budget.engine.cache_bytes {
@@ -59,14 +48,13 @@ impl PlanRequest<'_> {
             })?,
         };
         if bytes == 0 {
-            // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
-            self.plan()?;
+            return Ok(None);
         }
         let mut budget = self.budget.clone();
         budget.engine.cache_bytes = Some(ByteSize(bytes));
         budget.grouping = Some(Grouping::ByKey);
         budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
-        let theirs = match (PlanRequest { budget: &budget, ..*self }).predict_among(engine) {
+        let theirs = match (Inputs { budget: &budget, ..*self }).predict_among(engine) {
             Ok(prediction) => Some(prediction),
             Err(PlanError::DoesNotFit(_)) => None,
             Err(other) => return Err(other),
@@ -74,8 +62,8 @@ impl PlanRequest<'_> {
         let block = theirs.as_ref().and_then(|theirs| theirs.block_size).unwrap_or(1);
         budget.tokens_per_block = Some(budget.tokens_per_block.unwrap_or(LARGEST_BLOCK).min(block));
         // The bytes are those that the engine has, whatever our own step would leave of the device.
-        let ours = match make(&PlanRequest { budget: &budget, device: None, ..*self }) {
-            Ok(plan) => Some(plan),
+        let ours = match make_all(&Inputs { budget: &budget, device: None, ..*self }) {
+            Ok(ranks) => Some(ranks.into_stage(self.stage)?),
             Err(PlanError::DoesNotFit(_)) => None,
             Err(other) => return Err(other),
         };
@@ -83,9 +71,9 @@ impl PlanRequest<'_> {
         let engine_sequences = theirs.as_ref().map_or(0, |theirs| theirs.sequences);
         let engine_wasted_bytes = theirs.as_ref().map_or(bytes, |theirs| theirs.wasted_bytes);
         let sequences = ours.as_ref().map_or(0, |plan| plan.capacity.sequences);
-        let needed = crate::engines::bytes_per_sequence(&PlanRequest { budget: &budget, ..*self }, &load, engine)?;
+        let needed = crate::engines::bytes_per_sequence(&Inputs { budget: &budget, ..*self }, &load, engine)?;
         let used = u64::try_from(needed * u128::from(sequences)).unwrap_or(u64::MAX);
-        Ok(Comparison {
+        Ok(Some(Comparison {
             engine: engine.engine.to_string(),
             version: engine.version_name(),
             bytes,
@@ -96,6 +84,6 @@ impl PlanRequest<'_> {
             wasted_bytes: bytes.saturating_sub(used),
             engine_wasted_bytes,
             why: theirs.map_or_else(|| vec!["not one sequence fits".into()], |theirs| theirs.notes),
-        })
+        }))
     }
 }

@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
+use crate::compare::Comparison;
 use crate::engines::EngineSpec;
-use crate::{Budget, Comparison, Parallel, PlanError, PlanRequest, RankPlans};
+use crate::error::PlanError;
+use crate::request::PlanRequest;
 
 /// Sequences at once over the length of each.
 #[derive(Clone, Debug, Serialize)]
@@ -41,28 +43,23 @@ pub(crate) struct EnginePoint {
 /// The lengths that a picture has: 1,024 to 1,048,576 tokens.
 const USUAL: std::ops::RangeInclusive<u32> = 10..=20;
 
-impl PlanRequest<'_> {
-    /// Plans every length of `contexts`, the usual ones where it is empty. `engines` are the same request with the resources
-    /// that were collected in each engine's context, as [`compare`](Self::compare) needs them.
-    pub fn curves(&self, contexts: &[u64], engines: &[(EngineSpec, PlanRequest<'_>)]) -> Curves {
+impl PlanRequest {
+    /// Plans every length of `contexts`, the usual ones where it is empty, and asks `engines` what they would admit of each.
+    pub fn curves(&self, contexts: &[u64], engines: &[EngineSpec]) -> Curves {
         let usual: Vec<u64> = USUAL.map(|power| 1 << power).collect();
         let contexts = if contexts.is_empty() { &usual } else { contexts };
         // Workloads state lengths of their own, beside which a context would be no length but a limit.
-        let budgets: Vec<Budget> = contexts
-            .iter()
-            .map(|&context| Budget { max_seq_len: Some(context), workload: None, ..self.budget.clone() })
-            .collect();
-        let at = || contexts.iter().copied().zip(&budgets);
-        let ours = at().map(|(context, budget)| {
-            let (sequences, capped_by) = capacity(&PlanRequest { budget, ..*self });
+        let at = |context: u64| self.changed(|budget| (budget.max_seq_len, budget.workload) = (Some(context), None));
+        let ours = contexts.iter().map(|&context| {
+            let (sequences, capped_by) = capacity(&at(context));
             OurPoint { context, sequences, capped_by }
         });
-        let engines = engines.iter().map(|(engine, request)| {
-            let points = at().filter_map(|(context, budget)| {
-                let row = PlanRequest { budget, ..*request }.compare(*engine).ok()?;
+        let engines = engines.iter().map(|&engine| {
+            let points = contexts.iter().filter_map(|&context| {
+                let row = at(context).compare(engine).ok()?;
                 Some(EnginePoint { context, sequences: row.engine_sequences, ours: row.sequences })
             });
-            let (row, error) = match request.compare(*engine) {
+            let (row, error) = match self.compare(engine) {
                 Ok(row) => (Some(row), None),
                 Err(error) => (None, Some(error.to_string())),
             };
@@ -72,11 +69,8 @@ impl PlanRequest<'_> {
     }
 }
 
-fn capacity(request: &PlanRequest<'_>) -> (u64, String) {
-    let planned = match request.budget.parallel == Parallel::default() {
-        true => request.plan(),
-        false => RankPlans::of(request).map(|mut ranks| ranks.stages.swap_remove(0)),
-    };
+fn capacity(request: &PlanRequest) -> (u64, String) {
+    let planned = request.made().and_then(|ranks| ranks.into_stage(0));
     match planned {
         Ok(plan) => {
             let largest = plan.pools.iter().max_by_key(|pool| pool.bytes).map(|pool| pool.id.clone());

@@ -9,7 +9,7 @@ const NODE: u32 = 8;
 
 /// What of a model limits how it can be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Divisible {
+pub(crate) struct Divisible {
     /// What `tp` must divide, since every rank has whole query heads: their greatest common divisor; 0 without attention.
     heads: u64,
     /// Routed experts of a layer.

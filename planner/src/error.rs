@@ -6,6 +6,7 @@ use std::fmt;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
+use cacheplan_transforms::PassError;
 use thiserror::Error;
 
 use crate::plan::LedgerLine;
@@ -40,6 +41,20 @@ pub enum PlanError {
     /// An engine does not run this model, or not with what it is told.
     #[error(transparent)]
     Engine(#[from] EngineRefusal),
+    /// A number of ranks that is not the number of devices.
+    #[error("{shown}", shown = Shown(.0))]
+    Devices(String),
+    /// A pipeline stage that there is not.
+    #[error("there is no stage {stage}; the stages are 0 to {last}")]
+    NoStage {
+        /// What was asked for.
+        stage: u32,
+        /// The last one.
+        last: u32,
+    },
+    /// A graph whose caches cannot be collected.
+    #[error(transparent)]
+    Graph(#[from] PassError),
     /// A product of counts and bytes above 64 bits.
     #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX, pool = Shown(.pool))]
     TooLarge {
@@ -124,13 +139,14 @@ fn tries(suggestions: &[Suggestion]) -> String {
 }
 
 impl PlanError {
-    /// The exit code of a command that ends with this error: 3 where the budget is too small, 4 where an engine refuses the
-    /// model, else 1.
+    /// The exit code of a command that ends with this error: 2 where it names what there is not, 3 where the budget is too
+    /// small, 4 where the model or an engine refuses, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::DoesNotFit(_) => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
-            Self::Engine(_) => 4,
+            Self::Engine(_) | Self::Graph(_) => 4,
+            Self::Devices(_) | Self::NoStage { .. } => 2,
             _ => 1,
         }
     }

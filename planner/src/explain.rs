@@ -12,9 +12,7 @@ use crate::budget::{Base, Memory, nearest};
 use crate::make::beside;
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{
-    Budget, CachePlan, Cap, HostPlan, LedgerItem, Parallel, PlanError, PlanRequest, PlannedResource, Pool, Unit,
-};
+use crate::{Budget, CachePlan, Cap, HostPlan, Inputs, LedgerItem, Parallel, PlanError, PlannedResource, Pool, Unit};
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,15 +56,10 @@ pub enum ExplainError {
     Plan(#[from] PlanError),
 }
 
-impl PlanRequest<'_> {
-    /// Explains `capacity`, `host`, or the resource, pool, ledger line or layer number that `subject` names.
-    ///
-    /// `plan` must be the plan of this request, which holds what the plan does not: the tensors behind each dimension, and
-    /// which limits the budget states.
-    ///
-    /// # Errors
-    /// A name that is not in the plan, or a request that cannot be planned.
-    pub fn explain(&self, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
+impl Inputs<'_> {
+    /// What [`PlanRequest::explain`](crate::PlanRequest::explain) says of the plan of these inputs, which hold what the plan
+    /// does not: the tensors behind each dimension, and which limits the budget states.
+    pub(crate) fn explain(&self, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
         let held = self.held()?;
         let explainer = Explainer { request: self, plan, held: &held.resources };
         if subject == "capacity" {
@@ -134,7 +127,7 @@ impl fmt::Display for Derivation {
 }
 
 struct Explainer<'a> {
-    request: &'a PlanRequest<'a>,
+    request: &'a Inputs<'a>,
     plan: &'a CachePlan,
     /// The resources of this rank, with their provenance.
     held: &'a Resources,

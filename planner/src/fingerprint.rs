@@ -4,10 +4,10 @@ use cacheplan_handlers::{Growth, ResourceHandler};
 use cacheplan_transforms::Resources;
 use serde::Serialize;
 
+use crate::inputs::Inputs;
 use crate::plan::Fingerprint;
-use crate::request::PlanRequest;
 
-impl PlanRequest<'_> {
+impl Inputs<'_> {
     /// What a plan of this request bears, and no other: a plan with another fingerprint was made of something else.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut model = Vec::with_capacity(64 * self.resources.len());

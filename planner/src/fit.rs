@@ -5,14 +5,16 @@
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::DType;
-use cacheplan_transforms::Resources;
-use cacheplan_transforms::layers::LayerSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::budget::{Budget, Fraction, Memory};
-use crate::divisible::Divisible;
-use crate::suggest::{in_eight_bits, states_in_sixteen_bits};
-use crate::{Base, ByteSize, CachePlan, Cap, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
+use crate::budget::{Base, Fraction, Memory};
+use crate::device::DeviceInfo;
+use crate::engines::EngineSpec;
+use crate::error::PlanError;
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, Cap};
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -29,8 +31,8 @@ pub struct FitQuestion {
     pub weights: Option<ByteSize>,
     /// What the devices cost.
     pub prices: Prices,
-    /// Engines that are asked what they admit, each with the model's caches in the dtypes that it would choose.
-    pub engines: Vec<(EngineSpec, Resources)>,
+    /// Engines that are asked what they admit.
+    pub engines: Vec<EngineSpec>,
 }
 
 /// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
@@ -115,27 +117,31 @@ pub(crate) struct Curve {
 /// The lengths of a curve: 1,024 to 1,048,576 tokens.
 const CURVE: std::ops::RangeInclusive<u32> = 10..=20;
 
-impl PlanRequest<'_> {
-    /// Plans every layout of a model whose layers are `layers`.
+impl PlanRequest {
+    /// Plans every layout of the model.
     ///
     /// # Errors
-    /// A model of whose weights nobody knows the size.
-    pub fn fit(&self, layers: &[LayerSpec], question: &FitQuestion) -> Result<Answer, PlanError> {
-        if self.model.weights.is_none() && question.weights.is_none() {
+    /// A model of whose weights nobody knows the size, or whose layers nobody read.
+    pub fn fit(&self, question: &FitQuestion) -> Result<Answer, PlanError> {
+        if self.info().weights.is_none() && question.weights.is_none() {
             let unknown = "the size of the model's weights is unknown, so what they leave for caches is too; state it with --weights";
             return Err(PlanError::Budget(unknown.into()));
         }
-        let divisible = Divisible::of(layers);
-        let asked = std::iter::once((None, self.resources));
-        let asked = asked.chain(question.engines.iter().map(|(engine, resources)| (Some(*engine), resources)));
-        let variants: Vec<Variant> = asked.flat_map(|(engine, resources)| Variant::of(engine, resources)).collect();
+        let Some(divisible) = self.model().divisible() else {
+            let unread = "how a model of which only the caches are known can be divided is unknown";
+            return Err(PlanError::Budget(unread.into()));
+        };
+        // What the passes refuse is no layout that does not fit.
+        self.caches()?;
+        let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
+        let engines = std::iter::once(None).chain(question.engines.iter().copied().map(Some));
+        let variants: Vec<Variant> = engines.flat_map(|engine| Variant::all(&asked, engine)).collect();
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             for parallel in divisible.layouts(question.max_devices) {
                 for variant in &variants {
-                    let request = PlanRequest { resources: &variant.resources, device: Some(device), ..*self };
-                    let tried = tried(&request, variant.engine, parallel, question);
-                    fits.extend(tried.map(|tried| tried.priced(name, variant, question)));
+                    let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question);
+                    fits.extend(tried.map(|tried| tried.priced(name, *variant, question)));
                 }
             }
         }
@@ -178,12 +184,11 @@ impl Answer {
 }
 
 /// What the layout of `fit` holds at other lengths, with the model's own dtypes.
-fn curve(request: &PlanRequest<'_>, fit: &Fit, question: &FitQuestion) -> Option<Curve> {
+fn curve(request: &PlanRequest, fit: &Fit, question: &FitQuestion) -> Option<Curve> {
     let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.is_plain())?;
-    let request = PlanRequest { device: Some(device), ..*request };
     let points = CURVE.filter_map(|power| {
         let question = FitQuestion { context: 1 << power, ..question.clone() };
-        Some((question.context, tried(&request, None, fit.parallel, &question)?.sequences))
+        Some((question.context, tried(request, device, None, fit.parallel, &question)?.sequences))
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
@@ -199,52 +204,58 @@ struct Tried {
 }
 
 /// The caches of a model in other dtypes, or in an engine's.
+#[derive(Clone, Copy)]
 struct Variant {
     engine: Option<EngineSpec>,
     kv_dtype: Option<DType>,
     state_dtype: Option<DType>,
-    resources: Resources,
 }
 
 impl Variant {
-    /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these differ.
-    fn of(engine: Option<EngineSpec>, resources: &Resources) -> Vec<Self> {
-        let smaller_kv = in_eight_bits(resources).filter(|smaller| smaller != resources);
-        let kv = [Some((None, resources.clone())), smaller_kv.map(|smaller| (Some(DType::F8E4m3), smaller))];
-        let variant = |kv_dtype, state_dtype, resources| Self { engine, kv_dtype, state_dtype, resources };
-        let mut variants = Vec::new();
-        for (kv_dtype, resources) in kv.into_iter().flatten() {
-            let smaller = states_in_sixteen_bits(&resources).filter(|smaller| *smaller != resources);
-            variants.push(variant(kv_dtype, None, resources));
-            variants.extend(smaller.map(|smaller| variant(kv_dtype, Some(DType::Bf16), smaller)));
-        }
-        variants
+    /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these are smaller.
+    fn all(request: &PlanRequest, engine: Option<EngineSpec>) -> Vec<Self> {
+        let plain = Self { engine, kv_dtype: None, state_dtype: None };
+        let of_kv = [plain, Self { kv_dtype: Some(DType::F8E4m3), ..plain }];
+        let all = of_kv.into_iter().flat_map(|kv| [kv, Self { state_dtype: Some(DType::Bf16), ..kv }]);
+        let is_smaller = |variant: &Self| {
+            let without = [
+                variant.kv_dtype.map(|_| Self { kv_dtype: None, ..*variant }),
+                variant.state_dtype.map(|_| Self { state_dtype: None, ..*variant }),
+            ];
+            let own = variant.of(request);
+            without.into_iter().flatten().all(|without| own.stores_less_than(&without.of(request)))
+        };
+        all.filter(is_smaller).collect()
+    }
+
+    fn of(&self, request: &PlanRequest) -> PlanRequest {
+        let stored = request.stored_in(self.kv_dtype, self.state_dtype);
+        self.engine.into_iter().fold(stored, PlanRequest::for_engine)
     }
 }
 
 /// Plans all stages, and asks an engine what it would admit of each; `None` where the model cannot be divided so, or the
 /// engine's rules for it are not known.
 fn tried(
-    request: &PlanRequest<'_>,
+    request: &PlanRequest,
+    device: &DeviceInfo,
     engine: Option<EngineSpec>,
     parallel: Parallel,
     question: &FitQuestion,
 ) -> Option<Tried> {
-    let request = &PlanRequest { engine: engine.map(|engine| engine.engine), ..*request };
-    let memory = Memory {
-        fraction: Fraction::new(0.9),
-        of: Some(Base::Total),
-        weights: question.weights,
-        ..request.budget.memory.clone().unwrap_or_default()
-    };
-    let budget = Budget {
-        memory: Some(Memory { bytes: None, ..memory }),
-        max_seq_len: Some(question.context),
-        max_batch_size: None,
-        parallel,
-        ..request.budget.clone()
-    };
-    let plans = match RankPlans::made(&PlanRequest { budget: &budget, ..*request }) {
+    let request = request.clone().with_devices(device.clone()).changed(|budget| {
+        let memory = Memory {
+            fraction: Fraction::new(0.9),
+            of: Some(Base::Total),
+            weights: question.weights,
+            ..budget.memory.clone().unwrap_or_default()
+        };
+        budget.memory = Some(Memory { bytes: None, ..memory });
+        budget.max_seq_len = Some(question.context);
+        budget.max_batch_size = None;
+        budget.parallel = parallel;
+    });
+    let plans = match request.made() {
         Ok(ranks) => ranks.stages,
         Err(PlanError::DoesNotFit(short)) => {
             let outside = short.overdrawn.as_ref().map(crate::error::Overdrawn::taken);
@@ -258,7 +269,7 @@ fn tried(
         }
         Err(_) => return None,
     };
-    let admitted = match engine.map(|engine| admitted(request, &budget, engine)) {
+    let admitted = match engine.map(|engine| admitted(&request, parallel, engine)) {
         None => None,
         Some(admitted) => Some(admitted?),
     };
@@ -286,13 +297,13 @@ fn tried(
 }
 
 /// What an engine admits on every stage, and what ends it there.
-fn admitted(request: &PlanRequest<'_>, budget: &Budget, engine: EngineSpec) -> Option<(u64, String)> {
-    let stages =
-        (0..budget.parallel.pp).map(|stage| match (PlanRequest { budget, stage, ..*request }).predict_among(engine) {
-            Ok(prediction) => Some((prediction.sequences, "the engine".to_owned())),
-            Err(PlanError::DoesNotFit(short)) => Some((0, short.capped_by)),
-            Err(_) => None,
-        });
+fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, String)> {
+    let settled = request.settled().ok()?;
+    let stages = (0..parallel.pp).map(|stage| match settled.inputs_of(stage, None).predict_among(engine) {
+        Ok(prediction) => Some((prediction.sequences, "the engine".to_owned())),
+        Err(PlanError::DoesNotFit(short)) => Some((0, short.capped_by)),
+        Err(_) => None,
+    });
     stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
 }
 
@@ -301,7 +312,7 @@ fn largest_pool(plan: &CachePlan) -> String {
 }
 
 impl Tried {
-    fn priced(self, device: &str, variant: &Variant, question: &FitQuestion) -> Fit {
+    fn priced(self, device: &str, variant: Variant, question: &FitQuestion) -> Fit {
         let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
         let devices = parallel.world_size();
         let per_hour = question.prices.per_hour.get(device).map(|price| price * devices as f64);

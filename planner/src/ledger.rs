@@ -8,9 +8,7 @@ use crate::overheads::Estimate;
 use crate::room::CacheBytes;
 use crate::size::ByteSize;
 use crate::step::{StepBytes, StepSize};
-use crate::{
-    Certainty, DeviceKind, Engine, LedgerItem, LedgerLine, Owner, Parallel, PlanError, PlanRequest, Pool, weights,
-};
+use crate::{Certainty, DeviceKind, Engine, Inputs, LedgerItem, LedgerLine, Owner, Parallel, PlanError, Pool, weights};
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
 ///
@@ -44,7 +42,7 @@ impl Ledger {
     }
 
     /// Whether somebody measured `item`, whose line is then added; activations are those of another step.
-    fn measured(&mut self, request: &PlanRequest<'_>, item: LedgerItem) -> bool {
+    fn measured(&mut self, request: &Inputs<'_>, item: LedgerItem) -> bool {
         let measured = request.measured.and_then(|measured| measured.line(&item, 0));
         let Some((bytes, source, note)) = measured else { return false };
         self.line(item, bytes, source, note);
@@ -61,7 +59,7 @@ impl Ledger {
     }
 
     /// What is on a GPU before anything is; as much again is uncertain, for logs of one rank alone show little of libraries.
-    fn context(&mut self, request: &PlanRequest<'_>) {
+    fn context(&mut self, request: &Inputs<'_>) {
         let logged =
             Estimate::of(&LedgerItem::Context, request.engine.map(Engine::name), request.device, |row| row.bytes);
         if let Some(Estimate { middle, most, note }) = logged {
@@ -70,7 +68,7 @@ impl Ledger {
     }
 
     /// What the steps of so many layers are captured in.
-    fn graphs(&mut self, request: &PlanRequest<'_>, layers: u64) {
+    fn graphs(&mut self, request: &Inputs<'_>, layers: u64) {
         if request.engine.is_some_and(|engine| !engine.rules().captures_apart) {
             return;
         }
@@ -137,12 +135,12 @@ pub(crate) struct Weights {
 }
 
 /// The model's weights, if they are known.
-pub(crate) fn weights(request: &PlanRequest<'_>) -> Option<Weights> {
+pub(crate) fn weights(request: &Inputs<'_>) -> Option<Weights> {
     told(request.budget.memory.as_ref().and_then(|memory| memory.weights), request.model.weights)
 }
 
 /// The draft model's weights, if there is one and they are known.
-pub(crate) fn draft_weights(request: &PlanRequest<'_>) -> Option<Weights> {
+pub(crate) fn draft_weights(request: &Inputs<'_>) -> Option<Weights> {
     let stated = request.budget.speculation.as_ref().and_then(|speculation| speculation.draft_weights);
     told(stated, request.draft.and_then(|draft| draft.model.weights))
 }
@@ -183,7 +181,7 @@ enum Activations<'a> {
 }
 
 impl Activations<'_> {
-    fn of<'a>(request: &PlanRequest<'a>, stated: Option<ByteSize>) -> Activations<'a> {
+    fn of<'a>(request: &Inputs<'a>, stated: Option<ByteSize>) -> Activations<'a> {
         let known = |bytes, source, note: &str| {
             Activations::Known(LedgerLine {
                 name: LedgerItem::Activations,
@@ -238,7 +236,7 @@ impl Activations<'_> {
 }
 
 impl<'a> Outside<'a> {
-    pub(crate) fn of(request: &PlanRequest<'a>) -> Result<Self, PlanError> {
+    pub(crate) fn of(request: &Inputs<'a>) -> Result<Self, PlanError> {
         let memory = request.budget.memory.clone().unwrap_or_default();
         if let Some(measured) = request.measured {
             measured.refuse_other_ranks(request.budget.parallel)?;
@@ -273,7 +271,7 @@ impl<'a> Outside<'a> {
 }
 
 /// Weights, and what a process has on the device before a step.
-fn before_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
+fn before_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     let mut ledger = Ledger::default();
     let parallel = request.budget.parallel;
     if let Some(measured) = request.measurement {
@@ -299,7 +297,7 @@ fn before_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
 }
 
 /// Captured graphs, the draft model's weights, and what nobody may use.
-fn after_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
+fn after_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     let mut ledger = Ledger::default();
     let parallel = request.budget.parallel;
     let stages = |layers: u32| parallel.stages_of(request.stage, layers);
@@ -333,11 +331,11 @@ fn after_activations(request: &PlanRequest<'_>, memory: &Memory) -> Ledger {
     ledger
 }
 
-fn is_device(request: &PlanRequest<'_>) -> bool {
+fn is_device(request: &Inputs<'_>) -> bool {
     request.device.is_some_and(|device| device.kind != DeviceKind::Cpu)
 }
 
 /// Of a model whose layers nobody read only the least is assumed.
-fn runs_layers(request: &PlanRequest<'_>) -> bool {
+fn runs_layers(request: &Inputs<'_>) -> bool {
     is_device(request) && request.step.is_some()
 }

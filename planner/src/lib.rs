@@ -1,7 +1,7 @@
 //! From resources and a budget to a [`CachePlan`]: pure, no device, no IO.
 //!
-//! [`PlanRequest::plan`] groups the resources of a model into pools, sizes the pools for the most sequences that the budget admits,
-//! and says who owns every byte and why. [`PlanRequest::check`] proves a plan from the request alone.
+//! A [`PlanRequest`] asks: it groups the caches of a model into pools, sizes the pools for the most sequences that the budget
+//! admits, and says who owns every byte and why. [`PlanRequest::check`] proves a plan from the request alone.
 //!
 //! ```
 //! use cacheplan_handlers::{DType, ResourceHandler};
@@ -28,7 +28,7 @@
 //!     step_tokens: None,
 //! };
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
-//! let plan = PlanRequest::new(&model, &resources, &budget).plan()?;
+//! let plan = PlanRequest::of((model, resources)).with_budget(budget).plan()?;
 //! assert_eq!(plan.capacity.sequences, 15);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -44,6 +44,7 @@ mod context;
 pub mod curves;
 mod demand;
 pub mod device;
+pub mod devices;
 pub mod diff;
 mod divisible;
 pub mod engines;
@@ -52,14 +53,17 @@ pub mod explain;
 pub mod export;
 mod fingerprint;
 pub mod fit;
+pub mod forward_profile;
 mod group;
 mod host;
+mod inputs;
 mod ledger;
 mod limits;
 pub mod logs;
 mod make;
 pub mod measured;
 mod mla_cache;
+pub mod model_caches;
 mod notes;
 mod overheads;
 mod parallel;
@@ -68,12 +72,13 @@ pub mod plan;
 pub mod plan_file;
 mod ranks;
 mod render;
-mod request;
+pub mod request;
 mod room;
 pub mod size;
 mod solve;
 mod speculation;
-mod step;
+mod stated;
+pub mod step;
 mod suggest;
 mod weights;
 
@@ -81,26 +86,30 @@ pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
 pub use config::{BudgetKey, Config, Override, Values};
 pub use device::DeviceInfo;
+pub use devices::Devices;
 pub use engines::{Engine, EngineSpec};
 pub use error::PlanError;
 pub use export::{ExportError, Serving, Target};
 pub use fit::{FitQuestion, Prices};
+pub use forward_profile::ForwardProfile;
 pub use logs::EngineLog;
 pub use measured::Measured;
+pub use model_caches::ModelCaches;
 pub use parallel::Parallel;
 pub use plan::{
     CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain, Unit,
 };
-pub use request::{Measurement, PlanRequest};
+pub use request::PlanRequest;
 pub use size::ByteSize;
+pub use stated::Stated;
+pub use step::StepBytes;
 
 // What only this crate names.
-use budget::{Base, CheckpointDType, Lengths, Speculation, Workload};
+use budget::{Base, Lengths, Speculation};
 use device::DeviceKind;
-use error::Suggestion;
+use inputs::Inputs;
 use parallel::Agreement;
 use plan::{Cap, Capacity, Certainty, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Scheme, Totals};
-use request::Draft;
 
 #[cfg(test)]
 extern crate self as cacheplan_planner;

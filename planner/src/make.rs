@@ -8,66 +8,26 @@ use crate::budget::{Budget, Objective};
 use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::{Overdrawn, Shortfall};
 use crate::group::{Group, group};
+use crate::inputs::Held;
 use crate::ledger::{self, Ledger};
 use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
 use crate::plan::Deployment;
-use crate::request::Held;
 use crate::room::{CacheBytes, Room};
 use crate::solve::{self, SearchLimits, StageCost};
 use crate::{
-    Agreement, ByteSize, CachePlan, Cap, Capacity, Certainty, LedgerItem, LedgerLine, Limits, ManagerKind, Member,
-    Owner, Parallel, PlanError, PlanRequest, PlannedResource, Pool, SCHEMA_VERSION, SlotDomain, Speculation, Totals,
-    Unit, checkpoints, host, suggest, weights,
+    Agreement, ByteSize, CachePlan, Cap, Capacity, Certainty, Inputs, LedgerItem, LedgerLine, Limits, ManagerKind,
+    Member, Owner, Parallel, PlanError, PlannedResource, Pool, RankPlans, SCHEMA_VERSION, SlotDomain, Speculation,
+    Totals, Unit, checkpoints, fingerprint, host, weights,
 };
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;
 const PADDING_SLOTS: u64 = 1;
 
-impl PlanRequest<'_> {
-    /// Plans the caches of a model: who owns each, how large each pool is, and why. Of several pipeline stages it is the plan of
-    /// the one that is asked about, sized for what all of them can serve.
-    ///
-    /// Pure: the same request gives the same plan, and nothing is read, allocated or measured.
-    ///
-    /// # Errors
-    /// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve.
-    pub fn plan(&self) -> Result<CachePlan, PlanError> {
-        self.budget.parallel.refuse_stage(self.stage, self.model.layers)?;
-        make_all(self).map(|stages| stages.of(self.stage)).map_err(|error| with_suggestions(self, error))
-    }
-}
-
-/// The plans of all stages, and what they agree on.
-pub(crate) struct Stages {
-    pub(crate) plans: Vec<CachePlan>,
-    pub(crate) agreement: Agreement,
-}
-
-impl Stages {
-    /// The plan of a stage that there is.
-    fn of(mut self, stage: u32) -> CachePlan {
-        self.plans.swap_remove(stage as usize)
-    }
-}
-
-/// An error with the changes that would make the request fit, each tried.
-pub(crate) fn with_suggestions(request: &PlanRequest<'_>, error: PlanError) -> PlanError {
-    let PlanError::DoesNotFit(mut shortfall) = error else { return error };
-    shortfall.suggestions = suggest::suggestions(request);
-    PlanError::DoesNotFit(shortfall)
-}
-
-/// [`PlanRequest::plan`] without suggestions where it does not fit.
-pub(crate) fn make(request: &PlanRequest<'_>) -> Result<CachePlan, PlanError> {
-    request.budget.parallel.refuse_stage(request.stage, request.model.layers)?;
-    make_all(request).map(|stages| stages.of(request.stage))
-}
-
 /// Bytes that `sequences` sequences of a request take, and those that are there for them.
-pub(crate) fn beside(request: &PlanRequest<'_>, sequences: u64) -> Result<(u64, Option<CacheBytes>), PlanError> {
+pub(crate) fn beside(request: &Inputs<'_>, sequences: u64) -> Result<(u64, Option<CacheBytes>), PlanError> {
     let budget = request.budget.or_fixed(request.model);
-    let request = &PlanRequest { budget: &budget, ..*request };
+    let request = &Inputs { budget: &budget, ..*request };
     let held = request.held()?;
     let cost = Stage::of(request, &held)?;
     let needed = u64::try_from(cost.cost().at(sequences).total()).unwrap_or(u64::MAX);
@@ -75,13 +35,12 @@ pub(crate) fn beside(request: &PlanRequest<'_>, sequences: u64) -> Result<(u64, 
 }
 
 /// Plans every pipeline stage, all sized for what the poorest can serve.
-pub(crate) fn make_all(request: &PlanRequest<'_>) -> Result<Stages, PlanError> {
+pub(crate) fn make_all(request: &Inputs<'_>) -> Result<RankPlans, PlanError> {
     let budget = request.budget.or_fixed(request.model);
     budget.validate().map_err(PlanError::Budget)?;
     let stages = 0..budget.parallel.pp;
-    let requests: Vec<PlanRequest<'_>> =
-        stages.map(|stage| PlanRequest { budget: &budget, stage, ..*request }).collect();
-    let held: Vec<Held<'_>> = requests.iter().map(PlanRequest::held).collect::<Result<_, _>>()?;
+    let requests: Vec<Inputs<'_>> = stages.map(|stage| Inputs { budget: &budget, stage, ..*request }).collect();
+    let held: Vec<Held<'_>> = requests.iter().map(Inputs::held).collect::<Result<_, _>>()?;
     let stages: Vec<Stage<'_>> =
         requests.iter().zip(&held).map(|(request, held)| Stage::of(request, held)).collect::<Result<_, _>>()?;
 
@@ -97,12 +56,24 @@ pub(crate) fn make_all(request: &PlanRequest<'_>) -> Result<Stages, PlanError> {
     let agreement =
         Agreement { sequences: solution.sequences, spare_tokens: solution.spare_tokens, host_sequences: parked };
     let plans = stages.into_iter().zip(&solution.caps).map(|(stage, cap)| stage.plan(request, agreement, *cap));
-    Ok(Stages { plans: plans.collect::<Result<_, _>>()?, agreement })
+    let stages: Vec<CachePlan> = plans.collect::<Result<_, _>>()?;
+    let parallel = budget.parallel;
+    Ok(RankPlans { hash: hash(parallel, agreement, &stages), parallel, agreement, stages })
+}
+
+/// Ranks agree on sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone would leave
+/// ranks with other pools out of step.
+fn hash(parallel: Parallel, agreement: Agreement, stages: &[CachePlan]) -> String {
+    let pools: Vec<_> = stages
+        .iter()
+        .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
+        .collect();
+    fingerprint::hash(&(parallel, agreement, pools))
 }
 
 /// One pipeline stage before its pools have sizes.
 struct Stage<'a> {
-    request: &'a PlanRequest<'a>,
+    request: &'a Inputs<'a>,
     held: &'a Held<'a>,
     groups: Vec<Group<'a>>,
     pools: Vec<Pool>,
@@ -112,7 +83,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn of(request: &'a PlanRequest<'a>, held: &'a Held<'a>) -> Result<Self, PlanError> {
+    fn of(request: &'a Inputs<'a>, held: &'a Held<'a>) -> Result<Self, PlanError> {
         let budget = request.budget;
         let max_seq_len = budget.max_seq_len_for(request.model);
         let load = load(budget, max_seq_len)?;
@@ -146,7 +117,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The plan at what all stages serve; `stated` is the request as it was asked.
-    fn plan(self, stated: &PlanRequest<'_>, agreed: Agreement, cap: Cap) -> Result<CachePlan, PlanError> {
+    fn plan(self, stated: &Inputs<'_>, agreed: Agreement, cap: Cap) -> Result<CachePlan, PlanError> {
         let Self { request, held, groups, mut pools, demands, load, room } = self;
         let budget = request.budget;
         let sequences = agreed.sequences;
@@ -168,7 +139,7 @@ impl<'a> Stage<'a> {
         Ok(CachePlan {
             schema_version: SCHEMA_VERSION,
             tool_version: env!("CARGO_PKG_VERSION").into(),
-            fingerprint: PlanRequest { stage: request.stage, agreement, ..*stated }.fingerprint(),
+            fingerprint: Inputs { stage: request.stage, agreement, ..*stated }.fingerprint(),
             model: request.model.clone(),
             policy: budget.grouping.unwrap_or_default(),
             manager: if managed_state { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager },
@@ -220,7 +191,7 @@ impl<'a> Stage<'a> {
 }
 
 /// What all ranks are together.
-fn deployment(request: &PlanRequest<'_>, ledger: &Ledger, sequences_per_replica: u64) -> Option<Deployment> {
+fn deployment(request: &Inputs<'_>, ledger: &Ledger, sequences_per_replica: u64) -> Option<Deployment> {
     let parallel = request.budget.parallel;
     let stages = parallel.stages_of(request.stage, request.model.layers);
     // Of weights that were measured on one rank nobody knows the classes.

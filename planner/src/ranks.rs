@@ -6,10 +6,8 @@ use cacheplan_handlers::{Dim, HandlerError, Kind, ResourceHandler, Split};
 use cacheplan_transforms::{Resource, Resources};
 
 use crate::error::PlanError;
-use crate::parallel::{Agreement, Parallel};
+use crate::parallel::Parallel;
 use crate::plan::{CachePlan, RankPlans};
-use crate::request::PlanRequest;
-use crate::{fingerprint, make};
 
 impl Parallel {
     /// A stage that there is, with a layer of the model for each.
@@ -32,30 +30,22 @@ impl Parallel {
 }
 
 impl RankPlans {
-    /// Plans every pipeline stage and sizes all of them for what the poorest can serve.
-    ///
-    /// They agree on sequences and spare tokens, from which every pool's size follows; a minimum of tokens alone would leave
-    /// ranks with other pools out of step.
+    /// The plan of a stage.
     ///
     /// # Errors
-    /// As [`PlanRequest::plan`], or sizes that do not divide the model.
-    pub fn of(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
-        Self::made(request).map_err(|error| make::with_suggestions(request, error))
+    /// A stage that there is not.
+    pub fn stage(&self, stage: u32) -> Result<&CachePlan, PlanError> {
+        let last = self.parallel.pp.saturating_sub(1);
+        self.stages.get(stage as usize).ok_or(PlanError::NoStage { stage, last })
     }
 
-    /// The same without suggestions where it does not fit.
-    pub(crate) fn made(request: &PlanRequest<'_>) -> Result<Self, PlanError> {
-        let stages = make::make_all(request)?;
-        Ok(Self::new(request.budget.parallel, stages.agreement, stages.plans))
-    }
-
-    fn new(parallel: Parallel, agreement: Agreement, stages: Vec<CachePlan>) -> Self {
-        let pools: Vec<_> = stages
-            .iter()
-            .map(|plan| plan.pools.iter().map(|pool| (&pool.id, pool.unit_bytes, pool.units)).collect::<Vec<_>>())
-            .collect();
-        let hash = fingerprint::hash(&(parallel, agreement, pools));
-        Self { parallel, agreement, hash, stages }
+    /// The plan of a stage, alone.
+    ///
+    /// # Errors
+    /// A stage that there is not.
+    pub fn into_stage(mut self, stage: u32) -> Result<CachePlan, PlanError> {
+        self.stage(stage)?;
+        Ok(self.stages.swap_remove(stage as usize))
     }
 }
 

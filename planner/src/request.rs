@@ -1,198 +1,393 @@
-//! What a plan is made from.
+//! A question, and the plans that answer it.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 
-use cacheplan_transforms::{Model, ModelInfo, Resource, Resources};
-use serde::{Deserialize, Serialize};
+use cacheplan_handlers::DType;
+use cacheplan_transforms::{ModelInfo, Resources};
 
-use crate::divisible::Divisible;
+use crate::budget::Budget;
+use crate::check::Violation;
+use crate::compare::Comparison;
+use crate::config::Config;
+use crate::device::DeviceInfo;
+use crate::devices::Devices;
+use crate::engines::{EnginePrediction, EngineSpec};
+use crate::error::{PlanError, Suggestion};
+use crate::explain::{Derivation, ExplainError};
+use crate::forward_profile::ForwardProfile;
+use crate::inputs::{Draft, Inputs};
+use crate::make;
 use crate::measured::Measured;
-use crate::speculation;
-use crate::step::StepBytes;
-use crate::{Agreement, Budget, CachePlan, DeviceInfo, Engine, Parallel, PlanError, Speculation, ranks};
+use crate::model_caches::ModelCaches;
+use crate::parallel::{Agreement, Parallel};
+use crate::plan::{CachePlan, Fingerprint, RankPlans};
+use crate::size::ByteSize;
+use crate::stated::Stated;
 
-/// Everything that a plan depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct PlanRequest<'a> {
-    /// What is known of the model besides its caches.
-    pub model: &'a ModelInfo,
-    /// Its caches.
-    pub resources: &'a Resources,
-    /// Memory, limits, dtypes.
-    pub budget: &'a Budget,
-    /// The device; needed where the budget states a fraction.
-    pub device: Option<&'a DeviceInfo>,
-    /// What a profiled forward showed; replaces the assumptions.
-    pub measurement: Option<&'a Measurement>,
-    /// What an engine logged of the same model; replaces assumptions line by line.
-    pub measured: Option<&'a Measured>,
-    /// The draft model, where speculation has one.
-    pub draft: Option<Draft<'a>>,
-    /// The pipeline stage to plan for; 0 without pipeline parallelism.
-    pub stage: u32,
-    /// What all ranks can serve; [`RankPlans::of`](crate::RankPlans::of) finds it.
-    pub agreement: Option<Agreement>,
-    /// The largest live set of a step, where the model's layers tell it.
-    pub step: Option<StepBytes>,
-    /// How the model can be divided over ranks, where its layers tell it.
-    pub divisible: Option<Divisible>,
-    /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
-    pub engine: Option<Engine>,
-    /// How the budget was stated, in whose words changes to it are suggested.
-    pub stated: Stated,
-    /// What a device is called, `h100` of `8xh100`, where its number was stated with it: more of them are suggested so.
-    pub counted_device: Option<&'a str>,
-}
-
-/// How a budget is stated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stated {
-    /// As keys of a file: `max_seq_len = 4096`.
-    #[default]
-    Keys,
-    /// As flags of the command: `--max-seq-len 4096`.
-    Flags,
-}
-
-/// A model that drafts what another verifies, on the same ranks.
+/// Everything that a plan follows from: a model, a budget, devices, what was measured, the engine that is to run it.
 ///
-/// Its caches are planned with those of the other, named `draft.…`. Its layers and weights are divided over the ranks as
-/// the other's are; with fewer layers than pipeline stages the last stages hold nothing of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Draft<'a> {
-    /// What is known of it besides its caches; its weights are counted in the ledger.
-    pub model: &'a ModelInfo,
-    /// Its caches.
-    pub resources: &'a Resources,
+/// A request is a value: [`plan`](Self::plan) gives the same plan each time, and a changed copy is another question about
+/// the same model, whose passes run again only where the change makes its caches others.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let config = r#"{ "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+/// #   "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 8192 }"#;
+/// use cacheplan_planner::{Budget, PlanRequest};
+/// use cacheplan_transforms::{Model, ReadOptions};
+///
+/// let model = Model::read_config("config.json", config, &ReadOptions::default())?;
+/// let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
+/// let request = PlanRequest::of(model).with_budget(budget);
+/// let plan = request.plan()?;
+/// assert_eq!(request.check(&plan), Ok(()));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    model: ModelCaches,
+    draft: Option<ModelCaches>,
+    config: Config,
+    devices: Option<Devices>,
+    profile: Option<ForwardProfile>,
+    measured: Option<Measured>,
+    engine: Option<EngineSpec>,
+    stage: u32,
+    stated: Stated,
 }
 
-impl<'a> PlanRequest<'a> {
-    /// A request for one device that nobody described.
-    pub const fn new(model: &'a ModelInfo, resources: &'a Resources, budget: &'a Budget) -> Self {
+impl PlanRequest {
+    /// Asks for a plan of a model, or of caches that a framework collected, with a budget that states nothing.
+    pub fn of(model: impl Into<ModelCaches>) -> Self {
         Self {
-            model,
-            resources,
-            budget,
-            device: None,
-            measurement: None,
-            measured: None,
+            model: model.into(),
             draft: None,
-            stage: 0,
-            agreement: None,
-            step: None,
-            divisible: None,
+            config: Config::from(Budget::default()),
+            devices: None,
+            profile: None,
+            measured: None,
             engine: None,
+            stage: 0,
             stated: Stated::Keys,
-            counted_device: None,
         }
     }
 
-    /// The same with what a step of `model` takes and how it can be divided, which its layers tell.
+    /// The same with this budget.
     #[must_use]
-    pub fn with_step_of(self, model: &Model) -> Self {
-        Self { step: StepBytes::of(model), divisible: Some(Divisible::of(&model.layers)), ..self }
+    pub fn with_budget(self, budget: Budget) -> Self {
+        self.with_config(budget.into())
     }
 
-    /// The same with a draft model and its caches.
+    /// The same with a budget that says where each of its values came from.
     #[must_use]
-    pub const fn drafted_by(self, model: &'a ModelInfo, resources: &'a Resources) -> Self {
-        Self { draft: Some(Draft { model, resources }), ..self }
+    pub fn with_config(self, config: Config) -> Self {
+        Self { config, ..self }
     }
 
-    /// The same of a budget that flags of the command state.
+    /// The same on these devices. Several are tensor parallel ranks where the budget does not say how they divide the model.
     #[must_use]
-    pub const fn stated_in_flags(self) -> Self {
+    pub fn with_devices(self, devices: impl Into<Devices>) -> Self {
+        Self { devices: Some(devices.into()), ..self }
+    }
+
+    /// The same with a model that drafts what this one verifies: its caches and weights stand in the same plan.
+    #[must_use]
+    pub fn with_draft(self, draft: impl Into<ModelCaches>) -> Self {
+        Self { draft: Some(draft.into()), ..self }
+    }
+
+    /// The same where a forward was profiled: what it showed stands in place of assumptions.
+    #[must_use]
+    pub fn with_profile(self, profile: ForwardProfile) -> Self {
+        Self { profile: Some(profile), ..self }
+    }
+
+    /// The same where an engine logged what it takes: each line that it logged stands in place of an assumption.
+    #[must_use]
+    pub fn with_measured(self, measured: Measured) -> Self {
+        Self { measured: Some(measured), ..self }
+    }
+
+    /// The same for an engine, with the dtypes that it would choose.
+    #[must_use]
+    pub fn for_engine(self, engine: EngineSpec) -> Self {
+        Self { engine: Some(engine), ..self }
+    }
+
+    /// The same about a pipeline stage; it is the first one where nobody says.
+    #[must_use]
+    pub fn of_stage(self, stage: u32) -> Self {
+        Self { stage, ..self }
+    }
+
+    /// The same of a budget that flags of the command state: changes are suggested in them.
+    #[must_use]
+    pub fn stated_in_flags(self) -> Self {
         Self { stated: Stated::Flags, ..self }
     }
 
-    /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
-    pub(crate) fn held(&self) -> Result<Held<'a>, PlanError> {
-        self.divided(|speculation| speculation::extend(self.resources, speculation, self.model.dtype))
+    /// The model that it asks about.
+    pub fn model(&self) -> &ModelCaches {
+        &self.model
     }
 
-    /// The same without what speculation adds to states, for which every engine has its own buffers.
-    pub(crate) fn held_by_engine(&self) -> Result<Held<'a>, PlanError> {
-        self.divided(|_| Ok(self.resources.clone()))
+    /// The budget as it was stated, with where each value came from.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
-    fn divided(
-        &self,
-        extend: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
-    ) -> Result<Held<'a>, PlanError> {
-        let parallel = self.budget.parallel;
-        if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel)) {
-            return Err(PlanError::Budget(refused));
-        }
-        if parallel != Parallel::default() {
-            parallel.refuse_stage(self.stage, self.model.layers)?;
-        }
-        let of_rank = |resources: Cow<'a, Resources>, layers: u32| match parallel == Parallel::default() {
-            true => Ok::<_, PlanError>(resources),
-            false => ranks::split(&resources, layers, parallel, self.stage).map(Cow::Owned),
-        };
-        let Some(speculation) = &self.budget.speculation else {
-            if self.draft.is_some() {
-                let reason = "a draft model is given, but `[speculation]` (--draft-tokens) is not";
-                return Err(PlanError::Budget(reason.into()));
-            }
-            return Ok(Held::without_draft(of_rank(Cow::Borrowed(self.resources), self.model.layers)?));
-        };
-        let mut held = Held::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
-        let longest = self.budget.max_seq_len_for(self.model);
-        let head = speculation::head(self.resources, speculation, longest, &self.model.model_type)?;
-        held.add_drafting(&*of_rank(Cow::Owned(head), self.model.layers)?)?;
-        if let Some(draft) = self.draft {
-            held.add_drafting(&*of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?)?;
-        }
-        Ok(held)
-    }
-}
-
-/// What one rank holds: the model's caches, then those of its prediction head and its draft model, named `draft.…`.
-pub(crate) struct Held<'a> {
-    pub(crate) resources: Cow<'a, Resources>,
-    /// How many of them are the model's own.
-    own: usize,
-}
-
-impl<'a> Held<'a> {
-    fn without_draft(resources: Cow<'a, Resources>) -> Self {
-        Self { own: resources.len(), resources }
+    /// One of the devices.
+    pub fn device(&self) -> Option<&DeviceInfo> {
+        self.devices.as_ref().map(Devices::device)
     }
 
-    fn add_drafting(&mut self, drafting: &Resources) -> Result<(), PlanError> {
-        for resource in drafting {
-            let resource = Resource { name: format!("draft.{}", resource.name), ..resource.clone() };
-            let added = self.resources.to_mut().push(resource);
-            added.map_err(|error| PlanError::Budget(error.to_string()))?;
-        }
-        Ok(())
-    }
-
-    /// Each resource, and whether it drafts.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Resource, bool)> {
-        self.resources.iter().enumerate().map(|(at, resource)| (resource, at >= self.own))
-    }
-}
-
-/// What a profiled forward showed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Measurement {
-    /// Bytes that stay resident without the caches: weights and what the process needs. The weights of a draft model are
-    /// counted beside them.
-    pub resident_bytes: u64,
-    /// Peak bytes of one forward beyond the resident ones.
-    pub forward_bytes: u64,
-    /// Device bytes free once the weights are loaded and the first caches are dropped.
-    pub free_bytes: u64,
-}
-
-impl PlanRequest<'_> {
-    /// The plan for what was measured: `paged = (free - states - forward) * fraction`, the rest as before.
+    /// The budget as plans are made of it: several devices divide the model, and a named one has a compute capability where
+    /// an engine asks for that.
     ///
     /// # Errors
-    /// As [`PlanRequest::plan`].
-    pub fn resized(&self, measurement: &Measurement) -> Result<CachePlan, PlanError> {
-        PlanRequest { measurement: Some(measurement), ..*self }.plan()
+    /// Another number of ranks than devices.
+    pub fn budget(&self) -> Result<Budget, PlanError> {
+        let mut budget = self.config.budget.clone();
+        if let Some(devices) = &self.devices {
+            budget.divide_over(devices.count()).map_err(PlanError::Devices)?;
+        }
+        Ok(match (self.engine, self.device()) {
+            // Engines choose kernels and dtypes by the GPU that is named.
+            (Some(_), Some(device)) => budget.on(device),
+            _ => budget,
+        })
+    }
+
+    /// What is taken for granted, and what is stated and yet may not be meant, one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let info = self.model.info();
+        let mut notes = self.config.budget.notes(info);
+        if let Some(devices) = &self.devices {
+            notes.extend(devices.note());
+            let (count, mut budget) = (devices.count(), self.config.budget.clone());
+            if budget.divide_over(count) == Ok(true) {
+                let otherwise = match self.stated {
+                    Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
+                    Stated::Keys => "[parallel] divides otherwise",
+                };
+                notes.push(format!("{count} devices: tp {count}; {otherwise}"));
+            }
+        }
+        let Some(model) = self.model.model() else { return notes };
+        notes.extend(model.doubts.iter().cloned());
+        if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {
+            notes.push(format!("the size of the weights is not known: {why}"));
+        }
+        notes
+    }
+
+    /// Whether what is left for caches depends on the weights, and nobody says their size.
+    fn needs_weights(&self) -> bool {
+        let memory = self.config.budget.memory.as_ref();
+        let is_said = memory.is_some_and(|memory| memory.bytes.is_some() || memory.weights.is_some());
+        self.devices.is_some() && self.profile.is_none() && self.measured.is_none() && !is_said
+    }
+
+    /// The caches of the model on all ranks, as the passes give them.
+    ///
+    /// # Errors
+    /// An op that cannot be described, or that keeps state nobody knows how to cache.
+    pub fn caches(&self) -> Result<Arc<Resources>, PlanError> {
+        self.model.collect(&self.budget()?, self.engine)
+    }
+
+    /// Plans the caches of a rank of its stage: who owns each, how large each pool is, and why.
+    ///
+    /// # Errors
+    /// A budget that does not hold one sequence, that contradicts itself, or that the grouping policy cannot serve; where a
+    /// change would do, the error says which.
+    pub fn plan(&self) -> Result<CachePlan, PlanError> {
+        self.ranks()?.into_stage(self.stage)
+    }
+
+    /// Plans every pipeline stage, all sized for what the poorest can serve.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan), or sizes that do not divide the model.
+    pub fn ranks(&self) -> Result<RankPlans, PlanError> {
+        self.made().map_err(|error| match error {
+            PlanError::DoesNotFit(mut shortfall) => {
+                shortfall.suggestions = self.suggestions();
+                PlanError::DoesNotFit(shortfall)
+            }
+            error => error,
+        })
+    }
+
+    /// The same without suggestions where it does not fit.
+    pub(crate) fn made(&self) -> Result<RankPlans, PlanError> {
+        make::make_all(&self.settled()?.inputs())
+    }
+
+    /// What would let more sequences run at once than `plan`, its plan, does: one change each, those that
+    /// admit the most first. None where no memory is stated.
+    pub fn knobs(&self, plan: &CachePlan) -> Vec<Suggestion> {
+        self.budget().map(|budget| self.larger(&budget, plan)).unwrap_or_default()
+    }
+
+    /// What is missing where `max_batch_size` asks for more sequences than `plan`, its plan, holds.
+    pub fn missing(&self, plan: &CachePlan) -> Option<String> {
+        let held = plan.capacity.sequences;
+        let settled = self.settled().ok()?;
+        let asked = settled.budget.max_batch_size.filter(|asked| *asked > held)?;
+        // A larger step leaves less.
+        let (needed, there) = make::beside(&settled.inputs(), asked).ok()?;
+        let there = there?.bytes;
+        let short = needed.checked_sub(there).filter(|short| *short > 0)?;
+        let [needed, there, short] = [needed, there, short].map(ByteSize);
+        Some(format!(
+            "max_batch_size {asked} was asked for, and {held} fit: caches of {asked} need {needed}, {there} are there; short of {short}"
+        ))
+    }
+
+    /// Explains `capacity`, `host`, or the resource, pool, ledger line or layer number that `subject` names, in `plan`,
+    /// its plan.
+    ///
+    /// # Errors
+    /// A name that is not in the plan, or a request that cannot be planned.
+    pub fn explain(&self, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
+        self.settled()?.inputs().explain(plan, subject)
+    }
+
+    /// Proves that `plan` is right for this request: coverage, layout, sizes, capacity, maximality and ledger. Of several
+    /// pipeline stages it is held to the one whose fingerprint it bears.
+    ///
+    /// # Errors
+    /// Everything that is not as it must be.
+    pub fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
+        let unreadable = |error: PlanError| vec![Violation::unreadable(&error)];
+        let settled = self.settled().map_err(unreadable)?;
+        let stages = settled.stages().map_err(unreadable)?;
+        let own = stages.iter().find(|inputs| inputs.fingerprint() == plan.fingerprint);
+        own.unwrap_or(&stages[0]).check(plan)
+    }
+
+    /// What its plan bears, and no other: a plan with another fingerprint was made of something else.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn fingerprint(&self) -> Result<Fingerprint, PlanError> {
+        let settled = self.settled()?;
+        let (stages, last) = (settled.stages()?, settled.budget.parallel.pp.saturating_sub(1));
+        let own = stages.get(self.stage as usize).ok_or(PlanError::NoStage { stage: self.stage, last })?;
+        Ok(own.fingerprint())
+    }
+
+    /// Predicts what `engine` would allocate for the model and budget of this request.
+    ///
+    /// # Errors
+    /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the
+    /// engine does not consume, and what it refuses.
+    pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        self.clone().for_engine(engine).settled()?.inputs().predict(engine)
+    }
+
+    /// Compares `by-key` with `engine` at the same bytes, both with the dtypes that the engine would choose.
+    ///
+    /// Both keep the same features on; our blocks are at most as large as the engine's.
+    ///
+    /// # Errors
+    /// A budget without memory, whose memory other things than caches take up, or that contradicts itself. What does not
+    /// fit into memory that is left counts as no sequences.
+    pub fn compare(&self, engine: EngineSpec) -> Result<Comparison, PlanError> {
+        let asked = self.clone().for_engine(engine);
+        match asked.settled()?.inputs().compare(engine)? {
+            Some(row) => Ok(row),
+            // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
+            None => Err(asked.ranks().err().unwrap_or(PlanError::Budget("no bytes are left for caches".into()))),
+        }
+    }
+
+    /// The same with another budget, of which `change` is what differs from the stated one.
+    #[must_use]
+    pub fn changed(&self, change: impl FnOnce(&mut Budget)) -> Self {
+        let mut other = self.clone();
+        change(&mut other.config.budget);
+        other
+    }
+
+    /// The same divided otherwise, over as many devices as that takes where their number is stated.
+    pub(crate) fn divided(&self, parallel: Parallel) -> Self {
+        let ranks = u32::try_from(parallel.world_size()).unwrap_or(u32::MAX);
+        let counted = |devices: &Devices| if devices.count() > 1 { devices.times(ranks) } else { devices.clone() };
+        let devices = self.devices.as_ref().map(counted);
+        Self { devices, ..self.changed(|budget| budget.parallel = parallel) }
+    }
+
+    /// One of the devices in the user's words, where their number was stated with it.
+    pub(crate) fn counted_device(&self) -> Option<&str> {
+        self.devices.as_ref().and_then(Devices::word)
+    }
+
+    pub(crate) const fn stated(&self) -> Stated {
+        self.stated
+    }
+
+    /// The element types of keys and values and of recurrent states in other widths.
+    pub(crate) fn stored_in(&self, kv: Option<DType>, state: Option<DType>) -> Self {
+        self.changed(|budget| {
+            budget.dtypes.kv = kv.or(budget.dtypes.kv);
+            budget.dtypes.ssm = state.or(budget.dtypes.ssm);
+        })
+    }
+
+    pub(crate) fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    /// Divides and walks the model, once for all of its stages.
+    pub(crate) fn settled(&self) -> Result<Settled<'_>, PlanError> {
+        let budget = self.budget()?;
+        let caches = self.model.collect(&budget, self.engine)?;
+        let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
+        let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
+        Ok(Settled { request: self, budget, caches, draft_caches })
+    }
+}
+
+/// A request whose model is divided and walked.
+pub(crate) struct Settled<'r> {
+    request: &'r PlanRequest,
+    pub(crate) budget: Budget,
+    caches: Arc<Resources>,
+    draft_caches: Option<Arc<Resources>>,
+}
+
+impl Settled<'_> {
+    /// What the plan of the stage that is asked about follows from.
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
+        self.inputs_of(self.request.stage, None)
+    }
+
+    /// The same of any stage, with what the ranks of all of them agree on.
+    pub(crate) fn inputs_of(&self, stage: u32, agreement: Option<Agreement>) -> Inputs<'_> {
+        let request = self.request;
+        let draft = request.draft.as_ref().zip(self.draft_caches.as_deref());
+        Inputs {
+            device: request.device(),
+            measurement: request.profile.as_ref(),
+            measured: request.measured.as_ref(),
+            draft: draft.map(|(draft, resources)| Draft { model: draft.info(), resources }),
+            stage,
+            agreement,
+            step: request.model.step(),
+            divisible: request.model.divisible(),
+            engine: request.engine.map(|spec| spec.engine),
+            stated: request.stated,
+            ..Inputs::new(request.info(), &self.caches, &self.budget)
+        }
+    }
+
+    /// The same for all stages, with what their ranks agree on.
+    fn stages(&self) -> Result<Vec<Inputs<'_>>, PlanError> {
+        let pp = self.budget.parallel.pp;
+        let agreement = (pp > 1).then(|| make::make_all(&self.inputs())).transpose()?;
+        let agreement = agreement.map(|ranks| ranks.agreement);
+        Ok((0..pp).map(|stage| self.inputs_of(stage, agreement)).collect())
     }
 }

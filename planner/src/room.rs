@@ -3,7 +3,7 @@
 use crate::budget::{Base, Fraction, Memory};
 use crate::ledger::{self, Ledger, Outside};
 use crate::step::StepSize;
-use crate::{ByteSize, PlanError, PlanRequest};
+use crate::{ByteSize, Inputs, PlanError};
 
 /// The bytes for all pools; paged pools may take a fraction of what the others leave.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ struct Allowed {
 impl<'a> Room<'a> {
     /// # Errors
     /// A share of a device that is not known, or beside weights that are not.
-    pub(crate) fn of(request: &PlanRequest<'a>) -> Result<Self, PlanError> {
+    pub(crate) fn of(request: &Inputs<'a>) -> Result<Self, PlanError> {
         let outside = Outside::of(request)?;
         let allowed = allowed(request)?;
         let stated = request.budget.memory.as_ref().and_then(|memory| memory.bytes).map(|bytes| bytes.0);
@@ -57,7 +57,7 @@ impl<'a> Room<'a> {
     }
 }
 
-fn allowed(request: &PlanRequest<'_>) -> Result<Option<Allowed>, PlanError> {
+fn allowed(request: &Inputs<'_>) -> Result<Option<Allowed>, PlanError> {
     let all = |bytes| Ok(Some(Allowed { bytes, resident: 0, paged_share: Fraction::ONE }));
     let Some(Memory { bytes, fraction, of, .. }) = &request.budget.memory else { return Ok(None) };
     let device = request.device;
@@ -91,7 +91,7 @@ fn allowed(request: &PlanRequest<'_>) -> Result<Option<Allowed>, PlanError> {
 }
 
 /// What a share of a device leaves for caches is known only beside weights that are.
-fn refuse_unknown_weights(request: &PlanRequest<'_>) -> Result<(), PlanError> {
+fn refuse_unknown_weights(request: &Inputs<'_>) -> Result<(), PlanError> {
     let has_weights =
         ledger::weights(request).is_some() || request.measured.is_some_and(|measured| measured.lines.weights.is_some());
     if request.device.is_some() && request.measurement.is_none() && !has_weights {

@@ -20,7 +20,7 @@ use cacheplan::files::{Limit, Source};
 use cacheplan::hub::Hub;
 use cacheplan::managers::book::{CacheBook, Stats};
 use cacheplan::planner::{
-    Budget, CachePlan, EngineLog, Measured, Measurement, PlanRequest, Prices, RankPlans, Serving, Target,
+    Budget, CachePlan, EngineLog, Measured, ForwardProfile, PlanRequest, Prices, RankPlans, Serving, Target,
 };
 use cacheplan::runtime::Weights;
 use cacheplan::transforms::{Model, PassContext, ReadOptions};
@@ -185,7 +185,7 @@ fn budgets() {
     survive("budgets", Limit::TOML, &[seed.to_vec()], read, |budget| {
         let mut graph = llama.graph.clone();
         let Ok(collected) = graph.collect(&budget.pass_context(&llama.info)) else { return };
-        let _ = PlanRequest::new(&llama.info, &collected.resources, &budget).plan();
+        let _ = PlanRequest::of((llama.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan();
     });
 }
 
@@ -224,7 +224,7 @@ fn measured() {
 #[test]
 fn measurements() {
     let seed = br#"{"resident_bytes": 123456789, "forward_bytes": 12345678, "free_bytes": 1234567890}"#.to_vec();
-    let read = |bytes: &[u8]| Limit::MEASURED.parse_json::<Measurement>(within(bytes, Limit::MEASURED)?).ok();
+    let read = |bytes: &[u8]| Limit::MEASURED.parse_json::<ForwardProfile>(within(bytes, Limit::MEASURED)?).ok();
     survive("measurements", Limit::MEASURED, &[seed], read, nothing);
 }
 
@@ -294,7 +294,7 @@ fn plans_of_ranks() {
     let model = small_model();
     let budget = Budget::from_toml("max_batch_size = 2\n[parallel]\npp = 2", "b").unwrap();
     let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
-    let plans = RankPlans::of(&PlanRequest::new(&model.info, &resources, &budget)).unwrap();
+    let plans = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).ranks().unwrap();
     let seed = serde_json::to_vec(&plans).unwrap();
     let read = |bytes: &[u8]| Limit::PLAN.parse_json::<RankPlans>(within(bytes, Limit::PLAN)?).ok();
     survive("plans of ranks", Limit::PLAN, &[seed], read, |plans| {
@@ -311,7 +311,7 @@ fn small_plan(budget: &str) -> CachePlan {
     let model = small_model();
     let budget = Budget::from_toml(budget, "b").unwrap();
     let resources = model.graph.clone().collect(&budget.pass_context(&model.info)).unwrap().resources;
-    PlanRequest::new(&model.info, &resources, &budget).plan().unwrap()
+    PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan().unwrap()
 }
 
 /// What the hub says of a model, by a server on this machine.

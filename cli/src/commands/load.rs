@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::Measured;
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, EngineSpec, Measurement, Memory, Override,
+    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, EngineSpec, ForwardProfile, Memory, Override,
     PlanRequest, RankPlans,
 };
 use cacheplan::runtime::SessionOptions;
@@ -129,7 +129,7 @@ pub(crate) struct Loaded {
     pub(crate) collected: Collected,
     device: Option<Devices>,
     draft: Option<Drafting>,
-    measurement: Option<Measurement>,
+    measurement: Option<ForwardProfile>,
     measured: Option<Measured>,
     /// The engine that it is planned for, where one is named.
     engine: Option<EngineSpec>,
@@ -389,7 +389,7 @@ pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
         .map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))
 }
 
-fn read_measurement(path: &Path) -> Result<Measurement, Failure> {
+fn read_measurement(path: &Path) -> Result<ForwardProfile, Failure> {
     let keys = "JSON with resident_bytes, forward_bytes and free_bytes was expected";
     Limit::MEASURED
         .parse_json(read(path, Limit::MEASURED)?.as_bytes())

@@ -49,7 +49,7 @@ impl PoolPeak {
 #[cfg(test)]
 mod tests {
     use cacheplan_handlers::DType;
-    use cacheplan_planner::{Budget, Measurement, PlanRequest};
+    use cacheplan_planner::{Budget, ForwardProfile, PlanRequest};
     use cacheplan_transforms::{GraphBuilder, layers::Attention};
     use rstest::rstest;
 
@@ -85,12 +85,12 @@ mod tests {
         let budget = Budget::from_toml(text, "budget.toml").unwrap();
         let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
         let caches = |peak: Peak| {
-            let measurement = Measurement {
+            let measurement = ForwardProfile {
                 resident_bytes: peak.resident_bytes,
                 forward_bytes: peak.beyond_bytes,
                 free_bytes: 64 * MIB,
             };
-            let plan = PlanRequest::new(&model.info, &resources, &budget).resized(&measurement).unwrap();
+            let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).with_profile(measurement).plan().unwrap();
             (plan.pools.iter().map(|pool| pool.bytes).sum::<u64>(), plan.pools[0].unit_bytes)
         };
         let (bytes, unit) = caches(peak([100 * MIB, 128 * MIB], [104 * MIB, 144 * MIB]));

@@ -67,7 +67,7 @@ fn planned(mixers: &[Mixer], candidates: usize, activations: DType, state_dtype:
         candidates - 1
     );
     let budget = Budget::from_toml(&budget, "budget.toml").unwrap();
-    let request = PlanRequest::new(&model.info, &resources, &budget);
+    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     plan
@@ -318,6 +318,6 @@ fn convolutions_without_a_recurrence_move_on_by_themselves() {
     let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let budget = "max_seq_len = 64\nmax_batch_size = 2\n[speculation]\ndraft_tokens = 3\nscheme = 'replay'";
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
-    let plan = PlanRequest::new(&model.info, &resources, &budget).plan().unwrap();
+    let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan().unwrap();
     assert_replay_is_stepping(&plan, 5, &[(vec![-1, 0, 0, 2], Some(3)), (vec![-1, 0], None)]);
 }

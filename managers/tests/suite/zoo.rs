@@ -15,7 +15,7 @@ fn planned(config: &Path, budget: &str) -> Option<CachePlan> {
     let mut model = Model::read(config, &ReadOptions::default()).ok()?;
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
     let collected = model.graph.collect(&budget.pass_context(&model.info)).unwrap();
-    Some(PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap())
+    Some(PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan().unwrap())
 }
 
 /// Allocates a plan, compares its bytes, and runs a sequence to the limit.

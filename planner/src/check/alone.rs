@@ -5,8 +5,8 @@ use cacheplan_handlers::Growth;
 use cacheplan_transforms::Resources;
 
 use super::capacity::{self, Facts};
-use super::{Findings, Rule, Violation, host, manager, pools, resources, rollback, unreadable};
-use crate::{Budget, CachePlan, PlanRequest, Unit};
+use super::{Findings, Rule, Violation, host, manager, pools, resources, rollback};
+use crate::{Budget, CachePlan, Inputs, Unit};
 
 impl CachePlan {
     /// Proves what can be proved of the plan without its model and budget: that every resource is a member of one pool that
@@ -30,8 +30,8 @@ impl CachePlan {
             )
         };
         let none = Resources::default();
-        let facts = Facts::of(&PlanRequest::new(&plan.model, &none, &budget), plan)
-            .map_err(|error| vec![unreadable(&error)])?;
+        let facts = Facts::of(&Inputs::new(&plan.model, &none, &budget), plan)
+            .map_err(|error| vec![Violation::unreadable(&error)])?;
         let mut findings = Findings::default();
         manager(plan, &mut findings);
         resources::check(plan, &mut findings);

@@ -8,7 +8,7 @@ use super::ledger::outside;
 use super::{Findings, Rule};
 use crate::budget::Objective;
 use crate::budget::Sample;
-use crate::{Base, CachePlan, Cap, Lengths, PlanError, PlanRequest, Pool, Unit};
+use crate::{Base, CachePlan, Cap, Inputs, Lengths, PlanError, Pool, Unit};
 
 /// What sizes follow from, read from the request alone.
 pub(super) struct Facts<'a> {
@@ -34,7 +34,7 @@ pub(super) struct Step {
 }
 
 impl<'a> Facts<'a> {
-    pub(super) fn of(request: &PlanRequest<'_>, plan: &'a CachePlan) -> Result<Self, PlanError> {
+    pub(super) fn of(request: &Inputs<'_>, plan: &'a CachePlan) -> Result<Self, PlanError> {
         let budget = request.budget;
         let seq_len = budget.max_seq_len.unwrap_or_else(|| match request.model.max_position_embeddings {
             Some(longest) if longest < 4096 => longest.max(1),
@@ -154,7 +154,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether the pools of so many sequences and spare tokens lie in memory beside a step of as many.
-    fn fits(&self, request: &PlanRequest<'_>, plan: &CachePlan, sequences: u64, spare: u64) -> bool {
+    fn fits(&self, request: &Inputs<'_>, plan: &CachePlan, sequences: u64, spare: u64) -> bool {
         let Some((bytes, share)) = memory(request, self.step(sequences)) else { return true };
         let (paged, other) = self.bytes(plan, sequences, spare);
         let left = bytes.saturating_sub_unsigned(other);
@@ -172,7 +172,7 @@ impl<'a> Facts<'a> {
 
 /// The bytes for all caches while a step runs, below 0 where other things take more than there is, and the millionths that
 /// pages may take of what the others leave.
-pub(super) fn memory(request: &PlanRequest<'_>, step: Step) -> Option<(i128, i128)> {
+pub(super) fn memory(request: &Inputs<'_>, step: Step) -> Option<(i128, i128)> {
     const ALL: i128 = 1_000_000;
     let memory = request.budget.memory.as_ref()?;
     let outside = outside(request, step) as i128;
@@ -193,7 +193,7 @@ pub(super) fn memory(request: &PlanRequest<'_>, step: Step) -> Option<(i128, i12
     })
 }
 
-pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     let (sequences, spare) = (plan.capacity.sequences, plan.capacity.spare_tokens);
     let limits = &plan.limits;
     findings.expect(Rule::Limits, "limits.max_seq_len", limits.max_seq_len, facts.seq_len);
@@ -240,7 +240,7 @@ pub(super) fn tokens(plan: &CachePlan, findings: &mut Findings) {
 /// this rank or another, or where the budget asks for them, and nowhere else.
 fn maximal(
     facts: &Facts<'_>,
-    request: &PlanRequest<'_>,
+    request: &Inputs<'_>,
     plan: &CachePlan,
     holds: impl Fn(u64, u64) -> bool,
     findings: &mut Findings,

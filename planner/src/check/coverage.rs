@@ -5,7 +5,7 @@ use cacheplan_transforms::{Resource, Resources};
 
 use super::capacity::Facts;
 use super::{Findings, Rule};
-use crate::{CachePlan, PlanRequest, PlannedResource, Scheme};
+use crate::{CachePlan, Inputs, PlannedResource, Scheme};
 
 /// A cache that this rank must hold.
 struct Due<'a> {
@@ -22,7 +22,7 @@ struct Due<'a> {
     one_group: bool,
 }
 
-pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     let due = due(facts, request);
     // What is kept of each candidate stands behind its state; `rollback` proves that it is the right thing.
     let mut state: Option<&PlannedResource> = None;
@@ -51,7 +51,7 @@ pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePl
 }
 
 /// Whether what puts states back came with the model.
-pub(super) fn has_twins(request: &PlanRequest<'_>) -> bool {
+pub(super) fn has_twins(request: &Inputs<'_>) -> bool {
     request.resources.iter().any(|resource| resource.handler.growth() == Growth::PerDraftPosition)
 }
 
@@ -59,7 +59,7 @@ pub(super) fn has_twins(request: &PlanRequest<'_>) -> bool {
 const HEADS_WITH_WINDOWS: [&str; 3] = ["mimo_v2", "mimo_v2_flash", "step3p5"];
 
 /// The model's caches of this stage, those of its prediction head, then those of its draft model.
-fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
+fn due<'a>(facts: &Facts<'_>, request: &Inputs<'a>) -> Vec<Due<'a>> {
     let speculation = request.budget.speculation.as_ref();
     let replays = speculation.is_some_and(|speculation| speculation.scheme == Scheme::Replay) && !has_twins(request);
     let mut due = Vec::new();
@@ -114,7 +114,7 @@ fn due<'a>(facts: &Facts<'_>, request: &PlanRequest<'a>) -> Vec<Due<'a>> {
 }
 
 /// Stages hold layers that follow each other; where they do not divide evenly the first stages hold one more.
-fn in_stage(request: &PlanRequest<'_>, layer: Option<u32>, layers: u32) -> bool {
+fn in_stage(request: &Inputs<'_>, layer: Option<u32>, layers: u32) -> bool {
     let stages = request.budget.parallel.pp;
     let Some(layer) = layer.filter(|_| stages > 1) else { return true };
     let (mut stage, mut end) = (0, layers / stages + u32::from(!layers.is_multiple_of(stages)));

@@ -2,7 +2,7 @@
 
 use super::capacity::Facts;
 use super::{Findings, Rule};
-use crate::{CachePlan, PlanRequest};
+use crate::{CachePlan, Inputs};
 
 /// Its bytes are those of its pools and what is left, and its pools are the plan's.
 pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
@@ -19,7 +19,7 @@ pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
     findings.expect(Rule::Host, "host.unused_bytes", Some(host.unused_bytes.into()), left);
 }
 
-pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     let stated = request.budget.host.map(|host| host.bytes.0);
     findings.expect(Rule::Host, "host.bytes", plan.host.as_ref().map(|host| host.bytes), stated);
     let Some(host) = &plan.host else { return };

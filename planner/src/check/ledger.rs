@@ -6,20 +6,20 @@ use cacheplan_transforms::WeightClasses;
 
 use crate::measured::MeasuredBytes;
 use crate::overheads::{FEWEST_ALIKE, Overhead, STAND_IN, rows};
-use crate::{ByteSize, CachePlan, DeviceKind, LedgerItem, Owner, Parallel, PlanRequest};
+use crate::{ByteSize, CachePlan, DeviceKind, Inputs, LedgerItem, Owner, Parallel};
 
 /// A line's name, its bytes, and how many more are kept free for it.
 type Line = (&'static str, u128, u128);
 
 /// The lines besides caches, as the request implies them while so many sequences run.
-fn expected_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
+fn expected_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
     let safe = request.budget.memory.as_ref().is_some_and(|memory| memory.safe);
     let lines = outside_lines(request, step);
     let margin: u128 = lines.iter().map(|(_, _, more)| more).sum();
     lines.into_iter().chain(safe.then_some(("margin", margin, 0))).collect()
 }
 
-fn outside_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
+fn outside_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
     let budget = request.budget;
     let memory = budget.memory.clone().unwrap_or_default();
     let mut lines: Vec<Line> = Vec::new();
@@ -82,7 +82,7 @@ fn outside_lines(request: &PlanRequest<'_>, step: Step) -> Vec<Line> {
 }
 
 /// What an engine logged of `item` on such devices; of all devices where those are few, and another's where it logged none.
-fn overheads(request: &PlanRequest<'_>, item: &LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
+fn overheads(request: &Inputs<'_>, item: &LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
     let has = |name: &str| rows().iter().any(|row| row.item == *item && row.engine == name);
     let name = request.engine.map(crate::Engine::name).filter(|name| has(name)).unwrap_or(STAND_IN);
     let memory = request.device.map_or(0, |device| u128::from(device.total_bytes));
@@ -104,7 +104,7 @@ fn middle_and_most(values: &mut [u128]) -> (u128, u128) {
 }
 
 /// A step's tokens in the widest layer, or the logits of every candidate of its sequences.
-fn activations(request: &PlanRequest<'_>, step: Step) -> u128 {
+fn activations(request: &Inputs<'_>, step: Step) -> u128 {
     let Some(bytes) = request.step else { return step.tokens * 256 * 1024 };
     let each = u128::from(bytes.whole) + u128::from(bytes.divided).div_ceil(request.budget.parallel.tp.into());
     (step.tokens * each).max(step.candidates * u128::from(bytes.logits))
@@ -126,7 +126,7 @@ struct Logged {
     nccl: Option<u128>,
 }
 
-fn logged(request: &PlanRequest<'_>, step: Step) -> Logged {
+fn logged(request: &Inputs<'_>, step: Step) -> Logged {
     let Some(measured) = request.measured else { return Logged::default() };
     let lines = &measured.lines;
     let bytes = |line: Option<MeasuredBytes>| line.map(|line| u128::from(line.bytes));
@@ -157,7 +157,7 @@ fn of_rank(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stage
 }
 
 /// This rank's share of the draft model's weights; none on a stage beyond its layers.
-fn draft_weights(request: &PlanRequest<'_>) -> Option<Line> {
+fn draft_weights(request: &Inputs<'_>) -> Option<Line> {
     let stated = request.budget.speculation.as_ref()?.draft_weights.map(|stated| stated.0);
     let read = request.draft.and_then(|draft| draft.model.weights);
     let bytes = stated.or(read.map(|weights| weights.bytes))?;
@@ -170,11 +170,11 @@ fn draft_weights(request: &PlanRequest<'_>) -> Option<Line> {
 }
 
 /// Bytes of everything but caches.
-pub(super) fn outside(request: &PlanRequest<'_>, step: Step) -> u128 {
+pub(super) fn outside(request: &Inputs<'_>, step: Step) -> u128 {
     expected_lines(request, step).iter().map(|(_, bytes, _)| bytes).sum()
 }
 
-pub(super) fn check(facts: &Facts<'_>, request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     let step = facts.step(plan.capacity.sequences);
     let mut expected: Vec<(String, u128, u128)> =
         expected_lines(request, step).into_iter().map(|(name, bytes, more)| (name.to_owned(), bytes, more)).collect();

@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use cacheplan_transforms::ModelInfo;
 
-use crate::{CachePlan, ManagerKind, Owner, PlanError, PlanRequest, SCHEMA_VERSION};
+use crate::{CachePlan, Inputs, ManagerKind, Owner, PlanError, SCHEMA_VERSION};
 
 /// Something in a plan that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
@@ -105,17 +105,14 @@ impl Findings {
     }
 }
 
-impl PlanRequest<'_> {
-    /// Proves that `plan` is right for this request: coverage, layout, sizes, capacity, maximality and ledger.
-    ///
-    /// # Errors
-    /// Everything that is not as it must be.
-    pub fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
+impl Inputs<'_> {
+    /// What [`PlanRequest::check`](crate::PlanRequest::check) proves, of the plan of one stage.
+    pub(crate) fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
         let mut findings = Findings::default();
         identity(self, plan, &mut findings);
         let budget = self.budget.or_fixed(self.model);
-        let request = &PlanRequest { budget: &budget, ..*self };
-        let facts = capacity::Facts::of(request, plan).map_err(|error| vec![unreadable(&error)])?;
+        let request = &Inputs { budget: &budget, ..*self };
+        let facts = capacity::Facts::of(request, plan).map_err(|error| vec![Violation::unreadable(&error)])?;
         coverage::check(&facts, request, plan, &mut findings);
         resources::check(plan, &mut findings);
         rollback::check(request, plan, &mut findings);
@@ -129,16 +126,19 @@ impl PlanRequest<'_> {
     }
 }
 
-fn unreadable(error: &PlanError) -> Violation {
-    Violation {
-        rule: Rule::Limits,
-        place: "the request".into(),
-        found: error.to_string(),
-        expected: "a request that can be planned".into(),
+impl Violation {
+    /// A request of which nothing can be proved.
+    pub(crate) fn unreadable(error: &PlanError) -> Self {
+        Self {
+            rule: Rule::Limits,
+            place: "the request".into(),
+            found: error.to_string(),
+            expected: "a request that can be planned".into(),
+        }
     }
 }
 
-fn identity(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+fn identity(request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     findings.expect(Rule::Fingerprint, "schema_version", plan.schema_version, SCHEMA_VERSION);
     // A plan that was made by a model's name is that of its files too.
     let revision = request.model.revision.as_ref().or(plan.model.revision.as_ref()).cloned();

@@ -4,12 +4,12 @@ use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHan
 
 use super::coverage::has_twins;
 use super::{Findings, Rule};
-use crate::{CachePlan, PlanRequest, PlannedResource, Scheme};
+use crate::{CachePlan, Inputs, PlannedResource, Scheme};
 
 /// What lies at each candidate position: kind, elements, dtype.
 type Kept = (String, u128, DType);
 
-pub(super) fn check(request: &PlanRequest<'_>, plan: &CachePlan, findings: &mut Findings) {
+pub(super) fn check(request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     // Twins that came with the model are the model's own affair.
     let speculation = request.budget.speculation.as_ref().filter(|_| !has_twins(request));
     findings.expect(Rule::Rollback, "rollback", plan.rollback, speculation.map(|speculation| speculation.scheme));

@@ -62,6 +62,13 @@ pub struct Config {
     pub settings: Vec<ConfigValue>,
 }
 
+impl From<Budget> for Config {
+    /// A budget of whose values nobody says where they came from.
+    fn from(budget: Budget) -> Self {
+        Self { budget, settings: Vec::new() }
+    }
+}
+
 /// What a process takes of a device unless it is told otherwise: vLLM's default.
 const USUAL_SHARE: [(&str, &str); 2] = [("memory.fraction", "0.9"), ("memory.of", "total")];
 

@@ -10,21 +10,15 @@ use super::situation::{Situation, Stage};
 use crate::budget::Budget;
 use crate::demand::Load;
 use crate::error::{EngineRefusal, PlanError};
+use crate::inputs::{Held, Inputs};
 use crate::make;
-use crate::request::{Held, PlanRequest};
 use crate::room::Room;
 use crate::size::ByteSize;
 use crate::step::StepSize;
 
-impl PlanRequest<'_> {
-    /// Predicts what `engine` would allocate for the model and budget of this request.
-    ///
-    /// The resources must have been collected in [`engine_context`](crate::budget::Budget::engine_context).
-    ///
-    /// # Errors
-    /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the
-    /// engine does not consume, and what it refuses.
-    pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+impl Inputs<'_> {
+    /// What [`PlanRequest::predict`](crate::request::PlanRequest::predict) says, of resources as the engine stores them.
+    pub(crate) fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
         Engine::refuse_unconsumed(&[engine], self.budget)?;
         self.predict_among(engine)
     }
@@ -34,7 +28,7 @@ impl PlanRequest<'_> {
         let options = self.budget.engine.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
-        PlanRequest { engine: Some(engine.engine), budget: &budget, ..*self }.predicted(engine)
+        Inputs { engine: Some(engine.engine), budget: &budget, ..*self }.predicted(engine)
     }
 
     fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
@@ -55,10 +49,7 @@ impl PlanRequest<'_> {
         let stage = self.stage as usize;
         let own = stages.get(stage).cloned();
         let Some(Stage { caches, bytes }) = own else {
-            return Err(PlanError::Budget(format!(
-                "there is no stage {stage}; the stages are 0 to {}",
-                parallel.pp - 1
-            )));
+            return Err(PlanError::NoStage { stage: self.stage, last: parallel.pp - 1 });
         };
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
         let resources = || held.iter().flat_map(|held| held.resources.iter());
@@ -123,18 +114,14 @@ const USUAL_SEQUENCES: u64 = 256;
 
 /// Bytes that the budget leaves for the caches of an engine, which measures a step of its largest batch; `None` if it
 /// states no memory.
-pub(crate) fn available_bytes(request: &PlanRequest<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
+pub(crate) fn available_bytes(request: &Inputs<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
     let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
     let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
     Ok(Room::of(request)?.at(step).map(|memory| memory.paged_share.of(memory.bytes)))
 }
 
 /// Bytes that one sequence of the workload needs at least as the engine stores it.
-pub(crate) fn bytes_per_sequence(
-    request: &PlanRequest<'_>,
-    load: &Load,
-    engine: EngineSpec,
-) -> Result<u128, PlanError> {
+pub(crate) fn bytes_per_sequence(request: &Inputs<'_>, load: &Load, engine: EngineSpec) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
     let caches = Caches::of(&held, load.max_seq_len, request.budget, engine.engine.rules().storage, engine.version);
     Ok(caches.bytes_per_sequence(load))

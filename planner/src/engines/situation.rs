@@ -7,8 +7,7 @@ use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
 use crate::demand::Load;
 use crate::error::{PlanError, Shortfall, Suggestion};
-use crate::request::Stated;
-use crate::suggest;
+use crate::stated::Stated;
 
 /// Everything that an engine's rules look at.
 #[derive(Clone)]
@@ -60,7 +59,7 @@ impl Situation<'_> {
         let mut error = self.does_not_fit(what);
         if let PlanError::DoesNotFit(shortfall) = &mut error {
             shortfall.needed = u64::try_from(needed).unwrap_or(u64::MAX);
-            let change = suggest::worded(self.stated, "max_seq_len", &longest.to_string());
+            let change = self.stated.setting("max_seq_len", &longest.to_string());
             let bytes = self.bytes.unwrap_or(0);
             shortfall.suggestions.extend((longest > 0).then_some(Suggestion { change, sequences: 1, bytes }));
         }

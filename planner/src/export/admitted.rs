@@ -5,9 +5,9 @@ use cacheplan_transforms::Resources;
 use crate::budget::{Budget, Lengths, Speculation, Workload};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::PlanError;
+use crate::inputs::Inputs;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Scheme};
-use crate::request::PlanRequest;
 use crate::size::ByteSize;
 
 /// What the engine would allocate for a budget; `None` where the plan is none that its rules can judge.
@@ -25,7 +25,7 @@ pub(super) fn predicted(
     // Whatever it is told, it has no more than the plan.
     budget.engine.cache_bytes = budget.engine.cache_bytes.or(plan.cache_bytes().map(ByteSize));
     let resources = held(plan)?;
-    Some(PlanRequest::new(&plan.model, &resources, &budget).predict(engine))
+    Some(Inputs::new(&plan.model, &resources, &budget).predict(engine))
 }
 
 /// One rank's caches without what only our own rollback needs; `None` where that changes the shape of others.

@@ -7,9 +7,9 @@ use super::Words;
 use crate::budget::{Budget, Speculation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
+use crate::inputs::Inputs;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, PlannedResource, Scheme};
-use crate::request::PlanRequest;
 use crate::size::ByteSize;
 
 /// A plan's caches, which are those of one rank already.
@@ -112,7 +112,7 @@ impl<'a> AsEngine<'a> {
         if [told.tokens_per_block, told.shared_cells, told.ubatch].contains(&Some(0)) {
             return Err(EngineRefusal::EmptyBlock.into());
         }
-        PlanRequest::new(&self.plan.model, &self.resources, &budget).predict(engine)
+        Inputs::new(&self.plan.model, &self.resources, &budget).predict(engine)
     }
 }
 

@@ -5,7 +5,7 @@
 //! at tensors, these look at the plan that would allocate them.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{Budget, CachePlan, Fraction, Grouping, ManagerKind, Measurement, Owner, PlanError, Unit};
+use cacheplan_planner::{Budget, CachePlan, ForwardProfile, Fraction, Grouping, ManagerKind, Owner, PlanError, Unit};
 use rstest::rstest;
 
 use super::common::{Model, budget, mamba2};
@@ -233,8 +233,9 @@ fn inputs_of_a_local_state_are_local() {
 fn row_25_without_memory_a_resize_changes_nothing() {
     let model = model(vec![kv(8, 64)]);
     let budget = first_reference();
-    let measured = Measurement { resident_bytes: 1 << 30, forward_bytes: 1 << 28, free_bytes: 1 << 34 };
-    let (before, after) = (model.request(&budget).plan().unwrap(), model.request(&budget).resized(&measured).unwrap());
+    let measured = ForwardProfile { resident_bytes: 1 << 30, forward_bytes: 1 << 28, free_bytes: 1 << 34 };
+    let (before, after) =
+        (model.request(&budget).plan().unwrap(), model.request(&budget).with_profile(measured).plan().unwrap());
     assert_eq!((before.pools, before.capacity), (after.pools, after.capacity));
 }
 
@@ -281,16 +282,16 @@ fn a_resize_gives_the_tokens_of_the_formula() {
         "max_seq_len = 5000000\nmax_batch_size = 1\nmaximize = 'tokens'\ntokens_per_block = 32\n\
          [memory]\nfraction = 0.9\nof = 'free'\n[workload]\nprompt = { fixed = 1000 }",
     );
-    let measured = Measurement { resident_bytes: 0, forward_bytes: 3 << 30, free_bytes: 40 << 30 };
+    let measured = ForwardProfile { resident_bytes: 0, forward_bytes: 3 << 30, free_bytes: 40 << 30 };
     let mut shorter = budget.clone();
     shorter.max_seq_len = Some(4096);
-    let plan = model.request(&shorter).resized(&measured).unwrap();
+    let plan = model.request(&shorter).with_profile(measured).plan().unwrap();
     assert_eq!(plan.capacity.tokens, Some(4_128_768 - 32));
     // Where the budget is known not to exist, there is no plan.
-    let error = model.request(&budget).resized(&measured).unwrap_err();
+    let error = model.request(&budget).with_profile(measured).plan().unwrap_err();
     assert_eq!(error.exit_code(), 3);
-    let none = Measurement { free_bytes: 1 << 30, ..measured };
-    assert_eq!(model.request(&shorter).resized(&none).unwrap_err().exit_code(), 3);
+    let none = ForwardProfile { free_bytes: 1 << 30, ..measured };
+    assert_eq!(model.request(&shorter).with_profile(none).plan().unwrap_err().exit_code(), 3);
 }
 
 /// The token number is clamped to the batch from above; from below a plan holds one longest sequence or is none.

@@ -2,8 +2,8 @@
 
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Cap, DeviceInfo, DeviceKind, Grouping, ManagerKind, Measurement, Member, Owner, PlanRequest, RankPlans,
-    Rule, Unit,
+    CachePlan, Cap, DeviceInfo, DeviceKind, ForwardProfile, Grouping, ManagerKind, Member, Owner, PlanRequest,
+    RankPlans, Rule, Unit,
 };
 use rstest::rstest;
 use serde_json::Value;
@@ -70,9 +70,9 @@ fn every_policy_and_budget_gives_a_plan_that_checks(
 ) {
     let (model, device) = (mixed(), device());
     let budget = budget(&format!("grouping = '{grouping}'\n{batch}\n{BUDGET}"));
-    let measurement = Measurement { resident_bytes: 2 << 30, forward_bytes: 1 << 28, free_bytes: 20 << 30 };
-    let request =
-        PlanRequest { device: Some(&device), measurement: measured.then_some(&measurement), ..model.request(&budget) };
+    let measurement = ForwardProfile { resident_bytes: 2 << 30, forward_bytes: 1 << 28, free_bytes: 20 << 30 };
+    let request = model.request(&budget).with_devices(device);
+    let request = if measured { request.with_profile(measurement) } else { request };
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
 }
@@ -81,7 +81,7 @@ fn every_policy_and_budget_gives_a_plan_that_checks(
 fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] text: &str) {
     let (model, device) = (mixed(), device());
     let budget = budget(text);
-    let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
+    let request = model.request(&budget).with_devices(device.clone());
     let json = serde_json::to_value(request.plan().unwrap()).unwrap();
     let numbers = numbers(&json, &mut String::new());
     assert!(numbers.len() > 150, "{} numbers", numbers.len());
@@ -212,10 +212,10 @@ fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp
          [parallel]\ntp = {tp}\npp = {pp}"
     ));
     for stage in 0..pp {
-        let request = PlanRequest { draft: Some(draft.draft()), stage, ..model.request(&budget) };
+        let request = model.request(&budget).with_draft(draft.caches());
         let made = request.plan().unwrap();
-        let agreement = (pp > 1).then(|| RankPlans::of(&request).unwrap().agreement);
-        let request = PlanRequest { agreement, ..request };
+        let agreement = (pp > 1).then(|| request.ranks().unwrap().agreement);
+        let request = request;
         assert_eq!(request.check(&made), Ok(()));
         for at in 0..made.resources.len() {
             let mut fewer = made.clone();

@@ -1,7 +1,7 @@
 //! Models built by hand.
 
 use cacheplan_handlers::{DType, Recurrence, ResourceHandler};
-use cacheplan_planner::{Budget, Draft, PlanRequest};
+use cacheplan_planner::{Budget, ModelCaches, PlanRequest};
 use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
 /// A model and its caches.
@@ -39,13 +39,13 @@ impl Model {
         self
     }
 
-    pub(crate) fn request<'a>(&'a self, budget: &'a Budget) -> PlanRequest<'a> {
-        PlanRequest::new(&self.info, &self.resources, budget)
+    pub(crate) fn request(&self, budget: &Budget) -> PlanRequest {
+        PlanRequest::of(self.caches()).with_budget(budget.clone())
     }
 
-    /// The same model as one that drafts.
-    pub(crate) fn draft(&self) -> Draft<'_> {
-        Draft { model: &self.info, resources: &self.resources }
+    /// The same model as one that is planned for, or that drafts.
+    pub(crate) fn caches(&self) -> ModelCaches {
+        (self.info.clone(), self.resources.clone()).into()
     }
 }
 

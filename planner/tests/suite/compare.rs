@@ -1,6 +1,6 @@
 //! Our plan beside the engines'.
 
-use cacheplan_planner::{Comparison, Engine, EngineSpec, Objective};
+use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec, Objective};
 
 use rstest::rstest;
 
@@ -138,8 +138,8 @@ fn a_named_gpu_decides_the_kernels() {
         model.with("latent", layer, latent)
     });
     let block = |device: &str, text: &str| {
-        let (device, budget) = (device.parse().unwrap(), budget(&format!("{CHAT}{text}")));
-        let request = cacheplan_planner::PlanRequest { device: Some(&device), ..latents.request(&budget) };
+        let (device, budget): (DeviceInfo, _) = (device.parse().unwrap(), budget(&format!("{CHAT}{text}")));
+        let request = latents.request(&budget).with_devices(device.clone());
         request.predict("vllm".parse().unwrap()).unwrap().block_size
     };
     assert_eq!(block("b200", "[engine]\ncache_bytes = '8GiB'"), Some(32));

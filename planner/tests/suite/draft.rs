@@ -22,11 +22,11 @@ fn draft(count: u32, weights: u64) -> Model {
 /// The plan of every stage, each proved.
 fn stages(model: &Model, draft: &Model, budget_text: &str) -> Vec<CachePlan> {
     let budget = budget(budget_text);
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
-    let ranks = RankPlans::of(&request).unwrap();
+    let request = model.request(&budget).with_draft(draft.caches());
+    let ranks = request.ranks().unwrap();
     let agreement = (ranks.stages.len() > 1).then_some(ranks.agreement);
     for (stage, plan) in (0..).zip(&ranks.stages) {
-        assert_eq!(PlanRequest { stage, agreement, ..request }.check(plan), Ok(()));
+        assert_eq!(request.check(plan), Ok(()));
         assert_eq!(plan.check_alone(), Ok(()));
     }
     ranks.stages
@@ -96,7 +96,7 @@ fn a_group_of_its_convolution_is_not_divided() {
     let (model, draft) = (hybrid(16), hybrid(32));
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 4");
     assert!(model.request(&budget).plan().is_ok());
-    let error = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }.plan().unwrap_err();
+    let error = model.request(&budget).with_draft(draft.caches()).plan().unwrap_err();
     assert!(error.to_string().contains("tp 4 does not divide n_groups 2"), "{error}");
 }
 
@@ -109,7 +109,7 @@ fn weights_of_unknown_size_are_asked_for_where_a_fraction_needs_them() {
     let planned = |more: &str| {
         let budget =
             budget(&format!("[memory]\nfraction = 0.9\nof = 'total'\n[speculation]\ndraft_tokens = 2\n{more}"));
-        PlanRequest { draft: Some(draft.draft()), device: Some(&device), ..model.request(&budget) }.plan()
+        model.request(&budget).with_draft(draft.caches()).with_devices(device.clone()).plan()
     };
     let error = planned("").unwrap_err().to_string();
     assert!(error.contains("state `speculation.draft_weights` (--draft-weights)"), "{error}");
@@ -121,7 +121,7 @@ fn another_draft_of_the_same_caches_is_another_model() {
     let (model, one, mut other) = (layers("m", 2, 8), draft(1, 1000), draft(1, 1000));
     other.info.fingerprint = "other".into();
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2");
-    let of = |draft: &Model| PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }.fingerprint();
+    let of = |draft: &Model| model.request(&budget).with_draft(draft.caches()).fingerprint().unwrap();
     assert_eq!(of(&one).differences(&of(&other)), ["model"]);
 }
 
@@ -129,7 +129,7 @@ fn another_draft_of_the_same_caches_is_another_model() {
 fn a_share_that_is_not_its_own_is_found() {
     let (model, draft) = (layers("m", 2, 8), draft(2, 1000));
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n[parallel]\ntp = 2");
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let request = model.request(&budget).with_draft(draft.caches());
     let mut plan = request.plan().unwrap();
     plan.ledger.iter_mut().find(|line| line.name == LedgerItem::DraftWeights).unwrap().bytes = 1000;
     let violations = request.check(&plan).unwrap_err();
@@ -142,7 +142,7 @@ fn a_share_that_is_not_its_own_is_found() {
 fn the_explanation_says_what_was_divided_and_who_stated_it(#[case] stated: &str, #[case] by_budget: bool) {
     let (model, draft) = (layers("m", 2, 8), draft(2, 1000));
     let budget = budget(&format!("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\n{stated}\n[parallel]\ntp = 2"));
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let request = model.request(&budget).with_draft(draft.caches());
     let text = request.explain(&request.plan().unwrap(), "draft weights").unwrap().to_string();
     assert!(text.starts_with("draft weights takes 500 bytes") && text.contains("over 2 shards"), "{text}");
     assert_eq!(text.contains("set by `speculation.draft_weights`"), by_budget, "{text}");
@@ -160,10 +160,10 @@ fn smaller_keys_and_values_are_the_drafts_too() {
     };
     let budget = budget("max_seq_len = 1024\n[memory]\nbytes = '16MiB'\n[speculation]\ndraft_tokens = 2");
     let (model, draft) = with(DType::Bf16);
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let request = model.request(&budget).with_draft(draft.caches());
     let suggested = request.knobs(&request.plan().unwrap());
     let (model, draft) = with(DType::F8E4m3);
-    let narrow = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) }.plan().unwrap();
+    let narrow = model.request(&budget).with_draft(draft.caches()).plan().unwrap();
     let knob = suggested.iter().find(|knob| knob.change.starts_with("dtypes.kv")).unwrap();
     assert_eq!(knob.sequences, narrow.capacity.sequences);
 }
@@ -173,7 +173,7 @@ fn smaller_keys_and_values_are_the_drafts_too() {
 fn its_layers_are_told_from_the_models() {
     let (model, draft) = (layers("m", 3, 8), layers("draft", 2, 8));
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1");
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let request = model.request(&budget).with_draft(draft.caches());
     let plan = request.plan().unwrap();
     let table = plan.table();
     assert!(table.contains("      layers 0-2\n") && table.contains("      drafting, layers 2,0-1\n"), "{table}");

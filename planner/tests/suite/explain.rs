@@ -70,7 +70,7 @@ fn a_fraction_names_the_device_and_what_is_taken_from_it() {
     let model = nemotron_3_nano();
     let budget = budget("[memory]\nfraction = 0.9\nof = 'total'\nweights = '3GiB'\nreserve = '1GiB'");
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 24 << 30, free_bytes: 23 << 30, kind: DeviceKind::Cuda };
-    let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
+    let request = model.request(&budget).with_devices(device.clone());
     let text = request.explain(&request.plan().unwrap(), "capacity").unwrap().to_string();
     assert!(text.contains("0.9 of the device's 25769803776 bytes (24.00 GiB) (`memory.fraction` of total)"), "{text}");
     assert!(text.contains("less weights 3221225472 bytes (3.00 GiB)"), "{text}");

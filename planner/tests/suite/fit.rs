@@ -11,9 +11,7 @@ use rstest::rstest;
 
 pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let mut model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
-    let budget = Budget::default();
-    let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
+    let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let question = FitQuestion {
         context,
         sequences,
@@ -23,7 +21,7 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
         prices: Prices::from_toml(prices).unwrap(),
         engines: Vec::new(),
     };
-    PlanRequest::new(&model.info, &resources, &budget).fit(&model.layers, &question).unwrap()
+    PlanRequest::of(model).fit(&question).unwrap()
 }
 
 const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
@@ -85,9 +83,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     let file =
         format!("{}/../tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json", env!("CARGO_MANIFEST_DIR"));
     let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
-    let budget = Budget::default();
-    let walk = |context| model.graph.clone().collect(&context).unwrap().resources;
-    let resources = walk(budget.pass_context(&model.info));
+    let request = PlanRequest::of(model);
     let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
     let question = FitQuestion {
         context: 32_768,
@@ -96,9 +92,9 @@ fn dtypes_of_states_and_engines_are_swept_too() {
         max_devices: 8,
         weights: None,
         prices: Prices::default(),
-        engines: engines.iter().map(|&engine| (engine, walk(budget.engine_context(&model.info, engine)))).collect(),
+        engines: engines.clone(),
     };
-    let answer = PlanRequest::new(&model.info, &resources, &budget).fit(&model.layers, &question).unwrap();
+    let answer = request.fit(&question).unwrap();
     let of = |like: &Fit, state_dtype: Option<DType>| {
         let same = |fit: &&Fit| {
             (fit.parallel, fit.kv_dtype, &fit.engine) == (like.parallel, like.kv_dtype, &like.engine)
@@ -113,11 +109,9 @@ fn dtypes_of_states_and_engines_are_swept_too() {
         assert!(own == fit.sequences && (halved > own || own == 0), "{own} and {halved} for {:?}", fit.parallel);
     }
     // What an engine admits is what its model says of the same request.
-    let resources = walk(budget.engine_context(&model.info, engines[0]));
     let budget =
         super::common::budget("max_seq_len = 32768\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\ntp = 4");
-    let device = "h200".parse().unwrap();
-    let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+    let request = request.with_budget(budget).with_devices("h200".parse::<DeviceInfo>().unwrap());
     let stated = answer.fits.iter().find(|fit| {
         (fit.engine.as_deref(), fit.parallel) == (Some("vllm@0.33.0"), Parallel { tp: 4, ..Parallel::default() })
             && fit.kv_dtype.is_none()

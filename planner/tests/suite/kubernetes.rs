@@ -90,7 +90,11 @@ fn documents(target: &str) -> Vec<(String, Value)> {
     for name in models() {
         let (mut model, told) = (zoo(&name), twenty_gib());
         let resources = model.graph.collect(&told.pass_context(&model.info)).unwrap().resources;
-        let Some(plan) = fitting(PlanRequest::new(&model.info, &resources, &told).plan()) else { continue };
+        let Some(plan) =
+            fitting(PlanRequest::of((model.info.clone(), resources.clone())).with_budget(told.clone()).plan())
+        else {
+            continue;
+        };
         for tp in [1, 2] {
             let parallel = Some(Parallel { tp, ..Parallel::default() });
             let serving = Serving { model: Some("a/model".into()), parallel, host_bytes: Some(1 << 30) };

@@ -31,7 +31,7 @@ fn the_lines_add_up_to_the_share_of_the_device() {
         "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nreserve = '1GiB'\ngraphs = '512MiB'\n\
          activations = '2GiB'",
     );
-    let request = PlanRequest { device: Some(&device), ..model.request(&budget) };
+    let request = model.request(&budget).with_devices(device.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.ledger.iter().map(|line| line.bytes).sum::<u64>(), (80u64 << 30) / 10 * 9);
@@ -58,7 +58,7 @@ fn the_lines_add_up_to_the_share_of_the_device() {
 fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: DeviceKind, #[case] bytes: u64) {
     let (model, device) = (model(), device(kind));
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n[host]\nbytes = '8GiB'");
-    let plan = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap();
+    let plan = model.request(&budget).with_devices(device.clone()).plan().unwrap();
     let line = plan.ledger.iter().find(|line| line.name == LedgerItem::HostTier);
     assert_eq!(line.map_or(0, |line| line.bytes), bytes);
 }
@@ -85,7 +85,7 @@ fn weights_that_take_more_than_all_are_what_does_not_fit() {
     model.info.weights = Some(WeightBytes::new(100 << 30, true));
     let device = device(DeviceKind::Cuda);
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.5\nof = 'total'\nactivations = '2GiB'");
-    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err();
+    let error = model.request(&budget).with_devices(device.clone()).plan().unwrap_err();
     let text = error.to_string();
     // 40 GiB are allowed; weights, 0.6 GiB of context and 2 GiB of activations take 102.6.
     let expected =
@@ -142,8 +142,9 @@ fn graphs_are_assumed_from_logs_of_the_engine_that_is_named(
     let device = DeviceInfo { total_bytes, free_bytes: total_bytes, ..device(DeviceKind::Cuda) };
     let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = true");
-    let engine = engine.map(|engine| engine.parse::<EngineSpec>().unwrap().engine);
-    let request = PlanRequest { device: Some(&device), step: Some(step), engine, ..model.request(&budget) };
+    let unnamed = PlanRequest::of(model.caches().with_step(step)).with_budget(budget).with_devices(device);
+    let named = engine.map(|engine| unnamed.clone().for_engine(engine.parse().unwrap()));
+    let request = named.unwrap_or_else(|| unnamed.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Graphs);
@@ -152,8 +153,7 @@ fn graphs_are_assumed_from_logs_of_the_engine_that_is_named(
     assert_eq!(line.map(|line| (line.bytes, line.uncertain_bytes)), expected);
     assert!(line.is_none_or(|line| line.note.ends_with(source)), "{line:?}");
     // A plan for another engine is another plan.
-    let unnamed = PlanRequest { engine: None, ..request };
-    assert_eq!(unnamed.fingerprint() == request.fingerprint(), engine.is_none());
+    assert_eq!(unnamed.fingerprint().unwrap() == request.fingerprint().unwrap(), engine.is_none());
 }
 
 /// On devices of 80 and of 24 GiB.
@@ -188,7 +188,7 @@ fn an_engine_predicts_with_what_it_logged_itself() {
     let (model, device) = (model(), device(DeviceKind::Cuda));
     let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
     let budget = budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'");
-    let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+    let request = PlanRequest::of(model.caches().with_step(step)).with_budget(budget).with_devices(device.clone());
     let available = |engine: &str| {
         let engine: EngineSpec = engine.parse().unwrap();
         request.compare(engine).unwrap().bytes
@@ -205,7 +205,7 @@ fn logits_are_those_of_the_sequences_that_are_admitted(#[case] limits: &str, #[c
     let (model, device) = (model(), device(DeviceKind::Cuda));
     let step = StepBytes { whole: 24_576, divided: 86_016, logits: 1_282_560 };
     let budget = budget(&format!("{limits}\n[memory]\nfraction = 0.9\nof = 'total'"));
-    let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+    let request = PlanRequest::of(model.caches().with_step(step)).with_budget(budget).with_devices(device.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Activations).unwrap();
@@ -226,7 +226,7 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
             "max_seq_len = 262144\nmax_num_tokens = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = {safe}\n\
              [parallel]\ntp = 2"
         ));
-        let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(&budget) };
+        let request = PlanRequest::of(model.caches().with_step(step)).with_budget(budget).with_devices(device.clone());
         let plan = request.plan().unwrap();
         assert_eq!(request.check(&plan), Ok(()));
         plan

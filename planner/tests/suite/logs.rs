@@ -242,7 +242,7 @@ fn planned(config: &str, engine: &str, budget: &str) -> CachePlan {
     let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
     let budget = Budget::from_toml(budget, "budget.toml").unwrap();
     let collected = model.graph.collect(&budget.engine_context(&model.info, engine)).unwrap();
-    PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap()
+    PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan().unwrap()
 }
 
 fn row(found: &LogCheck, name: Fact) -> (Drift, &str) {
@@ -339,11 +339,10 @@ fn a_log_turns_into_lines_that_the_next_plan_has() {
             .unwrap();
     let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
     let device: DeviceInfo = "l40s".parse().unwrap();
-    let request = PlanRequest {
-        device: Some(&device),
-        measured: Some(&measured),
-        ..PlanRequest::new(&model.info, &resources, &budget)
-    };
+    let request = PlanRequest::of((model.info.clone(), resources.clone()))
+        .with_budget(budget.clone())
+        .with_devices(device.clone())
+        .with_measured(measured.clone());
     let made = request.plan().unwrap();
     let line = |name: &str| made.ledger.iter().find(|line| line.name.name() == name).unwrap();
     let weights = line("weights");
@@ -366,7 +365,8 @@ fn llama_cpp_says_of_deepseek_v4_what_is_predicted() {
     let beside = |text: &str| {
         let budget = Budget::from_toml(text, "").unwrap();
         let resources = model.graph.clone().collect(&budget.engine_context(&model.info, spec)).unwrap().resources;
-        let predicted = PlanRequest::new(&model.info, &resources, &budget).predict(spec).unwrap();
+        let predicted =
+            PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).predict(spec).unwrap();
         said.beside(&predicted, 1666)
     };
     let told = beside("max_seq_len = 1666\nmax_batch_size = 3");

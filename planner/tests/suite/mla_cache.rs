@@ -31,7 +31,7 @@ fn a_plan_has_the_caches_of_its_mode(
     let mut model = deepseek();
     let budget = budget_in(mode, &format!("grouping = '{grouping}'")).unwrap();
     let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
-    let request = PlanRequest::new(&model.info, &resources, &budget);
+    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.check_alone(), Ok(()));
@@ -78,7 +78,7 @@ fn exports_and_predictions_know_the_mode() {
     let mut model = deepseek();
     let budget = budget_in("int8_nz", "").unwrap();
     let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
-    let plan = PlanRequest::new(&model.info, &resources, &budget).plan().unwrap();
+    let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan().unwrap();
     let error = plan.export("vllm".parse().unwrap(), None, &Serving::default()).unwrap_err().to_string();
     assert!(error.contains("cannot run this plan: `krope_cache_0`") && error.contains("mla_cache_mode"), "{error}");
     let stored = |more: &str| budget_in("int8_nz", more).unwrap().engine_mla_cache().map(MlaCache::number);

@@ -55,7 +55,7 @@ impl Question {
     fn of(model: &str, engine: EngineSpec, target: &str) -> Option<Self> {
         let (read, told) = (zoo(model), twenty_gib());
         let resources = read.graph.clone().collect(&told.engine_context(&read.info, engine)).unwrap().resources;
-        let plan = fitting(PlanRequest::new(&read.info, &resources, &told).plan())?;
+        let plan = fitting(PlanRequest::of((read.info.clone(), resources.clone())).with_budget(told.clone()).plan())?;
         let serving = Serving { model: Some("MODEL".into()), ..Serving::default() };
         let export = plan.export(target.parse().unwrap(), Some(&engine.version_name()), &serving).ok()?;
         let lines = export.text.lines().filter(|line| !line.trim_start().starts_with('#'));
@@ -64,7 +64,8 @@ impl Question {
         let logs = said.map(|(_, rest)| rest.split(' ').next().unwrap().parse().unwrap());
         let mut flagless = told;
         flagless.engine.prefix_caching = Some(false);
-        let predicted = PlanRequest::new(&read.info, &resources, &flagless).predict(engine).ok();
+        let predicted =
+            PlanRequest::of((read.info.clone(), resources.clone())).with_budget(flagless.clone()).predict(engine).ok();
         let divided = predicted.map(|it| [it.tokens, it.window_tokens, it.state_slots]).unwrap_or_default();
         let sequences = plan.capacity.sequences;
         Some(Self { model: model.to_owned(), sequences, admits: export.admits, logs, file, divided })

@@ -64,7 +64,10 @@ fn predicted(question: &Question, engine: EngineSpec) -> Result<EnginePrediction
     (told.engine.cache_type_k, told.engine.cache_type_v) = (dtype(&question.type_k), dtype(&question.type_v));
     let context = told.engine_context(&model.info, engine);
     let resources = model.graph.clone().collect(&context).unwrap().resources;
-    PlanRequest::new(&model.info, &resources, &told).predict(engine).map_err(|error| error.to_string())
+    PlanRequest::of((model.info.clone(), resources.clone()))
+        .with_budget(told.clone())
+        .predict(engine)
+        .map_err(|error| error.to_string())
 }
 
 /// Bytes that print as these MiB, each to two decimals.

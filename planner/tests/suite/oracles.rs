@@ -192,7 +192,7 @@ fn told(question: &Question, caching: bool) -> Budget {
 fn predicted(model: &Model, budget: &Budget, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
     let context = budget.engine_context(&model.info, engine);
     let resources = model.graph.clone().collect(&context).unwrap().resources;
-    PlanRequest::new(&model.info, &resources, budget).predict(engine)
+    PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).predict(engine)
 }
 
 /// What differs from the answer.

@@ -114,7 +114,7 @@ fn assert_labels_are_apart(name: &str, picture: &Element) -> usize {
 }
 
 /// Plans of all models on a device, and in bytes alone where the size of their weights is not known.
-fn plans(mut each: impl FnMut(&str, &Model, Option<&DeviceInfo>, &PlanRequest<'_>, &CachePlan)) {
+fn plans(mut each: impl FnMut(&str, &Model, Option<&DeviceInfo>, &PlanRequest, &CachePlan)) {
     let device: DeviceInfo = "h200".parse().unwrap();
     let mut drawn = 0;
     for (name, model) in models() {
@@ -123,7 +123,8 @@ fn plans(mut each: impl FnMut(&str, &Model, Option<&DeviceInfo>, &PlanRequest<'_
             let text = format!("max_seq_len = 8192\ngrouping = '{grouping}'\n[memory]\n{memory}");
             let budget = budget(&text);
             let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
-            let request = PlanRequest { device, ..PlanRequest::new(&model.info, &resources, &budget) };
+            let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget);
+            let request = device.map_or(request.clone(), |device| request.with_devices(device.clone()));
             // Some do not fit, and of some nobody knows the weights.
             let Ok(plan) = request.plan() else { continue };
             each(&name, &model, device, &request, &plan);
@@ -156,14 +157,9 @@ fn curves_have_labels_that_never_overlap() {
     let names = ["Zyphra__Zamba2-7B", "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "deepseek-ai__DeepSeek-V3"];
     for (name, model) in models().filter(|(name, _)| names.contains(&name.as_str())) {
         let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '40GiB'");
-        let resources = collected(&model, &budget.pass_context(&model.info)).unwrap();
-        let request = PlanRequest::new(&model.info, &resources, &budget);
+        let request = PlanRequest::of(model).with_budget(budget);
         let engines: Vec<_> = Engine::all().iter().copied().map(EngineSpec::from).collect();
-        let collected = engines.iter().map(|engine| collected(&model, &budget.engine_context(&model.info, *engine)));
-        let collected: Vec<_> = collected.map(Option::unwrap).collect();
-        let requests =
-            engines.iter().zip(&collected).map(|(engine, resources)| (*engine, PlanRequest { resources, ..request }));
-        let curves = request.curves(&[], &requests.collect::<Vec<_>>());
+        let curves = request.curves(&[], &engines);
         for width in [350.0, 860.0] {
             assert!(assert_labels_are_apart(&name, &capacity::draw(&curves, &request.plan().unwrap(), width)) > 8);
         }
@@ -324,7 +320,7 @@ fn a_document_has_the_pictures_of_the_page_and_all_numbers() {
     let (_, model) = models().find(|(name, _)| name == "Zyphra__Zamba2-7B").unwrap();
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
     let resources = collected(&model, &budget.pass_context(&model.info)).unwrap();
-    let request = PlanRequest::new(&model.info, &resources, &budget);
+    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
     let (plan, curves) = (request.plan().unwrap(), request.curves(&[], &[]));
     let html = plan.html(None, &model.layers, &curves);
     for drawn in

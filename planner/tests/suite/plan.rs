@@ -3,7 +3,7 @@
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::{
-    ByteSize, DeviceInfo, DeviceKind, ManagerKind, Measurement, Owner, PlanError, PlanRequest, SlotDomain,
+    ByteSize, DeviceInfo, DeviceKind, ForwardProfile, ManagerKind, Owner, PlanError, PlanRequest, SlotDomain,
 };
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
@@ -182,8 +182,8 @@ fn one_sequence_too_many_names_the_shortfall(#[case] grouping: &str) {
 fn a_resize_divides_what_was_measured() {
     let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(16, 128, DType::Bf16).unwrap());
     let budget = budget("max_seq_len = 4096\ntokens_per_block = 32\n[memory]\nfraction = 0.9\nof = 'free'");
-    let measured = Measurement { resident_bytes: 5 << 30, forward_bytes: 3 << 30, free_bytes: 38 << 30 };
-    let plan = model.request(&budget).resized(&measured).unwrap();
+    let measured = ForwardProfile { resident_bytes: 5 << 30, forward_bytes: 3 << 30, free_bytes: 38 << 30 };
+    let plan = model.request(&budget).with_profile(measured).plan().unwrap();
     // 38 GiB less 3 GiB, times 0.9, over 8,192 bytes per token: 4,128,768 tokens, of which block 0 is padding.
     assert_eq!(plan.model.layers, 1);
     assert_eq!(plan.totals.kv_bytes_per_token, 8_192);
@@ -199,7 +199,7 @@ fn free_and_total_are_different_bases() {
             "tokens_per_block = 32\n[memory]\nfraction = 0.5\nof = '{base}'\nweights = '2GiB'\nactivations = '1GiB'"
         );
         let budget = budget(&text);
-        let plan = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap();
+        let plan = model.request(&budget).with_devices(device.clone()).plan().unwrap();
         plan.totals.managed_bytes
     };
     let block = 32 * 4096;
@@ -223,7 +223,7 @@ fn a_fraction_beside_weights_of_unknown_size_is_an_error(#[case] base: &str) {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let device = DeviceInfo { name: "gpu".into(), total_bytes: 80 << 30, free_bytes: 60 << 30, kind: DeviceKind::Cuda };
     let budget = budget(&format!("[memory]\nfraction = 0.5\nof = '{base}'"));
-    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err();
+    let error = model.request(&budget).with_devices(device.clone()).plan().unwrap_err();
     assert!(error.to_string().contains("state `memory.weights` (--weights)"), "{error}");
 }
 
@@ -282,7 +282,7 @@ fn what_is_missing_for_the_sequences_that_were_asked_for_is_said(#[case] asked: 
     let told = budget(&format!("max_seq_len = 4096\nmax_batch_size = {asked}\nmemory.bytes = '4GiB'"));
     let mut model = super::oracles::zoo("Qwen__Qwen3-8B");
     let resources = model.graph.collect(&told.pass_context(&model.info)).unwrap().resources;
-    let request = PlanRequest::new(&model.info, &resources, &told);
+    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(told.clone());
     assert_eq!(request.missing(&request.plan().unwrap()).as_deref(), expected);
 }
 
@@ -319,8 +319,8 @@ fn our_own_limit_is_not_called_memory() {
 fn stated_bytes_lie_on_the_device_beside_everything_else(#[case] bytes: &str, #[case] expected: &str) {
     let mut model = Model::new("m", 1).with("kv", 0, super::common::kv(8, 128));
     model.info.weights = Some(WeightBytes::new(79 << 30, true));
-    let device = "h100".parse().unwrap();
+    let device: DeviceInfo = "h100".parse().unwrap();
     let budget = budget(&format!("memory.bytes = '{bytes}'"));
-    let error = PlanRequest { device: Some(&device), ..model.request(&budget) }.plan().unwrap_err().to_string();
+    let error = model.request(&budget).with_devices(device.clone()).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }

@@ -50,11 +50,11 @@ fn a_fingerprint_says_what_is_another() {
         DeviceInfo { name: "gpu".into(), total_bytes: 1 << 30, free_bytes: 1 << 30, kind: DeviceKind::Cuda },
     );
     let (left, right) = (budget("max_seq_len = 1"), budget("max_seq_len = 2"));
-    let of = |request: &PlanRequest<'_>| request.fingerprint();
+    let of = |request: &PlanRequest| request.fingerprint().unwrap();
     let base = of(&model.request(&left));
     assert_eq!(base.differences(&base), [""; 0]);
     assert_eq!(base.differences(&of(&model.request(&right))), ["budget"]);
-    let with_device = PlanRequest { device: Some(&device), ..model.request(&left) };
+    let with_device = model.request(&left).with_devices(device.clone());
     assert_eq!(base.differences(&of(&with_device)), ["device"]);
     assert_eq!(base.differences(&of(&Model::new("other", 1).with("kv", 0, kv(1, 64)).request(&left))), ["model"]);
 }

@@ -260,7 +260,8 @@ fn random_plans_hold_their_own_numbers_beside_the_steps_that_these_take() {
         };
         let planned = |budget: &Budget, bytes: u64| {
             let device = DeviceInfo::cpu("host", 2 * bytes, 2 * bytes);
-            let request = PlanRequest { device: Some(&device), step: Some(step), ..model.request(budget) };
+            let request =
+                PlanRequest::of(model.caches().with_step(step)).with_budget(budget.clone()).with_devices(device);
             request.plan().map(|plan| (request.check(&plan), plan))
         };
         let Ok((checked, plan)) = planned(&budget, bytes) else { continue };

@@ -66,18 +66,17 @@ fn stages_agree_on_what_the_poorest_can_serve() {
         let budget = super::common::budget("max_seq_len = 4096\n[memory]\nbytes = '1GiB'");
         half.request(&budget).plan().unwrap().capacity.sequences
     });
-    let ranks = RankPlans::of(&request).unwrap();
+    let ranks = request.ranks().unwrap();
     assert_ne!(alone[0], alone[1]);
     assert_eq!(ranks.agreement.sequences, *alone.iter().min().unwrap());
     for (stage, plan) in (0..).zip(&ranks.stages) {
         assert_eq!(plan.capacity.sequences, ranks.agreement.sequences);
         assert_eq!(plan.capacity.spare_tokens, ranks.agreement.spare_tokens);
-        let agreed = PlanRequest { stage, agreement: Some(ranks.agreement), ..request };
-        assert_eq!(agreed.check(plan), Ok(()));
+        assert_eq!(request.check(plan), Ok(()));
     }
     let layers: Vec<u32> = ranks.stages[1].resources.iter().filter_map(|resource| resource.layer).collect();
     assert_eq!(layers, [4, 5, 6, 7]);
-    assert_eq!(ranks.hash, RankPlans::of(&request).unwrap().hash);
+    assert_eq!(ranks.hash, request.ranks().unwrap().hash);
 }
 
 /// The minimum over ranks of 1,000, 900 and 1,100 tokens, then whole blocks.
@@ -86,7 +85,7 @@ fn ranks_take_the_least_tokens_and_floor_them_to_blocks() {
     let model = Model::new("m", 3).with("kv", 0, kv(10, 128)).with("kv", 1, kv(9, 128)).with("kv", 2, kv(11, 128));
     // One layer per stage and 1,000 * 10 heads' worth of bytes: 1,000, 1,111 and 909 tokens less the null block.
     let budget = budget("max_seq_len = 16\n[parallel]\npp = 3\n[memory]\nbytes = 5120000");
-    let ranks = RankPlans::of(&model.request(&budget)).unwrap();
+    let ranks = model.request(&budget).ranks().unwrap();
     let tokens: Vec<_> = ranks.stages.iter().map(|plan| plan.capacity.tokens).collect();
     assert_eq!(tokens, [Some(909 / 16 * 16 - 16); 3]);
 }
@@ -99,7 +98,9 @@ fn deepseek_v3(parallel: &str) -> cacheplan_planner::CachePlan {
     let mut model = cacheplan_transforms::Model::read(std::path::Path::new(file), &ReadOptions::default()).unwrap();
     let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
     let device: DeviceInfo = "h200".parse().unwrap();
-    let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+    let request = PlanRequest::of((model.info.clone(), resources.clone()))
+        .with_budget(budget.clone())
+        .with_devices(device.clone());
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     plan

@@ -37,7 +37,7 @@ fn plans() -> Vec<Value> {
             let budget = budget(text);
             let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
             let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
-            let request = PlanRequest::new(&model.info, &resources, &budget);
+            let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
             // A budget that this model has no use for.
             let Ok(plan) = request.plan() else { continue };
             plans.push(serde_json::to_value(&plan).unwrap());

@@ -7,7 +7,7 @@ use rstest::rstest;
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 
-fn planned(request: &PlanRequest<'_>) -> CachePlan {
+fn planned(request: &PlanRequest) -> CachePlan {
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.check_alone(), Ok(()));
@@ -159,7 +159,7 @@ fn a_draft_model_and_a_prediction_head_have_their_caches_in_the_same_plan() {
     let model = Model::new("m", 2).with("kv", 0, kv(8, 128)).with("kv", 1, kv(8, 128));
     let draft = Model::new("draft", 1).with("kv", 0, kv(2, 64));
     let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 4\nmtp_layers = 1\ndraft_weights = '1GiB'");
-    let request = PlanRequest { draft: Some(draft.draft()), ..model.request(&budget) };
+    let request = model.request(&budget).with_draft(draft.caches());
     let plan = planned(&request);
     let names: Vec<&str> = plan.resources.iter().map(|resource| resource.name.as_str()).collect();
     assert_eq!(names, ["kv_0", "kv_1", "draft.mtp_0", "draft.kv_0"]);
@@ -192,7 +192,7 @@ fn a_prediction_head_keeps_what_the_last_attention_keeps(#[case] config: &str, #
 fn a_draft_model_without_speculation_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
     let budget = budget("");
-    let error = PlanRequest { draft: Some(model.draft()), ..model.request(&budget) }.plan().unwrap_err();
+    let error = model.request(&budget).with_draft(model.caches()).plan().unwrap_err();
     assert!(error.to_string().contains("`[speculation]` (--draft-tokens) is not"), "{error}");
 }
 

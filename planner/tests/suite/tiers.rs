@@ -102,7 +102,7 @@ fn stages_park_as_many_sequences_as_the_poorest_and_need_not_all_have_states() {
     );
     let mut budget = budget(&format!("{CHECKPOINTS}checkpoint_dtype = 'int8'\n[host]\nbytes = '64MiB'"));
     budget.parallel = Parallel { pp: 2, ..Parallel::default() };
-    let ranks = RankPlans::of(&model.request(&budget)).unwrap();
+    let ranks = model.request(&budget).ranks().unwrap();
     // The second stage parks 16 MiB of pages for each sequence.
     assert_eq!(ranks.agreement.host_sequences, Some(4));
     assert!(ranks.stages.iter().all(|stage| stage.host.as_ref().unwrap().sequences == 4));

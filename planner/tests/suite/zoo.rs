@@ -39,7 +39,7 @@ fn every_config_plans_and_checks_under_every_policy() {
         for grouping in ["by-key", "first-reference", "by-window"] {
             let budget = budget(&format!("grouping = '{grouping}'\nmax_seq_len = 8192\nmax_batch_size = 4"));
             let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
-            let request = PlanRequest::new(&model.info, &resources, &budget);
+            let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
             match request.plan() {
                 Ok(plan) => {
                     checked += 1;
@@ -57,16 +57,18 @@ fn every_config_plans_and_checks_under_every_policy() {
 /// Devices add lines and notes, and several of them headings and classes of weights.
 #[test]
 fn every_table_for_devices_is_at_most_100_columns_wide() {
-    let (device, mut tables) = ("mi325x".parse().unwrap(), 0);
+    let (device, mut tables): (DeviceInfo, _) = ("mi325x".parse().unwrap(), 0);
     for (name, model) in models() {
         for parallel in ["", "tp = 8", "dp = 8\nep = 8", "tp = 4\npp = 4"] {
             let budget = budget(&format!(
                 "max_seq_len = 65536\n[memory]\nfraction = 0.9\nof = 'total'\nweights = '700GiB'\n[parallel]\n{parallel}"
             ));
             let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
-            let request = PlanRequest { device: Some(&device), ..PlanRequest::new(&model.info, &resources, &budget) };
+            let request = PlanRequest::of((model.info.clone(), resources.clone()))
+                .with_budget(budget.clone())
+                .with_devices(device.clone());
             // Some do not divide by so many, and some do not fit.
-            let Ok(ranks) = RankPlans::of(&request) else { continue };
+            let Ok(ranks) = request.ranks() else { continue };
             let text = ranks.table() + &ranks.heading();
             let wide = text.lines().find(|line| line.chars().count() > 100);
             assert_eq!(wide, None, "{name} {parallel}");
@@ -107,7 +109,9 @@ fn by_key_admits_at_least_what_every_engine_admits() {
                 for device_gb in [24, 80, 141] {
                     // Half of the device, as if weights took the other.
                     budget.engine.cache_bytes = Some(ByteSize(device_gb * 500_000_000));
-                    let row = PlanRequest::new(&model.info, resources, &budget).compare(engine);
+                    let row = PlanRequest::of((model.info.clone(), resources.clone()))
+                        .with_budget(budget.clone())
+                        .compare(engine);
                     let row = match row {
                         Err(PlanError::Engine(_)) => continue,
                         row => row.unwrap_or_else(|error| panic!("{name}: {error}")),
@@ -142,7 +146,10 @@ fn exports_of_the_zoo_admit_what_the_plan_says_or_say_what_is_lost() {
         for engine in Engine::all().iter().copied().map(EngineSpec::from) {
             let Ok(target) = engine.engine.name().parse::<Target>() else { continue };
             let Some(resources) = collected(&model, &budget.engine_context(&model.info, engine)) else { continue };
-            let Ok(plan) = PlanRequest::new(&model.info, &resources, &budget).plan() else { continue };
+            let Ok(plan) = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan()
+            else {
+                continue;
+            };
             let Ok(export) = plan.export(target, None, &Serving::default()) else { continue };
             let planned = plan.capacity.sequences;
             let said = match export.admits {
@@ -166,17 +173,15 @@ fn a_plans_own_numbers_stated_give_the_plan_again() {
     let devices = [("rtx-4090", ""), ("h100", ""), ("mi300x", "tp = 8"), ("h200", "tp = 4\npp = 2")];
     let mut held = 0;
     for (name, model) in models() {
+        let request = PlanRequest::of(model);
         for (device, parallel) in devices {
             let device: DeviceInfo = device.parse().unwrap();
             for length in [128, 4_096, 32_768] {
                 let asked = budget(&format!(
                     "max_seq_len = {length}\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\n{parallel}"
                 ));
-                let Some(resources) = collected(&model, &asked.pass_context(&model.info)) else { continue };
-                let planned = |budget: &Budget| {
-                    let request = PlanRequest::new(&model.info, &resources, budget).with_step_of(&model);
-                    RankPlans::of(&PlanRequest { device: Some(&device), ..request })
-                };
+                let planned =
+                    |budget: &Budget| request.clone().with_budget(budget.clone()).with_devices(device.clone()).ranks();
                 // Some models do not fit, do not divide, or nobody knows their weights.
                 let Ok(plans) = planned(&asked) else { continue };
                 let (batch, step) = (plans.agreement.sequences, plans.stages[0].limits.max_num_tokens);

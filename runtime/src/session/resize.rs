@@ -1,7 +1,7 @@
 //! A session measured, and its pools resized to what was measured.
 
 use cacheplan_managers::CountingAllocator;
-use cacheplan_planner::{Measured, Measurement, PlanRequest};
+use cacheplan_planner::{Measured, ForwardProfile, PlanRequest};
 
 use super::Session;
 use crate::decoder::Decoder;
@@ -63,7 +63,7 @@ impl Session {
             _ => device_info(&self.decoder.device())
                 .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
         };
-        let measurement = Measurement { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
+        let measurement = ForwardProfile { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
         let request = PlanRequest {
             device: self.device_info.as_ref(),
             ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)

@@ -36,7 +36,7 @@ fn plan_of(config: &str, budget: &str) -> CachePlan {
     let limits = "max_seq_len = 4096\nmax_batch_size = 3\nmax_num_tokens = 2048\ntokens_per_block = 32\n";
     let budget = Budget::from_toml(&format!("{limits}{budget}"), "budget.toml").unwrap();
     let collected = model.graph.collect(&budget.pass_context(&model.info)).unwrap();
-    PlanRequest::new(&model.info, &collected.resources, &budget).plan().unwrap()
+    PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan().unwrap()
 }
 
 #[test]

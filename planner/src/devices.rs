@@ -1,0 +1,63 @@
+//! The devices that a plan is for: how many, and what each has.
+
+use std::str::FromStr;
+
+use crate::device::BadDevice;
+use crate::{ByteSize, DeviceInfo};
+
+/// So many devices of one kind, `8xh100`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Devices {
+    count: u32,
+    device: DeviceInfo,
+    /// One of them in the user's words, where their number was stated with it.
+    word: Option<String>,
+}
+
+impl Devices {
+    /// How many.
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// One of them.
+    pub const fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    /// One of them in the user's words, where their number was stated with it.
+    pub(crate) fn word(&self) -> Option<&str> {
+        self.word.as_deref()
+    }
+
+    /// Another number of the same.
+    pub(crate) fn times(&self, count: u32) -> Self {
+        Self { count, ..self.clone() }
+    }
+
+    /// What is taken for granted of a device that is known by its name.
+    pub(crate) fn note(&self) -> Option<String> {
+        let DeviceInfo { name, total_bytes, .. } = &self.device;
+        let tool = if name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
+        let size = ByteSize(*total_bytes);
+        let said = || format!("{name} has {size}, as {tool} reports it; state the size where yours differs");
+        self.device.is_nominal().then(said)
+    }
+}
+
+impl From<DeviceInfo> for Devices {
+    fn from(device: DeviceInfo) -> Self {
+        Self { count: 1, device, word: None }
+    }
+}
+
+impl FromStr for Devices {
+    type Err = BadDevice;
+
+    /// `24GiB`, `h100`, `8xh100`.
+    fn from_str(text: &str) -> Result<Self, BadDevice> {
+        let (count, device) = DeviceInfo::several(text)?;
+        let word = text.split_once(['x', 'X', '*']).filter(|_| count > 1).map(|(_, word)| word.trim().to_owned());
+        Ok(Self { count, device, word })
+    }
+}

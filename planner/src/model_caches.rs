@@ -1,0 +1,173 @@
+//! A model and its caches, collected once for each way in which they are asked for.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cacheplan_handlers::KvLayout;
+use cacheplan_transforms::registry::Descriptor;
+use cacheplan_transforms::{CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources};
+
+use crate::budget::Budget;
+use crate::divisible::Divisible;
+use crate::engines::EngineSpec;
+use crate::error::PlanError;
+use crate::mla_cache::MlaCache;
+use crate::step::StepBytes;
+
+/// A model whose caches the passes collect when a plan asks for them. A copy is the same model, and shares what was
+/// collected.
+#[derive(Clone)]
+pub struct ModelCaches(Arc<Parts>);
+
+struct Parts {
+    from: Origin,
+    /// Caches that are stated beside those of the model's own graph.
+    beside: Vec<Resource>,
+    /// How ops that the built-in descriptors do not know become caches.
+    descriptors: Vec<Descriptor>,
+    step: Option<StepBytes>,
+    divisible: Option<Divisible>,
+    collected: Mutex<Vec<(Asked, Arc<Resources>)>>,
+}
+
+#[derive(Clone)]
+enum Origin {
+    Model(Box<Model>),
+    /// Of a framework that walks its own graphs.
+    Collected(ModelInfo, Arc<Resources>),
+}
+
+/// What caches depend on besides the model.
+#[derive(Clone, Copy, PartialEq)]
+struct Asked {
+    dtypes: CacheDTypes,
+    layout: KvLayout,
+    max_seq_len: Option<u64>,
+    mla_cache_mode: Option<MlaCache>,
+    engine: Option<EngineSpec>,
+}
+
+/// The ways to ask that are kept; a picture asks for some sixty.
+const KEPT: usize = 128;
+
+impl ModelCaches {
+    /// What is known of the model besides its caches.
+    pub fn info(&self) -> &ModelInfo {
+        match &self.0.from {
+            Origin::Model(model) => &model.info,
+            Origin::Collected(info, _) => info,
+        }
+    }
+
+    /// The model as it was read; `None` where its caches came from a framework.
+    pub fn model(&self) -> Option<&Model> {
+        match &self.0.from {
+            Origin::Model(model) => Some(model),
+            Origin::Collected(..) => None,
+        }
+    }
+
+    /// The same model with descriptors of ops that the built-in ones do not know, and with caches beside its own.
+    #[must_use]
+    pub fn with(&self, descriptors: Vec<Descriptor>, beside: Vec<Resource>) -> Self {
+        Self::new(self.0.from.clone(), descriptors, beside)
+    }
+
+    /// The same, where a framework that walks its own graphs knows what a step takes.
+    #[must_use]
+    pub fn with_step(&self, step: StepBytes) -> Self {
+        let Parts { from, beside, descriptors, divisible, .. } = &*self.0;
+        let (from, beside, descriptors) = (from.clone(), beside.clone(), descriptors.clone());
+        let collected = Mutex::default();
+        Self(Arc::new(Parts { from, beside, descriptors, step: Some(step), divisible: *divisible, collected }))
+    }
+
+    /// Runs the passes over the model's graph, and gives the graph as they left it; `None` where a framework walked its own.
+    ///
+    /// # Errors
+    /// As [`Graph::collect`].
+    pub fn walk(&self, budget: &Budget, engine: Option<EngineSpec>) -> Result<Option<(Graph, Collected)>, PlanError> {
+        let Some(model) = self.model() else { return Ok(None) };
+        let mut graph = model.graph.clone();
+        let collected = graph.collect(&self.context(budget, engine))?;
+        Ok(Some((graph, collected)))
+    }
+
+    /// The caches as a plan of this budget has them, or as an engine would.
+    pub(crate) fn collect(&self, budget: &Budget, engine: Option<EngineSpec>) -> Result<Arc<Resources>, PlanError> {
+        let context = self.context(budget, engine);
+        let asked = Asked {
+            dtypes: context.dtypes,
+            layout: context.layout,
+            max_seq_len: context.max_seq_len,
+            mla_cache_mode: budget.mla_cache_mode,
+            engine,
+        };
+        let known = || self.0.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, resources)) = known().iter().find(|(known, _)| *known == asked) {
+            return Ok(Arc::clone(resources));
+        }
+        let mut resources = match &self.0.from {
+            Origin::Model(model) => model.graph.clone().collect(&context)?.resources,
+            Origin::Collected(_, resources) if self.0.beside.is_empty() => return Ok(Arc::clone(resources)),
+            Origin::Collected(_, resources) => Resources::clone(resources),
+        };
+        for resource in &self.0.beside {
+            let pushed = resources.push(resource.clone());
+            pushed.map_err(|error| PlanError::Budget(error.to_string()))?;
+        }
+        let resources = Arc::new(resources);
+        let mut known = known();
+        if known.len() == KEPT {
+            known.remove(0);
+        }
+        known.push((asked, Arc::clone(&resources)));
+        Ok(resources)
+    }
+
+    /// The largest live set of a step, where the layers tell it.
+    pub(crate) fn step(&self) -> Option<StepBytes> {
+        self.0.step
+    }
+
+    /// How it can be divided over ranks, where the layers tell it.
+    pub(crate) fn divisible(&self) -> Option<Divisible> {
+        self.0.divisible
+    }
+
+    fn context(&self, budget: &Budget, engine: Option<EngineSpec>) -> PassContext {
+        let mut context = match engine {
+            Some(engine) => budget.engine_context(self.info(), engine),
+            None => budget.pass_context(self.info()),
+        };
+        self.0.descriptors.iter().cloned().for_each(|descriptor| context.registry.register(descriptor));
+        context
+    }
+
+    fn new(from: Origin, descriptors: Vec<Descriptor>, beside: Vec<Resource>) -> Self {
+        let (step, divisible) = match &from {
+            Origin::Model(model) => (StepBytes::of(model), Some(Divisible::of(&model.layers))),
+            Origin::Collected(..) => (None, None),
+        };
+        Self(Arc::new(Parts { from, beside, descriptors, step, divisible, collected: Mutex::default() }))
+    }
+}
+
+impl From<Model> for ModelCaches {
+    fn from(model: Model) -> Self {
+        Self::new(Origin::Model(Box::new(model)), Vec::new(), Vec::new())
+    }
+}
+
+impl From<(ModelInfo, Resources)> for ModelCaches {
+    /// Of a framework that walks its own graphs.
+    fn from((info, resources): (ModelInfo, Resources)) -> Self {
+        Self::new(Origin::Collected(info, Arc::new(resources)), Vec::new(), Vec::new())
+    }
+}
+
+impl fmt::Debug for ModelCaches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ModelCaches").field(&self.info().model_type).finish()
+    }
+}

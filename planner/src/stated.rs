@@ -1,0 +1,26 @@
+//! The words in which a budget is stated, and changes to it suggested.
+
+use crate::config::BudgetKey;
+
+/// How a budget is stated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stated {
+    /// As keys of a file: `max_seq_len = 4096`.
+    #[default]
+    Keys,
+    /// As flags of the command: `--max-seq-len 4096`.
+    Flags,
+}
+
+impl Stated {
+    /// A key and its value.
+    pub(crate) fn setting(self, path: &str, value: &str) -> String {
+        match self {
+            Self::Keys => format!("{path} = {value}"),
+            Self::Flags => {
+                let flag = BudgetKey::all().iter().find(|key| key.path == path).map_or(path, |key| key.flag);
+                format!("{flag} {}", value.trim_matches('"'))
+            }
+        }
+    }
+}
