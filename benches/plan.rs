@@ -33,7 +33,10 @@ fn walk(model: &mut Model, budget: &Budget) -> Resources {
 }
 
 fn planned(model: &Model, resources: &Resources, budget: &Budget) -> CachePlan {
-    PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan().expect("a plan without a memory budget always fits")
+    PlanRequest::of((model.info.clone(), resources.clone()))
+        .with_budget(budget.clone())
+        .plan()
+        .expect("a plan without a memory budget always fits")
 }
 
 #[divan::bench(args = MODELS)]

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use crate::device::BadDevice;
-use crate::{ByteSize, DeviceInfo};
+use crate::suggest::Stated;
+use crate::{Budget, ByteSize, DeviceInfo, PlanError};
 
 /// So many devices of one kind, `8xh100`.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,13 +36,36 @@ impl Devices {
         Self { count, ..self.clone() }
     }
 
-    /// What is taken for granted of a device that is known by its name.
-    pub(crate) fn note(&self) -> Option<String> {
-        let DeviceInfo { name, total_bytes, .. } = &self.device;
-        let tool = if name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
-        let size = ByteSize(*total_bytes);
-        let said = || format!("{name} has {size}, as {tool} reports it; state the size where yours differs");
-        self.device.is_nominal().then(said)
+    /// The budget where they divide the model.
+    ///
+    /// # Errors
+    /// Another number of ranks than devices.
+    pub(crate) fn divide(&self, budget: &Budget) -> Result<Budget, PlanError> {
+        let mut budget = budget.clone();
+        budget.divide_over(self.count).map_err(PlanError::Devices)?;
+        Ok(budget)
+    }
+
+    /// What is taken for granted of them beside a budget that is stated in keys or in flags.
+    ///
+    /// # Errors
+    /// Another number of ranks than devices.
+    pub fn notes(&self, budget: &Budget, stated: Stated) -> Result<Vec<String>, PlanError> {
+        let mut notes = Vec::new();
+        if self.device.is_nominal() {
+            let DeviceInfo { name, total_bytes, .. } = &self.device;
+            let tool = if name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
+            let size = ByteSize(*total_bytes);
+            notes.push(format!("{name} has {size}, as {tool} reports it; state the size where yours differs"));
+        }
+        if self.divide(budget)?.parallel != budget.parallel {
+            let otherwise = match stated {
+                Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
+                Stated::Keys => "[parallel] divides otherwise",
+            };
+            notes.push(format!("{count} devices: tp {count}; {otherwise}", count = self.count));
+        }
+        Ok(notes)
     }
 }
 

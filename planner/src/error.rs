@@ -6,7 +6,8 @@ use std::fmt;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
-use cacheplan_transforms::PassError;
+use cacheplan_transforms::{PassError, ResourceError};
+
 use thiserror::Error;
 
 use crate::plan::LedgerLine;
@@ -55,6 +56,9 @@ pub enum PlanError {
     /// A graph whose caches cannot be collected.
     #[error(transparent)]
     Graph(#[from] PassError),
+    /// A cache that is stated beside others of its name.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
     /// A product of counts and bytes above 64 bits.
     #[error("pool `{pool}` would need more than {} bytes; lower max_seq_len or max_batch_size", u64::MAX, pool = Shown(.pool))]
     TooLarge {
@@ -145,7 +149,7 @@ impl PlanError {
         match self {
             Self::DoesNotFit(_) => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
-            Self::Engine(_) | Self::Graph(_) => 4,
+            Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
             Self::Devices(_) | Self::NoStage { .. } => 2,
             _ => 1,
         }

@@ -9,7 +9,7 @@ use crate::plan::Fingerprint;
 
 impl Inputs<'_> {
     /// What a plan of this request bears, and no other: a plan with another fingerprint was made of something else.
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         let mut model = Vec::with_capacity(64 * self.resources.len());
         field(&mut model, self.model.fingerprint.as_bytes());
         write_resources(&mut model, self.resources);

@@ -32,7 +32,7 @@ struct Parts {
 
 #[derive(Clone)]
 enum Origin {
-    Model(Box<Model>),
+    Model(Arc<Model>),
     /// Of a framework that walks its own graphs.
     Collected(ModelInfo, Arc<Resources>),
 }
@@ -113,8 +113,7 @@ impl ModelCaches {
             Origin::Collected(_, resources) => Resources::clone(resources),
         };
         for resource in &self.0.beside {
-            let pushed = resources.push(resource.clone());
-            pushed.map_err(|error| PlanError::Budget(error.to_string()))?;
+            resources.push(resource.clone())?;
         }
         let resources = Arc::new(resources);
         let mut known = known();
@@ -155,7 +154,13 @@ impl ModelCaches {
 
 impl From<Model> for ModelCaches {
     fn from(model: Model) -> Self {
-        Self::new(Origin::Model(Box::new(model)), Vec::new(), Vec::new())
+        Arc::new(model).into()
+    }
+}
+
+impl From<Arc<Model>> for ModelCaches {
+    fn from(model: Arc<Model>) -> Self {
+        Self::new(Origin::Model(model), Vec::new(), Vec::new())
     }
 }
 

@@ -120,10 +120,10 @@ impl PlanRequest {
         Self { stage, ..self }
     }
 
-    /// The same of a budget that flags of the command state: changes are suggested in them.
+    /// The same of a budget that is stated so: changes are suggested in the same way.
     #[must_use]
-    pub fn stated_in_flags(self) -> Self {
-        Self { stated: Stated::Flags, ..self }
+    pub fn stated_in(self, stated: Stated) -> Self {
+        Self { stated, ..self }
     }
 
     /// The model that it asks about.
@@ -134,6 +134,11 @@ impl PlanRequest {
     /// The budget as it was stated, with where each value came from.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The pipeline stage that it asks about.
+    pub const fn stage(&self) -> u32 {
+        self.stage
     }
 
     /// One of the devices.
@@ -147,10 +152,8 @@ impl PlanRequest {
     /// # Errors
     /// Another number of ranks than devices.
     pub fn budget(&self) -> Result<Budget, PlanError> {
-        let mut budget = self.config.budget.clone();
-        if let Some(devices) = &self.devices {
-            budget.divide_over(devices.count()).map_err(PlanError::Devices)?;
-        }
+        let stated = &self.config.budget;
+        let budget = self.devices.as_ref().map_or_else(|| Ok(stated.clone()), |devices| devices.divide(stated))?;
         Ok(match (self.engine, self.device()) {
             // Engines choose kernels and dtypes by the GPU that is named.
             (Some(_), Some(device)) => budget.on(device),
@@ -162,17 +165,9 @@ impl PlanRequest {
     pub fn notes(&self) -> Vec<String> {
         let info = self.model.info();
         let mut notes = self.config.budget.notes(info);
-        if let Some(devices) = &self.devices {
-            notes.extend(devices.note());
-            let (count, mut budget) = (devices.count(), self.config.budget.clone());
-            if budget.divide_over(count) == Ok(true) {
-                let otherwise = match self.stated {
-                    Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
-                    Stated::Keys => "[parallel] divides otherwise",
-                };
-                notes.push(format!("{count} devices: tp {count}; {otherwise}"));
-            }
-        }
+        let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config.budget, self.stated));
+        // Devices that do not divide the model are an error of the plan.
+        notes.extend(of_devices.and_then(Result::ok).unwrap_or_default());
         let Some(model) = self.model.model() else { return notes };
         notes.extend(model.doubts.iter().cloned());
         if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {

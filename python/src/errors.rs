@@ -61,15 +61,21 @@ pub(crate) fn model(error_: FrontendError) -> PyErr {
 }
 
 pub(crate) fn plan(error_: PlanError) -> PyErr {
-    let PlanError::DoesNotFit(short) = &error_ else {
-        return error("PlanError", &error_, Said::default());
-    };
-    let said = Said {
-        key: Some(short.capped_by.clone()),
-        found: Some(format!("{} bytes short", short.shortfall)),
-        hint: short.suggestions.first().map(ToString::to_string),
-    };
-    error("DoesNotFit", &error_, said)
+    let of_key = |key: &str| Said { key: Some(key.into()), ..Said::default() };
+    match &error_ {
+        PlanError::DoesNotFit(short) => {
+            let said = Said {
+                key: Some(short.capped_by.clone()),
+                found: Some(format!("{} bytes short", short.shortfall)),
+                hint: short.suggestions.first().map(ToString::to_string),
+            };
+            error("DoesNotFit", &error_, said)
+        }
+        PlanError::Devices(_) => error("BudgetError", &error_, of_key("device")),
+        PlanError::NoStage { .. } => error("BudgetError", &error_, of_key("stage")),
+        PlanError::Graph(_) | PlanError::Resource(_) => error("ModelError", &error_, Said::default()),
+        _ => error("PlanError", &error_, Said::default()),
+    }
 }
 
 pub(crate) fn book(error_: BookError) -> PyErr {

@@ -1,6 +1,6 @@
 //! Which devices hold so many sequences of so many tokens: `cacheplan fit`.
 
-use cacheplan_planner::{Budget, ByteSize, DeviceInfo, FitQuestion, PlanRequest, Prices};
+use cacheplan_planner::{ByteSize, DeviceInfo, FitQuestion, PlanRequest, Prices};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -48,11 +48,9 @@ pub(crate) fn fit(
             .unwrap_or_default(),
         engines: Vec::new(),
     };
-    let budget = Budget::default();
-    let resources = model.resources(&budget.pass_context_of_any_length(&model.read.info))?;
-    let request = PlanRequest::new(&model.read.info, &resources, &budget).with_step_of(&model.read);
+    let request = PlanRequest::of(model.caches.clone());
     py.detach(|| {
-        let answer = request.fit(&model.read.layers, &question).map_err(errors::plan)?;
+        let answer = request.fit(&question).map_err(errors::plan)?;
         Ok(Fit { json: json(&answer)?, table: answer.table(), csv: answer.csv(), svg: answer.svg() })
     })
 }

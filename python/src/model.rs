@@ -2,9 +2,10 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use cacheplan_planner::Budget;
-use cacheplan_transforms::{Assumption, PassContext, ReadOptions, Resource, Resources};
+use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_transforms::{Assumption, ReadOptions, Resource};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -13,28 +14,15 @@ use crate::errors::{self, Said, error};
 #[pyclass(frozen, module = "cacheplan")]
 #[derive(Clone)]
 pub(crate) struct Model {
-    /// With its graph as it was read.
-    pub(crate) read: cacheplan_transforms::Model,
-    /// Caches that the caller states beside those of the graph.
-    stated: Vec<Resource>,
+    pub(crate) read: Arc<cacheplan_transforms::Model>,
+    /// With what the passes collected of it, and the caches that the caller states beside those.
+    pub(crate) caches: ModelCaches,
 }
 
 impl From<cacheplan_transforms::Model> for Model {
     fn from(read: cacheplan_transforms::Model) -> Self {
-        Self { read, stated: Vec::new() }
-    }
-}
-
-impl Model {
-    /// Its caches: those that the passes collect, then those that were stated.
-    pub(crate) fn resources(&self, context: &PassContext) -> PyResult<Resources> {
-        let failed = |failed: String| error("ModelError", failed, Said::default());
-        let collected = self.read.graph.clone().collect(context).map_err(|error| failed(error.to_string()))?;
-        let mut resources = collected.resources;
-        for stated in &self.stated {
-            resources.push(stated.clone()).map_err(|error| failed(error.to_string()))?;
-        }
-        Ok(resources)
+        let read = Arc::new(read);
+        Self { caches: Arc::clone(&read).into(), read }
     }
 }
 
@@ -81,7 +69,7 @@ impl Model {
                 beyond.name,
                 layers - 1
             ))),
-            None => Ok(Self { stated, ..self.clone() }),
+            None => Ok(Self { caches: self.caches.with(Vec::new(), stated), ..self.clone() }),
         }
     }
 
@@ -102,7 +90,7 @@ impl Model {
         py.detach(|| {
             let mut hasher = DefaultHasher::new();
             format!("{:?}", self.read.info).hash(&mut hasher);
-            self.resources(&Budget::default().pass_context(&self.read.info))?.hash(&mut hasher);
+            PlanRequest::of(self.caches.clone()).caches().map_err(errors::plan)?.hash(&mut hasher);
             Ok(format!("{:016x}", hasher.finish()))
         })
     }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    Budget, BudgetKey, CachePlan, Config, DeviceInfo, Engine, EngineSpec, Measured, Override, Parallel, PlanError,
-    PlanRequest, RankPlans, Serving, Target, Values,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, Measured, Override, Parallel, PlanRequest, RankPlans,
+    Serving, Target, Values,
 };
-use cacheplan_transforms::Resources;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -18,67 +17,16 @@ use crate::model::Model;
 #[pyclass(frozen, module = "cacheplan")]
 pub(crate) struct Plan {
     pub(crate) plan: CachePlan,
+    made: Option<Arc<Made>>,
     /// Its pipeline stage.
     stage: u32,
-    made: Option<Arc<Inputs>>,
 }
 
-/// A model with its caches.
-struct Collected {
-    model: Model,
-    resources: Resources,
-}
-
-/// Everything that a plan depends on.
-struct Inputs {
-    own: Collected,
-    draft: Option<Collected>,
-    budget: Budget,
-    device: Option<DeviceInfo>,
-    measured: Option<Measured>,
-    ranks: Option<RankPlans>,
-}
-
-impl Collected {
-    fn of(model: &Model, budget: &Budget) -> PyResult<Self> {
-        let resources = model.resources(&budget.pass_context(&model.read.info))?;
-        Ok(Self { model: model.clone(), resources })
-    }
-}
-
-impl Inputs {
-    fn request<'a>(&'a self, stage: u32, own: &'a Resources, draft: Option<&'a Resources>) -> PlanRequest<'a> {
-        let request = PlanRequest {
-            device: self.device.as_ref(),
-            measured: self.measured.as_ref(),
-            stage,
-            agreement: self.ranks.as_ref().filter(|_| self.budget.parallel.pp > 1).map(|ranks| ranks.agreement),
-            ..PlanRequest::new(&self.own.model.read.info, own, &self.budget)
-        };
-        let request = match self.draft.as_ref().zip(draft) {
-            Some((draft, resources)) => request.drafted_by(&draft.model.read.info, resources),
-            None => request,
-        };
-        request.with_step_of(&self.own.model.read)
-    }
-
-    fn own_request(&self, stage: u32) -> PlanRequest<'_> {
-        self.request(stage, &self.own.resources, self.draft.as_ref().map(|draft| &draft.resources))
-    }
-
-    /// Asks with the caches that an engine would have.
-    fn with_engine<R>(
-        &self,
-        stage: u32,
-        engine: EngineSpec,
-        ask: impl FnOnce(&PlanRequest<'_>) -> Result<R, PlanError>,
-    ) -> PyResult<R> {
-        let of = |of: &Collected| of.model.resources(&self.budget.engine_context(&of.model.read.info, engine));
-        let own = of(&self.own)?;
-        let draft = self.draft.as_ref().map(of).transpose()?;
-        let request = self.request(stage, &own, draft.as_ref());
-        ask(&PlanRequest { agreement: None, ..request }).map_err(errors::plan)
-    }
+/// A request and the plans that answer it.
+struct Made {
+    source: Model,
+    request: PlanRequest,
+    ranks: RankPlans,
 }
 
 /// Plans the caches of `model`. `keywords` are keys of the budget by their flags' names, values as TOML or plain text.
@@ -96,36 +44,24 @@ pub(crate) fn make(
     measured: Option<(String, String)>,
     stage: u32,
 ) -> PyResult<Plan> {
-    let device = device.map(device_of).transpose()?;
-    let budget = resolve(budget, folder, keywords, device.as_ref())?;
+    let devices = device.map(devices_of).transpose()?;
+    let config = resolve(budget, folder, keywords, devices.is_some())?;
     let measured = measured.map(|(text, name)| {
         Measured::from_toml(&text, &name).map_err(|failed| error("BudgetError", failed, Said::default()))
     });
-    let measured = measured.transpose()?;
+    let request = PlanRequest::of(model.caches.clone()).with_config(config).of_stage(stage);
+    let request = devices.into_iter().fold(request, PlanRequest::with_devices);
+    let request = measured.transpose()?.into_iter().fold(request, PlanRequest::with_measured);
+    let request = draft.map(|draft| draft.caches.clone()).into_iter().fold(request, PlanRequest::with_draft);
     py.detach(|| {
-        let own = Collected::of(model, &budget)?;
-        let draft = draft.map(|draft| Collected::of(draft, &budget)).transpose()?;
-        let device = device.map(|(_, device)| device);
-        let mut inputs = Inputs { own, draft, budget, device, measured, ranks: None };
-        let several = inputs.budget.parallel != Parallel::default();
-        if several {
-            inputs.ranks = Some(RankPlans::of(&inputs.own_request(0)).map_err(errors::plan)?);
-        }
-        let planned = match &inputs.ranks {
-            None if stage > 0 => None,
-            None => Some(inputs.own_request(0).plan().map_err(errors::plan)?),
-            Some(ranks) => ranks.stages.get(stage as usize).cloned(),
-        };
-        let planned = planned.ok_or_else(|| {
-            let message = format!("there is no stage {stage}; the stages are 0 to {}", inputs.budget.parallel.pp - 1);
-            error("BudgetError", message, Said { key: Some("stage".into()), ..Said::default() })
-        })?;
-        Ok(Plan { plan: planned, stage, made: Some(Arc::new(inputs)) })
+        let ranks = request.ranks().map_err(errors::plan)?;
+        let plan = ranks.stage(stage).map_err(errors::plan)?.clone();
+        Ok(Plan { plan, stage, made: Some(Arc::new(Made { source: model.clone(), request, ranks })) })
     })
 }
 
-fn device_of(text: &str) -> PyResult<(u32, DeviceInfo)> {
-    DeviceInfo::several(text).map_err(|failed| {
+fn devices_of(text: &str) -> PyResult<Devices> {
+    text.parse().map_err(|failed| {
         error("BudgetError", failed, Said { key: Some("device".into()), found: Some(text.into()), hint: None })
     })
 }
@@ -134,14 +70,14 @@ fn resolve(
     file: Option<(String, String)>,
     folder: Option<PathBuf>,
     keywords: Vec<(String, String)>,
-    device: Option<&(u32, DeviceInfo)>,
-) -> PyResult<Budget> {
+    has_device: bool,
+) -> PyResult<Config> {
     let overrides: PyResult<Vec<Override>> =
         keywords.into_iter().map(|(name, value)| of_keyword(name, value)).collect();
     let file = file.as_ref().map(|(text, name)| (text.as_str(), name.as_str()));
-    let resolve = if device.is_some() { Config::resolve_for_device } else { Config::resolve };
-    let mut budget = resolve(file, &[], &overrides?).map_err(errors::budget)?.budget;
-    if let Some(workload) = &mut budget.workload {
+    let resolve = if has_device { Config::resolve_for_device } else { Config::resolve };
+    let mut config = resolve(file, &[], &overrides?).map_err(errors::budget)?;
+    if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let folder = folder.unwrap_or_default();
         let read = |file: &str| {
@@ -150,12 +86,7 @@ fn resolve(
         };
         workload.load(read).map_err(|failed| error("BudgetError", failed, Said::default()))?;
     }
-    if let Some((count, _)) = device {
-        budget
-            .divide_over(*count)
-            .map_err(|message| error("BudgetError", message, Said { key: Some("device".into()), ..Said::default() }))?;
-    }
-    Ok(budget)
+    Ok(config)
 }
 
 /// `memory_bytes` is the flag `--memory-bytes`, the key `memory.bytes`.
@@ -199,11 +130,18 @@ pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
 }
 
 impl Plan {
-    fn inputs(&self) -> PyResult<&Inputs> {
+    fn made(&self) -> PyResult<&Made> {
         self.made.as_deref().ok_or_else(|| {
             let message = "this plan was read from JSON, which does not hold the model; plan it again for this";
             error("PlanError", message, Said { hint: Some("cacheplan.plan(model, …)".into()), ..Said::default() })
         })
+    }
+}
+
+impl Plan {
+    /// The request, about its stage.
+    fn request(&self) -> PyResult<PlanRequest> {
+        Ok(self.made()?.request.clone().of_stage(self.stage))
     }
 }
 
@@ -214,7 +152,7 @@ impl Plan {
     fn from_json(py: Python<'_>, text: &str, origin: &str) -> PyResult<Self> {
         let plan = py.detach(|| CachePlan::from_json(text, origin));
         let plan = plan.map_err(|failed| error("PlanFileError", failed, Said::default()))?;
-        Ok(Self { plan, stage: 0, made: None })
+        Ok(Self { plan, made: None, stage: 0 })
     }
 
     /// The plan as `cacheplan plan --format json` prints it, without the newline at its end.
@@ -246,7 +184,7 @@ impl Plan {
 
     /// The model that it was made of.
     fn source(&self) -> PyResult<Model> {
-        Ok(self.inputs()?.own.model.clone())
+        Ok(self.made()?.source.clone())
     }
 
     /// What all ranks agreed on as JSON, its hash, and the plan of each stage; nothing where there is one rank.
@@ -254,22 +192,22 @@ impl Plan {
         if self.plan.parallel == Parallel::default() {
             return Ok(None);
         }
-        let Some(ranks) = &self.inputs()?.ranks else { return Ok(None) };
+        let ranks = &self.made()?.ranks;
         let stages = (0..).zip(&ranks.stages);
-        let stages = stages.map(|(stage, plan)| Self { plan: plan.clone(), stage, made: self.made.clone() });
+        let stages = stages.map(|(stage, plan)| Self { plan: plan.clone(), made: self.made.clone(), stage });
         Ok(Some((json(&ranks.agreement)?, ranks.hash.clone(), stages.collect())))
     }
 
     /// Changes that would admit more: what would be written, and sequences with it.
     fn knobs(&self, py: Python<'_>) -> PyResult<Vec<(String, u64)>> {
-        let inputs = self.inputs()?;
-        let knobs = py.detach(|| inputs.own_request(self.stage).knobs(&self.plan));
+        let request = &self.made()?.request;
+        let knobs = py.detach(|| request.knobs(&self.plan));
         Ok(knobs.into_iter().map(|knob| (knob.change.to_string(), knob.sequences)).collect())
     }
 
     fn explain(&self, py: Python<'_>, subject: &str) -> PyResult<String> {
-        let inputs = self.inputs()?;
-        let derived = py.detach(|| inputs.own_request(self.stage).explain(&self.plan, subject));
+        let request = self.request()?;
+        let derived = py.detach(|| request.explain(&self.plan, subject));
         let derived = derived.map_err(|failed| {
             error("PlanError", failed, Said { key: Some("subject".into()), found: Some(subject.into()), hint: None })
         });
@@ -284,8 +222,8 @@ impl Plan {
 
     /// Everything that the independent checker finds wrong.
     fn violations(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let inputs = self.inputs()?;
-        let checked = py.detach(|| inputs.own_request(self.stage).check(&self.plan));
+        let request = &self.made()?.request;
+        let checked = py.detach(|| request.check(&self.plan));
         Ok(checked.err().unwrap_or_default().iter().map(ToString::to_string).collect())
     }
 
@@ -301,14 +239,14 @@ impl Plan {
 
     /// What an engine would allocate, as JSON.
     fn engine(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
-        let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(self.stage, engine, |request| request.predict(engine)))?)
+        let (request, engine) = (self.request()?, engine_of(engine)?);
+        json(&py.detach(|| request.predict(engine)).map_err(errors::plan)?)
     }
 
     /// Our plan beside an engine's allocation, as JSON.
     fn compare(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
-        let (inputs, engine) = (self.inputs()?, engine_of(engine)?);
-        json(&py.detach(|| inputs.with_engine(self.stage, engine, |request| request.compare(engine)))?)
+        let (request, engine) = (self.request()?, engine_of(engine)?);
+        json(&py.detach(|| request.compare(engine)).map_err(errors::plan)?)
     }
 
     fn __eq__(&self, other: &Self) -> bool {

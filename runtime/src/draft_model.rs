@@ -1,6 +1,7 @@
 //! A smaller model that guesses what another says next, over caches that the same plan holds as `draft.…`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cacheplan_kernels::Backend;
 use cacheplan_managers::book::StepMetadata;
@@ -20,14 +21,13 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(crate) struct DraftPlan {
     path: PathBuf,
-    model: Model,
-    resources: Resources,
+    model: Arc<Model>,
+    resources: Arc<Resources>,
 }
 
 /// A draft model that guesses.
 #[derive(Debug)]
 pub(crate) struct DraftModel {
-    plan: DraftPlan,
     decoder: Decoder,
 }
 
@@ -45,18 +45,19 @@ impl DraftPlan {
     /// # Errors
     /// One that cannot be read, has no decoder, or keeps states, which no plan takes back.
     pub(crate) fn read(path: &Path, budget: &Budget) -> Result<Self, RuntimeError> {
-        let mut model = Model::read(path, &ReadOptions::default())?;
+        let model = Model::read(path, &ReadOptions::default())?;
         models::refuse_unknown(&model)?;
-        let resources = model.graph.collect(&budget.pass_context(&model.info))?.resources;
+        let model = Arc::new(model);
+        let resources = PlanRequest::of(Arc::clone(&model)).with_budget(budget.clone()).caches()?;
         match resources.iter().find(|resource| resource.handler.is_state()) {
             Some(state) => Err(RuntimeError::DraftState { name: state.name.clone() }),
             None => Ok(Self { path: path.to_owned(), model, resources }),
         }
     }
 
-    /// The same request with this draft.
-    pub(crate) fn asked_of<'a>(&'a self, request: PlanRequest<'a>) -> PlanRequest<'a> {
-        request.drafted_by(&self.model.info, &self.resources)
+    /// The model that a plan holds beside the other's.
+    pub(crate) fn model(&self) -> &Arc<Model> {
+        &self.model
     }
 
     /// Reads its weights; it guesses for `verifier`.
@@ -82,16 +83,11 @@ impl DraftPlan {
                 layers(resource).into_iter().map(move |layer| ((layer, kind.clone()), name.clone()))
             })
             .collect();
-        Ok(DraftModel { plan: self, decoder: decoder.calling_caches(names) })
+        Ok(DraftModel { decoder: decoder.calling_caches(names) })
     }
 }
 
 impl DraftModel {
-    /// The same request with this draft.
-    pub(crate) fn asked_of<'a>(&'a self, request: PlanRequest<'a>) -> PlanRequest<'a> {
-        self.plan.asked_of(request)
-    }
-
     /// The model itself.
     pub(crate) fn decoder(&self) -> &Decoder {
         &self.decoder

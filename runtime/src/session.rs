@@ -13,8 +13,8 @@ use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::CacheSet;
 use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Override, PlanRequest};
-use cacheplan_transforms::{Model, ReadOptions, Resources, registry::Descriptor};
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, ModelCaches, Override, PlanRequest};
+use cacheplan_transforms::{Model, ReadOptions, registry::Descriptor};
 
 use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
@@ -96,10 +96,8 @@ impl Default for SessionOptions {
 /// A model, the plan of its caches, and the caches.
 #[derive(Debug)]
 pub struct Session {
-    model: Model,
-    resources: Resources,
-    budget: Budget,
-    device_info: Option<DeviceInfo>,
+    /// What its plan follows from.
+    request: PlanRequest,
     /// Whether the caller stated the device's memory, rather than the device itself.
     device_is_stated: bool,
     decoder: Decoder,
@@ -175,7 +173,7 @@ impl Session {
     /// # Errors
     /// Whatever is wrong with the model, the budget, the device, or what `load` finds.
     pub fn new(
-        mut model: Model,
+        model: Model,
         options: SessionOptions,
         load: impl FnOnce(&Model, &Backend) -> Result<Decoder, RuntimeError>,
     ) -> Result<Self, RuntimeError> {
@@ -190,18 +188,17 @@ impl Session {
             graphs,
             ..
         } = options;
-        let mut context = budget.pass_context(&model.info);
-        descriptors.into_iter().for_each(|descriptor| context.registry.register(descriptor));
-        let resources = model.graph.collect(&context)?.resources;
         let device_is_stated = stated.is_some();
         let device_info = stated.or_else(|| device_info(&backend.device()));
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
         let is_gguf = model.info.model_type.starts_with("gguf:");
         let predicts = draft.is_none() && models::predicts(&model.decoder) && !is_gguf;
-        let request =
-            PlanRequest { device: device_info.as_ref(), ..PlanRequest::new(&model.info, &resources, &budget) }
-                .with_step_of(&model);
-        let first = draft.as_ref().map_or(request, |draft| draft.asked_of(request)).plan()?;
+        let model = Arc::new(model);
+        let caches = ModelCaches::from(Arc::clone(&model)).with(descriptors, Vec::new());
+        let request = PlanRequest::of(caches).with_budget(budget.clone());
+        let request = device_info.into_iter().fold(request, PlanRequest::with_devices);
+        let request = draft.iter().map(DraftPlan::model).cloned().fold(request, PlanRequest::with_draft);
+        let (first, resources) = (request.plan()?, request.caches()?);
         // The books alone tell whether prefixes can be kept, before the weights are read.
         let prefixes = match reuse_prefixes {
             true => {
@@ -242,10 +239,7 @@ impl Session {
         }
         let caches = CacheSet::allocate(&first, backend)?;
         let mut session = Self {
-            model,
-            resources,
-            budget,
-            device_info,
+            request,
             device_is_stated,
             decoder,
             draft,
@@ -264,7 +258,7 @@ impl Session {
     fn start_reuse(&mut self) -> Result<(), RuntimeError> {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
-            let strategy = strategy(self.caches.plan(), &self.budget);
+            let strategy = strategy(self.caches.plan(), &self.request.config().budget);
             let shares = vec![1; self.tenants as usize];
             let offloaded = offloaded(self.caches.plan());
             self.prefixes = Some(allowed(self.caches.prefix_reuse_for(strategy, shares, offloaded))?);

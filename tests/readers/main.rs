@@ -20,7 +20,7 @@ use cacheplan::files::{Limit, Source};
 use cacheplan::hub::Hub;
 use cacheplan::managers::book::{CacheBook, Stats};
 use cacheplan::planner::{
-    Budget, CachePlan, EngineLog, Measured, ForwardProfile, PlanRequest, Prices, RankPlans, Serving, Target,
+    Budget, CachePlan, EngineLog, ForwardProfile, Measured, PlanRequest, Prices, RankPlans, Serving, Target,
 };
 use cacheplan::runtime::Weights;
 use cacheplan::transforms::{Model, PassContext, ReadOptions};

@@ -46,5 +46,5 @@ pub use frontend::{Assumption, FrontendError, ReadOptions, gguf};
 pub use graph::{Attribute, Graph, Op};
 pub use model::{Model, ModelInfo, StateBinding, StatePart};
 pub use passes::{Collected, PassContext, PassError};
-pub use resources::{Resource, Resources};
+pub use resources::{Resource, ResourceError, Resources};
 pub use weights::{WeightBytes, WeightClasses};

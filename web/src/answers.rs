@@ -2,10 +2,11 @@
 
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
-    Budget, BudgetError, BudgetKey, ByteSize, CachePlan, Config, DeviceInfo, Engine, EngineSpec, FitQuestion, Parallel,
-    PlanError, PlanRequest, Prices, RankPlans, Serving, Target, Values,
+    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, ModelCaches,
+    Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
 };
-use cacheplan_transforms::{Collected, Graph, Model, ModelInfo, PassContext, Resources};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -58,111 +59,29 @@ fn json_of(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(Refused::error)
 }
 
-fn walk(graph: &Graph, context: &PassContext) -> Result<Collected, Refused> {
-    graph.clone().collect(context).map_err(|error| Refused::new(4, error))
+/// The request that a question is about.
+pub(crate) fn request(model: ModelCaches, draft: Option<ModelCaches>, of: &Of) -> Result<PlanRequest, Refused> {
+    let devices = match of.device.trim() {
+        "" => None,
+        text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
+    };
+    let resolve = if devices.is_some() { Config::resolve_for_device } else { Config::resolve };
+    let mut config = resolve(Some((&of.budget, "the budget")), &[], &[])?;
+    if let Some(workload) = &mut config.budget.workload {
+        let beside = |file: &str| Err(format!("`{file}` is a file; the page reads none beside a budget"));
+        workload.load(beside).map_err(Refused::error)?;
+    }
+    let request = PlanRequest::of(model).with_config(config).of_stage(of.stage);
+    let request = devices.into_iter().fold(request, PlanRequest::with_devices);
+    Ok(draft.into_iter().fold(request, PlanRequest::with_draft))
 }
 
-/// What a question is about: a model with its caches, a budget, a device.
-pub(crate) struct Subject<'a> {
-    model: &'a Model,
-    /// The model that drafts for it.
-    draft: Option<&'a Model>,
-    config: Config,
-    device: Option<DeviceInfo>,
-    caches: Caches,
-    stage: u32,
-    /// What was taken for granted.
-    notes: Vec<String>,
+fn layers(request: &PlanRequest) -> &[LayerSpec] {
+    request.model().model().map(|model| model.layers.as_slice()).unwrap_or_default()
 }
 
-/// The caches of a model and of the one that drafts for it.
-struct Caches {
-    own: Resources,
-    draft: Option<Resources>,
-}
-
-impl<'a> Subject<'a> {
-    pub(crate) fn of(model: &'a Model, draft: Option<&'a Model>, of: &Of) -> Result<Self, Refused> {
-        let several = match of.device.trim() {
-            "" => None,
-            device => Some(DeviceInfo::several(device).map_err(Refused::usage)?),
-        };
-        let resolve = if several.is_some() { Config::resolve_for_device } else { Config::resolve };
-        let mut config = resolve(Some((&of.budget, "the budget")), &[], &[])?;
-        if let Some(workload) = &mut config.budget.workload {
-            let beside = |file: &str| Err(format!("`{file}` is a file; the page reads none beside a budget"));
-            workload.load(beside).map_err(Refused::error)?;
-        }
-        let mut notes = config.budget.notes(&model.info);
-        if let Some((count, device)) = &several {
-            if config.budget.divide_over(*count).map_err(Refused::usage)? {
-                notes.push(format!("{count} devices: tp {count}; [parallel] divides otherwise"));
-            }
-            if device.is_nominal() {
-                notes.push(format!(
-                    "{} has {} as its maker's tool reports it",
-                    device.name,
-                    ByteSize(device.total_bytes)
-                ));
-            }
-        }
-        notes.extend(model.doubts.iter().cloned());
-        if let (None, Some(why)) = (model.info.weights, &model.weights_unknown) {
-            notes.push(format!("the size of the weights is not known: {why}"));
-        }
-        let budget = &config.budget;
-        let caches = Caches::of(model, draft, |info| budget.pass_context(info))?;
-        let device = several.map(|(_, device)| device);
-        Ok(Self { model, draft, config, device, caches, stage: of.stage, notes })
-    }
-
-    fn budget(&self) -> &Budget {
-        &self.config.budget
-    }
-
-    fn request<'b>(&'b self, caches: &'b Caches) -> PlanRequest<'b> {
-        let request = PlanRequest::new(&self.model.info, &caches.own, self.budget());
-        let request = PlanRequest { device: self.device.as_ref(), ..request };
-        let request = match self.draft.zip(caches.draft.as_ref()) {
-            Some((draft, resources)) => request.drafted_by(&draft.info, resources),
-            None => request,
-        };
-        request.with_step_of(self.model)
-    }
-
-    /// The caches as every engine would have them.
-    fn of_engines(&self) -> Result<Vec<(EngineSpec, Caches)>, Refused> {
-        let engines = Engine::all().iter().copied().map(EngineSpec::from);
-        let of = |engine| Caches::of(self.model, self.draft, |info| self.budget().engine_context(info, engine));
-        engines.map(|engine| Ok((engine, of(engine)?))).collect()
-    }
-
-    fn requests<'b>(&'b self, engines: &'b [(EngineSpec, Caches)]) -> Vec<(EngineSpec, PlanRequest<'b>)> {
-        engines.iter().map(|(engine, caches)| (*engine, self.request(caches))).collect()
-    }
-
-    /// The plan of the stage, and its request with what all ranks agreed on.
-    fn planned(&self) -> Result<(CachePlan, PlanRequest<'_>, Option<String>), Refused> {
-        let request = self.request(&self.caches);
-        if self.budget().parallel == Parallel::default() {
-            return Ok((request.plan()?, request, None));
-        }
-        let ranks = RankPlans::of(&request)?;
-        let stages = ranks.stages.len();
-        let plan = ranks.stages.get(self.stage as usize).cloned().ok_or_else(|| {
-            Refused::usage(format!("there is no stage {}; the stages are 0 to {}", self.stage, stages - 1))
-        })?;
-        let agreement = (stages > 1).then_some(ranks.agreement);
-        Ok((plan, PlanRequest { stage: self.stage, agreement, ..request }, Some(ranks.heading())))
-    }
-}
-
-impl Caches {
-    fn of(model: &Model, draft: Option<&Model>, context: impl Fn(&ModelInfo) -> PassContext) -> Result<Self, Refused> {
-        let walked =
-            |model: &Model| -> Result<Resources, Refused> { Ok(walk(&model.graph, &context(&model.info))?.resources) };
-        Ok(Self { own: walked(model)?, draft: draft.map(walked).transpose()? })
-    }
+fn engines() -> Vec<EngineSpec> {
+    Engine::all().iter().copied().map(EngineSpec::from).collect()
 }
 
 /// What forms are made of.
@@ -195,8 +114,8 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
 /// What a model says of itself.
 pub(crate) fn opened(number: u64, model: &Model) -> Value {
     let info = &model.info;
-    let inspection = walk(&model.graph, &Budget::default().pass_context(info))
-        .map(|collected| model.inspection(&collected).to_string());
+    let walked = model.graph.clone().collect(&Budget::default().pass_context(info));
+    let inspection = walked.map(|collected| model.inspection(&collected).to_string());
     json!({
         "model": number,
         "type": info.model_type,
@@ -208,14 +127,17 @@ pub(crate) fn opened(number: u64, model: &Model) -> Value {
     })
 }
 
-pub(crate) fn plan(subject: &Subject<'_>, into: &[String], width: f64) -> Result<Value, Refused> {
-    let (plan, request, ranks) = subject.planned()?;
-    let pictures = plan.pictures(subject.device.as_ref(), &subject.model.layers, into, width);
+pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result<Value, Refused> {
+    let ranks = request.ranks()?;
+    let several = ranks.parallel != Parallel::default();
+    let (stages, heading) = (ranks.parallel.pp, several.then(|| ranks.heading()));
+    let plan = ranks.into_stage(request.stage())?;
+    let pictures = plan.pictures(request.device(), layers(request), into, width);
     let knobs = request.knobs(&plan);
     let knobs: Vec<Value> =
         knobs.iter().map(|knob| json!({ "change": knob.change, "sequences": knob.sequences })).collect();
     let (mut stated, mut usual) = (serde_json::Map::new(), serde_json::Map::new());
-    for setting in &subject.config.settings {
+    for setting in &request.config().settings {
         let told = (setting.key.to_owned(), Value::from(setting.value.clone()));
         stated.extend(Some(told.clone()).filter(|_| setting.origin.is_stated()));
         usual.extend(Some(told).filter(|_| setting.origin.is_of_device()));
@@ -223,27 +145,22 @@ pub(crate) fn plan(subject: &Subject<'_>, into: &[String], width: f64) -> Result
     Ok(json!({
         "plan": json_of(&plan)?,
         "pictures": json_of(&pictures)?,
-        "ranks": ranks,
-        "stages": subject.budget().parallel.pp,
+        "ranks": heading,
+        "stages": stages,
         "knobs": knobs,
         "stated": stated,
         "usual": usual,
-        "notes": subject.notes,
-        "device": json_of(&subject.device)?,
+        "notes": request.notes(),
+        "device": json_of(&request.device())?,
     }))
 }
 
 /// A file that the command writes of a plan.
-pub(crate) fn file(subject: &Subject<'_>, format: Format) -> Result<Value, Refused> {
-    let (plan, ..) = subject.planned()?;
-    let device = subject.device.as_ref();
+pub(crate) fn file(request: &PlanRequest, format: Format) -> Result<Value, Refused> {
+    let plan = request.plan()?;
     let text = match format {
-        Format::Svg => plan.svg_on(device),
-        Format::Html => {
-            let engines = subject.of_engines()?;
-            let curves = subject.request(&subject.caches).curves(&[], &subject.requests(&engines));
-            plan.html(device, &subject.model.layers, &curves)
-        }
+        Format::Svg => plan.svg_on(request.device()),
+        Format::Html => plan.html(request.device(), layers(request), &request.curves(&[], &engines())),
     };
     Ok(json!({ "text": text }))
 }
@@ -251,24 +168,23 @@ pub(crate) fn file(subject: &Subject<'_>, format: Format) -> Result<Value, Refus
 /// Lengths of one set of curves.
 const MOST_LENGTHS: usize = 32;
 
-pub(crate) fn curves(subject: &Subject<'_>, contexts: &[u64], width: f64) -> Result<Value, Refused> {
+pub(crate) fn curves(request: &PlanRequest, contexts: &[u64], width: f64) -> Result<Value, Refused> {
     if contexts.len() > MOST_LENGTHS {
         return Err(Refused::usage(format!("capacity at more than {MOST_LENGTHS} lengths is not asked for at once")));
     }
-    let (plan, ..) = subject.planned()?;
-    let engines = subject.of_engines()?;
-    let curves = subject.request(&subject.caches).curves(contexts, &subject.requests(&engines));
+    let plan = request.plan()?;
+    let curves = request.curves(contexts, &engines());
     Ok(json!({ "curves": json_of(&curves)?, "pictures": json_of(&curves.pictures(&plan, width))? }))
 }
 
-pub(crate) fn explain(subject: &Subject<'_>, of: &str) -> Result<Value, Refused> {
-    let (plan, request, _) = subject.planned()?;
+pub(crate) fn explain(request: &PlanRequest, of: &str) -> Result<Value, Refused> {
+    let plan = request.plan()?;
     let derivation = request.explain(&plan, of).map_err(Refused::error)?;
     Ok(json!({ "derivation": json_of(&derivation)? }))
 }
 
-pub(crate) fn flags(subject: &Subject<'_>, model: Option<String>) -> Result<Value, Refused> {
-    let (plan, ..) = subject.planned()?;
+pub(crate) fn flags(request: &PlanRequest, model: Option<String>) -> Result<Value, Refused> {
+    let plan = request.plan()?;
     let serving = Serving { model: model.filter(|name| !name.is_empty()), ..Serving::default() };
     let targets: Result<Vec<Value>, Refused> = Target::all()
         .map(|target| {
@@ -283,7 +199,7 @@ pub(crate) fn flags(subject: &Subject<'_>, model: Option<String>) -> Result<Valu
 }
 
 pub(crate) fn fit(
-    model: &Model,
+    model: ModelCaches,
     context: u64,
     sequences: u64,
     devices: &[String],
@@ -304,10 +220,7 @@ pub(crate) fn fit(
     let devices: Result<Vec<(String, DeviceInfo)>, Refused> = devices.iter().map(device).collect();
     let question =
         FitQuestion { context, sequences, devices: devices?, max_devices, weights: None, prices, engines: Vec::new() };
-    let budget = Budget::default();
-    let resources = walk(&model.graph, &budget.pass_context_of_any_length(&model.info))?.resources;
-    let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(model);
-    let answer = request.fit(&model.layers, &question)?;
+    let answer = PlanRequest::of(model).fit(&question)?;
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": fit.vllm_flags(context) })).collect();
     let pictures = json_of(&answer.pictures(width))?;
@@ -318,7 +231,7 @@ pub(crate) fn fit(
 /// Sizes of the cache that one question simulates.
 const MOST_SIZES: usize = 16;
 
-pub(crate) fn simulate(subject: &Subject<'_>, workload: &str, checkpoints: &[usize]) -> Result<Value, Refused> {
+pub(crate) fn simulate(request: &PlanRequest, workload: &str, checkpoints: &[usize]) -> Result<Value, Refused> {
     let workload = match workload {
         "chat" => Workload::Chat,
         "agents" => Workload::Agents,
@@ -328,7 +241,7 @@ pub(crate) fn simulate(subject: &Subject<'_>, workload: &str, checkpoints: &[usi
     if checkpoints.len() > MOST_SIZES {
         return Err(Refused::usage(format!("at most {MOST_SIZES} numbers of checkpoints are simulated at once")));
     }
-    let (plan, ..) = subject.planned()?;
+    let plan = request.plan()?;
     let planned = Scenario::of_plan(&plan, CHUNK).map_err(Refused::error)?;
     let requests = workload.requests();
     let run = |policy: Policy, checkpoints: Option<usize>| {
@@ -353,11 +266,11 @@ pub(crate) fn simulate(subject: &Subject<'_>, workload: &str, checkpoints: &[usi
 const MOST_RATES: usize = 16;
 
 /// Draws what was simulated so far.
-pub(crate) fn rates(subject: &Subject<'_>, rates: &[(String, Vec<(u64, f64)>)], width: f64) -> Result<Value, Refused> {
+pub(crate) fn rates(request: &PlanRequest, rates: &[(String, Vec<(u64, f64)>)], width: f64) -> Result<Value, Refused> {
     if rates.len() > MOST_RATES || rates.iter().any(|(_, points)| points.len() > MOST_SIZES) {
         return Err(Refused::usage(format!("at most {MOST_RATES} policies at {MOST_SIZES} sizes are drawn at once")));
     }
-    json_of(&subject.planned()?.0.rates(rates, width))
+    json_of(&request.plan()?.rates(rates, width))
 }
 
 /// Tokens per chunk of a scan, as the command takes it.

@@ -1,13 +1,14 @@
 //! Where questions are answered: the models that were opened, and who may open what.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use cacheplan_planner::{ModelCaches, PlanRequest};
 use cacheplan_transforms::{Assumption, FrontendError, Model, ReadOptions};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::answers::{self, Refused, Subject};
+use crate::answers::{self, Refused};
 use crate::budget_text;
 use crate::question::{File, Of, Question};
 use crate::slices::{missing, sources};
@@ -18,7 +19,7 @@ const KEPT: usize = 8;
 /// Answers the questions of one page. Several may be asked at once.
 #[derive(Debug, Default)]
 pub struct Desk {
-    kept: Mutex<Vec<(u64, Arc<Model>)>>,
+    kept: Mutex<Vec<(u64, ModelCaches)>>,
     next: AtomicU64,
     /// What this machine's disk has; `None` where nothing is read from there.
     disk: Option<Disk>,
@@ -84,14 +85,14 @@ impl Desk {
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),
             Question::Fit { model, context, sequences, devices, max_devices, prices, width } => {
                 let prices = prices.unwrap_or_default();
-                answers::fit(&*self.model(model)?, context, sequences, &devices, max_devices, prices, width.0)
+                answers::fit(self.model(model)?, context, sequences, &devices, max_devices, prices, width.0)
             }
         }
     }
 
-    fn about(&self, of: &Of, answer: impl FnOnce(&Subject<'_>) -> Result<Value, Refused>) -> Result<Value, Refused> {
-        let (model, draft) = (self.model(of.model)?, of.draft.map(|draft| self.model(draft)).transpose()?);
-        answer(&Subject::of(&model, draft.as_deref(), of)?)
+    fn about(&self, of: &Of, answer: impl FnOnce(&PlanRequest) -> Result<Value, Refused>) -> Result<Value, Refused> {
+        let draft = of.draft.map(|draft| self.model(draft)).transpose()?;
+        answer(&answers::request(self.model(of.model)?, draft, of)?)
     }
 
     fn open(&self, files: &[File], bytes: &[u8], assume: &[String]) -> Result<Value, Refused> {
@@ -119,14 +120,14 @@ impl Desk {
         if kept.len() == KEPT {
             kept.remove(0);
         }
-        kept.push((number, Arc::new(model)));
+        kept.push((number, model.into()));
         said
     }
 
-    fn model(&self, number: u64) -> Result<Arc<Model>, Refused> {
+    fn model(&self, number: u64) -> Result<ModelCaches, Refused> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().find(|(known, _)| *known == number);
-        found.map(|(_, model)| Arc::clone(model)).ok_or_else(Refused::gone)
+        found.map(|(_, model)| model.clone()).ok_or_else(Refused::gone)
     }
 }
 

@@ -4,11 +4,11 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cacheplan::files::Shown;
-use cacheplan::planner::EngineSpec;
+use cacheplan::planner::{EngineSpec, PlanRequest};
 use miette::miette;
 
 use crate::commands::hub;
-use crate::commands::load::{Reading, Target, read_plan};
+use crate::commands::load::{Reading, Target, read_plan, refused};
 use crate::failure::{DRIFT, Failure, print};
 
 #[derive(clap::Args)]
@@ -47,12 +47,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plan.pools.len()
         ));
     };
-    let loaded = args.reading.load(model, &args.target, args.engine)?;
-    let stages = loaded.stages()?;
-    let own = stages.iter().find(|request| request.fingerprint() == plan.fingerprint);
-    let request = own.unwrap_or(&stages[0]);
-    let stale = plan.fingerprint.differences(&request.fingerprint());
-    if !stale.is_empty() {
+    let request = args.reading.request(model, &args.target)?;
+    let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
+    let fingerprints = (0..request.budget().map_err(refused)?.parallel.pp)
+        .map(|stage| request.clone().of_stage(stage).fingerprint().map_err(refused))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    if !fingerprints.contains(&plan.fingerprint) {
+        let stale = fingerprints.first().map(|first| plan.fingerprint.differences(first)).unwrap_or_default();
         let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();
         let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
         let others = stale.join(" and another ");

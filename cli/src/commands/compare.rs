@@ -4,7 +4,7 @@ use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError};
 use miette::miette;
 
 use crate::commands::Format;
-use crate::commands::load::{ModelArgs, Target};
+use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{Failure, note, print};
 
 #[derive(clap::Args)]
@@ -25,18 +25,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load(&args.target)?;
+    let request = args.source.request(&args.target)?;
     let all: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
     let engines = if args.engines.is_empty() { &all } else { &args.engines };
-    Engine::refuse_unconsumed(engines, &loaded.budget).map_err(|error| Failure::new(1, miette!("{error}")))?;
+    Engine::refuse_unconsumed(engines, &request.config().budget)
+        .map_err(|error| Failure::new(1, miette!("{error}")))?;
     let mut rows = Vec::new();
     for &engine in engines {
-        // Each engine stores states in a dtype of its own choice, and so does our plan beside it.
-        let collected = loaded.for_engine(engine)?;
-        match loaded.request_of(&collected).compare(engine) {
+        match request.compare(engine) {
             // Others may still be known.
             Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread.to_string()),
-            row => rows.push(row.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?),
+            row => rows.push(row.map_err(refused)?),
         }
     }
     match args.format {

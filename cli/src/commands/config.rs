@@ -35,8 +35,8 @@ enum Command {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Show { budget, device, origin } => {
-            let (config, notes) = device.resolve(budget)?;
-            notes.iter().for_each(|said| note(said));
+            let config = device.resolve(budget)?;
+            device.notes(&config.budget)?.iter().for_each(|said| note(said));
             let shown = if *origin { config.table() } else { config.stated() };
             if shown.is_empty() {
                 note("nothing is stated: every key has its default; --origin prints them all");

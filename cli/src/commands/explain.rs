@@ -1,9 +1,8 @@
 //! `cacheplan plan explain`: where a number of a plan comes from.
 
 use clap::ValueEnum;
-use miette::miette;
 
-use crate::commands::load::{ModelArgs, Target};
+use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -36,12 +35,8 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load(&args.target)?;
-    let stages = loaded.stages()?;
-    let request = stages.get(args.stage as usize).ok_or_else(|| {
-        Failure::new(2, miette!("there is no stage {}; the stages are 0 to {}", args.stage, stages.len() - 1))
-    })?;
-    let plan = request.plan().map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let request = args.source.request(&args.target)?.of_stage(args.stage);
+    let plan = request.plan().map_err(refused)?;
     let derivation = request.explain(&plan, &args.subject).map_err(Failure::error)?;
     match args.format {
         Format::Outline => print(&derivation.to_string()),

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use cacheplan::files::Limit;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{Budget, ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
+use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 use miette::miette;
 
 use crate::commands::hub;
-use crate::commands::load::{open, say_why_weights_are_unknown, unread, walk};
+use crate::commands::load::{open, refused, unread};
 use crate::failure::{Failure, in_file, note, print, read};
 
 #[derive(clap::Args)]
@@ -73,18 +73,11 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let mut model = open(&args.model, &options, |error| unread(&args.model, error))?;
+    let model = open(&args.model, &options, |error| unread(&args.model, error))?;
     model.doubts.iter().for_each(|said| note(said));
-    if args.weights.is_none() {
-        say_why_weights_are_unknown(&model);
+    if let (None, None, Some(why)) = (args.weights, model.info.weights, &model.weights_unknown) {
+        note(&format!("the size of the weights is not known: {why}"));
     }
-    let budget = Budget { max_seq_len: Some(args.context), ..Budget::default() };
-    let engines = args.engines.iter().map(|&engine| {
-        let context = budget.engine_context(&model.info, engine);
-        Ok((engine, walk(&mut model.graph.clone(), &context)?.resources))
-    });
-    let engines = engines.collect::<Result<Vec<_>, Failure>>()?;
-    let resources = walk(&mut model.graph, &budget.pass_context_of_any_length(&model.info))?.resources;
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
@@ -96,11 +89,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_devices: args.max_gpus,
         weights: args.weights,
         prices,
-        engines,
+        engines: args.engines.clone(),
     };
-    let request = PlanRequest::new(&model.info, &resources, &budget).with_step_of(&model);
-    let answer = request.fit(&model.layers, &question);
-    let answer = answer.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
+    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
     match args.format {
         Format::Table => print(&answer.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,

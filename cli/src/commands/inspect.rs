@@ -3,7 +3,7 @@
 use cacheplan::planner::BudgetKey;
 use clap::{Arg, ValueEnum};
 
-use crate::commands::load::{ModelArgs, Target};
+use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{Failure, print};
 
 #[derive(clap::Args)]
@@ -32,9 +32,13 @@ fn of_the_model(arg: Arg) -> Arg {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load(&Target::default())?;
-    match args.graph {
-        Some(GraphFormat::Dot) => print(&loaded.model.graph.dot().to_string()),
-        None => print(&loaded.model.inspection(&loaded.collected).to_string()),
+    let request = args.source.request(&Target::default())?;
+    let budget = request.budget().map_err(refused)?;
+    let (model, walked) = (request.model().model(), request.model().walk(&budget, None).map_err(refused)?);
+    match (model.zip(walked), args.graph) {
+        (Some((_, (graph, _))), Some(GraphFormat::Dot)) => print(&graph.dot().to_string()),
+        (Some((model, (_, collected))), None) => print(&model.inspection(&collected).to_string()),
+        // A model that was read has a graph.
+        (None, _) => Ok(()),
     }
 }

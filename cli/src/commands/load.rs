@@ -5,15 +5,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source, SourceError};
-use cacheplan::planner::Measured;
 use cacheplan::planner::{
-    Budget, BudgetError, ByteSize, CachePlan, Config, DeviceInfo, EngineSpec, ForwardProfile, Memory, Override,
-    PlanRequest, RankPlans,
+    Budget, BudgetError, CachePlan, Config, Devices, ForwardProfile, Measured, Override, PlanError, PlanRequest, Stated,
 };
 use cacheplan::runtime::SessionOptions;
-use cacheplan::transforms::{
-    Assumption, Collected, FrontendError, Graph, Model, ModelInfo, PassContext, ReadOptions, Resources,
-};
+use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
 use miette::{LabeledSpan, NamedSource, miette};
 
 use crate::commands::budget::BudgetArgs;
@@ -72,83 +68,26 @@ pub(crate) struct OnDevice {
     /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100 (8xh100 for eight);
     /// 0.9 of it is divided where the
     /// budget states no [memory]
-    #[arg(long, value_name = "SIZE|DEVICE", value_parser = Devices::parse)]
+    #[arg(long, value_name = "SIZE|DEVICE")]
     device_memory: Option<Devices>,
 }
 
-/// What `--device-memory` names.
-#[derive(Clone)]
-struct Devices {
-    count: u32,
-    device: DeviceInfo,
-    /// One of them in the user's words, where there are several.
-    word: Option<String>,
-}
-
-impl Devices {
-    fn parse(text: &str) -> Result<Self, String> {
-        let (count, device) = DeviceInfo::several(text).map_err(|error| error.to_string())?;
-        let word = text.split_once(['x', 'X', '*']).filter(|_| count > 1).map(|(_, word)| word.trim().to_owned());
-        Ok(Self { count, device, word })
-    }
-}
-
 impl OnDevice {
-    /// The budget for it, and what was taken for granted, to be said once nothing is wrong: before an error it would seem to
-    /// have to do with that.
-    pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<(Config, Vec<String>), Failure> {
-        let stated = self.device_memory.as_ref();
-        let mut config = resolve(budget, stated.is_some())?;
-        let mut notes = Vec::new();
-        if let Some(device) = stated.map(|stated| &stated.device).filter(|device| device.is_nominal()) {
-            let size = ByteSize(device.total_bytes);
-            let tool = if device.name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
-            notes.push(format!("{} has {size}, as {tool} reports it; state the size where yours differs", device.name));
-        }
-        if let Some(Devices { count, .. }) = stated {
-            notes.extend(divide_over(*count, &mut config.budget)?);
-        }
-        Ok((config, notes))
+    /// The budget for it.
+    pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<Config, Failure> {
+        resolve(budget, self.device_memory.is_some())
     }
-}
 
-/// Several devices are tensor parallel ranks where nobody says how the model is divided over them, which is then said.
-fn divide_over(devices: u32, budget: &mut Budget) -> Result<Option<String>, Failure> {
-    let divided =
-        budget.divide_over(devices).map_err(|message| Failure::new(2, miette!("--device-memory: {message}")))?;
-    Ok(divided.then(|| format!("{devices} devices: tp {devices}; --tp, --pp, --dp and --ep divide otherwise")))
-}
+    /// What is taken for granted of it.
+    pub(crate) fn notes(&self, budget: &Budget) -> Result<Vec<String>, Failure> {
+        let notes = self.device_memory.as_ref().map(|devices| devices.notes(budget, Stated::Flags));
+        Ok(notes.transpose().map_err(refused)?.unwrap_or_default())
+    }
 
-/// A model, its budget and its resources, and what they are planned for.
-pub(crate) struct Loaded {
-    /// With the graph as the passes left it.
-    pub(crate) model: Model,
-    /// The graph as it was read.
-    unwalked: Graph,
-    pub(crate) budget: Budget,
-    pub(crate) collected: Collected,
-    device: Option<Devices>,
-    draft: Option<Drafting>,
-    measurement: Option<ForwardProfile>,
-    measured: Option<Measured>,
-    /// The engine that it is planned for, where one is named.
-    engine: Option<EngineSpec>,
-    /// Whether flags alone state the budget.
-    in_flags: bool,
-}
-
-/// A draft model.
-struct Drafting {
-    info: ModelInfo,
-    /// The graph as it was read.
-    unwalked: Graph,
-    resources: Resources,
-}
-
-/// A model's caches, and its draft model's, with the dtypes that an engine would choose.
-pub(crate) struct OfEngine {
-    own: Resources,
-    draft: Option<Resources>,
+    /// The same request on it.
+    pub(crate) fn put(&self, request: PlanRequest) -> PlanRequest {
+        self.device_memory.iter().cloned().fold(request, PlanRequest::with_devices)
+    }
 }
 
 impl ModelArgs {
@@ -172,27 +111,13 @@ impl ModelArgs {
         Ok(SessionOptions { budget, settings, read: self.read_options()?, ..SessionOptions::default() })
     }
 
-    /// Reads everything and walks the graph.
-    pub(crate) fn load(&self, target: &Target) -> Result<Loaded, Failure> {
-        self.reading.load(&self.model, target, None)
-    }
-}
-
-/// Says which key the size of the weights would follow from.
-pub(crate) fn say_why_weights_are_unknown(model: &Model) {
-    if let (None, Some(why)) = (model.info.weights, &model.weights_unknown) {
-        note(&format!("the size of the weights is not known: {why}"));
+    /// Reads everything that the plan follows from, and says what is taken for granted.
+    pub(crate) fn request(&self, target: &Target) -> Result<PlanRequest, Failure> {
+        self.reading.request(&self.model, target)
     }
 }
 
 impl Target {
-    /// Whether what is left for caches depends on the weights, and nobody says their size.
-    fn needs_weights(&self, budget: &Budget) -> bool {
-        let said = |memory: &Memory| memory.bytes.is_some() || memory.weights.is_some();
-        let measured = self.measurement.is_some() || self.measured.is_some();
-        self.device.device_memory.is_some() && !measured && !budget.memory.as_ref().is_some_and(said)
-    }
-
     pub(crate) fn is_stated(&self) -> bool {
         self.device.device_memory.is_some()
             || self.draft.is_some()
@@ -229,91 +154,33 @@ impl Reading {
         }
     }
 
-    /// Reads everything and walks the graph; states have the dtypes that `engine` would choose, where one is named.
-    pub(crate) fn load(&self, model: &Path, target: &Target, engine: Option<EngineSpec>) -> Result<Loaded, Failure> {
-        let (Config { budget, .. }, notes) = target.device.resolve(&self.budget)?;
-        let device = target.device.device_memory.clone();
-        // Engines choose kernels and dtypes by the GPU that is named.
-        let budget = match device.as_ref().filter(|_| engine.is_some()) {
-            Some(named) => budget.on(&named.device),
-            None => budget,
-        };
+    /// Reads everything that the plan follows from, and says what is taken for granted once nothing is wrong: before an error
+    /// it would seem to have to do with that.
+    pub(crate) fn request(&self, model: &Path, target: &Target) -> Result<PlanRequest, Failure> {
+        let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured.as_deref().map(read_measured).transpose()?;
-        let mut model = self.open(model)?;
-        let in_flags = self.budget.budget.is_none();
-        budget.notes(&model.info).iter().for_each(|said| note(said));
-        let unwalked = model.graph.clone();
-        let collected = walk(&mut model.graph, &context(&model.info, &budget, engine))?;
-        // What is assumed of the model does not hold for its draft.
-        let draft = target.draft.as_deref().map(|path| {
-            let mut draft = open(path, &ReadOptions::default(), |error| unread(path, error))?;
-            let unwalked = draft.graph.clone();
-            let resources = walk(&mut draft.graph, &context(&draft.info, &budget, engine))?.resources;
-            Ok(Drafting { info: draft.info, unwalked, resources })
-        });
-        let draft = draft.transpose()?;
-        notes.iter().chain(&model.doubts).for_each(|said| note(said));
-        if target.needs_weights(&budget) {
-            say_why_weights_are_unknown(&model);
+        let mut request = target.device.put(PlanRequest::of(self.open(model)?).with_config(config));
+        if self.budget.budget.is_none() {
+            request = request.stated_in(Stated::Flags);
         }
-        Ok(Loaded { model, unwalked, budget, collected, device, draft, measurement, measured, engine, in_flags })
+        // What is assumed of the model does not hold for its draft.
+        if let Some(path) = &target.draft {
+            request = request.with_draft(open(path, &ReadOptions::default(), |error| unread(path, error))?);
+        }
+        request = measurement.into_iter().fold(request, PlanRequest::with_profile);
+        request = measured.into_iter().fold(request, PlanRequest::with_measured);
+        request.caches().map_err(refused)?;
+        request.notes().iter().for_each(|said| note(said));
+        Ok(request)
     }
 }
 
-impl Loaded {
-    /// The request for one device, or for the first of several.
-    pub(crate) fn request(&self) -> PlanRequest<'_> {
-        self.request_with(&self.collected.resources, self.draft.as_ref().map(|draft| &draft.resources))
-    }
-
-    /// The requests of all pipeline stages, with what their ranks agree on.
-    pub(crate) fn stages(&self) -> Result<Vec<PlanRequest<'_>>, Failure> {
-        let request = self.request();
-        let stages = self.budget.parallel.pp;
-        let agreement = match stages {
-            1 => None,
-            _ => {
-                let ranks = RankPlans::of(&request);
-                Some(ranks.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?.agreement)
-            }
-        };
-        Ok((0..stages).map(|stage| PlanRequest { stage, agreement, ..request }).collect())
-    }
-
-    /// The same with resources that were collected for an engine.
-    pub(crate) fn request_of<'a>(&'a self, collected: &'a OfEngine) -> PlanRequest<'a> {
-        self.request_with(&collected.own, collected.draft.as_ref())
-    }
-
-    fn request_with<'a>(&'a self, resources: &'a Resources, drafting: Option<&'a Resources>) -> PlanRequest<'a> {
-        let request = PlanRequest {
-            device: self.device.as_ref().map(|named| &named.device),
-            counted_device: self.device.as_ref().and_then(|named| named.word.as_deref()),
-            measurement: self.measurement.as_ref(),
-            measured: self.measured.as_ref(),
-            engine: self.engine.map(|spec| spec.engine),
-            ..PlanRequest::new(&self.model.info, resources, &self.budget)
-        };
-        let request = match self.draft.as_ref().zip(drafting) {
-            Some((draft, resources)) => request.drafted_by(&draft.info, resources),
-            None => request,
-        };
-        let request = request.with_step_of(&self.model);
-        if self.in_flags { request.stated_in_flags() } else { request }
-    }
-
-    /// Collects anew for an engine.
-    pub(crate) fn for_engine(&self, engine: EngineSpec) -> Result<OfEngine, Failure> {
-        let on_device = self.device.as_ref().map(|named| self.budget.on(&named.device));
-        let budget = on_device.as_ref().unwrap_or(&self.budget);
-        let resources = |graph: &Graph, info: &ModelInfo| {
-            Ok(walk(&mut graph.clone(), &context(info, budget, Some(engine)))?.resources)
-        };
-        Ok(OfEngine {
-            own: resources(&self.unwalked, &self.model.info)?,
-            draft: self.draft.as_ref().map(|draft| resources(&draft.unwalked, &draft.info)).transpose()?,
-        })
+/// A request that cannot be answered, as the command ends with it.
+pub(crate) fn refused(error: PlanError) -> Failure {
+    match &error {
+        PlanError::Devices(message) => Failure::new(2, miette!("--device-memory: {message}")),
+        _ => Failure::new(error.exit_code(), miette!("{error}")),
     }
 }
 
@@ -341,17 +208,6 @@ pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
         }
         error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),
     }
-}
-
-fn context(info: &ModelInfo, budget: &Budget, engine: Option<EngineSpec>) -> PassContext {
-    match engine {
-        Some(engine) => budget.engine_context(info, engine),
-        None => budget.pass_context(info),
-    }
-}
-
-pub(crate) fn walk(graph: &mut Graph, context: &PassContext) -> Result<Collected, Failure> {
-    graph.collect(context).map_err(|error| Failure::new(4, miette!("{error}")))
 }
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanError, PlanRequest, RankPlans};
+use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
 use clap::ValueEnum;
 use miette::miette;
 
-use crate::commands::load::{Loaded, ModelArgs, Target};
+use crate::commands::load::{ModelArgs, Target, refused};
 use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, note, print, write};
 
@@ -94,44 +94,38 @@ fn make(args: &Make) -> Result<(), Failure> {
     if args.engine.is_none() {
         reading.budget.refuse_engine_flags("name the engine with --as")?;
     }
-    let loaded = reading.load(&args.source.model, &args.target, args.engine)?;
+    let request = reading.request(&args.source.model, &args.target)?.of_stage(args.stage);
+    let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
     if args.format == Format::Dot {
         refuse_beside(args, "the model's graph")?;
-        return print(&loaded.model.graph.dot().to_string());
+        let walked = request.model().walk(&request.budget().map_err(refused)?, args.engine).map_err(refused)?;
+        return walked.map_or(Ok(()), |(graph, _)| print(&graph.dot().to_string()));
     }
-    let request = loaded.request();
-    let failed = |error: PlanError| Failure::new(error.exit_code(), miette!("{error}"));
-    let several = loaded.budget.parallel != Parallel::default();
+    let several = request.budget().map_err(refused)?.parallel != Parallel::default();
     if !several && (args.ranks || args.stage > 0) {
         return Err(Failure::new(2, miette!("there is one rank; --ranks and --stage need --tp, --pp or [parallel]")));
     }
-    let ranks = several.then(|| RankPlans::of(&request)).transpose().map_err(failed)?;
-    if let (true, Some(ranks)) = (args.ranks, &ranks) {
-        return show_ranks(args, ranks);
+    let ranks = request.ranks().map_err(refused)?;
+    if args.ranks {
+        return show_ranks(args, &ranks);
     }
-    let alone = if ranks.is_none() { Some(request.plan().map_err(failed)?) } else { None };
-    let of_stage = |ranks: &RankPlans| ranks.stages.get(args.stage as usize).cloned();
-    let stages = loaded.budget.parallel.pp;
-    let plan = alone.or_else(|| ranks.as_ref().and_then(of_stage)).ok_or_else(|| {
-        Failure::new(2, miette!("there is no stage {}; the stages are 0 to {}", args.stage, stages - 1))
-    })?;
+    let heading = if several { ranks.heading() + "\n" } else { String::new() };
+    let plan = ranks.into_stage(args.stage).map_err(refused)?;
     if let Some(path) = &args.out {
         write(path, &json(serde_json::to_string_pretty(&plan))?)?;
     }
-    let heading = ranks.map(|ranks| ranks.heading() + "\n").unwrap_or_default();
-    let request = PlanRequest { stage: args.stage, ..request };
     request.missing(&plan).iter().for_each(|missing| note(missing));
     let Some(engine) = args.engine else {
         return match args.format {
             Format::Json => print(&json(serde_json::to_string_pretty(&plan))?),
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
-            Format::Svg => print(&plan.svg_on(request.device)),
-            Format::Html => print(&html(&loaded, &request, &plan)?),
+            Format::Svg => print(&plan.svg_on(request.device())),
+            Format::Html => print(&html(&request, &plan)),
             Format::Table | Format::Dot => print(&(heading + &plan.table() + &knobs(&request, &plan))),
         };
     };
-    let both = request.predict(engine).map_err(failed)?.beside(&plan);
+    let both = request.predict(engine).map_err(refused)?.beside(&plan);
     match args.format {
         Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
         Format::Yaml => print(&both.yaml()),
@@ -160,16 +154,14 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
 }
 
 /// The plan with its pictures, and what every engine would do with the same bytes.
-fn html(loaded: &Loaded, request: &PlanRequest<'_>, plan: &CachePlan) -> Result<String, Failure> {
-    let engines = Engine::all().iter().copied().map(EngineSpec::from);
-    let collected = engines.map(|engine| Ok((engine, loaded.for_engine(engine)?)));
-    let collected = collected.collect::<Result<Vec<_>, Failure>>()?;
-    let engines: Vec<_> = collected.iter().map(|(engine, of)| (*engine, loaded.request_of(of))).collect();
-    Ok(plan.html(request.device, &loaded.model.layers, &loaded.request().curves(&[], &engines)))
+fn html(request: &PlanRequest, plan: &CachePlan) -> String {
+    let engines: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
+    let layers = request.model().model().map(|model| model.layers.as_slice()).unwrap_or_default();
+    plan.html(request.device(), layers, &request.curves(&[], &engines))
 }
 
 /// What each change by itself would admit.
-fn knobs(request: &PlanRequest<'_>, plan: &CachePlan) -> String {
+fn knobs(request: &PlanRequest, plan: &CachePlan) -> String {
     let lines = request.knobs(plan).into_iter().enumerate().map(|(at, knob)| {
         let label = if at == 0 { "KNOBS" } else { "" };
         format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences)

@@ -11,7 +11,7 @@ use miette::miette;
 
 use self::start::{Skeleton, start};
 use crate::commands::Format;
-use crate::commands::load::{ModelArgs, Target};
+use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{DRIFT, Failure, print};
 
 #[derive(clap::Args)]
@@ -37,22 +37,21 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let loaded = args.source.load(&Target::default())?;
-    let collected = loaded.for_engine(args.engine)?;
-    let predicted = loaded.request_of(&collected).predict(args.engine);
-    let predicted = predicted.map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))?;
-    let Some(mut arguments) = predicted.arguments(&loaded.budget) else {
+    let request = args.source.request(&Target::default())?;
+    let predicted = request.predict(args.engine).map_err(refused)?;
+    let budget = &request.config().budget;
+    let Some(mut arguments) = predicted.arguments(budget) else {
         let engine = args.engine.engine;
         return Err(Failure::new(2, miette!("{engine} does not start without a GPU; llama.cpp can be verified")));
     };
-    if loaded.budget.speculation.is_some() {
+    if budget.speculation.is_some() {
         return Err(Failure::new(
             2,
             miette!("the engine is started without a draft model; leave the drafted tokens out"),
         ));
     }
     let model = &args.source.model;
-    let skeleton = if is_gguf(model) { None } else { Some(Skeleton::of(&loaded.model)?) };
+    let skeleton = request.model().model().filter(|_| !is_gguf(model)).map(Skeleton::of).transpose()?;
     let file = skeleton.as_ref().map_or(model.as_path(), Skeleton::path);
     arguments.splice(0..0, ["-m".to_owned(), file.display().to_string()]);
     let said = start(&args.program, &arguments, Duration::from_secs(args.within))?;
@@ -61,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let program = Shown(args.program.display());
         Failure::new(1, miette!("{program} did not start: {error}; it ended with:\n{}", last_lines(&said)))
     })?;
-    let found = log.beside(&predicted, loaded.budget.max_seq_len_for(&loaded.model.info));
+    let found = log.beside(&predicted, budget.max_seq_len_for(request.model().info()));
     match args.format {
         Format::Table => print(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,

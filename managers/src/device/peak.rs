@@ -90,7 +90,11 @@ mod tests {
                 forward_bytes: peak.beyond_bytes,
                 free_bytes: 64 * MIB,
             };
-            let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).with_profile(measurement).plan().unwrap();
+            let plan = PlanRequest::of((model.info.clone(), resources.clone()))
+                .with_budget(budget.clone())
+                .with_profile(measurement)
+                .plan()
+                .unwrap();
             (plan.pools.iter().map(|pool| pool.bytes).sum::<u64>(), plan.pools[0].unit_bytes)
         };
         let (bytes, unit) = caches(peak([100 * MIB, 128 * MIB], [104 * MIB, 144 * MIB]));

@@ -2,8 +2,7 @@
 
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Cap, DeviceInfo, DeviceKind, ForwardProfile, Grouping, ManagerKind, Member, Owner, PlanRequest,
-    RankPlans, Rule, Unit,
+    CachePlan, Cap, DeviceInfo, DeviceKind, ForwardProfile, Grouping, ManagerKind, Member, Owner, Rule, Unit,
 };
 use rstest::rstest;
 use serde_json::Value;
@@ -212,10 +211,8 @@ fn what_a_rank_holds_is_derived_anew(#[values(1, 2)] tp: u32, #[values(1, 2)] pp
          [parallel]\ntp = {tp}\npp = {pp}"
     ));
     for stage in 0..pp {
-        let request = model.request(&budget).with_draft(draft.caches());
+        let request = model.request(&budget).with_draft(draft.caches()).of_stage(stage);
         let made = request.plan().unwrap();
-        let agreement = (pp > 1).then(|| request.ranks().unwrap().agreement);
-        let request = request;
         assert_eq!(request.check(&made), Ok(()));
         for at in 0..made.resources.len() {
             let mut fewer = made.clone();

@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, Recurrence, ResourceHandler};
 use cacheplan_planner::{Budget, ModelCaches, PlanRequest};
-use cacheplan_transforms::{ModelInfo, Resource, Resources};
+use cacheplan_transforms::{ModelInfo, ReadOptions, Resource, Resources};
 
 /// A model and its caches.
 pub(crate) struct Model {
@@ -47,6 +47,12 @@ impl Model {
     pub(crate) fn caches(&self) -> ModelCaches {
         (self.info.clone(), self.resources.clone()).into()
     }
+}
+
+/// A model by its published config.
+pub(crate) fn published(name: &str) -> cacheplan_transforms::Model {
+    let file = format!("{}/../tests/fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    cacheplan_transforms::Model::read(file.as_ref(), &ReadOptions::default()).unwrap()
 }
 
 pub(crate) fn budget(text: &str) -> Budget {

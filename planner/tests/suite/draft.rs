@@ -1,13 +1,11 @@
 //! A draft model: its caches and weights stand beside the model's, divided over the same ranks.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{
-    CachePlan, Certainty, DeviceInfo, DeviceKind, LedgerItem, LedgerLine, PlanRequest, RankPlans, Rule,
-};
+use cacheplan_planner::{CachePlan, Certainty, DeviceInfo, DeviceKind, LedgerItem, LedgerLine, PlanRequest, Rule};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
-use super::common::{Model, budget, kv, mamba2};
+use super::common::{Model, budget, kv, mamba2, published};
 
 fn layers(model_type: &str, count: u32, heads: u64) -> Model {
     (0..count).fold(Model::new(model_type, count), |model, layer| model.with("kv", layer, kv(heads, 64)))
@@ -24,8 +22,7 @@ fn stages(model: &Model, draft: &Model, budget_text: &str) -> Vec<CachePlan> {
     let budget = budget(budget_text);
     let request = model.request(&budget).with_draft(draft.caches());
     let ranks = request.ranks().unwrap();
-    let agreement = (ranks.stages.len() > 1).then_some(ranks.agreement);
-    for (stage, plan) in (0..).zip(&ranks.stages) {
+    for plan in &ranks.stages {
         assert_eq!(request.check(plan), Ok(()));
         assert_eq!(plan.check_alone(), Ok(()));
     }
@@ -151,19 +148,13 @@ fn the_explanation_says_what_was_divided_and_who_stated_it(#[case] stated: &str,
 /// What is suggested of keys and values holds for those of the draft model too.
 #[test]
 fn smaller_keys_and_values_are_the_drafts_too() {
-    let with = |dtype: DType| {
-        let of = |name: &str, count: u32| {
-            let cache = || ResourceHandler::kv_paged(4, 64, dtype).unwrap();
-            (0..count).fold(Model::new(name, count), |model, layer| model.with("kv", layer, cache()))
-        };
-        (of("m", 2), of("draft", 2))
-    };
-    let budget = budget("max_seq_len = 1024\n[memory]\nbytes = '16MiB'\n[speculation]\ndraft_tokens = 2");
-    let (model, draft) = with(DType::Bf16);
-    let request = model.request(&budget).with_draft(draft.caches());
+    let budget = budget("max_seq_len = 1024\n[memory]\nbytes = '2GiB'\n[speculation]\ndraft_tokens = 2");
+    let (model, draft) = (published("Qwen__Qwen3-8B"), published("Qwen__Qwen3-0.6B"));
+    let request = PlanRequest::of(model).with_draft(draft).with_budget(budget);
     let suggested = request.knobs(&request.plan().unwrap());
-    let (model, draft) = with(DType::F8E4m3);
-    let narrow = model.request(&budget).with_draft(draft.caches()).plan().unwrap();
+    let narrow = request.changed(|budget| budget.dtypes.kv = Some(DType::F8E4m3)).plan().unwrap();
+    assert!(narrow.resources.iter().all(|resource| resource.dtype == DType::F8E4m3));
+    assert!(narrow.resources.iter().any(|resource| resource.drafts));
     let knob = suggested.iter().find(|knob| knob.change.starts_with("dtypes.kv")).unwrap();
     assert_eq!(knob.sequences, narrow.capacity.sequences);
 }

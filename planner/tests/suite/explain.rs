@@ -1,7 +1,7 @@
 //! Every number of a plan can be traced to a tensor, a key of the budget or a stated default.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError, PlanRequest};
+use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError};
 use cacheplan_transforms::{Resource, Resources};
 use rstest::rstest;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use cacheplan_handlers::DType;
 use cacheplan_planner::fit::Fit;
 use cacheplan_planner::fit::{Answer, FitQuestion, Prices};
-use cacheplan_planner::{Budget, ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
+use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -26,7 +26,8 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
 
 const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
 
-/// 21 sequences with tensor parallelism, 112 with data-parallel attention: the arithmetic stands with the ranks' tests.
+/// 20 sequences with tensor parallelism, 112 with data-parallel attention: the arithmetic stands with the ranks' tests, whose
+/// 21 leave out a step in the widest layer.
 #[test]
 fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     let answer = answer("deepseek-ai__DeepSeek-V3", &["h200"], 32_768, 100, PRICES);
@@ -37,7 +38,7 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     // 32 an hour for 100 * 32,768 tokens.
     assert!((attention.per_million_tokens.unwrap() - 32.0 / 3.2768).abs() < 1e-12);
     let tensor = of(Parallel { tp: 8, ..Parallel::default() });
-    assert_eq!((tensor.sequences, tensor.holds), (21, false));
+    assert_eq!((tensor.sequences, tensor.holds), (20, false));
     let best = answer.best().unwrap();
     assert_eq!((best.devices, best.parallel), (8, attention.parallel));
     assert!(answer.table().lines().all(|line| line.chars().count() <= 100), "{}", answer.table());

@@ -8,7 +8,7 @@ use rstest::rstest;
 use crate::overheads::{Estimate, Overhead, rows};
 use crate::step::StepBytes;
 
-use super::common::{Model, budget, kv};
+use super::common::{Model, budget, kv, published};
 
 fn device(kind: DeviceKind) -> DeviceInfo {
     DeviceInfo { name: "device".into(), total_bytes: 80 << 30, free_bytes: 78 << 30, kind }
@@ -97,13 +97,13 @@ fn weights_that_take_more_than_all_are_what_does_not_fit() {
 
 #[test]
 fn what_does_not_fit_comes_with_changes_that_would() {
-    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
-    let budget = budget("max_seq_len = 65536\n[memory]\nbytes = '200MiB'");
-    let error = model.request(&budget).plan().unwrap_err();
+    // 32 layers of 4 KiB a token: 65,536 of them are 8 GiB.
+    let budget = budget("max_seq_len = 65536\n[memory]\nbytes = '6400MiB'");
+    let error = PlanRequest::of(published("meta-llama__Llama-3.1-8B-Instruct")).with_budget(budget).plan().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
-    // 200 MiB are 3,200 blocks of 64 KiB: the null block and 3,199 of 16 tokens.
-    assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 200.00 MiB of caches"), "{text}");
+    // 6,400 MiB are 3,200 blocks of 2 MiB: the null block and 3,199 of 16 tokens.
+    assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 6.25 GiB of caches"), "{text}");
     assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence(s)"), "{text}");
     assert!(text.contains("try parallel.tp = 2: 1 sequence(s)"), "{text}");
 }

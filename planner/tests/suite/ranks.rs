@@ -1,7 +1,7 @@
 //! Several ranks: what each holds, what all agree on.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest, RankPlans};
+use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest};
 use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 
@@ -69,7 +69,7 @@ fn stages_agree_on_what_the_poorest_can_serve() {
     let ranks = request.ranks().unwrap();
     assert_ne!(alone[0], alone[1]);
     assert_eq!(ranks.agreement.sequences, *alone.iter().min().unwrap());
-    for (stage, plan) in (0..).zip(&ranks.stages) {
+    for plan in &ranks.stages {
         assert_eq!(plan.capacity.sequences, ranks.agreement.sequences);
         assert_eq!(plan.capacity.spare_tokens, ranks.agreement.spare_tokens);
         assert_eq!(request.check(plan), Ok(()));

@@ -1,7 +1,7 @@
 //! Where states wait: in the host tier and as checkpoints in 8 bits.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Parallel, RankPlans};
+use cacheplan_planner::{CachePlan, Parallel};
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, nemotron_3_nano};

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{
-    Budget, ByteSize, DeviceInfo, Engine, EngineSpec, PlanError, PlanRequest, RankPlans, Serving, Target,
-};
+use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Engine, EngineSpec, PlanError, PlanRequest, Serving, Target};
 use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources};
 
 use super::common::budget;

@@ -1,7 +1,7 @@
 //! A session measured, and its pools resized to what was measured.
 
 use cacheplan_managers::CountingAllocator;
-use cacheplan_planner::{Measured, ForwardProfile, PlanRequest};
+use cacheplan_planner::{ForwardProfile, Measured};
 
 use super::Session;
 use crate::decoder::Decoder;
@@ -57,19 +57,14 @@ impl Session {
         self.caches.shutdown()?;
         // What was freed is free once the device has it back.
         CountingAllocator::trim_device(&self.decoder.device());
-        let free_bytes = match &self.device_info {
+        let free_bytes = match self.request.device() {
             Some(stated) if self.device_is_stated => stated.free_bytes.saturating_sub(resident_bytes),
             // What is mapped counts as free, since it could be read again.
             _ => device_info(&self.decoder.device())
                 .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
         };
         let measurement = ForwardProfile { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
-        let request = PlanRequest {
-            device: self.device_info.as_ref(),
-            ..PlanRequest::new(&self.model.info, &self.resources, &self.budget)
-        };
-        let request = self.draft.as_ref().map_or(request, |draft| draft.asked_of(request));
-        let resized = request.resized(&measurement);
+        let resized = self.request.clone().with_profile(measurement).plan();
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
         self.start_reuse()?;
