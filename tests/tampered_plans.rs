@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cacheplan::managers::book::CacheBook;
-use cacheplan::planner::{Budget, CachePlan, PlanRequest, RankPlans, Serving, Target};
+use cacheplan::planner::{Budget, CachePlan, PlanRequest, Serving, Target};
 use cacheplan::transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use crate::device::BadDevice;
-use crate::suggest::Stated;
+use crate::stated::Stated;
 use crate::{Budget, ByteSize, DeviceInfo, PlanError};
 
 /// So many devices of one kind, `8xh100`.

@@ -103,7 +103,6 @@ pub use request::PlanRequest;
 pub use size::ByteSize;
 pub use stated::Stated;
 pub use step::StepBytes;
-pub use suggest::Stated;
 
 // What only this crate names.
 use budget::{Base, Lengths, Speculation};
