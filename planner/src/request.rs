@@ -136,6 +136,11 @@ impl PlanRequest {
         &self.config
     }
 
+    /// The engine that is to run the model.
+    pub const fn engine(&self) -> Option<EngineSpec> {
+        self.engine
+    }
+
     /// The pipeline stage that it asks about.
     pub const fn stage(&self) -> u32 {
         self.stage

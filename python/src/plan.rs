@@ -31,7 +31,7 @@ struct Made {
 
 /// Plans the caches of `model`. `keywords` are keys of the budget by their flags' names, values as TOML or plain text.
 #[pyfunction]
-#[pyo3(name = "_plan", signature = (model, draft, budget, folder, keywords, device, measured, stage))]
+#[pyo3(name = "_plan", signature = (model, draft, budget, folder, keywords, device, measured, stage, engine))]
 #[allow(clippy::too_many_arguments, reason = "the package gives them names and defaults")]
 pub(crate) fn make(
     py: Python<'_>,
@@ -43,6 +43,7 @@ pub(crate) fn make(
     device: Option<&str>,
     measured: Option<(String, String)>,
     stage: u32,
+    engine: Option<&str>,
 ) -> PyResult<Plan> {
     let devices = device.map(devices_of).transpose()?;
     let config = resolve(budget, folder, keywords, devices.is_some())?;
@@ -52,6 +53,7 @@ pub(crate) fn make(
     let request = PlanRequest::of(model.caches.clone()).with_config(config).of_stage(stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);
     let request = measured.transpose()?.into_iter().fold(request, PlanRequest::with_measured);
+    let request = engine.map(engine_of).transpose()?.into_iter().fold(request, PlanRequest::for_engine);
     let request = draft.map(|draft| draft.caches.clone()).into_iter().fold(request, PlanRequest::with_draft);
     py.detach(|| {
         let ranks = request.ranks().map_err(errors::plan)?;

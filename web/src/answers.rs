@@ -2,8 +2,8 @@
 
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
-    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, ModelCaches,
-    Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
+    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, Measured,
+    ModelCaches, Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
 };
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::LayerSpec;
@@ -73,7 +73,12 @@ pub(crate) fn request(model: ModelCaches, draft: Option<ModelCaches>, of: &Of) -
     }
     let request = PlanRequest::of(model).with_config(config).of_stage(of.stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);
-    Ok(draft.into_iter().fold(request, PlanRequest::with_draft))
+    let request = draft.into_iter().fold(request, PlanRequest::with_draft);
+    let engine = of.engine.as_deref().map(str::parse).transpose().map_err(Refused::usage)?;
+    let request = engine.into_iter().fold(request, PlanRequest::for_engine);
+    let measured = of.measured.as_deref().map(|text| Measured::from_toml(text, "the measured lines"));
+    let measured = measured.transpose().map_err(Refused::error)?;
+    Ok(measured.into_iter().fold(request, PlanRequest::with_measured))
 }
 
 fn layers(request: &PlanRequest) -> &[LayerSpec] {
@@ -133,6 +138,10 @@ pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result
     let (stages, heading) = (ranks.parallel.pp, several.then(|| ranks.heading()));
     let plan = ranks.into_stage(request.stage())?;
     let pictures = plan.pictures(request.device(), layers(request), into, width);
+    let planned = match request.engine() {
+        Some(engine) => json_of(&request.predict(engine)?.beside(&plan))?,
+        None => json_of(&plan)?,
+    };
     let knobs = request.knobs(&plan);
     let knobs: Vec<Value> =
         knobs.iter().map(|knob| json!({ "change": knob.change, "sequences": knob.sequences })).collect();
@@ -143,7 +152,7 @@ pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result
         usual.extend(Some(told).filter(|_| setting.origin.is_of_device()));
     }
     Ok(json!({
-        "plan": json_of(&plan)?,
+        "plan": planned,
         "pictures": json_of(&pictures)?,
         "ranks": heading,
         "stages": stages,

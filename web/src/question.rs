@@ -121,6 +121,12 @@ pub(crate) struct Of {
     /// The pipeline stage.
     #[serde(default)]
     pub(crate) stage: u32,
+    /// The engine that is to run the model, `vllm@0.33.0`.
+    #[serde(default)]
+    pub(crate) engine: Option<String>,
+    /// What an engine logged, as TOML.
+    #[serde(default)]
+    pub(crate) measured: Option<String>,
 }
 
 /// A budget, as long as a file of one may be.

@@ -182,6 +182,7 @@ def _plan(
     device: str | None,
     measured: tuple[str, str] | None,
     stage: int,
+    engine: str | None,
 ) -> Plan: ...
 def budget_keys() -> list[tuple[str, str, str, str, list[str]]]: ...
 def fit(

@@ -163,6 +163,7 @@ def plan(
     draft: Any = None,
     measured: str | os.PathLike[str] | None = None,
     stage: int = 0,
+    engine: str | None = None,
     assume: Sequence[str] = (),
     descriptions: Sequence[str] = (),
     caches: Iterable[Cache] = (),
@@ -174,7 +175,8 @@ def plan(
     keyword by its flag's name (``max_seq_len=32768``, ``kv_dtype="fp8_e4m3"``, ``tp=4``; :func:`budget_keys` lists
     them), which goes before the file. ``device`` is the memory of the device or its name (``"h100"``, ``"8xh100"``,
     ``"24GiB"``, bytes as an integer); 0.9 of it is divided where the budget states no memory. ``draft`` is the model
-    that drafts for this one. ``measured`` is a file that ``cacheplan calibrate`` wrote. The environment is not read.
+    that drafts for this one. ``measured`` is a file that ``cacheplan calibrate`` wrote. ``engine`` is the one that is to
+    run the model (``"vllm@0.33.0"``), with the dtypes that it would choose. The environment is not read.
 
     Raises :class:`ModelError`, :class:`BudgetError`, :class:`PlanError`; :class:`DoesNotFit` says what would.
     """
@@ -185,7 +187,7 @@ def plan(
     if device is not None:
         device = f"{device}B" if isinstance(device, int) and not isinstance(device, bool) else str(device)
     lines = None if measured is None else (_read(measured), os.fspath(measured))
-    return Plan(_native._plan(own, drafts, text, folder, keywords, device, lines, stage))
+    return Plan(_native._plan(own, drafts, text, folder, keywords, device, lines, stage, engine))
 
 
 def _read(path: str | os.PathLike[str]) -> str:
