@@ -21,9 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // 1. Plan: which pools there are, and how large.
     let budget = Budget::from_toml("max_seq_len = 128\nmax_batch_size = 4", "budget.toml")?;
-    let mut model = Model::read(path.as_ref(), &ReadOptions::default())?;
-    let collected = model.graph.collect(&budget.pass_context(&model.info))?;
-    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
+    let model = Model::read(path.as_ref(), &ReadOptions::default())?;
+    let plan = PlanRequest::of(model).with_budget(budget).plan()?;
 
     // 2. Allocate exactly that; `Device::new_cuda(0)` would put it on a GPU.
     let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;

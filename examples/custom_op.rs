@@ -7,7 +7,7 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use cacheplan::handlers::{DType, ResourceHandler};
-use cacheplan::planner::{Budget, PlanRequest};
+use cacheplan::planner::{Budget, ModelCaches, PlanRequest};
 use cacheplan::transforms::{
     GraphBuilder,
     layers::Attention,
@@ -29,17 +29,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     builder.attention(&Attention::grouped(8, 2, 32));
     builder.layer();
     builder.custom("ring", RING, &[("ring", &[64, 256])]);
-    let mut model = builder.build();
+    let model = ModelCaches::from(builder.build()).with(vec![ring], Vec::new());
 
     let budget = Budget::from_toml("max_batch_size = 4\nmax_seq_len = 1024", "budget")?;
-    let mut context = budget.pass_context(&model.info);
-    context.registry.register(ring);
-    let collected = model.graph.collect(&context)?;
-    for report in &collected.reports {
-        println!("{:<26} matched {}", report.pass, report.matched.len());
+    for (_, collected) in model.walk(&budget, None)? {
+        for report in &collected.reports {
+            println!("{:<26} matched {}", report.pass, report.matched.len());
+        }
     }
-
-    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
-    println!("\n{}", plan.table());
+    println!("\n{}", PlanRequest::of(model).with_budget(budget).plan()?.table());
     Ok(())
 }

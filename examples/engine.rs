@@ -55,9 +55,8 @@ struct Engine<'a> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let budget = Budget::from_toml(BUDGET, "budget.toml")?;
-    let mut model = Model::read(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
-    let collected = model.graph.collect(&budget.pass_context(&model.info))?;
-    let plan = PlanRequest::of((model.info.clone(), collected.resources.clone())).with_budget(budget.clone()).plan()?;
+    let model = Model::read(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
+    let plan = PlanRequest::of(model).with_budget(budget).plan()?;
     println!("{}", plan.table());
 
     let mut caches = CacheSet::allocate(&plan, &Device::Cpu)?;

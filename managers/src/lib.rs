@@ -17,11 +17,9 @@
 //! let mut builder = GraphBuilder::new("my_decoder", 512, DType::Bf16);
 //! builder.layer();
 //! builder.attention(&Attention::grouped(8, 2, 64));
-//! let mut model = builder.build();
 //!
 //! let budget = Budget::from_toml("max_seq_len = 1024\nmax_batch_size = 4", "budget.toml")?;
-//! let resources = model.graph.collect(&budget.pass_context(&model.info))?.resources;
-//! let plan = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone()).plan()?;
+//! let plan = PlanRequest::of(builder.build()).with_budget(budget).plan()?;
 //!
 //! let mut book = CacheBook::new(&plan)?;
 //! let sequence = book.admit(40)?;

@@ -34,11 +34,6 @@ impl Budget {
         context
     }
 
-    /// As [`Budget::pass_context`], for plans of several lengths: windows stay, and each plan says whether they bind.
-    pub fn pass_context_of_any_length(&self, model: &ModelInfo) -> PassContext {
-        PassContext { max_seq_len: None, ..self.pass_context(model) }
-    }
-
     /// The same with latents and rope keys in one tensor.
     fn plain_context(&self, model: &ModelInfo) -> PassContext {
         PassContext {

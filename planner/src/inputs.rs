@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use cacheplan_transforms::{ModelInfo, Resource, Resources};
+use cacheplan_transforms::{ModelInfo, Resource, Resources, WeightBytes};
 
 use crate::budget::{Budget, Speculation};
 use crate::device::DeviceInfo;
@@ -40,6 +40,8 @@ pub(crate) struct Inputs<'a> {
     pub(crate) agreement: Option<Agreement>,
     /// The largest live set of a step, where the model's layers tell it.
     pub(crate) step: Option<StepBytes>,
+    /// Bytes of one of its prediction layers, where only dimensions tell its weights.
+    pub(crate) draft_layer: Option<WeightBytes>,
     /// How the model can be divided over ranks, where its layers tell it.
     pub(crate) divisible: Option<Divisible>,
     /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
@@ -74,6 +76,7 @@ impl<'a> Inputs<'a> {
             stage: 0,
             agreement: None,
             step: None,
+            draft_layer: None,
             divisible: None,
             engine: None,
             stated: Stated::Keys,

@@ -145,6 +145,18 @@ pub(crate) fn draft_weights(request: &Inputs<'_>) -> Option<Weights> {
     told(stated, request.draft.and_then(|draft| draft.model.weights))
 }
 
+/// The model's prediction layers, which weights that follow from dimensions leave out; weights that were stated, read from
+/// headers or measured are taken to hold them.
+fn head_weights(request: &Inputs<'_>) -> Option<Weights> {
+    let speculation = request.budget.speculation.as_ref().filter(|speculation| speculation.draft_weights.is_none())?;
+    let layers = speculation.mtp_layers;
+    let states_weights = request.budget.memory.as_ref().is_some_and(|memory| memory.weights.is_some());
+    let is_measured = request.measurement.is_some() || request.measured.is_some_and(|of| of.lines.weights.is_some());
+    let one = request.draft_layer.filter(|_| layers > 0 && !states_weights && !is_measured)?;
+    let all = WeightBytes::new(one.bytes.saturating_mul(layers.into()), false).in_proportion_to(Some(one));
+    told(None, Some(all))
+}
+
 fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> {
     let (size, source, note) = match (stated, read) {
         (Some(stated), _) => {
@@ -319,6 +331,10 @@ fn after_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     let layers = request.draft.map_or(parallel.pp, |draft| draft.model.layers);
     if let (Some(weights), Some(stages)) = (draft_weights(request), stages(layers)) {
         ledger.weights(LedgerItem::DraftWeights, weights, parallel, stages);
+    }
+    // Engines run the prediction layers where the last layer is.
+    if let Some(weights) = head_weights(request).filter(|_| request.stage + 1 == parallel.pp) {
+        ledger.weights(LedgerItem::DraftWeights, weights, parallel, 1);
     }
     let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
     if let Some(host) = host {

@@ -9,6 +9,7 @@ use serde_path_to_error::{Deserializer as PathDeserializer, Track};
 use thiserror::Error;
 
 use crate::check::Violation;
+use crate::engines::EnginePrediction;
 use crate::parallel::Parallel;
 use crate::plan::{
     CachePlan, Capacity, Deployment, Fingerprint, Grouping, HostPlan, LedgerLine, Limits, ManagerKind, PlannedResource,
@@ -115,6 +116,25 @@ impl CachePlan {
                 Ok(plan)
             }
         }
+    }
+}
+
+impl EnginePrediction {
+    /// Reads what a plan's JSON says beside the plan of an engine's allocation; `None` where it says nothing of one.
+    ///
+    /// # Errors
+    /// As [`CachePlan::from_json`]. What it reads is not proved:
+    /// [`PlanRequest::check_prediction`](crate::request::PlanRequest::check_prediction) does that.
+    pub fn from_plan_json(text: &str, origin: &str) -> Result<Option<Self>, PlanFileError> {
+        /// What stands beside the plan.
+        #[derive(Deserialize)]
+        struct Beside {
+            #[serde(default)]
+            engine: Option<EnginePrediction>,
+        }
+        let beside: Result<Beside, _> = Limit::PLAN.parse_json(text.as_bytes());
+        let malformed = |message: String| PlanFileError::Malformed { origin: origin.to_owned(), message };
+        Ok(beside.map_err(|error| malformed(format!("engine: {error}")))?.engine)
     }
 }
 

@@ -376,6 +376,7 @@ impl Settled<'_> {
             stage,
             agreement,
             step: request.model.step(),
+            draft_layer: request.model.model().and_then(|model| model.draft_layer),
             divisible: request.model.divisible(),
             engine: request.engine.map(|spec| spec.engine),
             stated: request.stated,

@@ -3,13 +3,16 @@
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use cacheplan::files::Shown;
-use cacheplan::planner::{EngineSpec, PlanRequest};
+use cacheplan::files::{Limit, Shown};
+use cacheplan::planner::check::Violation;
+use cacheplan::planner::engines::EnginePrediction;
+use cacheplan::planner::plan_file::PlanFileError;
+use cacheplan::planner::{CachePlan, EngineSpec, PlanRequest};
 use miette::miette;
 
 use crate::commands::hub;
-use crate::commands::load::{Reading, Target, read_plan, refused};
-use crate::failure::{DRIFT, Failure, print};
+use crate::commands::load::{Reading, Target, refused};
+use crate::failure::{DRIFT, Failure, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -35,16 +38,21 @@ pub(crate) struct Args {
 const MOST_LINES: usize = 40;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let plan = read_plan(&args.file)?;
-    let file = Shown(args.file.display());
+    let text = read(&args.file, Limit::PLAN)?;
+    let refused_file = |error: PlanFileError| Failure::new(error.exit_code(), miette!("{error}"));
+    let origin = args.file.display().to_string();
+    let plan = CachePlan::from_json(&text, &origin).map_err(refused_file)?;
+    let prediction = EnginePrediction::from_plan_json(&text, &origin).map_err(refused_file)?;
+    let file = Shown(origin);
     let Some(model) = &args.model else {
         if args.reading.is_stated() || args.target.is_stated() {
             return Err(Failure::new(2, miette!("flags about the model, its budget and its device need --model")));
         }
         return print(&format!(
-            "{file}: {} resources in {} pools are consistent; limits, capacity, ledger and fingerprint need --model\n",
+            "{file}: {} resources in {} pools are consistent; limits, capacity, ledger{} and fingerprint need --model\n",
             plan.resources.len(),
-            plan.pools.len()
+            plan.pools.len(),
+            if prediction.is_some() { ", what the engine allocates" } else { "" }
         ));
     };
     let request = args.reading.request(model, &args.target)?;
@@ -52,14 +60,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let fingerprints = (0..request.budget().map_err(refused)?.parallel.pp)
         .map(|stage| request.clone().of_stage(stage).fingerprint().map_err(refused))
         .collect::<Result<Vec<_>, Failure>>()?;
-    if !fingerprints.contains(&plan.fingerprint) {
+    let Some(stage) = fingerprints.iter().position(|fingerprint| *fingerprint == plan.fingerprint) else {
         let stale = fingerprints.first().map(|first| plan.fingerprint.differences(first)).unwrap_or_default();
         let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();
         let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
         let others = stale.join(" and another ");
         return Err(Failure::new(DRIFT, miette!("{file} was made for another {others}; plan anew{lines}")));
+    };
+    let wrong = |violations: Vec<Violation>| drift(&format!("{file} is wrong"), &violations);
+    request.check(&plan).map_err(wrong)?;
+    if let Some(prediction) = &prediction {
+        request.of_stage(stage as u32).check_prediction(prediction).map_err(wrong)?;
     }
-    request.check(&plan).map_err(|violations| drift(&format!("{file} is wrong"), &violations))?;
     let (resources, pools) = (plan.resources.len(), plan.pools.len());
     print(&format!("{file}: {resources} resources in {pools} pools are proved for this model, budget and device\n"))
 }

@@ -5,7 +5,7 @@ use cacheplan_handlers::Growth;
 use cacheplan_transforms::Resources;
 
 use super::capacity::{self, Facts};
-use super::{Findings, Rule, Violation, host, manager, pools, resources, rollback};
+use super::{Findings, Rule, Violation, deployment, host, manager, pools, resources, rollback};
 use crate::{Budget, CachePlan, Inputs, Unit};
 
 impl CachePlan {
@@ -40,6 +40,7 @@ impl CachePlan {
         limits(plan, &mut findings);
         capacity::tokens(plan, &mut findings);
         host::check_alone(plan, &mut findings);
+        deployment::check_alone(plan, &mut findings);
         names(plan, &mut findings);
         rollback::check_alone(plan, &mut findings);
         if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }

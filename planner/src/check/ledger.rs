@@ -76,7 +76,7 @@ fn outside_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
         some.then_some(("graphs", layers * middle, layers * (most - middle)))
     };
     lines.extend(graphs.or_else(captured));
-    lines.extend(draft_weights(request));
+    lines.extend(draft_weights(request).into_iter().chain(head_weights(request)));
     lines.extend([("host tier", host), ("reserve", memory.reserve)].into_iter().filter_map(stated));
     lines
 }
@@ -167,6 +167,22 @@ fn draft_weights(request: &Inputs<'_>) -> Option<Line> {
     let bytes = of_rank(bytes, classes, parallel, stages);
     let exact = stated.is_some() || read.is_some_and(|weights| weights.exact);
     (request.stage < stages).then_some(("draft weights", bytes, if exact { 0 } else { bytes / 50 }))
+}
+
+/// This rank's share of the prediction layers, which lie where the last layer is; weights that are not the sum of dimensions
+/// hold them already.
+fn head_weights(request: &Inputs<'_>) -> Option<Line> {
+    let budget = request.budget;
+    let is_told = budget.memory.as_ref().and_then(|memory| memory.weights).is_some()
+        || request.measurement.is_some()
+        || request.measured.and_then(|measured| measured.lines.weights).is_some()
+        || budget.speculation.as_ref().is_some_and(|speculation| speculation.draft_weights.is_some());
+    let layers = budget.speculation.as_ref()?.mtp_layers;
+    let one = request.draft_layer?;
+    let bytes = one.bytes.saturating_mul(layers.into());
+    let bytes = of_rank(bytes, one.classes, budget.parallel, 1);
+    let is_here = request.stage == budget.parallel.pp - 1 && layers > 0 && !is_told;
+    is_here.then_some(("draft weights", bytes, bytes / 50))
 }
 
 /// Bytes of everything but caches.

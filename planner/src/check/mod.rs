@@ -7,6 +7,8 @@
 mod alone;
 mod capacity;
 mod coverage;
+mod deployment;
+mod engine;
 mod host;
 mod ledger;
 mod pools;
@@ -66,6 +68,10 @@ pub enum Rule {
     Ledger,
     /// The host tier holds what is claimed and no more would fit.
     Host,
+    /// What all ranks are together follows from one of them.
+    Deployment,
+    /// What an engine is said to allocate is what its rules give.
+    Engine,
 }
 
 impl fmt::Display for Rule {
@@ -83,6 +89,8 @@ impl fmt::Display for Rule {
             Self::Rollback => "rollback",
             Self::Ledger => "ledger",
             Self::Host => "host",
+            Self::Deployment => "deployment",
+            Self::Engine => "engine",
         })
     }
 }
@@ -120,6 +128,7 @@ impl Inputs<'_> {
         capacity::check(&facts, request, plan, &mut findings);
         ledger::check(&facts, request, plan, &mut findings);
         host::check(&facts, request, plan, &mut findings);
+        deployment::check(request, plan, &mut findings);
         let stated = request.budget.engine.cache_bytes.map(|bytes| bytes.0);
         findings.expect(Rule::Ledger, "engine_cache_bytes", plan.engine_cache_bytes, stated);
         if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }

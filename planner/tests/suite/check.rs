@@ -2,12 +2,13 @@
 
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
 use cacheplan_planner::{
-    CachePlan, Cap, DeviceInfo, DeviceKind, ForwardProfile, Grouping, ManagerKind, Member, Owner, Rule, Unit,
+    CachePlan, Cap, DeviceInfo, DeviceKind, EnginePrediction, EngineSpec, ForwardProfile, Grouping, ManagerKind,
+    Member, Owner, PlanRequest, Rule, Unit,
 };
 use rstest::rstest;
 use serde_json::Value;
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use crate::plan_file::Unproved;
 
 /// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
@@ -76,8 +77,18 @@ fn every_policy_and_budget_gives_a_plan_that_checks(
     assert_eq!(request.check(&plan), Ok(()));
 }
 
+/// Four ranks, two of which serve the same sequences.
+const DIVIDED: &str = "
+    max_seq_len = 2048
+    [memory]
+    bytes = '1GiB'
+    [parallel]
+    tp = 2
+    dp = 2
+";
+
 #[rstest]
-fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] text: &str) {
+fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED, DIVIDED)] text: &str) {
     let (model, device) = (mixed(), device());
     let budget = budget(text);
     let request = model.request(&budget).with_devices(device.clone());
@@ -98,6 +109,37 @@ fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED)] tex
             }
         }
     }
+}
+
+#[rstest]
+fn changing_any_number_of_an_engines_section_is_found(
+    #[values("vllm@0.33.0", "sglang", "tensorrt-llm", "llama.cpp")] engine: EngineSpec,
+) {
+    let budget = budget("max_seq_len = 8192\nmax_batch_size = 4\n[memory]\nbytes = '8GiB'");
+    let model = published("Qwen__Qwen3-0.6B");
+    let request = PlanRequest::of(model).with_budget(budget).for_engine(engine);
+    let json = serde_json::to_value(request.predict(engine).unwrap()).unwrap();
+    let read = |json: &Value| serde_json::from_value::<EnginePrediction>(json.clone()).unwrap();
+    assert_eq!(request.check_prediction(&read(&json)), Ok(()));
+    let numbers = numbers(&json, &mut String::new());
+    assert!(numbers.len() >= 4, "{numbers:?}");
+    for pointer in numbers {
+        let mut corrupt = json.clone();
+        let number = corrupt.pointer_mut(&pointer).unwrap();
+        *number = number.as_u64().map_or_else(|| Value::from(1.5), |number| Value::from(number + 1));
+        let violations = request.check_prediction(&read(&corrupt)).unwrap_err();
+        assert!(violations.iter().all(|violation| violation.rule == Rule::Engine), "{pointer}: {violations:?}");
+    }
+}
+
+#[test]
+fn a_plan_of_several_ranks_says_what_they_are_together() {
+    let request = mixed().request(&budget(DIVIDED));
+    let mut plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    plan.deployment = None;
+    let violations: Vec<String> = request.check(&plan).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(violations, ["deployment: deployment is absent, expected what all ranks are together"]);
 }
 
 /// JSON pointers of all numbers.

@@ -1,7 +1,9 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{ByteSize, Certainty, DeviceInfo, DeviceKind, EngineSpec, LedgerItem, PlanError, PlanRequest};
+use cacheplan_planner::{
+    ByteSize, Certainty, DeviceInfo, DeviceKind, EngineSpec, LedgerItem, LedgerLine, PlanError, PlanRequest,
+};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -70,6 +72,39 @@ fn a_budget_that_nothing_consumes_is_an_error(#[case] text: &str, #[case] expect
     let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
     let error = model.request(&budget(text)).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+/// A layer of DeepSeek-V3 with its experts, and the projection that joins the hidden state and the next token's embedding.
+#[rstest]
+#[case("tp = 8", 0, 1)]
+#[case("tp = 4\npp = 2", 1, 1)]
+#[case("tp = 4\npp = 2", 0, 0)]
+fn prediction_layers_have_weights_where_the_last_layer_is(
+    #[case] parallel: &str,
+    #[case] stage: u32,
+    #[case] held: usize,
+) {
+    let model = published("deepseek-ai__DeepSeek-V3");
+    let layer = model.draft_layer.unwrap().bytes;
+    let ask = |layers: u32| {
+        let text = format!(
+            "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n\
+             [speculation]\ndraft_tokens = 1\nmtp_layers = {layers}\n[parallel]\n{parallel}"
+        );
+        let request = PlanRequest::of(model.clone()).with_budget(budget(&text)).of_stage(stage);
+        request.with_devices("h200".parse::<DeviceInfo>().unwrap())
+    };
+    for layers in [1, 2] {
+        let request = ask(layers);
+        let plan = request.plan().unwrap();
+        assert_eq!(request.check(&plan), Ok(()));
+        let lines: Vec<&LedgerLine> = plan.ledger.iter().filter(|line| line.name == LedgerItem::DraftWeights).collect();
+        assert_eq!(lines.len(), held);
+        for line in lines {
+            let (least, all) = (u64::from(layers) * layer / 8, u64::from(layers) * layer);
+            assert!((least..all).contains(&line.bytes), "{} of {all}", line.bytes);
+        }
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod oracles;
 mod pictures;
 mod plan;
 mod plan_file;
+mod promises;
 mod random;
 mod ranks;
 mod render;

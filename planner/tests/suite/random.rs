@@ -12,10 +12,10 @@ use crate::step::StepBytes;
 use super::common::{Model, budget};
 
 /// SplitMix64: small, seeded, the same everywhere.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,11 +23,11 @@ impl Random {
         (z ^ (z >> 31)) % bound
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    fn one_in(&mut self, odds: u64) -> bool {
+    pub(super) fn one_in(&mut self, odds: u64) -> bool {
         self.below(odds) == 0
     }
 }

@@ -1,0 +1,77 @@
+//! What all ranks are together follows from their groups, from what one of them serves and from the model's weights.
+
+use cacheplan_transforms::WeightClasses;
+
+use super::{Findings, Rule};
+use crate::inputs::Inputs;
+use crate::parallel::Parallel;
+use crate::plan::CachePlan;
+
+/// Counts and sums, which the plan tells by itself.
+pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
+    let Some(all) = &plan.deployment else {
+        if plan.parallel != Parallel::default() {
+            findings.add(Rule::Deployment, "deployment", "absent", "what all ranks are together");
+        }
+        return;
+    };
+    let mut expect = |place: &str, found: u64, expected: u128| {
+        findings.expect(Rule::Deployment, format!("deployment.{place}"), u128::from(found), expected);
+    };
+    let Parallel { tp, pp, dp, cp, .. } = plan.parallel;
+    let (of_replica, replicas) = ([tp, pp, cp].map(u128::from).iter().product::<u128>(), u128::from(dp));
+    expect("devices", all.devices, of_replica * replicas);
+    expect("replicas", all.replicas, replicas);
+    expect("devices_per_replica", all.devices_per_replica, of_replica);
+    let served = u128::from(plan.capacity.sequences);
+    expect("sequences_per_replica", all.sequences_per_replica, served);
+    expect("sequences", all.sequences, served * replicas);
+    for share in &all.weights {
+        let (bytes, ranks) = (u128::from(share.bytes), u128::from(share.ranks));
+        expect(&format!("weights[{}].bytes_per_rank", share.class), share.bytes_per_rank, bytes.div_ceil(ranks.max(1)));
+    }
+    if plan.parallel == Parallel::default() {
+        findings.add(Rule::Deployment, "deployment", "present", "nothing, for there is one rank");
+    }
+}
+
+/// The classes of the weights, and over how many ranks each is divided.
+pub(super) fn check(request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
+    check_alone(plan, findings);
+    let Some(all) = &plan.deployment else { return };
+    let found: Vec<_> =
+        all.weights.iter().map(|share| (share.class.as_str(), share.bytes.into(), share.ranks)).collect();
+    findings.expect(Rule::Deployment, "deployment.weights", found, classes(request));
+}
+
+/// Each class of this stage's weights with the bytes of all of it and its ranks; none where they were measured on one rank.
+fn classes(request: &Inputs<'_>) -> Vec<(&'static str, u128, u64)> {
+    let parallel = request.budget.parallel;
+    let stages = parallel.pp.min(request.model.layers.max(1));
+    let stated = request.budget.memory.as_ref().and_then(|memory| memory.weights).map(|stated| stated.0);
+    let is_logged = request.measured.is_some_and(|measured| measured.lines.weights.is_some()) && stated.is_none();
+    if request.measurement.is_some() || is_logged || request.stage >= stages {
+        return Vec::new();
+    }
+    let read = request.model.weights;
+    let Some(bytes) = stated.or(read.map(|read| read.bytes)).map(u128::from) else { return Vec::new() };
+    let over = |ranks: u32| u64::from(ranks) * u64::from(stages);
+    let Some(known) = read.and_then(|read| read.classes) else {
+        return vec![("weights", bytes, over(parallel.tp))];
+    };
+    let WeightClasses { attention, dense, routed, shared, embeddings, replicated } = known;
+    let whole: u128 = [attention, dense, routed, shared, embeddings, replicated].map(u128::from).iter().sum();
+    let of = |class: u64| u128::from(class) * bytes / whole.max(1);
+    let mut classes = vec![
+        ("attention", of(attention), over(parallel.tp)),
+        ("dense", of(dense), over(parallel.tp)),
+        ("routed experts", of(routed), over(parallel.tp.max(parallel.ep))),
+        ("shared experts", of(shared), over(parallel.tp)),
+        ("embeddings", of(embeddings), over(parallel.tp)),
+    ];
+    // What division leaves is on every rank.
+    let rest = bytes - classes.iter().map(|(_, bytes, _)| bytes).sum::<u128>();
+    classes.push(("replicated", rest, over(1)));
+    classes.retain(|(_, bytes, _)| *bytes > 0);
+    classes
+}
