@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = ModelCaches::from(builder.build()).with(vec![ring], Vec::new());
 
     let budget = Budget::from_toml("max_batch_size = 4\nmax_seq_len = 1024", "budget")?;
-    for (_, collected) in model.walk(&budget, None)? {
+    if let Some((_, collected)) = model.walk(&budget, None)? {
         for report in &collected.reports {
             println!("{:<26} matched {}", report.pass, report.matched.len());
         }
