@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 enum Block {
     Layer,
     Attention { dims: [u64; 3], value_dim: Option<u64>, window: Option<u64>, shares_layer: Option<u32> },
-    Mla { dims: [u64; 5], q_lora_rank: Option<u64>, window: Option<u64> },
+    Mla { dims: [u64; 5], q_lora_rank: Option<u64>, window: Option<u64>, shares_layer: Option<u32> },
     Indexer(u64),
     Compressed { dims: [u64; 4], index_head_dim: Option<u64> },
     Mamba1([u64; 4]),
@@ -42,7 +42,7 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
             let heads = Attention::grouped(num_heads, num_kv_heads, head_dim);
             builder.attention(&Attention { value_dim, window, shares_layer, ..heads });
         }
-        Block::Mla { dims, q_lora_rank, window } => {
+        Block::Mla { dims, q_lora_rank, window, shares_layer } => {
             let [num_heads, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim] = dims;
             let cache_dtype = None;
             builder.mla(&Mla {
@@ -54,6 +54,7 @@ fn add(builder: &mut GraphBuilder, block: &Block) {
                 v_head_dim,
                 window,
                 cache_dtype,
+                shares_layer,
             });
         }
         Block::Indexer(width) => {

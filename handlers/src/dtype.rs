@@ -35,11 +35,22 @@ pub enum DType {
     Q8_0,
     /// 4-bit integer, 32 elements share one 16-bit scale (GGML Q4_0): 18 bytes per 32 elements.
     Q4_0,
+    /// 8-bit float, 32 elements share one 8-bit exponent (MXFP8): 33 bytes per 32 elements.
+    Mxfp8,
+    /// 4-bit integer, 32 elements share a 16-bit scale and a 16-bit least value (GGML Q4_1): 20 bytes per 32 elements.
+    Q4_1,
+    /// 5-bit integer, 32 elements share one 16-bit scale (GGML Q5_0): 22 bytes per 32 elements.
+    Q5_0,
+    /// 5-bit integer, 32 elements share a 16-bit scale and a 16-bit least value (GGML Q5_1): 24 bytes per 32 elements.
+    Q5_1,
+    /// A place of 4 bits in a table of 16 values, 32 elements share one 16-bit scale (GGML IQ4_NL): 18 bytes per 32
+    /// elements.
+    Iq4Nl,
 }
 
 impl DType {
     /// All dtypes, in declaration order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -51,6 +62,11 @@ impl DType {
         Self::Mxfp4,
         Self::Q8_0,
         Self::Q4_0,
+        Self::Mxfp8,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Iq4Nl,
     ];
 
     /// The name used in plans and budgets.
@@ -67,6 +83,11 @@ impl DType {
             Self::Mxfp4 => "mxfp4",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Mxfp8 => "mxfp8",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Iq4Nl => "iq4_nl",
         }
     }
 
@@ -82,8 +103,15 @@ impl DType {
     pub const fn elements_per_block(self) -> u64 {
         match self {
             Self::Nvfp4 => 16,
-            Self::Mxfp4 | Self::Q8_0 | Self::Q4_0 => 32,
-            _ => 1,
+            Self::Mxfp4
+            | Self::Mxfp8
+            | Self::Q8_0
+            | Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Iq4Nl => 32,
+            Self::F32 | Self::F16 | Self::Bf16 | Self::F8E4m3 | Self::F8E5m2 | Self::Int8 | Self::Int32 => 1,
         }
     }
 
@@ -96,7 +124,11 @@ impl DType {
             Self::Nvfp4 => 9,
             Self::Mxfp4 => 17,
             Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Mxfp8 => 33,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
         }
     }
 
@@ -110,7 +142,9 @@ impl DType {
 
 /// A dtype name that is none of ours nor a known spelling of one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, q8_0, q4_0")]
+#[error(
+    "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, mxfp8, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
+)]
 pub struct UnknownDType(pub String);
 
 impl fmt::Display for DType {
@@ -137,6 +171,11 @@ impl FromStr for DType {
             "mxfp4" => Self::Mxfp4,
             "q8_0" => Self::Q8_0,
             "q4_0" => Self::Q4_0,
+            "mxfp8" => Self::Mxfp8,
+            "q4_1" => Self::Q4_1,
+            "q5_0" => Self::Q5_0,
+            "q5_1" => Self::Q5_1,
+            "iq4_nl" => Self::Iq4Nl,
             _ => return Err(UnknownDType(text.to_owned())),
         })
     }
@@ -156,6 +195,11 @@ mod tests {
     #[case(DType::Mxfp4, 64, 34)]
     #[case(DType::Q8_0, 64, 68)]
     #[case(DType::Q4_0, 64, 36)]
+    #[case(DType::Mxfp8, 256, 264)]
+    #[case(DType::Q4_1, 64, 40)]
+    #[case(DType::Q5_0, 64, 44)]
+    #[case(DType::Q5_1, 128, 96)]
+    #[case(DType::Iq4Nl, 96, 54)]
     fn a_row_takes_whole_blocks(#[case] dtype: DType, #[case] elements: u64, #[case] bytes: u64) {
         assert_eq!(dtype.row_bytes(elements), Some(bytes));
     }

@@ -63,6 +63,8 @@ kinds! {
     IndexKey = "core.index_key",
     /// The latents of compressed attention, one for several tokens, in pages.
     CompressedLatent = "core.compressed_latent",
+    /// The last rows of what an entry is formed of, in a ring.
+    Ring = "core.ring",
     /// Recurrent states at each candidate position of a speculative step.
     IntermediateSsm = "intermediate_ssm",
     /// Convolution states at each candidate position of a speculative step.
@@ -92,6 +94,7 @@ impl Kind {
             Self::Ssm | Self::IntermediateSsm => Some(&["num_heads", "head_dim", "d_state"]),
             Self::CausalConv | Self::IntermediateCausalConv => Some(&["conv_dim", OWN_COLUMNS]),
             Self::IndexKey | Self::CompressedLatent => Some(&["head_dim"]),
+            Self::Ring => Some(&["rows", "width"]),
             Self::State | Self::Unpaged | Self::IntermediateState | Self::Custom(_) => None,
         }
     }
@@ -213,6 +216,8 @@ pub enum Split {
     Heads,
     /// Channels made of these consecutive sections, each of which is divided.
     Sections(Vec<u64>),
+    /// The channels of so many KV heads, which go with their heads: divided, or replicated.
+    KvChannels(u64),
 }
 
 /// One named dimension of a resource's shape.
@@ -300,6 +305,9 @@ impl TryFrom<Unchecked> for ResourceHandler {
 
     fn try_from(raw: Unchecked) -> Result<Self, HandlerError> {
         let handler = Self::new(raw.kind, raw.growth, raw.shape, raw.dtype, raw.layout)?;
+        if let Some(Recurrence::Ring(ring)) = raw.recurrence {
+            ring.check()?;
+        }
         Ok(Self { recurrence: raw.recurrence, ..handler })
     }
 }
@@ -342,6 +350,18 @@ pub enum HandlerError {
         sections: Vec<u64>,
         /// Their sum.
         sum: u64,
+        /// The dimension's size.
+        size: u64,
+    },
+    /// Channels that are no whole number for each KV head.
+    #[error("{kind} resource: the {size} channels of `{dim}` are not those of {heads} heads")]
+    Channels {
+        /// The resource's kind.
+        kind: Kind,
+        /// The dimension's name.
+        dim: String,
+        /// The heads given.
+        heads: u64,
         /// The dimension's size.
         size: u64,
     },
@@ -397,6 +417,11 @@ impl ResourceHandler {
             if dim.size == 0 {
                 return Err(HandlerError::ZeroDim { kind, dim: dim.name.to_string() });
             }
+            if let Split::KvChannels(heads) = dim.split
+                && (heads == 0 || !dim.size.is_multiple_of(heads))
+            {
+                return Err(HandlerError::Channels { kind, dim: dim.name.to_string(), heads, size: dim.size });
+            }
             if let Split::Sections(sections) = &dim.split {
                 let sum = sections.iter().fold(0u64, |sum, &section| sum.saturating_add(section));
                 if sum != dim.size {
@@ -450,7 +475,7 @@ impl ResourceHandler {
                 Shape::CausalConv { conv_dim: size(0)?, columns: size(1)? }
             }
             Kind::IndexKey | Kind::CompressedLatent => Shape::Vector { head_dim: size(0)? },
-            Kind::State | Kind::Unpaged | Kind::IntermediateState | Kind::Custom(_) => return None,
+            Kind::Ring | Kind::State | Kind::Unpaged | Kind::IntermediateState | Kind::Custom(_) => return None,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Constructors of the known kinds.
 
 use crate::handler::{OWN_COLUMNS, WITH_CANDIDATES};
-use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Split};
+use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, Recurrence, ResourceHandler, Ring, Split};
 
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
 
@@ -106,6 +106,51 @@ impl ResourceHandler {
         Self::new(Kind::State, Growth::PerSequence, numbered(shape), dtype, None)
     }
 
+    /// The last rows of `width` elements, by position: one ring per sequence, whole on every rank.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn ring(ring: Ring, width: u64, dtype: DType) -> Result<Self, HandlerError> {
+        ring.check()?;
+        let shape = vec![Dim::whole("rows", ring.rows(0)), Dim::whole("width", width)];
+        Ok(Self::new(Kind::Ring, Growth::PerSequence, shape, dtype, None)?.with_recurrence(Recurrence::Ring(ring)))
+    }
+
+    /// How many rows it has, and why, if it is a ring.
+    pub fn as_ring(&self) -> Option<Ring> {
+        match self.recurrence {
+            Some(Recurrence::Ring(ring)) => Some(ring),
+            _ => None,
+        }
+    }
+
+    /// The same ring with rows for tokens that are drafted; anything else as it is.
+    ///
+    /// # Errors
+    /// An absurd dimension.
+    pub fn with_drafted(&self, drafted: u64) -> Result<Self, HandlerError> {
+        let Some(ring) = self.as_ring() else { return Ok(self.clone()) };
+        let mut shape = self.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            rows.size = ring.rows(drafted);
+        }
+        let wide = Self::new(self.kind.clone(), self.growth, shape, self.dtype, self.layout)?;
+        Ok(Self { recurrence: self.recurrence, ..wide })
+    }
+
+    /// The same convolution state over the channels of so many KV heads, which ranks divide with them; of 0 heads every
+    /// rank holds all channels.
+    ///
+    /// # Errors
+    /// Channels that are no whole number for each head.
+    pub fn of_kv_heads(&self, heads: u64) -> Result<Self, HandlerError> {
+        let mut shape = self.shape.clone();
+        if let Some(channels) = shape.first_mut() {
+            channels.split = if heads == 0 { Split::Whole } else { Split::KvChannels(heads) };
+        }
+        Self::new(self.kind.clone(), self.growth, shape, self.dtype, self.layout)
+    }
+
     /// Per-token data outside pages: every slot holds `max_seq_len` entries of `token_shape`.
     ///
     /// # Errors
@@ -116,9 +161,10 @@ impl ResourceHandler {
 
     /// The speculative twin of a state: the same shape at each candidate position.
     ///
-    /// `None` for what is no state of a sequence.
+    /// `None` for what is no state of a sequence, and for a ring, which needs none.
     pub fn intermediate(&self) -> Option<Self> {
         let kind = match self.kind() {
+            _ if self.as_ring().is_some() => return None,
             Kind::Ssm => Kind::IntermediateSsm,
             Kind::CausalConv => Kind::IntermediateCausalConv,
             _ if self.is_state() => Kind::IntermediateState,

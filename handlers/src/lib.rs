@@ -25,4 +25,4 @@ mod replay;
 pub use compat::{CompatKey, Mismatch};
 pub use dtype::{DType, UnknownDType};
 pub use handler::{Dim, Growth, HandlerError, Kind, KvLayout, ResourceHandler, Shape, Split};
-pub use recurrence::{DecayKind, Recurrence};
+pub use recurrence::{DecayKind, Recurrence, Ring};

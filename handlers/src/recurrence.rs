@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{HandlerError, Kind};
+
 /// The recurrence of a state, as far as its inputs are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -30,6 +32,37 @@ pub enum Recurrence {
     /// The real-gated linear recurrent unit: `h = a * h + sqrt(1 - a^2) * sigmoid(input_gate) * x`, where `a` follows
     /// from the recurrence gate.
     RgLru,
+    /// Rows by position, the newest in the place of the oldest: what rejected candidates wrote is written again, so that
+    /// nothing need be kept to put it back.
+    Ring(Ring),
+}
+
+/// How many rows a ring has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ring {
+    /// Rows that are still read when the next token comes, its own included; drafted tokens come on top.
+    pub behind: u64,
+    /// Rows come in multiples of this.
+    pub unit: u64,
+    /// Whether the multiple is a power of two.
+    pub doubles: bool,
+}
+
+impl Ring {
+    /// # Errors
+    /// A number of rows or a unit of 0.
+    pub(crate) fn check(&self) -> Result<(), HandlerError> {
+        let zero = [("behind", self.behind), ("unit", self.unit)].into_iter().find(|(_, size)| *size == 0);
+        zero.map_or(Ok(()), |(dim, _)| Err(HandlerError::ZeroDim { kind: Kind::Ring, dim: dim.into() }))
+    }
+
+    /// Rows where so many tokens are drafted in a step.
+    pub fn rows(&self, drafted: u64) -> u64 {
+        let units = self.behind.saturating_add(drafted).div_ceil(self.unit.max(1));
+        let units = if self.doubles { units.checked_next_power_of_two().unwrap_or(u64::MAX) } else { units };
+        units.saturating_mul(self.unit.max(1))
+    }
 }
 
 /// Tells what the decay of linear attention depends on.
@@ -55,6 +88,7 @@ impl fmt::Display for Recurrence {
             Self::LinearAttention { decay: DecayKind::Fixed, .. } => "lightning attention",
             Self::LinearAttention { .. } => "gated linear attention",
             Self::RgLru => "RG-LRU",
+            Self::Ring(_) => "ring",
         })
     }
 }
@@ -67,5 +101,27 @@ impl Recurrence {
             *shared = shared.div_ceil(ranks.max(1));
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(Ring { behind: 2, unit: 8, doubles: true }, 0, 8)]
+    #[case(Ring { behind: 2, unit: 8, doubles: true }, 6, 8)]
+    #[case(Ring { behind: 2, unit: 8, doubles: true }, 7, 16)]
+    #[case(Ring { behind: 2, unit: 8, doubles: true }, 15, 32)]
+    #[case(Ring { behind: 4, unit: 4, doubles: false }, 5, 12)]
+    #[case(Ring { behind: 16, unit: 16, doubles: true }, 17, 64)]
+    #[case(Ring { behind: 7, unit: 1, doubles: false }, 3, 10)]
+    fn a_ring_has_rows_for_what_is_read_and_what_is_drafted(
+        #[case] ring: Ring,
+        #[case] drafted: u64,
+        #[case] rows: u64,
+    ) {
+        assert_eq!(ring.rows(drafted), rows);
     }
 }

@@ -67,6 +67,7 @@ impl ResourceHandler {
             Recurrence::RgLru => {
                 ["x", "input_gate", "recurrence_gate"].map(|input| (input, each_head(), activations)).into()
             }
+            Recurrence::Ring(_) => return Ok(None),
         };
         let made = inputs.into_iter().map(|(input, shape, dtype)| {
             Self::new(Kind::Custom(format!("{REPLAY}{input}")), Growth::PerDraftPosition, shape, dtype, None)

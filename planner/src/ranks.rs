@@ -101,6 +101,9 @@ fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<Resourc
             Split::KvHeads if tp.is_multiple_of(dim.size) => (1, Split::KvHeads),
             Split::KvHeads | Split::Heads if dim.size.is_multiple_of(tp) => (dim.size / tp, dim.split.clone()),
             Split::KvHeads | Split::Heads => return Err(uneven(dim, "size", dim.size)),
+            Split::KvChannels(heads) if tp.is_multiple_of(*heads) => (dim.size / heads, Split::KvChannels(1)),
+            Split::KvChannels(heads) if heads.is_multiple_of(tp) => (dim.size / tp, Split::KvChannels(heads / tp)),
+            Split::KvChannels(heads) => return Err(uneven(dim, "heads", *heads)),
             Split::Sections(sections) => {
                 let groups = groups_per_section(resource, resources, sections);
                 // The one group of all heads is on every rank, as vLLM and SGLang have it.
@@ -174,6 +177,15 @@ mod tests {
     fn kv_heads_are_divided_or_replicated(#[case] heads: u64, #[case] tp: u32, #[case] bytes: u64) {
         let kv = ResourceHandler::kv_paged(heads, 128, DType::Bf16).unwrap();
         assert_eq!(unit_bytes(kv, tp), Ok(bytes));
+    }
+
+    #[rstest]
+    #[case(8, 4, 256)]
+    #[case(8, 16, 128)]
+    #[case(0, 4, 1024)]
+    fn channels_of_kv_heads_go_with_them(#[case] heads: u64, #[case] tp: u32, #[case] channels: u64) {
+        let conv = ResourceHandler::causal_conv(1024, 2, vec![], DType::Int8).unwrap().of_kv_heads(heads).unwrap();
+        assert_eq!(unit_bytes(conv, tp), Ok(channels));
     }
 
     #[rstest]

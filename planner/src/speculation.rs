@@ -20,6 +20,9 @@ pub(crate) fn extend(
     for resource in resources {
         let handler = &resource.handler;
         let (own, kept) = match rollback {
+            _ if handler.as_ring().is_some() => {
+                (handler.with_drafted(speculation.draft_tokens.into()).map_err(unusable)?, Vec::new())
+            }
             None => (handler.clone(), Vec::new()),
             Some(Scheme::Snapshots) => {
                 let twin = handler.intermediate().map(|twin| derived(resource, "intermediate", twin));
@@ -37,7 +40,7 @@ pub(crate) fn extend(
 }
 
 /// Model types whose prediction head has windows, as the layers that it is like.
-const WINDOWED_HEADS: [&str; 3] = ["mimo_v2", "mimo_v2_flash", "step3p5"];
+const WINDOWED_HEADS: [&str; 5] = ["deepseek_v41", "deepseek_v41_text", "mimo_v2", "mimo_v2_flash", "step3p5"];
 
 /// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer, or of its last
 /// with a window where its head has one; with an index where latents are chosen by one, also where that layer has none.

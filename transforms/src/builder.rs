@@ -1,5 +1,8 @@
 //! The library way to describe a model without any file; the config front-end uses it too.
 
+mod kept;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use cacheplan_handlers::{DType, DecayKind};
@@ -10,6 +13,10 @@ use crate::layers::{
 };
 use crate::model::{Fact, Model, ModelInfo};
 use crate::weights::{WeightBytes, WeightClass};
+
+use self::kept::Kept;
+
+pub(crate) use self::kept::Entries;
 
 /// Describes a model layer by layer.
 ///
@@ -48,8 +55,10 @@ pub struct GraphBuilder {
     residual: TensorId,
     /// The mask that attention reads beside causality.
     mask: Option<TensorId>,
-    /// The key and value tensors of each layer's attention, for layers that share them.
-    keys_and_values: Vec<Option<(TensorId, TensorId)>>,
+    /// What each layer caches of its own, for layers that read it.
+    kept: Vec<Vec<Kept>>,
+    /// How often the current layer has run before, where it runs several times in a step.
+    run: u64,
 }
 
 impl GraphBuilder {
@@ -72,7 +81,8 @@ impl GraphBuilder {
             vocab_size: None,
             residual,
             mask: None,
-            keys_and_values: Vec::new(),
+            kept: Vec::new(),
+            run: 0,
         }
     }
 
@@ -90,7 +100,7 @@ impl GraphBuilder {
     /// Starts the next layer and gives its absolute index.
     pub fn layer(&mut self) -> u32 {
         self.layers.push(LayerSpec::default());
-        self.keys_and_values.push(None);
+        self.kept.push(Vec::new());
         self.layers.len() as u32 - 1
     }
 
@@ -133,17 +143,15 @@ impl GraphBuilder {
         let value_dim = dims.value_dim.unwrap_or(head_dim);
         let query_channels = num_heads.saturating_mul(head_dim);
         let kv_channels = num_kv_heads.saturating_mul(head_dim.saturating_add(value_dim));
-        let shared = dims.shares_layer.and_then(|layer| self.keys_and_values.get(layer as usize).copied().flatten());
+        let shared = self.kept_by(dims.shares_layer, Op::ATTENTION).map(|kept| kept.tensors);
         let width = if shared.is_some() { query_channels } else { query_channels.saturating_add(kv_channels) };
         let qkv = self.linear("attention.qkv", "attention.qkv.weight", self.residual, self.hidden_size, width);
         let query = self.heads(qkv, "attention.query", num_heads, head_dim);
-        let (key, value) = shared.unwrap_or_else(|| {
+        let [key, value] = shared.unwrap_or_else(|| {
             let key = self.heads(qkv, "attention.key", num_kv_heads, head_dim);
-            (key, self.heads(qkv, "attention.value", num_kv_heads, value_dim))
+            [key, self.heads(qkv, "attention.value", num_kv_heads, value_dim)]
         });
-        if let Some(own) = self.keys_and_values.last_mut() {
-            *own = Some((key, value));
-        }
+        self.keep(Op::ATTENTION, [key, value], 1);
         let mut op = self.op("attention", Op::ATTENTION).input("query", query).input("key", key).input("value", value);
         if let Some(mask) = self.mask {
             op = op.input("mask", mask);
@@ -176,16 +184,23 @@ impl GraphBuilder {
         let from = dims.q_lora_rank.unwrap_or(self.hidden_size);
         let up = self.linear("mla.query_up", "mla.query_up.weight", compressed, from, query_channels);
         let query = self.heads(up, "mla.query", dims.num_heads, head);
-        let latent_width = dims.kv_lora_rank.saturating_add(dims.qk_rope_head_dim);
-        let down = self.linear("mla.kv_down", "mla.kv_down.weight", self.residual, self.hidden_size, latent_width);
-        let latent = self.channels(down, "mla.latent", dims.kv_lora_rank);
-        let rope_key = self.channels(down, "mla.rope_key", dims.qk_rope_head_dim);
+        let shared = self.kept_by(dims.shares_layer, Op::MLA).map(|kept| kept.tensors);
+        let [latent, rope_key] = shared.unwrap_or_else(|| {
+            let width = dims.kv_lora_rank.saturating_add(dims.qk_rope_head_dim);
+            let down = self.linear("mla.kv_down", "mla.kv_down.weight", self.residual, self.hidden_size, width);
+            let latent = self.channels(down, "mla.latent", dims.kv_lora_rank);
+            [latent, self.channels(down, "mla.rope_key", dims.qk_rope_head_dim)]
+        });
+        self.keep(Op::MLA, [latent, rope_key], 1);
         let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
         let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
         let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);
         let mut op = self.op("mla", Op::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
         if let Some(window) = dims.window {
             op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
+        }
+        if let Some(layer) = dims.shares_layer {
+            op = op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer)));
         }
         let id = self.graph.add_op(with_dtype(op.input("up", up), Attribute::CACHE_DTYPE, dims.cache_dtype));
         let output = self.channels(id, "mla.context", value_channels);
@@ -194,13 +209,7 @@ impl GraphBuilder {
 
     /// Adds the indexer that chooses the tokens which the layer's sparse attention looks at.
     pub fn indexer(&mut self, index_head_dim: u64) -> &mut Self {
-        self.block(BlockSpec::Indexer { index_head_dim });
-        let weight = "indexer.key_proj.weight";
-        let projection = self.linear("indexer.key_proj", weight, self.residual, self.hidden_size, index_head_dim);
-        let key = self.channels(projection, "indexer.key", index_head_dim);
-        let op = self.op("indexer", Op::INDEXER).input("x", self.residual).input("index_key", key);
-        self.graph.add_op(op);
-        self
+        self.index_keys(&Entries { width: index_head_dim, stride: 1, window: None, dtype: None, shares_layer: None })
     }
 
     /// Adds attention over a window and compressed entries.
@@ -347,7 +356,7 @@ impl GraphBuilder {
         } else {
             let experts = [dims.experts, matrix[0], matrix[1], matrix[2]];
             let dtype = self.expert_dtype.unwrap_or(self.weight_dtype);
-            op = op.input("experts", self.graph.add_parameter(self.name("mlp.experts.weight"), &experts, dtype));
+            op = op.input("experts", self.parameter_in("mlp.experts.weight", &experts, dtype));
             op = op.input("router", self.parameter("mlp.router.weight", &[self.hidden_size, dims.experts]));
             if dims.latent_size.is_some() {
                 op = op.input("latent", self.parameter("mlp.latent.weight", &[2, self.hidden_size, seen]));
@@ -440,16 +449,31 @@ impl GraphBuilder {
         WeightBytes::of_dimensions(classes)
     }
 
-    fn op(&self, part: &'static str, kind: &'static str) -> Op {
-        Op::new(self.name(part), kind)
+    /// An op of the current layer; of which run of it, it says.
+    fn op(&self, part: impl Into<Cow<'static, str>>, kind: &'static str) -> Op {
+        let op = Op::new(self.name(part), kind);
+        if self.run == 0 { op } else { op.attribute(Attribute::RUN, Attribute::Number(self.run)) }
     }
 
-    fn name(&self, part: &'static str) -> Name {
-        Name::new((self.layers.len() as u32).checked_sub(1), part)
+    fn name(&self, part: impl Into<Cow<'static, str>>) -> Name {
+        let part = part.into();
+        let part = if self.run == 0 { part } else { format!("{part}.run{}", self.run).into() };
+        Name::new(self.layer_index(), part)
     }
 
+    fn layer_index(&self) -> Option<u32> {
+        (self.layers.len() as u32).checked_sub(1)
+    }
+
+    /// A weight of the current layer, which all of its runs have in common.
     fn parameter(&mut self, part: &'static str, shape: &[u64]) -> TensorId {
-        self.graph.add_parameter(self.name(part), shape, self.weight_dtype)
+        self.parameter_in(part, shape, self.weight_dtype)
+    }
+
+    fn parameter_in(&mut self, part: &'static str, shape: &[u64], dtype: DType) -> TensorId {
+        let name = Name::new(self.layer_index(), part);
+        let known = if self.run == 0 { None } else { self.graph.last_parameter(&name) };
+        known.unwrap_or_else(|| self.graph.add_parameter(name, shape, dtype))
     }
 
     fn linear(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64, to: u64) -> OpId {
@@ -473,7 +497,7 @@ impl GraphBuilder {
         d_conv: u64,
     ) -> TensorId {
         let channels = sections.iter().fold(0u64, |sum, &section| sum.saturating_add(section));
-        let weight = self.graph.add_parameter(self.name(weight), &[channels, d_conv], self.dtype);
+        let weight = self.parameter_in(weight, &[channels, d_conv], self.dtype);
         let op = self.op(part, Op::CAUSAL_CONV).input("x", x).input("weight", weight);
         let id = self.graph.add_op(op.attribute(Attribute::SECTIONS, Attribute::Numbers(sections)));
         self.channels(id, "convolved", channels)
@@ -493,10 +517,14 @@ impl GraphBuilder {
         self.tensor(op, part, &[heads, head_dim])
     }
 
-    fn tensor(&mut self, op: OpId, part: &'static str, rest: &[u64]) -> TensorId {
+    fn tensor(&mut self, op: OpId, part: impl Into<Cow<'static, str>>, rest: &[u64]) -> TensorId {
+        self.tensor_in(op, part, rest, self.dtype)
+    }
+
+    fn tensor_in(&mut self, op: OpId, part: impl Into<Cow<'static, str>>, rest: &[u64], dtype: DType) -> TensorId {
         let leading = [Extent::BATCH, Extent::SEQUENCE].into_iter();
         let shape = leading.chain(rest.iter().map(|&size| Extent::Known(size))).collect();
-        self.graph.add_output(op, self.name(part), shape, self.dtype)
+        self.graph.add_output(op, self.name(part), shape, dtype)
     }
 }
 

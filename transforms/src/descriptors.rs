@@ -1,6 +1,6 @@
 //! The built-in descriptors: what each op of [`crate::ops`] keeps between steps.
 
-use cacheplan_handlers::{DType, DecayKind, Recurrence, ResourceHandler};
+use cacheplan_handlers::{DType, DecayKind, Recurrence, ResourceHandler, Ring};
 
 use crate::graph::{Attribute, Op};
 use crate::registry::{Cache, DescribeError, Descriptor, OpView, Registry};
@@ -15,11 +15,13 @@ impl Default for Registry {
     }
 }
 
-fn built_in() -> [Descriptor; 11] {
+fn built_in() -> [Descriptor; 13] {
     [
         Descriptor::new(Op::ATTENTION, attention),
         Descriptor::new(Op::MLA, mla),
         Descriptor::new(Op::INDEXER, indexer),
+        Descriptor::new(Op::ENTRIES, entries),
+        Descriptor::new(Op::RING, ring),
         Descriptor::new(Op::COMPRESSED_ATTENTION, compressed_attention),
         Descriptor::new(Op::RWKV4, rwkv4),
         Descriptor::new(Op::SSD, ssd),
@@ -77,7 +79,38 @@ fn tokens(what: &str, number: u64) -> Result<u32, DescribeError> {
 
 fn indexer(op: &mut OpView<'_>) -> Caches {
     let width = op.dim("index_head_dim", "index_key", 2)?;
-    one("index_cache", ResourceHandler::index_key(width, 1, op.kv_dtype("index_key")?)?)
+    let dtype = match op.stored_dtype() {
+        Some(dtype) => dtype,
+        None => op.kv_dtype("index_key")?,
+    };
+    one("index_cache", ResourceHandler::index_key(width, stride(op)?, dtype)?)
+}
+
+fn entries(op: &mut OpView<'_>) -> Caches {
+    let width = op.dim("width", "entry", 2)?;
+    let handler = ResourceHandler::compressed_latent(width, stride(op)?, op.kv_dtype("entry")?)?;
+    one("compressed_cache", windowed(op, handler)?)
+}
+
+/// The tokens for which there is one entry.
+fn stride(op: &mut OpView<'_>) -> Result<u32, DescribeError> {
+    let Some(ratio) = op.op().number(Attribute::RATIO) else { return Ok(1) };
+    op.note(format!("ratio = {ratio} (attribute)"));
+    tokens("ratio", ratio)
+}
+
+fn ring(op: &mut OpView<'_>) -> Caches {
+    let width = op.dim("width", "row", 2)?;
+    let Some(Attribute::Numbers(of_ring)) = op.op().get(Attribute::RING) else {
+        return Err(DescribeError::Inconsistent("it does not say how many rows it has".to_owned()));
+    };
+    let &[behind, unit, doubles] = of_ring.as_slice() else {
+        return Err(DescribeError::Inconsistent(format!("{of_ring:?} are no rows, unit and doubling of a ring")));
+    };
+    let ring = Ring { behind, unit, doubles: doubles > 0 };
+    let handler = ResourceHandler::ring(ring, width, op.dtype("row")?)?;
+    op.note(format!("rows = {} ({behind} that are read, in units of {unit})", ring.rows(0)));
+    Ok(vec![Cache { suffix: op.op().name.part.clone(), handler }])
 }
 
 /// Where entries stand for few tokens, neighbouring entries overlap and an indexer chooses among them; where they
@@ -179,6 +212,18 @@ fn causal_conv(op: &mut OpView<'_>) -> Caches {
         Some(Attribute::Numbers(sections)) => sections.clone(),
         _ => Vec::new(),
     };
-    let dtype: DType = op.conv_dtype("x")?;
-    one("conv_state", ResourceHandler::causal_conv(conv_dim, d_conv, sections, dtype)?)
+    let dtype = match op.stored_dtype() {
+        Some(dtype) => dtype,
+        None => op.conv_dtype("x")?,
+    };
+    // Columns are kept up to the kernel's first, which lie apart where it is dilated.
+    let columns = (d_conv - 1).saturating_mul(op.op().number(Attribute::DILATION).unwrap_or(1));
+    let handler = ResourceHandler::causal_conv(conv_dim, columns.saturating_add(1), sections, dtype)?;
+    Ok(match op.op().number(Attribute::KEY_HEADS) {
+        None => vec![Cache { suffix: "conv_state".into(), handler }],
+        Some(heads) => {
+            let handler = handler.of_kv_heads(heads)?;
+            vec![Cache { suffix: op.op().name.part.clone(), handler }]
+        }
+    })
 }

@@ -214,6 +214,12 @@ impl Graph {
         self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Parameter })
     }
 
+    /// The weight of that name that was added last.
+    pub(crate) fn last_parameter(&self, name: &Name) -> Option<TensorId> {
+        let is_it = |tensor: &Tensor| tensor.origin == TensorOrigin::Parameter && tensor.name == *name;
+        self.tensors.iter().rposition(is_it).and_then(|place| u32::try_from(place).ok()).map(TensorId)
+    }
+
     /// Adds an op, with an edge from the producer of each of its inputs.
     pub(crate) fn add_op(&mut self, op: Op) -> OpId {
         let inputs = op.inputs.len();

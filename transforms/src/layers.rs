@@ -134,6 +134,8 @@ pub struct Mla {
     pub window: Option<u64>,
     /// The element type that the model states for its latents.
     pub cache_dtype: Option<DType>,
+    /// An earlier layer whose latents it reads instead of making its own.
+    pub shares_layer: Option<u32>,
 }
 
 /// Attention over a short window and over entries that each stand for several tokens.

@@ -19,10 +19,21 @@ impl Op {
     /// Attributes: [`Attribute::WINDOW`], [`Attribute::CACHE_DTYPE`].
     pub const MLA: &str = "core.mla";
 
-    /// The keys by which sparse attention chooses its tokens: `index_key` [B, S, index_head_dim].
+    /// The keys by which sparse attention chooses its tokens: `index_key` [B, S, index_head_dim], one for
+    /// [`Attribute::RATIO`] tokens where that is there.
     ///
-    /// Attributes: [`Attribute::CACHE_DTYPE`].
+    /// Attributes: [`Attribute::RATIO`], [`Attribute::STORED_DTYPE`].
     pub const INDEXER: &str = "core.indexer";
+
+    /// Entries that attention reads, one for [`Attribute::RATIO`] tokens where that is there: `entry` [B, S, width].
+    ///
+    /// Attributes: [`Attribute::RATIO`], [`Attribute::WINDOW`], [`Attribute::CACHE_DTYPE`].
+    pub const ENTRIES: &str = "core.entries";
+
+    /// The last rows of something, by position: `row` [B, S, width].
+    ///
+    /// Attributes: [`Attribute::RING`].
+    pub const RING: &str = "core.ring";
 
     /// Attention over a window of tokens and over entries that stand for [`Attribute::RATIO`] tokens each: `latent` [B, S, head_dim],
     /// `index_key` [B, S, index_head_dim] where entries are chosen.
@@ -57,7 +68,8 @@ impl Op {
 
     /// A causal convolution over each channel: `x` [B, S, channels], `weight` [channels, d_conv].
     ///
-    /// Attributes: [`Attribute::SECTIONS`].
+    /// Attributes: [`Attribute::SECTIONS`] or [`Attribute::KEY_HEADS`], [`Attribute::DILATION`],
+    /// [`Attribute::STORED_DTYPE`].
     pub const CAUSAL_CONV: &str = "core.causal_conv1d";
 
     /// A state whose use is not known: `state` [B, …], every axis behind the batch known.
@@ -83,11 +95,25 @@ impl Op {
     pub const MOE: &str = "core.moe";
 }
 
+impl Op {
+    /// The ports at which ops of a kind read what they cache: one that reads there what an earlier one does shares its
+    /// caches.
+    pub(crate) fn kept_ports(kind: &str) -> &'static [&'static str] {
+        match kind {
+            Self::ATTENTION => &["key", "value"],
+            Self::MLA => &["latent", "rope_key"],
+            Self::INDEXER => &["index_key"],
+            Self::ENTRIES => &["entry"],
+            _ => &[],
+        }
+    }
+}
+
 /// Names of attributes.
 impl Attribute {
     /// Number: tokens back that attention sees, the current one included.
     pub const WINDOW: &str = "window";
-    /// Number: the layer whose keys and values this one means to read; the tensors it really reads must be that layer's.
+    /// Number: the layer whose cache this one means to read; the tensors it really reads must be that layer's.
     pub const SHARES_LAYER: &str = "shares_layer";
     /// Number: tokens that one compressed entry stands for; 0 for none.
     pub const RATIO: &str = "ratio";
@@ -95,8 +121,18 @@ impl Attribute {
     pub const STATE_DTYPE: &str = "state_dtype";
     /// DType: the element type that the model states for its keys and values.
     pub const CACHE_DTYPE: &str = "cache_dtype";
+    /// DType: the element type that a cache has whatever budgets and models state of others.
+    pub const STORED_DTYPE: &str = "stored_dtype";
+    /// Number: which run of its layer in a step the op is of, where that is not the first.
+    pub const RUN: &str = "run";
+    /// Numbers: rows of a ring that are still read, of how many rows its unit is, and 1 where units double.
+    pub const RING: &str = "ring";
     /// Numbers: consecutive channel groups that ranks divide one by one.
     pub const SECTIONS: &str = "sections";
+    /// Number: the key heads whose channels these are, which ranks divide as keys; 0 for channels that each rank has whole.
+    pub const KEY_HEADS: &str = "key_heads";
+    /// Number: tokens from one column of a convolution's kernel to the next.
+    pub const DILATION: &str = "dilation";
     /// Flag: the op keeps state between steps, so that it must have a descriptor.
     pub const STATEFUL: &str = "stateful";
 }

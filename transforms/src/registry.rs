@@ -31,8 +31,8 @@ impl Stage {
     pub(crate) fn of(kind: &str) -> Self {
         match kind {
             Op::ATTENTION => Self::Attention,
-            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION => Self::Mla,
-            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU => Self::Ssm,
+            Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION | Op::ENTRIES => Self::Mla,
+            Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU | Op::RING => Self::Ssm,
             Op::CAUSAL_CONV => Self::CausalConv,
             _ => Self::Custom,
         }
@@ -183,6 +183,13 @@ impl<'a> OpView<'a> {
             (self.op.dtype(Attribute::CACHE_DTYPE), "the model"),
             (Some(keys), "the keys"),
         ]))
+    }
+
+    /// The element type that the model states for this cache alone, whatever the budget states of others.
+    pub fn stored_dtype(&mut self) -> Option<DType> {
+        let dtype = self.op.dtype(Attribute::STORED_DTYPE)?;
+        self.provenance.push(format!("dtype = {dtype} (the model)"));
+        Some(dtype)
     }
 
     /// The element type of a recurrent state: the budget's, else what the model states, else what an engine chooses, else

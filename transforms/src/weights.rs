@@ -105,7 +105,7 @@ impl WeightClass {
     /// The class of a weight that [`GraphBuilder`](crate::GraphBuilder) adds, by its name inside the layer.
     pub(crate) fn of_part(part: &str) -> Self {
         match part {
-            "embed_tokens.weight" | "lm_head.weight" => Self::Embeddings,
+            "embed_tokens.weight" | "lm_head.weight" | "ngram.table" => Self::Embeddings,
             "mlp.weight" => Self::Dense,
             "mlp.experts.weight" => Self::Routed,
             "mlp.shared.weight" => Self::Shared,

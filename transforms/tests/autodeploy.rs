@@ -30,6 +30,7 @@ fn latent(kv_lora_rank: u64, qk_rope_head_dim: u64) -> Model {
         v_head_dim: 128,
         window: None,
         cache_dtype: None,
+        shares_layer: None,
     });
     builder.build()
 }

@@ -265,7 +265,7 @@ fn a_builder_cannot_share_with_a_layer_that_has_no_keys() {
     let mut model = builder.build();
     let error = model.graph.collect(&PassContext::default()).unwrap_err();
     assert!(matches!(&error, PassError::Alias { .. }));
-    assert!(error.to_string().contains("`layers.0`: that layer comes later or has no keys"), "{error}");
+    assert!(error.to_string().contains("`layers.0`: that layer comes later or caches nothing of the kind"), "{error}");
 }
 
 /// gpt-oss-120b: 36 layers of 128 experts, 3 matrices of 2,880 x 2,880 in blocks of 32 that take 17 bytes; everything else in bf16.

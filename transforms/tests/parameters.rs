@@ -16,12 +16,12 @@ const NOT_KNOWN: &str = "\
     google__gemma-4-26B-A4B.json ibm-granite__granite-4.0-h-350m.json nvidia__NVIDIA-Nemotron-3-Nano-4B.json \
     zai-org__GLM-4.5.json b_aya_vision.json gemma3n_e4b.json longcat.json aria aria_text axk2 blip-2 cosmos3_edge \
     deepseek_ocr2 deepseek_v4 deepseek_vl deepseek_vl_hybrid doge dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm \
-    fun_asr_nano fuyu gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm_ocr glmasr \
+    fun_asr_nano fuyu gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm5_next glm_ocr glmasr \
     got_ocr2 granite_docling granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics2 idefics3 \
-    instructblip instructblipvideo janus lfm3_vl lighton_ocr longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 \
+    inkling2 inkling_mm_model instructblip instructblipvideo janus lfm3_vl lighton_ocr longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 \
     mistral_large4 modernbert-decoder molmo2 moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm \
     nemotron_h_omni opt ovis2 phi4_multimodal pp_chart2table qianfan_ocr qwen2_5_omni qwen2_5_omni_thinker \
-    qwen2_audio qwen3_asr qwen3_omni_moe_thinker rwkv smolvlm step3p7 vibevoice_asr video_llama_3 video_llava \
+    qwen2_audio qwen3_asr qwen3_omni_moe_thinker qwen4_exp rwkv smolvlm step3p7 vibevoice_asr video_llama_3 video_llava \
     vipllava voxtral zamba zamba2";
 
 /// A model of transformers, its count of parameters, and the text of its config.

@@ -101,7 +101,7 @@ fn layers_that_share_keys_have_one_cache() {
     assert_eq!(shared, [("kv_cache_0", vec![2]), ("kv_cache_1", vec![3, 4])]);
     let skipped = &collected.report("insert_cached_attention").unwrap().skipped;
     assert_eq!(skipped.len(), 3);
-    assert!(skipped.iter().all(|skipped| skipped.reason == "it reads keys cached elsewhere"));
+    assert!(skipped.iter().all(|skipped| skipped.reason == "it reads what is cached elsewhere"));
 }
 
 #[test]

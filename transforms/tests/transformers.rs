@@ -28,7 +28,7 @@ const OTHER_CACHES: [&str; 1] = ["deepseek-ai__DeepSeek-V4-Flash.json"];
 const ONLY_COUNTS: [&str; 1] = ["nvidia__NVIDIA-Nemotron-3-Nano-4B.json"];
 
 /// Their sizes of heads are not those that their config classes default to.
-const NO_DEFAULTS: [&str; 9] = [
+const NO_DEFAULTS: [&str; 10] = [
     "glm4_moe",
     "glm4v_moe",
     "hunyuan_v1_dense",
@@ -38,6 +38,7 @@ const NO_DEFAULTS: [&str; 9] = [
     "mistral3",
     "nemotron",
     "dots1",
+    "qwen4_exp",
 ];
 
 fn known() -> BTreeMap<String, Known> {
@@ -72,7 +73,8 @@ fn read(name: &str, text: &str) -> Model {
 fn caches(mut model: Model) -> BTreeMap<String, String> {
     let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-    for resource in &resources {
+    // What an entry in the making is made of is kept of all tokens there.
+    for resource in resources.iter().filter(|resource| resource.handler.as_ring().is_none()) {
         by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
     }
     let mut layers: BTreeMap<String, Vec<u32>> = BTreeMap::new();

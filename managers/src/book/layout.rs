@@ -143,7 +143,9 @@ impl Layout {
         for pool in &plan.pools {
             layout.add(pool, &resources)?;
         }
-        let mut states = plan.resources.iter().filter(|resource| resource.handler.is_state()).peekable();
+        let moves_back =
+            |resource: &&PlannedResource| resource.handler.is_state() && resource.handler.as_ring().is_none();
+        let mut states = plan.resources.iter().filter(moves_back).peekable();
         let in_place = states.peek().is_some() && states.all(|resource| resource.handler.has_candidates());
         if in_place && !layout.indexing.contains(&Indexing::DraftRows) {
             // All that candidates leave lies in the slots, and rows only number the sequences.

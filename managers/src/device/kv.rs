@@ -40,7 +40,16 @@ impl KvMember {
             DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
             DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
             DType::Nvfp4 => Some(KvQuant::Grouped(GroupFormat::Nvfp4)),
-            DType::F32 | DType::F16 | DType::Bf16 | DType::F8E5m2 | DType::Int32 => None,
+            DType::F32
+            | DType::F16
+            | DType::Bf16
+            | DType::F8E5m2
+            | DType::Int32
+            | DType::Mxfp8
+            | DType::Q4_1
+            | DType::Q5_0
+            | DType::Q5_1
+            | DType::Iq4Nl => None,
         }
     }
 }

@@ -216,7 +216,17 @@ pub(crate) fn storage_dtype(dtype: DType) -> candle_core::DType {
         DType::Bf16 => candle_core::DType::BF16,
         DType::F8E4m3 => candle_core::DType::F8E4M3,
         DType::Int32 => candle_core::DType::I32,
-        DType::F8E5m2 | DType::Int8 | DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0 | DType::Q4_0 => candle_core::DType::U8,
+        DType::F8E5m2
+        | DType::Int8
+        | DType::Nvfp4
+        | DType::Mxfp4
+        | DType::Mxfp8
+        | DType::Q8_0
+        | DType::Q4_0
+        | DType::Q4_1
+        | DType::Q5_0
+        | DType::Q5_1
+        | DType::Iq4Nl => candle_core::DType::U8,
     }
 }
 

@@ -135,6 +135,7 @@ fn step(
             let input = LinearAttentionScan { q: &k, k: &k, v: &v, decay, beta, scale: 1.0, l2_norm: delta_rule };
             input.run(&Backend::Cpu.run(), pool, view, batch)
         }
+        Recurrence::Ring(_) => unreachable!("a ring is not stepped over again"),
         Recurrence::RgLru => {
             let (x, input_gate, recurrence_gate) = (input("x"), input("input_gate"), input("recurrence_gate"));
             let positions = vec![1; x.dims()[0]];

@@ -1,6 +1,6 @@
 //! Every cache that the request implies for this rank is planned once, as it is.
 
-use cacheplan_handlers::{Dim, Growth, Kind, Recurrence, ResourceHandler, Split};
+use cacheplan_handlers::{Dim, Growth, Kind, Recurrence, ResourceHandler, Ring, Split};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::capacity::Facts;
@@ -45,9 +45,20 @@ pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, f
     let names: Vec<&str> = planned.iter().map(|planned| planned.name.as_str()).collect();
     let expected: Vec<&str> = due.iter().map(|due| due.name.as_str()).collect();
     findings.expect(Rule::Coverage, "resources", names, expected);
+    let drafted = request.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
     for (due, planned) in due.iter().zip(planned) {
-        compare(due, planned, u128::from(request.budget.parallel.tp), findings);
+        compare(due, planned, u128::from(request.budget.parallel.tp), drafted, findings);
     }
+}
+
+/// The fewest whole units that hold what is behind and what is drafted, doubled until they do where they double.
+fn ring_rows(ring: Ring, drafted: u128) -> u128 {
+    let span = u128::from(ring.behind) + drafted;
+    let mut units = 1;
+    while units * u128::from(ring.unit) < span {
+        units = if ring.doubles { 2 * units } else { span.div_ceil(ring.unit.into()) };
+    }
+    units * u128::from(ring.unit)
 }
 
 /// Whether what puts states back came with the model.
@@ -56,7 +67,7 @@ pub(super) fn has_twins(request: &Inputs<'_>) -> bool {
 }
 
 /// Model types whose prediction head looks at a window.
-const HEADS_WITH_WINDOWS: [&str; 3] = ["mimo_v2", "mimo_v2_flash", "step3p5"];
+const HEADS_WITH_WINDOWS: [&str; 5] = ["deepseek_v41", "deepseek_v41_text", "mimo_v2", "mimo_v2_flash", "step3p5"];
 
 /// The model's caches of this stage, those of its prediction head, then those of its draft model.
 fn due<'a>(facts: &Facts<'_>, request: &Inputs<'a>) -> Vec<Due<'a>> {
@@ -125,7 +136,7 @@ fn in_stage(request: &Inputs<'_>, layer: Option<u32>, layers: u32) -> bool {
     stage == request.stage
 }
 
-fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, findings: &mut Findings) {
+fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, drafted: u128, findings: &mut Findings) {
     let (found, of) = (&planned.handler, &due.of.handler);
     let place = |key: &str| format!("resources[{}].{key}", due.name);
     findings.expect(Rule::Coverage, place("layer"), planned.layer, due.layer);
@@ -144,6 +155,9 @@ fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, findings: &mut Fi
     if let Some(columns) = sizes.last_mut() {
         *columns += due.candidates;
     }
+    if let (Some(Recurrence::Ring(ring)), Some(rows)) = (of.recurrence(), sizes.first_mut()) {
+        *rows = ring_rows(ring, if due.drafts { 0 } else { drafted });
+    }
     let shape: Vec<u128> = found.shape().iter().map(|dim| dim.size.into()).collect();
     findings.expect(Rule::Coverage, place("handler.shape"), shape, sizes);
     let recurrence = of.recurrence().map(|recurrence| match recurrence {
@@ -151,7 +165,7 @@ fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, findings: &mut Fi
         Recurrence::LinearAttention { num_k_heads, delta_rule, decay } => {
             Recurrence::LinearAttention { num_k_heads: num_k_heads.div_ceil(tp as u64), delta_rule, decay }
         }
-        Recurrence::SelectiveScan | Recurrence::RgLru => recurrence,
+        Recurrence::SelectiveScan | Recurrence::RgLru | Recurrence::Ring(_) => recurrence,
     });
     findings.expect(Rule::Coverage, place("handler.recurrence"), found.recurrence(), recurrence);
     let splits = |handler: &ResourceHandler| {
@@ -179,6 +193,7 @@ fn share(size: u128, split: &Split, tp: u128) -> u128 {
     match split {
         Split::Whole => size,
         Split::KvHeads if size < tp => 1,
+        Split::KvChannels(heads) => size / u128::from(*heads).min(tp),
         Split::KvHeads | Split::Heads | Split::Sections(_) => size / tp,
     }
 }

@@ -67,8 +67,9 @@ fn check_state(
     !widened
 }
 
+/// A state that must be put back: what a ring holds of rejected candidates is written again.
 fn is_state(handler: &ResourceHandler) -> bool {
-    handler.growth() == Growth::PerSequence
+    handler.growth() == Growth::PerSequence && handler.as_ring().is_none()
 }
 
 fn columns(handler: &ResourceHandler) -> u128 {
@@ -127,6 +128,7 @@ fn inputs(state: &ResourceHandler, activations: DType) -> Vec<Kept> {
             outer.into_iter().chain(gates.into_iter().filter(|(_, elements, _)| *elements > 0)).collect()
         }
         Recurrence::RgLru => ["x", "input_gate", "recurrence_gate"].map(|name| (name, heads, activations)).into(),
+        Recurrence::Ring(_) => Vec::new(),
     };
     operands.into_iter().map(|(name, elements, dtype)| (format!("replay.{name}"), elements, dtype)).collect()
 }

@@ -11,7 +11,11 @@ fn bits(dtype: DType) -> (u128, u128, u128) {
         DType::Nvfp4 => (4, 8, 16),
         DType::Mxfp4 => (4, 8, 32),
         DType::Q8_0 => (8, 16, 32),
-        DType::Q4_0 => (4, 16, 32),
+        DType::Q4_0 | DType::Iq4Nl => (4, 16, 32),
+        DType::Mxfp8 => (8, 8, 32),
+        DType::Q4_1 => (4, 32, 32),
+        DType::Q5_0 => (5, 16, 32),
+        DType::Q5_1 => (5, 32, 32),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Asks an engine's rules what it would allocate for a request.
 
-use cacheplan_handlers::Kind;
+use cacheplan_handlers::{Dim, Growth, Kind, Split};
+use cacheplan_transforms::Resource;
 
 use super::caches::Caches;
 use super::prediction::EnginePrediction;
@@ -55,7 +56,18 @@ impl Inputs<'_> {
         let resources = || held.iter().flat_map(|held| held.resources.iter());
         let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
         let name = rules.name;
-        if let Some(unread) = of_kind(&Kind::CompressedLatent).filter(|_| !rules.compresses) {
+        let of_several_tokens = |resource: &&Resource| {
+            let strided = matches!(resource.handler.growth(), Growth::Paged { stride: 2.., .. });
+            strided || *resource.handler.kind() == Kind::CompressedLatent
+        };
+        // A ring of what an entry is formed of, or a convolution beside attention, which engines keep as pages or not at all.
+        let beside = |resource: &&Resource| {
+            let of_a_mixer = |dim: &Dim| matches!(dim.split, Split::Sections(_));
+            let is_conv = *resource.handler.kind() == Kind::CausalConv;
+            resource.handler.as_ring().is_some() || (is_conv && !resource.handler.shape().iter().any(of_a_mixer))
+        };
+        let compressed = resources().find(of_several_tokens).filter(|_| !rules.compresses);
+        if let Some(unread) = compressed.or_else(|| resources().find(beside)) {
             return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
         }
         if let Some(latent) = of_kind(&Kind::MlaPaged)

@@ -10,7 +10,7 @@ use crate::config::BudgetKey;
 #[non_exhaustive]
 pub enum EngineRefusal {
     /// The rules for a cache of the model were not read.
-    #[error("{engine}: the rules for compressed attention (`{cache}`) were not read; nothing is predicted rather than guessed", cache = Shown(.cache))]
+    #[error("{engine}: the rules for `{cache}` were not read; nothing is predicted rather than guessed", cache = Shown(.cache))]
     Unread {
         /// The engine.
         engine: &'static str,

@@ -69,6 +69,10 @@ impl<'a> Input<'a> {
                 let divided = match dim.split {
                     Split::KvHeads => heads.is_multiple_of(asked) || asked.is_multiple_of(heads),
                     Split::Heads => heads.is_multiple_of(asked),
+                    Split::KvChannels(of_rank) => {
+                        let heads = of_rank.saturating_mul(planned);
+                        heads.is_multiple_of(asked) || asked.is_multiple_of(heads)
+                    }
                     Split::Whole | Split::Sections(_) => true,
                 };
                 if !divided {

@@ -90,10 +90,21 @@ pub(super) fn fitting(planned: Result<CachePlan, PlanError>) -> Option<CachePlan
     }
 }
 
+/// Defaults of a package's class, and configs that were reconstructed with fewer keys than engines read.
+const NOT_ASKED: [&str; 6] = [
+    "deepseek-ai__DeepSeek-V4.1-Flash",
+    "sglang__",
+    "thinkingmachines__Inkling",
+    "transformers__",
+    "vllm__",
+    "zai-org__GLM-5.3-Flash",
+];
+
 pub(super) fn models() -> Vec<String> {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/configs");
     let paths = std::fs::read_dir(zoo).unwrap().map(|entry| entry.unwrap().path());
     let mut names: Vec<String> = paths.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    names.retain(|name| !NOT_ASKED.iter().any(|not_asked| name.starts_with(not_asked)));
     names.sort();
     names
 }

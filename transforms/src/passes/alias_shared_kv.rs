@@ -1,15 +1,15 @@
-//! Layers that read the keys and values of an earlier layer share its cache.
+//! Ops that read what an earlier layer caches share its caches: keys and values, latents, index keys, entries.
 
 use std::collections::HashMap;
 
-use super::{PassError, Stage, Walk};
-use crate::graph::{Attribute, OpId, TensorId};
+use super::{PassError, Walk};
+use crate::graph::{Attribute, Op, OpId, TensorId};
 
 pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
     let mut owners: HashMap<TensorId, OpId> = HashMap::new();
-    for &(id, _) in walk.keepers.iter().filter(|(_, found)| found.stage == Stage::Attention) {
+    for &(id, _) in walk.keepers {
         let op = walk.graph.op(id);
-        let Some(key) = op.port("key") else { continue };
+        let Some(key) = walk.kept(id) else { continue };
         match owners.get(&key) {
             None => {
                 if let Some(layer) = op.number(Attribute::SHARES_LAYER) {
@@ -17,7 +17,7 @@ pub(super) fn run(walk: &mut Walk<'_>) -> Result<(), PassError> {
                         pass: walk.pass,
                         node: op.name.to_string(),
                         owner: format!("layers.{layer}"),
-                        reason: "that layer comes later or has no keys".to_owned(),
+                        reason: "that layer comes later or caches nothing of the kind".to_owned(),
                     });
                 }
                 owners.insert(key, id);
@@ -36,8 +36,9 @@ fn share(walk: &mut Walk<'_>, id: OpId, owner: OpId) -> Result<(), PassError> {
         owner: owning.name.to_string(),
         reason,
     };
-    if reader.port("value") != owning.port("value") {
-        return Err(refuse("it reads the same keys but other values".into()));
+    let ports = Op::kept_ports(&reader.kind);
+    if let Some(port) = ports.iter().find(|port| reader.port(port) != owning.port(port)) {
+        return Err(refuse(format!("it reads the same `{}` but another `{port}`", ports[0])));
     }
     let (mine, theirs) = (reader.number(Attribute::WINDOW), owning.number(Attribute::WINDOW));
     // The owner frees what falls out of its own window, so the reader must not look further back.

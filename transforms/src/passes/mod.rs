@@ -4,7 +4,6 @@
 
 mod alias_shared_kv;
 mod initialize_caches;
-mod insert_cached_attention;
 mod prepare_masks;
 mod resolve_windows;
 mod verify_caches;
@@ -171,7 +170,7 @@ const PASSES: [Pass; 10] = [
     ("resolve_windows", resolve_windows::run),
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
     // whose first resource of a kind is the reference of `first-reference`.
-    ("insert_cached_attention", insert_cached_attention::run),
+    ("insert_cached_attention", |walk| walk.insert_all(Stage::Attention)),
     ("insert_cached_mla", |walk| walk.insert_all(Stage::Mla)),
     // States before convolutions: a convolution's pool is checked against the state it feeds.
     ("insert_cached_ssm", |walk| walk.insert_all(Stage::Ssm)),

@@ -1,21 +1,34 @@
 //! What the insertion passes have in common: ask the descriptor of each op of their stage, register its caches.
 
+use std::collections::HashSet;
+
 use super::{PassError, Stage, Walk};
-use crate::graph::OpId;
+use crate::graph::{Attribute, Op, OpId, TensorId};
 use crate::registry::{Descriptor, OpView};
 use crate::resources::Resource;
 
 impl Walk<'_> {
-    /// Gives every op of `stage` the caches that its descriptor asks for.
+    /// Gives every op of `stage` the caches that its descriptor asks for; one that reads what an earlier one caches gets
+    /// none of its own, and `alias_shared_kv` attaches it.
     pub(super) fn insert_all(&mut self, stage: Stage) -> Result<(), PassError> {
+        let mut cached = HashSet::new();
         for &(id, descriptor) in self.keepers.iter().filter(|(_, descriptor)| descriptor.stage == stage) {
-            self.insert(id, descriptor)?;
+            match self.kept(id) {
+                Some(tensor) if !cached.insert(tensor) => self.skipped(id, "it reads what is cached elsewhere"),
+                _ => self.insert(id, descriptor)?,
+            }
         }
         Ok(())
     }
 
+    /// The tensor that tells whose caches an op reads.
+    pub(super) fn kept(&self, id: OpId) -> Option<TensorId> {
+        let op = self.graph.op(id);
+        op.port(Op::kept_ports(&op.kind).first()?)
+    }
+
     /// Gives one op the caches that its descriptor asks for.
-    pub(super) fn insert(&mut self, id: OpId, descriptor: &Descriptor) -> Result<(), PassError> {
+    fn insert(&mut self, id: OpId, descriptor: &Descriptor) -> Result<(), PassError> {
         let op = self.graph.op(id);
         let mut view = OpView::new(self.graph, op, self.context.dtypes);
         let caches = (descriptor.derive)(&mut view).map_err(|source| PassError::Describe {
@@ -35,6 +48,10 @@ impl Walk<'_> {
             let provenance = if position == last { std::mem::take(&mut provenance) } else { provenance.clone() };
             let op = self.graph.op(id);
             let layer = op.name.layer;
+            let suffix = match op.number(Attribute::RUN) {
+                None => cache.suffix,
+                Some(run) => format!("{}_run{run}", cache.suffix.split('.').next().unwrap_or_default()).into(),
+            };
             let handler = match cache.handler.layout() {
                 Some(_) => cache.handler.with_layout(self.context.layout),
                 None => cache.handler,
@@ -42,7 +59,7 @@ impl Walk<'_> {
             self.register(
                 id,
                 Resource {
-                    name: layer.map_or_else(|| cache.suffix.to_string(), |layer| format!("{}_{layer}", cache.suffix)),
+                    name: layer.map_or_else(|| suffix.to_string(), |layer| format!("{suffix}_{layer}")),
                     layer,
                     handler,
                     node: op.name.to_string(),

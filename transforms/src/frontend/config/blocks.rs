@@ -3,14 +3,19 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{DType, DecayKind};
+use cacheplan_handlers::{DType, DecayKind, Ring};
 
 use super::expr::Expr;
+use super::layers::check_lists;
 use super::values::{Number, Values};
-use crate::builder::GraphBuilder;
+use crate::builder::{Entries, GraphBuilder};
 use crate::frontend::FrontendError;
+use crate::graph::Op;
 use crate::layers::{Attention, CompressedAttention, FeedForward, LinearAttention, Mamba1, Mamba2, Mla};
 use crate::model::Fact;
+
+/// The most runs of layers in one step that are read, over all layers.
+const MAX_RUNS: u64 = 4_096;
 
 /// A kind of block that descriptions can name.
 struct Schema {
@@ -64,6 +69,7 @@ const SCHEMAS: &[Schema] = &[
             ("qk_rope_head_dim", "qk_rope_head_dim"),
             ("v_head_dim", "v_head_dim ?? qk_nope_head_dim"),
             ("window", ""),
+            ("shares_layer", ""),
         ],
         emit: |builder, dims| {
             builder.mla(&Mla {
@@ -74,7 +80,8 @@ const SCHEMAS: &[Schema] = &[
                 qk_rope_head_dim: dims.count("qk_rope_head_dim")?,
                 v_head_dim: dims.get("v_head_dim")?,
                 window: dims.window()?,
-                cache_dtype: dims.context.dtypes[1],
+                cache_dtype: dims.kv_dtype()?,
+                shares_layer: dims.owner(builder, Op::MLA)?,
             });
             Ok(())
         },
@@ -83,9 +90,58 @@ const SCHEMAS: &[Schema] = &[
         name: "indexer",
         more: "index_n_heads * index_head_dim * q_lora_rank + 2 * index_head_dim + hidden_size * index_n_heads",
         more_part: "more",
-        dims: &[("index_head_dim", "index_head_dim")],
+        dims: &[("index_head_dim", "index_head_dim"), ("stride", "1"), ("shares_layer", "")],
         emit: |builder, dims| {
-            builder.indexer(dims.get("index_head_dim")?);
+            let entries = dims.entries(builder, Op::INDEXER, "index_head_dim", dims.stated_dtype()?)?;
+            builder.index_keys(&entries);
+            Ok(())
+        },
+    },
+    Schema {
+        name: "entries",
+        more: "0",
+        more_part: "more",
+        dims: &[("width", ""), ("stride", "1"), ("window", ""), ("shares_layer", "")],
+        emit: |builder, dims| {
+            let mut entries = dims.entries(builder, Op::ENTRIES, "width", dims.kv_dtype()?)?;
+            entries.window = dims.window()?;
+            builder.entries(&entries);
+            Ok(())
+        },
+    },
+    Schema {
+        name: "ring",
+        more: "0",
+        more_part: "more",
+        // Rows that are still read when the next token comes; drafted tokens come on top, and rows come in units.
+        dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0")],
+        emit: |builder, dims| {
+            let doubles = dims.count("doubles")? > 0;
+            let ring = Ring { behind: dims.get("rows")?, unit: dims.get("unit")?, doubles };
+            builder.ring(dims.suffix(), ring, dims.get("width")?, dims.stated_dtype()?);
+            Ok(())
+        },
+    },
+    Schema {
+        name: "state",
+        more: "0",
+        more_part: "more",
+        dims: &[("rows", "1"), ("width", "")],
+        emit: |builder, dims| {
+            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dims.stated_dtype()?);
+            Ok(())
+        },
+    },
+    Schema {
+        name: "conv",
+        more: "0",
+        more_part: "more",
+        // Columns are kept of as many tokens as the kernel spans, less its own.
+        dims: &[("channels", "hidden_size"), ("d_conv", ""), ("dilation", "1"), ("heads", "0")],
+        emit: |builder, dims| {
+            let (channels, d_conv) = (dims.get("channels")?, dims.get("d_conv")?);
+            let kernel = (d_conv, dims.get("dilation")?);
+            builder.conv(dims.suffix(), channels, kernel, dims.count("heads")?, dims.stated_dtype()?);
             Ok(())
         },
     },
@@ -107,8 +163,22 @@ const SCHEMAS: &[Schema] = &[
                 window: dims.get("window")?,
                 ratio: dims.count("ratio")?,
                 index_head_dim: dims.find("index_head_dim")?,
-                cache_dtype: dims.context.dtypes[1],
+                cache_dtype: dims.kv_dtype()?,
             });
+            Ok(())
+        },
+    },
+    Schema {
+        name: "table",
+        more: "0",
+        more_part: "more",
+        dims: &[("rows", ""), ("width", "")],
+        emit: |builder, dims| {
+            match dims.find("rows")? {
+                Some(0) => {}
+                Some(rows) => drop(builder.table(rows, dims.get("width")?, dims.stated_dtype()?)),
+                None => builder.forget_weights(|| "nothing says how many rows its n-gram tables have".to_owned()),
+            }
             Ok(())
         },
     },
@@ -256,7 +326,7 @@ fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -
         head_dim: dims.get("head_dim")?,
         value_dim: dims.find("value_dim")?,
         window,
-        cache_dtype: dims.context.dtypes[1],
+        cache_dtype: dims.kv_dtype()?,
         shares_layer,
     });
     Ok(())
@@ -308,6 +378,14 @@ pub(super) struct Block {
     more: Expr,
     /// The same of weights that ranks divide with the mixer.
     divided: Option<Expr>,
+    /// Whether a layer of the kind has it.
+    when: Option<Expr>,
+    /// How often it runs in a step, each time with caches of its own.
+    times: Option<Expr>,
+    /// How often its layer ran before it, with the same weights.
+    after: Option<Expr>,
+    /// The names of its caches' dtype, or keys that state one, in turn.
+    dtype: Vec<String>,
 }
 
 /// The dimensions of one block in one layer.
@@ -322,6 +400,8 @@ pub(super) struct Dims<'a> {
 pub(super) struct LayerContext<'a> {
     /// The absolute layer.
     pub(super) layer: u32,
+    /// How many layers there are.
+    pub(super) layers: u32,
     /// Where its dimensions are written down, if it is the first layer of its kind.
     pub(super) notes: Option<&'a RefCell<Vec<Fact>>>,
     /// The layer whose keys and values it reads.
@@ -355,12 +435,27 @@ impl Block {
         };
         let more = of_dims(stated("more").unwrap_or(schema.more))?;
         let divided = stated("divided").map(of_dims).transpose()?;
-        Ok(Self { name: name.to_owned(), schema, dims, more, divided })
+        let [when, times, after] = ["when", "times", "after"].map(|key| stated(key).map(Expr::parse).transpose());
+        let (when, times, after) = (when?, times?, after?);
+        let dtype = stated("dtype").into_iter().flat_map(|words| words.split("??"));
+        let dtype = dtype.map(|word| word.trim().to_owned()).collect();
+        Ok(Self { name: name.to_owned(), schema, dims, more, divided, when, times, after, dtype })
     }
 
-    /// What tells its dimensions.
+    /// What tells its dimensions, and whether and how often it is there.
     pub(super) fn dims(&self) -> impl Iterator<Item = &Expr> {
-        self.dims.iter().map(|(_, expr)| expr)
+        let own = self.dims.iter().map(|(_, expr)| expr);
+        own.chain(&self.when).chain(&self.times).chain(&self.after)
+    }
+
+    /// Whether its dtype is stated under `key`.
+    pub(super) fn has_dtype_of(&self, key: &str) -> bool {
+        self.dtype.iter().any(|word| word == key)
+    }
+
+    /// Refuses lists that name layers which there are not.
+    pub(super) fn check_lists(&self, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
+        self.dims().try_for_each(|expr| check_lists(expr, values, layers))
     }
 
     /// Adds the block to the builder's current layer.
@@ -370,7 +465,21 @@ impl Block {
         values: &Values<'_>,
         context: LayerContext<'_>,
     ) -> Result<(), FrontendError> {
-        (self.schema.emit)(builder, &Dims { block: self, values, context })?;
+        let dims = Dims { block: self, values, context };
+        if let Some(when) = &self.when
+            && values.eval(when, context.layer)?.is_none_or(|number| number.value == 0)
+        {
+            return Ok(());
+        }
+        for run in dims.runs()? {
+            builder.run(run);
+            let emitted = (self.schema.emit)(builder, &dims);
+            builder.run(0);
+            emitted?;
+        }
+        if self.after.is_some() {
+            return Ok(());
+        }
         let more = Some((self.schema.more_part, &self.more));
         let divided = self.divided.as_ref().map(|divided| ("mixer.more", divided));
         for (part, expr) in more.into_iter().chain(divided) {
@@ -390,7 +499,8 @@ impl Block {
 
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more" | "divided") || self.dims.iter().any(|(dim, _)| *dim == key)
+        matches!(key, "block" | "more" | "divided" | "when" | "times" | "after" | "dtype")
+            || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }
 
@@ -422,6 +532,85 @@ impl Dims<'_> {
             }
         }
         Ok(number)
+    }
+
+    /// What its caches are called: as the description calls the block.
+    fn suffix(&self) -> String {
+        self.block.name.clone()
+    }
+
+    /// The runs of the block in one step; a layer that does not loop has one.
+    fn runs(&self) -> Result<std::ops::Range<u64>, FrontendError> {
+        let eval = |expr: &'_ Option<Expr>| match expr {
+            Some(expr) => self.values.eval(expr, self.context.layer).map(|number| number.map(|number| number.value)),
+            None => Ok(None),
+        };
+        let after = eval(&self.block.after)?.unwrap_or(0);
+        let Some(expr) = &self.block.times else { return Ok(after..after + 1) };
+        let Some(times) = self.values.eval(expr, self.context.layer)? else {
+            return Err(self.values.missing(&format!("{}.times", self.block.name), Some(expr)));
+        };
+        self.values.check_count("times", &times)?;
+        if times.value == 0 && after == 0 {
+            return Err(self.values.bad_number("times", &times, "at least 1 was expected"));
+        }
+        let all = times.value.saturating_add(after).saturating_mul(self.context.layers.into());
+        if all > MAX_RUNS {
+            let expected = format!("at most {MAX_RUNS} runs of layers in a step are read");
+            return Err(self.values.bad_number("times", &times, &expected));
+        }
+        Ok(after..after + times.value)
+    }
+
+    /// The dtype that the description states for the block's caches, if it does.
+    fn stated_dtype(&self) -> Result<Option<DType>, FrontendError> {
+        for word in &self.block.dtype {
+            if let Ok(dtype) = word.parse() {
+                return Ok(Some(dtype));
+            }
+            if let Some((dtype, _)) = self.values.dtype(&[word])? {
+                return Ok(Some(dtype));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The dtype that the model states for keys, values and latents, else the block's own.
+    fn kv_dtype(&self) -> Result<Option<DType>, FrontendError> {
+        Ok(self.context.dtypes[1].or(self.stated_dtype()?))
+    }
+
+    /// The earlier layer whose caches of such an op it reads instead of having its own.
+    fn owner(&self, builder: &GraphBuilder, op: &'static str) -> Result<Option<u32>, FrontendError> {
+        let Some(expr) = self.expr("shares_layer") else { return Ok(None) };
+        let what = format!("{}.shares_layer", self.block.name);
+        let number = self.number("shares_layer")?.ok_or_else(|| self.values.missing(&what, Some(expr)))?;
+        let layer = u32::try_from(number.value).unwrap_or(u32::MAX);
+        if layer == self.context.layer || builder.has(layer, op) {
+            return Ok(Some(layer).filter(|&layer| layer != self.context.layer));
+        }
+        let block = &self.block.name;
+        let expected = format!("layer {} reads its `{block}`, of which that layer has none", self.context.layer);
+        Err(self.values.bad_number(&what, &number, &expected))
+    }
+
+    /// Entries of so many tokens each, its own or those of an earlier layer, which must be alike.
+    fn entries(
+        &self,
+        builder: &GraphBuilder,
+        op: &'static str,
+        width: &'static str,
+        dtype: Option<DType>,
+    ) -> Result<Entries, FrontendError> {
+        let shares_layer = self.owner(builder, op)?;
+        let (width, stride) = (self.get(width)?, self.get("stride")?);
+        if let Some((owner, number)) = shares_layer.zip(self.number("stride")?)
+            && let Some(theirs) = builder.stride_of(owner, op).filter(|&theirs| theirs != stride)
+        {
+            let expected = format!("layer {owner}, whose `{}` it reads, has one for {theirs} tokens", self.block.name);
+            return Err(self.values.bad_number("stride", &number, &expected));
+        }
+        Ok(Entries { width, stride, window: None, dtype, shares_layer })
     }
 
     /// A window that the block may do without.

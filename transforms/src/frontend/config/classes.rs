@@ -14,8 +14,12 @@ pub(super) struct Class {
 impl Class {
     /// The class of a model type, of its decoder where it has other parts too; `None` if transformers has none.
     pub(super) fn of(model_type: &str) -> Option<Self> {
-        let rows = CLASSES.lines().filter_map(|line| line.split_once('\t'));
-        rows.into_iter().find(|(name, _)| *name == model_type).map(|(_, keys)| Self { keys })
+        let of = |wanted: &str| {
+            let mut rows = CLASSES.lines().filter_map(|line| line.split_once('\t'));
+            rows.find(|(name, _)| *name == wanted).map(|(_, keys)| Self { keys })
+        };
+        // A decoder that transformers knows inside of a wrapper only.
+        of(model_type).or_else(|| of(model_type.strip_suffix("_text")?))
     }
 
     /// What all classes have.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::blocks::Block;
 use super::description::Description;
 use super::expr::Expr;
-use super::layers;
+use super::layers::{self, check_lists};
 use super::values::Values;
 use crate::frontend::FrontendError;
 
@@ -67,6 +67,7 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
     let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
     for requirement in &description.requires {
         let that = Expr::parse(&requirement.that).map_err(invalid)?;
+        check_lists(&that, values, layers)?;
         for layer in 0..layers {
             if values.eval(&that, layer)?.is_some_and(|number| number.value == 0) {
                 return Err(values.not_covered(&that.keys(), &requirement.because));
@@ -118,7 +119,8 @@ pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, Str
         }
     }
     for name in layers::possible_blocks(description) {
-        if Block::new(name, description.blocks.get(name))?.dims().any(reads) {
+        let block = Block::new(name, description.blocks.get(name))?;
+        if block.dims().any(reads) || block.has_dtype_of(key) {
             return Ok(true);
         }
     }

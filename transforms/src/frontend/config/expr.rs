@@ -4,7 +4,9 @@
 //! `a ?? b` is `b` where `a` is absent; an absent operand makes a whole sum or product absent.
 //! `a == b` and `a < b` are 1 or 0, `a / b` must leave no rest, `a // b` drops it, `layer` is the absolute layer.
 //! `len(key)` is the length of a list or text, `in(key)` is 1 if a list of layers holds this one, `in(key, 1)` the same
-//! for lists that count layers from 1.
+//! for lists that count layers from 1, `last(key)` is the last layer of a list up to this one, `of(values, key)` what a
+//! list has at the place at which a list of layers has this one. `is(key, word)` is 1 if the text under the key, or the
+//! layer's in a list, is that word.
 
 /// A parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +16,12 @@ pub(super) enum Expr {
     Len(String),
     /// A list of layers and the number of the first layer in it.
     In(String, u64),
+    /// The last layer of a list up to this one.
+    Last(String),
+    /// Values, one for each entry of a list of layers, and that list.
+    Of(String, String),
+    /// A text, and what it is compared with.
+    Is(String, String),
     Layer,
     Or(Box<Expr>, Box<Expr>),
     Binary(char, Box<Expr>, Box<Expr>),
@@ -40,14 +48,26 @@ impl Expr {
             Self::Binary(operator, left, right) => {
                 Self::Binary(*operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
             }
-            Self::Number(_) | Self::Len(_) | Self::In(..) | Self::Layer => self.clone(),
+            Self::Number(_) | Self::Len(_) | Self::In(..) | Self::Last(_) | Self::Of(..) => self.clone(),
+            Self::Is(..) | Self::Layer => self.clone(),
+        }
+    }
+
+    /// The lists of layers it reads, each with the number that stands for the first layer.
+    pub(super) fn layer_lists(&self) -> Vec<(&str, u64)> {
+        match self {
+            Self::In(key, base) => vec![(key, *base)],
+            Self::Last(key) | Self::Of(_, key) => vec![(key, 0)],
+            Self::Or(left, right) | Self::Binary(_, left, right) => [left.layer_lists(), right.layer_lists()].concat(),
+            Self::Number(_) | Self::Key(_) | Self::Len(_) | Self::Is(..) | Self::Layer => Vec::new(),
         }
     }
 
     /// The keys it reads, in order.
     pub(super) fn keys(&self) -> Vec<&str> {
         match self {
-            Self::Key(key) | Self::Len(key) | Self::In(key, _) => vec![key],
+            Self::Key(key) | Self::Len(key) | Self::In(key, _) | Self::Last(key) | Self::Is(key, _) => vec![key],
+            Self::Of(values, key) => vec![values, key],
             Self::Number(_) | Self::Layer => Vec::new(),
             Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
         }
@@ -122,6 +142,13 @@ impl Parser<'_> {
         }
     }
 
+    fn two_words(&mut self, expected: &str) -> Result<(String, String), String> {
+        match (self.atom()?, self.eat(","), self.atom()?) {
+            (Expr::Key(left), true, Expr::Key(right)) if self.eat(")") => Ok((left, right)),
+            _ => Err(expected.to_owned()),
+        }
+    }
+
     fn atom(&mut self) -> Result<Expr, String> {
         if self.eat("(") {
             self.depth += 1;
@@ -148,6 +175,12 @@ impl Parser<'_> {
                 Expr::Key(key) if self.eat(")") => Ok(Expr::Len(key)),
                 _ => Err("len(…) takes one key".to_owned()),
             },
+            "last" if self.eat("(") => match self.atom()? {
+                Expr::Key(key) if self.eat(")") => Ok(Expr::Last(key)),
+                _ => Err("last(…) takes one key".to_owned()),
+            },
+            "of" if self.eat("(") => self.two_words("of(values, key) takes two keys").map(|(a, b)| Expr::Of(a, b)),
+            "is" if self.eat("(") => self.two_words("is(key, word) takes two words").map(|(a, b)| Expr::Is(a, b)),
             "in" if self.eat("(") => {
                 let Expr::Key(key) = self.atom()? else { return Err("in(…) takes a key".to_owned()) };
                 let base = if self.eat(",") { self.atom()? } else { Expr::Number(0) };
@@ -172,6 +205,8 @@ mod tests {
     #[case("a.b == 3")]
     #[case("(a + 255) // 256 * 256")]
     #[case("in(list, 1) ?? layer < n")]
+    #[case("last(list) + of(values, list)")]
+    #[case("is(mode, per_loop) ?? 1")]
     fn valid_text_parses(#[case] text: &str) {
         assert!(Expr::parse(text).is_ok(), "{text}");
     }
@@ -183,6 +218,8 @@ mod tests {
     #[case("1x")]
     #[case("len(3)")]
     #[case("in(list, x)")]
+    #[case("last(3)")]
+    #[case("of(values)")]
     #[case("a +")]
     #[case(&"(".repeat(LONGEST))]
     #[case(&"len(".repeat(LONGEST / 4))]

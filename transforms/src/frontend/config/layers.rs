@@ -277,24 +277,15 @@ fn chosen(
 }
 
 /// A list of layers must name layers that exist: a wrong base would silently drop some.
-fn check_lists(test: &Expr, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
-    match test {
-        Expr::In(key, base) => {
-            let last = base + u64::from(layers);
-            let outside = |entry: &&Value| entry.as_u64().is_none_or(|layer| !(*base..last).contains(&layer));
-            match values.layer_list(key)?.and_then(|list| list.iter().find(outside)) {
-                Some(entry) => {
-                    Err(values.bad(key, entry, &format!("layers from {base} to {} were expected", last - 1)))
-                }
-                None => Ok(()),
-            }
+pub(super) fn check_lists(expr: &Expr, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
+    for (key, base) in expr.layer_lists() {
+        let last = base + u64::from(layers);
+        let outside = |entry: &&Value| entry.as_u64().is_none_or(|layer| !(base..last).contains(&layer));
+        if let Some(entry) = values.layer_list(key)?.and_then(|list| list.iter().find(outside)) {
+            return Err(values.bad(key, entry, &format!("layers from {base} to {} were expected", last - 1)));
         }
-        Expr::Or(left, right) | Expr::Binary(_, left, right) => {
-            check_lists(left, values, layers)?;
-            check_lists(right, values, layers)
-        }
-        Expr::Number(_) | Expr::Key(_) | Expr::Len(_) | Expr::Layer => Ok(()),
     }
+    Ok(())
 }
 
 fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {

@@ -175,7 +175,7 @@ fn add_layers(
         let name = &kinds.names()[kind];
         // A layer behind the owners reads the keys and values of the last owner of its own kind.
         let shares_layer = if layer < owners { None } else { Some(owner_for(values, kinds, layer, owners)?) };
-        let mut context = LayerContext { layer, notes: None, shares_layer, dtypes };
+        let mut context = LayerContext { layer, layers, notes: None, shares_layer, dtypes };
         if let Some(LayerKind { blocks, known }) = &described[kind] {
             blocks.iter().try_for_each(|block| block.emit(builder, values, context))?;
             builder.explain(name, known);
@@ -183,6 +183,7 @@ fn add_layers(
         }
         let invalid = |reason| FrontendError::Description { model_type: values.model_type.clone(), reason };
         let blocks = blocks_of(name, description).map_err(invalid)?;
+        blocks.iter().try_for_each(|block| block.check_lists(values, layers))?;
         let notes = RefCell::default();
         context.notes = Some(&notes);
         blocks.iter().try_for_each(|block| block.emit(builder, values, context))?;

@@ -267,6 +267,23 @@ impl<'a> Values<'a> {
                 let value = u64::from(list.iter().any(|entry| entry.as_u64() == Some(wanted)));
                 Number { value, keys: vec![key], flag: false }
             }),
+            Expr::Last(key) => {
+                let up_to = self.layer_list(key)?.unwrap_or_default().iter().filter_map(Value::as_u64);
+                let last = up_to.filter(|&entry| entry <= layer.into()).max();
+                last.map(|value| Number { value, keys: vec![key], flag: false })
+            }
+            Expr::Of(values, key) => self.paired(values, key, layer)?,
+            Expr::Is(key, word) => {
+                let text = match self.get(key) {
+                    None => None,
+                    Some(Value::Array(list)) => {
+                        let missing = || self.bad(key, &Value::Null, &format!("it has no entry for layer {layer}"));
+                        Some(list.get(layer as usize).ok_or_else(missing)?)
+                    }
+                    Some(one) => Some(one),
+                };
+                text.map(|text| Number { value: u64::from(text.as_str() == Some(word)), keys: vec![key], flag: false })
+            }
             Expr::Or(left, right) => match self.eval(left, layer)? {
                 Some(number) => Some(number),
                 None => self.eval(right, layer)?,
@@ -311,6 +328,19 @@ impl<'a> Values<'a> {
                 expected: "the result is not a whole number in range".to_owned(),
             }),
         }
+    }
+
+    /// What `values` has for the layer, one for each layer that `key` lists.
+    fn paired<'e>(&self, values: &'e str, key: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
+        let layers = self.layer_list(key)?.unwrap_or_default();
+        let Some(place) = layers.iter().position(|entry| entry.as_u64() == Some(layer.into())) else { return Ok(None) };
+        let Some(list) = self.get(values) else { return Ok(None) };
+        let entry = list.get(place).ok_or_else(|| {
+            self.bad(values, list, &format!("it has no entry for layer {layer}, which `{key}` has at place {place}"))
+        })?;
+        let number = entry.as_u64().filter(|&number| number <= MAX_NUMBER);
+        let number = number.ok_or_else(|| self.bad(values, entry, "a whole number was expected"))?;
+        Ok(Some(Number { value: number, keys: vec![values, key], flag: false }))
     }
 
     /// A list of layer numbers.
