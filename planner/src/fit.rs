@@ -19,11 +19,13 @@ use crate::size::ByteSize;
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
 pub struct FitQuestion {
+    /// What the model is called in the commands that are printed; its type where absent.
+    pub model: Option<String>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
     pub sequences: u64,
-    /// The devices to choose among, each with the name that prices use.
+    /// The devices to choose among, each with the name that it was asked for by.
     pub devices: Vec<(String, DeviceInfo)>,
     /// The most devices.
     pub max_devices: u32,
@@ -52,10 +54,19 @@ impl Prices {
     /// In words: text that is no TOML, an unknown or missing key, a price below 0.
     pub fn from_toml(text: &str) -> Result<Self, String> {
         let prices: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| error.to_string())?;
-        match prices.per_hour.iter().find(|(_, price)| !price.is_finite() || **price < 0.0) {
-            Some((device, price)) => Err(format!("`per_hour.{device}` is {price}; a price of at least 0 was expected")),
-            None => Ok(prices),
+        for (device, price) in &prices.per_hour {
+            device.parse::<DeviceInfo>().map_err(|error| format!("`per_hour.{device}`: {error}"))?;
+            if !price.is_finite() || *price < 0.0 {
+                return Err(format!("`per_hour.{device}` is {price}; a price of at least 0 was expected"));
+            }
         }
+        Ok(prices)
+    }
+
+    /// The price of an hour of one device, however its name is written.
+    fn of(&self, device: &DeviceInfo) -> Option<f64> {
+        let named = |(name, price): (&String, &f64)| (name.parse().as_ref() == Ok(device)).then_some(*price);
+        self.per_hour.iter().find_map(named)
     }
 }
 
@@ -66,6 +77,8 @@ pub struct Fit {
     pub device: String,
     /// How many of them.
     pub devices: u64,
+    /// Memory of all of them.
+    pub memory_bytes: u64,
     /// How the model is divided over them.
     pub parallel: Parallel,
     /// The engine that admits so many, `vllm@0.33.0`; absent for the plan's own pools.
@@ -93,13 +106,17 @@ pub struct Fit {
 /// What was asked, and every layout that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
+    /// What the model is called, for people.
+    #[serde(skip)]
+    pub model: String,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
     pub sequences: u64,
     /// What prices are in; absent without prices.
     pub currency: Option<String>,
-    /// All layouts, those first that hold: the cheapest, then the fewest devices, then the most room.
+    /// All layouts, those first that hold: the cheapest, then the least memory, then the most room; then those that fall
+    /// the least short.
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
     pub(crate) curves: Vec<Curve>,
@@ -124,8 +141,11 @@ impl PlanRequest {
     /// A model of whose weights nobody knows the size, or whose layers nobody read.
     pub fn fit(&self, question: &FitQuestion) -> Result<Answer, PlanError> {
         if self.info().weights.is_none() && question.weights.is_none() {
-            let unknown = "the size of the model's weights is unknown, so what they leave for caches is too; state it with --weights";
-            return Err(PlanError::Budget(unknown.into()));
+            let why = self.model().model().and_then(|model| model.weights_unknown.as_ref());
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(PlanError::Budget(format!(
+                "the size of the model's weights is unknown{why}, so what they leave for caches is too; state it with --weights"
+            )));
         }
         let Some(divisible) = self.model().divisible() else {
             let unread = "how a model of which only the caches are known can be divided is unknown";
@@ -141,24 +161,29 @@ impl PlanRequest {
             for parallel in divisible.layouts(question.max_devices) {
                 for variant in &variants {
                     let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question);
-                    fits.extend(tried.map(|tried| tried.priced(name, *variant, question)));
+                    fits.extend(tried.map(|tried| tried.priced(name, device, *variant, question)));
                 }
             }
         }
         let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
         fits.sort_by(|a, b| {
-            let holds = b.holds.cmp(&a.holds).then(price(a).total_cmp(&price(b)));
-            let devices = if a.holds { a.devices.cmp(&b.devices) } else { b.sequences.cmp(&a.sequences) };
-            // Of equals the model's own dtype, since it loses nothing, then the most room.
-            holds
-                .then(devices)
-                .then(a.changed_dtypes().cmp(&b.changed_dtypes()))
-                .then(a.engine.is_some().cmp(&b.engine.is_some()))
-                .then(b.sequences.cmp(&a.sequences))
+            let room = b.sequences.cmp(&a.sequences);
+            let cost = price(a).total_cmp(&price(b)).then(a.memory_bytes.cmp(&b.memory_bytes));
+            // Of equals the model's own dtype, since it loses nothing.
+            let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
+            let changed = changed.then(a.engine.is_some().cmp(&b.engine.is_some()));
+            let of_alike = if a.holds { cost.then(changed).then(room) } else { room.then(cost).then(changed) };
+            b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
-        let mut answer =
-            Answer { context: question.context, sequences: question.sequences, currency, fits, curves: Vec::new() };
+        let mut answer = Answer {
+            model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
+            context: question.context,
+            sequences: question.sequences,
+            currency,
+            fits,
+            curves: Vec::new(),
+        };
         answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(self, fit, question)).collect();
         Ok(answer)
     }
@@ -312,14 +337,15 @@ fn largest_pool(plan: &CachePlan) -> String {
 }
 
 impl Tried {
-    fn priced(self, device: &str, variant: Variant, question: &FitQuestion) -> Fit {
+    fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
         let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
         let devices = parallel.world_size();
-        let per_hour = question.prices.per_hour.get(device).map(|price| price * devices as f64);
+        let per_hour = question.prices.of(device).map(|price| price * devices as f64);
         let tokens = question.context.saturating_mul(question.sequences) as f64;
         Fit {
-            device: device.to_owned(),
+            device: name.to_owned(),
             devices,
+            memory_bytes: device.total_bytes.saturating_mul(devices),
             parallel,
             engine: variant.engine.map(|engine| format!("{}@{}", engine.engine.name(), engine.version_name())),
             kv_dtype: variant.kv_dtype,

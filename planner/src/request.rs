@@ -215,6 +215,7 @@ impl PlanRequest {
                 shortfall.suggestions = self.suggestions();
                 PlanError::DoesNotFit(shortfall)
             }
+            PlanError::Budget(why) => PlanError::Budget(why + &self.another_layout()),
             error => error,
         })
     }
@@ -317,6 +318,11 @@ impl PlanRequest {
         let counted = |devices: &Devices| if devices.count() > 1 { devices.times(ranks) } else { devices.clone() };
         let devices = self.devices.as_ref().map(counted);
         Self { devices, ..self.changed(|budget| budget.parallel = parallel) }
+    }
+
+    /// How many devices are taken for tensor parallel ranks where nobody says how they divide the model.
+    pub(crate) fn assumes_ranks(&self) -> Option<u32> {
+        self.devices.as_ref().map(Devices::count).filter(|count| *count > 1)
     }
 
     /// One of the devices in the user's words, where their number was stated with it.

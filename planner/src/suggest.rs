@@ -173,6 +173,20 @@ impl PlanRequest {
         tried.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
+    /// Where nobody said how several devices divide the model and they cannot be tensor parallel ranks: how else.
+    pub(crate) fn another_layout(&self) -> String {
+        let devices = self.assumes_ranks().filter(|_| self.config().budget.parallel == Parallel::default());
+        let layouts = devices.zip(self.model().divisible()).map(|(devices, divisible)| divisible.layouts(devices));
+        let plans = layouts.into_iter().flatten().filter_map(|parallel| {
+            let plan = self.divided(parallel).planned()?;
+            (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))
+        });
+        let Some((_, best)) = plans.max_by_key(|(sequences, _)| *sequences) else { return String::new() };
+        let words = best.changes(Parallel::default());
+        let words: Vec<String> = words.iter().map(|(path, value)| self.stated().setting(path, value)).collect();
+        format!("; {} would do", words.join(if self.stated() == Stated::Flags { " " } else { ", " }))
+    }
+
     fn has_experts(&self) -> bool {
         let Ok(settled) = self.settled() else { return false };
         let weights = crate::ledger::weights(&settled.inputs());

@@ -36,6 +36,7 @@ pub(crate) fn fit(
         gpus.iter().map(|name| name.parse().map(|device| (name.trim().to_lowercase(), device))).collect();
     let weights = weights.map(str::parse::<ByteSize>).transpose();
     let question = FitQuestion {
+        model: None,
         context,
         sequences,
         devices: devices.map_err(|failed| refused("gpus", failed.to_string()))?,

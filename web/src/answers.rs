@@ -227,8 +227,16 @@ pub(crate) fn fit(
         Err(error) => Err(Refused::usage(error)),
     };
     let devices: Result<Vec<(String, DeviceInfo)>, Refused> = devices.iter().map(device).collect();
-    let question =
-        FitQuestion { context, sequences, devices: devices?, max_devices, weights: None, prices, engines: Vec::new() };
+    let question = FitQuestion {
+        model: None,
+        context,
+        sequences,
+        devices: devices?,
+        max_devices,
+        weights: None,
+        prices,
+        engines: Vec::new(),
+    };
     let answer = PlanRequest::of(model).fit(&question)?;
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": fit.vllm_flags(context) })).collect();

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     sequences: u64,
 
     /// Devices to choose among
-    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "h100,h200,b200,mi300x", value_parser = device)]
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "l4,rtx-4090,l40s,h100,h200,b200,mi300x", value_parser = device)]
     gpus: Vec<(String, DeviceInfo)>,
 
     /// The most devices
@@ -74,15 +74,14 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
     let model = open(&args.model, &options, |error| unread(&args.model, error))?;
-    model.doubts.iter().for_each(|said| note(said));
-    if let (None, None, Some(why)) = (args.weights, model.info.weights, &model.weights_unknown) {
-        note(&format!("the size of the weights is not known: {why}"));
-    }
+    let request = PlanRequest::of(model).changed(|budget| budget.max_seq_len = Some(args.context));
+    request.notes().iter().for_each(|said| note(said));
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     let question = FitQuestion {
+        model: Some(quoted(&args.model.to_string_lossy())),
         context: args.context,
         sequences: args.sequences,
         devices: args.gpus.clone(),
@@ -91,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prices,
         engines: args.engines.clone(),
     };
-    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
+    let answer = request.fit(&question).map_err(refused)?;
     match args.format {
         Format::Table => print(&answer.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
@@ -103,6 +102,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(_) => Ok(()),
         None => Err(Failure::new(3, miette!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
     }
+}
+
+/// A word of a shell's command line.
+fn quoted(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./@:+,=%".contains(&byte);
+    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// A device and the name it was asked for by, which is that of its price.

@@ -13,7 +13,8 @@ impl Answer {
     /// and the activations are.
     pub fn table(&self) -> String {
         let (sequences, context) = (self.sequences, self.context);
-        let mut text = format!("FIT  {sequences} sequences of {context} tokens; every number below is assumed\n\n");
+        let asked = format!("{}: {sequences} sequences of {context} tokens; every number below is assumed", self.model);
+        let mut text = format!("FIT{}\n", wrap(&asked, 5).trim_start_matches("   "));
         let mut rows = vec![["", "device", "holds", "room", "caches each", "capped by", "an hour", "layout"]];
         let cells: Vec<[String; 8]> = self.best_of_each().into_iter().map(|fit| self.row(fit)).collect();
         rows.extend(cells.iter().map(|row| row.each_ref().map(String::as_str)));
@@ -27,8 +28,8 @@ impl Answer {
                     format!("  {price:.4} {currency} an hour for each million tokens of context held\n")
                 });
                 text.push_str(&format!("  {} x {}\n{}", best.devices, best.device, price.unwrap_or_default()));
-                text.push_str(&wrap(&format!("cacheplan plan: {}", best.flags()), 2));
-                text.push_str(&wrap(&format!("vllm serve: {}", best.vllm_flags(self.context)), 2));
+                text.push_str(&command(&format!("cacheplan plan {} {}", self.model, best.plan_flags(self.context))));
+                text.push_str(&command(&format!("vllm serve {} {}", self.model, best.vllm_flags(self.context))));
             }
             None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),
         }
@@ -83,7 +84,29 @@ impl Answer {
     }
 }
 
+/// A command that can be pasted, at most 100 columns wide.
+fn command(words: &str) -> String {
+    let mut text = String::from(" ");
+    let mut column = 1;
+    for word in words.split_whitespace() {
+        let width = word.chars().count() + 1;
+        if column > 1 && column + width > 98 {
+            text.push_str(" \\\n   ");
+            column = 3;
+        }
+        text.push_str(&format!(" {word}"));
+        column += width;
+    }
+    text + "\n"
+}
+
 impl Fit {
+    /// The question about this row alone as flags of `cacheplan plan`.
+    fn plan_flags(&self, context: u64) -> String {
+        let count = if self.devices > 1 { format!("{}x", self.devices) } else { String::new() };
+        format!("--device-memory {count}{} --max-seq-len {context} {}", self.device, self.flags())
+    }
+
     /// The layout as flags of `vllm serve`.
     pub fn vllm_flags(&self, context: u64) -> String {
         let dtypes = Dtypes { kv: self.kv_dtype, ssm: self.state_dtype, ..Dtypes::default() };

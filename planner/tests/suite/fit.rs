@@ -13,6 +13,7 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
     let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
     let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let question = FitQuestion {
+        model: None,
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
@@ -56,6 +57,43 @@ fn the_cheapest_that_holds_comes_first_and_all_that_hold_before_all_that_do_not(
     assert_eq!(answer.csv().lines().count(), 1 + answer.fits.len());
 }
 
+/// A device by any of its names has its price, and what is no device is refused.
+#[rstest]
+#[case("H200 = 4.0", Ok(Some(4.0)))]
+#[case("\"h200\" = 0", Ok(Some(0.0)))]
+#[case("h100 = 2.5", Ok(None))]
+#[case("h200s = 4.0", Err("`per_hour.h200s`"))]
+#[case("h200 = -1", Err("at least 0"))]
+fn prices_are_those_of_devices(#[case] row: &str, #[case] expected: Result<Option<f64>, &str>) {
+    let prices = Prices::from_toml(&format!("currency = 'USD'\n[per_hour]\n{row}\n"));
+    match (prices, expected) {
+        (Ok(_), Ok(price)) => {
+            let answer =
+                answer("Qwen__Qwen3-0.6B", &["h200"], 4_096, 1, &format!("currency = 'USD'\n[per_hour]\n{row}\n"));
+            assert_eq!(answer.fits[0].per_hour, price);
+        }
+        (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Without prices the least memory that holds is the best; of what holds nothing the most comes first, whatever it costs.
+#[test]
+fn the_smallest_that_holds_is_best_and_the_nearest_miss_comes_first() {
+    let plain = answer("Qwen__Qwen3-0.6B", &["mi300x", "l4", "h100"], 4_096, 10, "currency = ''\n[per_hour]\n");
+    assert_eq!(plain.best().map(|fit| (fit.device.as_str(), fit.devices)), Some(("l4", 1)));
+    assert!(
+        plain.table().contains("  cacheplan plan qwen3 --device-memory l4 --max-seq-len 4096\n"),
+        "{}",
+        plain.table()
+    );
+    let prices = "currency = 'USD'\n[per_hour]\nh100 = 2.5\nl4 = 0.1\n";
+    let missed = answer("deepseek-ai__DeepSeek-V3", &["l4", "h100"], 32_768, 100_000, prices);
+    assert!(missed.best().is_none());
+    let sequences: Vec<u64> = missed.fits.iter().map(|fit| fit.sequences).collect();
+    assert!(sequences[0] > 0 && sequences.is_sorted_by(|before, after| before >= after), "{sequences:?}");
+}
+
 /// The curve of the best layout passes through what the table says of it.
 #[test]
 fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
@@ -87,6 +125,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     let request = PlanRequest::of(model);
     let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
     let question = FitQuestion {
+        model: None,
         context: 32_768,
         sequences: 10,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],

@@ -1,11 +1,11 @@
 //! Several ranks: what each holds, what all agree on.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{DeviceInfo, LedgerItem, PlanRequest};
+use cacheplan_planner::{Config, DeviceInfo, Devices, LedgerItem, Override, PlanRequest};
 use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 
-use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};
+use super::common::{Model, budget, kv, mamba2, nemotron_3_nano, published};
 
 #[test]
 fn tensor_parallel_ranks_hold_a_share_of_heads_and_channels() {
@@ -50,6 +50,24 @@ fn lopsided() -> Model {
         };
     }
     model
+}
+
+/// Its convolutions have 8 groups, so that 16 ranks have no equal share.
+#[test]
+fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do() {
+    let model = published("nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16");
+    let budget = budget("max_seq_len = 8192\n[memory]\nfraction = 0.9\nof = 'total'");
+    let request = PlanRequest::of(model).with_budget(budget).with_devices("16xh200".parse::<Devices>().unwrap());
+    let error = request.plan().unwrap_err().to_string();
+    let (_, layout) = error.split_once("; ").unwrap();
+    let layout = layout.strip_suffix(" would do").unwrap();
+    let stated: Vec<Override> = layout
+        .split(", ")
+        .map(|key| key.split_once(" = ").unwrap())
+        .map(|(key, value)| Override::by_flag(key, value, key))
+        .collect();
+    let config = Config::resolve_for_device(Some(("max_seq_len = 8192", "budget.toml")), &[], &stated).unwrap();
+    assert!(request.with_config(config).plan().is_ok(), "{error}");
 }
 
 #[test]

@@ -59,3 +59,12 @@ fn hostile_names_stay_text() {
     assert!(markdown.starts_with("# Cache plan of a&lt;b>\\|\"&'\\u000a- x: y ("), "{markdown}");
     assert!(yaml.contains("  type: \"a<b>|\\\"&'\\n- x: y\"\n"), "{yaml}");
 }
+
+/// 25 layers of 8 KiB a token stop at 1,024 tokens, 5 of 4 KiB go on.
+#[test]
+fn totals_tell_what_grows_for_ever_from_what_windows_hold() {
+    let budget = super::common::budget("max_seq_len = 32768\n[memory]\nbytes = '8GiB'");
+    let model = super::common::published("google__gemma-4-26B-A4B");
+    let table = cacheplan_planner::PlanRequest::of(model).with_budget(budget).plan().unwrap().table();
+    assert!(table.contains("20.00 KiB per token, 200.00 MiB in full windows and 0 B of states"), "{table}");
+}
