@@ -76,13 +76,17 @@ impl PlanRequest {
     }
 
     fn larger_step(&self) -> Option<Suggestion> {
-        let plan = self.changed(|budget| (budget.max_num_tokens, budget.maximize) = (None, None)).planned()?;
-        Some(self.suggestion(&[("max_num_tokens", plan.limits.max_num_tokens.to_string())], &plan))
+        let most = self.changed(|budget| (budget.max_num_tokens, budget.maximize) = (None, None)).planned()?;
+        let tokens = most.limits.max_num_tokens;
+        let plan = self.changed(|budget| budget.max_num_tokens = Some(tokens)).planned()?;
+        Some(self.suggestion(&[("max_num_tokens", tokens.to_string())], &plan))
     }
 
     fn larger_batch(&self) -> Option<Suggestion> {
-        let plan = self.changed(|budget| (budget.max_batch_size, budget.maximize) = (None, None)).planned()?;
-        Some(self.suggestion(&[("max_batch_size", plan.capacity.sequences.to_string())], &plan))
+        let most = self.changed(|budget| (budget.max_batch_size, budget.maximize) = (None, None)).planned()?;
+        let sequences = most.capacity.sequences;
+        let plan = self.changed(|budget| budget.max_batch_size = Some(sequences)).planned()?;
+        Some(self.suggestion(&[("max_batch_size", sequences.to_string())], &plan))
     }
 
     fn fewer_checkpoints(&self, budget: &Budget) -> Option<Suggestion> {

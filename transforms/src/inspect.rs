@@ -66,14 +66,19 @@ fn caches(f: &mut Formatter<'_>, resources: &Resources) -> fmt::Result {
         let (count, layers) = (members.len().to_string(), cut(&ranges(&members), 20));
         line(f, &columns(&row.kind, &count, &layers, &row.shape, &row.bytes))?;
     }
-    let (mut per_token, mut per_sequence) = (0.0, 0u64);
+    let (mut per_token, mut in_windows, mut per_sequence) = (0.0, 0u64, 0u64);
     for resource in resources {
-        match resource.handler.bytes_per_token() {
-            Some((bytes, tokens)) => per_token += bytes as f64 / tokens as f64,
-            None => per_sequence += resource.handler.unit_bytes(),
+        let handler = &resource.handler;
+        match (handler.growth(), handler.bytes_per_token()) {
+            (Growth::Paged { window: Some(window), .. }, Some((bytes, tokens))) => {
+                in_windows += bytes.saturating_mul(window.into()).div_ceil(tokens);
+            }
+            (_, Some((bytes, tokens))) => per_token += bytes as f64 / tokens as f64,
+            (_, None) => per_sequence += handler.unit_bytes(),
         }
     }
-    writeln!(f, "  in all {per_token} bytes per token, {per_sequence} bytes per sequence")
+    let windows = if in_windows > 0 { format!(", {in_windows} in full windows") } else { String::new() };
+    writeln!(f, "  in all {per_token} bytes per token{windows}, {per_sequence} bytes per sequence")
 }
 
 /// What resources of equal layers have in common.
