@@ -300,7 +300,7 @@ impl Budget {
     }
 
     /// How an engine on Ascend stores latents: as it is said to, or as the plan does.
-    pub(crate) fn engine_mla_cache(&self) -> Option<MlaCache> {
+    pub fn engine_mla_cache(&self) -> Option<MlaCache> {
         self.engine.mla_cache.or(self.mla_cache_mode)
     }
 }

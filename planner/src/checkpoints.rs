@@ -3,7 +3,7 @@
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler, Shape};
 
 use crate::group::Group;
-use crate::{Member, Pool};
+use crate::plan::{Member, Pool};
 
 /// One pool of checkpoints for each pool of slots that a sequence holds; sizes come later.
 pub(crate) fn pools(groups: &[Group<'_>], pools: &[Pool]) -> Vec<Pool> {

@@ -4,8 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::Memory;
 use crate::engines::{EngineSpec, available_bytes};
+use crate::error::PlanError;
+use crate::inputs::Inputs;
 use crate::make::{load, make_all};
-use crate::{ByteSize, Grouping, Inputs, PlanError};
+use crate::plan::Grouping;
+use crate::size::ByteSize;
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;
@@ -36,7 +39,7 @@ pub struct Comparison {
 }
 
 impl Inputs<'_> {
-    /// The comparison that [`PlanRequest::compare`](crate::PlanRequest::compare) makes; `None` where no bytes are left.
+    /// The comparison that [`PlanRequest::compare`](crate::request::PlanRequest::compare) makes; `None` where no bytes are left.
     pub(crate) fn compare(&self, engine: EngineSpec) -> Result<Option<Comparison>, PlanError> {
         self.budget.validate().map_err(PlanError::Budget)?;
         let load = load(self.budget, self.budget.max_seq_len_for(self.model))?;

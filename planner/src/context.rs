@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
 
-use crate::{Budget, DeviceInfo, EngineSpec};
+use crate::budget::Budget;
+use crate::device::DeviceInfo;
+use crate::engines::EngineSpec;
 
 const DEFAULT_SEQ_LEN: u64 = 4_096;
 

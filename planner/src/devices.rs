@@ -2,9 +2,11 @@
 
 use std::str::FromStr;
 
-use crate::device::BadDevice;
+use crate::budget::Budget;
+use crate::device::{BadDevice, DeviceInfo};
+use crate::error::PlanError;
+use crate::size::ByteSize;
 use crate::stated::Stated;
-use crate::{Budget, ByteSize, DeviceInfo, PlanError};
 
 /// So many devices of one kind, `8xh100`.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 
-use crate::Parallel;
+use crate::parallel::Parallel;
 
 /// Devices of one node: tensor parallel ranks exchange too much to be further apart.
 const NODE: u32 = 8;

@@ -8,11 +8,14 @@ use cacheplan_transforms::{Resource, Resources};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::budget::{Base, Memory, nearest};
+use crate::budget::{Base, Budget, Memory, nearest};
+use crate::error::PlanError;
+use crate::inputs::Inputs;
 use crate::make::beside;
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, Cap, HostPlan, LedgerItem, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
-use crate::{Budget, CachePlan, Cap, HostPlan, Inputs, LedgerItem, Parallel, PlanError, PlannedResource, Pool, Unit};
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,7 +60,7 @@ pub enum ExplainError {
 }
 
 impl Inputs<'_> {
-    /// What [`PlanRequest::explain`](crate::PlanRequest::explain) says of the plan of these inputs, which hold what the plan
+    /// What [`PlanRequest::explain`](crate::request::PlanRequest::explain) says of the plan of these inputs, which hold what the plan
     /// does not: the tensors behind each dimension, and which limits the budget states.
     pub(crate) fn explain(&self, plan: &CachePlan, subject: &str) -> Result<Derivation, ExplainError> {
         let held = self.held()?;
@@ -379,7 +382,7 @@ impl Explainer<'_> {
         Derivation::given(format!("`max_seq_len` = {length} ({source})"))
     }
 
-    fn ledger_line(&self, line: &crate::LedgerLine) -> Derivation {
+    fn ledger_line(&self, line: &crate::plan::LedgerLine) -> Derivation {
         let budget = self.budget();
         let memory = |stated: fn(&Memory) -> bool| budget.memory.as_ref().is_some_and(stated);
         let drafting = budget.speculation.as_ref();

@@ -32,7 +32,7 @@ impl Inputs<'_> {
     fn with_assumptions(&self, device: String) -> String {
         match self.engine.filter(|_| self.device.is_some()) {
             None => device,
-            Some(engine) => hash(&(device, engine.name())),
+            Some(engine) => hash(&(device, engine.name)),
         }
     }
 }

@@ -119,16 +119,16 @@ pub struct Answer {
     /// the least short.
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
-    pub(crate) curves: Vec<Curve>,
+    pub curves: Vec<Curve>,
 }
 
 /// How capacity falls with the length of the sequences.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Curve {
+pub struct Curve {
     /// The devices and their layout.
-    pub(crate) name: String,
+    pub name: String,
     /// Tokens of each sequence, and how many of them all devices run at once.
-    pub(crate) points: Vec<(u64, u64)>,
+    pub points: Vec<(u64, u64)>,
 }
 
 /// The lengths of a curve: 1,024 to 1,048,576 tokens.
@@ -363,7 +363,7 @@ impl Tried {
 
 impl Fit {
     /// Whether all dtypes are the model's, and the pools the plan's own.
-    pub(crate) fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.changed_dtypes() == 0 && self.engine.is_none()
     }
 

@@ -7,15 +7,14 @@ use cacheplan_transforms::{ModelInfo, Resource, Resources, WeightBytes};
 use crate::budget::{Budget, Speculation};
 use crate::device::DeviceInfo;
 use crate::divisible::Divisible;
-use crate::engines::Engine;
 use crate::error::PlanError;
 use crate::forward_profile::ForwardProfile;
 use crate::measured::Measured;
+use crate::overheads::EngineAssumptions;
 use crate::parallel::{Agreement, Parallel};
-use crate::ranks;
-use crate::speculation;
 use crate::stated::Stated;
 use crate::step::StepBytes;
+use crate::{ranks, speculation};
 
 /// Everything that the plan of one stage depends on.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +44,7 @@ pub(crate) struct Inputs<'a> {
     /// How the model can be divided over ranks, where its layers tell it.
     pub(crate) divisible: Option<Divisible>,
     /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
-    pub(crate) engine: Option<Engine>,
+    pub(crate) engine: Option<EngineAssumptions>,
     /// How the budget was stated, in whose words changes to it are suggested.
     pub(crate) stated: Stated,
 }

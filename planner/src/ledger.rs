@@ -2,13 +2,17 @@
 
 use cacheplan_transforms::WeightBytes;
 
-use crate::budget::Memory;
+use crate::budget::{Fraction, Memory};
+use crate::device::DeviceKind;
+use crate::error::PlanError;
+use crate::inputs::Inputs;
 use crate::measured::Measured;
 use crate::overheads::Estimate;
-use crate::room::CacheBytes;
+use crate::parallel::Parallel;
+use crate::plan::{Certainty, LedgerItem, LedgerLine, Owner, Pool};
 use crate::size::ByteSize;
 use crate::step::{StepBytes, StepSize};
-use crate::{Certainty, DeviceKind, Engine, Inputs, LedgerItem, LedgerLine, Owner, Parallel, PlanError, Pool, weights};
+use crate::weights;
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
 ///
@@ -17,6 +21,15 @@ pub(crate) const ASSUMED_BYTES_PER_STEP_TOKEN: u64 = 256 << 10;
 
 /// Buffers of a group of ranks: 32 channels of NCCL's `NCCL_BUFFSIZE`, 4 MiB each.
 const ASSUMED_NCCL_BYTES_PER_GROUP: u64 = 128 << 20;
+
+/// The bytes for all pools; paged pools may take a fraction of what the others leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheBytes {
+    pub(crate) bytes: u64,
+    /// Bytes that are missing before there is any cache.
+    pub(crate) overdrawn: u64,
+    pub(crate) paged_share: Fraction,
+}
 
 /// The lines so far.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +74,9 @@ impl Ledger {
     /// What is on a GPU before anything is; as much again is uncertain, for logs of one rank alone show little of libraries.
     fn context(&mut self, request: &Inputs<'_>) {
         let logged =
-            Estimate::of(&LedgerItem::Context, request.engine.map(Engine::name), request.device, |row| row.bytes);
+            Estimate::of(&LedgerItem::Context, request.engine.map(|engine| engine.name), request.device, |row| {
+                row.bytes
+            });
         if let Some(Estimate { middle, most, note }) = logged {
             self.assumed(LedgerItem::Context, middle, middle.max(most - middle), note);
         }
@@ -69,12 +84,13 @@ impl Ledger {
 
     /// What the steps of so many layers are captured in.
     fn graphs(&mut self, request: &Inputs<'_>, layers: u64) {
-        if request.engine.is_some_and(|engine| !engine.rules().captures_apart) {
+        if request.engine.is_some_and(|engine| !engine.captures_apart) {
             return;
         }
-        let logged = Estimate::of(&LedgerItem::Graphs, request.engine.map(Engine::name), request.device, |row| {
-            row.bytes / row.layers
-        });
+        let logged =
+            Estimate::of(&LedgerItem::Graphs, request.engine.map(|engine| engine.name), request.device, |row| {
+                row.bytes / row.layers
+            });
         if let Some(Estimate { middle, most, note }) = logged {
             let note = format!("{layers} layers at {}, {note}", ByteSize(middle));
             self.assumed(LedgerItem::Graphs, layers * middle, layers * (most - middle), note);

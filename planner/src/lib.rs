@@ -33,6 +33,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
+#![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod budget;
@@ -103,28 +104,3 @@ pub use request::PlanRequest;
 pub use size::ByteSize;
 pub use stated::Stated;
 pub use step::StepBytes;
-
-// What only this crate names.
-use budget::{Base, Lengths, Speculation};
-use device::DeviceKind;
-use inputs::Inputs;
-use parallel::Agreement;
-use plan::{Cap, Capacity, Certainty, HostPlan, HostPool, LedgerItem, LedgerLine, SCHEMA_VERSION, Scheme, Totals};
-
-#[cfg(test)]
-extern crate self as cacheplan_planner;
-
-#[cfg(test)]
-use {
-    budget::{Fraction, Objective, Origin},
-    check::Rule,
-    diff::Side,
-    engines::EnginePrediction,
-    explain::{Derivation, ExplainError},
-    export::Export,
-    plan_file::PlanFileError,
-};
-
-#[cfg(test)]
-#[path = "../tests/suite/mod.rs"]
-mod suite;

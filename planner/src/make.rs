@@ -4,21 +4,22 @@ use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
-use crate::budget::{Budget, Objective};
+use crate::budget::{Budget, Objective, Speculation};
 use crate::demand::{Demand, Load, NULL_BLOCKS};
-use crate::error::{Overdrawn, Shortfall};
+use crate::error::{Overdrawn, PlanError, Shortfall};
 use crate::group::{Group, group};
-use crate::inputs::Held;
-use crate::ledger::{self, Ledger};
+use crate::inputs::{Held, Inputs};
+use crate::ledger::{self, CacheBytes, Ledger};
 use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
-use crate::plan::Deployment;
-use crate::room::{CacheBytes, Room};
-use crate::solve::{self, SearchLimits, StageCost};
-use crate::{
-    Agreement, ByteSize, CachePlan, Cap, Capacity, Certainty, Inputs, LedgerItem, LedgerLine, Limits, ManagerKind,
-    Member, Owner, Parallel, PlanError, PlannedResource, Pool, RankPlans, SCHEMA_VERSION, SlotDomain, Speculation,
-    Totals, Unit, checkpoints, fingerprint, host, weights,
+use crate::parallel::{Agreement, Parallel};
+use crate::plan::{
+    CachePlan, Cap, Capacity, Certainty, Deployment, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner,
+    PlannedResource, Pool, RankPlans, SCHEMA_VERSION, SlotDomain, Totals, Unit,
 };
+use crate::room::Room;
+use crate::size::ByteSize;
+use crate::solve::{self, SearchLimits, StageCost};
+use crate::{checkpoints, fingerprint, host, weights};
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;

@@ -12,6 +12,15 @@ use crate::device::DeviceInfo;
 use crate::plan::LedgerItem;
 use crate::size::ByteSize;
 
+/// What is assumed of the engine that is to run a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineAssumptions {
+    /// Its name, by which its logs are known.
+    pub(crate) name: &'static str,
+    /// Whether what it captures of steps takes bytes beside those of a step.
+    pub(crate) captures_apart: bool,
+}
+
 /// One figure of one log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Overhead {
@@ -115,5 +124,29 @@ mod tests {
         }
         let known: Vec<&str> = Engine::all().iter().map(|engine| engine.name()).collect();
         assert!(rows().iter().all(|row| known.contains(&row.engine)));
+    }
+
+    /// On devices of 80 and of 24 GiB.
+    #[test]
+    fn the_docs_say_what_is_assumed_of_each_engine() {
+        let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/budget.md")).unwrap();
+        for (name, title) in [("vllm", "vLLM"), ("sglang", "SGLang")] {
+            let of = |item: LedgerItem, gib: u64, value: fn(&Overhead) -> u64| {
+                let device = DeviceInfo::cuda("NVIDIA", gib << 30, gib << 30);
+                let Estimate { middle, most, .. } = Estimate::of(&item, Some(name), Some(&device), value).unwrap();
+                [middle, most].map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 20)))
+            };
+            let graphs = |gib: u64| of(LedgerItem::Graphs, gib, |row| row.bytes / row.layers).join(", ");
+            let [context, _] = of(LedgerItem::Context, 80, |row| row.bytes);
+            let rows = |item: LedgerItem| rows().iter().filter(|row| row.engine == name && row.item == item).count();
+            let line = format!(
+                "| {title} | {}, {} | {} MiB | {} MiB | {context} MiB |",
+                rows(LedgerItem::Graphs),
+                rows(LedgerItem::Context),
+                graphs(80),
+                graphs(24)
+            );
+            assert!(docs.contains(&line), "docs/budget.md does not say `{line}`");
+        }
     }
 }

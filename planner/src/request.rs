@@ -384,7 +384,7 @@ impl Settled<'_> {
             step: request.model.step(),
             draft_layer: request.model.model().and_then(|model| model.draft_layer),
             divisible: request.model.divisible(),
-            engine: request.engine.map(|spec| spec.engine),
+            engine: request.engine.map(|spec| spec.engine.assumptions()),
             stated: request.stated,
             ..Inputs::new(request.info(), &self.caches, &self.budget)
         }

@@ -1,18 +1,11 @@
 //! The bytes for caches beside a step: what the device allows, less everything else.
 
 use crate::budget::{Base, Fraction, Memory};
-use crate::ledger::{self, Ledger, Outside};
+use crate::error::PlanError;
+use crate::inputs::Inputs;
+use crate::ledger::{self, CacheBytes, Ledger, Outside};
+use crate::size::ByteSize;
 use crate::step::StepSize;
-use crate::{ByteSize, Inputs, PlanError};
-
-/// The bytes for all pools; paged pools may take a fraction of what the others leave.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CacheBytes {
-    pub(crate) bytes: u64,
-    /// Bytes that are missing before there is any cache.
-    pub(crate) overdrawn: u64,
-    pub(crate) paged_share: Fraction,
-}
 
 /// What caches may take beside a step, which is less the more is in it.
 pub(crate) struct Room<'a> {

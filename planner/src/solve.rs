@@ -1,8 +1,9 @@
 //! The most sequences that the bytes admit, in exact integers.
 
-use crate::Cap;
 use crate::demand::{Demand, Load};
-use crate::room::{CacheBytes, Room};
+use crate::ledger::CacheBytes;
+use crate::plan::Cap;
+use crate::room::Room;
 
 /// No scheduler runs more sequences at once.
 pub(crate) const MAX_SEQUENCES: u64 = 1 << 20;

@@ -4,9 +4,12 @@ use cacheplan_files::Shown;
 use cacheplan_handlers::Growth;
 use cacheplan_transforms::Resources;
 
-use super::capacity::{self, Facts};
+use super::capacity;
+use super::facts::Facts;
 use super::{Findings, Rule, Violation, deployment, host, manager, pools, resources, rollback};
-use crate::{Budget, CachePlan, Inputs, Unit};
+use crate::budget::Budget;
+use crate::inputs::Inputs;
+use crate::plan::{CachePlan, Unit};
 
 impl CachePlan {
     /// Proves what can be proved of the plan without its model and budget: that every resource is a member of one pool that

@@ -3,9 +3,10 @@
 use cacheplan_handlers::{Dim, Growth, Kind, Recurrence, ResourceHandler, Ring, Split};
 use cacheplan_transforms::{Resource, Resources};
 
-use super::capacity::Facts;
+use super::facts::Facts;
 use super::{Findings, Rule};
-use crate::{CachePlan, Inputs, PlannedResource, Scheme};
+use crate::inputs::Inputs;
+use crate::plan::{CachePlan, PlannedResource, Scheme};
 
 /// A cache that this rank must hold.
 struct Due<'a> {

@@ -1,8 +1,9 @@
 //! The host tier holds the sequences claimed, pool by pool, and not one more.
 
-use super::capacity::Facts;
+use super::facts::Facts;
 use super::{Findings, Rule};
-use crate::{CachePlan, Inputs};
+use crate::inputs::Inputs;
+use crate::plan::CachePlan;
 
 /// Its bytes are those of its pools and what is left, and its pools are the plan's.
 pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
@@ -25,7 +26,7 @@ pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, f
     let Some(host) = &plan.host else { return };
     let units = |sequences: u64| -> Vec<(&str, u128, u128)> {
         let parked = plan.pools.iter().filter(|pool| facts.is_parked(pool));
-        let of = |pool: &crate::Pool| facts.units(pool, sequences, 0).saturating_sub(pool.reserved.into());
+        let of = |pool: &crate::plan::Pool| facts.units(pool, sequences, 0).saturating_sub(pool.reserved.into());
         parked.map(|pool| (pool.id.as_str(), of(pool), pool.unit_bytes.into())).collect()
     };
     let sum = |units: &[(&str, u128, u128)]| units.iter().map(|(_, units, each)| units * each).sum::<u128>();

@@ -1,12 +1,17 @@
 //! The ledger names every byte once, and adds up.
 
-use super::capacity::{Facts, Step, memory};
+use super::facts::{Facts, Step};
 use super::{Findings, Rule};
 use cacheplan_transforms::WeightClasses;
 
+use crate::budget::Base;
+use crate::device::DeviceKind;
+use crate::inputs::Inputs;
 use crate::measured::MeasuredBytes;
 use crate::overheads::{FEWEST_ALIKE, Overhead, STAND_IN, rows};
-use crate::{ByteSize, CachePlan, DeviceKind, Inputs, LedgerItem, Owner, Parallel};
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, LedgerItem, Owner};
+use crate::size::ByteSize;
 
 /// A line's name, its bytes, and how many more are kept free for it.
 type Line = (&'static str, u128, u128);
@@ -69,7 +74,7 @@ fn outside_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
     let captured = || {
         // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
-        let apart = request.engine.is_none_or(|engine| engine.rules().captures_apart);
+        let apart = request.engine.is_none_or(|engine| engine.captures_apart);
         let some = gpu && apart && request.step.is_some() && request.measurement.is_none() && layers > 0;
         let mut of_layer = overheads(request, &LedgerItem::Graphs, |row| row.bytes / row.layers);
         let (middle, most) = middle_and_most(&mut of_layer);
@@ -84,7 +89,7 @@ fn outside_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
 /// What an engine logged of `item` on such devices; of all devices where those are few, and another's where it logged none.
 fn overheads(request: &Inputs<'_>, item: &LedgerItem, value: fn(&Overhead) -> u64) -> Vec<u128> {
     let has = |name: &str| rows().iter().any(|row| row.item == *item && row.engine == name);
-    let name = request.engine.map(crate::Engine::name).filter(|name| has(name)).unwrap_or(STAND_IN);
+    let name = request.engine.map(|engine| engine.name).filter(|name| has(name)).unwrap_or(STAND_IN);
     let memory = request.device.map_or(0, |device| u128::from(device.total_bytes));
     let (mut all, mut alike) = (Vec::new(), Vec::new());
     for row in rows().iter().filter(|row| row.item == *item && row.engine == name) {
@@ -188,6 +193,29 @@ fn head_weights(request: &Inputs<'_>) -> Option<Line> {
 /// Bytes of everything but caches.
 pub(super) fn outside(request: &Inputs<'_>, step: Step) -> u128 {
     expected_lines(request, step).iter().map(|(_, bytes, _)| bytes).sum()
+}
+
+/// The bytes for all caches while a step runs, below 0 where other things take more than there is, and the millionths that
+/// pages may take of what the others leave.
+pub(super) fn memory(request: &Inputs<'_>, step: Step) -> Option<(i128, i128)> {
+    const ALL: i128 = 1_000_000;
+    let memory = request.budget.memory.as_ref()?;
+    let outside = outside(request, step) as i128;
+    if let Some(stated) = memory.bytes {
+        let stated = i128::from(stated.0);
+        // Caches of stated bytes lie on a device beside everything else.
+        let left = request.device.map(|device| i128::from(device.total_bytes) - outside);
+        return Some((left.map_or(stated, |left| left.min(stated)), ALL));
+    }
+    let millionths = (f64::from(memory.fraction?) * 1e6).round() as i128;
+    Some(match (memory.of?, request.measurement) {
+        (Base::Total, _) => (i128::from(request.device?.total_bytes) * millionths / ALL - outside, ALL),
+        (Base::Free, Some(measured)) => {
+            let taken = (outside - i128::from(measured.resident_bytes)).max(0);
+            (i128::from(measured.free_bytes) - taken, millionths)
+        }
+        (Base::Free, None) => (i128::from(request.device?.free_bytes) - outside, millionths),
+    })
 }
 
 pub(super) fn check(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {

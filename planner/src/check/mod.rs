@@ -9,6 +9,7 @@ mod capacity;
 mod coverage;
 mod deployment;
 mod engine;
+mod facts;
 mod host;
 mod ledger;
 mod pools;
@@ -24,7 +25,9 @@ use thiserror::Error;
 
 use cacheplan_transforms::ModelInfo;
 
-use crate::{CachePlan, Inputs, ManagerKind, Owner, PlanError, SCHEMA_VERSION};
+use crate::error::PlanError;
+use crate::inputs::Inputs;
+use crate::plan::{CachePlan, ManagerKind, Owner, SCHEMA_VERSION};
 
 /// Something in a plan that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
@@ -114,13 +117,13 @@ impl Findings {
 }
 
 impl Inputs<'_> {
-    /// What [`PlanRequest::check`](crate::PlanRequest::check) proves, of the plan of one stage.
+    /// What [`PlanRequest::check`](crate::request::PlanRequest::check) proves, of the plan of one stage.
     pub(crate) fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
         let mut findings = Findings::default();
         identity(self, plan, &mut findings);
         let budget = self.budget.or_fixed(self.model);
         let request = &Inputs { budget: &budget, ..*self };
-        let facts = capacity::Facts::of(request, plan).map_err(|error| vec![Violation::unreadable(&error)])?;
+        let facts = facts::Facts::of(request, plan).map_err(|error| vec![Violation::unreadable(&error)])?;
         coverage::check(&facts, request, plan, &mut findings);
         resources::check(plan, &mut findings);
         rollback::check(request, plan, &mut findings);
@@ -164,3 +167,6 @@ fn manager(plan: &CachePlan, findings: &mut Findings) {
     let manager = if states { ManagerKind::MambaHybridCacheManager } else { ManagerKind::KvCacheManager };
     findings.expect(Rule::Owner, "manager", plan.manager, manager);
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Split};
 
-use super::capacity::Facts;
+use super::facts::Facts;
 use super::shapes::{alignment, unit_bytes};
 use super::{Findings, Rule};
-use crate::{CachePlan, Grouping, Owner, PlannedResource, Pool, Unit};
+use crate::plan::{CachePlan, Grouping, Owner, PlannedResource, Pool, Unit};
 
 pub(super) fn check(facts: &Facts<'_>, plan: &CachePlan, findings: &mut Findings) {
     let by_name: HashMap<&str, &PlannedResource> =

@@ -6,7 +6,7 @@ use cacheplan_handlers::Growth;
 
 use super::shapes::unit_bytes;
 use super::{Findings, Rule};
-use crate::CachePlan;
+use crate::plan::CachePlan;
 
 pub(super) fn check(plan: &CachePlan, findings: &mut Findings) {
     let (seq_len, positions) = (u128::from(plan.limits.max_seq_len), u128::from(plan.limits.draft_positions));

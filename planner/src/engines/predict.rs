@@ -29,7 +29,7 @@ impl Inputs<'_> {
         let options = self.budget.engine.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
-        Inputs { engine: Some(engine.engine), budget: &budget, ..*self }.predicted(engine)
+        Inputs { engine: Some(engine.engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
     }
 
     fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {

@@ -20,6 +20,7 @@ use crate::budget::Budget;
 use crate::error::EngineRefusal;
 use crate::export::{Deployment, Dialect};
 use crate::logs::Words;
+use crate::overheads::EngineAssumptions;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
 #[derive(Clone, Copy)]
@@ -100,6 +101,12 @@ impl Engine {
 
     pub(crate) const fn rules(self) -> &'static EngineRules {
         self.0.rules
+    }
+
+    /// What a plan that it is to run assumes of it.
+    pub(crate) const fn assumptions(self) -> EngineAssumptions {
+        let EngineRules { name, captures_apart, .. } = self.0.rules;
+        EngineAssumptions { name: *name, captures_apart: *captures_apart }
     }
 
     pub(crate) const fn words(self) -> &'static Words {

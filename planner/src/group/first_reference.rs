@@ -173,14 +173,14 @@ fn join<'a>(twins: &mut Vec<Group<'a>>, resource: &'a Resource, reason: String) 
 }
 
 /// Layers of the one state manager: the fewer of both lists, or the longer where one is empty.
-pub(crate) fn managed_layers(ssm: usize, conv: usize) -> usize {
+fn managed_layers(ssm: usize, conv: usize) -> usize {
     if ssm > 0 && conv > 0 { ssm.min(conv) } else { ssm.max(conv) }
 }
 
 /// The group count that `conv_dim = head_dim * num_heads + 2 * n_groups * d_state` implies; `None` if no integer does.
 ///
 /// A state without a state dimension poses no constraint and has no groups.
-pub(crate) fn groups_of(num_heads: u64, head_dim: u64, d_state: u64, conv_dim: u64) -> Option<u64> {
+fn groups_of(num_heads: u64, head_dim: u64, d_state: u64, conv_dim: u64) -> Option<u64> {
     if d_state == 0 {
         return Some(0);
     }

@@ -10,9 +10,6 @@ use cacheplan_transforms::{Resource, Resources};
 use crate::error::PlanError;
 use crate::plan::{Grouping, Owner};
 
-#[cfg(test)]
-pub(crate) use first_reference::{groups_of, managed_layers};
-
 /// Resources that share one allocation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group<'a> {

@@ -140,13 +140,4 @@ fn percent(part: u128, whole: u128) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_written_for_people() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([1000.0, 1024.0, 1_048_576.0].map(tokens), ["1000", "1k", "1m"]);
-        assert_eq!([percent(1, 3), percent(1, 0)], ["33.3 %", "0.0 %"]);
-    }
-}
+mod tests;

@@ -5,7 +5,8 @@
 //! at tensors, these look at the plan that would allocate them.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{Budget, CachePlan, ForwardProfile, Fraction, Grouping, ManagerKind, Owner, PlanError, Unit};
+use cacheplan_planner::budget::Fraction;
+use cacheplan_planner::{Budget, CachePlan, ForwardProfile, Grouping, ManagerKind, Owner, PlanError, Unit};
 use rstest::rstest;
 
 use super::common::{Model, budget, mamba2};

@@ -1,15 +1,17 @@
 //! The checker accepts what the planner makes and nothing else.
 
 use cacheplan_handlers::{DType, Dim, ResourceHandler};
+use cacheplan_planner::check::Rule;
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::plan::Cap;
 use cacheplan_planner::{
-    CachePlan, Cap, DeviceInfo, DeviceKind, EnginePrediction, EngineSpec, ForwardProfile, Grouping, ManagerKind,
-    Member, Owner, PlanRequest, Rule, Unit,
+    CachePlan, DeviceInfo, EngineSpec, ForwardProfile, Grouping, ManagerKind, Member, Owner, PlanRequest, Unit,
 };
 use rstest::rstest;
 use serde_json::Value;
 
 use super::common::{Model, budget, kv, nemotron_3_nano, published};
-use crate::plan_file::Unproved;
 
 /// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
 fn mixed() -> Model {
@@ -24,23 +26,6 @@ fn mixed() -> Model {
     model.info.weights = Some(cacheplan_transforms::WeightBytes::new(1 << 30, true));
     model
 }
-
-/// [`BUDGET`] with checkpoints apart and a host tier.
-const TIERED: &str = "
-    max_seq_len = 2048
-    max_num_tokens = 512
-    [memory]
-    bytes = '1GiB'
-    [workload]
-    prompt = { fixed = 300 }
-    output = { fixed = 200 }
-    checkpoints_per_sequence = 2
-    checkpoint_dtype = 'int8'
-    [host]
-    bytes = '256MiB'
-    [speculation]
-    draft_tokens = 3
-";
 
 const BUDGET: &str = "
     max_seq_len = 2048
@@ -86,30 +71,6 @@ const DIVIDED: &str = "
     tp = 2
     dp = 2
 ";
-
-#[rstest]
-fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED, DIVIDED)] text: &str) {
-    let (model, device) = (mixed(), device());
-    let budget = budget(text);
-    let request = model.request(&budget).with_devices(device.clone());
-    let json = serde_json::to_value(request.plan().unwrap()).unwrap();
-    let numbers = numbers(&json, &mut String::new());
-    assert!(numbers.len() > 150, "{} numbers", numbers.len());
-    for pointer in numbers {
-        let original = json.pointer(&pointer).and_then(Value::as_u64).unwrap();
-        for changed in [original + 1, original.saturating_sub(1), original * 2 + 7] {
-            if changed == original {
-                continue;
-            }
-            let mut corrupt = json.clone();
-            *corrupt.pointer_mut(&pointer).unwrap() = changed.into();
-            // A shape that no handler can have is refused on reading, which is found as well.
-            if let Ok(plan) = Unproved::deserialize(corrupt) {
-                assert!(request.check(&plan).is_err(), "{pointer}: {original} -> {changed} was not found");
-            }
-        }
-    }
-}
 
 #[rstest]
 fn changing_any_number_of_an_engines_section_is_found(

@@ -1,6 +1,7 @@
 //! Our plan beside the engines'.
 
-use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec, Objective};
+use cacheplan_planner::budget::Objective;
+use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec};
 
 use rstest::rstest;
 

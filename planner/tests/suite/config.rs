@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_handlers::KvLayout;
-use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, Origin, Override};
+use cacheplan_planner::budget::Origin;
+use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, Override};
 use rstest::rstest;
 
 const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";

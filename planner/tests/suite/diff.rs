@@ -1,7 +1,8 @@
 //! A diff names what changed and nothing else.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Side};
+use cacheplan_planner::CachePlan;
+use cacheplan_planner::diff::Side;
 use rstest::rstest;
 
 use super::common::{Model, budget, nemotron_3_nano, nemotron_3_nano_with};

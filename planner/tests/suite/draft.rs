@@ -1,7 +1,10 @@
 //! A draft model: its caches and weights stand beside the model's, divided over the same ranks.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Certainty, DeviceInfo, DeviceKind, LedgerItem, LedgerLine, PlanRequest, Rule};
+use cacheplan_planner::check::Rule;
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
+use cacheplan_planner::{CachePlan, DeviceInfo, PlanRequest};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 

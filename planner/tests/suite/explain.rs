@@ -1,7 +1,9 @@
 //! Every number of a plan can be traced to a tensor, a key of the budget or a stated default.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Derivation, DeviceInfo, DeviceKind, ExplainError};
+use cacheplan_planner::DeviceInfo;
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::explain::{Derivation, ExplainError};
 use cacheplan_transforms::{Resource, Resources};
 use rstest::rstest;
 

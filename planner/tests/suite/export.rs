@@ -6,7 +6,8 @@ mod simulators;
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Export, ExportError, Owner, Parallel, Serving, Target};
+use cacheplan_planner::export::Export;
+use cacheplan_planner::{CachePlan, ExportError, Owner, Parallel, Serving, Target};
 use rstest::rstest;
 use serde_json::Value;
 

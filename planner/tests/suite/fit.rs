@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use cacheplan_handlers::DType;
-use cacheplan_planner::fit::Fit;
-use cacheplan_planner::fit::{Answer, FitQuestion, Prices};
+use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;

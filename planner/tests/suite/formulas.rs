@@ -4,9 +4,8 @@
 //! formulas estimate tokens, clamp them, and may go below zero.
 
 use cacheplan_handlers::{ResourceHandler, Shape};
+use cacheplan_planner::budget::Fraction;
 use cacheplan_transforms::Resources;
-
-use crate::group::{groups_of, managed_layers};
 
 /// Its batch size and slots: at least 2 are stored, and one slot more than asked for pads graphs.
 ///
@@ -41,7 +40,7 @@ pub(crate) fn resize_tokens(
     free: u64,
     non_paged: u64,
     forward: u64,
-    fraction: crate::Fraction,
+    fraction: Fraction,
     bytes_per_token: u64,
 ) -> Option<i128> {
     let left = i128::from(free) - i128::from(non_paged) - i128::from(forward);
@@ -70,7 +69,7 @@ pub(crate) fn reuses_blocks(resources: &Resources) -> bool {
 }
 
 /// Whether it sizes its pools anew after a profiled forward: something is paged, and a fraction is stated.
-pub(crate) fn needs_resize(resources: &Resources, fraction: Option<crate::Fraction>) -> bool {
+pub(crate) fn needs_resize(resources: &Resources, fraction: Option<Fraction>) -> bool {
     fraction.is_some() && resources.iter().any(|resource| resource.handler.is_paged())
 }
 
@@ -118,6 +117,23 @@ pub(crate) fn n_groups(ssm: &ResourceHandler, conv: &ResourceHandler) -> Option<
     groups_of(num_heads, head_dim, d_state, conv_dim)
 }
 
+/// Layers of the one state manager: the fewer of both lists, or the longer where one is empty.
+fn managed_layers(ssm: usize, conv: usize) -> usize {
+    if ssm > 0 && conv > 0 { ssm.min(conv) } else { ssm.max(conv) }
+}
+
+/// The group count that `conv_dim = head_dim * num_heads + 2 * n_groups * d_state` implies; `None` if no integer does.
+///
+/// A state without a state dimension poses no constraint and has no groups.
+fn groups_of(num_heads: u64, head_dim: u64, d_state: u64, conv_dim: u64) -> Option<u64> {
+    if d_state == 0 {
+        return Some(0);
+    }
+    let both = conv_dim.checked_sub(head_dim.checked_mul(num_heads)?)?;
+    let pair = d_state.checked_mul(2)?;
+    (both % pair == 0).then_some(both / pair)
+}
+
 fn ssm_of(handler: &ResourceHandler) -> Option<(u64, u64, u64)> {
     let Some(Shape::Ssm { num_heads, head_dim, d_state }) = handler.known_shape() else { return None };
     Some((num_heads, head_dim, d_state))
@@ -131,7 +147,6 @@ fn conv_of(handler: &ResourceHandler) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Fraction;
     use cacheplan_handlers::DType;
     use rstest::rstest;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec};
+use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::{Budget, ByteSize, EngineSpec};
 use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 

@@ -1,14 +1,11 @@
 //! Every byte has a line, a source, and a consumer.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{
-    ByteSize, Certainty, DeviceInfo, DeviceKind, EngineSpec, LedgerItem, LedgerLine, PlanError, PlanRequest,
-};
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
+use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, PlanError, PlanRequest, StepBytes};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
-
-use crate::overheads::{Estimate, Overhead, rows};
-use crate::step::StepBytes;
 
 use super::common::{Model, budget, kv, published};
 
@@ -189,32 +186,6 @@ fn graphs_are_assumed_from_logs_of_the_engine_that_is_named(
     assert!(line.is_none_or(|line| line.note.ends_with(source)), "{line:?}");
     // A plan for another engine is another plan.
     assert_eq!(unnamed.fingerprint().unwrap() == request.fingerprint().unwrap(), engine.is_none());
-}
-
-/// On devices of 80 and of 24 GiB.
-#[test]
-fn the_docs_say_what_is_assumed_of_each_engine() {
-    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/budget.md")).unwrap();
-    for (name, title) in [("vllm", "vLLM"), ("sglang", "SGLang")] {
-        let engine = Some(name.parse::<EngineSpec>().unwrap().engine);
-        let of = |item: LedgerItem, gib: u64, value: fn(&Overhead) -> u64| {
-            let device = DeviceInfo { total_bytes: gib << 30, ..device(DeviceKind::Cuda) };
-            let Estimate { middle, most, .. } =
-                Estimate::of(&item, engine.map(|engine| engine.name()), Some(&device), value).unwrap();
-            [middle, most].map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 20)))
-        };
-        let graphs = |gib: u64| of(LedgerItem::Graphs, gib, |row| row.bytes / row.layers).join(", ");
-        let [context, _] = of(LedgerItem::Context, 80, |row| row.bytes);
-        let rows = |item: LedgerItem| rows().iter().filter(|row| row.engine == name && row.item == item).count();
-        let line = format!(
-            "| {title} | {}, {} | {} MiB | {} MiB | {context} MiB |",
-            rows(LedgerItem::Graphs),
-            rows(LedgerItem::Context),
-            graphs(80),
-            graphs(24)
-        );
-        assert!(docs.contains(&line), "docs/budget.md does not say `{line}`");
-    }
 }
 
 /// What an engine predicts is of the bytes that its own graphs and context leave.

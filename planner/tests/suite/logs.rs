@@ -3,10 +3,10 @@
 use std::io::Cursor;
 use std::sync::LazyLock;
 
-use crate::engines::Version;
-use cacheplan_planner::Measured;
+use cacheplan_planner::engines::Version;
 use cacheplan_planner::logs::{Drift, EngineLog, Fact, LogCheck, LogError, Logged};
-use cacheplan_planner::{Budget, CachePlan, Certainty, DeviceInfo, Engine, EngineSpec, PlanRequest};
+use cacheplan_planner::plan::Certainty;
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Engine, EngineSpec, Measured, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use proptest::prelude::*;
 use rstest::rstest;

@@ -1,10 +1,9 @@
 //! Latents in the cache modes of Ascend's MLA operator.
 
+use cacheplan_planner::budget::MlaCache;
 use cacheplan_planner::{Budget, PlanRequest, Serving};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
-
-use crate::mla_cache::MlaCache;
 
 fn deepseek() -> Model {
     let file = format!("{}/../tests/fixtures/configs/deepseek-ai__DeepSeek-V3.json", env!("CARGO_MANIFEST_DIR"));

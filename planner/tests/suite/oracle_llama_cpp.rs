@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use cacheplan_planner::{ByteSize, EnginePrediction, EngineSpec, PlanRequest};
+use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::{ByteSize, EngineSpec, PlanRequest};
 use cacheplan_transforms::Model;
 use serde::Deserialize;
 

@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use cacheplan_planner::{Budget, ByteSize, EnginePrediction, EngineSpec, PlanError, PlanRequest};
+use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::{Budget, ByteSize, EngineSpec, PlanError, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde::Deserialize;

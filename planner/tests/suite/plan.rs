@@ -2,9 +2,8 @@
 
 use super::common::{Model, budget, kv, nemotron_3_nano};
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{
-    ByteSize, DeviceInfo, DeviceKind, ForwardProfile, ManagerKind, Owner, PlanError, PlanRequest, SlotDomain,
-};
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::{ByteSize, DeviceInfo, ForwardProfile, ManagerKind, Owner, PlanError, PlanRequest, SlotDomain};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -264,7 +263,7 @@ fn a_stated_step_caps_the_sequences() {
     };
     let alone = planned("");
     assert_eq!((alone.limits.max_num_tokens, alone.capacity.sequences), (512, 512));
-    assert_eq!(alone.capacity.capped_by, cacheplan_planner::Cap::MaxNumTokens);
+    assert_eq!(alone.capacity.capped_by, cacheplan_planner::plan::Cap::MaxNumTokens);
     let drafting = planned("[speculation]\ndraft_tokens = 3");
     assert_eq!((drafting.limits.max_num_tokens, drafting.capacity.sequences), (512, 128));
 }
@@ -288,11 +287,11 @@ fn what_is_missing_for_the_sequences_that_were_asked_for_is_said(#[case] asked: 
 
 /// A cap is what one more sequence breaks: memory, wherever it does, even at a batch that was stated.
 #[rstest]
-#[case(7, cacheplan_planner::Cap::Memory, true)]
-#[case(6, cacheplan_planner::Cap::MaxBatchSize, false)]
+#[case(7, cacheplan_planner::plan::Cap::Memory, true)]
+#[case(6, cacheplan_planner::plan::Cap::MaxBatchSize, false)]
 fn a_stated_batch_that_memory_ends_too_gets_the_rest(
     #[case] batch: u64,
-    #[case] cap: cacheplan_planner::Cap,
+    #[case] cap: cacheplan_planner::plan::Cap,
     #[case] fills: bool,
 ) {
     let model = Model::new("m", 1).with("kv", 0, super::common::kv(8, 128));
@@ -310,7 +309,10 @@ fn our_own_limit_is_not_called_memory() {
     let budget = budget("max_seq_len = 1\ntokens_per_block = 1\nmemory.bytes = '1GiB'");
     let plan = model.request(&budget).plan().unwrap();
     assert_eq!(model.request(&budget).check(&plan), Ok(()));
-    assert_eq!((plan.capacity.sequences, plan.capacity.capped_by), (1 << 20, cacheplan_planner::Cap::SequenceLimit));
+    assert_eq!(
+        (plan.capacity.sequences, plan.capacity.capped_by),
+        (1 << 20, cacheplan_planner::plan::Cap::SequenceLimit)
+    );
 }
 
 #[rstest]

@@ -1,7 +1,9 @@
 //! A plan that was written reads back as itself; anything else is a typed error.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, DeviceInfo, DeviceKind, PlanFileError, PlanRequest};
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::plan_file::PlanFileError;
+use cacheplan_planner::{CachePlan, DeviceInfo, PlanRequest};
 use rstest::rstest;
 
 use super::common::{Model, budget, kv, mamba2, nemotron_3_nano};

@@ -3,11 +3,11 @@
 //! `CACHEPLAN_SOAK_CASES` sets the number of cases; 2,000 where absent.
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler};
+use cacheplan_planner::budget::{Base, Fraction};
+use cacheplan_planner::plan::Cap;
 use cacheplan_planner::{
-    Base, Budget, ByteSize, CachePlan, Cap, DeviceInfo, Fraction, Memory, PlanError, PlanRequest, Pool, Unit,
+    Budget, ByteSize, CachePlan, DeviceInfo, Memory, PlanError, PlanRequest, Pool, StepBytes, Unit,
 };
-
-use crate::step::StepBytes;
 
 use super::common::{Model, budget};
 

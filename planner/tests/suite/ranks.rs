@@ -1,7 +1,8 @@
 //! Several ranks: what each holds, what all agree on.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{Config, DeviceInfo, Devices, LedgerItem, Override, PlanRequest};
+use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::{Config, DeviceInfo, Devices, Override, PlanRequest};
 use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 

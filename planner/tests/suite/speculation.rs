@@ -1,7 +1,9 @@
 //! Speculative decoding: twins, stashes, and the caches of what drafts.
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
-use cacheplan_planner::{CachePlan, LedgerItem, Owner, PlanError, PlanRequest, Rule, Scheme};
+use cacheplan_planner::check::Rule;
+use cacheplan_planner::plan::{LedgerItem, Scheme};
+use cacheplan_planner::{CachePlan, Owner, PlanError, PlanRequest};
 use cacheplan_transforms::{PassContext, ReadOptions};
 use rstest::rstest;
 

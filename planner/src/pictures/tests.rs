@@ -2,13 +2,37 @@
 
 use std::collections::BTreeSet;
 
-use cacheplan_planner::{CachePlan, DeviceInfo, Engine, EngineSpec, PlanRequest};
-use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::LayerSpec;
+use cacheplan_transforms::{Model, ReadOptions};
 
-use super::common::budget;
-use super::zoo::{collected, models};
-use crate::pictures::element::{Child, Element};
-use crate::pictures::{capacity, heat, letters, map, strip};
+use super::colours::{of_place, on};
+use super::element::{Child, Element};
+use super::{capacity, count, heat, letters, map, percent, strip, tokens};
+use crate::budget::Budget;
+use crate::device::DeviceInfo;
+use crate::engines::{Engine, EngineSpec};
+use crate::fit::{FitQuestion, Prices};
+use crate::plan::{CachePlan, LedgerItem, LedgerLine};
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
+
+fn budget(text: &str) -> Budget {
+    Budget::from_toml(text, "budget.toml").unwrap()
+}
+
+/// Every config that a front-end knows.
+fn models() -> impl Iterator<Item = (String, Model)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs");
+    std::fs::read_dir(folder).unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_stem()?.to_string_lossy().into_owned();
+        Some((name, Model::read(&path, &ReadOptions::default()).ok()?))
+    })
+}
+
+fn model(name: &str) -> Model {
+    models().find(|(known, _)| known == name).unwrap().1
+}
 
 /// What an element covers.
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +146,7 @@ fn plans(mut each: impl FnMut(&str, &Model, Option<&DeviceInfo>, &PlanRequest, &
             let memory = if device.is_some() { "fraction = 0.9\nof = 'total'" } else { "bytes = '40GiB'" };
             let text = format!("max_seq_len = 8192\ngrouping = '{grouping}'\n[memory]\n{memory}");
             let budget = budget(&text);
-            let Some(resources) = collected(&model, &budget.pass_context(&model.info)) else { continue };
-            let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget);
+            let request = PlanRequest::of(model.clone()).with_budget(budget);
             let request = device.map_or(request.clone(), |device| request.with_devices(device.clone()));
             // Some do not fit, and of some nobody knows the weights.
             let Ok(plan) = request.plan() else { continue };
@@ -170,7 +193,17 @@ fn curves_have_labels_that_never_overlap() {
 fn maps_of_devices_have_labels_that_never_overlap() {
     let devices = ["h100", "h200", "b200", "mi300x", "l40s", "l4"];
     for prices in ["currency = ''\n[per_hour]\n", "currency = 'USD'\n[per_hour]\nh100 = 123.5\nl4 = 0.25\n"] {
-        let answer = super::fit::answer("Qwen__Qwen3-235B-A22B", &devices, 32_768, 20, prices);
+        let question = FitQuestion {
+            model: None,
+            context: 32_768,
+            sequences: 20,
+            devices: devices.map(|name| (name.to_owned(), name.parse().unwrap())).into(),
+            max_devices: 16,
+            weights: Some(ByteSize(470_000_000_000)),
+            prices: Prices::from_toml(prices).unwrap(),
+            engines: Vec::new(),
+        };
+        let answer = PlanRequest::of(model("Qwen__Qwen3-235B-A22B")).fit(&question).unwrap();
         for width in [350.0, 952.0] {
             assert!(assert_labels_are_apart("fit", &heat::draw(&answer, width)) > 50);
         }
@@ -201,7 +234,6 @@ fn every_pool_has_one_colour_of_its_own() {
 /// readers without one kind of cone (Machado et al. 2009), by at least 15 in CIE Lab.
 #[test]
 fn colours_are_read_and_told_apart_by_colour_blind_readers() {
-    use crate::pictures::colours::{of_place, on};
     let linear = |fill: &str| {
         [1, 3, 5].map(|at| {
             let part = f64::from(u8::from_str_radix(&fill[at..at + 2], 16).unwrap()) / 255.0;
@@ -266,10 +298,9 @@ const EVIL: &str = "<img src=x onerror=alert(1)></title></text></style><script>a
 
 #[test]
 fn hostile_names_are_text_in_every_file() {
-    let model = super::common::nemotron_3_nano();
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
-    let mut plan = model.request(&budget).plan().unwrap();
-    let curves = model.request(&budget).curves(&[4096], &[]);
+    let request = PlanRequest::of(model("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")).with_budget(budget);
+    let (mut plan, curves) = (request.plan().unwrap(), request.curves(&[4096], &[]));
     // No file that is read has such names; what is made in memory may.
     let evil = || EVIL.to_owned();
     plan.model.model_type = evil();
@@ -279,14 +310,10 @@ fn hostile_names_are_text_in_every_file() {
     plan.pools[0].id = evil();
     plan.pools[0].members[0].resource = evil();
     plan.ledger[0].note = evil();
-    plan.ledger.push(crate::LedgerLine {
-        name: crate::LedgerItem::Pool(evil()),
-        bytes: 1 << 30,
-        ..plan.ledger[0].clone()
-    });
+    plan.ledger.push(LedgerLine { name: LedgerItem::Pool(evil()), bytes: 1 << 30, ..plan.ledger[0].clone() });
     let mut device: DeviceInfo = "h200".parse().unwrap();
     device.name = EVIL.into();
-    let layers = vec![cacheplan_transforms::layers::LayerSpec { kind: EVIL.into(), ..Default::default() }; 52];
+    let layers = vec![LayerSpec { kind: EVIL.into(), ..Default::default() }; 52];
     let html = plan.html(Some(&device), &layers, &curves);
     for file in [plan.svg(), plan.svg_on(Some(&device)), html.clone()] {
         assert!(file.contains("&lt;img src=x"), "{file}");
@@ -317,10 +344,9 @@ fn hostile_names_are_text_in_every_file() {
 
 #[test]
 fn a_document_has_the_pictures_of_the_page_and_all_numbers() {
-    let (_, model) = models().find(|(name, _)| name == "Zyphra__Zamba2-7B").unwrap();
+    let model = model("Zyphra__Zamba2-7B");
     let budget = budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'");
-    let resources = collected(&model, &budget.pass_context(&model.info)).unwrap();
-    let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
+    let request = PlanRequest::of(model.clone()).with_budget(budget);
     let (plan, curves) = (request.plan().unwrap(), request.curves(&[], &[]));
     let html = plan.html(None, &model.layers, &curves);
     for drawn in
@@ -331,4 +357,11 @@ fn a_document_has_the_pictures_of_the_page_and_all_numbers() {
     for line in &plan.ledger {
         assert!(html.contains(&format!(">{}<", line.name)), "{}", line.name);
     }
+}
+
+#[test]
+fn numbers_are_written_for_people() {
+    assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    assert_eq!([1000.0, 1024.0, 1_048_576.0].map(tokens), ["1000", "1k", "1m"]);
+    assert_eq!([percent(1, 3), percent(1, 0)], ["33.3 %", "0.0 %"]);
 }

@@ -1,4 +1,4 @@
-//! Tests of the whole planner: part of the crate, so that what nobody outside needs stays private.
+//! Tests of the whole planner, through what everybody can name.
 
 mod autodeploy;
 mod check;
@@ -19,7 +19,6 @@ mod mla_cache;
 mod oracle_exports;
 mod oracle_llama_cpp;
 mod oracles;
-mod pictures;
 mod plan;
 mod plan_file;
 mod promises;
