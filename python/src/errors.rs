@@ -5,7 +5,7 @@ use cacheplan_planner::{BudgetError, PlanError};
 use cacheplan_transforms::FrontendError;
 use pyo3::prelude::*;
 
-use crate::book::Lack;
+use crate::lack::Lack;
 
 /// What an exception says beside its message.
 #[derive(Default)]

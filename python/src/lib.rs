@@ -7,6 +7,7 @@ mod array;
 mod book;
 mod errors;
 mod fit;
+mod lack;
 mod model;
 mod plan;
 mod reuse;
@@ -23,7 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<book::Sequence>()?;
     module.add_class::<book::Step>()?;
     module.add_class::<book::Pool>()?;
-    module.add_class::<book::Lack>()?;
+    module.add_class::<lack::Lack>()?;
     module.add_class::<reuse::PrefixReuse>()?;
     module.add_class::<reuse::Lease>()?;
     module.add_class::<array::Array>()?;

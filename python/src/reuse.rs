@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cacheplan_managers::prefix::{self, Key, Namespace, ReuseLease, Strategy, TenantId};
 use pyo3::prelude::*;
 
-use crate::book::{CacheBook, Lack, Sequence};
+use crate::book::{CacheBook, Sequence};
 use crate::errors::{self, Said, error};
+use crate::lack::Lack;
 use crate::plan::Plan;
 
 /// A prefix cache over the blocks and slots of a book.
