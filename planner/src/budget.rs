@@ -25,7 +25,7 @@ pub use values::Fraction;
 pub(crate) use workload::Sample;
 pub use workload::{CheckpointDType, CheckpointStrategy, Lengths, Workload};
 
-/// A budget as written; [`Inputs::plan`](crate::inputs::Inputs::plan) fills in what is absent.
+/// A budget as written; [`PlanRequest::plan`](crate::PlanRequest::plan) fills in what is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {

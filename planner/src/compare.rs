@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Memory;
 use crate::engines::{EngineSpec, available_bytes};
 use crate::error::PlanError;
-use crate::inputs::Inputs;
-use crate::make::{load, make_all};
 use crate::plan::Grouping;
 use crate::size::ByteSize;
+use crate::solver::inputs::Inputs;
+use crate::solver::make::{load, make_all};
 
 /// The largest block that a comparison plans with; an engine's smaller one, or single cells, are taken instead.
 const LARGEST_BLOCK: u64 = 16;

@@ -10,12 +10,12 @@ use thiserror::Error;
 
 use crate::budget::{Base, Budget, Memory, nearest};
 use crate::error::PlanError;
-use crate::inputs::Inputs;
-use crate::make::beside;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap, HostPlan, LedgerItem, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::ByteSize;
+use crate::solver::inputs::Inputs;
+use crate::solver::make::beside;
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

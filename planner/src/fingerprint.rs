@@ -4,8 +4,8 @@ use cacheplan_handlers::{Growth, ResourceHandler};
 use cacheplan_transforms::Resources;
 use serde::Serialize;
 
-use crate::inputs::Inputs;
 use crate::plan::Fingerprint;
+use crate::solver::inputs::Inputs;
 
 impl Inputs<'_> {
     /// What a plan of this request bears, and no other: a plan with another fingerprint was made of something else.

@@ -4,50 +4,34 @@
 //! admits, and says who owns every byte and why. [`PlanRequest::check`] proves a plan from the request alone.
 //!
 //! ```
-//! use cacheplan_handlers::{DType, ResourceHandler};
 //! use cacheplan_planner::{Budget, PlanRequest};
-//! use cacheplan_transforms::{ModelInfo, Resource, Resources};
+//! use cacheplan_transforms::{Model, ReadOptions};
 //!
-//! let mut resources = Resources::default();
-//! resources.push(Resource {
-//!     name: "kv_cache_0".into(),
-//!     layer: Some(0),
-//!     handler: ResourceHandler::kv_paged(8, 128, DType::Bf16)?,
-//!     node: "layers.0.attention".into(),
-//!     provenance: Vec::new(),
-//!     shared_by: Vec::new(),
-//! })?;
-//! let model = ModelInfo {
-//!     model_type: "llama".into(),
-//!     layers: 1,
-//!     dtype: DType::Bf16,
-//!     max_position_embeddings: Some(8192),
-//!     weights: None,
-//!     fingerprint: String::new(),
-//!     revision: None,
-//!     step_tokens: None,
-//! };
+//! let config = r#"{ "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1024, "num_attention_heads": 8,
+//!   "intermediate_size": 256, "vocab_size": 256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16" }"#;
+//! let model = Model::read_config("config.json", config, &ReadOptions::default())?;
 //! let budget = Budget::from_toml("max_seq_len = 1024\n[memory]\nbytes = '64MiB'", "budget.toml")?;
-//! let plan = PlanRequest::of((model, resources)).with_budget(budget).plan()?;
+//! let request = PlanRequest::of(model).with_budget(budget);
+//! let plan = request.plan()?;
 //! assert_eq!(plan.capacity.sequences, 15);
+//! assert_eq!(request.check(&plan), Ok(()));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! [`budget`], [`plan`], [`check`] and [`error`] are data and its proof; the solver knows no engine; [`engines`], [`logs`] and
+//! [`export`] are what is known of others; [`fit`], [`compare`] and [`curves`] ask many requests; nothing knows [`pictures`].
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod budget;
 pub mod check;
-mod checkpoints;
 pub mod compare;
 pub mod config;
-mod context;
 pub mod curves;
-mod demand;
 pub mod device;
 pub mod devices;
 pub mod diff;
-mod divisible;
 pub mod engines;
 pub mod error;
 pub mod explain;
@@ -55,13 +39,8 @@ pub mod export;
 mod fingerprint;
 pub mod fit;
 pub mod forward_profile;
-mod group;
-mod host;
-mod inputs;
-mod ledger;
 mod limits;
 pub mod logs;
-mod make;
 pub mod measured;
 mod mla_cache;
 pub mod model_caches;
@@ -71,17 +50,12 @@ mod parallel;
 pub mod pictures;
 pub mod plan;
 pub mod plan_file;
-mod ranks;
 mod render;
 pub mod request;
-mod room;
 pub mod size;
-mod solve;
-mod speculation;
+mod solver;
 mod stated;
-pub mod step;
 mod suggest;
-mod weights;
 
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
@@ -102,5 +76,5 @@ pub use plan::{
 };
 pub use request::PlanRequest;
 pub use size::ByteSize;
+pub use solver::step::StepBytes;
 pub use stated::Stated;
-pub use step::StepBytes;

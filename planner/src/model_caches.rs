@@ -8,11 +8,11 @@ use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources};
 
 use crate::budget::Budget;
-use crate::divisible::Divisible;
 use crate::engines::EngineSpec;
 use crate::error::PlanError;
 use crate::mla_cache::MlaCache;
-use crate::step::StepBytes;
+use crate::solver::divisible::Divisible;
+use crate::solver::step::StepBytes;
 
 /// A model whose caches the passes collect when a plan asks for them. A copy is the same model, and shares what was
 /// collected.

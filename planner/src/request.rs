@@ -15,13 +15,13 @@ use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{PlanError, Suggestion};
 use crate::explain::{Derivation, ExplainError};
 use crate::forward_profile::ForwardProfile;
-use crate::inputs::{Draft, Inputs};
-use crate::make;
 use crate::measured::Measured;
 use crate::model_caches::ModelCaches;
 use crate::parallel::{Agreement, Parallel};
 use crate::plan::{CachePlan, Fingerprint, RankPlans};
 use crate::size::ByteSize;
+use crate::solver::inputs::{Draft, Inputs};
+use crate::solver::make;
 use crate::stated::Stated;
 
 /// Everything that a plan follows from: a model, a budget, devices, what was measured, the engine that is to run it.

@@ -77,8 +77,8 @@ fn scale(text: &str, number: &str, unit: &str) -> Option<Result<u64, BadByteSize
             return Some(Ok(1000u64.pow(power)));
         }
         // Docker's `g` is Kubernetes' `Gi`.
-        let (text, number) = (text.to_owned(), number.to_owned());
-        is(&decimal[..1]).then(|| Err(BadByteSize::Ambiguous { text, number, binary, decimal }))
+        let ambiguous = || BadByteSize::Ambiguous { text: text.to_owned(), number: number.to_owned(), binary, decimal };
+        is(&decimal[..1]).then(|| Err(ambiguous()))
     })
 }
 

@@ -7,7 +7,7 @@ use crate::error::Suggestion;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
-use crate::solve::last;
+use crate::solver::solve::last;
 use crate::stated::Stated;
 
 /// How many changes are shown.
@@ -193,7 +193,7 @@ impl PlanRequest {
 
     fn has_experts(&self) -> bool {
         let Ok(settled) = self.settled() else { return false };
-        let weights = crate::ledger::weights(&settled.inputs());
+        let weights = crate::solver::ledger::weights(&settled.inputs());
         weights.and_then(|weights| weights.size.classes).is_some_and(|of| of.routed > 0)
     }
 }

@@ -8,8 +8,8 @@ use super::capacity;
 use super::facts::Facts;
 use super::{Findings, Rule, Violation, deployment, host, manager, pools, resources, rollback};
 use crate::budget::Budget;
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, Unit};
+use crate::solver::inputs::Inputs;
 
 impl CachePlan {
     /// Proves what can be proved of the plan without its model and budget: that every resource is a member of one pool that
@@ -17,7 +17,7 @@ impl CachePlan {
     /// put back after a speculative step.
     ///
     /// That no limit is none, that slots are as many as their pools have, and the tokens that these hold is proved too. What
-    /// they must be, ledger and fingerprint follow from the request; [`PlanRequest::check`] proves that.
+    /// they must be, ledger and fingerprint follow from the request; [`PlanRequest::check`](crate::PlanRequest::check) proves that.
     ///
     /// # Errors
     /// Everything that is not as it must be.

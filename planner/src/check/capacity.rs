@@ -4,8 +4,8 @@ use super::facts::Facts;
 use super::ledger::memory;
 use super::{Findings, Rule};
 use crate::budget::Objective;
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, Cap, Unit};
+use crate::solver::inputs::Inputs;
 
 /// Whether the pools of so many sequences and spare tokens lie in memory beside a step of as many.
 fn fits(facts: &Facts<'_>, request: &Inputs<'_>, plan: &CachePlan, sequences: u64, spare: u64) -> bool {

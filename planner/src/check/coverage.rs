@@ -5,8 +5,8 @@ use cacheplan_transforms::{Resource, Resources};
 
 use super::facts::Facts;
 use super::{Findings, Rule};
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, PlannedResource, Scheme};
+use crate::solver::inputs::Inputs;
 
 /// A cache that this rank must hold.
 struct Due<'a> {

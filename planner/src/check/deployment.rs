@@ -3,9 +3,9 @@
 use cacheplan_transforms::WeightClasses;
 
 use super::{Findings, Rule};
-use crate::inputs::Inputs;
 use crate::parallel::Parallel;
 use crate::plan::CachePlan;
+use crate::solver::inputs::Inputs;
 
 /// Counts and sums, which the plan tells by itself.
 pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {

@@ -6,8 +6,8 @@ use cacheplan_handlers::Growth;
 
 use crate::budget::{Lengths, Sample};
 use crate::error::PlanError;
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, Pool, Unit};
+use crate::solver::inputs::Inputs;
 
 /// What sizes follow from, read from the request alone.
 pub(super) struct Facts<'a> {

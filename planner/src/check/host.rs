@@ -2,8 +2,8 @@
 
 use super::facts::Facts;
 use super::{Findings, Rule};
-use crate::inputs::Inputs;
 use crate::plan::CachePlan;
+use crate::solver::inputs::Inputs;
 
 /// Its bytes are those of its pools and what is left, and its pools are the plan's.
 pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {

@@ -6,12 +6,12 @@ use cacheplan_transforms::WeightClasses;
 
 use crate::budget::Base;
 use crate::device::DeviceKind;
-use crate::inputs::Inputs;
 use crate::measured::MeasuredBytes;
 use crate::overheads::{FEWEST_ALIKE, Overhead, STAND_IN, rows};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, LedgerItem, Owner};
 use crate::size::ByteSize;
+use crate::solver::inputs::Inputs;
 
 /// A line's name, its bytes, and how many more are kept free for it.
 type Line = (&'static str, u128, u128);

@@ -26,8 +26,8 @@ use thiserror::Error;
 use cacheplan_transforms::ModelInfo;
 
 use crate::error::PlanError;
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, ManagerKind, Owner, SCHEMA_VERSION};
+use crate::solver::inputs::Inputs;
 
 /// Something in a plan that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]

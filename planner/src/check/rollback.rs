@@ -4,8 +4,8 @@ use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHan
 
 use super::coverage::has_twins;
 use super::{Findings, Rule};
-use crate::inputs::Inputs;
 use crate::plan::{CachePlan, PlannedResource, Scheme};
+use crate::solver::inputs::Inputs;
 
 /// What lies at each candidate position: kind, elements, dtype.
 type Kept = (String, u128, DType);

@@ -6,9 +6,9 @@ use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape
 
 use super::version::Version;
 use crate::budget::Budget;
-use crate::demand::{Demand, Load};
-use crate::inputs::Held;
 use crate::mla_cache::MlaCache;
+use crate::solver::demand::{Demand, Load};
+use crate::solver::inputs::Held;
 
 /// The compute capability, times ten, of the GPU that engines are taken to run on where nobody says.
 pub(crate) const HOPPER: u32 = 90;

@@ -5,6 +5,7 @@
 //! them.
 
 mod caches;
+mod context;
 mod expanded;
 pub(crate) mod flags;
 pub(crate) mod known;

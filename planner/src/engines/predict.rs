@@ -9,13 +9,13 @@ use super::registry::{Engine, EngineSpec};
 use super::rules::EngineRules;
 use super::situation::{Situation, Stage};
 use crate::budget::Budget;
-use crate::demand::Load;
 use crate::error::{EngineRefusal, PlanError};
-use crate::inputs::{Held, Inputs};
-use crate::make;
-use crate::room::Room;
 use crate::size::ByteSize;
-use crate::step::StepSize;
+use crate::solver::demand::Load;
+use crate::solver::inputs::{Held, Inputs};
+use crate::solver::make;
+use crate::solver::room::Room;
+use crate::solver::step::StepSize;
 
 impl Inputs<'_> {
     /// What [`PlanRequest::predict`](crate::request::PlanRequest::predict) says, of resources as the engine stores them.

@@ -105,8 +105,7 @@ impl Engine {
 
     /// What a plan that it is to run assumes of it.
     pub(crate) const fn assumptions(self) -> EngineAssumptions {
-        let EngineRules { name, captures_apart, .. } = self.0.rules;
-        EngineAssumptions { name: *name, captures_apart: *captures_apart }
+        EngineAssumptions { name: self.0.rules.name, captures_apart: self.0.rules.captures_apart }
     }
 
     pub(crate) const fn words(self) -> &'static Words {

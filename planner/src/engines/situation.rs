@@ -5,8 +5,8 @@ use cacheplan_transforms::ModelInfo;
 use super::caches::Caches;
 use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
-use crate::demand::Load;
 use crate::error::{PlanError, Shortfall, Suggestion};
+use crate::solver::demand::Load;
 use crate::stated::Stated;
 
 /// Everything that an engine's rules look at.

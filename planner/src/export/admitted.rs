@@ -5,10 +5,10 @@ use cacheplan_transforms::Resources;
 use crate::budget::{Budget, Lengths, Speculation, Workload};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::PlanError;
-use crate::inputs::Inputs;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Scheme};
 use crate::size::ByteSize;
+use crate::solver::inputs::Inputs;
 
 /// What the engine would allocate for a budget; `None` where the plan is none that its rules can judge.
 pub(super) fn predicted(

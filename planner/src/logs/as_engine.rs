@@ -7,10 +7,10 @@ use super::Words;
 use crate::budget::{Budget, Speculation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
-use crate::inputs::Inputs;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, PlannedResource, Scheme};
 use crate::size::ByteSize;
+use crate::solver::inputs::Inputs;
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {

@@ -16,7 +16,7 @@ use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
-use crate::solve::last;
+use crate::solver::solve::last;
 
 pub(crate) use log::WORDS;
 

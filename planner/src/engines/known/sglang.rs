@@ -8,14 +8,14 @@ use cacheplan_handlers::{DType, Growth};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::Fraction;
-use crate::demand::Demand;
 use crate::engines::caches::{State, Storage};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::PlanError;
-use crate::solve::last;
+use crate::solver::demand::Demand;
+use crate::solver::solve::last;
 
 pub(crate) use log::WORDS;
 

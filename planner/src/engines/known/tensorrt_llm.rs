@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::Growth;
 use cacheplan_transforms::CacheDTypes;
 
-use crate::demand::Demand;
 use crate::engines::caches::Storage;
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::PlanError;
-use crate::solve::last;
+use crate::solver::demand::Demand;
+use crate::solver::solve::last;
 
 pub(crate) use log::WORDS;
 

@@ -12,7 +12,6 @@ use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHan
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::MambaCacheMode;
-use crate::demand::Demand;
 use crate::engines::caches::{Attention, HOPPER, State, Storage};
 use crate::engines::expanded;
 use crate::engines::prediction::EnginePrediction;
@@ -20,7 +19,8 @@ use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
-use crate::solve::last;
+use crate::solver::demand::Demand;
+use crate::solver::solve::last;
 
 pub(crate) use log::WORDS;
 

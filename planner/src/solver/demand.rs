@@ -3,7 +3,7 @@
 use cacheplan_handlers::Growth;
 
 use crate::budget::{Fraction, Sample};
-use crate::step::StepSize;
+use crate::solver::step::StepSize;
 
 /// What the demand of every pool depends on.
 #[derive(Clone, Debug)]

@@ -2,10 +2,10 @@
 
 use crate::budget::{Base, Fraction, Memory};
 use crate::error::PlanError;
-use crate::inputs::Inputs;
-use crate::ledger::{self, CacheBytes, Ledger, Outside};
 use crate::size::ByteSize;
-use crate::step::StepSize;
+use crate::solver::inputs::Inputs;
+use crate::solver::ledger::{self, CacheBytes, Ledger, Outside};
+use crate::solver::step::StepSize;
 
 /// What caches may take beside a step, which is less the more is in it.
 pub(crate) struct Room<'a> {

@@ -2,8 +2,8 @@
 
 use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler, Shape};
 
-use crate::group::Group;
 use crate::plan::{Member, Pool};
+use crate::solver::group::Group;
 
 /// One pool of checkpoints for each pool of slots that a sequence holds; sizes come later.
 pub(crate) fn pools(groups: &[Group<'_>], pools: &[Pool]) -> Vec<Pool> {

@@ -1,9 +1,9 @@
 //! The most sequences that the bytes admit, in exact integers.
 
-use crate::demand::{Demand, Load};
-use crate::ledger::CacheBytes;
 use crate::plan::Cap;
-use crate::room::Room;
+use crate::solver::demand::{Demand, Load};
+use crate::solver::ledger::CacheBytes;
+use crate::solver::room::Room;
 
 /// No scheduler runs more sequences at once.
 pub(crate) const MAX_SEQUENCES: u64 = 1 << 20;

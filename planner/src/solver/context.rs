@@ -6,7 +6,6 @@ use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
 
 use crate::budget::Budget;
 use crate::device::DeviceInfo;
-use crate::engines::EngineSpec;
 
 const DEFAULT_SEQ_LEN: u64 = 4_096;
 
@@ -37,7 +36,7 @@ impl Budget {
     }
 
     /// The same with latents and rope keys in one tensor.
-    fn plain_context(&self, model: &ModelInfo) -> PassContext {
+    pub(crate) fn plain_context(&self, model: &ModelInfo) -> PassContext {
         PassContext {
             dtypes: CacheDTypes {
                 kv: self.dtypes.kv,
@@ -57,23 +56,5 @@ impl Budget {
         let mut on = self.clone();
         on.engine.compute_capability = on.engine.compute_capability.or_else(|| device.compute_capability());
         on
-    }
-
-    /// The same as `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
-    /// them, and windows that no sequence outgrows where it keeps those.
-    pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
-        let capability = self.engine.compute_capability;
-        let (chosen, mut context) = (engine.dtypes(model, capability), self.plain_context(model));
-        context.dtypes = CacheDTypes {
-            kv: self.dtypes.kv.or(chosen.kv),
-            state: chosen.state,
-            conv: self.dtypes.conv.or(chosen.conv),
-            ..context.dtypes
-        };
-        if let Some(descriptor) = engine.descriptor(model) {
-            context.registry.register(descriptor);
-        }
-        context.max_seq_len = context.max_seq_len.filter(|_| !engine.keeps_long_windows());
-        context
     }
 }

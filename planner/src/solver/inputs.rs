@@ -6,15 +6,15 @@ use cacheplan_transforms::{ModelInfo, Resource, Resources, WeightBytes};
 
 use crate::budget::{Budget, Speculation};
 use crate::device::DeviceInfo;
-use crate::divisible::Divisible;
 use crate::error::PlanError;
 use crate::forward_profile::ForwardProfile;
 use crate::measured::Measured;
 use crate::overheads::EngineAssumptions;
 use crate::parallel::{Agreement, Parallel};
+use crate::solver::divisible::Divisible;
+use crate::solver::step::StepBytes;
+use crate::solver::{ranks, speculation};
 use crate::stated::Stated;
-use crate::step::StepBytes;
-use crate::{ranks, speculation};
 
 /// Everything that the plan of one stage depends on.
 #[derive(Clone, Copy, Debug)]

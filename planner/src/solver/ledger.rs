@@ -5,14 +5,14 @@ use cacheplan_transforms::WeightBytes;
 use crate::budget::{Fraction, Memory};
 use crate::device::DeviceKind;
 use crate::error::PlanError;
-use crate::inputs::Inputs;
 use crate::measured::Measured;
 use crate::overheads::Estimate;
 use crate::parallel::Parallel;
 use crate::plan::{Certainty, LedgerItem, LedgerLine, Owner, Pool};
 use crate::size::ByteSize;
-use crate::step::{StepBytes, StepSize};
-use crate::weights;
+use crate::solver::inputs::Inputs;
+use crate::solver::step::{StepBytes, StepSize};
+use crate::solver::weights;
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
 ///

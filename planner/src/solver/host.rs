@@ -1,10 +1,10 @@
 //! What the host tier holds: as many whole sequences as its bytes admit.
 
-use crate::demand::{Demand, Load};
 use crate::error::PlanError;
 use crate::plan::{HostPlan, HostPool, Pool};
 use crate::size::ByteSize;
-use crate::solve::{MAX_SEQUENCES, last};
+use crate::solver::demand::{Demand, Load};
+use crate::solver::solve::{MAX_SEQUENCES, last};
 
 /// The most sequences that the host's bytes hold.
 pub(crate) fn sequences(bytes: ByteSize, pools: &[Pool], demands: &[Demand], load: &Load) -> u64 {

@@ -5,21 +5,22 @@ use std::collections::HashMap;
 use cacheplan_handlers::{DType, Growth, ResourceHandler};
 
 use crate::budget::{Budget, Objective, Speculation};
-use crate::demand::{Demand, Load, NULL_BLOCKS};
 use crate::error::{Overdrawn, PlanError, Shortfall};
-use crate::group::{Group, group};
-use crate::inputs::{Held, Inputs};
-use crate::ledger::{self, CacheBytes, Ledger};
+use crate::fingerprint;
 use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
 use crate::parallel::{Agreement, Parallel};
 use crate::plan::{
     CachePlan, Cap, Capacity, Certainty, Deployment, LedgerItem, LedgerLine, Limits, ManagerKind, Member, Owner,
     PlannedResource, Pool, RankPlans, SCHEMA_VERSION, SlotDomain, Totals, Unit,
 };
-use crate::room::Room;
 use crate::size::ByteSize;
-use crate::solve::{self, SearchLimits, StageCost};
-use crate::{checkpoints, fingerprint, host, weights};
+use crate::solver::demand::{Demand, Load, NULL_BLOCKS};
+use crate::solver::group::{Group, group};
+use crate::solver::inputs::{Held, Inputs};
+use crate::solver::ledger::{self, CacheBytes, Ledger};
+use crate::solver::room::Room;
+use crate::solver::solve::{self, SearchLimits, StageCost};
+use crate::solver::{checkpoints, host, weights};
 
 const DEFAULT_BATCH_SIZE: u64 = 8;
 const DEFAULT_NUM_TOKENS: u64 = 2_048;

@@ -1,0 +1,26 @@
+//! What the passes need so that caches are stored as an engine stores them.
+
+use cacheplan_transforms::{CacheDTypes, ModelInfo, PassContext};
+
+use super::registry::EngineSpec;
+use crate::budget::Budget;
+
+impl Budget {
+    /// As [`Budget::pass_context`], where `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
+    /// them, and windows that no sequence outgrows where it keeps those.
+    pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
+        let capability = self.engine.compute_capability;
+        let (chosen, mut context) = (engine.dtypes(model, capability), self.plain_context(model));
+        context.dtypes = CacheDTypes {
+            kv: self.dtypes.kv.or(chosen.kv),
+            state: chosen.state,
+            conv: self.dtypes.conv.or(chosen.conv),
+            ..context.dtypes
+        };
+        if let Some(descriptor) = engine.descriptor(model) {
+            context.registry.register(descriptor);
+        }
+        context.max_seq_len = context.max_seq_len.filter(|_| !engine.keeps_long_windows());
+        context
+    }
+}
