@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DType, Recurrence, UnknownDType};
+use crate::{DType, Recurrence, Ring, UnknownDType};
 
 /// The most bytes that one unit (token, sequence or fixed tensor) of a resource may take: 1 TiB.
 ///
@@ -306,10 +306,15 @@ impl TryFrom<Unchecked> for ResourceHandler {
     fn try_from(raw: Unchecked) -> Result<Self, HandlerError> {
         let handler = Self::new(raw.kind, raw.growth, raw.shape, raw.dtype, raw.layout)?;
         if let Some(Recurrence::Ring(ring)) = raw.recurrence {
-            ring.check()?;
+            refuse_empty(ring)?;
         }
         Ok(Self { recurrence: raw.recurrence, ..handler })
     }
+}
+
+/// A ring has rows, in units of some.
+pub(crate) fn refuse_empty(ring: Ring) -> Result<(), HandlerError> {
+    ring.zero().map_or(Ok(()), |dim| Err(HandlerError::ZeroDim { kind: Kind::Ring, dim: dim.into() }))
 }
 
 /// A resource that cannot be described.

@@ -1,6 +1,6 @@
 //! Constructors of the known kinds.
 
-use crate::handler::{OWN_COLUMNS, WITH_CANDIDATES};
+use crate::handler::{OWN_COLUMNS, WITH_CANDIDATES, refuse_empty};
 use crate::{DType, Dim, Growth, HandlerError, Kind, KvLayout, Recurrence, ResourceHandler, Ring, Split};
 
 const EVERY_TOKEN: Growth = Growth::Paged { stride: 1, window: None };
@@ -111,7 +111,7 @@ impl ResourceHandler {
     /// # Errors
     /// A zero or absurd dimension.
     pub fn ring(ring: Ring, width: u64, dtype: DType) -> Result<Self, HandlerError> {
-        ring.check()?;
+        refuse_empty(ring)?;
         let shape = vec![Dim::whole("rows", ring.rows(0)), Dim::whole("width", width)];
         Ok(Self::new(Kind::Ring, Growth::PerSequence, shape, dtype, None)?.with_recurrence(Recurrence::Ring(ring)))
     }

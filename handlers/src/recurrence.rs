@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{HandlerError, Kind};
-
 /// The recurrence of a state, as far as its inputs are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -50,11 +48,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// # Errors
-    /// A number of rows or a unit of 0.
-    pub(crate) fn check(&self) -> Result<(), HandlerError> {
-        let zero = [("behind", self.behind), ("unit", self.unit)].into_iter().find(|(_, size)| *size == 0);
-        zero.map_or(Ok(()), |(dim, _)| Err(HandlerError::ZeroDim { kind: Kind::Ring, dim: dim.into() }))
+    /// Names what of it is 0, so that it would hold nothing.
+    pub(crate) fn zero(&self) -> Option<&'static str> {
+        let sizes = [("behind", self.behind), ("unit", self.unit)];
+        sizes.into_iter().find(|(_, size)| *size == 0).map(|(name, _)| name)
     }
 
     /// Rows where so many tokens are drafted in a step.
