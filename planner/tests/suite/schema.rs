@@ -20,13 +20,14 @@ const MODELS: [&str; 7] = [
     "google__gemma-3-1b-it",
     "RWKV__rwkv-4-169m-pile",
 ];
-const BUDGETS: [&str; 5] = [
+const BUDGETS: [&str; 6] = [
     "",
     "grouping = 'first-reference'\nmax_batch_size = 2",
     "[memory]\nbytes = '80GiB'\n[host]\nbytes = '8GiB'",
     "[workload]\nprompt = { fixed = 100 }\ncheckpoints_per_sequence = 1\ncheckpoint_dtype = 'int8'\n\
      [speculation]\ndraft_tokens = 2\n[memory]\nbytes = '80GiB'",
     "[parallel]\ntp = 2\ndp = 2\nep = 4\ndcp = 2",
+    "[engine]\ncache_bytes = '20GiB'",
 ];
 
 fn plans() -> Vec<Value> {
@@ -35,9 +36,8 @@ fn plans() -> Vec<Value> {
         let file = format!("{}/../tests/fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
         for text in BUDGETS {
             let budget = budget(text);
-            let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
-            let resources = model.graph.collect(&budget.pass_context(&model.info)).unwrap().resources;
-            let request = PlanRequest::of((model.info.clone(), resources.clone())).with_budget(budget.clone());
+            let model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
+            let request = PlanRequest::of(model).with_budget(budget);
             // A budget that this model has no use for.
             let Ok(plan) = request.plan() else { continue };
             plans.push(serde_json::to_value(&plan).unwrap());
