@@ -178,9 +178,9 @@ impl Reading {
 
 /// A request that cannot be answered, as the command ends with it.
 pub(crate) fn refused(error: PlanError) -> Failure {
-    match &error {
+    match error {
         PlanError::Devices(message) => Failure::new(2, miette!("--device-memory: {message}")),
-        _ => Failure::new(error.exit_code(), miette!("{error}")),
+        error => Failure::new(error.exit_code(), miette!("{error}")),
     }
 }
 
