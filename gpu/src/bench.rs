@@ -3,7 +3,6 @@
 mod limits;
 mod shapes;
 
-use crate::cases::{Case, Data, Work};
 use crate::driver::{Description, Gpu};
 use crate::emulated::Emulator;
 use crate::gpu::Measured;
@@ -11,6 +10,7 @@ use crate::machine::{Cost, End, Machine, Watch};
 use crate::modules::MODULES;
 use crate::table::table;
 use crate::{Failure, Place, note, print};
+use cacheplan_kernels::cases::{Case, Data, Work};
 use limits::Limits;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
         if case.work.bytes > room / 10 * 9 {
             figure.missing = Some(format!("{} GiB do not fit", case.work.bytes >> 30));
         } else {
-            let outcome = watch.call(|on| (case.call)(on, &mut Data::Blank));
+            let outcome = watch.call(|on| case.call(on, &mut Data::Blank));
             match outcome.end {
                 End::Given(_) => figure.add(case.work, outcome.cost, bench.limits.as_ref()),
                 End::Left => figure.missing = Some("no kernel".to_owned()),
@@ -231,7 +231,7 @@ mod tests {
         let emulator = Watch::new(Box::new(Emulator::new(1, 1).unwrap()));
         let (mut compared, mut wrong) = (0, Vec::new());
         for case in shapes::all(true) {
-            let outcome = emulator.call(|on| (case.call)(on, &mut Data::random(1)));
+            let outcome = emulator.call(|on| case.call(on, &mut Data::random(1)));
             if let (End::Given(_), Some([_, _, _, moved])) = (&outcome.end, outcome.cost.counts) {
                 let ratio = moved as f64 / case.work.bytes as f64;
                 if !(0.8..shapes::slack(&case)).contains(&ratio) {

@@ -2,7 +2,6 @@
 
 mod checks;
 
-use crate::cases::{Case, Data};
 use crate::driver::{Description, Gpu};
 use crate::emulated::Emulator;
 use crate::gpu::Checked;
@@ -11,6 +10,7 @@ use crate::modules::MODULES;
 use crate::table::table;
 use crate::{Failure, Form, Place, fresh_seed, note, print};
 use cacheplan_kernels::Backend;
+use cacheplan_kernels::cases::{Case, Data};
 use candle_core::{DType, Tensor};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -109,12 +109,12 @@ fn check(cases: &[Case], machine: Box<dyn Machine>, seed: u64) -> Result<Vec<Che
     let watch = Watch::new(machine);
     let each = cases.iter().enumerate();
     each.map(|(at, case)| {
-        let expected = (case.call)(&Backend::Cpu.run(), &mut data(at)).map_err(|source| Failure::Cpu {
+        let expected = case.call(&Backend::Cpu.run(), &mut data(at)).map_err(|source| Failure::Cpu {
             op: case.op,
             case: case.to_string(),
             source: Box::new(source),
         })?;
-        let outcome = watch.call(|on| (case.call)(on, &mut data(at)));
+        let outcome = watch.call(|on| case.call(on, &mut data(at)));
         let (error, verdict, what) = match outcome.end {
             End::Left => (None, Verdict::Portable, None),
             End::Failed(what) => (None, Verdict::Wrong, Some(what)),

@@ -2,7 +2,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test"))]
 
 mod bench;
-mod cases;
 mod doctor;
 mod driver;
 mod emulated;

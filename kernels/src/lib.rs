@@ -35,6 +35,7 @@
 
 mod backend;
 mod batch;
+pub mod cases;
 mod cpu;
 mod cuda;
 mod error;

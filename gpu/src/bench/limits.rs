@@ -1,8 +1,8 @@
 //! What a device can do: the rate of a copy, and of products of matrices.
 
-use crate::cases::Work;
 use crate::gpu::Measured;
 use crate::machine::{Fault, Machine};
+use cacheplan_kernels::cases::Work;
 use cacheplan_kernels::{Argument, Buffer, Contents, Launch, Launches};
 use candle_core::DType;
 use serde::Serialize;

@@ -1,11 +1,11 @@
 //! The sizes that are measured: layers of published models, at batches and contexts that serving has.
 
-use crate::cases::{
+use cacheplan_handlers::KvLayout;
+use cacheplan_kernels::GateOrder;
+use cacheplan_kernels::cases::{
     Attention, CacheWrite, Case, Channels, Convolution, DeltaKind, Elementwise, Experts, Features, Format,
     LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
 };
-use cacheplan_handlers::KvLayout;
-use cacheplan_kernels::GateOrder;
 use candle_core::DType::{self, BF16, F8E4M3, F32};
 
 /// All of them, or each op at a size that the emulator gets through.
@@ -186,7 +186,10 @@ impl Sizes {
             cases.push(Elementwise::SiluProduct.case(rows, self.of(14336, 1024), BF16));
             cases.push(Elementwise::WeightedSum.case(rows, self.of(4096, 1024), BF16));
         }
-        cases.push(Product { rows: self.of(4096, 16), inputs: 4096, outputs: self.of(14336, 16), dtype: BF16 }.case());
+        cases.push(
+            Product { rows: self.of(4096, 16), inputs: 4096, outputs: self.of(14336, 16), input: BF16, weight: BF16 }
+                .case(),
+        );
         cases
     }
 

@@ -1,10 +1,10 @@
 //! What is checked: every instantiation of every kernel, and what is left to the portable path.
 
-use crate::cases::{
+use cacheplan_handlers::KvLayout;
+use cacheplan_kernels::cases::{
     Attention, CacheWrite, Case, Channels, Choice, Convolution, DeltaKind, Elementwise, Experts, Features, Format,
     LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
 };
-use cacheplan_handlers::KvLayout;
 use cacheplan_kernels::{GateOrder, Routing, Window};
 use candle_core::DType::{self, BF16, F8E4M3, F16, F32, U8};
 
@@ -243,7 +243,7 @@ fn rows(large: bool) -> Vec<Case> {
             cases.push(of.case(rows, if large { 4096 } else { 136 }, dtype));
         }
     }
-    cases.push(Product { rows, inputs: 256, outputs: 64, dtype: BF16 }.case());
+    cases.push(Product { rows, inputs: 256, outputs: 64, input: BF16, weight: BF16 }.case());
     cases
 }
 

@@ -7,6 +7,8 @@
 mod cases;
 mod machine;
 
+use crate::backend::Backend;
+use crate::cases::Data;
 use crate::error::Result;
 use std::time::{Duration, Instant};
 
@@ -170,7 +172,7 @@ impl ReadBuffer {
 /// From then on the process keeps the memory that it frees.
 pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
     let mut cases = cases::all();
-    cases.retain(|case| case.op.contains(filter));
+    cases.retain(|measured| measured.op.contains(filter));
     if cases.is_empty() {
         // The machine is not measured for nothing.
         return Ok(());
@@ -178,13 +180,17 @@ pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
     keep_freed_memory();
     let machine = Machine::new()?;
     let mut headings = Some(Measurement::headings());
-    for case in cases {
-        let mut call = (case.prepare)()?;
+    let on = Backend::Cpu.run();
+    for measured in cases {
+        let mut data = Data::Dense(1);
+        let calls = (0..measured.layers).map(|_| (measured.case.prepare)(&mut data)).collect::<Result<Vec<_>>>()?;
+        let mut layers = calls.iter().cycle();
+        let mut call = || layers.next().map_or(Ok(()), |call| call(&on).map(drop));
         call()?;
         let never = Time { wall: f64::INFINITY, processor: f64::INFINITY };
         let (mut time, mut own) = (never, never);
         for _ in 0..ROUNDS {
-            own = own.best(machine.seconds_per_unit(case.bound)?);
+            own = own.best(machine.seconds_per_unit(measured.bound)?);
             let watch = Stopwatch::start();
             let mut calls = 0;
             while watch.start.elapsed() < ROUND {
@@ -197,14 +203,14 @@ pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
             report(&headings);
         }
         let measurement = Measurement {
-            op: case.op,
-            shape: case.shape,
-            bound: case.bound,
-            work: case.work,
+            op: measured.op,
+            shape: measured.case.to_string(),
+            bound: measured.bound,
+            work: measured.work(),
             time,
-            machine: own.times(case.work),
-            peak: (case.bound == Bound::Compute).then(machine::peak),
-            target: case.target,
+            machine: own.times(measured.work()),
+            peak: (measured.bound == Bound::Compute).then(machine::peak),
+            target: measured.target,
         };
         report(&measurement.to_string());
     }

@@ -1,7 +1,7 @@
 //! Ops that carry a state from token to token.
 
 use super::{Case, Data, Sequences, Work, name, tolerance};
-use cacheplan_kernels::{
+use crate::{
     CausalConv1d, KernelError, LinearAttentionScan, Mamba1Scan, Mamba2Scan, RgLruScan, ScanInput, StateBatch,
     StateDecay, StateLayerView, StateWrites, TimeStep,
 };
@@ -12,7 +12,7 @@ const BESIDE: usize = 8;
 
 /// Which states a step leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writes {
+pub enum Writes {
     /// That after its last token.
     Final,
     /// With the bits of one token after the other.
@@ -36,6 +36,8 @@ impl Writes {
 
 /// A state pool with its step: a slot for each sequence and, where they are kept, for each token.
 struct Step {
+    of: Sequences,
+    writes: Writes,
     view: StateLayerView,
     pool: Tensor,
     /// Of snapshots and of a tree's nodes.
@@ -52,7 +54,7 @@ impl Step {
         dtype: DType,
     ) -> Result<Self, KernelError> {
         let elements = view(usize::MAX, 0).elems();
-        let beside = if matches!(data, Data::Blank) { 0 } else { BESIDE };
+        let beside = if data.is_poisoned() { BESIDE } else { 0 };
         let view = view(elements + 2 * beside, beside);
         let mut slots = of.len() + 2;
         let tokens = of.tokens();
@@ -71,17 +73,22 @@ impl Step {
         };
         let parents = of.cu_seqlens.windows(2).flat_map(parent).collect();
         let pool = data.pool([slots, view.slot_elems], &of.owned(), [view.layer_offset, elements], dtype)?;
-        Ok(Self { view, pool, nodes, parents })
+        Ok(Self { of: of.clone(), writes, view, pool, nodes, parents })
     }
 
-    fn batch<'a>(&'a self, of: &'a Sequences, writes: Writes) -> StateBatch<'a> {
-        let writes = match writes {
+    fn batch(&self) -> StateBatch<'_> {
+        let writes = match self.writes {
             Writes::Final => StateWrites::Final,
             Writes::Replay => StateWrites::Replay,
             Writes::Snapshots => StateWrites::AlsoAfter(&self.nodes),
             Writes::Tree => StateWrites::Tree { parents: &self.parents, slots: &self.nodes },
         };
-        of.batch().with_writes(writes)
+        self.of.batch().with_writes(writes)
+    }
+
+    /// What a call gives, with the pool that it changed.
+    fn given(&self, out: Tensor) -> Result<Vec<Tensor>, KernelError> {
+        Ok(vec![out, self.pool.clone()])
     }
 }
 
@@ -97,18 +104,18 @@ fn state_bytes(of: &Sequences, elements: usize, state: DType) -> usize {
 
 /// `Mamba2Scan`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mamba2 {
-    pub(crate) heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) d_state: usize,
-    pub(crate) groups: usize,
-    pub(crate) state: DType,
-    pub(crate) input: DType,
-    pub(crate) writes: Writes,
+pub struct Mamba2 {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub d_state: usize,
+    pub groups: usize,
+    pub state: DType,
+    pub input: DType,
+    pub writes: Writes,
 }
 
 impl Mamba2 {
-    pub(crate) fn case(self, of: Sequences) -> Case {
+    pub fn case(self, of: Sequences) -> Case {
         let Self { heads, head_dim, d_state, groups, state, input, writes } = self;
         let (tokens, longest) = (of.tokens(), of.longest());
         let op = if longest > 16 { "SSD prefill" } else { "state update" };
@@ -126,7 +133,7 @@ impl Mamba2 {
             variant: format!("{} states, {}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work,
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [heads, head_dim, d_state]);
                 let step = Step::new(data, &of, writes, view, state)?;
                 let [x, z] = [data.rows(&of, heads * head_dim, input)?, data.rows(&of, heads * head_dim, input)?];
@@ -134,10 +141,11 @@ impl Mamba2 {
                 let dt = data.rows(&of, heads, input)?;
                 let a = data.between(-2.0, -0.1, &[heads], DType::F32)?;
                 let [d, bias] = [data.tensor(&[heads], DType::F32)?, data.tensor(&[heads], DType::F32)?];
-                let layer = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
-                let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
-                let out = layer.run(on, &input, &step.pool, &step.view, &step.batch(&of, writes))?;
-                Ok(vec![out, step.pool])
+                Ok(Box::new(move |on| {
+                    let layer = Mamba2Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
+                    let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
+                    step.given(layer.run(on, &input, &step.pool, &step.view, &step.batch())?)
+                }))
             }),
         }
     }
@@ -145,7 +153,7 @@ impl Mamba2 {
 
 /// Which rule of linear attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeltaKind {
+pub enum DeltaKind {
     Gated,
     Kimi,
     Lightning,
@@ -153,19 +161,19 @@ pub(crate) enum DeltaKind {
 
 /// `LinearAttentionScan`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LinearAttention {
-    pub(crate) kind: DeltaKind,
-    pub(crate) heads: usize,
-    pub(crate) key_heads: usize,
-    pub(crate) key_dim: usize,
-    pub(crate) value_dim: usize,
-    pub(crate) state: DType,
-    pub(crate) input: DType,
-    pub(crate) writes: Writes,
+pub struct LinearAttention {
+    pub kind: DeltaKind,
+    pub heads: usize,
+    pub key_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub state: DType,
+    pub input: DType,
+    pub writes: Writes,
 }
 
 impl LinearAttention {
-    pub(crate) fn case(self, of: Sequences) -> Case {
+    pub fn case(self, of: Sequences) -> Case {
         let Self { kind, heads, key_heads, key_dim, value_dim, state, input, writes } = self;
         let (tokens, longest) = (of.tokens(), of.longest());
         let (short, long, rule) = match kind {
@@ -196,7 +204,7 @@ impl LinearAttention {
             variant: format!("{} states, {}{rule}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work,
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [heads, key_dim, value_dim]);
                 let step = Step::new(data, &of, writes, view, state)?;
                 let [q, k] = [data.rows(&of, key_heads * key_dim, input)?, data.rows(&of, key_heads * key_dim, input)?];
@@ -206,21 +214,22 @@ impl LinearAttention {
                 let per_channel = data.rows_between(-1.0, 0.0, &of, heads * key_dim, input)?;
                 let fixed: Vec<f32> = (1..=heads).map(|head| -0.3 / head as f32).collect();
                 let delta = kind != DeltaKind::Lightning;
-                let scan = LinearAttentionScan {
-                    q: &q,
-                    k: &k,
-                    v: &v,
-                    decay: match kind {
-                        DeltaKind::Gated => StateDecay::PerHead(&per_head),
-                        DeltaKind::Kimi => StateDecay::PerChannel(&per_channel),
-                        DeltaKind::Lightning => StateDecay::Fixed(&fixed),
-                    },
-                    beta: delta.then_some(&beta),
-                    scale: (key_dim as f32).powf(-0.5),
-                    l2_norm: delta,
-                };
-                let out = scan.run(on, &step.pool, &step.view, &step.batch(&of, writes))?;
-                Ok(vec![out, step.pool])
+                Ok(Box::new(move |on| {
+                    let scan = LinearAttentionScan {
+                        q: &q,
+                        k: &k,
+                        v: &v,
+                        decay: match kind {
+                            DeltaKind::Gated => StateDecay::PerHead(&per_head),
+                            DeltaKind::Kimi => StateDecay::PerChannel(&per_channel),
+                            DeltaKind::Lightning => StateDecay::Fixed(&fixed),
+                        },
+                        beta: delta.then_some(&beta),
+                        scale: (key_dim as f32).powf(-0.5),
+                        l2_norm: delta,
+                    };
+                    step.given(scan.run(on, &step.pool, &step.view, &step.batch())?)
+                }))
             }),
         }
     }
@@ -228,15 +237,15 @@ impl LinearAttention {
 
 /// `CausalConv1d`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Convolution {
-    pub(crate) channels: usize,
-    pub(crate) d_conv: usize,
-    pub(crate) dtype: DType,
-    pub(crate) writes: Writes,
+pub struct Convolution {
+    pub channels: usize,
+    pub d_conv: usize,
+    pub dtype: DType,
+    pub writes: Writes,
 }
 
 impl Convolution {
-    pub(crate) fn case(self, of: Sequences) -> Case {
+    pub fn case(self, of: Sequences) -> Case {
         let Self { channels, d_conv, dtype, writes } = self;
         let rows = 2 * of.tokens() + 2 * of.owned().len() * (d_conv - 1) + d_conv + 1;
         Case {
@@ -245,14 +254,15 @@ impl Convolution {
             variant: format!("{}{}", name(dtype), writes.name()),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(rows * channels * dtype.size_in_bytes()),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let view = |slot, at| StateLayerView::conv(slot, at, d_conv, channels);
                 let step = Step::new(data, &of, writes, view, dtype)?;
                 let x = data.rows(&of, channels, dtype)?;
                 let [weight, bias] = [data.tensor(&[d_conv, channels], dtype)?, data.tensor(&[channels], dtype)?];
-                let conv = CausalConv1d { weight: &weight, bias: Some(&bias), silu: true };
-                let out = conv.run(on, &x, &step.pool, &step.view, &step.batch(&of, writes))?;
-                Ok(vec![out, step.pool])
+                Ok(Box::new(move |on| {
+                    let conv = CausalConv1d { weight: &weight, bias: Some(&bias), silu: true };
+                    step.given(conv.run(on, &x, &step.pool, &step.view, &step.batch())?)
+                }))
             }),
         }
     }
@@ -260,7 +270,7 @@ impl Convolution {
 
 /// Which recurrence over channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recurrence {
+pub enum Recurrence {
     /// `Mamba1Scan`, with so many states a channel.
     Mamba1(usize),
     /// `RgLruScan`.
@@ -269,16 +279,16 @@ pub(crate) enum Recurrence {
 
 /// A recurrence whose channels know nothing of each other.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Channels {
-    pub(crate) recurrence: Recurrence,
-    pub(crate) channels: usize,
-    pub(crate) state: DType,
-    pub(crate) input: DType,
-    pub(crate) writes: Writes,
+pub struct Channels {
+    pub recurrence: Recurrence,
+    pub channels: usize,
+    pub state: DType,
+    pub input: DType,
+    pub writes: Writes,
 }
 
 impl Channels {
-    pub(crate) fn case(self, of: Sequences) -> Case {
+    pub fn case(self, of: Sequences) -> Case {
         let Self { recurrence, channels, state, input, writes } = self;
         let prefill = of.longest() > 16;
         let (op, d_state, row, fixed) = match recurrence {
@@ -298,35 +308,37 @@ impl Channels {
             variant: format!("{} states, {}{}", name(state), name(input), writes.name()),
             tolerance: tolerance(&[state, input]),
             work: Work::bytes(bytes),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let view = |slot, at| StateLayerView::matrix(slot, at, [channels, 1, d_state]);
                 let step = Step::new(data, &of, writes, view, state)?;
-                let batch = step.batch(&of, writes);
                 let mut rows = || data.rows(&of, channels, input);
                 let (x, first, second) = (rows()?, rows()?, rows()?);
-                let out = match recurrence {
+                Ok(match recurrence {
                     Recurrence::Mamba1(_) => {
                         let [b, c] = [data.rows(&of, d_state, input)?, data.rows(&of, d_state, input)?];
                         let a = data.between(-2.0, -0.1, &[channels, d_state], DType::F32)?;
                         let [d, bias] = [data.tensor(&[channels], DType::F32)?, data.tensor(&[channels], DType::F32)?];
-                        let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
-                        let input = ScanInput { x: &x, dt: &first, b: &b, c: &c, z: Some(&second) };
-                        layer.run(on, &input, &step.pool, &step.view, &batch)?
+                        Box::new(move |on| {
+                            let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
+                            let input = ScanInput { x: &x, dt: &first, b: &b, c: &c, z: Some(&second) };
+                            step.given(layer.run(on, &input, &step.pool, &step.view, &step.batch())?)
+                        })
                     }
                     Recurrence::Gated => {
                         let a = data.between(-9.0, 9.0, &[channels], input)?;
                         let positions: Vec<u32> = (1..=of.tokens() as u32).collect();
-                        let scan = RgLruScan {
-                            x: &x,
-                            input_gate: &first,
-                            recurrence_gate: &second,
-                            a_param: &a,
-                            positions: (&positions).into(),
-                        };
-                        scan.run(on, &step.pool, &step.view, &batch)?
+                        Box::new(move |on| {
+                            let scan = RgLruScan {
+                                x: &x,
+                                input_gate: &first,
+                                recurrence_gate: &second,
+                                a_param: &a,
+                                positions: (&positions).into(),
+                            };
+                            step.given(scan.run(on, &step.pool, &step.view, &step.batch())?)
+                        })
                     }
-                };
-                Ok(vec![out, step.pool])
+                })
             }),
         }
     }

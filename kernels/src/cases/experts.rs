@@ -1,20 +1,20 @@
 //! Experts: how they are chosen, and what they make of rows.
 
 use super::{Case, Sequences, Work, name, tolerance};
-use cacheplan_kernels::{Routing, Rows};
+use crate::{Routing, Rows};
 use candle_core::{DType, Device, Tensor};
 
 /// `Routing`, corrected or not.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
-    pub(crate) rows: usize,
-    pub(crate) routing: Routing,
-    pub(crate) corrected: bool,
-    pub(crate) dtype: DType,
+pub struct Choice {
+    pub rows: usize,
+    pub routing: Routing,
+    pub corrected: bool,
+    pub dtype: DType,
 }
 
 impl Choice {
-    pub(crate) fn case(self) -> Case {
+    pub fn case(self) -> Case {
         let Self { rows, routing, corrected, dtype } = self;
         let Routing { experts, experts_per_token, groups, softmax, .. } = routing;
         let scores = if softmax { "softmax" } else { "sigmoid" };
@@ -24,7 +24,7 @@ impl Choice {
             variant: format!("{}, {scores}{}", name(dtype), if corrected { ", corrected" } else { "" }),
             tolerance: tolerance(&[DType::F32]),
             work: Work::bytes(rows * (experts * dtype.size_in_bytes() + experts_per_token * 8)),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 // Logits that 16 bits tell apart, since equal ones would be told apart by errors alone.
                 let place = |row: usize, expert: usize| (expert * 37 + row * 11) % experts.next_power_of_two();
                 let logit = |row, expert| place(row, expert) as f32 / 64.0 - 4.0;
@@ -32,8 +32,10 @@ impl Choice {
                 let logits: Vec<f32> = logits;
                 let logits = Tensor::from_vec(logits, (rows, experts), &Device::Cpu)?.to_dtype(dtype)?;
                 let correction = corrected.then(|| data.tensor(&[experts], DType::F32)).transpose()?;
-                let (chosen, shares) = routing.run(on, &logits, correction.as_ref())?;
-                Ok(vec![chosen, shares])
+                Ok(Box::new(move |on| {
+                    let (chosen, shares) = routing.run(on, &logits, correction.as_ref())?;
+                    Ok(vec![chosen, shares])
+                }))
             }),
         }
     }
@@ -41,19 +43,19 @@ impl Choice {
 
 /// `Rows::by_experts`, or with a row for each choice `Rows::summed_by_experts`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Experts {
-    pub(crate) rows: usize,
-    pub(crate) per_token: usize,
-    pub(crate) experts: usize,
-    pub(crate) inputs: usize,
-    pub(crate) outputs: usize,
-    pub(crate) bias: bool,
-    pub(crate) summed: bool,
-    pub(crate) dtype: DType,
+pub struct Experts {
+    pub rows: usize,
+    pub per_token: usize,
+    pub experts: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+    pub bias: bool,
+    pub summed: bool,
+    pub dtype: DType,
 }
 
 impl Experts {
-    pub(crate) fn case(self) -> Case {
+    pub fn case(self) -> Case {
         let Self { rows, per_token, experts, inputs, outputs, bias, summed, dtype } = self;
         let choices = rows * per_token;
         let (read, written) = if summed { (choices, rows) } else { (rows, choices) };
@@ -70,18 +72,21 @@ impl Experts {
             variant: format!("{}{}", name(dtype), if bias { ", bias" } else { "" }),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(elements * dtype.size_in_bytes()),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let x = data.rows(&Sequences::even(read, 1, 1), inputs, dtype)?;
                 let weight = data.tensor(&[experts, outputs, inputs], dtype)?;
                 let bias = bias.then(|| data.tensor(&[experts, outputs], dtype)).transpose()?;
                 let numbers = (0..choices).map(|choice| (choice % experts) as u32).collect();
                 let chosen = Tensor::from_vec(numbers, (rows, per_token), &Device::Cpu)?;
-                Ok(vec![if summed {
-                    let shares = data.tensor(&[rows, per_token], DType::F32)?;
-                    Rows(&x).summed_by_experts(on, &weight, bias.as_ref(), &chosen, &shares)?
-                } else {
-                    Rows(&x).by_experts(on, &weight, bias.as_ref(), &chosen)?
-                }])
+                let shares = data.tensor(&[rows, per_token], DType::F32)?;
+                Ok(Box::new(move |on| {
+                    let (rows, bias) = (Rows(&x), bias.as_ref());
+                    Ok(vec![if summed {
+                        rows.summed_by_experts(on, &weight, bias, &chosen, &shares)?
+                    } else {
+                        rows.by_experts(on, &weight, bias, &chosen)?
+                    }])
+                }))
             }),
         }
     }

@@ -1,22 +1,22 @@
 //! Ops over rows of activations.
 
 use super::{Case, Sequences, Work, name, tolerance};
-use cacheplan_kernels::{GateOrder, RmsNorm, Rows, linear};
+use crate::{GateOrder, RmsNorm, Rows, linear};
 use candle_core::DType;
 
 /// `RmsNorm`: plain over whole rows, or gated over groups.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Norm {
-    pub(crate) rows: usize,
-    pub(crate) width: usize,
+pub struct Norm {
+    pub rows: usize,
+    pub width: usize,
     /// Groups of a row, and where the gate stands; none where there is no gate.
-    pub(crate) gate: Option<(usize, GateOrder)>,
-    pub(crate) input: DType,
-    pub(crate) weight: DType,
+    pub gate: Option<(usize, GateOrder)>,
+    pub input: DType,
+    pub weight: DType,
 }
 
 impl Norm {
-    pub(crate) fn case(self) -> Case {
+    pub fn case(self) -> Case {
         let Self { rows, width, gate, input, weight } = self;
         let moved = if gate.is_some() { 3 } else { 2 };
         Case {
@@ -28,18 +28,18 @@ impl Norm {
             },
             tolerance: tolerance(&[input]),
             work: Work::bytes(moved * rows * width * input.size_in_bytes() + width * weight.size_in_bytes()),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let of = Sequences::even(rows, 1, 1);
                 let x = data.rows(&of, width, input)?;
                 let weights = data.tensor(&[width], weight)?;
-                let norm = RmsNorm { weight: &weights, eps: 1e-5 };
-                Ok(vec![match gate {
-                    None => norm.run(on, &x)?,
-                    Some((groups, order)) => {
-                        let z = data.rows(&of, width, input)?;
-                        norm.run_gated(on, &x, &z, width / groups, order)?
-                    }
-                }])
+                let z = gate.map(|_| data.rows(&of, width, input)).transpose()?;
+                Ok(Box::new(move |on| {
+                    let norm = RmsNorm { weight: &weights, eps: 1e-5 };
+                    Ok(vec![match gate.zip(z.as_ref()) {
+                        None => norm.run(on, &x)?,
+                        Some(((groups, order), z)) => norm.run_gated(on, &x, z, width / groups, order)?,
+                    }])
+                }))
             }),
         }
     }
@@ -47,13 +47,13 @@ impl Norm {
 
 /// Functions of single elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Elementwise {
+pub enum Elementwise {
     SiluProduct,
     WeightedSum,
 }
 
 impl Elementwise {
-    pub(crate) fn case(self, rows: usize, width: usize, dtype: DType) -> Case {
+    pub fn case(self, rows: usize, width: usize, dtype: DType) -> Case {
         Case {
             op: match self {
                 Self::SiluProduct => "gated product",
@@ -63,15 +63,18 @@ impl Elementwise {
             variant: name(dtype).to_owned(),
             tolerance: tolerance(&[dtype]),
             work: Work::bytes(3 * rows * width * dtype.size_in_bytes()),
-            call: Box::new(move |on, data| {
+            prepare: Box::new(move |data| {
                 let of = Sequences::even(rows, 1, 1);
-                Ok(vec![match self {
-                    Self::SiluProduct => Rows(&data.rows(&of, 2 * width, dtype)?).silu_product(on)?,
+                Ok(match self {
+                    Self::SiluProduct => {
+                        let both = data.rows(&of, 2 * width, dtype)?;
+                        Box::new(move |on| Ok(vec![Rows(&both).silu_product(on)?]))
+                    }
                     Self::WeightedSum => {
                         let [x, y] = [data.rows(&of, width, dtype)?, data.rows(&of, width, dtype)?];
-                        Rows(&x).weighted_sum(on, 0.5, &y, -2.0)?
+                        Box::new(move |on| Ok(vec![Rows(&x).weighted_sum(on, 0.5, &y, -2.0)?]))
                     }
-                }])
+                })
             }),
         }
     }
@@ -79,29 +82,30 @@ impl Elementwise {
 
 /// A product with weights.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) rows: usize,
-    pub(crate) inputs: usize,
-    pub(crate) outputs: usize,
-    pub(crate) dtype: DType,
+pub struct Product {
+    pub rows: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+    pub input: DType,
+    pub weight: DType,
 }
 
 impl Product {
-    pub(crate) fn case(self) -> Case {
-        let Self { rows, inputs, outputs, dtype } = self;
-        let elements = rows * inputs + inputs * outputs + rows * outputs;
+    pub fn case(self) -> Case {
+        let Self { rows, inputs, outputs, input, weight: dtype } = self;
+        let activations = rows * (inputs + outputs) * input.size_in_bytes();
         Case {
             op: "product",
             sizes: vec![("rows", rows), ("inputs", inputs), ("outputs", outputs)],
             variant: name(dtype).to_owned(),
             tolerance: tolerance(&[dtype]),
             work: Work {
-                bytes: (elements * dtype.size_in_bytes()) as u64,
+                bytes: (inputs * outputs * dtype.size_in_bytes() + activations) as u64,
                 flops: 2 * (rows * inputs * outputs) as u64,
             },
-            call: Box::new(move |on, data| {
-                let [x, weight] = [data.tensor(&[rows, inputs], dtype)?, data.tensor(&[outputs, inputs], dtype)?];
-                Ok(vec![linear(on, &x, &weight)?])
+            prepare: Box::new(move |data| {
+                let [x, weight] = [data.tensor(&[rows, inputs], input)?, data.tensor(&[outputs, inputs], dtype)?];
+                Ok(Box::new(move |on| Ok(vec![linear(on, &x, &weight)?])))
             }),
         }
     }

@@ -1,46 +1,55 @@
 //! What operands hold.
 
-use cacheplan_kernels::StateBatch;
+use crate::StateBatch;
 use candle_core::{DType, Device, Result, Tensor};
 
 /// Makes operands.
-pub(crate) enum Data {
+pub enum Data {
     /// Numbers between -1 and 1, from the state of a generator, and poison in what nobody owns.
     Random(u64),
+    /// Such numbers alone, as they lie in memory that is an operand's own.
+    Dense(u64),
     /// Zeros, where who executes brings numbers of his own.
     Blank,
 }
 
 impl Data {
-    pub(crate) fn random(seed: u64) -> Self {
+    pub fn random(seed: u64) -> Self {
         Self::Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(crate) fn tensor(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let Self::Random(state) = self else { return Tensor::zeros(shape, dtype, &Device::Cpu) };
+    pub(super) fn tensor(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let (Self::Random(state) | Self::Dense(state)) = self else {
+            return Tensor::zeros(shape, dtype, &Device::Cpu);
+        };
         // Integers of 8 bits lie in a pool as bytes, all of which are numbers.
         let number = |unit: f32| if dtype == DType::U8 { 128.0 + 127.9 * unit } else { unit };
         let numbers: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| number(unit(state))).collect();
         Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)
     }
 
+    /// Whether something lies beside what operands own.
+    pub(super) fn is_poisoned(&self) -> bool {
+        matches!(self, Self::Random(_))
+    }
+
     /// As [`tensor`](Self::tensor), between two numbers.
-    pub(crate) fn between(&mut self, low: f32, high: f32, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    pub(super) fn between(&mut self, low: f32, high: f32, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let unit = self.tensor(shape, DType::F32)?;
         let (half, middle) = (f64::from(high - low) / 2.0, f64::from(high + low) / 2.0);
         match self {
             Self::Blank => unit.to_dtype(dtype),
-            Self::Random(_) => unit.affine(half, middle)?.to_dtype(dtype),
+            Self::Random(_) | Self::Dense(_) => unit.affine(half, middle)?.to_dtype(dtype),
         }
     }
 
     /// The rows of a step's tokens, `[tokens, width]`: as a projection leaves them, part of wider rows, with poison in
     /// those of padding.
-    pub(crate) fn rows(&mut self, of: &Sequences, width: usize, dtype: DType) -> Result<Tensor> {
+    pub(super) fn rows(&mut self, of: &Sequences, width: usize, dtype: DType) -> Result<Tensor> {
         self.rows_between(-1.0, 1.0, of, width, dtype)
     }
 
-    pub(crate) fn rows_between(
+    pub(super) fn rows_between(
         &mut self,
         low: f32,
         high: f32,
@@ -50,8 +59,8 @@ impl Data {
     ) -> Result<Tensor> {
         // As many elements as are a multiple of 16 bytes in every format.
         const BESIDE: usize = 8;
-        if matches!(self, Self::Blank) {
-            return self.tensor(&[of.tokens(), width], dtype);
+        if !self.is_poisoned() {
+            return self.between(low, high, &[of.tokens(), width], dtype);
         }
         let wide = self.between(low, high, &[of.tokens(), width + BESIDE], DType::F32)?;
         let mut numbers: Vec<f32> = wide.flatten_all()?.to_vec1()?;
@@ -63,7 +72,7 @@ impl Data {
     }
 
     /// A pool of rows, with poison in all that `owned` does not name: rows, and in each so many elements from one on.
-    pub(crate) fn pool(
+    pub(super) fn pool(
         &mut self,
         [rows, elements]: [usize; 2],
         owned: &[usize],
@@ -89,18 +98,18 @@ fn unit(state: &mut u64) -> f32 {
 
 /// The sequences of a step.
 #[derive(Clone, Debug)]
-pub(crate) struct Sequences {
+pub struct Sequences {
     /// `[batch + 1]` rows of their tokens.
-    pub(crate) cu_seqlens: Vec<u32>,
+    pub cu_seqlens: Vec<u32>,
     /// `[batch]` slots; -1 is padding.
-    pub(crate) slots: Vec<i32>,
+    pub slots: Vec<i32>,
     /// `[batch]` tokens that each has with those of the step; 0 is padding.
-    pub(crate) contexts: Vec<u32>,
+    pub contexts: Vec<u32>,
 }
 
 impl Sequences {
     /// As many sequences with as many tokens each, at the end of a context.
-    pub(crate) fn even(batch: usize, tokens: usize, context: usize) -> Self {
+    pub fn even(batch: usize, tokens: usize, context: usize) -> Self {
         Self {
             cu_seqlens: (0..=batch).map(|i| (i * tokens) as u32).collect(),
             slots: (0..batch as i32).collect(),
@@ -109,7 +118,7 @@ impl Sequences {
     }
 
     /// Sequences of these tokens and contexts, with slots out of order; padding, that has tokens, is the third.
-    pub(crate) fn ragged(of: &[(usize, usize)]) -> Self {
+    pub fn ragged(of: &[(usize, usize)]) -> Self {
         let mut of = of.to_vec();
         of.insert(2.min(of.len()), (3, 0));
         let mut cu_seqlens = vec![0];
@@ -124,20 +133,20 @@ impl Sequences {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(crate) fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |&end| end as usize)
     }
 
-    pub(crate) fn batch(&self) -> StateBatch<'_> {
+    pub(super) fn batch(&self) -> StateBatch<'_> {
         StateBatch::new(&self.cu_seqlens, &self.slots)
     }
 
     /// The slots that have a sequence.
-    pub(crate) fn owned(&self) -> Vec<usize> {
+    pub(super) fn owned(&self) -> Vec<usize> {
         self.slots.iter().filter_map(|&slot| usize::try_from(slot).ok()).collect()
     }
 
@@ -148,7 +157,7 @@ impl Sequences {
     }
 
     /// The most tokens that one has in this step, padding aside.
-    pub(crate) fn longest(&self) -> usize {
+    pub(super) fn longest(&self) -> usize {
         let rows = self.cu_seqlens.windows(2).zip(&self.slots).filter(|(_, slot)| **slot >= 0);
         rows.map(|(rows, _)| (rows[1] - rows[0]) as usize).max().unwrap_or(0)
     }

@@ -1,30 +1,30 @@
 //! Attention over paged pools, and writes into them.
 
 use super::{Case, Data, Sequences, Work, name, tolerance};
-use cacheplan_handlers::KvLayout;
-use cacheplan_kernels::{
+use crate::{
     KernelError, KvLayerView, KvQuant, KvScales, KvWrite, PagedAttention, PagedBatch, Rope, RopeScaling, Window,
 };
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 
 /// How a pool lays out a layer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Format {
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+pub struct Format {
+    pub kv_heads: usize,
+    pub head_dim: usize,
     /// 2 for keys and values, 1 for latents.
-    pub(crate) kv_factor: usize,
+    pub kv_factor: usize,
     /// Tokens of a block.
-    pub(crate) block: usize,
-    pub(crate) order: KvLayout,
-    pub(crate) pool: DType,
+    pub block: usize,
+    pub order: KvLayout,
+    pub pool: DType,
     /// How numbers of 8 bits are scaled; nothing to any other pool.
-    pub(crate) scales: Scales,
+    pub scales: Scales,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::enum_variant_names, reason = "as the kernels' crate names them")]
-pub(crate) enum Scales {
+pub enum Scales {
     PerTensor,
     PerHead,
     PerToken,
@@ -79,7 +79,7 @@ impl Quant {
         let blocks = if format.scales == Scales::PerToken { blocks } else { 0 };
         let per_token = match data {
             // Positive, as scales are.
-            Data::Random(_) => data.between(0.002, 0.02, &[blocks, rows], DType::F32)?,
+            Data::Random(_) | Data::Dense(_) => data.between(0.002, 0.02, &[blocks, rows], DType::F32)?,
             Data::Blank => Tensor::ones((blocks, rows), DType::F32, &Device::Cpu)?,
         };
         Ok(Self { per_head: (1..=format.kv_heads).map(|head| 0.01 / head as f32).collect(), per_token })
@@ -96,11 +96,11 @@ impl Quant {
 
 /// What a model may ask of attention beside scores.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Features {
-    pub(crate) window: Option<Window>,
-    pub(crate) softcap: Option<f32>,
-    pub(crate) sinks: bool,
-    pub(crate) alibi: bool,
+pub struct Features {
+    pub window: Option<Window>,
+    pub softcap: Option<f32>,
+    pub sinks: bool,
+    pub alibi: bool,
 }
 
 impl Features {
@@ -113,17 +113,17 @@ impl Features {
 
 /// `PagedAttention`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attention {
-    pub(crate) format: Format,
+pub struct Attention {
+    pub format: Format,
     /// Query heads of a KV head.
-    pub(crate) group: usize,
-    pub(crate) value_dim: usize,
-    pub(crate) input: DType,
-    pub(crate) features: Features,
+    pub group: usize,
+    pub value_dim: usize,
+    pub input: DType,
+    pub features: Features,
 }
 
 impl Attention {
-    pub(crate) fn case(self, of: Sequences) -> Case {
+    pub fn case(self, of: Sequences) -> Case {
         let Self { format, group, value_dim, input, features } = self;
         let heads = group * format.kv_heads;
         let (tokens, longest) = (of.tokens(), of.longest());
@@ -163,8 +163,9 @@ impl Attention {
             variant: format!("{}{}", format.variant(input), features.variant()),
             tolerance: tolerance(&[input]),
             work,
-            call: Box::new(move |on, data| {
-                let view = format.view(if matches!(data, Data::Blank) { 0 } else { 2 });
+            prepare: Box::new(move |data| {
+                let view = format.view(if data.is_poisoned() { 2 } else { 0 });
+                let of = of.clone();
                 let paged = Paged::new(&of, format.block);
                 let pool = data.tensor(&[paged.blocks, view.block_elems], format.pool)?;
                 let quant = Quant::new(&format, data, paged.blocks)?;
@@ -173,16 +174,18 @@ impl Attention {
                 let q = q.reshape((tokens, heads, format.head_dim))?;
                 let sinks: Vec<f32> = (0..heads).map(|head| head as f32 / 4.0 - 1.0).collect();
                 let slopes: Vec<f32> = (1..=heads).map(|head| 1.0 / head as f32).collect();
-                let attention = PagedAttention {
-                    softcap: features.softcap,
-                    window: features.window.unwrap_or(Window::Full),
-                    sinks: features.sinks.then_some(&sinks),
-                    alibi_slopes: features.alibi.then_some(&slopes),
-                    quant: quant.of(&format),
-                    ..PagedAttention::new((format.head_dim as f32).powf(-0.5), value_dim)
-                };
-                let batch = PagedBatch::new(&of.cu_seqlens, &of.contexts, &paged.tables, paged.max_blocks);
-                Ok(vec![attention.run(on, &q, &pool, &view, &batch)?])
+                Ok(Box::new(move |on| {
+                    let attention = PagedAttention {
+                        softcap: features.softcap,
+                        window: features.window.unwrap_or(Window::Full),
+                        sinks: features.sinks.then_some(&sinks),
+                        alibi_slopes: features.alibi.then_some(&slopes),
+                        quant: quant.of(&format),
+                        ..PagedAttention::new((format.head_dim as f32).powf(-0.5), value_dim)
+                    };
+                    let batch = PagedBatch::new(&of.cu_seqlens, &of.contexts, &paged.tables, paged.max_blocks);
+                    Ok(vec![attention.run(on, &q, &pool, &view, &batch)?])
+                }))
             }),
         }
     }
@@ -216,16 +219,16 @@ impl Paged {
 
 /// `KvWrite`, and `Rope` where keys are rotated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CacheWrite {
-    pub(crate) format: Format,
-    pub(crate) tokens: usize,
-    pub(crate) input: DType,
+pub struct CacheWrite {
+    pub format: Format,
+    pub tokens: usize,
+    pub input: DType,
     /// Elements that are rotated, of queries of so many heads too, and whether pairs are neighbours.
-    pub(crate) rotated: Option<(usize, usize, bool)>,
+    pub rotated: Option<(usize, usize, bool)>,
 }
 
 impl CacheWrite {
-    pub(crate) fn case(self) -> Case {
+    pub fn case(self) -> Case {
         let Self { format, tokens, input, rotated } = self;
         let width = format.kv_heads * format.head_dim;
         let elements = tokens * (format.kv_factor * width);
@@ -240,8 +243,8 @@ impl CacheWrite {
             variant: format!("{}{}", format.variant(input), how.unwrap_or_default()),
             tolerance: tolerance(&[input, format.pool]),
             work: Work::bytes(tokens * format.token_bytes() + (elements + queries) * input.size_in_bytes() + tables),
-            call: Box::new(move |on, data| {
-                let view = format.view(if matches!(data, Data::Blank) { 0 } else { 2 });
+            prepare: Box::new(move |data| {
+                let view = format.view(if data.is_poisoned() { 2 } else { 0 });
                 let of = Sequences::even(tokens, 1, 1);
                 let blocks = tokens.div_ceil(format.block) + 1;
                 let pool = data.tensor(&[blocks, view.block_elems], format.pool)?;
@@ -251,24 +254,32 @@ impl CacheWrite {
                 // From the last slot to the first, of which every seventh is not written.
                 let slot = |token: usize| if token % 7 == 6 { -1 } else { (tokens - 1 - token) as i64 };
                 let slots: Vec<i64> = (0..tokens).map(slot).collect();
-                let write = KvWrite { k: &k, v: v.as_ref(), slot_mapping: (&slots).into(), quant: quant.of(&format) };
-                let mut given = Vec::new();
-                match rotated {
-                    None => write.run(on, &pool, &view)?,
+                let rotated = match rotated {
+                    None => None,
                     Some((dim, heads, beside)) => {
                         let rope = Rope::new(10_000.0, dim, &RopeScaling::None)?;
                         let rope = if beside { rope.interleaved() } else { rope };
                         let positions: Vec<u32> = (0..tokens as u32).map(|token| token * 37).collect();
                         let q = data.rows(&of, heads * format.head_dim, input)?;
-                        let q = q.reshape((tokens, heads, format.head_dim))?;
-                        given.push(write.run_rotated(on, &q, &rope, &positions, &pool, &view)?);
+                        Some((rope, positions, q.reshape((tokens, heads, format.head_dim))?))
                     }
-                }
-                given.push(pool);
-                if format.pool == DType::F8E4M3 && format.scales == Scales::PerToken {
-                    given.push(quant.per_token);
-                }
-                Ok(given)
+                };
+                Ok(Box::new(move |on| {
+                    let write =
+                        KvWrite { k: &k, v: v.as_ref(), slot_mapping: (&slots).into(), quant: quant.of(&format) };
+                    let mut given = Vec::new();
+                    match &rotated {
+                        None => write.run(on, &pool, &view)?,
+                        Some((rope, positions, q)) => {
+                            given.push(write.run_rotated(on, q, rope, positions, &pool, &view)?);
+                        }
+                    }
+                    given.push(pool.clone());
+                    if format.pool == DType::F8E4M3 && format.scales == Scales::PerToken {
+                        given.push(quant.per_token.clone());
+                    }
+                    Ok(given)
+                }))
             }),
         }
     }

@@ -1,4 +1,5 @@
-//! Ops at sizes: the same calls are checked with random data and measured with none.
+//! Ops at sizes: the same calls are measured here, and checked and measured on a device by `cacheplan-gpu`.
+#![allow(missing_docs, reason = "sizes and formats are called what the ops call them")]
 
 mod attention;
 mod data;
@@ -7,45 +8,55 @@ mod pools;
 mod rows;
 mod states;
 
-pub(crate) use attention::{Attention, CacheWrite, Features, Format, Scales};
-pub(crate) use data::{Data, Sequences};
-pub(crate) use experts::{Choice, Experts};
-pub(crate) use pools::{Move, Pool};
-pub(crate) use rows::{Elementwise, Norm, Product};
-pub(crate) use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};
+pub use attention::{Attention, CacheWrite, Features, Format, Scales};
+pub use data::{Data, Sequences};
+pub use experts::{Choice, Experts};
+pub use pools::{Move, Pool};
+pub use rows::{Elementwise, Norm, Product};
+pub use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};
 
-use cacheplan_kernels::{KernelError, Run};
+use crate::{KernelError, Run};
 use candle_core::{DType, Tensor};
 use std::fmt;
 
 /// One op at one size.
-pub(crate) struct Case {
-    pub(crate) op: &'static str,
+pub struct Case {
+    pub op: &'static str,
     /// Its sizes by name, in the order in which they are read.
-    pub(crate) sizes: Vec<(&'static str, usize)>,
+    pub sizes: Vec<(&'static str, usize)>,
     /// Number formats and what else tells it from its neighbours.
-    pub(crate) variant: String,
+    pub variant: String,
     /// The largest error allowed, over the largest magnitude.
-    pub(crate) tolerance: f32,
-    pub(crate) work: Work,
-    /// Calls the op over data that it makes, and gives what it returned and the pools that it changed.
-    pub(crate) call: Call,
+    pub tolerance: f32,
+    pub work: Work,
+    /// Makes what the op is called over.
+    pub prepare: Box<dyn Fn(&mut Data) -> Result<Call, KernelError>>,
 }
 
-/// A call of an op.
-pub(crate) type Call = Box<dyn Fn(&Run<'_>, &mut Data) -> Result<Vec<Tensor>, KernelError>>;
+/// Calls an op, and gives what it returned and the pools that it changed.
+pub type Call = Box<dyn Fn(&Run<'_>) -> Result<Vec<Tensor>, KernelError>>;
+
+impl Case {
+    /// Calls the op once, over data that are made for it.
+    ///
+    /// # Errors
+    /// What the op refuses.
+    pub fn call(&self, on: &Run<'_>, data: &mut Data) -> Result<Vec<Tensor>, KernelError> {
+        (self.prepare)(data)?(on)
+    }
+}
 
 /// What a call cannot do without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Work {
+pub struct Work {
     /// Bytes that are read or written, each counted once.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Operations of matrix products; 0 where there are none worth counting.
-    pub(crate) flops: u64,
+    pub flops: u64,
 }
 
 impl Work {
-    pub(crate) fn bytes(bytes: usize) -> Self {
+    pub fn bytes(bytes: usize) -> Self {
         Self { bytes: bytes as u64, flops: 0 }
     }
 }
