@@ -10,8 +10,7 @@ use crate::modules::MODULES;
 use crate::table::table;
 use crate::{Failure, Form, Place, fresh_seed, note, print};
 use cacheplan_kernels::Backend;
-use cacheplan_kernels::cases::{Case, Data};
-use candle_core::{DType, Tensor};
+use cacheplan_kernels::cases::{Case, Data, furthest};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -132,29 +131,6 @@ fn check(cases: &[Case], machine: Box<dyn Machine>, seed: u64) -> Result<Vec<Che
     .collect()
 }
 
-/// The largest error of any tensor, over the largest magnitude of that tensor; infinite where shapes differ, or one of two
-/// is no number.
-fn furthest(found: &[Tensor], expected: &[Tensor]) -> f32 {
-    let numbers = |tensor: &Tensor| -> Option<Vec<f32>> {
-        tensor.to_dtype(DType::F32).and_then(|tensor| tensor.flatten_all()?.to_vec1()).ok()
-    };
-    let mut furthest = if found.len() == expected.len() { 0.0 } else { f32::INFINITY };
-    for (found, expected) in found.iter().zip(expected) {
-        if found.dims() != expected.dims() || found.dtype() != expected.dtype() {
-            return f32::INFINITY;
-        }
-        let (Some(found), Some(expected)) = (numbers(found), numbers(expected)) else { return f32::INFINITY };
-        let finite = expected.iter().filter(|value| value.is_finite());
-        let magnitude = finite.fold(1e-6f32, |most, value| most.max(value.abs()));
-        for (found, expected) in found.iter().zip(&expected) {
-            let same = found == expected || (found.is_nan() && expected.is_nan());
-            let error = if same { 0.0 } else { (found - expected).abs() / magnitude };
-            furthest = if error.is_nan() { f32::INFINITY } else { furthest.max(error) };
-        }
-    }
-    furthest
-}
-
 fn heading(device: Place, description: Option<&Description>, seed: u64) -> String {
     let found = match description {
         None => "the emulator: nothing runs on a GPU".to_owned(),
@@ -268,7 +244,7 @@ impl Group<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{Device, Tensor};
 
     #[test]
     fn errors_are_parts_of_the_largest_magnitude() {

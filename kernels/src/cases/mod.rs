@@ -61,6 +61,29 @@ impl Work {
     }
 }
 
+/// Returns the largest error of any tensor, over the largest magnitude of that tensor; infinite where shapes differ, or one of two
+/// is no number.
+pub fn furthest(found: &[Tensor], expected: &[Tensor]) -> f32 {
+    let numbers = |tensor: &Tensor| -> Option<Vec<f32>> {
+        tensor.to_dtype(DType::F32).and_then(|tensor| tensor.flatten_all()?.to_vec1()).ok()
+    };
+    let mut furthest = if found.len() == expected.len() { 0.0 } else { f32::INFINITY };
+    for (found, expected) in found.iter().zip(expected) {
+        if found.dims() != expected.dims() || found.dtype() != expected.dtype() {
+            return f32::INFINITY;
+        }
+        let (Some(found), Some(expected)) = (numbers(found), numbers(expected)) else { return f32::INFINITY };
+        let finite = expected.iter().filter(|value| value.is_finite());
+        let magnitude = finite.fold(1e-6f32, |most, value| most.max(value.abs()));
+        for (found, expected) in found.iter().zip(&expected) {
+            let same = found == expected || (found.is_nan() && expected.is_nan());
+            let error = if same { 0.0 } else { (found - expected).abs() / magnitude };
+            furthest = if error.is_nan() { f32::INFINITY } else { furthest.max(error) };
+        }
+    }
+    furthest
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, size) in &self.sizes {

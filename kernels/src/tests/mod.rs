@@ -2,6 +2,7 @@
 
 mod anchor;
 mod attention;
+mod cases;
 mod cuda;
 mod elementwise;
 mod experts;
