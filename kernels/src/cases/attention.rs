@@ -23,7 +23,6 @@ pub struct Format {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::enum_variant_names, reason = "as the kernels' crate names them")]
 pub enum Scales {
     PerTensor,
     PerHead,

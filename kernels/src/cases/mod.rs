@@ -30,8 +30,11 @@ pub struct Case {
     pub tolerance: f32,
     pub work: Work,
     /// Makes what the op is called over.
-    pub prepare: Box<dyn Fn(&mut Data) -> Result<Call, KernelError>>,
+    pub prepare: Prepare,
 }
+
+/// Makes operands, and a call over them.
+pub type Prepare = Box<dyn Fn(&mut Data) -> Result<Call, KernelError>>;
 
 /// Calls an op, and gives what it returned and the pools that it changed.
 pub type Call = Box<dyn Fn(&Run<'_>) -> Result<Vec<Tensor>, KernelError>>;
