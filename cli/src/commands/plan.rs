@@ -48,7 +48,8 @@ struct Make {
     #[arg(long, value_name = "N", default_value_t = 0)]
     stage: u32,
 
-    /// Also predict what an engine would allocate, such as vllm, sglang@0.5.12, tensorrt-llm or llama.cpp
+    /// Plan with the dtypes that an engine would choose, such as vllm, sglang@0.5.12, tensorrt-llm or llama.cpp, and predict
+    /// what it would allocate
     #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
     engine: Option<EngineSpec>,
 
