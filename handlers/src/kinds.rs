@@ -220,6 +220,18 @@ impl ResourceHandler {
         Self::new(kind, growth, shape, dtype, layout)
     }
 
+    /// The same paged resource, with one entry for every `stride` tokens.
+    ///
+    /// # Errors
+    /// A stride of 0 tokens.
+    pub fn with_stride(self, stride: u32) -> Result<Self, HandlerError> {
+        let growth = match self.growth {
+            Growth::Paged { window, .. } => Growth::Paged { stride, window },
+            other => other,
+        };
+        Self::new(self.kind, growth, self.shape, self.dtype, self.layout)
+    }
+
     /// The same KV resource with one tensor (`kv_factor` 1) or keys and values apart (2).
     ///
     /// # Errors

@@ -87,9 +87,16 @@ fn indexer(op: &mut OpView<'_>) -> Caches {
 }
 
 fn entries(op: &mut OpView<'_>) -> Caches {
-    let width = op.dim("width", "entry", 2)?;
-    let handler = ResourceHandler::compressed_latent(width, stride(op)?, op.kv_dtype("entry")?)?;
-    one("compressed_cache", windowed(op, handler)?)
+    let suffix = op.op().name.part.clone();
+    let handler = if op.rank("entry")? == 3 {
+        let width = op.dim("width", "entry", 2)?;
+        ResourceHandler::compressed_latent(width, stride(op)?, op.kv_dtype("entry")?)?
+    } else {
+        let (heads, width) = (op.dim("num_kv_heads", "entry", 2)?, op.dim("head_dim", "entry", 3)?);
+        let keys = ResourceHandler::kv_paged(heads, width, op.kv_dtype("entry")?)?.with_kv_factor(1)?;
+        keys.with_stride(stride(op)?)?
+    };
+    Ok(vec![Cache { suffix, handler: windowed(op, handler)? }])
 }
 
 /// The tokens for which there is one entry.

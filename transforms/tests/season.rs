@@ -297,3 +297,110 @@ fn convolutions_beside_attention_go_with_its_key_heads_or_are_whole() {
     assert_eq!(resources.get("kv_cache_0").unwrap().handler.growth(), Growth::Paged { stride: 1, window: Some(8) });
     assert_eq!(resources.len(), 2 * 5);
 }
+
+/// The caches of each layer as `kind stride window [sizes]`.
+fn layers(config: &Value) -> Vec<Vec<String>> {
+    let mut layers: Vec<Vec<String>> = Vec::new();
+    for resource in &resources(config) {
+        let layer = resource.layer.unwrap() as usize;
+        layers.resize_with(layers.len().max(layer + 1), Vec::new);
+        let growth = match resource.handler.growth() {
+            Growth::Paged { stride, window } => format!("/{stride} {}", window.unwrap_or(0)),
+            _ => "state".to_owned(),
+        };
+        let sizes: Vec<u64> = resource.handler.shape().iter().map(|dim| dim.size).collect();
+        layers[layer].push(format!("{} {growth} {sizes:?}", resource.handler.kind()));
+    }
+    layers
+}
+
+fn step5() -> Value {
+    json!({
+        "model_type": "step5", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_attention_groups": 2, "head_dim": 16, "sliding_window": 8, "num_nextn_predict_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention", "num_attention_heads": 8, "num_attention_groups": 4, "head_dim": 8,
+        },
+        "sparse_config": {"sparse_indexer_num_k_heads": 1, "proxy_dim": 32, "region_block_size": 4},
+    })
+}
+
+#[test]
+fn summaries_stand_for_a_region_and_layers_with_a_window_have_heads_of_their_own() {
+    let expected = [
+        vec!["kv_paged /1 0 [2, 2, 16]", "core.index_key /4 0 [32]", "core.ring state [3, 64]"],
+        vec!["kv_paged /1 8 [2, 4, 8]"],
+    ];
+    assert_eq!(layers(&step5()), expected);
+}
+
+#[test]
+fn a_block_of_layers_stands_between_those_of_both_ends() {
+    let config = json!({
+        "model_type": "iquest_q1", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "first_layers_types": ["full_attention"],
+        "hybrid_layers_types_block": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hybrid_layers_block": 2, "last_layers_types": ["full_attention"],
+    });
+    let windows = |config: &Value| -> Vec<bool> {
+        layers(config).iter().map(|caches| caches[0].starts_with("kv_paged /1 8")).collect()
+    };
+    assert_eq!(windows(&config), [false, true, false, true, true, false, true, false]);
+    assert_eq!(windows(&with(config.clone(), json!({"use_sliding_window": false}))), [false; 8]);
+    let message = refusal(&with(config, json!({"num_hybrid_layers_block": 3})));
+    assert!(message.contains("the model has 8 layers"), "{message}");
+}
+
+#[rstest]
+#[case::latents_and_delta_nets(
+    json!({"model_type": "gigachat3_5", "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "q_lora_rank": 24, "full_attention_layers": [1], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}),
+    "ssm state [4, 8, 16] + causal_conv state [96, 3] | mla_paged /1 0 [1, 1, 40]"
+)]
+#[case::means_of_keys(
+    json!({"model_type": "minicpm_sala", "mixer_types": ["minicpm4", "lightning"], "lightning_nkv": 4, "lightning_head_dim": 8,
+        "num_key_value_heads": 2, "lightning_nh": 4, "sparse_config": {"kernel_size": 32, "kernel_stride": 16}}),
+    "kv_paged /1 0 [2, 2, 16] + kv_paged /16 0 [1, 2, 16] + kv_paged /64 0 [1, 2, 16] | ssm state [4, 8, 8]"
+)]
+#[case::convolved_values(
+    json!({"model_type": "jet_nemotron", "layer_types": ["jet", "swa"], "num_key_value_heads": 2,
+        "efficient_attention_config": {
+            "jet": {"num_heads": 3, "head_dim": 8, "expand_v": 2.0, "conv_size": 4}, "swa": {"window_size": 8}}}),
+    "ssm state [3, 8, 16] + causal_conv state [48, 3] | kv_paged /1 8 [2, 2, 16]"
+)]
+#[case::sizes_of_each_layer(
+    json!({"model_type": "nemotron_h_puzzle", "hybrid_override_pattern": "M*", "num_key_value_heads": 2, "head_dim": 16,
+        "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 1, "conv_kernel": 4,
+        "block_configs": [{"block_type": "mamba", "mamba_num_heads": 6}, {"block_type": "attention", "num_key_value_heads": 1}]}),
+    "ssm state [6, 8, 16] + causal_conv state [80, 3] | kv_paged /1 0 [2, 1, 16]"
+)]
+#[case::one_in_four(
+    json!({"model_type": "spark2_5", "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}),
+    "kv_paged /1 8 [2, 2, 16] | kv_paged /1 8 [2, 2, 16]"
+)]
+#[case::full_attention(
+    json!({"model_type": "k2_horizon", "num_key_value_heads": 2}),
+    "kv_paged /1 0 [2, 2, 16] | kv_paged /1 0 [2, 2, 16]"
+)]
+#[case::frames(json!({"model_type": "csm"}), "kv_paged /1 0 [2, 4, 16] | kv_paged /1 0 [2, 4, 16]")]
+#[case::all_at_once(json!({"model_type": "neomme", "sliding_window": 256}), "")]
+fn layers_keep_what_an_engine_keeps_of_them(#[case] changes: Value, #[case] expected: &str) {
+    let usual = json!({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4});
+    let found: Vec<String> = layers(&with(usual, changes)).iter().map(|caches| caches.join(" + ")).collect();
+    assert_eq!(found.join(" | "), expected);
+}
+
+#[test]
+fn the_guide_shows_blocks_as_they_are_described() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let guide = std::fs::read_to_string(format!("{root}/docs/adding-a-model.md")).unwrap();
+    let path = format!("{root}/transforms/src/frontend/config/architectures/deepseek_v41.toml");
+    let described = std::fs::read_to_string(path).unwrap();
+    let shown = guide.split("```toml\n").last().unwrap().split("```").next().unwrap();
+    assert!(shown.contains("last(kv_source_layer_ids)"));
+    for block in shown.split("\n\n") {
+        assert!(described.contains(block.trim_end()), "{block}");
+    }
+}

@@ -78,18 +78,20 @@ impl GraphBuilder {
         self
     }
 
-    /// Adds entries that attention reads; what forms them is not described.
-    pub(crate) fn entries(&mut self, dims: &Entries) -> &mut Self {
+    /// Adds entries that attention reads, of so many heads or of none; what forms them is not described.
+    pub(crate) fn entries(&mut self, part: String, heads: u64, dims: &Entries) -> &mut Self {
         self.block(BlockSpec::Op("entries".to_owned()));
         let entry = match self.kept_by(dims.shares_layer, Op::ENTRIES) {
             Some(kept) => kept.tensors[0],
             None => {
-                let forms = self.forms("entries.form");
-                self.channels(forms, "entries.entry", dims.width)
+                let forms = self.forms(format!("{part}.form"));
+                let name = format!("{part}.entry");
+                let own = [heads, dims.width];
+                self.tensor(forms, name, if heads == 0 { &own[1..] } else { &own })
             }
         };
         self.keep(Op::ENTRIES, [entry, entry], dims.stride);
-        let op = self.op("entries", Op::ENTRIES).input("entry", entry);
+        let op = self.op(part, Op::ENTRIES).input("entry", entry);
         let op = with_dtype(op, Attribute::CACHE_DTYPE, dims.dtype);
         self.graph.add_op(of_entries(op, dims));
         self

@@ -101,11 +101,12 @@ const SCHEMAS: &[Schema] = &[
         name: "entries",
         more: "0",
         more_part: "more",
-        dims: &[("width", ""), ("stride", "1"), ("window", ""), ("shares_layer", "")],
+        // Of one head ranks have the whole vector; several heads they divide as keys.
+        dims: &[("width", ""), ("heads", "0"), ("stride", "1"), ("window", ""), ("shares_layer", "")],
         emit: |builder, dims| {
             let mut entries = dims.entries(builder, Op::ENTRIES, "width", dims.kv_dtype()?)?;
             entries.window = dims.window()?;
-            builder.entries(&entries);
+            builder.entries(dims.suffix(), dims.count("heads")?, &entries);
             Ok(())
         },
     },

@@ -108,7 +108,10 @@ pub(super) fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> 
 pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, String> {
     let reads = |expr: &Expr| expr.keys().iter().any(|path| path.split('.').next() == Some(key));
     let named = description.pattern.iter().flat_map(|pattern| [&pattern.key, &pattern.counts]).flatten();
-    if named.chain(&description.ignores).any(|named| named == key) {
+    let joined = description.pattern.iter().flat_map(|pattern| &pattern.joined);
+    if named.chain(&description.ignores).any(|named| named == key)
+        || joined.flat_map(|part| part.split(" * ")).any(|named| named == key)
+    {
         return Ok(true);
     }
     let conditions = description.pattern.iter().flat_map(|pattern| [&pattern.when, &pattern.choose]).flatten();

@@ -151,6 +151,9 @@ pub(super) struct Pattern {
     /// Whether the list is one period of the pattern.
     #[serde(default)]
     pub(super) repeat: bool,
+    /// Lists that follow each other, each a key, or a key and the key that says how often it is there: `block * blocks`.
+    #[serde(default)]
+    pub(super) joined: Vec<String>,
     /// An object that says how many layers of each kind there are, but not where.
     pub(super) counts: Option<String>,
     /// The layers of the second of `kinds` in the architecture's own default, which no key states.

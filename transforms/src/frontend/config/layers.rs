@@ -30,7 +30,8 @@ pub(super) fn usual_blocks(kind: &str) -> Option<&'static [&'static str]> {
 /// The blocks that layers of a model can have: all of its kinds and, as far as it can spell them, the usual ones.
 pub(super) fn possible_blocks(description: &Description) -> impl Iterator<Item = &str> {
     let patterns = description.pattern.as_slice();
-    let listed = patterns.iter().any(|pattern| pattern.key.is_some() || pattern.counts.is_some());
+    let listed = |pattern: &Pattern| pattern.key.is_some() || pattern.counts.is_some() || !pattern.joined.is_empty();
+    let listed = patterns.iter().any(listed);
     let spelled = move |kind: &str| match patterns {
         [] => kind == "attention",
         patterns => listed || patterns.iter().any(|pattern| pattern.kinds.iter().any(|name| name == kind)),
@@ -168,11 +169,14 @@ impl Pattern {
         if let Some(key) = &self.key {
             return self.listed(key, values, layers);
         }
+        if !self.joined.is_empty() {
+            return joined(&self.joined, values, layers);
+        }
         if let Some(key) = &self.counts {
             return counted(key, values, layers);
         }
         match (&self.choose, self.kinds.as_slice()) {
-            (_, []) => Err(invalid("a [[pattern]] needs `kinds`, `key` or `counts`".to_owned())),
+            (_, []) => Err(invalid("a [[pattern]] needs `kinds`, `key`, `joined` or `counts`".to_owned())),
             (Some(choose), kinds) => chosen(&Expr::parse(choose).map_err(invalid)?, kinds, values, layers),
             (None, [kind]) => {
                 values.note("layer kinds", &format!("all {kind}"), "the architecture", false);
@@ -217,6 +221,35 @@ fn draft_layers(values: &Values<'_>) -> Result<usize, FrontendError> {
     let expr = Expr::parse(DRAFT_LAYERS).map_err(invalid)?;
     let number = values.eval(&expr, 0)?;
     Ok(number.map_or(0, |number| usize::try_from(number.value).unwrap_or(usize::MAX)))
+}
+
+/// Several lists make up one; it counts only where all of them are there.
+fn joined(parts: &[String], values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
+    let mut words: Vec<std::borrow::Cow<'_, str>> = Vec::new();
+    for part in parts {
+        let (key, times) = part.split_once(" * ").unwrap_or((part, ""));
+        let Some(value) = values.get(key) else { return Ok(None) };
+        let list = value.as_array().map(|list| list.iter().map(serde_json::Value::as_str).collect::<Option<Vec<_>>>());
+        let Some(list) = list.flatten() else { return Err(values.bad(key, value, "a list of kinds was expected")) };
+        let times = match (times, values.get(times)) {
+            ("", _) => 1,
+            (_, None) => return Ok(None),
+            (_, Some(stated)) => stated
+                .as_u64()
+                .filter(|&stated| stated <= u64::from(layers))
+                .ok_or_else(|| values.bad(times, stated, &format!("a number of at most {layers} was expected")))?,
+        };
+        words.extend((0..times).flat_map(|_| list.iter().map(|&word| word.into())));
+        if words.len() > layers as usize {
+            break;
+        }
+    }
+    if words.len() != layers as usize {
+        let found = words.len().into();
+        return Err(values.bad(&parts.join(", "), &found, &format!("the model has {layers} layers")));
+    }
+    values.note("layer kinds", &format!("{} lists", parts.len()), parts.join(", "), false);
+    Ok(Some(Spellings::collect(words.into_iter())))
 }
 
 /// Only the number of layers of each kind is known: their order is assumed.
