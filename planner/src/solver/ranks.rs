@@ -62,6 +62,12 @@ pub(crate) fn split(
         if resource.layer.is_some_and(|layer| !own.contains(&layer)) {
             continue;
         }
+        if let Some(reader) = resource.shared_by.iter().find(|reader| !own.contains(reader)) {
+            return Err(PlanError::Budget(format!(
+                "`{}` is read by layer {reader}, which is on another stage; `parallel.pp` {} divides layers that share a cache",
+                resource.name, parallel.pp
+            )));
+        }
         refuse_context_of_heads(resource, parallel)?;
         let handler = divide(resource, resources, parallel.tp.into())?;
         held.push(Resource { handler, ..resource.clone() }).map_err(|error| PlanError::Budget(error.to_string()))?;

@@ -206,3 +206,30 @@ fn a_model_without_states_only_looks_ahead() {
     let units = |budget| planned(&model.request(budget)).pools[0].units;
     assert_eq!((units(&plain), units(&drafting)), (1 + 256, 1 + 257));
 }
+
+/// Rings have rows for what is drafted, and nothing beside them to put them back.
+#[rstest]
+#[case::six(6, "snapshots", 8)]
+#[case::seven(7, "snapshots", 16)]
+#[case::many(20, "replay", 32)]
+fn a_ring_has_rows_for_drafted_tokens_and_no_twin(#[case] drafted: u64, #[case] scheme: &str, #[case] rows: u64) {
+    let model = published("deepseek-ai__DeepSeek-V4.1-Flash");
+    let text =
+        format!("max_batch_size = 2\nmax_seq_len = 4096\n[speculation]\ndraft_tokens = {drafted}\nscheme = '{scheme}'");
+    let budget = budget(&format!("{text}\nmtp_layers = 1\n[parallel]\ntp = 8"));
+    let plan = planned(&model.request(&budget));
+    let rings: Vec<_> = plan.resources.iter().filter(|resource| resource.kind == "core.ring").collect();
+    assert_eq!(rings.len(), 3);
+    assert!(rings.iter().all(|ring| ring.bytes_per_sequence == rows * 1024 * 4));
+    assert!(plan.resources.iter().all(|resource| !resource.handler.is_speculative()));
+    let head = plan.resource("draft.mtp_0").unwrap();
+    assert_eq!(head.handler.growth(), Growth::Paged { stride: 1, window: Some(128) });
+}
+
+#[test]
+fn stages_do_not_divide_layers_that_share_a_cache() {
+    let model = published("deepseek-ai__DeepSeek-V4.1-Flash");
+    let budget = budget("max_batch_size = 2\nmax_seq_len = 4096\n[parallel]\npp = 4");
+    let message = model.request(&budget).plan().unwrap_err().to_string();
+    assert!(message.contains("`latents_8` is read by layer 10, which is on another stage"), "{message}");
+}
