@@ -50,6 +50,7 @@ mod parallel;
 pub mod pictures;
 pub mod plan;
 pub mod plan_file;
+mod prediction_check;
 mod render;
 pub mod request;
 pub mod size;

@@ -8,7 +8,6 @@ mod alone;
 mod capacity;
 mod coverage;
 mod deployment;
-mod engine;
 mod facts;
 mod host;
 mod ledger;
@@ -100,17 +99,29 @@ impl fmt::Display for Rule {
 
 /// What was found so far.
 #[derive(Default)]
-struct Findings(Vec<Violation>);
+pub(crate) struct Findings(pub(crate) Vec<Violation>);
 
 impl Findings {
     #[allow(clippy::needless_pass_by_value, reason = "both sides are mostly made for the comparison")]
-    fn expect<T: PartialEq + fmt::Debug>(&mut self, rule: Rule, place: impl fmt::Display, found: T, expected: T) {
+    pub(crate) fn expect<T: PartialEq + fmt::Debug>(
+        &mut self,
+        rule: Rule,
+        place: impl fmt::Display,
+        found: T,
+        expected: T,
+    ) {
         if found != expected {
             self.add(rule, place, format!("{found:?}"), format!("{expected:?}"));
         }
     }
 
-    fn add(&mut self, rule: Rule, place: impl fmt::Display, found: impl Into<String>, expected: impl Into<String>) {
+    pub(crate) fn add(
+        &mut self,
+        rule: Rule,
+        place: impl fmt::Display,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) {
         let (found, expected) = (found.into(), expected.into());
         self.0.push(Violation { rule, place: place.to_string(), found, expected });
     }

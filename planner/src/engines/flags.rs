@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::known::sglang as rules;
 use crate::budget::{Budget, Dtypes, EngineOptions};
-use crate::export::deployment::Deployment;
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
 use crate::export::file::{argument, comment, nested, quoted};
 use crate::export::input::{Class, Input, Sourced, listed};
 use crate::export::serving::Setting;
+use crate::export::target_file::TargetFile;
 use crate::parallel::Parallel;
 use crate::plan::{Pool, Unit};
 use crate::size::ByteSize;
@@ -207,15 +207,15 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
 };
 
 /// vLLM's `vllm serve --config`: keys are the flags without their dashes.
-pub(crate) static VLLM_FILE: Deployment = Deployment {
+pub(crate) static VLLM_FILE: TargetFile = TargetFile {
     names_model: false,
-    ..Deployment::new("vllm", "vllm.yaml", &VLLM, |file| {
+    ..TargetFile::new("vllm", "vllm.yaml", &VLLM, |file| {
         file.yaml(&format!("vllm serve {} --config FILE", quoted(file.model)), &nested(file.settings))
     })
 };
 
 /// A script that starts SGLang's `sglang.launch_server`.
-pub(crate) static SGLANG_FILE: Deployment = Deployment::new("sglang", "sglang.sh", &SGLANG, |file| {
+pub(crate) static SGLANG_FILE: TargetFile = TargetFile::new("sglang", "sglang.sh", &SGLANG, |file| {
     let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
     let lines: String = file.settings.iter().map(line).collect();
     let start = format!("exec python3 -m sglang.launch_server --model-path {}", quoted(file.model));
@@ -224,9 +224,9 @@ pub(crate) static SGLANG_FILE: Deployment = Deployment::new("sglang", "sglang.sh
 });
 
 /// TensorRT-LLM's `trtllm-serve --config`: the arguments of its Python API as YAML.
-pub(crate) static TENSORRT_LLM_FILE: Deployment = Deployment {
+pub(crate) static TENSORRT_LLM_FILE: TargetFile = TargetFile {
     names_model: false,
-    ..Deployment::new("tensorrt-llm", "tensorrt-llm.yaml", &TENSORRT_LLM, |file| {
+    ..TargetFile::new("tensorrt-llm", "tensorrt-llm.yaml", &TENSORRT_LLM, |file| {
         file.yaml(&format!("trtllm-serve {} --config FILE", quoted(file.model)), &nested(file.settings))
     })
 };

@@ -18,7 +18,7 @@ use super::rules::{EngineRules, Numbering};
 use super::version::Version;
 use crate::budget::Budget;
 use crate::error::EngineRefusal;
-use crate::export::{Deployment, Dialect};
+use crate::export::{Dialect, TargetFile};
 use crate::logs::Words;
 use crate::overheads::EngineAssumptions;
 
@@ -32,19 +32,15 @@ struct Row {
     /// How it words its start.
     words: &'static Words,
     /// How a plan is told to it, where that is known.
-    deployment: Option<&'static Deployment>,
+    file: Option<&'static TargetFile>,
 }
 
 /// The engines, in the order in which they are shown.
 static ENGINES: [Engine; 4] = [
-    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, deployment: Some(&flags::VLLM_FILE) }),
-    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, deployment: Some(&flags::SGLANG_FILE) }),
-    Engine(&Row {
-        rules: &tensorrt_llm::RULES,
-        words: &tensorrt_llm::WORDS,
-        deployment: Some(&flags::TENSORRT_LLM_FILE),
-    }),
-    Engine(&Row { rules: &llama_cpp::RULES, words: &llama_cpp::WORDS, deployment: None }),
+    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, file: Some(&flags::VLLM_FILE) }),
+    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, file: Some(&flags::SGLANG_FILE) }),
+    Engine(&Row { rules: &tensorrt_llm::RULES, words: &tensorrt_llm::WORDS, file: Some(&flags::TENSORRT_LLM_FILE) }),
+    Engine(&Row { rules: &llama_cpp::RULES, words: &llama_cpp::WORDS, file: None }),
 ];
 
 /// An engine at a version: `vllm@0.19.0`, or `vllm` for the newest that was read.
@@ -112,13 +108,13 @@ impl Engine {
         self.0.words
     }
 
-    pub(crate) const fn deployment(self) -> Option<&'static Deployment> {
-        self.0.deployment
+    pub(crate) const fn file(self) -> Option<&'static TargetFile> {
+        self.0.file
     }
 
     /// The engine that a dialect is spoken to, where it is modelled.
     pub(crate) fn speaking(dialect: &Dialect) -> Option<Self> {
-        let speaks = |engine: &&Self| engine.deployment().is_some_and(|own| std::ptr::eq(own.dialect, dialect));
+        let speaks = |engine: &&Self| engine.file().is_some_and(|own| std::ptr::eq(own.dialect, dialect));
         Self::all().iter().find(speaks).copied()
     }
 

@@ -4,12 +4,12 @@
 
 use serde_json::json;
 
-use super::deployment::Deployment;
 use super::dialect::{Dialect, own, plan};
 use super::input::{Input, Sourced};
 use super::simulators;
+use super::target_file::TargetFile;
 
-pub(super) static AICONFIGURATOR: Deployment = Deployment::json("aiconfigurator", "kv-cache-estimate.json", &DIALECT);
+pub(super) static AICONFIGURATOR: TargetFile = TargetFile::json("aiconfigurator", "kv-cache-estimate.json", &DIALECT);
 
 static DIALECT: Dialect = Dialect {
     name: "AIConfigurator",

@@ -2,36 +2,36 @@
 
 use serde_json::{Value, json};
 
-use super::deployment::Deployment;
 use super::file::{File, arguments, nested};
 use super::serving::Serving;
+use super::target_file::TargetFile;
 use crate::engines::flags;
 
 /// Its own package requires the engines in its images at the versions below.
 const RELEASE: &str = "1.5.1";
 const FILE: &str = "dynamo.yaml";
 
-pub(super) static VLLM: Deployment = Deployment {
+pub(super) static VLLM: TargetFile = TargetFile {
     releases: &[(RELEASE, "0.28.0")],
     gaps,
-    ..Deployment::new("dynamo", FILE, &flags::VLLM, |file| {
+    ..TargetFile::new("dynamo", FILE, &flags::VLLM, |file| {
         deployment(file, "vllm", "vllm", "--model", arguments(file.settings).collect())
     })
 };
 
-pub(super) static SGLANG: Deployment = Deployment {
+pub(super) static SGLANG: TargetFile = TargetFile {
     releases: &[(RELEASE, "0.5.18")],
     gaps,
-    ..Deployment::new("dynamo-sglang", FILE, &flags::SGLANG, |file| {
+    ..TargetFile::new("dynamo-sglang", FILE, &flags::SGLANG, |file| {
         deployment(file, "sglang", "sglang", "--model-path", arguments(file.settings).collect())
     })
 };
 
 /// TensorRT-LLM's worker takes the engine's arguments as one object.
-pub(super) static TENSORRT_LLM: Deployment = Deployment {
+pub(super) static TENSORRT_LLM: TargetFile = TargetFile {
     releases: &[(RELEASE, "1.3.0rc25")],
     gaps,
-    ..Deployment::new("dynamo-tensorrt-llm", FILE, &flags::TENSORRT_LLM, |file| {
+    ..TargetFile::new("dynamo-tensorrt-llm", FILE, &flags::TENSORRT_LLM, |file| {
         let arguments = format!("--override-engine-args={}", nested(file.settings));
         deployment(file, "trtllm", "tensorrtllm", "--model", vec![arguments])
     })

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
-use super::deployment::Deployment;
 use super::dialect::{Dialect, dtype, own, plan};
 use super::input::{Class, Input, Sourced};
+use super::target_file::TargetFile;
 use crate::plan::PlannedResource;
 
-pub(super) static EDGE_LLM: Deployment = Deployment::json("edge-llm", "config.json", &DIALECT);
+pub(super) static EDGE_LLM: TargetFile = TargetFile::json("edge-llm", "config.json", &DIALECT);
 
 static DIALECT: Dialect = Dialect {
     name: "TensorRT-Edge-LLM",

@@ -2,17 +2,17 @@
 
 use serde_json::json;
 
-use super::deployment::Deployment;
 use super::file::{File, arguments};
+use super::target_file::TargetFile;
 use crate::engines::flags;
 
-pub(super) static LLM_D: Deployment = Deployment {
+pub(super) static LLM_D: TargetFile = TargetFile {
     gaps: |serving| {
         let replaced =
             "other arguments of the container: this list takes the place of that in its base, the port included";
         std::iter::once(replaced.to_owned()).chain(serving.pod_memory()).collect()
     },
-    ..Deployment::new("llm-d", "llm-d-decode.yaml", &flags::VLLM, patch)
+    ..TargetFile::new("llm-d", "llm-d-decode.yaml", &flags::VLLM, patch)
 };
 
 fn patch(file: &File<'_>) -> String {

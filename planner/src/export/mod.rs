@@ -4,7 +4,6 @@
 
 mod admitted;
 mod aiconfigurator;
-pub(crate) mod deployment;
 pub(crate) mod dialect;
 mod dynamo;
 mod edge_llm;
@@ -15,6 +14,7 @@ mod ray;
 pub(crate) mod serving;
 mod simulators;
 mod target;
+pub(crate) mod target_file;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
@@ -26,10 +26,10 @@ use crate::plan::CachePlan;
 use file::File;
 use input::Input;
 
-pub(crate) use deployment::Deployment;
 pub(crate) use dialect::Dialect;
 pub use serving::{ExportError, Serving, Setting};
 pub use target::Target;
+pub(crate) use target_file::TargetFile;
 
 /// A plan as an engine takes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,8 +67,8 @@ impl CachePlan {
     /// # Errors
     /// A version whose keys are not known, or a plan that is damaged or that the engine has no words for.
     pub fn export(&self, target: Target, version: Option<&str>, serving: &Serving) -> Result<Export, ExportError> {
-        let (deployment, release) = target.resolve(version)?;
-        let dialect = deployment.dialect;
+        let (file, release) = target.resolve(version)?;
+        let dialect = file.dialect;
         let host_bytes = serving.host_bytes.or(self.host.as_ref().map(|host| host.bytes));
         let serving = &Serving { host_bytes, ..serving.clone() };
         let version = dialect.versions.get(release).and_then(|version| version.parse().ok());
@@ -116,9 +116,9 @@ impl CachePlan {
         let admits = admits.map(|(admitted, _)| admitted);
         let unnamed = serving.model.is_none() && target.names_model();
         not_expressed.extend(unnamed.then(|| "which model it is: replace <MODEL> by its name or path".into()));
-        not_expressed.extend((deployment.gaps)(serving));
+        not_expressed.extend((file.gaps)(serving));
         let engine = format!("{} {}", dialect.name, dialect.versions[release]);
-        let text = (deployment.write)(&File {
+        let text = (file.write)(&File {
             engine: &engine,
             model: input.model(),
             model_type: &self.model.model_type,
@@ -127,7 +127,7 @@ impl CachePlan {
             settings: &settings,
             not_expressed: &not_expressed,
         });
-        let file_name = deployment.file_name.into();
+        let file_name = file.file_name.into();
         Ok(Export { target: target.to_string(), engine, file_name, text, settings, admits, not_expressed })
     }
 }

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::deployment::Deployment;
 use super::file::File;
+use super::target_file::TargetFile;
 use crate::engines::flags;
 
-pub(super) static RAY: Deployment = Deployment::new("ray", "ray-serve.yaml", &flags::VLLM, application);
+pub(super) static RAY: TargetFile = TargetFile::new("ray", "ray-serve.yaml", &flags::VLLM, application);
 
 fn application(file: &File<'_>) -> String {
     let arguments: Map<String, Value> = file

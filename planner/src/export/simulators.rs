@@ -5,14 +5,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::deployment::Deployment;
 use super::dialect::{Dialect, flag, own, plan};
 use super::file::{argument, comment, quoted};
 use super::input::{Input, Sourced, listed};
 use super::serving::Setting;
+use super::target_file::TargetFile;
 use crate::plan::Pool;
 
-pub(super) static LLM_D_SIM: Deployment = Deployment::new("llm-d-sim", "llm-d-sim.yaml", &LLM_D_SIM_WORDS, |file| {
+pub(super) static LLM_D_SIM: TargetFile = TargetFile::new("llm-d-sim", "llm-d-sim.yaml", &LLM_D_SIM_WORDS, |file| {
     let settings = file.settings.iter().map(|setting| (setting.key.clone(), setting.value.clone()));
     let document: Map<String, Value> = [("model".to_owned(), json!(file.model))].into_iter().chain(settings).collect();
     file.yaml("llm-d-inference-sim --config FILE", &Value::Object(document))
@@ -49,7 +49,7 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
     chooses_dtypes: false,
 };
 
-pub(super) static VIDUR: Deployment = Deployment::new("vidur", "vidur.sh", &VIDUR_WORDS, |file| {
+pub(super) static VIDUR: TargetFile = TargetFile::new("vidur", "vidur.sh", &VIDUR_WORDS, |file| {
     let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
     let lines: String = file.settings.iter().map(line).collect();
     let model = quoted(file.model);

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::deployment::Deployment;
 use super::serving::ExportError;
+use super::target_file::TargetFile;
 use super::{aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
 use crate::engines::Engine;
 
 /// What a plan can be exported to, by name: `vllm`, `dynamo-sglang`.
 #[derive(Clone, Copy)]
-pub struct Target(&'static Deployment);
+pub struct Target(&'static TargetFile);
 
 /// Those that wrap an engine, the one that is no engine of ours, simulators and other planners.
-const WRAPPERS: [&Deployment; 9] = [
+const WRAPPERS: [&TargetFile; 9] = [
     &dynamo::VLLM,
     &dynamo::SGLANG,
     &dynamo::TENSORRT_LLM,
@@ -28,7 +28,7 @@ const WRAPPERS: [&Deployment; 9] = [
 impl Target {
     /// All targets.
     pub fn all() -> impl Iterator<Item = Self> {
-        let engines = Engine::all().iter().filter_map(|engine| engine.deployment());
+        let engines = Engine::all().iter().filter_map(|engine| engine.file());
         engines.chain(WRAPPERS).map(Self)
     }
 
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// The engine's words, and the index of its version.
-    pub(super) fn resolve(self, version: Option<&str>) -> Result<(&'static Deployment, usize), ExportError> {
+    pub(super) fn resolve(self, version: Option<&str>) -> Result<(&'static TargetFile, usize), ExportError> {
         let known = self.versions();
         let unknown = || ExportError::Version {
             target: self.name(),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Findings, Rule, Violation};
+use crate::check::{Findings, Rule, Violation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::PlanError;
 use crate::request::PlanRequest;

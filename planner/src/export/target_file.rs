@@ -5,7 +5,7 @@ use super::file::{File, nested};
 use super::serving::Serving;
 
 /// One target: whose words it takes and the file that it reads.
-pub(crate) struct Deployment {
+pub(crate) struct TargetFile {
     /// The name on the command line.
     pub(crate) name: &'static str,
     pub(crate) file_name: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Deployment {
     pub(crate) gaps: fn(&Serving) -> Vec<String>,
 }
 
-impl Deployment {
+impl TargetFile {
     /// A file that names the model, with nothing of its own beside the engine's words.
     pub(crate) const fn new(
         name: &'static str,
