@@ -22,7 +22,7 @@ const NOT_KNOWN: &str = "\
     mistral_large4 modernbert-decoder molmo2 moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm \
     nemotron_h_omni opt ovis2 phi4_multimodal pp_chart2table qianfan_ocr qwen2_5_omni qwen2_5_omni_thinker \
     qwen2_audio qwen3_asr qwen3_omni_moe_thinker qwen4_exp rwkv smolvlm step3p7 vibevoice_asr video_llama_3 video_llava \
-    vipllava voxtral zamba zamba2";
+    vipllava voxtral xlstm zamba zamba2";
 
 /// A model of transformers, its count of parameters, and the text of its config.
 struct Row {

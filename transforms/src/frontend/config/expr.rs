@@ -6,7 +6,7 @@
 //! `len(key)` is the length of a list or text, `in(key)` is 1 if a list of layers holds this one, `in(key, 1)` the same
 //! for lists that count layers from 1, `last(key)` is the last layer of a list up to this one, `of(values, key)` what a
 //! list has at the place at which a list of layers has this one. `is(key, word)` is 1 if the text under the key, or the
-//! layer's in a list, is that word.
+//! layer's in a list, is that word, `scaled(size, factor)` the whole part of a size times a fraction.
 
 /// A parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) enum Expr {
     Of(String, String),
     /// A text, and what it is compared with.
     Is(String, String),
+    /// A size, and the fraction of it.
+    Scaled(String, String),
     Layer,
     Or(Box<Expr>, Box<Expr>),
     Binary(char, Box<Expr>, Box<Expr>),
@@ -49,7 +51,7 @@ impl Expr {
                 Self::Binary(*operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
             }
             Self::Number(_) | Self::Len(_) | Self::In(..) | Self::Last(_) | Self::Of(..) => self.clone(),
-            Self::Is(..) | Self::Layer => self.clone(),
+            Self::Is(..) | Self::Scaled(..) | Self::Layer => self.clone(),
         }
     }
 
@@ -59,7 +61,7 @@ impl Expr {
             Self::In(key, base) => vec![(key, *base)],
             Self::Last(key) | Self::Of(_, key) => vec![(key, 0)],
             Self::Or(left, right) | Self::Binary(_, left, right) => [left.layer_lists(), right.layer_lists()].concat(),
-            Self::Number(_) | Self::Key(_) | Self::Len(_) | Self::Is(..) | Self::Layer => Vec::new(),
+            Self::Number(_) | Self::Key(_) | Self::Len(_) | Self::Is(..) | Self::Scaled(..) | Self::Layer => Vec::new(),
         }
     }
 
@@ -67,7 +69,7 @@ impl Expr {
     pub(super) fn keys(&self) -> Vec<&str> {
         match self {
             Self::Key(key) | Self::Len(key) | Self::In(key, _) | Self::Last(key) | Self::Is(key, _) => vec![key],
-            Self::Of(values, key) => vec![values, key],
+            Self::Of(values, key) | Self::Scaled(values, key) => vec![values, key],
             Self::Number(_) | Self::Layer => Vec::new(),
             Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
         }
@@ -180,6 +182,9 @@ impl Parser<'_> {
                 _ => Err("last(…) takes one key".to_owned()),
             },
             "of" if self.eat("(") => self.two_words("of(values, key) takes two keys").map(|(a, b)| Expr::Of(a, b)),
+            "scaled" if self.eat("(") => {
+                self.two_words("scaled(size, factor) takes two keys").map(|(a, b)| Expr::Scaled(a, b))
+            }
             "is" if self.eat("(") => self.two_words("is(key, word) takes two words").map(|(a, b)| Expr::Is(a, b)),
             "in" if self.eat("(") => {
                 let Expr::Key(key) = self.atom()? else { return Err("in(…) takes a key".to_owned()) };
@@ -207,6 +212,7 @@ mod tests {
     #[case("in(list, 1) ?? layer < n")]
     #[case("last(list) + of(values, list)")]
     #[case("is(mode, per_loop) ?? 1")]
+    #[case("scaled(hidden_size, factor) // 2")]
     fn valid_text_parses(#[case] text: &str) {
         assert!(Expr::parse(text).is_ok(), "{text}");
     }

@@ -273,6 +273,7 @@ impl<'a> Values<'a> {
                 last.map(|value| Number { value, keys: vec![key], flag: false })
             }
             Expr::Of(values, key) => self.paired(values, key, layer)?,
+            Expr::Scaled(size, factor) => self.scaled(size, factor, layer)?,
             Expr::Is(key, word) => {
                 let text = match self.get(key) {
                     None => None,
@@ -328,6 +329,16 @@ impl<'a> Values<'a> {
                 expected: "the result is not a whole number in range".to_owned(),
             }),
         }
+    }
+
+    /// The whole part of a size times a fraction.
+    fn scaled<'e>(&self, size: &'e str, factor: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
+        let (Some(number), Some(stated)) = (self.number_at(size, layer)?, self.get(factor)) else { return Ok(None) };
+        let fraction = stated.as_f64().filter(|fraction| (0.0..=64.0).contains(fraction));
+        let fraction = fraction.ok_or_else(|| self.bad(factor, stated, "a number from 0 to 64 was expected"))?;
+        // Sizes are below 2^40, so that the product is exact enough for its whole part.
+        let value = (number.value as f64 * fraction) as u64;
+        Ok(Some(Number { value, keys: vec![size, factor], flag: false }))
     }
 
     /// What `values` has for the layer, one for each layer that `key` lists.

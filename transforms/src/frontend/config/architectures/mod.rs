@@ -120,6 +120,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("step5.toml"),
     include_str!("two_matrices.toml"),
     include_str!("xllm.toml"),
+    include_str!("xlstm.toml"),
     include_str!("zamba.toml"),
     include_str!("zamba2.toml"),
     include_str!("zaya.toml"),
