@@ -1,6 +1,7 @@
 //! The blocks of GGML's formats, and what numbers are in them.
 //!
-//! All are made of bytes, so that a block may lie anywhere. Loops are without branches, so that they vectorise.
+//! All are made of bytes, so that a block may lie anywhere. Loops are without branches, so that they vectorise; they read
+//! bytes of their own, since a compiler that cannot tell whether numbers overlap with a block makes them one by one.
 
 use super::storage::Element;
 use half::{bf16, f16};
@@ -73,8 +74,8 @@ block!(Bf16 { bits: Half }, 1, |self, out| out[0] = bf16::from_le_bytes(self.bit
 
 /// The low four bits of each byte, then the high ones, as `number` makes them numbers.
 #[inline(always)]
-fn nibbles(bytes: &[u8; 16], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
-    for (at, &byte) in bytes.iter().enumerate() {
+fn nibbles(bytes: [u8; 16], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
+    for (at, byte) in bytes.into_iter().enumerate() {
         out[at] = number(byte & 15);
         out[at + 16] = number(byte >> 4);
     }
@@ -82,9 +83,9 @@ fn nibbles(bytes: &[u8; 16], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
 
 /// The same with a fifth bit of each.
 #[inline(always)]
-fn nibbles_and_bits(bytes: &[u8; 16], bits: [u8; 4], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
+fn nibbles_and_bits(bytes: [u8; 16], bits: [u8; 4], out: &mut [f32; 32], number: impl Fn(u8) -> f32) {
     let bits = u32::from_le_bytes(bits);
-    for (at, &byte) in bytes.iter().enumerate() {
+    for (at, byte) in bytes.into_iter().enumerate() {
         let fifth = |place: usize| ((bits >> place) as u8 & 1) << 4;
         out[at] = number(byte & 15 | fifth(at));
         out[at + 16] = number(byte >> 4 | fifth(at + 16));
@@ -96,7 +97,7 @@ block!(
     32,
     |self, out| {
         let scale = half(self.scale);
-        nibbles(&self.quants, out, |quant| f32::from(quant as i8 - 8) * scale);
+        nibbles(self.quants, out, |quant| f32::from(quant as i8 - 8) * scale);
     },
     finite_half(self.scale)
 );
@@ -106,7 +107,7 @@ block!(
     32,
     |self, out| {
         let (scale, least) = (half(self.scale), half(self.least));
-        nibbles(&self.quants, out, |quant| f32::from(quant) * scale + least);
+        nibbles(self.quants, out, |quant| f32::from(quant) * scale + least);
     },
     finite_half(self.scale) & finite_half(self.least)
 );
@@ -116,7 +117,7 @@ block!(
     32,
     |self, out| {
         let scale = half(self.scale);
-        nibbles_and_bits(&self.quants, self.fifth, out, |quant| f32::from(quant as i8 - 16) * scale);
+        nibbles_and_bits(self.quants, self.fifth, out, |quant| f32::from(quant as i8 - 16) * scale);
     },
     finite_half(self.scale)
 );
@@ -126,7 +127,7 @@ block!(
     32,
     |self, out| {
         let (scale, least) = (half(self.scale), half(self.least));
-        nibbles_and_bits(&self.quants, self.fifth, out, |quant| f32::from(quant) * scale + least);
+        nibbles_and_bits(self.quants, self.fifth, out, |quant| f32::from(quant) * scale + least);
     },
     finite_half(self.scale) & finite_half(self.least)
 );
@@ -135,8 +136,10 @@ block!(
     Q8_0 { scale: Half, quants: [i8; 32] },
     32,
     |self, out| {
-        let scale = half(self.scale);
-        out.iter_mut().zip(&self.quants).for_each(|(out, &quant)| *out = f32::from(quant) * scale);
+        let (scale, quants) = (half(self.scale), self.quants);
+        for (out, quant) in out.iter_mut().zip(quants) {
+            *out = f32::from(quant) * scale;
+        }
     },
     finite_half(self.scale)
 );
@@ -266,12 +269,11 @@ block!(
             exponent @ 0..2 => f32::from_bits(0x0020_0000 << exponent),
             exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
         };
-        nibbles(&self.quants, out, |quant| {
+        nibbles(self.quants, out, |quant| {
+            // 0 to 4 one by one, then 6, 8 and 12.
             let magnitude = quant & 7;
-            // 0, 1, then two steps to each power of two.
-            let wide = f32::from_bits((u32::from(magnitude) << 22) + (127 << 23));
-            let wide = if magnitude < 2 { f32::from(magnitude) } else { wide };
-            f32::from_bits(wide.to_bits() | u32::from(quant & 8) << 28) * scale
+            let twice = magnitude + magnitude.saturating_sub(4) + 2 * magnitude.saturating_sub(6);
+            f32::from(if quant & 8 == 0 { twice as i8 } else { -(twice as i8) }) * scale
         });
     },
     self.exponent != u8::MAX

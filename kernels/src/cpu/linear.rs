@@ -1,37 +1,37 @@
 //! Products with a weight on the CPU, which is read as it is stored and widened on the way.
 
+mod tile;
+
 use super::matmul::{Matrix, multiply};
-use super::simd::{StridedRows, streamed_products, vectorized};
 use super::storage::{Element, Input, Output, Rows, with_pool};
 use super::tasks::for_each;
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 use crate::ops::linear::shape;
 use candle_core::{DType, Tensor};
 use float8::F8E4M3;
 use half::{bf16, f16};
+use pulp::Simd;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
+use tile::{Inputs, TASK, Task, widened};
+
+pub(super) use tile::Weight;
 
 const OP: &str = "linear";
 
-/// Up to this many rows the weight is streamed once past all of them; more rows make a matrix product.
-pub(super) const MAX_STREAMED_ROWS: usize = 8;
-/// Rows of the weight that one task streams.
-pub(super) const ROWS_PER_TASK: usize = 64;
-
 pub(crate) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let (shape, rows) = shape(x, weight)?;
     match weight.dtype() {
-        DType::F32 if rows <= MAX_STREAMED_ROWS => product::<f32>(x, weight, rows, shape),
-        DType::F16 => product::<f16>(x, weight, rows, shape),
-        DType::BF16 => product::<bf16>(x, weight, rows, shape),
-        DType::F8E4M3 => product::<F8E4M3>(x, weight, rows, shape),
-        _ => Ok(x.reshape((rows, weight.dim(1)?))?.matmul(&weight.t()?)?.reshape(shape)?),
+        DType::F32 => product::<f32>(x, weight),
+        DType::F16 => product::<f16>(x, weight),
+        DType::BF16 => product::<bf16>(x, weight),
+        DType::F8E4M3 => product::<F8E4M3>(x, weight),
+        found => Err(KernelError::DType { op: OP, operand: "weight", found, expected: "f32, f16, bf16 or f8e4m3" }),
     }
 }
 
-fn product<T: Element>(x: &Tensor, weight: &Tensor, rows: usize, shape: Vec<usize>) -> Result<Tensor> {
+fn product<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let (shape, rows) = shape(x, weight)?;
     let (out_width, in_width) = weight.dims2()?;
     let flat;
     let x_rows = match x.rank() {
@@ -43,85 +43,158 @@ fn product<T: Element>(x: &Tensor, weight: &Tensor, rows: usize, shape: Vec<usiz
     };
     let input = Input::new(x_rows)?;
     let target = Output::new(rows * out_width);
-    with_pool::<T, _>(OP, &weight.contiguous()?, |weight| {
-        match rows {
-            0 => {}
-            1..=MAX_STREAMED_ROWS => streamed(&input.rows(), weight, &target),
-            _ => widened(&input.rows(), &target, out_width, 0..out_width, |row, start, wide| {
-                vectorized(
-                    #[inline(always)]
-                    || {
-                        let stored = &weight[row * in_width + start..];
-                        wide.iter_mut().zip(stored).for_each(|(wide, stored)| *wide = stored.load());
-                    },
-                );
-            }),
-        }
+    with_pool::<T, _>(OP, &weight.contiguous()?, |data| {
+        let weight = Numbers { data, in_width };
+        side_by_side(&input.rows(), &target, &[out_width], |&outputs| outputs, |_, task| task.multiply(weight));
         Ok(())
     })?;
     // SAFETY: the tasks make up all columns of all rows.
     unsafe { target.into_tensor(shape, x) }
 }
 
-/// Few rows, which stay in the caches while the weight passes.
-fn streamed<T: Element>(x: &Rows<'_>, weight: &[T], target: &Output) {
-    let (rows, in_width) = (x.len(), x.width());
-    let out_width = target.len() / rows;
-    let a = StridedRows::new(x.row_and_after(0), x.stride(), in_width, rows);
-    for_each((0..out_width.div_ceil(ROWS_PER_TASK)).into_par_iter(), |task| {
-        let start = task * ROWS_PER_TASK;
-        let count = ROWS_PER_TASK.min(out_width - start);
-        let b = StridedRows::new(&weight[start * in_width..], in_width, in_width, count);
-        let mut products = [0f32; MAX_STREAMED_ROWS * ROWS_PER_TASK];
-        streamed_products(a, b, &mut products, ROWS_PER_TASK);
-        for (row, products) in products.chunks_exact(ROWS_PER_TASK).take(rows).enumerate() {
-            let at = row * out_width + start;
-            // SAFETY: this task alone has these columns.
-            unsafe { target.piece(at..at + count) }.copy_from_slice(&products[..count]);
+/// Numbers of one type.
+#[derive(Clone, Copy)]
+struct Numbers<'a, T> {
+    data: &'a [T],
+    in_width: usize,
+}
+
+impl<T: Element> Weight for Numbers<'_, T> {
+    type Stored = T;
+
+    #[inline(always)]
+    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]) {
+        let stored = &self.data[output * self.in_width + input..][..wide.len()];
+        let (vectors, rest) = S::as_mut_simd_f32s(wide);
+        for (vector, stored) in vectors.iter_mut().zip(stored.chunks_exact(S::F32_LANES)) {
+            *vector = T::vector(simd, stored);
+        }
+        let whole = stored.len() - rest.len();
+        for (rest, stored) in rest.iter_mut().zip(&stored[whole..]) {
+            *rest = stored.load();
+        }
+    }
+
+    #[inline(always)]
+    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[T]> {
+        Some(&self.data[output * self.in_width + input..][..len])
+    }
+
+    #[inline(always)]
+    fn address(self, output: usize, input: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(output * self.in_width + input).cast()
+    }
+}
+
+/// Up to so many rows an output is summed in one order, whatever the rows beside it. With more, tiles of the weight are
+/// widened for a matrix product of another library, which is faster then.
+const MOST_ROWS: usize = 256;
+/// Rows and outputs of a tile of that product, and inputs that it takes at a time. What it widens, a part in the number of
+/// its rows of the work, stays in a near cache.
+const TILE: [usize; 3] = [256, 128, 512];
+
+/// The products of all rows with parts of so many outputs each, which stand side by side in the target; `multiply` does
+/// a task with its part.
+pub(super) fn side_by_side<P: Sync>(
+    x: &Rows<'_>,
+    target: &Output,
+    parts: &[P],
+    outputs_of: impl Fn(&P) -> usize + Send + Sync,
+    multiply: impl Fn(&P, OfTarget<'_>) + Send + Sync,
+) {
+    let rows = x.len();
+    if rows == 0 || x.width() == 0 {
+        // SAFETY: nobody else writes.
+        unsafe { target.piece(0..target.len()) };
+        return;
+    }
+    let (out_width, inputs) = (target.len() / rows, (rows <= MOST_ROWS).then(|| Inputs::new(x)));
+    let [rows_at_once, outputs_at_once] = if inputs.is_some() { TASK } else { [TILE[0], TILE[1]] };
+    // The rows of one piece of the weight come one after the other, while it is near.
+    let groups = rows.div_ceil(rows_at_once);
+    let tasks_of = |part: &P| outputs_of(part).div_ceil(outputs_at_once) * groups;
+    for_each((0..parts.iter().map(tasks_of).sum::<usize>()).into_par_iter(), |mut task| {
+        let mut before = 0;
+        for part in parts {
+            let outputs = outputs_of(part);
+            if task < tasks_of(part) {
+                let [row, output] = [task % groups * rows_at_once, task / groups * outputs_at_once];
+                return multiply(
+                    part,
+                    OfTarget {
+                        x,
+                        inputs: inputs.as_ref(),
+                        rows: row..rows.min(row + rows_at_once),
+                        outputs: output..outputs.min(output + outputs_at_once),
+                        target,
+                        out_width,
+                        before,
+                    },
+                );
+            }
+            task -= tasks_of(part);
+            before += outputs;
         }
     });
 }
 
-/// Rows of `x`, rows of the weight, and elements of either that a task multiplies at once. What it widens of the weight,
-/// a part in the number of its rows of the work, stays in a near cache.
-const TILE: [usize; 3] = [256, 128, 512];
-
-/// Many rows: tiles of the weight as f32, multiplied one after the other. `widen` gives the elements of one of its rows
-/// from a place on; their products are `columns` of the target's rows of `out_width`.
-pub(super) fn widened(
-    x: &Rows<'_>,
-    target: &Output,
+/// Some rows and outputs of a part, whose products are this task's alone.
+pub(super) struct OfTarget<'a> {
+    x: &'a Rows<'a>,
+    /// The rows for tiles of our own, if they are few enough.
+    inputs: Option<&'a Inputs>,
+    rows: Range<usize>,
+    outputs: Range<usize>,
+    target: &'a Output,
     out_width: usize,
-    columns: Range<usize>,
-    widen: impl Fn(usize, usize, &mut [f32]) + Send + Sync,
+    /// Columns of the target in front of the part's.
+    before: usize,
+}
+
+impl OfTarget<'_> {
+    #[inline(always)]
+    pub(super) fn multiply(self, weight: impl Weight) {
+        let Self { x, inputs, rows, outputs, target, out_width, before } = self;
+        let column = before + outputs.start;
+        let write = |row: usize, products: &[f32]| {
+            let at = row * out_width + column;
+            // SAFETY: this task alone has these columns of these rows.
+            unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);
+        };
+        match inputs {
+            Some(inputs) => Task { inputs, rows, outputs }.multiply(weight, write),
+            None => multiply_many(x, rows, weight, outputs, write),
+        }
+    }
+}
+
+/// Some outputs of many rows.
+fn multiply_many(
+    x: &Rows<'_>,
+    rows: Range<usize>,
+    weight: impl Weight,
+    outputs: Range<usize>,
+    mut each: impl FnMut(usize, &[f32]),
 ) {
     thread_local! {
         /// A tile of the weight, and one of the product.
         static TILES: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
     }
-    let (rows, in_width) = (x.len(), x.width());
-    let [tile_rows, tile_columns, depth] = TILE;
-    let across = columns.len().div_ceil(tile_columns);
-    for_each((0..rows.div_ceil(tile_rows) * across).into_par_iter(), |task| {
-        let (row, column) = (task / across * tile_rows, task % across * tile_columns);
-        let (len, count) = (tile_rows.min(rows - row), tile_columns.min(columns.len() - column));
-        let (mut wide, mut tile) = TILES.take();
-        wide.resize(tile_columns * depth, 0.0);
-        tile.resize(tile_rows * tile_columns, 0.0);
-        for start in (0..in_width).step_by(depth) {
-            let depth = depth.min(in_width - start);
-            for (n, wide) in wide.chunks_exact_mut(depth).take(count).enumerate() {
-                widen(column + n, start, wide);
-            }
-            let a = Matrix::new(&x.row_and_after(row)[start..], len, depth, x.stride());
-            let keep = if start == 0 { 0.0 } else { 1.0 };
-            multiply(&mut tile, tile_columns, keep, a, Matrix::new(&wide, count, depth, depth).transposed());
+    let [tile_rows, tile_outputs, depth] = TILE;
+    let (mut wide, mut tile) = TILES.take();
+    wide.resize(tile_outputs * depth, 0.0);
+    tile.resize(tile_rows * tile_outputs, 0.0);
+    for start in (0..x.width()).step_by(depth) {
+        let depth = depth.min(x.width() - start);
+        for (output, wide) in outputs.clone().zip(wide.chunks_exact_mut(depth)) {
+            widened(weight, output, start, wide);
         }
-        for (n, products) in tile.chunks_exact(tile_columns).take(len).enumerate() {
-            let at = (row + n) * out_width + columns.start + column;
-            // SAFETY: this task alone has these columns of these rows.
-            unsafe { target.piece(at..at + count) }.copy_from_slice(&products[..count]);
-        }
-        TILES.set((wide, tile));
-    });
+        let a = Matrix::new(&x.row_and_after(rows.start)[start..], rows.len(), depth, x.stride());
+        let b = Matrix::new(&wide, outputs.len(), depth, depth).transposed();
+        multiply(&mut tile, tile_outputs, if start == 0 { 0.0 } else { 1.0 }, a, b);
+    }
+    for (row, products) in rows.zip(tile.chunks_exact(tile_outputs)) {
+        each(row, &products[..outputs.len()]);
+    }
+    TILES.set((wide, tile));
 }

@@ -5,6 +5,8 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, StorageRef, Tensor, WithDType};
 use float8::F8E4M3;
 use half::{bf16, f16};
+use pulp::Simd;
+use pulp::bytemuck::cast_slice_mut;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -18,6 +20,11 @@ pub(super) trait Element: WithDType + Send + Sync {
     const LARGEST: f32;
     fn load(self) -> f32;
     fn store(value: f32) -> Self;
+    /// A vector of the first elements.
+    #[inline(always)]
+    fn vector<S: Simd>(simd: S, stored: &[Self]) -> S::f32s {
+        loaded(simd, stored)
+    }
     /// The elements as bytes, where they are bytes.
     fn as_bytes(_: &[Self]) -> Option<&[u8]> {
         None
@@ -74,6 +81,10 @@ element!(
     |value| value,
     |value| value,
     #[inline(always)]
+    fn vector<S: Simd>(_: S, stored: &[f32]) -> S::f32s {
+        S::as_simd_f32s(stored).0[0]
+    },
+    #[inline(always)]
     fn as_f32(data: &[Self]) -> Option<&[f32]> {
         Some(data)
     },
@@ -82,7 +93,25 @@ element!(
         Some(data)
     }
 );
-element!(f16, F16, f16::MAX.to_f32_const(), f16_value, f16::from_f32);
+element!(
+    f16,
+    F16,
+    f16::MAX.to_f32_const(),
+    f16_value,
+    f16::from_f32,
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn vector<S: Simd>(simd: S, stored: &[f16]) -> S::f32s {
+        use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
+        if S::F32_LANES != 16 {
+            return loaded(simd, stored);
+        }
+        let stored: *const f16 = stored[..16].as_ptr();
+        // SAFETY: sixteen lanes are those of AVX-512, which has these, and sixteen numbers are there. The conversion keeps
+        // subnormal numbers in every mode.
+        unsafe { std::mem::transmute_copy(&_mm512_cvtph_ps(_mm256_loadu_si256(stored.cast()))) }
+    }
+);
 element!(bf16, BF16, bf16::MAX.to_f32_const(), bf16_value, bf16::from_f32);
 element!(F8E4M3, F8E4M3, 448.0, f8_value, F8E4M3::from_f32);
 // int8: candle has no signed 8-bit type, so the bits lie in unsigned ones.
@@ -101,6 +130,17 @@ element!(
         Some(data)
     }
 );
+
+/// A vector of elements that are loaded one by one, which compilers make one step of.
+#[inline(always)]
+fn loaded<S: Simd, T: Element>(simd: S, stored: &[T]) -> S::f32s {
+    let mut vector = simd.splat_f32s(0.0);
+    let wide: &mut [f32] = cast_slice_mut(std::slice::from_mut(&mut vector));
+    for (wide, stored) in wide.iter_mut().zip(&stored[..S::F32_LANES]) {
+        *wide = stored.load();
+    }
+    vector
+}
 
 /// Without a branch or a table, so that loops over it vectorise.
 #[inline(always)]

@@ -6,7 +6,6 @@
 mod rows;
 mod taps;
 
-pub(in crate::cpu) use rows::{CHUNK, block_products, streamed_products};
 pub(crate) use rows::{
     StridedRows, add_weighted, advance_state, largest, multiply_adds, row_products, streamed_sum, sum,
 };

@@ -3,27 +3,25 @@
 //! Each result is summed in one order, whatever the tile that it is computed in, so that it does not depend on the
 //! rows beside it.
 
-use crate::cpu::blocks::Block;
-use crate::cpu::storage::Element;
 use pulp::{Simd, WithSimd};
 
 /// Rows of equal width, a stride apart.
 #[derive(Clone, Copy)]
-pub(crate) struct StridedRows<'a, T = f32> {
-    data: &'a [T],
+pub(crate) struct StridedRows<'a> {
+    data: &'a [f32],
     stride: usize,
     width: usize,
     len: usize,
 }
 
-impl<'a, T> StridedRows<'a, T> {
-    pub(crate) fn new(data: &'a [T], stride: usize, width: usize, len: usize) -> Self {
+impl<'a> StridedRows<'a> {
+    pub(crate) fn new(data: &'a [f32], stride: usize, width: usize, len: usize) -> Self {
         assert!(len == 0 || (len - 1) * stride + width <= data.len());
         Self { data, stride, width, len }
     }
 
     #[inline(always)]
-    fn row(&self, index: usize) -> &'a [T] {
+    fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.stride..][..self.width]
     }
 }
@@ -48,22 +46,6 @@ impl StridedRows<'_> {
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
 pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
     pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
-}
-
-/// `out[i, j] = a_i . b_j` of few `a`, which stay in the caches, with `b`, which comes from memory, is read in order and
-/// widened on the way.
-pub(in crate::cpu) fn streamed_products<T: Element>(
-    a: StridedRows<'_>,
-    b: StridedRows<'_, T>,
-    out: &mut [f32],
-    out_stride: usize,
-) {
-    pulp::Arch::new().dispatch(StreamedProducts { a, b, out, out_stride });
-}
-
-/// `out[i, j] = a_i . b_j` of few `a` with rows `b` of blocks, which are read in order and widened a chunk at a time.
-pub(in crate::cpu) fn block_products<B: Block>(a: StridedRows<'_>, b: &[B], out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(BlockProducts { a, b, out, out_stride });
 }
 
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
@@ -149,144 +131,6 @@ impl RowProducts<'_> {
             for (m, (&sum, b)) in sums.iter().zip(&b).enumerate() {
                 let tail: f32 = a.1.iter().zip(b.1).map(|(a, b)| a * b).sum();
                 self.out[(i + n) * self.out_stride + j + m] = self.scale * (simd.reduce_sum_f32s(sum) + tail);
-            }
-        }
-    }
-}
-
-/// Vectors that a streamed dot product takes between two looks ahead.
-const STEP: usize = 4;
-
-struct StreamedProducts<'a, T> {
-    a: StridedRows<'a>,
-    b: StridedRows<'a, T>,
-    out: &'a mut [f32],
-    out_stride: usize,
-}
-
-impl<T: Element> WithSimd for StreamedProducts<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
-        for j in 0..self.b.len {
-            let mut i = 0;
-            while i + 4 <= self.a.len {
-                self.dots::<S, 4>(simd, i, j);
-                i += 4;
-            }
-            while i < self.a.len {
-                self.dots::<S, 1>(simd, i, j);
-                i += 1;
-            }
-        }
-    }
-}
-
-/// `N` vectors of what `values` begin with.
-#[inline(always)]
-fn widened<S: Simd, T: Element, const N: usize>(simd: S, values: &[T]) -> [S::f32s; N] {
-    let len = N * S::F32_LANES;
-    if let Some(values) = T::as_f32(&values[..len]) {
-        let vectors = &S::as_simd_f32s(values).0[..N];
-        return std::array::from_fn(|n| vectors[n]);
-    }
-    let mut vectors = [simd.splat_f32s(0.0); N];
-    let wide: &mut [f32] = pulp::bytemuck::cast_slice_mut(&mut vectors);
-    for (wide, value) in wide[..len].iter_mut().zip(&values[..len]) {
-        *wide = value.load();
-    }
-    vectors
-}
-
-impl<T: Element> StreamedProducts<'_, T> {
-    #[inline(always)]
-    fn dots<S: Simd, const I: usize>(&mut self, simd: S, i: usize, j: usize) {
-        let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
-        let b = self.b.row(j);
-        let (b_vectors, b_tail) = b.split_at(b.len() / S::F32_LANES * S::F32_LANES);
-        let a_steps = a.map(|a| a.0.as_chunks::<STEP>().0);
-        let mut sums = [simd.splat_f32s(0.0); I];
-        let mut b_steps = b_vectors.chunks_exact(STEP * S::F32_LANES);
-        let steps = b_steps.len();
-        for (at, b) in b_steps.by_ref().enumerate() {
-            if i == 0 {
-                prefetch_stream(b);
-            }
-            let b: [_; STEP] = widened(simd, b);
-            for (sum, a) in sums.iter_mut().zip(&a_steps) {
-                for (&a, &b) in a[at].iter().zip(&b) {
-                    *sum = simd.mul_add_e_f32s(a, b, *sum);
-                }
-            }
-        }
-        for (at, b) in (steps * STEP..).zip(b_steps.remainder().chunks_exact(S::F32_LANES)) {
-            let [b] = widened(simd, b);
-            for (sum, a) in sums.iter_mut().zip(&a) {
-                *sum = simd.mul_add_e_f32s(a.0[at], b, *sum);
-            }
-        }
-        for (n, (&sum, a)) in sums.iter().zip(&a).enumerate() {
-            let tail: f32 = a.1.iter().zip(b_tail).map(|(a, b)| a * b.load()).sum();
-            self.out[(i + n) * self.out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
-        }
-    }
-}
-
-/// Numbers of a row of blocks that are widened at a time.
-pub(in crate::cpu) const CHUNK: usize = 256;
-/// Rows that are multiplied with a chunk at once.
-const MAX_ROWS: usize = 8;
-
-struct BlockProducts<'a, B> {
-    a: StridedRows<'a>,
-    b: &'a [B],
-    out: &'a mut [f32],
-    out_stride: usize,
-}
-
-/// On a cache line, so that no vector straddles two.
-#[repr(align(64))]
-struct Wide([f32; CHUNK]);
-
-impl<B: Block> WithSimd for BlockProducts<'_, B> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self { a, b, out, out_stride } = self;
-        assert!(a.len <= MAX_ROWS);
-        let zero = simd.splat_f32s(0.0);
-        let mut wide = Wide([0.0; CHUNK]);
-        for (j, row) in b.chunks_exact(a.width / B::ELEMENTS).enumerate() {
-            let mut sums = [[zero; 4]; MAX_ROWS];
-            let mut tails = [0f32; MAX_ROWS];
-            for (chunk, blocks) in row.chunks(CHUNK / B::ELEMENTS).enumerate() {
-                prefetch_stream(blocks);
-                let wide = &mut wide.0[..blocks.len() * B::ELEMENTS];
-                let numbers = pulp::bytemuck::cast_slice_mut::<f32, B::Numbers>(wide);
-                numbers.iter_mut().zip(blocks).for_each(|(numbers, block)| block.widen(numbers));
-                let (b, b_tail) = S::as_simd_f32s(wide);
-                for i in 0..a.len {
-                    let (a, a_tail) =
-                        S::as_simd_f32s(&a.row(i)[chunk * CHUNK..][..b.len() * S::F32_LANES + b_tail.len()]);
-                    let sums = &mut sums[i];
-                    let ((a_fours, a_rest), (b_fours, b_rest)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
-                    for (a, b) in a_fours.iter().zip(b_fours) {
-                        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
-                            *sum = simd.mul_add_e_f32s(a, b, *sum);
-                        }
-                    }
-                    for ((sum, &a), &b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
-                        *sum = simd.mul_add_e_f32s(a, b, *sum);
-                    }
-                    tails[i] += a_tail.iter().zip(b_tail).map(|(a, b)| a * b).sum::<f32>();
-                }
-            }
-            for (i, (sums, tail)) in sums.iter().zip(tails).take(a.len).enumerate() {
-                let [first, second, third, fourth] = *sums;
-                let sum = simd.add_f32s(simd.add_f32s(first, second), simd.add_f32s(third, fourth));
-                out[i * out_stride + j] = simd.reduce_sum_f32s(sum) + tail;
             }
         }
     }
@@ -533,14 +377,11 @@ mod tests {
         let mut products = vec![0.0; rows * others];
         let (a_rows, b_rows) =
             (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
-        let mut streamed = products.clone();
         row_products(a_rows, b_rows, 0.5, &mut products, others);
-        streamed_products(a_rows, b_rows, &mut streamed, others);
         for i in 0..rows {
             for j in 0..others {
                 let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
                 assert!((products[i * others + j] - 0.5 * expected).abs() < 1e-3);
-                assert_eq!(0.5 * streamed[i * others + j], products[i * others + j], "one order of summing");
             }
         }
         let mut out = vec![1.0; rows * width];

@@ -1,0 +1,384 @@
+//! Products of rows with a weight, in tiles that stay in registers.
+//!
+//! An output is summed in one order: a vector of partial sums takes the inputs from the first to the last, one
+//! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
+//! decides where partial sums wait, never what is added to them.
+
+use crate::cpu::simd::prefetch_at;
+use crate::cpu::storage::{Element, Rows};
+use crate::cpu::tasks::for_each;
+use pulp::bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows, and outputs, of a task.
+pub(super) const TASK: [usize; 2] = [64, 48];
+/// Inputs that are multiplied at a time: those of a tile's rows and outputs stay in the nearest cache. Whole blocks of
+/// every format.
+const SEGMENT: usize = 512;
+/// The most rows of a tile, half as many where vectors are few, and its outputs.
+const TILE: [usize; 2] = [8, 3];
+/// Up to so many tiles the rows of a task stay near while outputs pass, so many tiles ahead of which memory is asked.
+/// More rows meet all outputs of a segment before the next.
+const NEAR: usize = 2;
+/// Inputs that one or two rows take at a time, and how many bytes ahead of their use an output is asked for.
+const PIECE: usize = 256;
+const AHEAD: usize = 8192;
+
+/// A weight, whose outputs are rows of numbers.
+pub(in crate::cpu) trait Weight: Copy + Send + Sync {
+    /// What its numbers are stored as, where each can be read by itself.
+    type Stored: Element;
+
+    /// Writes the numbers of `output` from `input` on, whole blocks of them.
+    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]);
+
+    /// The same numbers where they lie, if each can be read by itself.
+    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[Self::Stored]>;
+
+    /// Where they lie, which may be beyond the end.
+    fn address(self, output: usize, input: usize) -> *const u8;
+}
+
+/// A cache line. Buffers are made of them, so that no vector straddles two.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+const LINE: usize = 16;
+
+// SAFETY: floats without padding, any bits of which will do.
+unsafe impl Zeroable for Line {}
+// SAFETY: as above.
+unsafe impl Pod for Line {}
+
+/// `len` numbers in a buffer that only grows, their values whatever they were.
+fn room(lines: &mut Vec<Line>, len: usize) -> &mut [f32] {
+    let needed = len.div_ceil(LINE);
+    if lines.len() < needed {
+        lines.resize(needed, Line::zeroed());
+    }
+    &mut cast_slice_mut(lines)[..len]
+}
+
+thread_local! {
+    /// Of the thread that calls for products.
+    static INPUTS: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Partial sums, widened outputs, and finished products.
+    static SCRATCH: RefCell<[Vec<Line>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
+}
+
+/// Rows cut into segments, which lie one after the other and end in zeros.
+pub(super) struct Inputs {
+    lines: Vec<Line>,
+    rows: usize,
+    width: usize,
+}
+
+impl Inputs {
+    pub(super) fn new(x: &Rows<'_>) -> Self {
+        let (rows, width) = (x.len(), x.width());
+        let mut lines = INPUTS.take();
+        let pieces = room(&mut lines, rows * width.div_ceil(SEGMENT) * SEGMENT).par_chunks_exact_mut(SEGMENT);
+        for_each(pieces.enumerate().with_min_len(32), |(at, piece)| {
+            let rest = &x.row(at % rows)[at / rows * SEGMENT..];
+            let len = rest.len().min(SEGMENT);
+            piece[..len].copy_from_slice(&rest[..len]);
+            piece[len..].fill(0.0);
+        });
+        Self { lines, rows, width }
+    }
+
+    /// Some rows of a segment, a segment apart.
+    #[inline(always)]
+    fn segment(&self, segment: usize, rows: Range<usize>) -> &[f32] {
+        let start = segment * self.rows;
+        &cast_slice(&self.lines)[(start + rows.start) * SEGMENT..(start + rows.end) * SEGMENT]
+    }
+}
+
+impl Drop for Inputs {
+    fn drop(&mut self) {
+        INPUTS.set(std::mem::take(&mut self.lines));
+    }
+}
+
+/// Some outputs of some rows.
+#[derive(Clone)]
+pub(in crate::cpu) struct Task<'a> {
+    pub(super) inputs: &'a Inputs,
+    pub(super) rows: Range<usize>,
+    pub(super) outputs: Range<usize>,
+}
+
+impl Task<'_> {
+    /// Multiplies, and hands over each row's products.
+    pub(super) fn multiply(self, weight: impl Weight, mut each: impl FnMut(usize, &[f32])) {
+        let mut scratch = SCRATCH.take();
+        let (rows, outputs) = (self.rows.clone(), self.outputs.len());
+        pulp::Arch::new().dispatch(Products { task: self, weight, scratch: &mut scratch });
+        let products = room(&mut scratch[2], rows.len() * outputs).chunks_exact(outputs);
+        rows.zip(products).for_each(|(row, products)| each(row, products));
+        SCRATCH.set(scratch);
+    }
+}
+
+struct Products<'a, W> {
+    task: Task<'a>,
+    weight: W,
+    scratch: &'a mut [Vec<Line>; 3],
+}
+
+impl<W: Weight> WithSimd for Products<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { task, weight, scratch: [sums, wide, products] } = self;
+        let Task { inputs, rows, outputs } = task.clone();
+        let products = room(products, rows.len() * outputs.len());
+        match (rows.len(), weight.stored(0, 0, 0).is_some()) {
+            (1, true) => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
+            (1, false) => return few_rows::<_, _, 1, 2>(simd, task, weight, products),
+            (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
+            _ => {}
+        }
+        let width = inputs.width;
+        let [most, across] = if S::REGISTER_COUNT < 32 { [TILE[0] / 2, TILE[1]] } else { TILE };
+        let blocks = rows.len().div_ceil(most);
+        let panels = outputs.len().div_ceil(across);
+        let sums = S::as_mut_simd_f32s(room(sums, panels * rows.len() * across * S::F32_LANES)).0;
+        let wide = room(wide, panels * across * SEGMENT);
+        let together = if blocks <= NEAR { 1 } else { panels };
+        for start in (0..width).step_by(SEGMENT) {
+            let len = SEGMENT.min(width - start);
+            let padded = len.next_multiple_of(LINE);
+            for first in (0..panels).step_by(together) {
+                for block in 0..blocks {
+                    let of_block = block * rows.len() / blocks..(block + 1) * rows.len() / blocks;
+                    let x = inputs.segment(start / SEGMENT, rows.start + of_block.start..rows.start + of_block.end);
+                    for panel in first..(first + together).min(panels) {
+                        // The last panel may have its last output more than once.
+                        let output = |n: usize| outputs.start + (panel * across + n).min(outputs.len() - 1);
+                        let wide = &mut wide[(panel - first) * across * SEGMENT..][..across * SEGMENT];
+                        // In registers, if that is done but once or twice.
+                        let direct = together == 1 && len == padded && weight.stored(output(0), start, len).is_some();
+                        if block == 0 && !direct {
+                            widen(simd, weight, [0, 1, 2].map(output), start, len, wide);
+                        }
+                        // Each block of rows asks for its share of what comes: outputs soon behind these, or the next
+                        // segment of these, of this task or of the one behind it.
+                        let next = |n: usize| match (together, start + SEGMENT) {
+                            (1, next) => match panel + NEAR {
+                                panel if panel < panels => weight.address(outputs.start + panel * across + n, start),
+                                panel => weight.address(outputs.start + (panel - panels) * across + n, next),
+                            },
+                            (_, next) if next < width => weight.address(output(n), next),
+                            _ => weight.address(output(n) + TASK[1], 0),
+                        };
+                        let share = bytes(weight, SEGMENT) / blocks;
+                        let tile = Tile {
+                            x,
+                            next: [0, 1, 2].map(|n| next(n).wrapping_add(share * block)),
+                            step: share.div_ceil(SEGMENT / S::F32_LANES),
+                            goes_on: start > 0,
+                        };
+                        let at = (panel * rows.len() + of_block.start) * across;
+                        let sums = &mut sums[at..at + of_block.len() * across];
+                        if direct {
+                            let w = [0, 1, 2].map(|n| weight.stored(output(n), start, len).unwrap_or_default());
+                            tile.multiply(simd, w, sums);
+                        } else {
+                            tile.multiply(simd, [0, 1, 2].map(|n| &wide[n * SEGMENT..][..padded]), sums);
+                        }
+                    }
+                }
+            }
+        }
+        for (panel, sums) in sums.chunks_exact(rows.len() * across).enumerate() {
+            for (row, sums) in sums.chunks_exact(across).enumerate() {
+                let of_row = &mut products[row * outputs.len()..][..outputs.len()];
+                for (product, &sum) in of_row[panel * across..].iter_mut().zip(sums) {
+                    *product = simd.reduce_sum_f32s(sum);
+                }
+            }
+        }
+    }
+}
+
+/// A segment of a few rows.
+struct Tile<'a> {
+    /// Rows, a segment apart.
+    x: &'a [f32],
+    /// What to ask for meanwhile, so many bytes further with each vector.
+    next: [*const u8; TILE[1]],
+    step: usize,
+    /// Whether there are sums of earlier segments.
+    goes_on: bool,
+}
+
+impl Tile<'_> {
+    /// Adds the products with a segment of a few outputs to `sums`, row after row.
+    fn multiply<S: Simd, T: Element>(self, simd: S, w: [&[T]; TILE[1]], sums: &mut [S::f32s]) {
+        let many = S::REGISTER_COUNT >= 32;
+        match sums.len() / TILE[1] {
+            1 => multiply::<S, T, 1>(simd, self, w, sums),
+            2 => multiply::<S, T, 2>(simd, self, w, sums),
+            3 => multiply::<S, T, 3>(simd, self, w, sums),
+            4 => multiply::<S, T, 4>(simd, self, w, sums),
+            5 if many => multiply::<S, T, 5>(simd, self, w, sums),
+            6 if many => multiply::<S, T, 6>(simd, self, w, sums),
+            7 if many => multiply::<S, T, 7>(simd, self, w, sums),
+            8 if many => multiply::<S, T, 8>(simd, self, w, sums),
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    }
+}
+
+/// A function of its own for each number of rows, so that its sums have the registers for themselves.
+#[inline(never)]
+fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[T]; TILE[1]], sums: &mut [S::f32s]) {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            let Tile { x, next, step, goes_on } = tile;
+            let distance = SEGMENT / S::F32_LANES;
+            let (x, vectors) = (S::as_simd_f32s(x).0, w[0].len() / S::F32_LANES);
+            assert!(vectors <= distance && x.len() == R * distance && w.iter().all(|of| of.len() == w[0].len()));
+            let sums = &mut sums.as_chunks_mut::<{ TILE[1] }>().0[..R];
+            let mut kept = [[simd.splat_f32s(0.0); TILE[1]]; R];
+            if goes_on {
+                kept.copy_from_slice(sums);
+            }
+            let (x, w) = (x.as_ptr(), w.map(<[T]>::as_ptr));
+            for at in 0..vectors {
+                let mut wide = [simd.splat_f32s(0.0); TILE[1]];
+                for n in 0..TILE[1] {
+                    prefetch_at(next[n].wrapping_add(at * step));
+                    // SAFETY: a vector below the length, which is asserted above.
+                    let w = unsafe { std::slice::from_raw_parts(w[n].add(at * S::F32_LANES), S::F32_LANES) };
+                    wide[n] = T::vector(simd, w);
+                }
+                for (row, kept) in kept.iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    let x = unsafe { *x.add(row * distance + at) };
+                    for (kept, w) in kept.iter_mut().zip(wide) {
+                        *kept = simd.mul_add_e_f32s(x, w, *kept);
+                    }
+                }
+            }
+            sums.copy_from_slice(&kept);
+        },
+    );
+}
+
+/// One or two rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened
+/// `N` side by side, so that one is widened while the sums of another wait.
+#[inline(never)]
+fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
+    simd: S,
+    task: Task<'_>,
+    weight: W,
+    products: &mut [f32],
+) {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            let Task { inputs, rows, outputs } = task;
+            let mut wide = [[Line::zeroed(); PIECE / LINE]; N];
+            for first in outputs.clone().step_by(N) {
+                let mut sums = [[simd.splat_f32s(0.0); N]; R];
+                for start in (0..inputs.width).step_by(PIECE) {
+                    let len = PIECE.min(inputs.width - start);
+                    let padded = len.next_multiple_of(LINE);
+                    let segment = &inputs.segment(start / SEGMENT, rows.clone())[start % SEGMENT..];
+                    let mut x = [S::as_simd_f32s(segment).0; R];
+                    for (row, x) in x.iter_mut().enumerate() {
+                        *x = S::as_simd_f32s(&segment[row * SEGMENT..][..padded]).0;
+                    }
+                    let bytes = bytes(weight, len);
+                    for (n, wide) in wide.iter_mut().enumerate() {
+                        let output = (first + n).min(outputs.end - 1);
+                        let ahead = weight.address(output, start).wrapping_add(AHEAD);
+                        for line in (0..bytes).step_by(size_of::<Line>()) {
+                            prefetch_at(ahead.wrapping_add(line));
+                        }
+                        if N == 1 && len == padded {
+                            let stored = weight.stored(output, start, len).unwrap_or_default();
+                            for (&x, w) in x[0].iter().zip(stored.chunks_exact(S::F32_LANES)) {
+                                sums[0][0] = simd.mul_add_e_f32s(x, W::Stored::vector(simd, w), sums[0][0]);
+                            }
+                        } else {
+                            let wide: &mut [f32] = cast_slice_mut(wide);
+                            weight.widen(simd, output, start, &mut wide[..len]);
+                            wide[len..padded].fill(0.0);
+                        }
+                    }
+                    if N > 1 || len < padded {
+                        let mut w = [x[0]; N];
+                        for (w, wide) in w.iter_mut().zip(&wide) {
+                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x[0].len()];
+                        }
+                        for at in 0..x[0].len() {
+                            for (sums, x) in sums.iter_mut().zip(x) {
+                                for (sum, w) in sums.iter_mut().zip(w) {
+                                    *sum = simd.mul_add_e_f32s(x[at], w[at], *sum);
+                                }
+                            }
+                        }
+                    }
+                }
+                for (row, sums) in sums.into_iter().enumerate() {
+                    let at = row * outputs.len() + first - outputs.start;
+                    for (product, sum) in products[at..(row + 1) * outputs.len()].iter_mut().zip(sums) {
+                        *product = simd.reduce_sum_f32s(sum);
+                    }
+                }
+            }
+        },
+    );
+}
+
+/// Bytes of so many numbers of an output.
+#[inline(always)]
+fn bytes(weight: impl Weight, numbers: usize) -> usize {
+    weight.address(0, numbers) as usize - weight.address(0, 0) as usize
+}
+
+/// Numbers of the outputs of a tile from `start` on, each a segment behind the other, zeros behind them.
+#[inline(never)]
+fn widen<S: Simd>(simd: S, weight: impl Weight, outputs: [usize; TILE[1]], start: usize, len: usize, wide: &mut [f32]) {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            // By a copy, since a compiler that cannot tell whether numbers overlap with blocks makes them one by one.
+            let mut own = [Line::zeroed(); PIECE / LINE];
+            for (output, wide) in outputs.into_iter().zip(wide.as_chunks_mut::<SEGMENT>().0) {
+                for (at, wide) in (0..len).step_by(PIECE).zip(wide.chunks_mut(PIECE)) {
+                    let len = PIECE.min(len - at);
+                    let own: &mut [f32] = cast_slice_mut(&mut own);
+                    weight.widen(simd, output, start + at, &mut own[..len]);
+                    own[len..len.next_multiple_of(LINE)].fill(0.0);
+                    wide.copy_from_slice(own);
+                }
+            }
+        },
+    );
+}
+
+/// Fills `wide` with the numbers of an output from `input` on, for whom knows no vectors.
+pub(super) fn widened(weight: impl Weight, output: usize, input: usize, wide: &mut [f32]) {
+    struct Widened<'a, W>(W, usize, usize, &'a mut [f32]);
+
+    impl<W: Weight> WithSimd for Widened<'_, W> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, simd: S) {
+            self.0.widen(simd, self.1, self.2, self.3);
+        }
+    }
+    pulp::Arch::new().dispatch(Widened(weight, output, input, wide));
+}
