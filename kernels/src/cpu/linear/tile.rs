@@ -209,6 +209,7 @@ impl<W: Weight> WithSimd for Products<'_, W> {
 }
 
 /// A segment of a few rows.
+#[derive(Clone, Copy)]
 struct Tile<'a> {
     /// Rows, a segment apart.
     x: &'a [f32],
