@@ -2,12 +2,12 @@
 //!
 //! All that a command prints goes through here, where what would steer a terminal is escaped.
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use cacheplan::files::{Limit, Shown, Source, refuse_input, replace};
-use miette::Report;
 
 /// The exit code of a plan that is not, or no longer, right.
 pub(crate) const DRIFT: u8 = 5;
@@ -17,29 +17,37 @@ const LONGEST: usize = 10_000;
 
 /// An error with its exit code.
 pub(crate) struct Failure {
-    report: Report,
+    message: String,
+    /// Where in a file it lies.
+    excerpt: String,
     code: u8,
 }
 
 impl Failure {
     /// An error of the given exit code, see the command's help.
-    pub(crate) fn new(code: u8, report: impl Into<Report>) -> Self {
-        Self { report: report.into(), code }
+    pub(crate) fn new(code: u8, message: impl Display) -> Self {
+        Self { message: message.to_string(), excerpt: String::new(), code }
+    }
+
+    /// The same error, with the lines that it is about.
+    pub(crate) fn at(self, excerpt: String) -> Self {
+        Self { excerpt, ..self }
     }
 
     /// An error with exit code 1.
     pub(crate) fn error(error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self::new(1, miette::miette!("{}", chain(&error)))
+        Self::new(1, chain(&error))
     }
 
     /// The exit code and the message, for who shows them elsewhere.
-    pub(crate) fn said(&self) -> (u8, String) {
-        (self.code, self.report.to_string())
+    pub(crate) fn said(self) -> (u8, String) {
+        (self.code, self.message)
     }
 
-    /// Prints the error to stderr.
+    /// Prints the error to stderr. A long path or name stays in one piece, so that it can be searched for and copied; without
+    /// colours, all control characters of an error are somebody else's.
     pub(crate) fn report(self) -> ExitCode {
-        let text = format!("{:?}\n", self.report);
+        let text = format!("  × {}\n{}\n", self.message.replace('\n', "\n  │ "), self.excerpt);
         let end = text.char_indices().nth(LONGEST).map(|(end, _)| end);
         say(&end.map_or(text.clone(), |end| format!("{}…\n", &text[..end])));
         ExitCode::from(self.code)
@@ -47,8 +55,8 @@ impl Failure {
 }
 
 /// An error about a file, with exit code 1.
-pub(crate) fn in_file(path: &Path, error: impl std::fmt::Display) -> Failure {
-    Failure::new(1, miette::miette!("{}: {error}", Shown(path.display())))
+pub(crate) fn in_file(path: &Path, error: impl Display) -> Failure {
+    Failure::new(1, format!("{}: {error}", Shown(path.display())))
 }
 
 /// The text of a file; `-` is what is piped in.
@@ -67,7 +75,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Refuses outputs that would take the place of what was read, before anything is computed for them.
 pub(crate) fn refuse_inputs<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
-    outputs.into_iter().try_for_each(refuse_input).map_err(|error| Failure::new(2, miette::miette!("{error}")))
+    outputs.into_iter().try_for_each(refuse_input).map_err(|error| Failure::new(2, error))
 }
 
 /// The error's message followed by those of its causes, as far as it does not end with them already.

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod excerpt;
 mod failure;
+mod log;
 mod progress;
 
 use std::process::ExitCode;
@@ -10,10 +12,9 @@ use std::process::ExitCode;
 use cacheplan::files::remember_inputs;
 use cacheplan::managers::CountingAllocator;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use crate::commands::run::template;
-use crate::failure::{note, say};
+use crate::failure::say;
 
 /// Counts what the process really allocates, so that `run` can set it beside the plan.
 #[global_allocator]
@@ -86,18 +87,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == template::RUNNER) {
         return template::run();
     }
-    let filter = std::env::var("CACHEPLAN_LOG").unwrap_or_default();
-    let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
-        note(&format!("CACHEPLAN_LOG says nothing that can be logged: {error}"));
-        EnvFilter::default()
-    });
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    // A long path or name must stay in one piece, so that it can be searched for and copied. Without colours, all
-    // control characters of an error are somebody else's.
-    let wrapping = miette::set_hook(Box::new(|_| {
-        Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).color(false).build())
-    }));
-    debug_assert!(wrapping.is_ok(), "the hook is set once, here");
+    log::begin();
     remember_inputs();
     let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (command, matches) = match parsed {

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use cacheplan::kernels::roofline::run as measure;
 
-use miette::miette;
-
 use super::runner;
 use crate::failure::{Failure, print};
 
@@ -40,6 +38,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     .map_err(Failure::error)?;
     match found {
         true => printed,
-        false => Err(Failure::new(2, miette!("no op is called like `{op}`; without a name all are measured"))),
+        false => Err(Failure::new(2, format!("no op is called like `{op}`; without a name all are measured"))),
     }
 }

@@ -6,7 +6,6 @@ use cacheplan::planner::size::TokenCount;
 use cacheplan::planner::{BudgetKey, ByteSize, Override, Values};
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
-use miette::miette;
 
 use crate::failure::Failure;
 
@@ -24,7 +23,7 @@ impl BudgetArgs {
     pub(crate) fn refuse_engine_flags(&self, instead: &str) -> Result<(), Failure> {
         let told = self.overrides.iter().find(|set| set.key.starts_with("engine."));
         let Some(flag) = told.and_then(Override::flag) else { return Ok(()) };
-        Err(Failure::new(2, miette!("{flag} tells an engine something; {instead}")))
+        Err(Failure::new(2, format!("{flag} tells an engine something; {instead}")))
     }
 
     /// The keys that flags set.

@@ -8,7 +8,6 @@ use cacheplan::planner::check::Violation;
 use cacheplan::planner::engines::EnginePrediction;
 use cacheplan::planner::plan_file::PlanFileError;
 use cacheplan::planner::{CachePlan, EngineSpec, PlanRequest};
-use miette::miette;
 
 use crate::commands::hub;
 use crate::commands::load::{Reading, Target, refused};
@@ -39,14 +38,14 @@ const MOST_LINES: usize = 40;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let text = read(&args.file, Limit::PLAN)?;
-    let refused_file = |error: PlanFileError| Failure::new(error.exit_code(), miette!("{error}"));
+    let refused_file = |error: PlanFileError| Failure::new(error.exit_code(), error);
     let origin = args.file.display().to_string();
     let plan = CachePlan::from_json(&text, &origin).map_err(refused_file)?;
     let prediction = EnginePrediction::from_plan_json(&text, &origin).map_err(refused_file)?;
     let file = Shown(origin);
     let Some(model) = &args.model else {
         if args.reading.is_stated() || args.target.is_stated() {
-            return Err(Failure::new(2, miette!("flags about the model, its budget and its device need --model")));
+            return Err(Failure::new(2, "flags about the model, its budget and its device need --model"));
         }
         return print(&format!(
             "{file}: {} resources in {} pools are consistent; limits, capacity, ledger{} and fingerprint need --model\n",
@@ -65,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();
         let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
         let others = stale.join(" and another ");
-        return Err(Failure::new(DRIFT, miette!("{file} was made for another {others}; plan anew{lines}")));
+        return Err(Failure::new(DRIFT, format!("{file} was made for another {others}; plan anew{lines}")));
     };
     let wrong = |violations: Vec<Violation>| drift(&format!("{file} is wrong"), &violations);
     request.check(&plan).map_err(wrong)?;
@@ -78,5 +77,5 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn drift(what: &str, violations: &[impl Display]) -> Failure {
     let lines: String = violations.iter().map(|violation| format!("\n  {violation}")).collect();
-    Failure::new(DRIFT, miette!("{what}{lines}"))
+    Failure::new(DRIFT, format!("{what}{lines}"))
 }

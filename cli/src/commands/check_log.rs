@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::planner::{Engine, EngineLog, EngineSpec};
-use miette::miette;
 
 use crate::commands::Format;
 use crate::commands::load::read_plan;
@@ -42,20 +41,20 @@ const DRIFT: u8 = 5;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.log.log == Path::new("-") && args.plan == Path::new("-") {
-        return Err(Failure::new(2, miette!("one of the log and the plan can be piped in")));
+        return Err(Failure::new(2, "one of the log and the plan can be piped in"));
     }
     let plan = read_plan(&args.plan)?;
     let log = args.log.read()?;
     // The newest is taken where nobody says a version.
     let version = args.log.engine.map(|engine| engine.version).filter(|version| *version != log.engine.newest());
     let found = log.check(&plan, version).map_err(|error| {
-        Failure::new(error.exit_code(), miette!("{}: as {} sees it: {error}", args.plan.display(), log.engine))
+        Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", args.plan.display(), log.engine))
     })?;
     match args.format {
         Format::Table => print(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
     }
-    if found.drifted { Err(Failure::new(DRIFT, miette!("{}", drift(args, &found.drifting())))) } else { Ok(()) }
+    if found.drifted { Err(Failure::new(DRIFT, drift(args, &found.drifting()))) } else { Ok(()) }
 }
 
 fn drift(args: &Args, names: &[&str]) -> String {

@@ -1,7 +1,6 @@
 //! `cacheplan compare`: our plan beside each engine's allocation, for the same bytes and workload.
 
 use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError};
-use miette::miette;
 
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
@@ -28,8 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let request = args.source.request(&args.target)?;
     let all: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
     let engines = if args.engines.is_empty() { &all } else { &args.engines };
-    Engine::refuse_unconsumed(engines, &request.config().budget)
-        .map_err(|error| Failure::new(1, miette!("{error}")))?;
+    Engine::refuse_unconsumed(engines, &request.config().budget).map_err(|error| Failure::new(1, error))?;
     let mut rows = Vec::new();
     for &engine in engines {
         match request.compare(engine) {

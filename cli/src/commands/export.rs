@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use cacheplan::planner::{ByteSize, ExportError, Parallel, Serving, Target};
 use clap::ValueEnum;
-use miette::miette;
 
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, note, print, write};
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         host_bytes: args.host_memory.map(|size| size.0),
     };
     let export = plan.export(args.to, args.engine_version.as_deref(), &serving).map_err(|error| match error {
-        ExportError::Version { .. } => Failure::new(2, miette!("{error}")),
+        ExportError::Version { .. } => Failure::new(2, error),
         error => Failure::error(error),
     })?;
     let has_comments = export.has_comments();

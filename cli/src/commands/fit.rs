@@ -7,7 +7,6 @@ use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
-use miette::miette;
 
 use crate::commands::hub;
 use crate::commands::load::{open, refused, unread};
@@ -100,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     match answer.best() {
         Some(_) => Ok(()),
-        None => Err(Failure::new(3, miette!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
+        None => Err(Failure::new(3, format!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
     }
 }
 

@@ -10,10 +10,10 @@ use cacheplan::planner::{
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
-use miette::{LabeledSpan, NamedSource, miette};
 
 use crate::commands::budget::BudgetArgs;
 use crate::commands::hub;
+use crate::excerpt::excerpt;
 use crate::failure::{Failure, in_file, note, read};
 
 /// What every subcommand that plans a model takes.
@@ -179,8 +179,8 @@ impl Reading {
 /// A request that cannot be answered, as the command ends with it.
 pub(crate) fn refused(error: PlanError) -> Failure {
     match error {
-        PlanError::Devices(message) => Failure::new(2, miette!("--device-memory: {message}")),
-        error => Failure::new(error.exit_code(), miette!("{error}")),
+        PlanError::Devices(message) => Failure::new(2, format!("--device-memory: {message}")),
+        error => Failure::new(error.exit_code(), error),
     }
 }
 
@@ -206,7 +206,7 @@ pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
                 .unwrap_or_else(|| "there is no such file or folder; a model of the hub is named org/name".to_owned());
             if path.exists() { in_file(name.as_ref(), source) } else { in_file(path, nothing) }
         }
-        error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, miette!("{error}")),
+        error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, error),
     }
 }
 
@@ -216,9 +216,11 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     let text = path.map(|path| read(path, Limit::TOML)).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
     let failed = |error: BudgetError| {
-        let labels: Vec<LabeledSpan> = error.span.clone().map(LabeledSpan::underline).into_iter().collect();
-        let report = miette!(labels = labels, "{error}").with_source_code(NamedSource::new(&origin, text.clone()));
-        Failure::new(error.exit_code(), report)
+        let failure = Failure::new(error.exit_code(), &error);
+        match error.span {
+            Some(span) => failure.at(excerpt(&origin, &text, span)),
+            None => failure,
+        }
     };
     // A name that is no text cannot be ours; a value that is none is no value of any key.
     let text_of = |value: OsString| value.to_string_lossy().into_owned();
@@ -234,7 +236,7 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
             let source = Source::open(&beside.join(file));
             source.and_then(|source| source.text(Limit::HISTOGRAM)).map_err(|error| error.to_string())
         };
-        workload.load(read).map_err(|error| Failure::new(1, miette!("{error}")))?;
+        workload.load(read).map_err(|error| Failure::new(1, error))?;
     }
     Ok(config)
 }
@@ -242,7 +244,7 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
 /// A plan as `plan --out` writes it.
 pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
     CachePlan::from_json(&read(path, Limit::PLAN)?, &path.display().to_string())
-        .map_err(|error| Failure::new(error.exit_code(), miette!("{error}")))
+        .map_err(|error| Failure::new(error.exit_code(), error))
 }
 
 fn read_measurement(path: &Path) -> Result<ForwardProfile, Failure> {

@@ -1,7 +1,6 @@
 //! `cacheplan man`: manual pages, from the definition of the flags.
 
 use clap_mangen::Man;
-use miette::miette;
 
 use crate::failure::{Failure, print};
 
@@ -19,7 +18,7 @@ pub(crate) fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure
         let known = || page.get_subcommands().map(clap::Command::get_name).collect::<Vec<_>>().join(", ");
         page = page
             .find_subcommand(name)
-            .ok_or_else(|| Failure::new(2, miette!("there is no subcommand `{name}`; those are: {}", known())))?;
+            .ok_or_else(|| Failure::new(2, format!("there is no subcommand `{name}`; those are: {}", known())))?;
     }
     let mut text = Vec::new();
     Man::new(page.clone()).render(&mut text).map_err(Failure::error)?;

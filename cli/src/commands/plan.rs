@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
 use clap::ValueEnum;
-use miette::miette;
 
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::commands::{check, diff, explain};
@@ -86,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Some(Command::Diff(args)), _) => diff::run(args),
         (Some(Command::Check(args)), _) => check::run(args),
         (None, Some(args)) => make(args),
-        (None, None) => Err(Failure::new(2, miette!("no model is given; see `cacheplan plan --help`"))),
+        (None, None) => Err(Failure::new(2, "no model is given; see `cacheplan plan --help`")),
     }
 }
 
@@ -104,7 +103,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     }
     let several = request.budget().map_err(refused)?.parallel != Parallel::default();
     if !several && (args.ranks || args.stage > 0) {
-        return Err(Failure::new(2, miette!("there is one rank; --ranks and --stage need --tp, --pp or [parallel]")));
+        return Err(Failure::new(2, "there is one rank; --ranks and --stage need --tp, --pp or [parallel]"));
     }
     let ranks = request.ranks().map_err(refused)?;
     if args.ranks {
@@ -148,7 +147,7 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
         Format::Markdown => print(&ranks.markdown()),
         Format::Svg | Format::Html | Format::Dot => {
             let one = "this format draws one plan: name its stage with --stage N, without --ranks";
-            Err(Failure::new(2, miette!("{one}")))
+            Err(Failure::new(2, one))
         }
         Format::Table => print(&ranks.table()),
     }
@@ -177,7 +176,7 @@ fn refuse_beside(args: &Make, drawn: &str) -> Result<(), Failure> {
         (None, true) => "--ranks",
         (None, false) => return Ok(()),
     };
-    Err(Failure::new(2, miette!("this format draws {drawn}; with {asked} use table, json, yaml or markdown")))
+    Err(Failure::new(2, format!("this format draws {drawn}; with {asked} use table, json, yaml or markdown")))
 }
 
 /// JSON that ends with a newline.

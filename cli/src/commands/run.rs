@@ -15,7 +15,6 @@ use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
 use clap::ArgMatches;
-use miette::{Report, miette};
 
 use crate::commands::Format;
 use crate::commands::hub;
@@ -83,16 +82,16 @@ pub(crate) struct OutputArgs {
 pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failure> {
     matches.map_or(Ok(()), refuse_unconsumed)?;
     if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
-        return Err(Failure::new(2, miette!("--logits needs a single --prompt-ids; {prompts} are given")));
+        return Err(Failure::new(2, format!("--logits needs a single --prompt-ids; {prompts} are given")));
     }
     let has_graph = args.static_graphs.is_some() || args.source.model.extension().is_some_and(|found| found == "onnx");
     if args.onnx_runtime.is_some() && !has_graph {
-        return Err(Failure::new(2, miette!("--onnx-runtime runs exported graphs: give one, or --static")));
+        return Err(Failure::new(2, "--onnx-runtime runs exported graphs: give one, or --static"));
     }
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     args.results.check()?;
     if args.logits.as_deref() == Some(Path::new("-")) {
-        return Err(Failure::new(2, miette!("--logits are no text; name a file")));
+        return Err(Failure::new(2, "--logits are no text; name a file"));
     }
     // What was asked is read before the weights are.
     let asked = args.ask.read()?;
@@ -214,5 +213,5 @@ fn tokens(tokens: Option<u64>) -> String {
 
 /// A runtime error with the exit code that its cause has elsewhere.
 pub(crate) fn failure(error: RuntimeError) -> Failure {
-    Failure::new(error.exit_code(), Report::msg(error))
+    Failure::new(error.exit_code(), error)
 }

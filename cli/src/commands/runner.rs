@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cacheplan::files::Shown;
-use miette::miette;
 
 use crate::failure::Failure;
 
@@ -24,18 +23,18 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), F
     let Some(runner) = find() else {
         return Err(Failure::new(
             1,
-            miette!(
+            format!(
                 "there is no {NAME} beside this command or on the path; `cargo xtask gpu-build` builds it, without a GPU"
             ),
         ));
     };
     let status = Command::new(&runner).args(arguments).status();
-    let status = status.map_err(|error| Failure::new(1, miette!("{}: {error}", Shown(runner.display()))))?;
+    let status = status.map_err(|error| Failure::new(1, format!("{}: {error}", Shown(runner.display()))))?;
     match status.success() {
         true => Ok(()),
         false => Err(Failure::new(
             1,
-            miette!("{} found what does not hold, or could not run: {status}", Shown(runner.display())),
+            format!("{} found what does not hold, or could not run: {status}", Shown(runner.display())),
         )),
     }
 }

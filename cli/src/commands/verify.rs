@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use cacheplan::files::Shown;
 use cacheplan::planner::{EngineLog, EngineSpec};
-use miette::miette;
 
 use self::start::{Skeleton, start};
 use crate::commands::Format;
@@ -42,13 +41,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let budget = &request.config().budget;
     let Some(mut arguments) = predicted.arguments(budget) else {
         let engine = args.engine.engine;
-        return Err(Failure::new(2, miette!("{engine} does not start without a GPU; llama.cpp can be verified")));
+        return Err(Failure::new(2, format!("{engine} does not start without a GPU; llama.cpp can be verified")));
     };
     if budget.speculation.is_some() {
-        return Err(Failure::new(
-            2,
-            miette!("the engine is started without a draft model; leave the drafted tokens out"),
-        ));
+        return Err(Failure::new(2, "the engine is started without a draft model; leave the drafted tokens out"));
     }
     let model = &args.source.model;
     let skeleton = request.model().model().filter(|_| !is_gguf(model)).map(Skeleton::of).transpose()?;
@@ -58,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     drop(skeleton);
     let log = EngineLog::read(said.as_slice(), Some(args.engine.engine)).map_err(|error| {
         let program = Shown(args.program.display());
-        Failure::new(1, miette!("{program} did not start: {error}; it ended with:\n{}", last_lines(&said)))
+        Failure::new(1, format!("{program} did not start: {error}; it ended with:\n{}", last_lines(&said)))
     })?;
     let found = log.beside(&predicted, budget.max_seq_len_for(request.model().info()));
     match args.format {
@@ -69,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     let names = found.drifting().join(", ");
-    Err(Failure::new(DRIFT, miette!("{} does not allocate what is predicted: {names}", args.engine.engine)))
+    Err(Failure::new(DRIFT, format!("{} does not allocate what is predicted: {names}", args.engine.engine)))
 }
 
 /// Such a file is started as it is.

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::transforms::{Model, ReadOptions};
 use cacheplan_web::{Place, Server};
-use miette::miette;
 
 use crate::commands::hub;
 use crate::commands::load::{open, unread};
@@ -31,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let places = named.chain(hub::places()).collect();
     let server = Server::open(args.port, places, opened).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {
-            Failure::new(1, miette!("port {} is taken; `--port 0` takes any that is free", args.port))
+            Failure::new(1, format!("port {} is taken; `--port 0` takes any that is free", args.port))
         }
         _ => Failure::error(error),
     })?;

@@ -1,7 +1,6 @@
 //! The best continuations of prompts.
 
 use cacheplan::runtime::{Beams, Prompt, Prompts, Session};
-use miette::miette;
 use serde_json::json;
 
 use super::{Args, failure, fit};
@@ -12,7 +11,7 @@ use crate::progress;
 pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked: &[Prompt]) -> Result<(), Failure> {
     let beams = Beams { width: args.ask.beams.unwrap_or(1), length_penalty: args.ask.length_penalty.unwrap_or(1.0) };
     if session.plan().limits.draft_positions > 1 {
-        return Err(Failure::new(1, miette!("a beam search guesses nothing; leave `speculation` out of the budget")));
+        return Err(Failure::new(1, "a beam search guesses nothing; leave `speculation` out of the budget"));
     }
     let requests = args.ask.requests(session, prompts, asked)?;
     fit(session)?;

@@ -5,7 +5,6 @@ use std::io::{BufRead, IsTerminal, Read, stdin};
 use cacheplan::files::Limit;
 use cacheplan::runtime::{Prompt, Prompts, SamplingOptions, Session};
 use cacheplan::text::{Message, TextStream};
-use miette::miette;
 
 use super::interrupt::Interrupt;
 use super::results::{held, stream};
@@ -54,7 +53,7 @@ fn turn(interrupt: &Interrupt) -> Result<Option<String>, Failure> {
         let most = Limit::PROMPT.bytes;
         let read = interrupt.idle(|| stdin().lock().take(most + 1).read_line(&mut line)).map_err(Failure::error)?;
         if read as u64 > most {
-            return Err(Failure::new(1, miette!("standard input: a line of more than {most} bytes is no turn")));
+            return Err(Failure::new(1, format!("standard input: a line of more than {most} bytes is no turn")));
         }
         match line.trim() {
             _ if read == 0 => return Ok(None),

@@ -6,7 +6,6 @@ use std::path::Path;
 use cacheplan::files::Lines;
 use cacheplan::runtime::{Admission, Prompt, Prompts, Replies, Reply, Request, RequestLine, Session};
 use cacheplan::text::TextStream;
-use miette::miette;
 
 use super::interrupt::Interrupt;
 use super::results::{held, tell};
@@ -78,6 +77,6 @@ pub(super) fn serve(
     held(&run)?;
     match requests.len() - finished {
         0 => Ok(()),
-        left => Err(Failure::new(1, miette!("interrupted: {left} of {} requests were not begun", requests.len()))),
+        left => Err(Failure::new(1, format!("interrupted: {left} of {} requests were not begun", requests.len()))),
     }
 }

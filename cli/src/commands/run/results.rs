@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::runtime::{Admission, Generation, PoolReport, Replies, Reply, Request, RunReport, Session};
 use cacheplan::text::TextStream;
-use miette::miette;
 
 use super::interrupt::Interrupt;
 use super::{Args, failure, fit};
@@ -28,7 +27,7 @@ impl ResultArgs {
     pub(super) fn check(&self) -> Result<(), Failure> {
         match self.report.as_deref() {
             Some([format, ..]) if !matches!(format.as_str(), "json" | "markdown") => {
-                Err(Failure::new(2, miette!("--report is `{format}`; known is json and markdown")))
+                Err(Failure::new(2, format!("--report is `{format}`; known is json and markdown")))
             }
             _ => Ok(()),
         }
@@ -67,13 +66,13 @@ pub(super) fn print_json(run: &RunReport) -> Result<(), Failure> {
 pub(super) fn held(run: &RunReport) -> Result<(), Failure> {
     let other = |pool: &&PoolReport| pool.actual_bytes.is_some_and(|actual| actual != pool.planned_bytes);
     if let Some(pool) = run.report.pools.iter().find(other) {
-        return Err(Failure::new(DRIFT, miette!("pool `{}` did not take the bytes that were planned", pool.id)));
+        return Err(Failure::new(DRIFT, format!("pool `{}` did not take the bytes that were planned", pool.id)));
     }
     let failed: Vec<&str> = run.requests.iter().filter_map(|request| request.error.as_deref()).collect();
     match failed.as_slice() {
         [] => Ok(()),
-        [error] => Err(Failure::new(1, miette!("{error}"))),
-        [error, ..] => Err(Failure::new(1, miette!("{} requests failed, the first: {error}", failed.len()))),
+        [error] => Err(Failure::new(1, error)),
+        [error, ..] => Err(Failure::new(1, format!("{} requests failed, the first: {error}", failed.len()))),
     }
 }
 

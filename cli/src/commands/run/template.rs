@@ -7,7 +7,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use cacheplan::files::Limit;
 use cacheplan::runtime::{Prompt, Prompts};
 use cacheplan::text::{ChatTemplate, Message, TemplateSource};
-use miette::miette;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -71,13 +70,13 @@ impl<'a> Templates<'a> {
         }
         match answer {
             Ok(Answer::Prompt(prompt)) => Ok(prompt),
-            Ok(Answer::Refused(why)) => Err(Failure::new(1, miette!("{why}"))),
+            Ok(Answer::Refused(why)) => Err(Failure::new(1, why)),
             Err(error) => {
                 self.runner = None;
                 let mib = MEMORY >> 20;
                 Err(Failure::new(
                     1,
-                    miette!(
+                    format!(
                         "{}: its process ended ({error}); a template has {mib} MiB of memory, a bounded stack and {SECONDS} s",
                         source.file
                     ),

@@ -4,7 +4,6 @@
 use cacheplan::planner::BudgetKey;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use miette::miette;
 
 use crate::failure::Failure;
 
@@ -110,7 +109,7 @@ pub(super) fn refuse_unconsumed(matches: &ArgMatches) -> Result<(), Failure> {
         None => format!("--{}", id.replace('_', "-")),
     };
     let asked = if beams { format!("{} --beams", way.shown()) } else { way.shown().to_owned() };
-    Err(Failure::new(2, miette!("{flag} does nothing with {asked}; leave it out")))
+    Err(Failure::new(2, format!("{flag} does nothing with {asked}; leave it out")))
 }
 
 #[cfg(test)]

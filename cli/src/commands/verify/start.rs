@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use cacheplan::files::{Limit, Shown};
 use cacheplan::transforms::Model;
-use miette::miette;
 
 use crate::commands::run::interrupt::Interrupt;
 use crate::failure::{Failure, in_file};
@@ -19,7 +18,7 @@ pub(super) struct Skeleton(PathBuf);
 
 impl Skeleton {
     pub(super) fn of(model: &Model) -> Result<Self, Failure> {
-        let skeleton = model.gguf_skeleton().map_err(|error| Failure::new(4, miette!("{error}")))?;
+        let skeleton = model.gguf_skeleton().map_err(|error| Failure::new(4, error))?;
         let path = std::env::temp_dir().join(format!("cacheplan-{}.gguf", id()));
         let written = OpenOptions::new().write(true).create_new(true).open(&path);
         let mut file = written.map_err(|error| in_file(&path, error))?;
@@ -68,7 +67,7 @@ pub(super) fn start(program: &Path, arguments: &[String], within: Duration) -> R
     command.env("LLAMA_ARG_FIT", "off");
     let child = command.spawn().map_err(|error| {
         let program = Shown(program.display());
-        Failure::new(1, miette!("{program}: {error}; install llama.cpp, or name its server with --program"))
+        Failure::new(1, format!("{program}: {error}; install llama.cpp, or name its server with --program"))
     })?;
     // The command holds the pipe's other end open.
     drop(command);
@@ -103,10 +102,10 @@ fn read(lines: &Receiver<Vec<u8>>, end: Instant, interrupt: &Interrupt) -> Resul
             Err(RecvTimeoutError::Timeout) => {}
         }
         if interrupt.heard() {
-            return Err(Failure::new(1, miette!("interrupted")));
+            return Err(Failure::new(1, "interrupted"));
         }
         if Instant::now() > end {
-            return Err(Failure::new(1, miette!("the engine did not say in time what its caches are; see --within")));
+            return Err(Failure::new(1, "the engine did not say in time what its caches are; see --within"));
         }
     }
 }
