@@ -4,7 +4,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{PagedAttention, Rope, Window};
 use candle_core::Tensor;
 
-use super::{Linear, Mixer, RmsNorm};
+use super::{Linear, Mixer, RmsNorm, sigmoid};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::exported::{Attending, Writer, refuse};
@@ -155,7 +155,7 @@ impl Mixer for Attention {
         let y = rule.run(on, &q, cache.pool, &cache.view, &cache.batch)?;
         let mut y = y.reshape((tokens, heads * head_dim))?;
         if let Some(gate) = &self.output_gate {
-            y = (y * candle_nn::ops::sigmoid(&gate.forward(on, x)?)?)?;
+            y = (y * sigmoid(&gate.forward(on, x)?)?)?;
         }
         Ok(self.o.forward(on, &y)?)
     }

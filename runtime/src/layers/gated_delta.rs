@@ -5,7 +5,7 @@ use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, Run, StateDecay
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, replay, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::step::Step;
@@ -137,7 +137,7 @@ impl Mixer for GatedDelta {
         let qkv = self.conv.forward(on, &qkv.forward(on, x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         let a = a.forward(on, x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&a)?.broadcast_mul(&self.rate)?;
-        let beta = candle_nn::ops::sigmoid(&b.forward(on, x)?)?;
+        let beta = sigmoid(&b.forward(on, x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (k, v) = (qkv.narrow(1, keys, keys)?, qkv.narrow(1, 2 * keys, values)?);

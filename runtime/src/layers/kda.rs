@@ -5,7 +5,7 @@ use cacheplan_kernels::{LinearAttentionScan, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
 
-use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, softplus};
+use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::step::Step;
@@ -89,7 +89,7 @@ impl Mixer for Kda {
         let forget = through(&self.forget)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&forget)?.reshape((tokens, heads, head_dim))?.broadcast_mul(&self.rate)?;
         let decay = decay.reshape((tokens, channels))?;
-        let beta = candle_nn::ops::sigmoid(&self.beta.forward(on, x)?)?;
+        let beta = sigmoid(&self.beta.forward(on, x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (q, k, v) =
@@ -97,7 +97,7 @@ impl Mixer for Kda {
         let y = self.scan(&q, [&k, &v, &decay, &beta]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
         let y = self.norm.forward(on, &y.reshape((tokens, heads, head_dim))?)?.reshape((tokens, channels))?;
-        Ok(self.o.forward(on, &(y * candle_nn::ops::sigmoid(&through(&self.gate)?)?)?)?)
+        Ok(self.o.forward(on, &(y * sigmoid(&through(&self.gate)?)?)?)?)
     }
 
     fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {

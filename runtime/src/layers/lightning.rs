@@ -5,7 +5,7 @@ use cacheplan_kernels::{LinearAttentionScan, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::Tensor;
 
-use super::{Activation, Linear, Mixer, RmsNorm, replay};
+use super::{Activation, Linear, Mixer, RmsNorm, replay, sigmoid};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::step::Step;
@@ -81,7 +81,7 @@ impl Mixer for Lightning {
         let (q, k, v) = (project(q)?, project(k)?, project(v)?);
         let y = self.scan([&q, &k, &v]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v)])?;
-        let gate = candle_nn::ops::sigmoid(&self.output_gate.forward(on, x)?)?;
+        let gate = sigmoid(&self.output_gate.forward(on, x)?)?;
         Ok(self.out_proj.forward(on, &(self.norm.forward(on, &y)? * gate)?)?)
     }
 

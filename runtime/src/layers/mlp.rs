@@ -4,7 +4,7 @@ use cacheplan_kernels::{Rows, Run};
 use candle_core::Tensor;
 use serde::Deserialize;
 
-use super::Linear;
+use super::{Linear, sigmoid};
 use crate::error::RuntimeError;
 use crate::exported::{Writer, refuse};
 use crate::weights::{Scope, WeightError};
@@ -46,7 +46,7 @@ impl Activation {
             Self::Relu2 => x.relu()?.sqr(),
             Self::Gelu => x.gelu_erf(),
             Self::GeluPytorchTanh => x.gelu(),
-            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
+            Self::QuickGelu => x * sigmoid(&(x * 1.702)?)?,
             Self::Tanh => x.tanh(),
         }
     }
@@ -76,7 +76,7 @@ impl Inner {
             Self::ClampedSwiglu { alpha, limit } => {
                 let (gate, up) = halves(x)?;
                 let (gate, up) = (gate.minimum(limit)?, up.clamp(-limit, limit)?);
-                let swish = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
+                let swish = (&gate * sigmoid(&(&gate * alpha)?)?)?;
                 swish * (up + 1.0)?
             }
         }
@@ -183,7 +183,7 @@ impl SharedExpert {
     pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = self.mlp.forward(on, x)?;
         match &self.gate {
-            Some(gate) => y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(on, x)?)?),
+            Some(gate) => y.broadcast_mul(&sigmoid(&gate.forward(on, x)?)?),
             None => Ok(y),
         }
     }

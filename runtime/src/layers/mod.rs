@@ -102,6 +102,11 @@ where
     Ok(true)
 }
 
+/// `1 / (1 + exp(-x))`.
+fn sigmoid(x: &Tensor) -> candle_core::Result<Tensor> {
+    (x.neg()?.exp()? + 1.0)?.recip()
+}
+
 /// `log(1 + exp(x))` without overflow.
 fn softplus(x: &Tensor) -> candle_core::Result<Tensor> {
     let tail = (x.abs()?.neg()?.exp()? + 1.0)?.log()?;
