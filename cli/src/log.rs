@@ -91,7 +91,7 @@ mod tests {
 
     #[rstest::rstest]
     #[case("loud")]
-    #[case("cacheplan_runtime=")]
+    #[case("cacheplan_runtime=loud")]
     fn another_word_is_no_level(#[case] asked: &str) {
         assert!(Log::read(asked).is_err());
     }

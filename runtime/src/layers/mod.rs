@@ -39,7 +39,8 @@ pub(crate) use token_shift::TokenShift;
 
 use cacheplan_kernels::{Rope, Run, StateBatch, StateWrites};
 use cacheplan_managers::device::{ReplayLayer, StateLayer};
-use candle_core::{DType, Tensor};
+use candle_core::cpu_backend::unary_map;
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
 
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
@@ -102,9 +103,25 @@ where
     Ok(true)
 }
 
-/// `1 / (1 + exp(-x))`.
+/// `1 / (1 + exp(-x))`; of f32 on the CPU in one pass.
 fn sigmoid(x: &Tensor) -> candle_core::Result<Tensor> {
-    (x.neg()?.exp()? + 1.0)?.recip()
+    match (x.device(), x.dtype()) {
+        (Device::Cpu, DType::F32) => x.apply_op1_no_bwd(&Sigmoid),
+        _ => (x.neg()?.exp()? + 1.0)?.recip(),
+    }
+}
+
+struct Sigmoid;
+
+impl CustomOp1 for Sigmoid {
+    fn name(&self) -> &'static str {
+        "sigmoid"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let y = unary_map(storage.as_slice()?, layout, |x: f32| ((-x).exp() + 1.0).recip());
+        Ok((CpuStorage::F32(y), layout.shape().clone()))
+    }
 }
 
 /// `log(1 + exp(x))` without overflow.
@@ -166,5 +183,22 @@ impl Mixer for Mlp {
 impl Mixer for Moe {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         Ok(self.forward(step.on(), x)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case(DType::F32, 1e-6)]
+    #[case(DType::F64, 1e-6)]
+    #[case(DType::BF16, 4e-3)]
+    fn a_sigmoid_goes_from_0_to_1_in_every_dtype(#[case] dtype: DType, #[case] tolerance: f32) {
+        let x = Tensor::new(&[-200f32, -1.0, 0.0, 1.0, 200.0], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let y: Vec<f32> = sigmoid(&x).unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap();
+        for (y, expected) in y.into_iter().zip([0.0, 0.268_941_4, 0.5, 0.731_058_6, 1.0]) {
+            assert!((y - expected).abs() <= tolerance, "{y} is not {expected}");
+        }
     }
 }
