@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// A model as a MODEL argument names it; what is piped into the server is none.
 fn opened(typed: &str) -> Result<Model, (u8, String)> {
     let path = hub::find(Path::new(if typed == "-" { "./-" } else { typed }));
-    open(&path, &ReadOptions::default(), |error| unread(&path, error)).map_err(|failure| failure.said())
+    open(&path, &ReadOptions::default(), |error| unread(&path, error)).map_err(Failure::said)
 }
 
 fn name(path: &Path) -> String {
