@@ -25,7 +25,7 @@ pub trait Launcher: Debug + Send + Sync {
     /// Takes note of an op without a kernel for its operands, before candle's own ops compute it.
     ///
     /// # Errors
-    /// [`KernelError::NoKernel`], where candle's own ops are not wanted.
+    /// [`KernelError::NoKernel`](crate::KernelError::NoKernel), where candle's own ops are not wanted.
     fn without_kernel(&self, op: &'static str) -> Result<()> {
         let _ = op;
         Ok(())
