@@ -202,7 +202,7 @@ fn histograms() {
 
 #[test]
 fn prices() {
-    let seed = b"currency = \"USD\"\n[per_hour]\nh100 = 2.5\n\"my card\" = 0.3\n".to_vec();
+    let seed = b"currency = \"USD\"\n[per_hour]\nh100 = 2.5\n\"24GiB\" = 0.3\n".to_vec();
     let read = |bytes: &[u8]| Prices::from_toml(&Source::memory("p", bytes).text(Limit::TOML).ok()?).ok();
     survive("prices", Limit::TOML, &[seed], read, nothing);
 }
