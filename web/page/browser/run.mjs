@@ -168,7 +168,7 @@ test('numbers equal those of the command, and labels are apart, for the whole zo
       }
       // A plan of the model before may still be on its way.
       let shown = await shownPlan(page);
-      for (let tries = 0; tries < 50 && shown.fingerprint.model !== expected.fingerprint.model; tries += 1) {
+      for (let tries = 0; tries < 250 && shown.fingerprint.model !== expected.fingerprint.model; tries += 1) {
         await new Promise((resolve) => setTimeout(resolve, 100));
         shown = await shownPlan(page);
       }
