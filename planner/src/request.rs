@@ -155,10 +155,12 @@ impl PlanRequest {
     /// an engine asks for that.
     ///
     /// # Errors
-    /// Another number of ranks than devices.
+    /// Another number of ranks than devices, or keys that contradict each other.
     pub fn budget(&self) -> Result<Budget, PlanError> {
         let stated = &self.config.budget;
         let budget = self.devices.as_ref().map_or_else(|| Ok(stated.clone()), |devices| devices.divide(stated))?;
+        // One that was built in Rust no reader has looked at.
+        budget.validate().map_err(PlanError::Budget)?;
         Ok(match (self.engine, self.device()) {
             // Engines choose kernels and dtypes by the GPU that is named.
             (Some(_), Some(device)) => budget.on(device),
@@ -265,7 +267,17 @@ impl PlanRequest {
         let settled = self.settled().map_err(unreadable)?;
         let stages = settled.stages().map_err(unreadable)?;
         let own = stages.iter().find(|inputs| inputs.fingerprint() == plan.fingerprint);
-        own.unwrap_or(&stages[0]).check(plan)
+        own.or(stages.first()).map_or(Ok(()), |inputs| inputs.check(plan))
+    }
+
+    /// The pipeline stage whose plan bears the fingerprint of `plan`; `None` where it was made of something else.
+    ///
+    /// # Errors
+    /// As [`ranks`](Self::ranks).
+    pub fn stage_of(&self, plan: &CachePlan) -> Result<Option<u32>, PlanError> {
+        let settled = self.settled()?;
+        let stages = settled.stages()?;
+        Ok((0..).zip(&stages).find(|(_, inputs)| inputs.fingerprint() == plan.fingerprint).map(|(stage, _)| stage))
     }
 
     /// What its plan bears, and no other: a plan with another fingerprint was made of something else.
@@ -304,12 +316,13 @@ impl PlanRequest {
         }
     }
 
-    /// The same with another budget, of which `change` is what differs from the stated one.
+    /// The same with another budget, of which `change` is what differs from the stated one. Nobody says any more where its
+    /// values came from.
     #[must_use]
     pub fn changed(&self, change: impl FnOnce(&mut Budget)) -> Self {
-        let mut other = self.clone();
-        change(&mut other.config.budget);
-        other
+        let mut budget = self.config.budget.clone();
+        change(&mut budget);
+        self.clone().with_budget(budget)
     }
 
     /// The same divided otherwise, over as many devices as that takes where their number is stated.

@@ -13,6 +13,12 @@ pub enum Stated {
 }
 
 impl Stated {
+    /// Keys and their values.
+    pub(crate) fn settings(self, keys: &[(&str, String)]) -> String {
+        let words: Vec<String> = keys.iter().map(|(path, value)| self.setting(path, value)).collect();
+        words.join(if self == Self::Flags { " " } else { ", " })
+    }
+
     /// A key and its value.
     pub(crate) fn setting(self, path: &str, value: &str) -> String {
         match self {

@@ -8,7 +8,6 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::solver::solve::last;
-use crate::stated::Stated;
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
@@ -53,9 +52,7 @@ impl PlanRequest {
 
     /// What `plan` comes to with these keys, in the words that the request was stated in.
     fn suggestion(&self, keys: &[(&str, String)], plan: &CachePlan) -> Suggestion {
-        let words = |(path, value): &(&str, String)| self.stated().setting(path, value);
-        let between = if self.stated() == Stated::Flags { " " } else { ", " };
-        let change = keys.iter().map(words).collect::<Vec<_>>().join(between);
+        let change = self.stated().settings(keys);
         let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
         Suggestion { change, sequences: served(plan), bytes }
     }
@@ -186,9 +183,7 @@ impl PlanRequest {
             (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))
         });
         let Some((_, best)) = plans.max_by_key(|(sequences, _)| *sequences) else { return String::new() };
-        let words = best.changes(Parallel::default());
-        let words: Vec<String> = words.iter().map(|(path, value)| self.stated().setting(path, value)).collect();
-        format!("; {} would do", words.join(if self.stated() == Stated::Flags { " " } else { ", " }))
+        format!("; {} would do", self.stated().settings(&best.changes(Parallel::default())))
     }
 
     fn has_experts(&self) -> bool {

@@ -56,11 +56,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let request = args.reading.request(model, &args.target)?;
     let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
-    let fingerprints = (0..request.budget().map_err(refused)?.parallel.pp)
-        .map(|stage| request.clone().of_stage(stage).fingerprint().map_err(refused))
-        .collect::<Result<Vec<_>, Failure>>()?;
-    let Some(stage) = fingerprints.iter().position(|fingerprint| *fingerprint == plan.fingerprint) else {
-        let stale = fingerprints.first().map(|first| plan.fingerprint.differences(first)).unwrap_or_default();
+    let Some(stage) = request.stage_of(&plan).map_err(refused)? else {
+        let stale = plan.fingerprint.differences(&request.fingerprint().map_err(refused)?);
         let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();
         let lines: String = anew.lines().take(MOST_LINES).map(|line| format!("\n  {line}")).collect();
         let others = stale.join(" and another ");
@@ -69,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let wrong = |violations: Vec<Violation>| drift(&format!("{file} is wrong"), &violations);
     request.check(&plan).map_err(wrong)?;
     if let Some(prediction) = &prediction {
-        request.of_stage(stage as u32).check_prediction(prediction).map_err(wrong)?;
+        request.of_stage(stage).check_prediction(prediction).map_err(wrong)?;
     }
     let (resources, pools) = (plan.resources.len(), plan.pools.len());
     print(&format!("{file}: {resources} resources in {pools} pools are proved for this model, budget and device\n"))

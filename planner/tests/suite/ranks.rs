@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::plan::LedgerItem;
-use cacheplan_planner::{Config, DeviceInfo, Devices, Override, PlanRequest};
+use cacheplan_planner::{Config, DeviceInfo, Devices, Override, Parallel, PlanRequest};
 use cacheplan_transforms::ReadOptions;
 use rstest::rstest;
 
@@ -210,4 +210,22 @@ fn the_one_group_of_all_heads_is_on_every_rank() {
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));
     assert_eq!(plan.totals.state_bytes_per_sequence, 64 * 64 * 128 * 4 + (4096 + 2 * 128) * 3 * 2);
+}
+
+/// A budget that was built in Rust is held to what its file would be.
+#[rstest]
+#[case(Parallel { pp: 0, ..Parallel::default() }, "parallel.pp")]
+#[case(Parallel { tp: 0, ..Parallel::default() }, "parallel.tp")]
+#[case(Parallel { tp: u32::MAX, dp: u32::MAX, ..Parallel::default() }, "parallel.tp")]
+fn ranks_that_there_cannot_be_are_refused_by_every_question(#[case] parallel: Parallel, #[case] key: &str) {
+    let request = nemotron_3_nano().request(&budget("max_seq_len = 1024\n[memory]\nbytes = '8GiB'"));
+    let plan = request.plan().unwrap();
+    let wrong = request.changed(|budget| budget.parallel = parallel);
+    let refused = |error: Option<String>| assert!(error.is_some_and(|error| error.contains(key)), "{key}");
+    refused(wrong.plan().err().map(|error| error.to_string()));
+    refused(wrong.fingerprint().err().map(|error| error.to_string()));
+    refused(wrong.stage_of(&plan).err().map(|error| error.to_string()));
+    refused(wrong.predict("vllm".parse().unwrap()).err().map(|error| error.to_string()));
+    refused(wrong.check(&plan).err().map(|violations| violations[0].to_string()));
+    assert!(wrong.knobs(&plan).is_empty());
 }
