@@ -19,7 +19,7 @@ fn model(files: &[(&str, &str)]) -> tempfile::TempDir {
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(top().join("tests/fixtures/models/llama").join(file), folder.path().join(file)).unwrap();
     }
-    std::fs::copy(top().join("text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    std::fs::copy(top().join("runtime/text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     for (name, content) in files {
         std::fs::write(folder.path().join(name), content).unwrap();
     }
@@ -215,7 +215,7 @@ fn what_is_wrong_with_text_is_named(
     let path = folder.path().join("tokenizer.json");
     std::fs::remove_file(&path).unwrap();
     if !tokenizer.is_empty() {
-        let from = top().join("text/tests/fixtures").join(tokenizer).join("tokenizer.json");
+        let from = top().join("runtime/text/tests/fixtures").join(tokenizer).join("tokenizer.json");
         std::fs::copy(from, &path).unwrap();
     }
     let error = refused(run(folder.path(), args), 1);

@@ -207,7 +207,7 @@ fn the_server_answers_its_own_page_and_nobody_else() {
 
 #[test]
 fn the_page_asks_nobody_but_the_hub() {
-    for entry in fs::read_dir("../web/dist").unwrap() {
+    for entry in fs::read_dir("web/dist").unwrap() {
         let path = entry.unwrap().path();
         let kept = ["zoo.json", "planner.wasm"].iter().any(|name| path.ends_with(Path::new(name)));
         let text = fs::read(&path).unwrap();

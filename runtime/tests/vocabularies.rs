@@ -196,7 +196,7 @@ fn a_tokenizer_beside_the_file_goes_before_its_own() {
     let file = folder.path().join("m.gguf");
     std::fs::copy(fixture("merges.gguf"), &file).unwrap();
     let own = Prompts::of_model(&file, TOKENS).ids(&Prompt::Text("the cat".into())).unwrap();
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/fixtures/tiny/tokenizer.json");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("text/tests/fixtures/tiny/tokenizer.json");
     std::fs::copy(tiny, folder.path().join("tokenizer.json")).unwrap();
     assert_ne!(Prompts::of_model(&file, TOKENS).ids(&Prompt::Text("the cat".into())).unwrap(), own);
 }

@@ -11,7 +11,7 @@ use crate::fixture;
 use crate::limits::survive;
 
 fn of_text(path: &str) -> Vec<u8> {
-    fs::read(fixture("../../text/tests/fixtures").join(path)).unwrap()
+    fs::read(fixture("../../runtime/text/tests/fixtures").join(path)).unwrap()
 }
 
 /// The library that reads tokenizers takes up to 80 bytes for each of theirs.

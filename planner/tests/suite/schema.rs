@@ -1,4 +1,4 @@
-//! `schemas/plan.schema.json` describes every plan of the zoo, with an engine's prediction beside it or without.
+//! `planner/schemas/plan.schema.json` describes every plan of the zoo, with an engine's prediction beside it or without.
 //!
 //! It is what these plans have in common: a key is required where all of them have it. `UPDATE_SCHEMAS=1` rewrites it.
 
@@ -108,7 +108,7 @@ fn the_schema_of_plans_is_committed() {
     schema["title"] = json!("cacheplan plan");
     schema["description"] = json!("`cacheplan plan --format json`; `engine` with `--as`. Keys may be added.");
     let text = format!("{schema:#}\n");
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../schemas/plan.schema.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/schemas/plan.schema.json");
     if std::env::var_os("UPDATE_SCHEMAS").is_some() {
         std::fs::write(file, &text).unwrap();
     }

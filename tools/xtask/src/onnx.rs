@@ -1,0 +1,43 @@
+//! What `export-graph` writes, held to the tools of others: `onnx.checker` and ONNX Runtime.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cuda_toolkit::target;
+use crate::sh;
+use crate::venv::environment;
+
+/// The tools and their versions, as pip reads them.
+const TOOLS: &str = "tools/xtask/onnx.txt";
+
+const FIXTURES: &str = "tests/fixtures";
+
+/// A model of each family that is exported.
+const MODELS: [&str; 5] =
+    ["models/llama", "variants/qwen2_window", "models/qwen3", "variants/mistral_window", "static_cache/nemotron_h"];
+
+/// Checks what the command exports of each family, and runs the tests that want ONNX Runtime's library.
+pub(crate) fn run() -> Result<(), String> {
+    let home = environment("onnx", TOOLS)?;
+    sh(Command::new("cargo").args(["build", "--workspace", "--bin", "cacheplan"]))?;
+    let mut check = Command::new(home.join("bin/python"));
+    check.arg("tests/fixtures/onnx/check_export.py").arg(target("debug/cacheplan")?);
+    sh(check.args(MODELS.map(|model| Path::new(FIXTURES).join(model))))?;
+    let tests = ["test", "--workspace", "--features", "ort", "--test", "exported", "onnx_runtime"];
+    sh(Command::new("cargo").args(tests).env("ORT_DYLIB_PATH", library(&home)?))
+}
+
+/// The library inside the Python package.
+fn library(home: &Path) -> Result<PathBuf, String> {
+    let on_disk = |error: std::io::Error| format!("{}: {error}", home.display());
+    let entries = |folder: PathBuf| Ok::<_, String>(fs::read_dir(folder).map_err(on_disk)?.flatten());
+    for python in entries(home.join("lib"))? {
+        for file in entries(python.path().join("site-packages/onnxruntime/capi"))? {
+            if file.file_name().to_string_lossy().starts_with("libonnxruntime.so") {
+                return Ok(file.path());
+            }
+        }
+    }
+    Err(format!("{}: its package onnxruntime has no libonnxruntime.so", home.display()))
+}

@@ -1,0 +1,56 @@
+//! Engines as oracles: each is installed from its pinned package and asked on a CPU, and its answers are written as rows
+//! that a test replays without it.
+
+mod llama_cpp;
+mod sglang;
+mod vllm;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const SCRIPTS: &str = "tools/xtask/oracle";
+const CONFIGS: &str = "tests/fixtures/configs";
+const ROWS: &str = "tests/fixtures/oracles";
+
+/// Asks `engine` about the zoo, and vLLM about `random` hybrids more.
+pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
+    match engine {
+        "vllm" => vllm::run(random),
+        "sglang" => sglang::run(),
+        "llama.cpp" => llama_cpp::run(),
+        other => Err(format!("`{other}` cannot be asked; vllm, sglang and llama.cpp can")),
+    }
+}
+
+fn write(name: &str, text: &str) -> Result<(), String> {
+    let path = Path::new(ROWS).join(name);
+    fs::create_dir_all(ROWS).and_then(|()| fs::write(&path, text)).map_err(|error| at(&path, &error))
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(SCRIPTS).join(name)
+}
+
+/// What `command` prints when it reads `questions`.
+fn answers(command: &mut Command, questions: &str) -> Result<String, String> {
+    let program = format!("{command:?}");
+    let failed = |error: std::io::Error| format!("{program}: {error}");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let mut stdin = child.stdin.take().ok_or("no pipe to the script")?;
+    let questions = questions.to_owned();
+    // Both pipes are of a few kilobytes: who writes all before reading would wait forever.
+    let writing = std::thread::spawn(move || stdin.write_all(questions.as_bytes()));
+    let output = child.wait_with_output().map_err(failed)?;
+    let written = writing.join().map_err(|_| "the script's input was not written".to_owned())?;
+    if !output.status.success() {
+        return Err(format!("{program}: {}", output.status));
+    }
+    written.map_err(|error| error.to_string())?;
+    String::from_utf8(output.stdout).map_err(|error| error.to_string())
+}
+
+fn at(path: &Path, error: &std::io::Error) -> String {
+    format!("{}: {error}", path.display())
+}

@@ -1,0 +1,19 @@
+//! SGLang's argument parser and pool sizes.
+//!
+//! They need about 6 GB in `target/oracles`.
+
+use std::process::Command;
+
+use super::{CONFIGS, ROWS, answers, script, write};
+use crate::venv;
+
+const VERSION: &str = "0.5.23";
+
+/// Asks about the exports that the planner's tests have written.
+pub(super) fn run() -> Result<(), String> {
+    let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
+    let path = format!("{ROWS}/exports.sglang.jsonl");
+    let questions = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let said = answers(Command::new(python).arg(script("sglang_pools.py")).arg(CONFIGS), &questions)?;
+    write(&format!("sglang-{VERSION}.exports.txt"), &said)
+}
