@@ -18,6 +18,8 @@ pub use cacheplan_graphs as graphs;
 pub use cacheplan_handlers as handlers;
 #[cfg(feature = "hub")]
 pub use cacheplan_hub as hub;
+#[cfg(feature = "index")]
+pub use cacheplan_index as index;
 #[cfg(feature = "candle")]
 pub use cacheplan_kernels as kernels;
 pub use cacheplan_managers as managers;

@@ -18,9 +18,10 @@ const ROWS: &str = "tests/fixtures/oracles";
 pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
     match engine {
         "vllm" => vllm::run(random),
+        "vllm-events" => vllm::events(),
         "sglang" => sglang::run(),
         "llama.cpp" => llama_cpp::run(),
-        other => Err(format!("`{other}` cannot be asked; vllm, sglang and llama.cpp can")),
+        other => Err(format!("`{other}` cannot be asked; vllm, vllm-events, sglang and llama.cpp can")),
     }
 }
 

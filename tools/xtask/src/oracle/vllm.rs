@@ -20,6 +20,19 @@ pub(super) fn run(random: u64) -> Result<(), String> {
     VLLM.iter().try_for_each(|version| vllm(version, random))
 }
 
+/// Records what vLLM's block pool publishes and its coordinator counts, for the tests of the index.
+pub(super) fn events() -> Result<(), String> {
+    let home = target(&format!("oracles/vllm-{EXPORTED}"))?;
+    let python = home.join("bin/python");
+    if !home.join("installed").exists() {
+        install(EXPORTED, &home, &python)?;
+    }
+    let asked = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
+    let packages = answers(Command::new(&python).args(asked), "")?;
+    let out = format!("tests/fixtures/events/vllm-{EXPORTED}.jsonl.gz");
+    sh(Command::new(&python).arg(script("vllm_events.py")).arg(packages.trim()).arg(out))
+}
+
 /// Questions are the same for all versions; answers have a file for each.
 fn vllm(version: &str, random: u64) -> Result<(), String> {
     let home = target(&format!("oracles/vllm-{version}"))?;

@@ -1,0 +1,20 @@
+//! Which worker of a fleet can go on from how many tokens of a prompt.
+//!
+//! An [`Index`] takes the bytes that engines publish about their caches, as the caller received them, and keeps for each worker
+//! which blocks its groups of layers hold. [`Index::ask`] meets keys, windows and states as the engine's scheduler does.
+//! It speaks to no network.
+#![forbid(unsafe_code)]
+#![deny(unnameable_types)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod book;
+mod chain;
+mod error;
+mod events;
+mod index;
+mod msgpack;
+
+pub use book::{Reuse, Trust};
+pub use error::Error;
+pub use events::{Batch, Event, Kind, MAX_BATCH_BYTES, Stored};
+pub use index::{Answer, Bounds, Index, Prompt, WorkerRank};
