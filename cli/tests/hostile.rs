@@ -533,7 +533,8 @@ fn chatting(template: &str) -> tempfile::TempDir {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(fixture("models/llama").join(file), folder.path().join(file)).unwrap();
     }
-    fs::copy(fixture("../../runtime/text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    fs::copy(fixture("../../runtime/text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json"))
+        .unwrap();
     fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     folder
 }

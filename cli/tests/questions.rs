@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cacheplan::planner::{Config, Devices, EngineSpec, Measured, PlanError, PlanRequest};
+use cacheplan::planner::{Config, Devices, EngineSpec, MeasuredLedger, PlanError, PlanRequest};
 use cacheplan::transforms::{Model, ReadOptions};
-use cacheplan_web::Desk;
+use cacheplan_web::OpenModels;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -88,7 +88,7 @@ fn by_library(question: &Question) -> Answer {
         request = request.with_draft(read(draft));
     }
     if let Some(measured) = &question.measured {
-        request = request.with_measured(Measured::from_toml(measured, "measured.toml").unwrap());
+        request = request.with_measured(MeasuredLedger::from_toml(measured, "measured.toml").unwrap());
     }
     let engine: Option<EngineSpec> = question.engine.as_ref().map(|engine| engine.parse().unwrap());
     request = engine.into_iter().fold(request, PlanRequest::for_engine);
@@ -101,11 +101,11 @@ fn by_library(question: &Question) -> Answer {
     Ok(answer.unwrap())
 }
 
-fn by_page(desk: &Desk, question: &Question) -> Answer {
+fn by_page(models: &OpenModels, question: &Question) -> Answer {
     let ask = |question: Value| -> Value {
         let text = question.to_string();
         let bytes = [&u32::try_from(text.len()).unwrap().to_le_bytes()[..], text.as_bytes()].concat();
-        serde_json::from_str(&desk.answer(&bytes)).unwrap()
+        serde_json::from_str(&models.answer(&bytes)).unwrap()
     };
     let open = |model: &str| ask(json!({ "ask": "open_path", "path": config(model) }))["model"].clone();
     let of = json!({
@@ -148,12 +148,12 @@ fn there_are_at_least_forty_questions_and_some_of_each_answer() {
 
 #[test]
 fn every_door_gives_the_same_answer() {
-    let desk = Desk::with_disk(Vec::new(), |path| {
+    let models = OpenModels::with_disk(Vec::new(), |path| {
         Model::read(Path::new(path), &ReadOptions::default()).map_err(|error| (1, error.to_string()))
     });
     for question in questions() {
         let name = &question.name;
-        match (by_library(&question), by_command(&question), by_page(&desk, &question)) {
+        match (by_library(&question), by_command(&question), by_page(&models, &question)) {
             (Ok(library), Ok(command), Ok(page)) => {
                 assert_eq!(command, library, "{name}: the command");
                 assert_eq!(page, library, "{name}: the page");

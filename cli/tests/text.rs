@@ -19,7 +19,8 @@ fn model(files: &[(&str, &str)]) -> tempfile::TempDir {
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(top().join("tests/fixtures/models/llama").join(file), folder.path().join(file)).unwrap();
     }
-    std::fs::copy(top().join("runtime/text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    std::fs::copy(top().join("runtime/text/tests/fixtures/tiny/tokenizer.json"), folder.path().join("tokenizer.json"))
+        .unwrap();
     for (name, content) in files {
         std::fs::write(folder.path().join(name), content).unwrap();
     }

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use cacheplan::transforms::{Model, ReadOptions};
-use cacheplan_web::Desk;
+use cacheplan_web::OpenModels;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_cacheplan");
 
-fn ask(desk: &Desk, question: &Value, bytes: &[u8]) -> Value {
-    serde_json::from_str(&desk.answer(&encoded(question, bytes))).unwrap()
+fn ask(models: &OpenModels, question: &Value, bytes: &[u8]) -> Value {
+    serde_json::from_str(&models.answer(&encoded(question, bytes))).unwrap()
 }
 
 fn encoded(question: &Value, bytes: &[u8]) -> Vec<u8> {
@@ -30,7 +30,7 @@ fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] devi
     let folder = tempfile::tempdir().unwrap();
     let budget_file = folder.path().join("budget.toml");
     fs::write(&budget_file, budget).unwrap();
-    let (desk, mut compared, mut refused) = (Desk::default(), 0, 0);
+    let (models, mut compared, mut refused) = (OpenModels::default(), 0, 0);
     for entry in fs::read_dir("../tests/fixtures/configs").unwrap() {
         let path = entry.unwrap().path();
         let text = fs::read(&path).unwrap();
@@ -41,9 +41,9 @@ fn plans_of_the_page_are_those_of_the_command(#[case] budget: &str, #[case] devi
         }
         let output = command.output().unwrap();
         let file = json!({ "name": path.display().to_string(), "length": text.len(), "slices": [[0, text.len()]] });
-        let opened = ask(&desk, &json!({ "ask": "open", "files": [file] }), &text);
+        let opened = ask(&models, &json!({ "ask": "open", "files": [file] }), &text);
         let of = json!({ "model": opened["model"], "budget": budget, "device": device });
-        let answer = ask(&desk, &json!({ "ask": "plan", "of": of }), &[]);
+        let answer = ask(&models, &json!({ "ask": "plan", "of": of }), &[]);
         if output.status.success() {
             let expected: Value = serde_json::from_slice(&output.stdout).unwrap();
             assert_eq!(answer["plan"], expected, "{}", path.display());
@@ -73,30 +73,30 @@ fn what_else_is_asked_is_what_the_command_says() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
-    let desk = Desk::with_disk(Vec::new(), |path| {
+    let models = OpenModels::with_disk(Vec::new(), |path| {
         Model::read(Path::new(path), &ReadOptions::default()).map_err(|error| (1, error.to_string()))
     });
-    let opened = ask(&desk, &json!({ "ask": "open_path", "path": path }), &[]);
+    let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
     let of = json!({ "model": opened["model"], "budget": budget, "device": "h100" });
     let device = ["--device-memory", "h100", "--max-seq-len", "32768", "--format", "json"];
 
-    let curves = ask(&desk, &json!({ "ask": "curves", "of": of, "contexts": [32768] }), &[]);
+    let curves = ask(&models, &json!({ "ask": "curves", "of": of, "contexts": [32768] }), &[]);
     let compared = said(&[&["compare", path], &device[..]].concat());
     for (engine, expected) in curves["curves"]["engines"].as_array().unwrap().iter().zip(compared.as_array().unwrap()) {
         assert_eq!(&engine["row"], expected);
         assert_eq!(engine["points"][0]["sequences"], expected["engine_sequences"]);
     }
-    let explained = ask(&desk, &json!({ "ask": "explain", "of": of, "subject": "kv_cache_5" }), &[]);
+    let explained = ask(&models, &json!({ "ask": "explain", "of": of, "subject": "kv_cache_5" }), &[]);
     assert_eq!(explained["derivation"], said(&[&["plan", "explain", path, "kv_cache_5"], &device[..]].concat()));
 
     for format in ["svg", "html"] {
-        let file = ask(&desk, &json!({ "ask": "file", "of": of, "format": format }), &[]);
+        let file = ask(&models, &json!({ "ask": "file", "of": of, "format": format }), &[]);
         let flags = ["plan", path, "--device-memory", "h100", "--max-seq-len", "32768", "--format", format];
         let output = Command::new(COMMAND).args(flags).output().unwrap();
         assert_eq!(file["text"], String::from_utf8(output.stdout).unwrap());
     }
     // Pictures of the page are elements, whose markup is in the files.
-    let planned = ask(&desk, &json!({ "ask": "plan", "of": of, "into": ["kv_paged.0"], "width": 700 }), &[]);
+    let planned = ask(&models, &json!({ "ask": "plan", "of": of, "into": ["kv_paged.0"], "width": 700 }), &[]);
     assert_eq!(planned["pictures"]["path"][2][0], "kv_paged.0");
     assert_eq!(planned["pictures"]["map"]["tag"], "svg");
 
@@ -115,12 +115,12 @@ fn what_else_is_asked_is_what_the_command_says() {
         "--format",
         "json",
     ]);
-    assert_eq!(ask(&desk, &asked, &[])["answer"], fit);
+    assert_eq!(ask(&models, &asked, &[])["answer"], fit);
 }
 
 #[test]
 fn a_page_elsewhere_reads_no_disk() {
-    let answer = ask(&Desk::default(), &json!({ "ask": "open_path", "path": "/etc/hostname" }), &[]);
+    let answer = ask(&OpenModels::default(), &json!({ "ask": "open_path", "path": "/etc/hostname" }), &[]);
     assert_eq!(answer["error"]["code"], json!(2));
 }
 
@@ -131,7 +131,7 @@ fn a_page_elsewhere_reads_no_disk() {
 #[case::no_json(b"\x01\0\0\0{")]
 #[case::unknown(b"\x0c\0\0\0{\"ask\":\"no\"}")]
 fn what_is_no_question_is_an_error(#[case] question: &[u8]) {
-    let answer: Value = serde_json::from_str(&Desk::default().answer(question)).unwrap();
+    let answer: Value = serde_json::from_str(&OpenModels::default().answer(question)).unwrap();
     assert_eq!(answer["error"]["code"], json!(2), "{answer}");
 }
 

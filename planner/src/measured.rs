@@ -29,7 +29,7 @@ use crate::size::ByteSize;
 /// Measured lines for the ledger of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct MeasuredLedger {
     /// The engine that logged them; absent where this library measured them itself.
     pub engine: Option<String>,
     /// Its version, as it writes it.
@@ -84,7 +84,7 @@ pub struct MeasuredBytes {
     pub within: u64,
 }
 
-impl Measured {
+impl MeasuredLedger {
     /// What this library measured of one forward of so many tokens of so many sequences, on one device.
     pub fn of_forward(weights: u64, activations: u64, tokens: u64, sequences: u64) -> Self {
         let line = |bytes| Some(MeasuredBytes { bytes, within: 0 });
@@ -100,7 +100,7 @@ impl Measured {
         }
     }
 
-    /// The lines as TOML, which [`Measured::from_toml`] reads.
+    /// The lines as TOML, which [`MeasuredLedger::from_toml`] reads.
     pub fn to_toml(&self) -> String {
         let mut text = format!("# Bytes on one device, {}.\n", self.origin());
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -186,9 +186,9 @@ impl MeasuredLines {
 mod tests {
     use super::*;
 
-    fn measured() -> Measured {
+    fn measured() -> MeasuredLedger {
         let bytes = |bytes| Some(MeasuredBytes { bytes, within: 5_368_709 });
-        Measured {
+        MeasuredLedger {
             engine: Some("vllm".into()),
             version: Some("0.19.0".into()),
             log: Some("start \"1\".log".into()),
@@ -204,13 +204,13 @@ mod tests {
     #[test]
     fn what_is_written_reads_back() {
         let measured = measured();
-        assert_eq!(Measured::from_toml(&measured.to_toml(), "measured.toml"), Ok(measured));
+        assert_eq!(MeasuredLedger::from_toml(&measured.to_toml(), "measured.toml"), Ok(measured));
     }
 
     #[test]
     fn lines_of_this_library_name_no_engine() {
-        let own = Measured { engine: None, version: None, log: None, ..measured() };
-        assert_eq!(Measured::from_toml(&own.to_toml(), ""), Ok(own.clone()));
+        let own = MeasuredLedger { engine: None, version: None, log: None, ..measured() };
+        assert_eq!(MeasuredLedger::from_toml(&own.to_toml(), ""), Ok(own.clone()));
         assert_eq!(own.line(&LedgerItem::Weights, 1).unwrap().2, "measured on the device");
     }
 

@@ -106,7 +106,7 @@ impl CachePlan {
             }
             Some(_) => {
                 let (mut json, mut place) = (serde_json::Deserializer::from_str(text), Track::new());
-                let plan = Unproved::deserialize(PathDeserializer::new(&mut json, &mut place)).map_err(|error| {
+                let plan = PlanFields::deserialize(PathDeserializer::new(&mut json, &mut place)).map_err(|error| {
                     let place = Some(place.path().to_string()).filter(|place| place != ".");
                     let place = place.map(|place| place + ": ").unwrap_or_default();
                     PlanFileError::Malformed { origin: origin(), message: format!("{place}{error}") }
@@ -141,7 +141,7 @@ impl EnginePrediction {
 /// Proves what is read, whatever the format; [`CachePlan::from_json`] says more of what is wrong.
 impl<'de> Deserialize<'de> for CachePlan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let plan = Unproved::deserialize(deserializer)?;
+        let plan = PlanFields::deserialize(deserializer)?;
         let proved = plan.check_alone();
         proved.map_err(|violations| D::Error::custom(format!("the plan contradicts itself{}", listed(&violations))))?;
         Ok(plan)
@@ -151,7 +151,7 @@ impl<'de> Deserialize<'de> for CachePlan {
 /// How a plan is read that is not proved yet. The fields of [`CachePlan`], as the compiler sees to.
 #[derive(Deserialize)]
 #[serde(remote = "CachePlan")]
-pub(crate) struct Unproved {
+pub(crate) struct PlanFields {
     schema_version: u32,
     tool_version: String,
     fingerprint: Fingerprint,

@@ -50,7 +50,7 @@ pub struct PlanRequest {
     config: Config,
     devices: Option<Devices>,
     profile: Option<ForwardProfile>,
-    measured: Option<Measured>,
+    measured: Option<MeasuredLedger>,
     engine: Option<EngineSpec>,
     stage: u32,
     stated: Stated,
@@ -104,7 +104,7 @@ impl PlanRequest {
 
     /// The same where an engine logged what it takes: each line that it logged stands in place of an assumption.
     #[must_use]
-    pub fn with_measured(self, measured: Measured) -> Self {
+    pub fn with_measured(self, measured: MeasuredLedger) -> Self {
         Self { measured: Some(measured), ..self }
     }
 

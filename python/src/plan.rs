@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, Measured, Override, Parallel, PlanRequest, RankPlans,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, MeasuredLedger, Override, Parallel, PlanRequest, RankPlans,
     Serving, Target, Values,
 };
 use pyo3::prelude::*;
@@ -48,7 +48,7 @@ pub(crate) fn make(
     let devices = device.map(devices_of).transpose()?;
     let config = resolve(budget, folder, keywords, devices.is_some())?;
     let measured = measured.map(|(text, name)| {
-        Measured::from_toml(&text, &name).map_err(|failed| error("BudgetError", failed, Said::default()))
+        MeasuredLedger::from_toml(&text, &name).map_err(|failed| error("BudgetError", failed, Said::default()))
     });
     let request = PlanRequest::of(model.caches.clone()).with_config(config).of_stage(stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);

@@ -57,7 +57,7 @@ struct Beam {
 
 /// A beam and the token that it would go on with.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct NextToken {
     beam: usize,
     token: u32,
     score: f64,
@@ -113,7 +113,7 @@ impl Search<'_> {
             done.sort_by(|left, right| right.score.total_cmp(&left.score));
             done.truncate(beams.width);
             let worst = done.last().filter(|_| done.len() == beams.width);
-            let improves = |step: &Step| worst.is_none_or(|worst| step.score / length > worst.score);
+            let improves = |step: &NextToken| worst.is_none_or(|worst| step.score / length > worst.score);
             if !going.first().is_some_and(improves) {
                 break;
             }
@@ -125,17 +125,17 @@ impl Search<'_> {
     }
 
     /// The best next tokens of all beams: enough of them that as many as are followed do not end.
-    fn best(&self, held: &[Beam], width: usize) -> Vec<Step> {
+    fn best(&self, held: &[Beam], width: usize) -> Vec<NextToken> {
         let count = width * (1 + self.eos.len().max(1));
-        let mut steps: Vec<Step> = held
+        let mut steps: Vec<NextToken> = held
             .iter()
             .enumerate()
             .flat_map(|(place, beam)| {
                 let next = (0..).zip(&beam.scores);
-                next.map(move |(token, score)| Step { beam: place, token, score: beam.score + score })
+                next.map(move |(token, score)| NextToken { beam: place, token, score: beam.score + score })
             })
             .collect();
-        let order = |left: &Step, right: &Step| {
+        let order = |left: &NextToken, right: &NextToken| {
             right.score.total_cmp(&left.score).then((left.beam, left.token).cmp(&(right.beam, right.token)))
         };
         if count < steps.len() {
@@ -147,7 +147,7 @@ impl Search<'_> {
     }
 
     /// Lets each beam go the ways that were chosen: none, its own, or several.
-    fn follow(&mut self, held: &mut Vec<Beam>, going: &[Step]) -> Result<(), RuntimeError> {
+    fn follow(&mut self, held: &mut Vec<Beam>, going: &[NextToken]) -> Result<(), RuntimeError> {
         // Those that nothing goes on from make room first.
         let mut place = 0;
         let mut kept: Vec<Option<usize>> = Vec::new();

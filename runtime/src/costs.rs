@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// How a sequence that makes way comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ResumeBy {
     /// Its tokens are computed again.
     Recompute,
     /// Its caches wait in host memory.
@@ -52,11 +52,11 @@ impl Costs {
 
     /// The cheaper way for a sequence with `tokens` to compute again and `bytes` to copy there and back. What was never
     /// done is tried, so that its cost is known.
-    pub(crate) fn cheaper(&self, tokens: usize, bytes: u64) -> Way {
-        let Some(copying) = self.copying.of(2.0 * bytes as f64) else { return Way::Host };
+    pub(crate) fn cheaper(&self, tokens: usize, bytes: u64) -> ResumeBy {
+        let Some(copying) = self.copying.of(2.0 * bytes as f64) else { return ResumeBy::Host };
         match self.computing.of(tokens as f64) {
-            Some(computing) if copying < computing => Way::Host,
-            _ => Way::Recompute,
+            Some(computing) if copying < computing => ResumeBy::Host,
+            _ => ResumeBy::Recompute,
         }
     }
 }
@@ -69,16 +69,16 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[rstest]
-    #[case::nothing_was_copied_yet(None, Some(1), 1, Way::Host)]
-    #[case::copying_there_and_back_takes_less(Some(1000), Some(10), 100, Way::Host)]
-    #[case::it_takes_as_long(Some(1000), Some(10), 5, Way::Recompute)]
-    #[case::few_tokens_are_computed_sooner(Some(1000), Some(10), 4, Way::Recompute)]
-    #[case::nothing_was_computed_yet(Some(1000), None, 100, Way::Recompute)]
+    #[case::nothing_was_copied_yet(None, Some(1), 1, ResumeBy::Host)]
+    #[case::copying_there_and_back_takes_less(Some(1000), Some(10), 100, ResumeBy::Host)]
+    #[case::it_takes_as_long(Some(1000), Some(10), 5, ResumeBy::Recompute)]
+    #[case::few_tokens_are_computed_sooner(Some(1000), Some(10), 4, ResumeBy::Recompute)]
+    #[case::nothing_was_computed_yet(Some(1000), None, 100, ResumeBy::Recompute)]
     fn the_cheaper_way_is_taken(
         #[case] bytes_a_second: Option<u64>,
         #[case] tokens_a_second: Option<usize>,
         #[case] tokens: usize,
-        #[case] expected: Way,
+        #[case] expected: ResumeBy,
     ) {
         let mut costs = Costs::default();
         bytes_a_second.into_iter().for_each(|bytes| costs.copied(bytes, SECOND));

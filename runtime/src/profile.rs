@@ -38,7 +38,7 @@ pub(crate) fn profile(
     if !decoder.is_counted() {
         return Err(RuntimeError::Uncounted);
     }
-    let mut measure = |step: Step| {
+    let mut measure = |step: Measure| {
         let mut sequences = Vec::new();
         let profile = step
             .admit(caches, limits, &mut sequences)
@@ -48,17 +48,17 @@ pub(crate) fn profile(
         }
         profile
     };
-    let full = measure(Step::Full)?;
+    let full = measure(Measure::Full)?;
     if limits.draft_positions < 2 {
         return Ok(full);
     }
-    let verifying = measure(Step::Verifying)?;
+    let verifying = measure(Measure::Verifying)?;
     Ok(MemoryProfile { forward_bytes: full.forward_bytes.max(verifying.forward_bytes), ..full })
 }
 
 /// What a step computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum Measure {
     /// As many tokens as there may be.
     Full,
     /// As many guesses behind each sequence as there may be.
@@ -67,7 +67,7 @@ enum Step {
 
 /// The bytes of a step over admitted sequences.
 fn measured(
-    step: Step,
+    step: Measure,
     decoder: &Decoder,
     draft: Option<&DraftModel>,
     caches: &mut CacheManager,
@@ -77,8 +77,8 @@ fn measured(
     let tokens = vec![0; metadata.total_tokens()];
     let last_rows: Vec<u32> = metadata.last_rows().collect();
     let rows = match step {
-        Step::Full => last_rows.clone(),
-        Step::Verifying => (0..tokens.len() as u32).collect(),
+        Measure::Full => last_rows.clone(),
+        Measure::Verifying => (0..tokens.len() as u32).collect(),
     };
     let forward = || -> Result<(), RuntimeError> {
         // What a step has of the model is there while its prediction layer or a draft goes over the same tokens.
@@ -89,7 +89,7 @@ fn measured(
         } else {
             vec![decoder.forward(&tokens, &rows, caches, metadata)?]
         };
-        if step == Step::Full {
+        if step == Measure::Full {
             return draft.map_or(Ok(()), |draft| draft.fill(&tokens, caches, metadata));
         }
         let ends = metadata.cu_seqlens.windows(2).map(|ends| Accepted::First(ends[1] - ends[0]));
@@ -110,7 +110,7 @@ fn measured(
     })
 }
 
-impl Step {
+impl Measure {
     /// Admits sequences until the step or the pools are full: such that share the tokens evenly, or of one known token with
     /// guesses behind it.
     fn admit(

@@ -20,7 +20,7 @@ use cacheplan::files::{Limit, Source};
 use cacheplan::hub::Hub;
 use cacheplan::managers::book::{CacheBook, Stats};
 use cacheplan::planner::{
-    Budget, CachePlan, EngineLog, ForwardProfile, Measured, PlanRequest, Prices, RankPlans, Serving, Target,
+    Budget, CachePlan, EngineLog, ForwardProfile, MeasuredLedger, PlanRequest, Prices, RankPlans, Serving, Target,
 };
 use cacheplan::runtime::Weights;
 use cacheplan::transforms::{Model, PassContext, ReadOptions};
@@ -212,9 +212,9 @@ fn prices() {
 fn measured() {
     let logs = seeds("logs", ".log");
     let toml =
-        |log: &Vec<u8>| Some(Measured::from_log(&EngineLog::read(&log[..], None).ok()?, "a.log").ok()?.to_toml());
+        |log: &Vec<u8>| Some(MeasuredLedger::from_log(&EngineLog::read(&log[..], None).ok()?, "a.log").ok()?.to_toml());
     let seeds: Vec<Vec<u8>> = logs.iter().filter_map(toml).map(String::into_bytes).collect();
-    let read = |bytes: &[u8]| Measured::from_toml(&Source::memory("m", bytes).text(Limit::TOML).ok()?, "m").ok();
+    let read = |bytes: &[u8]| MeasuredLedger::from_toml(&Source::memory("m", bytes).text(Limit::TOML).ok()?, "m").ok();
     survive("measured", Limit::TOML, &seeds, read, |measured| {
         assert!(!measured.to_toml().contains('\u{1b}'));
     });
@@ -251,7 +251,7 @@ fn logs_of_engines() {
     assert!(seeds.len() > 10, "{} logs are read", seeds.len());
     let plan = small_plan("");
     survive("logs", Limit::LOG, &seeds, read, |log| {
-        let _ = (log.check(&plan, None), Measured::from_log(&log, "a.log"));
+        let _ = (log.check(&plan, None), MeasuredLedger::from_log(&log, "a.log"));
     });
 }
 

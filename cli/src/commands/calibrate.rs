@@ -20,7 +20,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let log = args.log.read()?;
     let name = args.log.name();
-    let measured = Measured::from_log(&log, &name).map_err(|error| in_file(name.as_ref(), error))?;
+    let measured = MeasuredLedger::from_log(&log, &name).map_err(|error| in_file(name.as_ref(), error))?;
     match &args.out {
         Some(path) => write(path, &measured.to_toml()),
         None => print(&measured.to_toml()),

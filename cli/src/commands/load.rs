@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
-    Budget, BudgetError, CachePlan, Config, Devices, ForwardProfile, Measured, Override, PlanError, PlanRequest, Stated,
+    Budget, BudgetError, CachePlan, Config, Devices, ForwardProfile, MeasuredLedger, Override, PlanError, PlanRequest,
+    Stated,
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
@@ -254,6 +255,6 @@ fn read_measurement(path: &Path) -> Result<ForwardProfile, Failure> {
         .map_err(|error| in_file(path, format!("no measurement: {error}; {keys}")))
 }
 
-fn read_measured(path: &Path) -> Result<Measured, Failure> {
-    Measured::from_toml(&read(path, Limit::TOML)?, &path.display().to_string()).map_err(Failure::error)
+fn read_measured(path: &Path) -> Result<MeasuredLedger, Failure> {
+    MeasuredLedger::from_toml(&read(path, Limit::TOML)?, &path.display().to_string()).map_err(Failure::error)
 }

@@ -3,11 +3,11 @@
 mod ask;
 mod beams;
 mod chat;
+mod input_form;
 pub(crate) mod interrupt;
 mod requests;
 pub(crate) mod results;
 pub(crate) mod template;
-mod ways;
 
 use std::path::{Path, PathBuf};
 
@@ -23,8 +23,8 @@ use crate::failure::{Failure, note, print, refuse_inputs, write};
 use crate::progress;
 
 use self::ask::{AskArgs, Asked};
+use self::input_form::refuse_unconsumed;
 use self::results::ResultArgs;
-use self::ways::refuse_unconsumed;
 
 #[derive(clap::Args)]
 // A prompt is what is asked here; how long prompts are in the budget has another name.

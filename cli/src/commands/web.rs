@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cacheplan::transforms::{Model, ReadOptions};
-use cacheplan_web::{Place, Server};
+use cacheplan_web::{DiskModel, Server};
 
 use crate::commands::hub;
 use crate::commands::load::{open, unread};
@@ -26,7 +26,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for path in &args.model {
         open(path, &ReadOptions::default(), |error| unread(path, error))?;
     }
-    let named = args.model.iter().map(|path| Place { name: name(path), path: path.display().to_string(), named: true });
+    let named =
+        args.model.iter().map(|path| DiskModel { name: name(path), path: path.display().to_string(), named: true });
     let places = named.chain(hub::places()).collect();
     let server = Server::open(args.port, places, opened).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {

@@ -2,7 +2,7 @@
 
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
-    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, Measured,
+    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, MeasuredLedger,
     ModelCaches, Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
 };
 use cacheplan_transforms::Model;
@@ -10,7 +10,7 @@ use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::question::{Format, Of};
+use crate::question::{Format, PlanQuestion};
 
 /// An error as the command ends with it.
 #[derive(Debug, Serialize)]
@@ -60,7 +60,11 @@ fn json_of(value: &impl Serialize) -> Result<Value, Refused> {
 }
 
 /// The request that a question is about.
-pub(crate) fn request(model: ModelCaches, draft: Option<ModelCaches>, of: &Of) -> Result<PlanRequest, Refused> {
+pub(crate) fn request(
+    model: ModelCaches,
+    draft: Option<ModelCaches>,
+    of: &PlanQuestion,
+) -> Result<PlanRequest, Refused> {
     let devices = match of.device.trim() {
         "" => None,
         text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
@@ -76,7 +80,7 @@ pub(crate) fn request(model: ModelCaches, draft: Option<ModelCaches>, of: &Of) -
     let request = draft.into_iter().fold(request, PlanRequest::with_draft);
     let engine = of.engine.as_deref().map(str::parse).transpose().map_err(Refused::usage)?;
     let request = engine.into_iter().fold(request, PlanRequest::for_engine);
-    let measured = of.measured.as_deref().map(|text| Measured::from_toml(text, "the measured lines"));
+    let measured = of.measured.as_deref().map(|text| MeasuredLedger::from_toml(text, "the measured lines"));
     let measured = measured.transpose().map_err(Refused::error)?;
     Ok(measured.into_iter().fold(request, PlanRequest::with_measured))
 }

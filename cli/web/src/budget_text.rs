@@ -59,19 +59,19 @@ fn changed(mut table: Table, path: &str, value: Option<&str>) -> Result<Table, S
 }
 
 /// Where a key and its value stand.
-struct Place {
+struct Span {
     key: usize,
     value: std::ops::Range<usize>,
 }
 
-fn place(text: &str, path: &str) -> Option<Place> {
+fn place(text: &str, path: &str) -> Option<Span> {
     let table = DeTable::parse(text).ok()?;
     let mut names = path.split('.').peekable();
     let mut level = table.get_ref();
     while let Some(name) = names.next() {
         let (key, value) = level.iter().find(|(key, _)| key.get_ref().as_ref() == name)?;
         if names.peek().is_none() {
-            return Some(Place { key: key.span().start, value: value.span() });
+            return Some(Span { key: key.span().start, value: value.span() });
         }
         match value.get_ref() {
             DeValue::Table(inner) => level = inner,
@@ -82,7 +82,7 @@ fn place(text: &str, path: &str) -> Option<Place> {
 }
 
 /// Without the line of the key, and without the header of a section that has no other.
-fn without_line(text: &str, place: &Place, path: &str) -> String {
+fn without_line(text: &str, place: &Span, path: &str) -> String {
     let start = text[..place.key].rfind('\n').map_or(0, |end| end + 1);
     let end = text[place.value.end..].find('\n').map_or(text.len(), |end| place.value.end + end + 1);
     let rest = format!("{}{}", &text[..start], &text[end..]);

@@ -1,6 +1,6 @@
 //! What the page asks, answered by the planner; the same in a browser, as WebAssembly, and behind `cacheplan web`.
 //!
-//! A [`Desk`] keeps the models that were opened and answers one question after the other. It computes nothing itself:
+//! A [`OpenModels`] keeps the models that were opened and answers one question after the other. It computes nothing itself:
 //! `answers.rs` calls the planner as the command does, so that their numbers are the same.
 //! [`Asset`]s are the files of the page as `cargo xtask web` built them.
 #![forbid(unsafe_code)]
@@ -9,13 +9,13 @@
 mod answers;
 mod asset;
 mod budget_text;
-mod desk;
+mod open_models;
 mod question;
 #[cfg(not(target_family = "wasm"))]
 mod server;
 mod slices;
 
 pub use asset::Asset;
-pub use desk::{Desk, Opener, Place};
+pub use open_models::{DiskModel, OpenModels, Opener};
 #[cfg(not(target_family = "wasm"))]
 pub use server::Server;

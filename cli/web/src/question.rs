@@ -35,7 +35,7 @@ pub(crate) enum Question {
     },
     /// The plan with its pictures, of which the map shows what is within the parts of these names; and what would admit more.
     Plan {
-        of: Of,
+        of: PlanQuestion,
         #[serde(default)]
         into: Vec<String>,
         #[serde(default)]
@@ -43,7 +43,7 @@ pub(crate) enum Question {
     },
     /// How the plan's capacity and that of every engine fall with the length of sequences.
     Curves {
-        of: Of,
+        of: PlanQuestion,
         /// The usual ones where there is none.
         #[serde(default)]
         contexts: Vec<u64>,
@@ -51,9 +51,9 @@ pub(crate) enum Question {
         width: Width,
     },
     /// Where a number comes from.
-    Explain { of: Of, subject: String },
+    Explain { of: PlanQuestion, subject: String },
     /// The plan in the words of every engine.
-    Flags { of: Of, model: Option<String> },
+    Flags { of: PlanQuestion, model: Option<String> },
     /// Devices by layout.
     Fit {
         model: u64,
@@ -66,16 +66,16 @@ pub(crate) enum Question {
         width: Width,
     },
     /// Hit rates over checkpoints.
-    Simulate { of: Of, workload: String, checkpoints: Vec<usize> },
+    Simulate { of: PlanQuestion, workload: String, checkpoints: Vec<usize> },
     /// What was simulated, as a picture: the policies, each with its hit rates by the number of checkpoints.
     Rates {
-        of: Of,
+        of: PlanQuestion,
         rates: Vec<(String, Vec<(u64, f64)>)>,
         #[serde(default)]
         width: Width,
     },
     /// The plan as a file of pictures.
-    File { of: Of, format: Format },
+    File { of: PlanQuestion, format: Format },
 }
 
 /// A format of files.
@@ -106,7 +106,7 @@ impl Default for Width {
 /// A model, a budget and a device.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Of {
+pub(crate) struct PlanQuestion {
     /// The number that opening it gave.
     pub(crate) model: u64,
     /// That of the model that drafts for it.

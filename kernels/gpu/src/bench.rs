@@ -9,7 +9,7 @@ use crate::gpu::Measured;
 use crate::machine::{Cost, End, Machine, Watch};
 use crate::modules::MODULES;
 use crate::table::table;
-use crate::{Failure, Place, note, print};
+use crate::{Failure, Target, note, print};
 use cacheplan_kernels::cases::{Case, Data, Work};
 use limits::Limits;
 use serde::Serialize;
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     op: String,
     /// `cuda:0`, `cuda:1`, .., or `emulator`, which counts sectors and instructions at tiny sizes
     #[arg(long, default_value = "cuda:0")]
-    device: Place,
+    device: Target,
     /// Write the figures to a file too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -125,7 +125,7 @@ impl Figure {
 }
 
 pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
-    let tiny = args.device == Place::Emulator && !args.list;
+    let tiny = args.device == Target::Emulator && !args.list;
     let mut cases = shapes::all(tiny);
     cases.retain(|case| case.op.contains(&args.op));
     if cases.is_empty() {
@@ -141,8 +141,8 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     let mut room = u64::MAX;
     let machine: Box<dyn Machine> = match args.device {
         // One processor: a context is split as little as that of a large batch is.
-        Place::Emulator => Box::new(Emulator::new(1, 1)?),
-        Place::Cuda(number) => {
+        Target::Emulator => Box::new(Emulator::new(1, 1)?),
+        Target::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
             let measured = Measured::new(gpu, description.target(), description.l2_bytes)?;
@@ -186,7 +186,7 @@ pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     Ok(!bench.figures.iter().any(failed))
 }
 
-fn told(device: Place, found: &Description) -> String {
+fn told(device: Target, found: &Description) -> String {
     format!(
         "{device}: {}, driver of CUDA {}, {} processors, {} MiB of second-level cache, clocks up to {} and {} MHz (memory)\n\
          Medians of repeats with cold caches; `part` is of the copy rate or of the products of matrices, whichever binds.\n",

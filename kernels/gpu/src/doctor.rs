@@ -8,7 +8,7 @@ use crate::gpu::Checked;
 use crate::machine::{End, Machine, Watch};
 use crate::modules::MODULES;
 use crate::table::table;
-use crate::{Failure, Form, Place, fresh_seed, note, print};
+use crate::{Failure, Form, Target, fresh_seed, note, print};
 use cacheplan_kernels::Backend;
 use cacheplan_kernels::cases::{Case, Data, furthest};
 use serde::Serialize;
@@ -21,7 +21,7 @@ const PROCESSORS: usize = 32;
 pub(crate) struct Args {
     /// `cuda:0`, `cuda:1`, .., or `emulator`, which needs no GPU
     #[arg(long, default_value = "cuda:0")]
-    device: Place,
+    device: Target,
     /// What inputs follow from; a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
@@ -72,8 +72,8 @@ enum Verdict {
 pub(crate) fn run(args: &Args) -> Result<bool, Failure> {
     let seed = args.seed.unwrap_or_else(fresh_seed);
     let (machine, description): (Box<dyn Machine>, _) = match args.device {
-        Place::Emulator => (Box::new(Emulator::new(seed, PROCESSORS)?), None),
-        Place::Cuda(number) => {
+        Target::Emulator => (Box::new(Emulator::new(seed, PROCESSORS)?), None),
+        Target::Cuda(number) => {
             let gpu = Gpu::open(number, &MODULES.iter().map(|module| module.binary).collect::<Vec<_>>())?;
             let description = gpu.describe()?;
             (Box::new(Checked::new(gpu, description.target())), Some(description))
@@ -131,7 +131,7 @@ fn check(cases: &[Case], machine: Box<dyn Machine>, seed: u64) -> Result<Vec<Che
     .collect()
 }
 
-fn heading(device: Place, description: Option<&Description>, seed: u64) -> String {
+fn heading(device: Target, description: Option<&Description>, seed: u64) -> String {
     let found = match description {
         None => "the emulator: nothing runs on a GPU".to_owned(),
         Some(found) => format!(

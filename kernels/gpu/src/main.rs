@@ -36,12 +36,12 @@ enum Command {
 
 /// Where kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Target {
     Cuda(usize),
     Emulator,
 }
 
-impl FromStr for Place {
+impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -56,7 +56,7 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(number) => write!(f, "cuda:{number}"),

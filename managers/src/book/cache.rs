@@ -23,7 +23,7 @@ pub struct CacheBook {
     pub(crate) blocks: Vec<BlockAllocator>,
     pub(crate) slots: SlotAllocator,
     /// Checkpoints in pools of their own, where they are no slots.
-    pub(crate) apart: Option<SlotAllocator>,
+    pub(crate) checkpoint_only: Option<SlotAllocator>,
     pub(crate) sequences: Sequences,
     pub(crate) ops: Vec<PoolOp>,
     /// Refused requests per paged pool, and for want of a slot of either role.
@@ -92,7 +92,10 @@ impl CacheBook {
         Ok(Self {
             blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
             slots: SlotAllocator::new(layout.slots)?,
-            apart: layout.checkpoints_apart.map(|units| SlotAllocator::new(apart(units))).transpose()?,
+            checkpoint_only: layout
+                .checkpoints_apart
+                .map(|units| SlotAllocator::new(checkpoint_only(units)))
+                .transpose()?,
             sequences: Sequences::new(),
             ops: Vec::new(),
             refused: vec![0; layout.paged.len()],
@@ -264,7 +267,7 @@ impl CacheBook {
     pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
         let from = self.state_slot(id)?;
         let to = self.take_slot(SlotRole::Checkpoint)?;
-        self.ops.push(match self.apart {
+        self.ops.push(match self.checkpoint_only {
             Some(_) => PoolOp::StoreCheckpoint { from, to },
             None => PoolOp::CopySlot { from, to },
         });
@@ -286,7 +289,7 @@ impl CacheBook {
     /// # Errors
     /// No quota for a checkpoint; a plan without states.
     pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
-        if self.apart.is_some() {
+        if self.checkpoint_only.is_some() {
             let checkpoint = self.checkpoint(id)?;
             self.finish(id)?;
             return Ok(checkpoint);
@@ -403,11 +406,11 @@ impl CacheBook {
 
     /// Returns the allocator of checkpoints: the slots, or units of pools of their own.
     pub fn checkpoints(&self) -> &SlotAllocator {
-        self.apart.as_ref().unwrap_or(&self.slots)
+        self.checkpoint_only.as_ref().unwrap_or(&self.slots)
     }
 
     pub(crate) fn checkpoints_mut(&mut self) -> &mut SlotAllocator {
-        self.apart.as_mut().unwrap_or(&mut self.slots)
+        self.checkpoint_only.as_mut().unwrap_or(&mut self.slots)
     }
 
     fn check_checkpoint(&self, slot: SlotId) -> Result<(), BookError> {
@@ -421,7 +424,7 @@ impl CacheBook {
     fn load_op(&self, state: StateAt, to: SlotId) -> PoolOp {
         match state {
             StateAt::Host(from) => PoolOp::CheckpointFromHost { from, to },
-            StateAt::Checkpoint(from) if self.apart.is_some() => PoolOp::LoadCheckpoint { from, to },
+            StateAt::Checkpoint(from) if self.checkpoint_only.is_some() => PoolOp::LoadCheckpoint { from, to },
             StateAt::Checkpoint(from) => PoolOp::CopySlot { from, to },
         }
     }
@@ -534,7 +537,9 @@ impl CacheBook {
     pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, BookError> {
         let (slots, refused) = match role {
             SlotRole::Live => (&mut self.slots, &mut self.refused_slots),
-            SlotRole::Checkpoint => (self.apart.as_mut().unwrap_or(&mut self.slots), &mut self.refused_checkpoints),
+            SlotRole::Checkpoint => {
+                (self.checkpoint_only.as_mut().unwrap_or(&mut self.slots), &mut self.refused_checkpoints)
+            }
         };
         slots.allocate(role).ok_or_else(|| {
             *refused += 1;
@@ -617,7 +622,7 @@ impl CacheBook {
 }
 
 /// The domain of checkpoints that are no slots.
-pub(super) const fn apart(units: u64) -> SlotDomain {
+pub(super) const fn checkpoint_only(units: u64) -> SlotDomain {
     SlotDomain { padding: 0, live: 0, checkpoints: units }
 }
 

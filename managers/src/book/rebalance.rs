@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_planner::{CachePlan, SlotDomain};
 
-use super::cache::{CacheBook, apart};
+use super::cache::{CacheBook, checkpoint_only};
 use super::layout::Layout;
 use crate::book::error::BookError;
 
@@ -26,8 +26,8 @@ impl CacheBook {
             }
         }
         self.slots.check_resize(target.slots)?;
-        let apart_units = target.checkpoints_apart.map(apart);
-        if let Some((now, units)) = self.apart.as_ref().zip(apart_units) {
+        let apart_units = target.checkpoints_apart.map(checkpoint_only);
+        if let Some((now, units)) = self.checkpoint_only.as_ref().zip(apart_units) {
             now.check_resize(units)?;
         }
         self.check_host(target.host_bytes)?;
@@ -41,8 +41,8 @@ impl CacheBook {
             checkpoints: now.checkpoints.min(target.slots.checkpoints),
         };
         self.slots.resize(least, now.total().min(target.slots.total()));
-        if let Some((now, units)) = self.apart.as_mut().zip(apart_units) {
-            let least = apart(now.domain().checkpoints.min(units.checkpoints));
+        if let Some((now, units)) = self.checkpoint_only.as_mut().zip(apart_units) {
+            let least = checkpoint_only(now.domain().checkpoints.min(units.checkpoints));
             now.resize(least, least.total());
         }
         Ok(Arc::new(target))
@@ -54,7 +54,7 @@ impl CacheBook {
             blocks.resize(spec.blocks);
         }
         self.slots.resize(layout.slots, layout.slots.total());
-        if let Some((now, units)) = self.apart.as_mut().zip(layout.checkpoints_apart.map(apart)) {
+        if let Some((now, units)) = self.checkpoint_only.as_mut().zip(layout.checkpoints_apart.map(checkpoint_only)) {
             now.resize(units, units.total());
         }
         self.layout = layout;

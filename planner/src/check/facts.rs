@@ -27,7 +27,7 @@ pub(super) struct Facts<'a> {
 
 /// What is in a step: its tokens, and those of them whose next is chosen.
 #[derive(Clone, Copy)]
-pub(super) struct Step {
+pub(super) struct StepSize {
     pub(super) tokens: u128,
     pub(super) candidates: u128,
 }
@@ -147,9 +147,9 @@ impl<'a> Facts<'a> {
     }
 
     /// What a step of so many sequences holds: as many tokens as the budget lets it, and never less than every candidate.
-    pub(super) fn step(&self, sequences: u64) -> Step {
+    pub(super) fn step(&self, sequences: u64) -> StepSize {
         let candidates = u128::from(sequences) * u128::from(self.positions);
-        Step { tokens: candidates.max(self.step_tokens.into()), candidates }
+        StepSize { tokens: candidates.max(self.step_tokens.into()), candidates }
     }
 
     /// Bytes of all paged pools and of all others.

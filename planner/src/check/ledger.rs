@@ -1,6 +1,6 @@
 //! The ledger names every byte once, and adds up.
 
-use super::facts::{Facts, Step};
+use super::facts::{Facts, StepSize};
 use super::{Findings, Rule};
 use cacheplan_transforms::WeightClasses;
 
@@ -17,14 +17,14 @@ use crate::solver::inputs::Inputs;
 type Line = (&'static str, u128, u128);
 
 /// The lines besides caches, as the request implies them while so many sequences run.
-fn expected_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
+fn expected_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
     let safe = request.budget.memory.as_ref().is_some_and(|memory| memory.safe);
     let lines = outside_lines(request, step);
     let margin: u128 = lines.iter().map(|(_, _, more)| more).sum();
     lines.into_iter().chain(safe.then_some(("margin", margin, 0))).collect()
 }
 
-fn outside_lines(request: &Inputs<'_>, step: Step) -> Vec<Line> {
+fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
     let budget = request.budget;
     let memory = budget.memory.clone().unwrap_or_default();
     let mut lines: Vec<Line> = Vec::new();
@@ -109,7 +109,7 @@ fn middle_and_most(values: &mut [u128]) -> (u128, u128) {
 }
 
 /// A step's tokens in the widest layer, or the logits of every candidate of its sequences.
-fn activations(request: &Inputs<'_>, step: Step) -> u128 {
+fn activations(request: &Inputs<'_>, step: StepSize) -> u128 {
     let Some(bytes) = request.step else { return step.tokens * 256 * 1024 };
     let each = u128::from(bytes.whole) + u128::from(bytes.divided).div_ceil(request.budget.parallel.tp.into());
     (step.tokens * each).max(step.candidates * u128::from(bytes.logits))
@@ -131,7 +131,7 @@ struct Logged {
     nccl: Option<u128>,
 }
 
-fn logged(request: &Inputs<'_>, step: Step) -> Logged {
+fn logged(request: &Inputs<'_>, step: StepSize) -> Logged {
     let Some(measured) = request.measured else { return Logged::default() };
     let lines = &measured.lines;
     let bytes = |line: Option<MeasuredBytes>| line.map(|line| u128::from(line.bytes));
@@ -191,13 +191,13 @@ fn head_weights(request: &Inputs<'_>) -> Option<Line> {
 }
 
 /// Bytes of everything but caches.
-pub(super) fn outside(request: &Inputs<'_>, step: Step) -> u128 {
+pub(super) fn outside(request: &Inputs<'_>, step: StepSize) -> u128 {
     expected_lines(request, step).iter().map(|(_, bytes, _)| bytes).sum()
 }
 
 /// The bytes for all caches while a step runs, below 0 where other things take more than there is, and the millionths that
 /// pages may take of what the others leave.
-pub(super) fn memory(request: &Inputs<'_>, step: Step) -> Option<(i128, i128)> {
+pub(super) fn memory(request: &Inputs<'_>, step: StepSize) -> Option<(i128, i128)> {
     const ALL: i128 = 1_000_000;
     let memory = request.budget.memory.as_ref()?;
     let outside = outside(request, step) as i128;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::budget::Budget;
 use crate::device::DeviceInfo;
-use crate::plan_file::Unproved;
+use crate::plan_file::PlanFields;
 use crate::request::PlanRequest;
 
 /// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
@@ -103,7 +103,7 @@ fn changing_any_single_number_of_the_json_is_found(#[values(BUDGET, TIERED, DIVI
             let mut corrupt = json.clone();
             *corrupt.pointer_mut(&pointer).unwrap() = changed.into();
             // A shape that no handler can have is refused on reading, which is found as well.
-            if let Ok(plan) = Unproved::deserialize(corrupt) {
+            if let Ok(plan) = PlanFields::deserialize(corrupt) {
                 assert!(request.check(&plan).is_err(), "{pointer}: {original} -> {changed} was not found");
             }
         }

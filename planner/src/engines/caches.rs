@@ -8,7 +8,7 @@ use super::version::Version;
 use crate::budget::Budget;
 use crate::mla_cache::MlaCache;
 use crate::solver::demand::{Demand, Load};
-use crate::solver::inputs::Held;
+use crate::solver::inputs::RankResources;
 
 /// The compute capability, times ten, of the GPU that engines are taken to run on where nobody says.
 pub(crate) const HOPPER: u32 = 90;
@@ -98,7 +98,7 @@ impl<'a> Caches<'a> {
     }
 
     pub(super) fn of(
-        held: &'a Held<'_>,
+        held: &'a RankResources<'_>,
         max_seq_len: u64,
         budget: &Budget,
         storage: Storage,

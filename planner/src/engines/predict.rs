@@ -12,7 +12,7 @@ use crate::budget::Budget;
 use crate::error::{EngineRefusal, PlanError};
 use crate::size::ByteSize;
 use crate::solver::demand::Load;
-use crate::solver::inputs::{Held, Inputs};
+use crate::solver::inputs::{Inputs, RankResources};
 use crate::solver::make;
 use crate::solver::room::Room;
 use crate::solver::step::StepSize;
@@ -40,7 +40,7 @@ impl Inputs<'_> {
         let load = make::load(self.budget, max_seq_len)?;
         let options = &self.budget.engine;
         let of_stages: Vec<Self> = (0..parallel.pp).map(|stage| Self { stage, ..*self }).collect();
-        let held: Vec<Held<'_>> = of_stages.iter().map(Self::held_by_engine).collect::<Result<_, _>>()?;
+        let held: Vec<RankResources<'_>> = of_stages.iter().map(Self::held_by_engine).collect::<Result<_, _>>()?;
         let rules = engine.engine.rules();
         let mut stages = Vec::with_capacity(held.len());
         for (request, held) in of_stages.iter().zip(&held) {

@@ -19,7 +19,7 @@ use super::version::Version;
 use crate::budget::Budget;
 use crate::error::EngineRefusal;
 use crate::export::{Dialect, TargetFile};
-use crate::logs::Words;
+use crate::logs::LogDialect;
 use crate::overheads::EngineAssumptions;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
@@ -30,7 +30,7 @@ pub struct Engine(&'static Row);
 struct Row {
     rules: &'static EngineRules,
     /// How it words its start.
-    words: &'static Words,
+    words: &'static LogDialect,
     /// How a plan is told to it, where that is known.
     file: Option<&'static TargetFile>,
 }
@@ -104,7 +104,7 @@ impl Engine {
         EngineAssumptions { name: self.0.rules.name, captures_apart: self.0.rules.captures_apart }
     }
 
-    pub(crate) const fn words(self) -> &'static Words {
+    pub(crate) const fn dialect(self) -> &'static LogDialect {
         self.0.words
     }
 

@@ -3,7 +3,7 @@
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_transforms::{Resource, Resources};
 
-use super::Words;
+use super::LogDialect;
 use crate::budget::{Budget, Speculation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
@@ -18,9 +18,9 @@ pub(super) struct AsEngine<'a> {
     resources: Resources,
 }
 
-/// What an engine is told, or finds out, before it divides its memory.
+/// What an engine knows before it divides its memory: stated, or found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct LoggedSettings {
     /// Bytes for caches; llama.cpp needs none.
     pub(super) bytes: Option<u64>,
     pub(super) max_seq_len: u64,
@@ -66,26 +66,26 @@ impl<'a> AsEngine<'a> {
         self.resources.iter().any(|resource| resource.handler.is_state())
     }
 
-    /// What the plan tells an engine with such words.
-    pub(super) fn told(&self, words: &Words) -> Result<Told, PlanError> {
+    /// The settings that a plan states for an engine of this dialect.
+    pub(super) fn settings(&self, dialect: &LogDialect) -> Result<LoggedSettings, PlanError> {
         let plan = self.plan;
         let slots = plan.slots.live.saturating_add(plan.slots.checkpoints);
-        Ok(Told {
-            bytes: (!words.divides_cells).then(|| engine_bytes(plan)).transpose()?,
+        Ok(LoggedSettings {
+            bytes: (!dialect.divides_cells).then(|| engine_bytes(plan)).transpose()?,
             max_seq_len: plan.limits.max_seq_len,
             max_batch_size: plan.limits.max_batch_size,
             max_num_tokens: plan.limits.max_num_tokens,
             draft_tokens: plan.limits.draft_positions.saturating_sub(1),
             prefix_caching: None,
             tokens_per_block: None,
-            state_slots: (words.slots_are_told && self.has_states()).then_some(slots),
+            state_slots: (dialect.slots_are_told && self.has_states()).then_some(slots),
             shared_cells: None,
             ubatch: None,
         })
     }
 
     /// What the engine would allocate.
-    pub(super) fn predict(&self, engine: EngineSpec, told: &Told) -> Result<EnginePrediction, PlanError> {
+    pub(super) fn predict(&self, engine: EngineSpec, told: &LoggedSettings) -> Result<EnginePrediction, PlanError> {
         let mut budget = Budget {
             max_seq_len: Some(told.max_seq_len),
             max_batch_size: Some(told.max_batch_size),

@@ -6,7 +6,7 @@ use super::EngineLog;
 use super::fact::Fact;
 use super::wording::Logged;
 use crate::engines::{Engine, EngineSpec, Version};
-use crate::measured::{Measured, MeasuredBytes, MeasuredLimits, MeasuredLines};
+use crate::measured::{MeasuredBytes, MeasuredLedger, MeasuredLimits, MeasuredLines};
 
 /// A text that holds no measured lines.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -27,7 +27,7 @@ pub struct MeasuredError {
 )]
 pub struct NothingMeasured(Engine);
 
-impl Measured {
+impl MeasuredLedger {
     /// What `log` says besides its caches; `name` is what the lines will be said to come from.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ mod tests {
     #[case("version = 'new'\n[lines]\nweights = { bytes = 1 }\n", None, "no version")]
     #[case("engine = 'vlm'\n[lines]\nweights = { bytes = 1 }\n", None, "`engine` is none that is known")]
     fn what_is_wrong_is_named_with_its_line(#[case] text: &str, #[case] line: Option<usize>, #[case] expected: &str) {
-        let error = Measured::from_toml(text, "measured.toml").unwrap_err();
+        let error = MeasuredLedger::from_toml(text, "measured.toml").unwrap_err();
         assert_eq!(error.line, line, "{error}");
         assert!(error.to_string().starts_with("measured.toml") && error.message.contains(expected), "{error}");
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::as_engine::{AsEngine, Told};
+use super::as_engine::{AsEngine, LoggedSettings};
 use super::fact::Unit;
 use super::rules::{Expected, explanation, memory, outcome, outcomes, really_told};
 use super::{EngineLog, Fact, Logged};
@@ -77,7 +77,7 @@ impl EngineLog {
         let said = self.version.or(version);
         let engine = EngineSpec { engine: self.engine, version: modelled(self.engine, said.unwrap_or(newest)) };
         let caches = AsEngine::of(plan)?;
-        let mut told = caches.told(self.words())?;
+        let mut told = caches.settings(self.dialect())?;
         // What a plan does not say, the engine was told by whoever started it.
         told.prefix_caching = self.prefix_caching();
         told.ubatch = self.count(Fact::Ubatch);
@@ -86,7 +86,7 @@ impl EngineLog {
         let planned = caches.predict(engine, &told)?;
 
         // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
-        let makes_block = self.words().block_follows_states && caches.has_states();
+        let makes_block = self.dialect().block_follows_states && caches.has_states();
         let mut rows = told_rows(plan, self, &told, &planned, makes_block);
         let other: Vec<&str> =
             rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name()).collect();
@@ -170,7 +170,7 @@ fn notes(log: &EngineLog, engine: EngineSpec, said: Option<Version>) -> Vec<Stri
 fn told_rows(
     plan: &CachePlan,
     log: &EngineLog,
-    told: &Told,
+    told: &LoggedSettings,
     planned: &EnginePrediction,
     makes_block: bool,
 ) -> Vec<Row> {
@@ -190,7 +190,7 @@ fn told_rows(
     ];
     for (fact, value) in exactly {
         // llama.cpp's lengths are cells and its steps batches of prompts; both follow.
-        let applies = !log.words().divides_cells;
+        let applies = !log.dialect().divides_cells;
         if let Some(logged) = log.get(fact).filter(|_| applies) {
             row(fact, value, logged, !logged.meets(Logged::exact(value)), another());
         }

@@ -6,11 +6,11 @@
 mod as_engine;
 mod calibration;
 mod check;
+pub(crate) mod dialect;
 pub(crate) mod fact;
 mod reader;
 mod rules;
 pub(crate) mod wording;
-pub(crate) mod words;
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ use crate::engines::{Engine, Version};
 
 pub use calibration::{MeasuredError, NothingMeasured};
 pub use check::{Drift, LogCheck, Row};
+pub(crate) use dialect::LogDialect;
 pub use fact::{Fact, Unit};
 pub use wording::Logged;
-pub(crate) use words::Words;
 
 /// What a log says of an engine's last complete start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ fn engines(asked: Option<Engine>) -> String {
 }
 
 fn example(asked: Option<Engine>) -> &'static str {
-    asked.or(Engine::all().first().copied()).map_or("", |engine| engine.words().example)
+    asked.or(Engine::all().first().copied()).map_or("", |engine| engine.dialect().example)
 }
 
 impl EngineLog {
@@ -106,8 +106,8 @@ impl EngineLog {
         self.get(fact).map(Logged::middle)
     }
 
-    fn words(&self) -> &'static Words {
-        self.engine.words()
+    fn dialect(&self) -> &'static LogDialect {
+        self.engine.dialect()
     }
 
     fn switch(&self, fact: Fact) -> Option<bool> {

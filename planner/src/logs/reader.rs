@@ -6,7 +6,7 @@ use std::io::{BufRead, ErrorKind};
 use aho_corasick::AhoCorasick;
 
 use super::wording::{Fold, TooLarge, Wording};
-use super::{EngineLog, Fact, LogError, Logged, Words};
+use super::{EngineLog, Fact, LogDialect, LogError, Logged};
 use crate::engines::{Engine, Version};
 
 /// What is read of a line; the longest that engines write, their own arguments, have some 10 KiB.
@@ -44,7 +44,7 @@ fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, 
     })?;
     // A few words are common to several engines; the one with the most of them is meant.
     let torn = readers.iter().max_by_key(|(_, reader)| reader.numbers()).filter(|(_, reader)| reader.numbers() > 0);
-    let torn = torn.map(|(engine, _)| LogError::Torn { engine: *engine, expected: engine.words().example });
+    let torn = torn.map(|(engine, _)| LogError::Torn { engine: *engine, expected: engine.dialect().example });
     let mut whole = readers.into_iter().filter_map(|(engine, reader)| reader.finish(engine));
     match (whole.next(), whole.next()) {
         (Some(log), None) => Ok(log),
@@ -122,8 +122,8 @@ struct Beginnings {
 }
 
 impl Beginnings {
-    fn of(readers: impl Iterator<Item = &'static Words>) -> Self {
-        let texts: Vec<Vec<&str>> = readers.map(Words::beginnings).collect();
+    fn of(readers: impl Iterator<Item = &'static LogDialect>) -> Self {
+        let texts: Vec<Vec<&str>> = readers.map(LogDialect::beginnings).collect();
         let of =
             texts.iter().enumerate().flat_map(|(reader, texts)| (0..texts.len()).map(move |i| (reader, i))).collect();
         let has = texts.iter().map(|texts| vec![false; texts.len()]).collect();
@@ -153,7 +153,7 @@ impl Beginnings {
     }
 }
 
-impl Words {
+impl LogDialect {
     /// What a line may begin to say: starts, drafts, tries and lines, in this order.
     fn beginnings(&self) -> Vec<&'static str> {
         let fixed = self.starts.iter().chain(self.drafts).copied().chain(self.tries.iter().map(|(text, _)| *text));
@@ -163,7 +163,7 @@ impl Words {
 
 /// What one engine's words say of a log.
 struct Reader {
-    words: &'static Words,
+    words: &'static LogDialect,
     starts: u64,
     /// The last complete start before the current one.
     complete: Option<Start>,
@@ -182,7 +182,7 @@ struct Start {
 
 impl Reader {
     fn of(engine: Engine) -> Self {
-        Self { words: engine.words(), starts: 0, complete: None, current: Start::default() }
+        Self { words: engine.dialect(), starts: 0, complete: None, current: Start::default() }
     }
 
     /// A line that `has` some of the beginnings.
@@ -266,7 +266,7 @@ impl Start {
         self.ranks.entry(rank).or_default()
     }
 
-    fn is_complete(&self, words: &Words) -> bool {
+    fn is_complete(&self, words: &LogDialect) -> bool {
         self.ranks.values().any(|known| words.complete.iter().any(|fact| known.contains_key(fact)))
     }
 

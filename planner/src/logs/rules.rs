@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 
-use super::as_engine::{AsEngine, Told};
+use super::as_engine::{AsEngine, LoggedSettings};
 use super::{EngineLog, Fact, Logged};
 use crate::engines::{EnginePrediction, EngineSpec, Version};
 
@@ -11,7 +11,7 @@ const TRIED_DRAFTS: std::ops::RangeInclusive<u64> = 1..=8;
 
 /// Bytes that the engine has for caches, as far as it says.
 pub(super) fn memory(log: &EngineLog, planned: &EnginePrediction) -> Option<Logged> {
-    if log.words().divides_cells {
+    if log.dialect().divides_cells {
         return None;
     }
     log.get(Fact::CacheBytes).or_else(|| {
@@ -19,7 +19,7 @@ pub(super) fn memory(log: &EngineLog, planned: &EnginePrediction) -> Option<Logg
             [Fact::SsmBytes, Fact::ConvBytes, Fact::SpeculationBytes].into_iter().filter_map(|part| log.get(part));
         let pools = parts.fold(log.get(Fact::KvBytes)?, Logged::plus);
         // TensorRT-LLM does not log its states.
-        let unsaid = if log.words().leaves_out_states { planned.state_bytes.unwrap_or(0) } else { 0 };
+        let unsaid = if log.dialect().leaves_out_states { planned.state_bytes.unwrap_or(0) } else { 0 };
         Some(pools.plus(Logged::exact(unsaid)))
     })
 }
@@ -27,15 +27,15 @@ pub(super) fn memory(log: &EngineLog, planned: &EnginePrediction) -> Option<Logg
 /// What the engine was told, by its log; absent where the log leaves out what it divided.
 pub(super) fn really_told(
     log: &EngineLog,
-    told: &Told,
+    told: &LoggedSettings,
     planned: &EnginePrediction,
     makes_block: bool,
-) -> Option<(Told, Told)> {
+) -> Option<(LoggedSettings, LoggedSettings)> {
     let mut really = *told;
     really.max_seq_len = log.count(Fact::MaxSeqLen).unwrap_or(told.max_seq_len);
     really.max_batch_size = log.count(Fact::MaxBatchSize).unwrap_or(told.max_batch_size);
     really.draft_tokens = log.count(Fact::DraftTokens).unwrap_or(told.draft_tokens);
-    if log.words().divides_cells {
+    if log.dialect().divides_cells {
         let cells = log.count(Fact::Tokens)?;
         let sequences = log.count(Fact::MaxBatchSize).or(log.count(Fact::StateSlots)).unwrap_or(told.max_batch_size);
         really.state_slots = Some(sequences);
@@ -53,7 +53,7 @@ pub(super) fn really_told(
         really.state_slots = log.count(Fact::StateSlots).or(told.state_slots);
     }
     let bytes = memory(log, planned)?;
-    Some((Told { bytes: Some(bytes.low), ..really }, Told { bytes: Some(bytes.high), ..really }))
+    Some((LoggedSettings { bytes: Some(bytes.low), ..really }, LoggedSettings { bytes: Some(bytes.high), ..really }))
 }
 
 /// What the engine's rules give for what it was told, for the least and the most that its printed memory may be.
@@ -65,7 +65,11 @@ pub(super) struct Expected {
 
 impl Expected {
     /// `None` where the log leaves out what it takes, or the engine's model finds no room.
-    pub(super) fn of(caches: &AsEngine<'_>, engine: EngineSpec, told: Option<&(Told, Told)>) -> Option<Self> {
+    pub(super) fn of(
+        caches: &AsEngine<'_>,
+        engine: EngineSpec,
+        told: Option<&(LoggedSettings, LoggedSettings)>,
+    ) -> Option<Self> {
         let (least, most) = told?;
         let max_seq_len = least.max_seq_len;
         let most = caches.predict(engine, most).ok()?;
@@ -99,7 +103,7 @@ pub(super) fn outcomes(log: &EngineLog, makes_block: bool) -> impl Iterator<Item
     ];
     let is_told = move |fact: Fact| match fact {
         Fact::TokensPerBlock => !makes_block,
-        Fact::StateSlots => log.words().slots_are_told,
+        Fact::StateSlots => log.dialect().slots_are_told,
         _ => false,
     };
     let said = OUTCOMES.into_iter().filter(move |fact| !is_told(*fact));
@@ -139,17 +143,21 @@ pub(super) fn explanation(
     engine: EngineSpec,
     said: Option<Version>,
     makes_block: bool,
-    told: Option<&(Told, Told)>,
+    told: Option<&(LoggedSettings, LoggedSettings)>,
 ) -> Option<String> {
     let (least, most) = told?;
-    let gives = |caches: &AsEngine<'_>, engine: EngineSpec, told: &(Told, Told)| {
+    let gives = |caches: &AsEngine<'_>, engine: EngineSpec, told: &(LoggedSettings, LoggedSettings)| {
         let expected = Expected::of(caches, engine, Some(told));
         expected.is_some_and(|expected| outcomes(log, makes_block).all(|(fact, logged)| expected.meets(fact, logged)))
     };
     let unless = |what: String| Some(format!("would be as logged with {what}"));
     if log.prefix_caching().is_none() {
         let on = Some(true);
-        if gives(caches, engine, &(Told { prefix_caching: on, ..*least }, Told { prefix_caching: on, ..*most })) {
+        if gives(
+            caches,
+            engine,
+            &(LoggedSettings { prefix_caching: on, ..*least }, LoggedSettings { prefix_caching: on, ..*most }),
+        ) {
             return unless("prefix caching on".into());
         }
     }
@@ -168,7 +176,11 @@ pub(super) fn explanation(
     }
     if log.get(Fact::DraftTokens).is_none() && least.draft_tokens == 0 {
         for draft_tokens in TRIED_DRAFTS {
-            if gives(caches, engine, &(Told { draft_tokens, ..*least }, Told { draft_tokens, ..*most })) {
+            if gives(
+                caches,
+                engine,
+                &(LoggedSettings { draft_tokens, ..*least }, LoggedSettings { draft_tokens, ..*most }),
+            ) {
                 return unless(format!("{draft_tokens} drafted tokens"));
             }
         }

@@ -30,7 +30,7 @@ pub(crate) struct Inputs<'a> {
     /// What a profiled forward showed; replaces the assumptions.
     pub(crate) measurement: Option<&'a ForwardProfile>,
     /// What an engine logged of the same model; replaces assumptions line by line.
-    pub(crate) measured: Option<&'a Measured>,
+    pub(crate) measured: Option<&'a MeasuredLedger>,
     /// The draft model, where speculation has one.
     pub(crate) draft: Option<Draft<'a>>,
     /// The pipeline stage; 0 without pipeline parallelism.
@@ -83,19 +83,19 @@ impl<'a> Inputs<'a> {
     }
 
     /// The caches that one rank holds: those of the model with its speculation, divided over the ranks.
-    pub(crate) fn held(&self) -> Result<Held<'a>, PlanError> {
+    pub(crate) fn held(&self) -> Result<RankResources<'a>, PlanError> {
         self.divided(|speculation| speculation::extend(self.resources, speculation, self.model.dtype))
     }
 
     /// The same without what speculation adds to states, for which every engine has its own buffers.
-    pub(crate) fn held_by_engine(&self) -> Result<Held<'a>, PlanError> {
+    pub(crate) fn held_by_engine(&self) -> Result<RankResources<'a>, PlanError> {
         self.divided(|_| Ok(self.resources.clone()))
     }
 
     fn divided(
         &self,
         extend: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
-    ) -> Result<Held<'a>, PlanError> {
+    ) -> Result<RankResources<'a>, PlanError> {
         let parallel = self.budget.parallel;
         if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel)) {
             return Err(PlanError::Budget(refused));
@@ -112,9 +112,9 @@ impl<'a> Inputs<'a> {
                 let reason = "a draft model is given, but `[speculation]` (--draft-tokens) is not";
                 return Err(PlanError::Budget(reason.into()));
             }
-            return Ok(Held::without_draft(of_rank(Cow::Borrowed(self.resources), self.model.layers)?));
+            return Ok(RankResources::without_draft(of_rank(Cow::Borrowed(self.resources), self.model.layers)?));
         };
-        let mut held = Held::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
+        let mut held = RankResources::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
         let longest = self.budget.max_seq_len_for(self.model);
         let head = speculation::head(self.resources, speculation, longest, &self.model.model_type)?;
         held.add_drafting(&*of_rank(Cow::Owned(head), self.model.layers)?)?;
@@ -126,13 +126,13 @@ impl<'a> Inputs<'a> {
 }
 
 /// What one rank holds: the model's caches, then those of its prediction head and its draft model, named `draft.…`.
-pub(crate) struct Held<'a> {
+pub(crate) struct RankResources<'a> {
     pub(crate) resources: Cow<'a, Resources>,
     /// How many of them are the model's own.
     own: usize,
 }
 
-impl<'a> Held<'a> {
+impl<'a> RankResources<'a> {
     fn without_draft(resources: Cow<'a, Resources>) -> Self {
         Self { own: resources.len(), resources }
     }

@@ -201,7 +201,7 @@ enum Activations<'a> {
     /// However large it is.
     Known(LedgerLine),
     /// In proportion to what an engine logged.
-    Logged(&'a Measured),
+    Logged(&'a MeasuredLedger),
     /// So much for each token of a model whose layers nobody read.
     OfTokens,
     /// The larger of its tokens in the widest layer, over `tp` ranks, and its logits.

@@ -16,7 +16,7 @@ use crate::plan::{
 use crate::size::ByteSize;
 use crate::solver::demand::{Demand, Load, NULL_BLOCKS};
 use crate::solver::group::{Group, group};
-use crate::solver::inputs::{Held, Inputs};
+use crate::solver::inputs::{Inputs, RankResources};
 use crate::solver::ledger::{self, CacheBytes, Ledger};
 use crate::solver::room::Room;
 use crate::solver::solve::{self, SearchLimits, StageCost};
@@ -42,7 +42,7 @@ pub(crate) fn make_all(request: &Inputs<'_>) -> Result<RankPlans, PlanError> {
     budget.validate().map_err(PlanError::Budget)?;
     let stages = 0..budget.parallel.pp;
     let requests: Vec<Inputs<'_>> = stages.map(|stage| Inputs { budget: &budget, stage, ..*request }).collect();
-    let held: Vec<Held<'_>> = requests.iter().map(Inputs::held).collect::<Result<_, _>>()?;
+    let held: Vec<RankResources<'_>> = requests.iter().map(Inputs::held).collect::<Result<_, _>>()?;
     let stages: Vec<Stage<'_>> =
         requests.iter().zip(&held).map(|(request, held)| Stage::of(request, held)).collect::<Result<_, _>>()?;
 
@@ -76,7 +76,7 @@ fn hash(parallel: Parallel, agreement: Agreement, stages: &[CachePlan]) -> Strin
 /// One pipeline stage before its pools have sizes.
 struct Stage<'a> {
     request: &'a Inputs<'a>,
-    held: &'a Held<'a>,
+    held: &'a RankResources<'a>,
     groups: Vec<Group<'a>>,
     pools: Vec<Pool>,
     demands: Vec<Demand>,
@@ -85,7 +85,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn of(request: &'a Inputs<'a>, held: &'a Held<'a>) -> Result<Self, PlanError> {
+    fn of(request: &'a Inputs<'a>, held: &'a RankResources<'a>) -> Result<Self, PlanError> {
         let budget = request.budget;
         let max_seq_len = budget.max_seq_len_for(request.model);
         let load = load(budget, max_seq_len)?;
@@ -358,7 +358,12 @@ fn set_sizes(pools: &mut [Pool], demands: &[Demand], load: &Load, agreed: Agreem
     Ok(())
 }
 
-fn planned_resources(held: &Held<'_>, groups: &[Group<'_>], pools: &[Pool], load: &Load) -> Vec<PlannedResource> {
+fn planned_resources(
+    held: &RankResources<'_>,
+    groups: &[Group<'_>],
+    pools: &[Pool],
+    load: &Load,
+) -> Vec<PlannedResource> {
     let place: HashMap<&str, usize> = groups
         .iter()
         .enumerate()

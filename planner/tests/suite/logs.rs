@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::logs::{Drift, EngineLog, Fact, LogCheck, LogError, Logged};
 use cacheplan_planner::plan::Certainty;
-use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Engine, EngineSpec, Measured, PlanRequest};
+use cacheplan_planner::{Budget, CachePlan, DeviceInfo, Engine, EngineSpec, MeasuredLedger, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -329,9 +329,9 @@ fn another_model_is_drift_that_nothing_explains() {
 
 #[test]
 fn a_log_turns_into_lines_that_the_next_plan_has() {
-    let measured = Measured::from_log(&log("vllm-0.19.0-qwen3.5-9b"), "start.log").unwrap();
+    let measured = MeasuredLedger::from_log(&log("vllm-0.19.0-qwen3.5-9b"), "start.log").unwrap();
     let text = measured.to_toml();
-    assert_eq!(Measured::from_toml(&text, "measured.toml").unwrap(), measured);
+    assert_eq!(MeasuredLedger::from_toml(&text, "measured.toml").unwrap(), measured);
     let file = format!("{}/../tests/fixtures/configs/Qwen__Qwen3.5-9B.json", env!("CARGO_MANIFEST_DIR"));
     let mut model = Model::read(std::path::Path::new(&file), &ReadOptions::default()).unwrap();
     let budget =
@@ -379,7 +379,7 @@ fn llama_cpp_says_of_deepseek_v4_what_is_predicted() {
 
 #[test]
 fn context_is_what_is_resident_beside_the_weights() {
-    let measured = Measured::from_log(&log("vllm-0.3x-llama-3.1-8b"), "start.log").unwrap();
+    let measured = MeasuredLedger::from_log(&log("vllm-0.3x-llama-3.1-8b"), "start.log").unwrap();
     let context = measured.lines.context.unwrap();
     assert!((context.bytes as f64 - 0.26 * GIB).abs() < 10.0, "{context:?}");
     assert!((context.within as f64 - 0.01 * GIB).abs() < 10.0, "{context:?}");
@@ -387,7 +387,7 @@ fn context_is_what_is_resident_beside_the_weights() {
 
 #[test]
 fn a_log_of_caches_alone_has_nothing_to_calibrate() {
-    let error = Measured::from_log(&log("tensorrt-llm-llama-3.1-8b-fp8"), "start.log").unwrap_err();
+    let error = MeasuredLedger::from_log(&log("tensorrt-llm-llama-3.1-8b-fp8"), "start.log").unwrap_err();
     assert!(error.to_string().contains("nothing to calibrate"), "{error}");
 }
 
@@ -467,8 +467,8 @@ proptest! {
                 prop_assert!(table.chars().all(|char| char == '\n' || !char.is_control()), "{table:?}");
             }
             // A size beyond what TOML can hold is written, but not read.
-            if let Ok(measured) = Measured::from_log(&log, "start.log")
-                && let Ok(read) = Measured::from_toml(&measured.to_toml(), "")
+            if let Ok(measured) = MeasuredLedger::from_log(&log, "start.log")
+                && let Ok(read) = MeasuredLedger::from_toml(&measured.to_toml(), "")
             {
                 prop_assert_eq!(read, measured);
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary, run};
 use crate::layout::{Layout, MAX_RANK, count};
 use crate::nest::{Nest, gathered};
-use crate::tensor::{Data, Element, Operand, Place, Slice, Value};
+use crate::tensor::{Data, Element, Operand, Slice, Source, Value};
 
 /// Numbers of one tensor: 4 GiB of them.
 const MAX_LEN: usize = 1 << 30;
@@ -17,7 +17,7 @@ pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// A kernel with its operands, and what it makes.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct KernelCall {
     /// The node that it is a part of.
     pub(crate) node: usize,
     pub(crate) kernel: Kernel,
@@ -37,7 +37,7 @@ pub(crate) struct Buffer {
 pub(crate) struct Builder {
     /// The node that is being looked at.
     pub(crate) node: usize,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<KernelCall>,
     pub(crate) buffers: Vec<Buffer>,
     /// How much may still be computed at once.
     allowance: usize,
@@ -67,7 +67,7 @@ pub(crate) fn axis(found: i64, rank: usize) -> Result<usize> {
 }
 
 fn operand(value: &Value) -> Option<Operand<'_>> {
-    let Place::Constant(data) = &value.place else { return None };
+    let Source::Constant(data) = &value.place else { return None };
     Some(Operand { data: data.slice(), layout: &value.layout })
 }
 
@@ -124,9 +124,9 @@ impl Builder {
         let first = self.buffers.len();
         self.buffers.extend(outputs.iter().zip(&sizes).map(|((element, _), &len)| Buffer { element: *element, len }));
         let places = (first..self.buffers.len()).collect();
-        self.steps.push(Step { node: self.node, kernel, inputs, outputs: places });
+        self.steps.push(KernelCall { node: self.node, kernel, inputs, outputs: places });
         let values = outputs.into_iter().enumerate().map(|(n, (element, shape))| Value {
-            place: Place::Buffer(first + n),
+            place: Source::Buffer(first + n),
             element,
             layout: Layout::contiguous(shape),
         });
@@ -368,7 +368,7 @@ impl Builder {
     /// A tensor of one number everywhere, which takes no room.
     pub(crate) fn filled(number: Data, shape: &[usize]) -> Result<Value> {
         let element = number.element();
-        let one = Value { place: Place::Constant(Arc::new(number)), element, layout: Layout::contiguous(Vec::new()) };
+        let one = Value { place: Source::Constant(Arc::new(number)), element, layout: Layout::contiguous(Vec::new()) };
         Self::expand(&one, shape)
     }
 }

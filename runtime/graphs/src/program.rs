@@ -1,12 +1,12 @@
 //! A graph for inputs of one shape: its steps, and the buffers that they share.
 
-use crate::builder::{Buffer, Builder, Step};
+use crate::builder::{Buffer, Builder, KernelCall};
 use crate::error::GraphError;
 use crate::graph::{Graph, Port};
 use crate::kernels::run;
 use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Operand, Place, Slice, Value, View};
+use crate::tensor::{Data, Operand, Slice, Source, Value, View};
 
 /// What a run is given for one input.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Input<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Program {
-    steps: Vec<Step>,
+    steps: Vec<KernelCall>,
     /// The memory of each buffer: buffers that are not needed at the same time share one.
     memory_of: Vec<usize>,
     lens: Vec<usize>,
@@ -38,7 +38,7 @@ impl Program {
         let mut values = graph.constants.clone();
         for (number, (port, shape)) in graph.inputs.iter().zip(shapes).enumerate() {
             let layout = Layout::contiguous(shape.clone());
-            values[graph.given[number]] = Some(Value { place: Place::Input(number), element: port.element, layout });
+            values[graph.given[number]] = Some(Value { place: Source::Input(number), element: port.element, layout });
         }
         let mut builder = Builder::new(usize::MAX);
         for (number, node) in graph.nodes.iter().enumerate() {
@@ -126,11 +126,11 @@ impl Program {
         Ok(())
     }
 
-    fn data<'a>(&'a self, place: &'a Place, inputs: &[Input<'a>], memory: &'a Memory) -> Slice<'a> {
+    fn data<'a>(&'a self, place: &'a Source, inputs: &[Input<'a>], memory: &'a Memory) -> Slice<'a> {
         match place {
-            Place::Constant(data) => data.slice(),
-            Place::Input(number) => inputs[*number].data,
-            Place::Buffer(buffer) => memory.0[self.memory_of[*buffer]].slice(),
+            Source::Constant(data) => data.slice(),
+            Source::Input(number) => inputs[*number].data,
+            Source::Buffer(buffer) => memory.0[self.memory_of[*buffer]].slice(),
         }
     }
 
@@ -142,7 +142,7 @@ impl Program {
 
 fn buffer_of(value: &Value) -> Option<&usize> {
     match &value.place {
-        Place::Buffer(buffer) => Some(buffer),
+        Source::Buffer(buffer) => Some(buffer),
         _ => None,
     }
 }

@@ -33,13 +33,13 @@ pub enum Slice<'a> {
 /// A tensor of a program: where its numbers are, and how they lie there.
 #[derive(Clone, Debug)]
 pub(crate) struct Value {
-    pub(crate) place: Place,
+    pub(crate) place: Source,
     pub(crate) element: Element,
     pub(crate) layout: Layout,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Source {
     Constant(Arc<Data>),
     /// The graph's input of that number.
     Input(usize),
@@ -127,7 +127,7 @@ impl Slice<'_> {
 impl Value {
     pub(crate) fn constant(data: Data, shape: Vec<usize>) -> Self {
         let element = data.element();
-        Self { place: Place::Constant(Arc::new(data)), element, layout: Layout::contiguous(shape) }
+        Self { place: Source::Constant(Arc::new(data)), element, layout: Layout::contiguous(shape) }
     }
 
     pub(crate) fn shape(&self) -> &[usize] {

@@ -21,7 +21,7 @@ use candle_core::{Device, Tensor};
 
 use self::bucket::{Call, calls};
 pub use self::export::GraphExport;
-use self::state::{Held, Pools};
+use self::state::{Pools, StateInput};
 pub(crate) use self::write::{Attending, Writer, int, refuse};
 use crate::cache_use::CacheUse;
 use crate::decoder::TextModel;
@@ -245,7 +245,7 @@ impl Exported {
         let columns = self.max_seq_len.unwrap_or((past + size) as u64) as usize;
         let mask: Vec<i64> = (0..columns).map(|at| i64::from(at < past + count)).collect();
         let lengths = [count as i64];
-        let held: Vec<Held<'_>> =
+        let held: Vec<StateInput<'_>> =
             self.states.iter().map(|state| pools.held(state, call)).collect::<Result<_, RuntimeError>>()?;
         let new = {
             let mut inputs = Vec::with_capacity(graph.inputs.len());

@@ -23,14 +23,14 @@ pub(super) struct Pools<'a> {
 }
 
 /// What a graph is given for a state.
-pub(super) enum Held<'a> {
+pub(super) enum StateInput<'a> {
     /// Where it lies in its pool.
     Lent(Box<dyn Deref<Target = Storage> + 'a>, Range<usize>),
     /// Put together for this call.
     Gathered(Vec<f32>, Vec<usize>),
 }
 
-impl Held<'_> {
+impl StateInput<'_> {
     pub(super) fn floats(&self) -> Result<&[f32], RuntimeError> {
         match self {
             Self::Gathered(values, _) => Ok(values),
@@ -83,14 +83,14 @@ pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count
 
 impl<'a> Pools<'a> {
     /// What the pools hold of a state.
-    pub(super) fn held(&self, state: &StateBinding, call: Call) -> Result<Held<'a>, RuntimeError> {
+    pub(super) fn held(&self, state: &StateBinding, call: Call) -> Result<StateInput<'a>, RuntimeError> {
         match state.part {
             StatePart::Keys => self.gathered(state.layer, 0, call),
             StatePart::Values => self.gathered(state.layer, 1, call),
             StatePart::Convolution => self.convolution(state.layer, call),
             part => {
                 let (layer, range) = self.row(state, part, call)?;
-                Ok(Held::Lent(Box::new(layer.pool.storage_and_layout().0), range))
+                Ok(StateInput::Lent(Box::new(layer.pool.storage_and_layout().0), range))
             }
         }
     }
@@ -122,7 +122,7 @@ impl<'a> Pools<'a> {
     }
 
     /// Keys or values of the tokens so far, `[1, heads, past, head_dim]`.
-    fn gathered(&self, layer: u32, kv: usize, call: Call) -> Result<Held<'a>, RuntimeError> {
+    fn gathered(&self, layer: u32, kv: usize, call: Call) -> Result<StateInput<'a>, RuntimeError> {
         let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
         let step = &self.metadata.pools[paged];
         let table = &step.block_tables[call.sequence * step.max_blocks..][..step.max_blocks];
@@ -137,12 +137,12 @@ impl<'a> Pools<'a> {
                 values.extend_from_slice(&stored[at..at + head_dim]);
             }
         }
-        Ok(Held::Gathered(values, vec![1, heads, call.past, head_dim]))
+        Ok(StateInput::Gathered(values, vec![1, heads, call.past, head_dim]))
     }
 
     /// The last inputs of a convolution, `[1, channels, columns]`. Graphs may keep a column more than the pool does, which
     /// carries nothing.
-    fn convolution(&self, layer: u32, call: Call) -> Result<Held<'a>, RuntimeError> {
+    fn convolution(&self, layer: u32, call: Call) -> Result<StateInput<'a>, RuntimeError> {
         let (state, start) = self.state(layer, &Kind::CausalConv, call)?;
         let guard = state.pool.storage_and_layout().0;
         let stored = &floats(&guard)?[start..start + state.view.elems()];
@@ -152,7 +152,7 @@ impl<'a> Pools<'a> {
         for (column, row) in stored.chunks_exact(channels).enumerate() {
             row.iter().enumerate().for_each(|(channel, value)| values[channel * columns + column + 1] = *value);
         }
-        Ok(Held::Gathered(values, vec![1, channels, columns]))
+        Ok(StateInput::Gathered(values, vec![1, channels, columns]))
     }
 
     /// Writes what is new of all states.

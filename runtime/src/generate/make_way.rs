@@ -7,7 +7,7 @@ use cacheplan_managers::prefix::{Key, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, Lack, ManagerError};
 
 use super::{Generator, Job, Offloaded, Part, Running, Serving};
-use crate::costs::Way;
+use crate::costs::ResumeBy;
 use crate::error::RuntimeError;
 
 impl Generator<'_, '_> {
@@ -61,8 +61,8 @@ impl Generator<'_, '_> {
     fn preempt_youngest(&mut self) -> Result<(), RuntimeError> {
         if let Some(running) = self.running.pop() {
             let mut job = match self.cheaper(&running)? {
-                Way::Host => self.offload(running)?,
-                Way::Recompute => self.vacate(running)?,
+                ResumeBy::Host => self.offload(running)?,
+                ResumeBy::Recompute => self.vacate(running)?,
             };
             job.preemptions += 1;
             let offloaded = job.offloaded.is_some();
@@ -73,10 +73,10 @@ impl Generator<'_, '_> {
     }
 
     /// How a job would come back sooner, as far as its plan has a choice.
-    fn cheaper(&self, running: &Running) -> Result<Way, RuntimeError> {
+    fn cheaper(&self, running: &Running) -> Result<ResumeBy, RuntimeError> {
         let Serving { caches, prefixes, .. } = &self.serving;
         if caches.book().layout().host_bytes.is_none() || running.computed == 0 {
-            return Ok(Way::Recompute);
+            return Ok(ResumeBy::Recompute);
         }
         let tokens = Key { namespace: &self.namespace, tokens: &running.job.tokens[..running.computed] };
         let cached = prefixes.as_ref().map_or(0, |prefixes| prefixes.tree().match_prefix(tokens).hit);

@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, decoder};
+use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -34,7 +34,8 @@ pub(super) struct Config {
 /// Builds a Bamba decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
-    let frame = Frame { norm: "final_layernorm", ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame =
+        TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
     decoder(model, weights, frame, |layer| {
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. })] = layer.blocks else {
             return Err(layer.refuse("attention or mamba2, and a gated feed-forward block without experts"));

@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -45,8 +45,8 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         norm: "shared_head.norm",
         goes_on_normed: false,
     };
-    let frame = Frame::new(config.rms_norm_eps, config.tie_word_embeddings);
-    decoder(model, weights, Frame { prediction: Some(names), ..frame }, |layer| {
+    let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
+    decoder(model, weights, TensorNames { prediction: Some(names), ..frame }, |layer| {
         let [BlockSpec::Mla(dims), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
             layer.blocks
         else {

@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -56,11 +56,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     };
     let rules = config.mamba.rules(config.hidden_act, config.rms_norm_eps, gate);
     let rules = Mamba2Rules { out_bias: config.projectors_bias, ..rules };
-    let frame = Frame {
+    let frame = TensorNames {
         norm: "final_layernorm",
         embedding_scale: config.embedding_multiplier,
         logit_scale: config.lm_head_multiplier,
-        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
     };
     decoder(model, weights, frame, |layer| {
         let [

@@ -9,7 +9,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, decoder};
+use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -42,11 +42,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let (found, known) = (cap.to_string(), "null only");
         return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
     }
-    let frame = Frame {
+    let frame = TensorNames {
         load_norm: RmsNorm::load_from_one,
         embedding_scale: model.hidden_size.map_or(1.0, |hidden| (size(hidden) as f64).sqrt()),
         logit_softcap: config.final_logit_softcapping,
-        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
     };
     decoder(model, weights, frame, |layer| {
         let [

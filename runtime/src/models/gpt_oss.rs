@@ -8,7 +8,7 @@ use cacheplan_transforms::{
 use candle_core::Tensor;
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -47,7 +47,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         return Err(ConfigError::Missing { key: "rope_parameters" }.into());
     }
     let rope = config.rope.with_default_theta(150_000.0);
-    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
         let [
             BlockSpec::Attention(attention),
             BlockSpec::FeedForward(sizes @ FeedForward { experts: 1.., shared_size: 0, latent_size: None, .. }),

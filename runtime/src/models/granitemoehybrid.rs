@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -45,10 +45,10 @@ pub(super) struct Config {
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
     let rotated = config.rotated || config.position_embedding_type.as_deref() == Some("rope");
-    let frame = Frame {
+    let frame = TensorNames {
         embedding_scale: config.embedding_multiplier,
         logit_scale: 1.0 / config.logits_scaling,
-        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
     };
     decoder(model, weights, frame, |layer| {
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks

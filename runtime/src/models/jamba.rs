@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -30,7 +30,8 @@ pub(super) struct Config {
 
 /// Builds a Jamba decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let frame = Frame { norm: "final_layernorm", ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame =
+        TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
     let biases = [config.mamba_conv_bias, config.mamba_proj_bias];
     decoder(model, weights, frame, |layer| {
         let known = "attention or mamba1, and a gated feed-forward block without shared experts";

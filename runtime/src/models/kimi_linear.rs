@@ -8,7 +8,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -40,7 +40,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let (found, known) = ("false".to_owned(), "true only");
         return Err(ConfigError::Unsupported { key: "mla_use_nope", found, known }.into());
     }
-    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
         let known = "mla, or delta attention with a decay per channel, and a gated feed-forward block";
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks
         else {

@@ -21,7 +21,7 @@ pub(crate) type LoadNorm = fn(&Scope<'_>, usize, f64) -> Result<RmsNorm, Runtime
 
 /// What stands around the layers, and what it is called.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct TensorNames {
     /// What the names of all tensors but the head's begin with.
     pub(crate) root: &'static str,
     pub(crate) embedding: &'static str,
@@ -43,7 +43,7 @@ pub(crate) struct Frame {
     pub(crate) prediction: Option<PredictionNames>,
 }
 
-impl Frame {
+impl TensorNames {
     /// The names that most models have.
     pub(crate) fn new(eps: f64, tied: bool) -> Self {
         Self {
@@ -80,7 +80,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) hidden: usize,
     /// Its weights.
     pub(crate) weights: Scope<'a>,
-    frame: Frame,
+    frame: TensorNames,
     spec: &'a LayerSpec,
     decoder: &'a str,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Layer<'a> {
 pub(crate) fn decoder<'a>(
     model: &'a Model,
     weights: &'a Weights,
-    frame: Frame,
+    frame: TensorNames,
     mut blocks_of: impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
 ) -> Result<Decoder, RuntimeError> {
     let hidden = size(model.hidden_size.ok_or(ConfigError::Missing { key: "hidden_size" })?);
@@ -118,7 +118,7 @@ pub(crate) fn decoder<'a>(
 fn prediction<'a>(
     model: &'a Model,
     weights: &'a Weights,
-    frame: Frame,
+    frame: TensorNames,
     names: PredictionNames,
     hidden: usize,
     blocks_of: &mut impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,

@@ -8,7 +8,7 @@ use candle_core::DType;
 use serde::Deserialize;
 
 use super::experts::Experts;
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -16,7 +16,7 @@ use crate::layers::{Activation, Attention, Mixer, Mlp, MlpShape, Moe, RopeConfig
 use crate::weights::Weights;
 
 /// What sets one of the family apart.
-pub(super) struct Relative {
+pub(super) struct LlamaVariant {
     /// Whether the projections to queries, keys and values have biases, and whether the one back has.
     biases: fn(&Config) -> [bool; 2],
     /// Whether each head of queries and keys is normalised.
@@ -29,19 +29,19 @@ pub(super) struct Relative {
 
 type LoadFeedForward = fn(&Config, &Layer<'_>, &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError>;
 
-pub(super) const LLAMA: Relative = Relative {
+pub(super) const LLAMA: LlamaVariant = LlamaVariant {
     biases: |config| [config.attention_bias; 2],
     head_norms: false,
     rope_theta: 10_000.0,
     // GGUF files call Mixtral a Llama too.
     feed_forward: Config::mlp_or_experts,
 };
-pub(super) const MISTRAL: Relative = Relative { biases: |_| [false; 2], feed_forward: Config::mlp, ..LLAMA };
-pub(super) const MIXTRAL: Relative =
-    Relative { rope_theta: 1_000_000.0, feed_forward: Config::mixtral_experts, ..MISTRAL };
-pub(super) const QWEN2: Relative = Relative { biases: |_| [true, false], feed_forward: Config::mlp, ..LLAMA };
-pub(super) const QWEN3: Relative = Relative { head_norms: true, feed_forward: Config::mlp, ..LLAMA };
-pub(super) const QWEN3_MOE: Relative = Relative { feed_forward: Config::mlp_or_experts, ..QWEN3 };
+pub(super) const MISTRAL: LlamaVariant = LlamaVariant { biases: |_| [false; 2], feed_forward: Config::mlp, ..LLAMA };
+pub(super) const MIXTRAL: LlamaVariant =
+    LlamaVariant { rope_theta: 1_000_000.0, feed_forward: Config::mixtral_experts, ..MISTRAL };
+pub(super) const QWEN2: LlamaVariant = LlamaVariant { biases: |_| [true, false], feed_forward: Config::mlp, ..LLAMA };
+pub(super) const QWEN3: LlamaVariant = LlamaVariant { head_norms: true, feed_forward: Config::mlp, ..LLAMA };
+pub(super) const QWEN3_MOE: LlamaVariant = LlamaVariant { feed_forward: Config::mlp_or_experts, ..QWEN3 };
 
 /// The keys of a `config.json` of this family that its decoder reads.
 #[derive(Debug, Deserialize)]
@@ -62,14 +62,14 @@ pub(super) struct Config {
 
 /// Builds a decoder of this family.
 pub(super) fn load(
-    relative: &Relative,
+    relative: &LlamaVariant,
     config: &Config,
     model: &Model,
     weights: &Weights,
 ) -> Result<Decoder, RuntimeError> {
     let [bias, output_bias] = (relative.biases)(config);
     let rope = config.rope.with_default_theta(relative.rope_theta).with_divisors(divisors(model, weights)?);
-    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
         let [
             BlockSpec::Attention(attention),
             BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, shared_size: 0, latent_size: None, .. }),

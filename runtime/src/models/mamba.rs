@@ -3,7 +3,7 @@
 use cacheplan_transforms::{Model, layers::BlockSpec};
 use serde::Deserialize;
 
-use super::layer::{Frame, decoder};
+use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -26,7 +26,7 @@ pub(super) struct Config {
 
 /// Builds a Mamba decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let frame = Frame::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
+    let frame = TensorNames::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
     decoder(model, weights, frame, |layer| {
         let [BlockSpec::Mamba1(dims)] = layer.blocks else { return Err(layer.refuse("one mamba1")) };
         let biases = [config.use_conv_bias, config.use_bias];

@@ -5,7 +5,7 @@ use cacheplan_transforms::{Model, layers::BlockSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::layer::{Frame, decoder};
+use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -38,7 +38,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         gate: GateOrder::GateThenNorm,
         dt_limit: dt_limit(config.time_step_limit.as_ref()),
     };
-    let frame = Frame::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
+    let frame = TensorNames::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
     decoder(model, weights, frame, |layer| {
         let [BlockSpec::Mamba2(dims)] = layer.blocks else { return Err(layer.refuse("one mamba2")) };
         Ok(vec![Block::new(layer.norm("norm")?, layer.mamba2("mixer", dims, rules)?)])

@@ -8,7 +8,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, decoder};
+use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -39,7 +39,7 @@ pub(super) struct Config {
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     let rope = config.rope.with_default_theta(1_000_000.0);
     let layers = model.layers.len() as u32;
-    decoder(model, weights, Frame::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
         let known = "attention, or linear attention with fixed decays, without a convolution, and experts";
         let [
             mixer,

@@ -25,7 +25,7 @@ use cacheplan_transforms::Model;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-pub(crate) use self::layer::{Frame, Layer, decoder};
+pub(crate) use self::layer::{Layer, TensorNames, decoder};
 
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -144,7 +144,7 @@ fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigEr
 }
 
 /// What is true where a config does not say.
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -7,7 +7,7 @@ use cacheplan_transforms::{
 };
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -60,7 +60,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         gate: GateOrder::GateThenNorm,
         dt_limit: (config.time_step_min, f32::INFINITY),
     };
-    decoder(model, weights, Frame::backbone(eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, TensorNames::backbone(eps, config.tie_word_embeddings), |layer| {
         let (norm, mixer) = (layer.norm("norm")?, layer.enter("mixer"));
         let block = match layer.blocks {
             [BlockSpec::Mamba2(dims)] => Block::new(norm, layer.mamba2("mixer", dims, rules)?),

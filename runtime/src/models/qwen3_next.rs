@@ -8,7 +8,7 @@ use cacheplan_transforms::{
 use serde::Deserialize;
 
 use super::experts::Experts;
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -63,10 +63,10 @@ fn build(
         norm: "norm",
         goes_on_normed: true,
     };
-    let frame = Frame {
+    let frame = TensorNames {
         load_norm: RmsNorm::load_from_one,
         prediction: Some(names),
-        ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
     };
     let rope = config.rope.with_default_share(0.25);
     decoder(model, weights, frame, |layer| {

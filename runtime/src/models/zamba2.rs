@@ -9,7 +9,7 @@ use cacheplan_transforms::{
 use candle_core::Tensor;
 use serde::Deserialize;
 
-use super::layer::{Frame, Layer, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::cache_use::CacheUse;
 use crate::decoder::Decoder;
@@ -95,7 +95,8 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let (found, known) = ("0".to_owned(), "1 and more");
         return Err(ConfigError::Unsupported { key: "num_mem_blocks", found, known }.into());
     }
-    let frame = Frame { norm: "final_layernorm", ..Frame::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame =
+        TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
     let mut shared = Vec::new();
     let mut hybrids = 0;
     decoder(model, weights, frame, |layer| {

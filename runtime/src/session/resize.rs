@@ -1,7 +1,7 @@
 //! A session measured, and its pools resized to what was measured.
 
 use cacheplan_managers::CountingAllocator;
-use cacheplan_planner::{ForwardProfile, Measured};
+use cacheplan_planner::{ForwardProfile, MeasuredLedger};
 
 use super::Session;
 use crate::decoder::Decoder;
@@ -40,9 +40,9 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn measured(&self, profile: &MemoryProfile) -> Result<Measured, RuntimeError> {
+    pub fn measured(&self, profile: &MemoryProfile) -> Result<MeasuredLedger, RuntimeError> {
         let weights = self.resident_without_caches(profile)?;
-        Ok(Measured::of_forward(weights, profile.forward_bytes, profile.tokens, profile.sequences))
+        Ok(MeasuredLedger::of_forward(weights, profile.forward_bytes, profile.tokens, profile.sequences))
     }
 
     /// Gives up the pools and allocates those that suit a measurement.

@@ -2,7 +2,7 @@
 
 /// Where a GGUF file has a tensor.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct GgufTensor {
     /// The names that it may have, the first that is there counts.
     pub(super) names: Vec<String>,
     /// Which of the experts that lie in one tensor.
@@ -110,8 +110,8 @@ const BARE: &[(&str, &str, Undo)] = &[
 const MIXERS: [&str; 3] = ["mixer", "mamba", "linear_attn"];
 
 /// Where a file of `architecture` has the tensor that checkpoints call `name`; `None` for what no file has.
-pub(super) fn place(architecture: &str, name: &str) -> Option<Place> {
-    let found = |names: Vec<String>, expert, undo| Some(Place { names, expert, undo });
+pub(super) fn place(architecture: &str, name: &str) -> Option<GgufTensor> {
+    let found = |names: Vec<String>, expert, undo| Some(GgufTensor { names, expert, undo });
     let name = name.strip_prefix("model.").or_else(|| name.strip_prefix("backbone.")).unwrap_or(name);
     let Some(inside) = name.strip_prefix("layers.") else {
         if matches!(name, "lm_head.weight" | "rope_freqs.weight") {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use self::request::{Bad, LONGEST_BODY, Request};
-use crate::{Asset, Desk, Opener, Place};
+use crate::{Asset, DiskModel, OpenModels, Opener};
 
 /// Connections at a time; a browser opens six.
 const MOST_CONNECTIONS: usize = 32;
@@ -34,7 +34,7 @@ const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\nX-Content
     Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n";
 
-/// The page of a desk that reads this machine's disk.
+/// Serves the page, and answers with models of this machine's disk.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -43,7 +43,7 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Answering {
-    desk: Desk,
+    models: OpenModels,
     port: u16,
     token: String,
     connections: AtomicUsize,
@@ -56,15 +56,15 @@ impl Server {
     ///
     /// # Errors
     /// A port that is taken, or a system without random numbers.
-    pub fn open(port: u16, places: Vec<Place>, opener: Opener) -> io::Result<Self> {
+    pub fn open(port: u16, places: Vec<DiskModel>, opener: Opener) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let port = listener.local_addr()?.port();
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let token = random.iter().map(|byte| format!("{byte:02x}")).collect();
         let (connections, bodies) = Default::default();
-        let desk = Desk::with_disk(places, opener);
-        Ok(Self { listener, answering: Arc::new(Answering { desk, port, token, connections, bodies }) })
+        let models = OpenModels::with_disk(places, opener);
+        Ok(Self { listener, answering: Arc::new(Answering { models, port, token, connections, bodies }) })
     }
 
     /// Where the page is, with the token without which nothing is answered.
@@ -202,7 +202,7 @@ impl Answering {
 
     fn ask(&self, request: &Request, stream: &mut impl Read) -> Response {
         match request.body(stream) {
-            Ok(question) => ("200 OK", "application/json", self.desk.answer(&question).into_bytes()),
+            Ok(question) => ("200 OK", "application/json", self.models.answer(&question).into_bytes()),
             Err(Bad::Request(why)) => refused("413 Content Too Large", why),
             Err(Bad::Gone) => refused("400 Bad Request", "the question is shorter than it says, or took too long"),
         }

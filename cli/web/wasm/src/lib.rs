@@ -5,12 +5,12 @@
 
 use std::cell::RefCell;
 
-use cacheplan_web::Desk;
+use cacheplan_web::OpenModels;
 
 /// What lasts from one call to the next. A module has one thread.
 #[derive(Default)]
 struct Page {
-    desk: Desk,
+    models: OpenModels,
     question: Vec<u8>,
     answer: String,
 }
@@ -34,7 +34,7 @@ pub extern "C" fn room(length: usize) -> *mut u8 {
 pub extern "C" fn answer() -> *const u8 {
     PAGE.with_borrow_mut(|page| {
         let question = std::mem::take(&mut page.question);
-        page.answer = page.desk.answer(&question);
+        page.answer = page.models.answer(&question);
         page.answer.as_ptr()
     })
 }

@@ -45,7 +45,7 @@ pub(super) struct Description {
     #[serde(default = "default_hidden_size")]
     pub(super) more: String,
     /// Whether the blocks describe all weights, so that their sum estimates the model's size.
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     pub(super) weights: bool,
     /// Blocks whose dimensions differ from the usual keys.
     #[serde(default)]
@@ -122,7 +122,7 @@ fn default_layers() -> String {
     "num_hidden_layers ?? n_layer ?? len(layer_types) ?? len(layers_block_type)".to_owned()
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -1,13 +1,13 @@
 //! How llama.cpp words its start, with caches by name since 2025 and `KV self size` before.
 
+use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Sum, SumOnDevice};
 use crate::logs::wording::Wording;
-use crate::logs::words::Words;
 
 const KV: Option<Fact> = Some(Fact::KvBytes);
 
-pub(crate) static WORDS: Words = Words {
+pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["build: ", "build_info: b", "build = "],
     lines: &[
         Wording { text: " n_ctx = {}", facts: &[Some(Fact::Tokens)], fold: First },
@@ -44,5 +44,5 @@ pub(crate) static WORDS: Words = Words {
     complete: &[Fact::KvBytes, Fact::KvBuffers, Fact::SsmBytes],
     example: "llama_kv_cache: size = 256.00 MiB (8192 cells, 8 layers, 1/1 seqs), K (f16): 128.00 MiB, V (f16): 128.00 MiB",
     divides_cells: true,
-    ..Words::OF_NONE
+    ..LogDialect::OF_NONE
 };

@@ -1,15 +1,15 @@
 //! How SGLang words its start: 0.4.6 to 0.5.23. It does not log its version.
 
+use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Last, Sum};
 use crate::logs::wording::Wording;
-use crate::logs::words::Words;
 
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const WINDOW: Option<Fact> = Some(Fact::WindowTokens);
 const KV: Option<Fact> = Some(Fact::KvBytes);
 
-pub(crate) static WORDS: Words = Words {
+pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["server_args=ServerArgs(", "server_args={"],
     lines: &[
         Wording { text: " context_length={},", facts: &[Some(Fact::MaxSeqLen)], fold: First },
@@ -46,5 +46,5 @@ pub(crate) static WORDS: Words = Words {
     complete: &[Fact::Tokens],
     example: "KV Cache is allocated. #tokens: 1557504, K size: 2.23 GB, V size: 2.23 GB",
     slots_are_told: true,
-    ..Words::OF_NONE
+    ..LogDialect::OF_NONE
 };

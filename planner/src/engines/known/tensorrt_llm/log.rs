@@ -1,9 +1,9 @@
 //! How TensorRT-LLM words its start: 0.8 to 1.3, built engines and the PyTorch backend.
 
+use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{Last, Sum};
 use crate::logs::wording::Wording;
-use crate::logs::words::Words;
 
 const BLOCK: Option<Fact> = Some(Fact::TokensPerBlock);
 const PAGES: Option<Fact> = Some(Fact::BlocksPerSequence);
@@ -13,7 +13,7 @@ const BATCH: Option<Fact> = Some(Fact::MaxBatchSize);
 const STEP: Option<Fact> = Some(Fact::MaxNumTokens);
 const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
 
-pub(crate) static WORDS: Words = Words {
+pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["TensorRT-LLM version: ", "TensorRT LLM version: "],
     lines: &[
         Wording { text: "Number of tokens per block: {}", facts: &[BLOCK], fold: Last },
@@ -56,5 +56,5 @@ pub(crate) static WORDS: Words = Words {
     complete: &[Fact::Tokens],
     example: "[MemUsageChange] Allocated 16.05 GiB for max tokens in paged KV cache (263008)",
     leaves_out_states: true,
-    ..Words::OF_NONE
+    ..LogDialect::OF_NONE
 };

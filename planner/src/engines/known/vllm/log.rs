@@ -1,9 +1,9 @@
 //! How vLLM words its start: 0.6 (its first engine) to 0.33.
 
+use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::wording::Fold::{First, Least};
 use crate::logs::wording::Wording;
-use crate::logs::words::Words;
 
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const CONCURRENCY: Option<Fact> = Some(Fact::Concurrency);
@@ -20,7 +20,7 @@ const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
 const CONTEXT: Option<Fact> = Some(Fact::Context);
 const GRAPHS: Option<Fact> = Some(Fact::Graphs);
 
-pub(crate) static WORDS: Words = Words {
+pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["LLM engine (v", "vLLM API server version "],
     lines: &[
         Wording { text: "'max_model_len': {}", facts: &[LENGTH], fold: First },
@@ -69,5 +69,5 @@ pub(crate) static WORDS: Words = Words {
     complete: &[Fact::Tokens, Fact::NumBlocks],
     example: "GPU KV cache size: 165,792 tokens",
     block_follows_states: true,
-    ..Words::OF_NONE
+    ..LogDialect::OF_NONE
 };

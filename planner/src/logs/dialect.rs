@@ -1,10 +1,10 @@
-//! How an engine words its start.
+//! The wording of an engine's start log.
 
 use super::fact::Fact;
 use super::wording::Wording;
 
-/// How one engine words its start, and what it says there of itself.
-pub(crate) struct Words {
+/// The wording of one engine's start log, and what it says there of itself.
+pub(crate) struct LogDialect {
     /// What a process writes first, with its version behind it where it says one.
     pub(crate) starts: &'static [&'static str],
     /// The lines that have a number.
@@ -27,7 +27,7 @@ pub(crate) struct Words {
     pub(crate) divides_cells: bool,
 }
 
-impl Words {
+impl LogDialect {
     /// What holds of an engine unless it says otherwise.
     pub(crate) const OF_NONE: Self = Self {
         starts: &[],

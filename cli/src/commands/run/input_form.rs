@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum InputForm {
     /// Token ids alone.
     Ids,
     /// Text, with or without ids beside it.
@@ -22,12 +22,12 @@ pub(super) enum Way {
     Requests,
 }
 
-use Way::{Chat, Ids, Requests, Text, Turns};
+use InputForm::{Chat, Ids, Requests, Text, Turns};
 
-const ANY: &[Way] = &[Ids, Text, Chat, Turns, Requests];
+const ANY: &[InputForm] = &[Ids, Text, Chat, Turns, Requests];
 
 /// Every flag, by its id, with the ways that consume it, and whether a beam search does.
-const CONSUMED: [(&str, &[Way], bool); 30] = [
+const CONSUMED: [(&str, &[InputForm], bool); 30] = [
     ("model", ANY, true),
     ("assume", ANY, true),
     ("description", ANY, true),
@@ -61,10 +61,10 @@ const CONSUMED: [(&str, &[Way], bool); 30] = [
 ];
 
 /// Flags whose answers go elsewhere in some ways.
-const OUTPUT: [(&str, &[Way], bool); 2] = [("device", ANY, true), ("format", &[Ids, Text, Chat], true)];
+const OUTPUT: [(&str, &[InputForm], bool); 2] = [("device", ANY, true), ("format", &[Ids, Text, Chat], true)];
 
 /// Whether a flag is consumed; `None` for one that nobody has thought of.
-fn is_consumed(flag: &str, way: Way, beams: bool) -> Option<bool> {
+fn is_consumed(flag: &str, way: InputForm, beams: bool) -> Option<bool> {
     if BudgetKey::all().iter().any(|key| key.path == flag) {
         // A beam search guesses nothing.
         return Some(!(beams && flag.starts_with("speculation.")));
@@ -74,7 +74,7 @@ fn is_consumed(flag: &str, way: Way, beams: bool) -> Option<bool> {
     Some(if beams { *with_beams && (ways.is_empty() || ways.contains(&way)) } else { ways.contains(&way) })
 }
 
-impl Way {
+impl InputForm {
     /// How it is asked for.
     fn shown(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl Way {
 /// Refuses flags that what is asked does not consume.
 pub(super) fn refuse_unconsumed(matches: &ArgMatches) -> Result<(), Failure> {
     let stated = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
-    let (way, beams) = (Way::of(matches), stated("beams"));
+    let (way, beams) = (InputForm::of(matches), stated("beams"));
     let unconsumed = |id: &&str| stated(id) && is_consumed(id, way, beams) == Some(false);
     let Some(id) = matches.ids().map(clap::Id::as_str).find(unconsumed) else { return Ok(()) };
     let flag = match BudgetKey::all().iter().find(|key| key.path == id) {
@@ -170,7 +170,7 @@ mod tests {
                     let id = arg.get_id().as_str();
                     let consumed = is_consumed(
                         id,
-                        Way::of(&matches),
+                        InputForm::of(&matches),
                         matches.value_source("beams") == Some(ValueSource::CommandLine),
                     );
                     if beams.is_empty() || ![Turns, Requests].contains(&way) {

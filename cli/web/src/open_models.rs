@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::answers::{self, Refused};
 use crate::budget_text;
-use crate::question::{File, Of, Question};
+use crate::question::{File, PlanQuestion, Question};
 use crate::slices::{missing, sources};
 
 /// Models that are kept; the page opens one again that was dropped.
@@ -18,7 +18,7 @@ const KEPT: usize = 8;
 
 /// Answers the questions of one page. Several may be asked at once.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct OpenModels {
     kept: Mutex<Vec<(u64, ModelCaches)>>,
     next: AtomicU64,
     /// What this machine's disk has; `None` where nothing is read from there.
@@ -28,7 +28,7 @@ pub struct Desk {
 /// Models on this machine's disk.
 #[derive(Debug)]
 struct Disk {
-    places: Vec<Place>,
+    places: Vec<DiskModel>,
     opener: Opener,
 }
 
@@ -38,7 +38,7 @@ pub type Opener = fn(&str) -> Result<Model, (u8, String)>;
 
 /// A model on this machine's disk.
 #[derive(Clone, Debug, Serialize)]
-pub struct Place {
+pub struct DiskModel {
     /// What people call it.
     pub name: String,
     /// Its folder or file.
@@ -47,9 +47,9 @@ pub struct Place {
     pub named: bool,
 }
 
-impl Desk {
-    /// A desk that opens models by their path too, and offers these.
-    pub fn with_disk(places: Vec<Place>, opener: Opener) -> Self {
+impl OpenModels {
+    /// Opens models by their path too, and offers these.
+    pub fn with_disk(places: Vec<DiskModel>, opener: Opener) -> Self {
         Self { disk: Some(Disk { places, opener }), ..Self::default() }
     }
 
@@ -90,7 +90,11 @@ impl Desk {
         }
     }
 
-    fn about(&self, of: &Of, answer: impl FnOnce(&PlanRequest) -> Result<Value, Refused>) -> Result<Value, Refused> {
+    fn about(
+        &self,
+        of: &PlanQuestion,
+        answer: impl FnOnce(&PlanRequest) -> Result<Value, Refused>,
+    ) -> Result<Value, Refused> {
         let draft = of.draft.map(|draft| self.model(draft)).transpose()?;
         answer(&answers::request(self.model(of.model)?, draft, of)?)
     }
