@@ -113,6 +113,8 @@ pub struct Answer {
     pub context: u64,
     /// Sequences at once.
     pub sequences: u64,
+    /// What is asked and yet may not be meant, and what the model's files leave open, one sentence each.
+    pub notes: Vec<String>,
     /// What prices are in; absent without prices.
     pub currency: Option<String>,
     /// All layouts, those first that hold: the cheapest, then the least memory, then the most room; then those that fall
@@ -180,6 +182,7 @@ impl PlanRequest {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             context: question.context,
             sequences: question.sequences,
+            notes: asked.notes(),
             currency,
             fits,
             curves: Vec::new(),

@@ -73,14 +73,12 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
     let model = open(&args.model, &options, |error| unread(&args.model, error))?;
-    let request = PlanRequest::of(model).changed(|budget| budget.max_seq_len = Some(args.context));
-    request.notes().iter().for_each(|said| note(said));
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     let question = FitQuestion {
-        model: Some(quoted(&args.model.to_string_lossy())),
+        model: Some(args.model.to_string_lossy().into_owned()),
         context: args.context,
         sequences: args.sequences,
         devices: args.gpus.clone(),
@@ -89,7 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prices,
         engines: args.engines.clone(),
     };
-    let answer = request.fit(&question).map_err(refused)?;
+    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
+    answer.notes.iter().for_each(|said| note(said));
     match args.format {
         Format::Table => print(&answer.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
@@ -101,12 +100,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(_) => Ok(()),
         None => Err(Failure::new(3, format!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
     }
-}
-
-/// A word of a shell's command line.
-fn quoted(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./@:+,=%".contains(&byte);
-    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// A device and the name it was asked for by, which is that of its price.

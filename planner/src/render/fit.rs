@@ -5,6 +5,7 @@ use cacheplan_handlers::DType;
 use super::columns::{align, wrap};
 use crate::budget::Dtypes;
 use crate::engines::flags::vllm_serve;
+use crate::export::file::quoted;
 use crate::fit::{Answer, Fit};
 use crate::size::ByteSize;
 
@@ -23,13 +24,14 @@ impl Answer {
         match self.best() {
             Some(best) => {
                 text.push_str("\nBEST\n");
+                let model = quoted(&self.model);
                 let price = best.per_million_tokens.zip(self.currency.as_ref());
                 let price = price.map(|(price, currency)| {
                     format!("  {price:.4} {currency} an hour for each million tokens of context held\n")
                 });
                 text.push_str(&format!("  {} x {}\n{}", best.devices, best.device, price.unwrap_or_default()));
-                text.push_str(&command(&format!("cacheplan plan {} {}", self.model, best.plan_flags(self.context))));
-                text.push_str(&command(&format!("vllm serve {} {}", self.model, best.vllm_flags(self.context))));
+                text.push_str(&command(&format!("cacheplan plan {model} {}", best.plan_flags(self.context))));
+                text.push_str(&command(&format!("vllm serve {model} {}", best.vllm_flags(self.context))));
             }
             None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),
         }
@@ -61,18 +63,18 @@ impl Answer {
             let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
             let dtype = |dtype: Option<DType>| dtype.map(|dtype| dtype.to_string()).unwrap_or_default();
             let cells = [
-                quoted(&fit.device),
+                cell(&fit.device),
                 fit.devices.to_string(),
                 fit.parallel.tp.to_string(),
                 fit.parallel.pp.to_string(),
                 fit.parallel.dp.to_string(),
                 fit.parallel.ep.to_string(),
-                quoted(fit.engine.as_deref().unwrap_or_default()),
+                cell(fit.engine.as_deref().unwrap_or_default()),
                 dtype(fit.kv_dtype),
                 dtype(fit.state_dtype),
                 fit.holds.to_string(),
                 fit.sequences.to_string(),
-                quoted(&fit.capped_by),
+                cell(&fit.capped_by),
                 fit.outside_bytes.to_string(),
                 fit.cache_bytes.to_string(),
                 number(fit.per_hour),
@@ -115,6 +117,6 @@ impl Fit {
 }
 
 /// A cell that may have a comma or a quote.
-fn quoted(text: &str) -> String {
+fn cell(text: &str) -> String {
     if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }

@@ -93,6 +93,25 @@ fn the_smallest_that_holds_is_best_and_the_nearest_miss_comes_first() {
     assert!(sequences[0] > 0 && sequences.is_sorted_by(|before, after| before >= after), "{sequences:?}");
 }
 
+/// What is longer than the model was made for is said whoever asks, and a name with blanks is one word of a command.
+#[test]
+fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
+    let question = FitQuestion {
+        model: Some("my models/llama".into()),
+        context: 1 << 20,
+        sequences: 1,
+        devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
+        max_devices: 16,
+        weights: None,
+        prices: Prices::default(),
+        engines: Vec::new(),
+    };
+    let answer = PlanRequest::of(super::common::published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap();
+    let note = "max_seq_len 1048576 is longer than the 4096 tokens that the model was made for";
+    assert_eq!(answer.notes, [note]);
+    assert!(answer.table().contains("  cacheplan plan 'my models/llama' --device-memory"), "{}", answer.table());
+}
+
 /// The curve of the best layout passes through what the table says of it.
 #[test]
 fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {

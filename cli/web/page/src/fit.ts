@@ -57,6 +57,7 @@ export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
   usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
     h('p', {}, said, best?.per_million_tokens ? `; ${best.per_million_tokens.toFixed(4)} an hour for each million tokens that are held` : ''),
+    ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
     best && flags ? h('pre', { tabindex: 0 }, `vllm serve <MODEL> ${flags.vllm}`) : h('span'),
     draw(pictures.curves),
     told,

@@ -109,7 +109,7 @@ export interface Fit {
 }
 
 export interface Fits {
-  answer: { context: number; sequences: number; currency: string | null; fits: Fit[] };
+  answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[] };
   flags: { cacheplan: string; vllm: string }[];
   pictures: Charts;
   svg: string;
