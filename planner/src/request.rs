@@ -15,7 +15,7 @@ use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{PlanError, Suggestion};
 use crate::explain::{Derivation, ExplainError};
 use crate::forward_profile::ForwardProfile;
-use crate::measured::Measured;
+use crate::measured::MeasuredLedger;
 use crate::model_caches::ModelCaches;
 use crate::parallel::{Agreement, Parallel};
 use crate::plan::{CachePlan, Fingerprint, RankPlans};

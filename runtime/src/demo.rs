@@ -16,7 +16,7 @@ use crate::layers::{
     Activation, Attention, CausalConv, ExpertMlps, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe,
     TokenShift, size,
 };
-use crate::models::{self, Frame, Layer};
+use crate::models::{self, Layer, TensorNames};
 use crate::request::Request;
 use crate::session::{Session, SessionOptions};
 use crate::weights::Weights;
@@ -115,7 +115,7 @@ fn model() -> Model {
 }
 
 fn decoder(model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let frame = Frame { root: "", ..Frame::new(NORM_EPS, false) };
+    let frame = TensorNames { root: "", ..TensorNames::new(NORM_EPS, false) };
     models::decoder(model, weights, frame, |layer| Ok(vec![Block::boxed(layer.norm("norm")?, mixer(layer)?)]))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::planner::Measured;
+use cacheplan::planner::MeasuredLedger;
 
 use crate::commands::check_log::Log;
 use crate::failure::{Failure, in_file, print, write};

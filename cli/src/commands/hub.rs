@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::transforms::{FrontendError, Model, ReadOptions};
 use cacheplan_hub::{Description, Hub, HubError};
-use cacheplan_web::Place;
+use cacheplan_web::DiskModel;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
 use crate::failure::note;
@@ -68,26 +68,26 @@ fn say_and_keep(described: &Description) {
 }
 
 /// The newest snapshot of each model in the cache, by name. A cache that cannot be read has none.
-pub(crate) fn places() -> Vec<Place> {
+pub(crate) fn places() -> Vec<DiskModel> {
     places_in(&Hub::from_env())
 }
 
-fn places_in(hub: &Hub) -> Vec<Place> {
-    let mut places: Vec<Place> = names(hub.cache()).iter().flat_map(|folder| of_model(hub, folder)).collect();
+fn places_in(hub: &Hub) -> Vec<DiskModel> {
+    let mut places: Vec<DiskModel> = names(hub.cache()).iter().flat_map(|folder| of_model(hub, folder)).collect();
     places.sort_by(|left, right| left.name.cmp(&right.name));
     places
 }
 
 /// A folder `models--org--name`: its config, else each of its GGUF files.
-fn of_model(hub: &Hub, folder: &str) -> Vec<Place> {
+fn of_model(hub: &Hub, folder: &str) -> Vec<DiskModel> {
     let Some(name) = folder.strip_prefix("models--").map(|name| name.replace("--", "/")) else { return Vec::new() };
     let Some(snapshot) = hub.snapshot(folder) else { return Vec::new() };
     if snapshot.join("config.json").exists() {
-        return vec![Place { name, path: snapshot.display().to_string(), named: false }];
+        return vec![DiskModel { name, path: snapshot.display().to_string(), named: false }];
     }
     let files = names(Some(&snapshot)).into_iter().filter(|file| file.ends_with(".gguf"));
     files
-        .map(|file| Place {
+        .map(|file| DiskModel {
             name: format!("{name} {file}"),
             path: snapshot.join(&file).display().to_string(),
             named: false,

@@ -8,7 +8,7 @@ use crate::budget::{Budget, Speculation};
 use crate::device::DeviceInfo;
 use crate::error::PlanError;
 use crate::forward_profile::ForwardProfile;
-use crate::measured::Measured;
+use crate::measured::MeasuredLedger;
 use crate::overheads::EngineAssumptions;
 use crate::parallel::{Agreement, Parallel};
 use crate::solver::divisible::Divisible;

@@ -5,7 +5,7 @@ use cacheplan_transforms::WeightBytes;
 use crate::budget::{Fraction, Memory};
 use crate::device::DeviceKind;
 use crate::error::PlanError;
-use crate::measured::Measured;
+use crate::measured::MeasuredLedger;
 use crate::overheads::Estimate;
 use crate::parallel::Parallel;
 use crate::plan::{Certainty, LedgerItem, LedgerLine, Owner, Pool};

@@ -22,7 +22,7 @@ pub(super) struct Config {
     rms_norm_eps: f64,
     #[serde(default)]
     attention_bias: bool,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     rope_interleave: bool,
     num_experts_per_tok: usize,
     n_group: usize,

@@ -32,7 +32,7 @@ pub(super) struct Config {
     rope_theta: Option<f32>,
     rope_local_base_freq: Option<f32>,
     max_position_embeddings: Option<usize>,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     tie_word_embeddings: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::weights::{Scope, Weights};
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
     rms_norm_eps: f64,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     attention_bias: bool,
     num_experts_per_tok: usize,
     #[serde(default = "swiglu_alpha")]

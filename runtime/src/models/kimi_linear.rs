@@ -23,7 +23,7 @@ pub(super) struct Config {
     #[serde(default)]
     attention_bias: bool,
     /// Whether latent attention goes without rotation.
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     mla_use_nope: bool,
     num_experts_per_token: usize,
     num_expert_group: usize,

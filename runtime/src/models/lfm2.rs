@@ -19,7 +19,7 @@ pub(super) struct Config {
     norm_eps: f64,
     #[serde(default)]
     conv_bias: bool,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     tie_word_embeddings: bool,
     /// The same by an older name, which wins where a config states both.
     tie_embedding: Option<bool>,

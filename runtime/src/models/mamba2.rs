@@ -20,7 +20,7 @@ pub(super) struct Config {
     hidden_act: Activation,
     #[serde(default)]
     use_bias: bool,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     use_conv_bias: bool,
     #[serde(default)]
     tie_word_embeddings: bool,

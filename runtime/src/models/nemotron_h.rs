@@ -21,7 +21,7 @@ pub(super) struct Config {
     /// The same by an older name; some configs state both.
     rms_norm_eps: Option<f64>,
 
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     use_conv_bias: bool,
     #[serde(default)]
     use_bias: bool,

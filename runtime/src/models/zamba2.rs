@@ -43,9 +43,9 @@ pub(super) struct Config {
     /// The time step is never below this, not only at initialisation.
     #[serde(default = "super::time_step_min")]
     time_step_min: f32,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     use_conv_bias: bool,
-    #[serde(default = "super::yes")]
+    #[serde(default = "super::default_true")]
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,

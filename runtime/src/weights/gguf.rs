@@ -7,7 +7,7 @@ use cacheplan_kernels::StoredMatrix;
 use cacheplan_transforms::Model;
 use candle_core::Tensor;
 
-use super::gguf_names::{Place, Undo, place};
+use super::gguf_names::{GgufTensor, Undo, place};
 use super::{Result, WeightError};
 
 /// The tensors of a model.
@@ -32,7 +32,7 @@ struct Stored {
 /// A checkpoint's tensor in a file.
 struct Found<'a> {
     stored: &'a Stored,
-    place: Place,
+    place: GgufTensor,
     name: &'a str,
 }
 
