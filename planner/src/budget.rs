@@ -3,17 +3,21 @@
 //! Every key is optional. A key that is not known is an error that names the nearest known one.
 
 mod error;
+pub mod key;
 mod options;
 mod values;
 mod workload;
+
+use std::sync::LazyLock;
 
 use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::Resources;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{DEFAULT_TOKENS_PER_BLOCK, MAX_COUNT};
+use self::key::{BudgetKey, SEQUENCES, TOKENS, Values, section};
+use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
 pub use crate::mla_cache::MlaCache;
-use crate::mla_cache::NZ_BLOCK;
+use crate::mla_cache::{MLA_CACHES, NZ_BLOCK};
 use crate::parallel::Parallel;
 use crate::plan::{Grouping, Scheme};
 use crate::size::ByteSize;
@@ -25,50 +29,83 @@ pub use values::Fraction;
 pub(crate) use workload::Sample;
 pub use workload::{CheckpointDType, CheckpointStrategy, Lengths, Workload};
 
-/// A budget as written; [`PlanRequest::plan`](crate::PlanRequest::plan) fills in what is absent.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Budget {
-    /// How resources are grouped into pools; `by-key` where absent.
-    pub grouping: Option<Grouping>,
-    /// Whether it is an error that something which grows with sequences has no manager; false where absent.
-    pub reject_unmanaged: bool,
-    /// Whether it is an error that paged caches need more than one pool, as moving them between machines may ask.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub require_uniform: bool,
-    /// The longest sequence, prompt and output, in tokens; where absent 4,096 or the model's maximum if lower.
-    #[serde(deserialize_with = "values::tokens")]
-    pub max_seq_len: Option<u64>,
-    /// The most sequences that run at once; where absent, as many as the memory admits, or 8 without a memory budget.
-    pub max_batch_size: Option<u64>,
-    /// The most tokens in one step; 2,048 where absent, and never below one token per sequence.
-    #[serde(deserialize_with = "values::tokens")]
-    pub max_num_tokens: Option<u64>,
-    /// The order of heads and tokens inside a block of keys and values; HND where absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layout: Option<KvLayout>,
-    /// Tokens in a block of a paged pool; 16 where absent.
-    #[serde(deserialize_with = "values::tokens")]
-    pub tokens_per_block: Option<u64>,
-    /// The cache mode of Ascend's MLA operator that latents are laid out in; joined with their rope keys where absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mla_cache_mode: Option<MlaCache>,
-    /// What to find the most of; `sequences` where absent.
-    pub maximize: Option<Objective>,
-    /// The bytes to divide; without it the limits alone size the pools.
-    pub memory: Option<Memory>,
-    /// How caches are stored where the model does not say.
-    pub dtypes: Dtypes,
-    /// The sequences to size for; without it each is `max_seq_len` long.
-    pub workload: Option<Workload>,
-    /// Speculative decoding.
-    pub speculation: Option<Speculation>,
-    /// Several devices.
-    pub parallel: Parallel,
-    /// Host memory that caches are offloaded to.
-    pub host: Option<Host>,
-    /// What an engine is told when its allocation is predicted.
-    pub engine: EngineOptions,
+const GROUPING_NAMES: Values = Values::Choice(&[
+    ("by-key", "one pool per compatibility class"),
+    ("by-window", "one pool per window; a mix inside one is an error"),
+    ("first-reference", "the first resource of a kind is the reference; what does not match it is local"),
+]);
+
+const LAYOUT_NAMES: Values =
+    Values::Choice(&[("HND", "[kv_factor, heads, tokens, head_dim]"), ("NHD", "[kv_factor, tokens, heads, head_dim]")]);
+
+const MAXIMIZE_NAMES: Values = Values::Choice(&[
+    ("sequences", "sequences that run at once"),
+    ("tokens", "tokens in pages, beside max_batch_size sequences"),
+]);
+
+section! {
+    /// A budget as written; [`PlanRequest::plan`](crate::PlanRequest::plan) fills in what is absent.
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Budget under "" {
+        /// How resources are grouped into pools.
+        key("--grouping", GROUPING_NAMES, "by-key", "'by-key'")
+        pub grouping: Option<Grouping>,
+        /// Whether it is an error that something which grows with sequences has no manager.
+        key("--reject-unmanaged", Values::Switch, "false", "true")
+        pub reject_unmanaged: bool,
+        /// Whether it is an error that paged caches need more than one pool.
+        key("--require-uniform", Values::Switch, "false", "true")
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        pub require_uniform: bool,
+        /// The longest sequence, prompt and output, in tokens.
+        key("--max-seq-len", TOKENS, "4096, or the model's maximum if lower", "4096")
+        #[serde(deserialize_with = "values::tokens")]
+        pub max_seq_len: Option<u64>,
+        /// The most sequences that run at once.
+        key("--max-batch-size", SEQUENCES, "as many as the memory admits, or 8 without [memory]", "8")
+        pub max_batch_size: Option<u64>,
+        /// The most tokens in one step, never below one per sequence.
+        key("--max-num-tokens", TOKENS, "2048", "2048")
+        #[serde(deserialize_with = "values::tokens")]
+        pub max_num_tokens: Option<u64>,
+        /// The order of heads and tokens inside a block of keys and values.
+        key("--layout", LAYOUT_NAMES, "HND", "'HND'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub layout: Option<KvLayout>,
+        /// Tokens in a block of a paged pool.
+        key("--tokens-per-block", TOKENS, "16", "16")
+        #[serde(deserialize_with = "values::tokens")]
+        pub tokens_per_block: Option<u64>,
+        /// The cache mode of Ascend's MLA operator that latents are laid out in, and that a run computes by.
+        key("--mla-cache-mode", MLA_CACHES, "one tensor, without the operator", "'krope_ctkv'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub mla_cache_mode: Option<MlaCache>,
+        /// What to find the most of; "tokens" needs max_batch_size.
+        key("--maximize", MAXIMIZE_NAMES, "sequences", "'sequences'")
+        pub maximize: Option<Objective>,
+        /// The bytes to divide; without it the limits alone size the pools.
+        section(Memory)
+        pub memory: Option<Memory>,
+        /// How caches are stored where the model does not say.
+        section(Dtypes)
+        pub dtypes: Dtypes,
+        /// The sequences to size for; where neither prompt nor output is stated each is max_seq_len tokens long.
+        section(Workload)
+        pub workload: Option<Workload>,
+        /// Speculative decoding; without it there is none.
+        section(Speculation)
+        pub speculation: Option<Speculation>,
+        /// Several devices.
+        section(Parallel)
+        pub parallel: Parallel,
+        /// Host memory that caches are offloaded to.
+        section(Host)
+        pub host: Option<Host>,
+        /// What an engine is told when its allocation is predicted.
+        section(EngineOptions)
+        pub engine: EngineOptions,
+    }
 }
 
 /// What a plan finds the most of within the bytes.
@@ -82,21 +119,32 @@ pub enum Objective {
     Tokens,
 }
 
-/// How many tokens are drafted, and how states are rolled back to the accepted ones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Speculation {
-    /// Tokens that are drafted in each step.
-    pub draft_tokens: u32,
-    /// How states are rolled back.
-    #[serde(default)]
-    pub scheme: Scheme,
-    /// Layers of the model's own prediction head, each with caches like those of its last full-attention layer.
-    #[serde(default)]
-    pub mtp_layers: u32,
-    /// Bytes of the draft model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
-    #[serde(default)]
-    pub draft_weights: Option<ByteSize>,
+const SCHEME_NAMES: Values = Values::Choice(&[
+    ("snapshots", "every state after each candidate is kept"),
+    ("replay", "what the recurrence takes from each candidate is kept"),
+]);
+
+section! {
+    /// How many tokens are drafted, and how states are rolled back to the accepted ones.
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Speculation under "speculation." {
+        /// Tokens that are drafted in each step.
+        key("--draft-tokens", Values::Count(1, 1024), needed, "3")
+        pub draft_tokens: u32,
+        /// How states are rolled back to the accepted tokens.
+        key("--draft-scheme", SCHEME_NAMES, "snapshots", "'snapshots'")
+        #[serde(default)]
+        pub scheme: Scheme,
+        /// Layers of the model's own prediction head, each with a KV cache.
+        key("--mtp-layers", Values::Count(0, 1024), "0", "0")
+        #[serde(default)]
+        pub mtp_layers: u32,
+        /// Weights of the draft model over all ranks, where no file tells.
+        key("--draft-weights", Values::Bytes, "the draft model's own", "'1GiB'")
+        #[serde(default)]
+        pub draft_weights: Option<ByteSize>,
+    }
 }
 
 impl Speculation {
@@ -112,36 +160,54 @@ impl Speculation {
     }
 }
 
-/// Host memory that caches are offloaded to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Host {
-    /// Its bytes.
-    pub bytes: ByteSize,
+section! {
+    /// Host memory that caches are offloaded to.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Host under "host." {
+        /// Its bytes.
+        key("--host-bytes", Values::Bytes, needed, "'64GiB'")
+        pub bytes: ByteSize,
+    }
 }
 
-/// The bytes to divide: either `bytes` for the caches, or a `fraction` of a named base for the whole process.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Memory {
-    /// Bytes for the caches alone.
-    pub bytes: Option<ByteSize>,
-    /// A share of the device's memory, with at most six decimals; needs `of`.
-    pub fraction: Option<Fraction>,
-    /// What `fraction` is a share of.
-    pub of: Option<Base>,
-    /// Bytes that nobody may use; 0 where absent.
-    pub reserve: Option<ByteSize>,
-    /// Bytes of the model's weights over all ranks; where absent those that its files hold, or its dimensions tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weights: Option<ByteSize>,
-    /// Peak bytes of one step besides weights and caches; assumed from `max_num_tokens` where absent and not measured.
-    pub activations: Option<ByteSize>,
-    /// Bytes of captured CUDA graphs; assumed on a GPU where absent and not measured.
-    pub graphs: Option<ByteSize>,
-    /// Whether what assumed bytes may be more is kept free too.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub safe: bool,
+const OF_NAMES: Values = Values::Choice(&[
+    ("free", "of what is left for caches, as TensorRT-LLM means it"),
+    ("total", "of all memory, as vLLM and SGLang do"),
+]);
+
+section! {
+    /// The bytes to divide: either `bytes` for the caches, or a `fraction` of a named base for the whole process.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Memory under "memory." {
+        /// Bytes for the caches alone; instead of fraction.
+        key("--memory-bytes", Values::Bytes, "not set", "'24GiB'")
+        pub bytes: Option<ByteSize>,
+        /// A share of the device's memory, with at most six decimals; needs of.
+        key("--memory-fraction", Values::Fraction, "not set", "0.9")
+        pub fraction: Option<Fraction>,
+        /// What fraction is a share of: "free" as TensorRT-LLM means it, "total" as vLLM and SGLang do.
+        key("--memory-of", OF_NAMES, "not set", "'free'")
+        pub of: Option<Base>,
+        /// Bytes that nobody may use.
+        key("--reserve", Values::Bytes, "0", "'512MiB'")
+        pub reserve: Option<ByteSize>,
+        /// Weights over all ranks, where no file tells.
+        key("--weights", Values::Bytes, "the model's own", "'61GiB'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub weights: Option<ByteSize>,
+        /// Peak bytes of one step besides weights and caches.
+        key("--activations", Values::Bytes, "assumed from max_num_tokens unless measured", "'512MiB'")
+        pub activations: Option<ByteSize>,
+        /// Bytes of captured CUDA graphs.
+        key("--graphs", Values::Bytes, "assumed on a GPU unless measured", "'600MiB'")
+        pub graphs: Option<ByteSize>,
+        /// Whether what assumed bytes may be more is kept free too.
+        key("--safe", Values::Switch, "false", "true")
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        pub safe: bool,
+    }
 }
 
 impl Memory {
@@ -163,19 +229,24 @@ pub enum Base {
     Total,
 }
 
-/// Dtypes for caches whose dtype the model does not state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Dtypes {
-    /// Keys and values; the model's dtype where absent.
-    #[serde(deserialize_with = "values::kv_dtype")]
-    pub kv: Option<DType>,
-    /// Recurrent states; float32 where absent.
-    #[serde(deserialize_with = "values::state_dtype")]
-    pub ssm: Option<DType>,
-    /// Convolution states; the model's dtype where absent.
-    #[serde(deserialize_with = "values::state_dtype")]
-    pub conv: Option<DType>,
+section! {
+    /// Dtypes for caches whose dtype the model does not state.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Dtypes under "dtypes." {
+        /// Keys and values.
+        key("--kv-dtype", Values::DType, "the model's dtype", "'fp8'")
+        #[serde(deserialize_with = "values::kv_dtype")]
+        pub kv: Option<DType>,
+        /// Recurrent states.
+        key("--ssm-dtype", Values::DType, "the model's own, else f32", "'f32'")
+        #[serde(deserialize_with = "values::state_dtype")]
+        pub ssm: Option<DType>,
+        /// Convolution states.
+        key("--conv-dtype", Values::DType, "the model's dtype", "'bf16'")
+        #[serde(deserialize_with = "values::state_dtype")]
+        pub conv: Option<DType>,
+    }
 }
 
 impl Budget {
@@ -220,34 +291,8 @@ impl Budget {
 
     /// What contradicts itself, in words.
     pub(crate) fn validate(&self) -> Result<(), String> {
-        let counts = [
-            ("max_seq_len", self.max_seq_len),
-            ("max_batch_size", self.max_batch_size),
-            ("max_num_tokens", self.max_num_tokens),
-            ("tokens_per_block", self.tokens_per_block),
-        ];
-        for (key, value) in counts {
-            if let Some(value) = value
-                && !(1..=MAX_COUNT).contains(&value)
-            {
-                return Err(format!("`{key}` is {value}; it must be between 1 and {MAX_COUNT}"));
-            }
-        }
-        let checkpoints = self.workload.as_ref().map_or(0, |workload| workload.checkpoints_per_sequence);
-        if checkpoints > MAX_COUNT {
-            return Err(format!(
-                "`workload.checkpoints_per_sequence` is {checkpoints}; it must be at most {MAX_COUNT}"
-            ));
-        }
+        self.validate_ranges()?;
         self.parallel.validate()?;
-        if let Some(speculation) = &self.speculation {
-            if !(1..=1024).contains(&speculation.draft_tokens) {
-                return Err("`speculation.draft_tokens` must be between 1 and 1024".into());
-            }
-            if speculation.mtp_layers > 1024 {
-                return Err("`speculation.mtp_layers` must be at most 1024".into());
-            }
-        }
         if let Some(workload) = self.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence == 0) {
             let of_checkpoints = [
                 ("checkpoint_dtype", workload.checkpoint_dtype.is_some()),
@@ -282,7 +327,28 @@ impl Budget {
     }
 }
 
+impl BudgetKey {
+    /// All keys, section by section.
+    pub fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<BudgetKey>> = LazyLock::new(|| {
+            let sections = Budget::SECTIONS.iter().map(|section| section.keys);
+            std::iter::once(Budget::KEYS).chain(sections).flatten().cloned().collect()
+        });
+        &ALL
+    }
+}
+
 impl Budget {
+    /// That every number is one that its key takes.
+    fn validate_ranges(&self) -> Result<(), String> {
+        let stated = serde_json::to_value(self).map_err(|error| error.to_string())?;
+        let refused = BudgetKey::all().iter().find_map(|key| {
+            let mut names = key.path.split('.');
+            key.outside(names.try_fold(&stated, |value, name| value.get(name))?.as_u64()?)
+        });
+        refused.map_or(Ok(()), Err)
+    }
+
     /// That blocks are those of the operator's cache mode.
     fn validate_mla_cache(&self) -> Result<(), String> {
         let Some(mode) = self.mla_cache_mode else { return Ok(()) };
@@ -385,7 +451,7 @@ mod tests {
     #[case("max_seq_len = -4\n", "invalid value")]
     #[case("max_seq_len =\n", "b.toml:1")]
     #[case("[speculation]\ndraft_tokens = 1025\n", "between 1 and 1024")]
-    #[case("[speculation]\ndraft_tokens = 1\nmtp_layers = 1025\n", "at most 1024")]
+    #[case("[speculation]\ndraft_tokens = 1\nmtp_layers = 1025\n", "between 0 and 1024")]
     #[case("workload.prompt = {}\n", "expected one of `fixed`, `uniform`")]
     #[case("max_seq_len = 99999999999999999999\n", "expected one below 2^64")]
     fn a_bad_value_says_what_would_do(#[case] text: &str, #[case] expected: &str) {

@@ -58,9 +58,10 @@ mod solver;
 mod stated;
 mod suggest;
 
+pub use budget::key::{BudgetKey, Values};
 pub use budget::{Budget, BudgetError, Memory};
 pub use compare::Comparison;
-pub use config::{BudgetKey, Config, Override, Values};
+pub use config::{Config, Override};
 pub use device::DeviceInfo;
 pub use devices::Devices;
 pub use engines::{Engine, EngineSpec};

@@ -5,6 +5,8 @@ use cacheplan_transforms::registry::{Cache, DescribeError, Descriptor, OpView};
 use cacheplan_transforms::{Attribute, Op};
 use serde::{Deserialize, Serialize};
 
+use crate::budget::key::Values;
+
 /// The cache modes of Ascend's fused MLA preprocessing, each with its own bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,6 +20,14 @@ pub enum MlaCache {
     /// Both at 16 bits in the NZ layout: rows of 16 elements.
     Nz,
 }
+
+/// The names of the modes.
+pub(crate) const MLA_CACHES: Values = Values::Choice(&[
+    ("kvcache", "latent and rope key in one tensor"),
+    ("krope_ctkv", "the same in two tensors"),
+    ("int8_nz", "an int8 latent in rows of 32 elements, a 16-bit rope key"),
+    ("nz", "both at 16 bits, in rows of 16 elements"),
+]);
 
 /// Tokens in a block of the NZ order.
 pub(crate) const NZ_BLOCK: u64 = 128;

@@ -2,25 +2,36 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::BudgetKey;
+use crate::budget::key::{Values, section};
 
-/// Sizes of the groups that ranks form; 1 each where absent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Parallel {
-    /// Tensor parallel: divides KV heads, state heads and convolution channels.
-    pub tp: u32,
-    /// Pipeline parallel: divides layers.
-    pub pp: u32,
-    /// Data parallel: every replica of `tp * pp * cp` ranks serves other sequences.
-    pub dp: u32,
-    /// Expert parallel: divides routed experts, over the replicas too where it is larger than `tp`; no caches.
-    pub ep: u32,
-    /// Context parallel with ranks of its own (prefill): divides a sequence's paged tokens.
-    pub cp: u32,
-    /// Context parallel among the `tp` ranks that hold the same heads (decode): divides a sequence's paged tokens.
-    #[serde(skip_serializing_if = "is_one")]
-    pub dcp: u32,
+/// The size of a group of ranks.
+const RANKS: Values = Values::Count(1, 4096);
+
+section! {
+    /// Sizes of the groups that ranks form; 1 each where absent.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Parallel under "parallel." {
+        /// Tensor parallel: divides KV heads, state heads and convolution channels.
+        key("--tp", RANKS, "1", "1")
+        pub tp: u32,
+        /// Pipeline parallel: divides layers.
+        key("--pp", RANKS, "1", "1")
+        pub pp: u32,
+        /// Data parallel: replicas that serve other sequences; they share routed experts where ep says so.
+        key("--dp", RANKS, "1", "1")
+        pub dp: u32,
+        /// Expert parallel: divides routed experts, over tp or over tp times dp ranks; no caches.
+        key("--ep", RANKS, "1", "1")
+        pub ep: u32,
+        /// Context parallel with ranks of its own: divides a sequence's paged tokens.
+        key("--cp", RANKS, "1", "1")
+        pub cp: u32,
+        /// Decode context parallel: tp ranks that hold the same heads divide a sequence's paged tokens.
+        key("--dcp", RANKS, "1", "1")
+        #[serde(skip_serializing_if = "is_one")]
+        pub dcp: u32,
+    }
 }
 
 impl Default for Parallel {
@@ -75,7 +86,7 @@ impl Parallel {
 
     /// The keys whose sizes are not those of `before`.
     pub(crate) fn changes(&self, before: Self) -> Vec<(&'static str, String)> {
-        let sizes = BudgetKey::all().iter().filter_map(|key| {
+        let sizes = Self::KEYS.iter().filter_map(|key| {
             let of = |parallel: Self| {
                 parallel.sizes().into_iter().find(|(name, _)| key.path.strip_prefix("parallel.") == Some(*name))
             };
@@ -86,11 +97,6 @@ impl Parallel {
     }
 
     pub(crate) fn validate(&self) -> Result<(), String> {
-        for (key, size) in self.sizes() {
-            if !(1..=4096).contains(&size) {
-                return Err(format!("`parallel.{key}` is {size}; it must be between 1 and 4096"));
-            }
-        }
         let holders = u64::from(self.tp) * u64::from(self.dp);
         if !holders.is_multiple_of(self.ep.into()) {
             return Err(format!("`parallel.ep` {} does not divide tp * dp = {holders}", self.ep));

@@ -1,6 +1,6 @@
 //! The words in which a budget is stated, and changes to it suggested.
 
-use crate::config::BudgetKey;
+use crate::budget::key::BudgetKey;
 
 /// How a budget is stated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,56 +4,83 @@ use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::key::{SEQUENCES, TOKENS, Values, section};
 use super::values::{Fraction, kv_dtype, tokens};
-use crate::mla_cache::MlaCache;
+use crate::mla_cache::{MLA_CACHES, MlaCache};
 use crate::size::ByteSize;
 
-/// What an engine is told besides the budget's limits; its own defaults where absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct EngineOptions {
-    /// Bytes for its caches, as it logs them; the plan's own cache bytes where absent.
-    pub cache_bytes: Option<ByteSize>,
-    /// Tokens in a block or page.
-    #[serde(deserialize_with = "tokens")]
-    pub block_size: Option<u64>,
-    /// vLLM's `num_gpu_blocks_override`: blocks, whatever the bytes.
-    pub num_blocks: Option<u64>,
-    /// SGLang's `max_total_tokens`: the most tokens, whatever the bytes.
-    #[serde(deserialize_with = "tokens")]
-    pub max_total_tokens: Option<u64>,
-    /// The compute capability of the GPU times ten, 90 for Hopper where absent; engines choose kernels by it.
-    pub compute_capability: Option<u32>,
-    /// Whether prefixes are kept for reuse; off where absent, for every engine alike.
-    pub prefix_caching: Option<bool>,
-    /// How vLLM keeps states; `align` with prefix caching and `none` without where absent.
-    pub mamba_cache_mode: Option<MambaCacheMode>,
-    /// SGLang's `max_mamba_cache_size`, TensorRT-LLM's and llama.cpp's parallel sequences.
-    pub state_slots: Option<u64>,
-    /// SGLang's `mamba_full_memory_ratio`, 0.9 where absent.
-    pub state_ratio: Option<Fraction>,
-    /// SGLang's `swa_full_tokens_ratio`, 0.8 where absent.
-    pub window_ratio: Option<Fraction>,
-    /// How an engine on Ascend stores latents; as the plan does where absent.
-    pub mla_cache: Option<MlaCache>,
-    /// llama.cpp's `-c`: cells for all sequences together.
-    #[serde(deserialize_with = "tokens")]
-    pub context: Option<u64>,
-    /// llama.cpp's `-ub`, 512 where absent.
-    #[serde(deserialize_with = "tokens")]
-    pub ubatch: Option<u64>,
-    /// llama.cpp's `-ctk`: the dtype of keys, that of keys and values where absent.
-    #[serde(deserialize_with = "kv_dtype")]
-    pub cache_type_k: Option<DType>,
-    /// llama.cpp's `-ctv`: the dtype of values, likewise.
-    #[serde(deserialize_with = "kv_dtype")]
-    pub cache_type_v: Option<DType>,
-    /// llama.cpp's `--swa-full`: windows own as many cells as full attention; off where absent.
-    pub swa_full: Option<bool>,
-    /// vLLM's `--async-scheduling`: a step is prepared while others run; on where absent.
-    pub async_scheduling: Option<bool>,
-    /// The opposite of vLLM's `--disable-hybrid-kv-cache-manager`: layers of several kinds are groups; on where absent.
-    pub hybrid_kv_cache: Option<bool>,
+const MAMBA_CACHE_MODE_NAMES: Values = Values::Choice(&[
+    ("none", "the running state alone"),
+    ("align", "the running state and the last one at a block's end"),
+    ("all", "one at the end of every block"),
+]);
+
+section! {
+    /// What an engine is told besides the budget's limits; its own defaults where absent.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct EngineOptions under "engine." {
+        /// Bytes for its caches, as it logs them.
+        key("--cache-bytes", Values::Bytes, "the plan's own cache bytes", "'24GiB'")
+        pub cache_bytes: Option<ByteSize>,
+        /// Tokens in a block or page.
+        key("--block-size", TOKENS, "the engine's own", "16")
+        #[serde(deserialize_with = "tokens")]
+        pub block_size: Option<u64>,
+        /// Blocks whatever the bytes: vLLM's num_gpu_blocks_override.
+        key("--num-blocks", SEQUENCES, "what the bytes give", "1000")
+        pub num_blocks: Option<u64>,
+        /// The most tokens whatever the bytes: SGLang's max_total_tokens.
+        key("--max-total-tokens", TOKENS, "what the bytes give", "100000")
+        #[serde(deserialize_with = "tokens")]
+        pub max_total_tokens: Option<u64>,
+        /// The compute capability of the GPU times ten, by which engines choose kernels.
+        key("--compute-capability", Values::Count(70, 129), "90", "90")
+        pub compute_capability: Option<u32>,
+        /// Whether prefixes are kept for reuse.
+        key("--prefix-caching", Values::Switch, "false", "false")
+        pub prefix_caching: Option<bool>,
+        /// How vLLM keeps states.
+        key("--mamba-cache-mode", MAMBA_CACHE_MODE_NAMES, "align with prefix caching, none without", "'align'")
+        pub mamba_cache_mode: Option<MambaCacheMode>,
+        /// SGLang's max_mamba_cache_size; parallel sequences of TensorRT-LLM and llama.cpp.
+        key("--state-slots", SEQUENCES, "the engine's own", "64")
+        pub state_slots: Option<u64>,
+        /// SGLang's mamba_full_memory_ratio.
+        key("--state-ratio", Values::Fraction, "0.9", "0.9")
+        pub state_ratio: Option<Fraction>,
+        /// SGLang's swa_full_tokens_ratio.
+        key("--window-ratio", Values::Fraction, "0.8", "0.8")
+        pub window_ratio: Option<Fraction>,
+        /// How an engine on Ascend stores latents.
+        key("--mla-cache", MLA_CACHES, "mla_cache_mode", "'int8_nz'")
+        pub mla_cache: Option<MlaCache>,
+        /// llama.cpp's -c: cells for all sequences together.
+        key("--context", TOKENS, "the engine's own", "4096")
+        #[serde(deserialize_with = "tokens")]
+        pub context: Option<u64>,
+        /// llama.cpp's -ub.
+        key("--ubatch", TOKENS, "512", "512")
+        #[serde(deserialize_with = "tokens")]
+        pub ubatch: Option<u64>,
+        /// llama.cpp's -ctk: the dtype of keys.
+        key("--cache-type-k", Values::DType, "that of keys and values", "'q8_0'")
+        #[serde(deserialize_with = "kv_dtype")]
+        pub cache_type_k: Option<DType>,
+        /// llama.cpp's -ctv: the dtype of values.
+        key("--cache-type-v", Values::DType, "that of keys and values", "'q8_0'")
+        #[serde(deserialize_with = "kv_dtype")]
+        pub cache_type_v: Option<DType>,
+        /// llama.cpp's --swa-full: windows own as many cells as full attention.
+        key("--swa-full", Values::Switch, "false", "false")
+        pub swa_full: Option<bool>,
+        /// vLLM's --async-scheduling: a step is prepared while others run, and holds its tokens.
+        key("--async-scheduling", Values::Switch, "true", "false")
+        pub async_scheduling: Option<bool>,
+        /// Whether layers of several kinds are groups: false is vLLM's --disable-hybrid-kv-cache-manager.
+        key("--hybrid-kv-cache", Values::Switch, "true", "false")
+        pub hybrid_kv_cache: Option<bool>,
+    }
 }
 
 /// What every engine goes by: bytes, and what describes the device rather than the engine.

@@ -2,26 +2,45 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::key::{Values, section};
 use super::values::Fraction;
+use crate::limits::MAX_COUNT;
 
-/// The sequences that a plan is sized for; where neither length is stated each is a prompt of `max_seq_len` tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Workload {
-    /// Prompt lengths in tokens.
-    pub prompt: Lengths,
-    /// Output lengths in tokens.
-    pub output: Lengths,
-    /// The share of each prompt that sequences have in common; its blocks are stored once.
-    pub prefix_reuse: Option<Fraction>,
-    /// States that each running sequence leaves for prefix reuse.
-    pub checkpoints_per_sequence: u64,
-    /// How these states are stored; as in live slots where absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_dtype: Option<CheckpointDType>,
-    /// Where a run leaves these states; wherever one can serve a later prompt where absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub checkpoint_strategy: Option<CheckpointStrategy>,
+const CHECKPOINT_DTYPE_NAMES: Values =
+    Values::Choice(&[("int8", "one byte per element and a scale per head and channel")]);
+
+const CHECKPOINT_STRATEGY_NAMES: Values = Values::Choice(&[
+    ("no-buffer", "where forwards and sequences end"),
+    ("double-buffered", "one aligned or branch position of each forward, and every so many decoded tokens"),
+    ("complete", "wherever one can serve a later prompt"),
+]);
+
+section! {
+    /// The sequences that a plan is sized for; where neither length is stated each is a prompt of `max_seq_len` tokens.
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    pub struct Workload under "workload." {
+        /// Prompt lengths in tokens.
+        key("--prompt", Values::Lengths, "max_seq_len, or 0 beside an output", "{ fixed = 300 }")
+        pub prompt: Lengths,
+        /// Output lengths in tokens.
+        key("--output", Values::Lengths, "0", "{ fixed = 200 }")
+        pub output: Lengths,
+        /// The share of each prompt that sequences have in common; its blocks are stored once.
+        key("--prefix-reuse", Values::Fraction, "not set", "0.25")
+        pub prefix_reuse: Option<Fraction>,
+        /// States that each running sequence leaves for prefix reuse.
+        key("--checkpoints", Values::Count(0, MAX_COUNT), "0", "0")
+        pub checkpoints_per_sequence: u64,
+        /// How these states are stored.
+        key("--checkpoint-dtype", CHECKPOINT_DTYPE_NAMES, "the states' own", "'int8'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub checkpoint_dtype: Option<CheckpointDType>,
+        /// Where a run leaves these states.
+        key("--checkpoint-strategy", CHECKPOINT_STRATEGY_NAMES, "complete", "'complete'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub checkpoint_strategy: Option<CheckpointStrategy>,
+    }
 }
 
 /// Where sequences leave states for later ones. No size depends on it.

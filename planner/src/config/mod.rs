@@ -1,7 +1,6 @@
 //! The budget as a user states it: a file, the environment and flags, with where each value came from.
 
 mod init;
-mod keys;
 mod reference;
 mod schema;
 
@@ -9,10 +8,9 @@ use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
+use crate::budget::key::{BudgetKey, PREFIX};
 use crate::budget::{Budget, BudgetError, Origin, in_words, nearest, nearest_key};
 use crate::render::columns;
-use keys::PREFIX;
-pub use keys::{BudgetKey, Values};
 
 /// A value that stands above the file.
 #[derive(Clone, Debug, PartialEq, Eq)]

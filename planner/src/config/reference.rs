@@ -1,12 +1,12 @@
 //! The reference of all keys, for people.
 
-use super::keys::{BudgetKey, REQUIRED, Values};
+use crate::budget::key::{BudgetKey, Values};
 
 /// One row per key.
 pub(super) fn reference() -> String {
     let mut text = String::from("| key | flag | value | default | what it is |\n|---|---|---|---|---|\n");
     for key in BudgetKey::all() {
-        let default = if REQUIRED.contains(&key.path) { "needed in its section" } else { key.default };
+        let default = if key.required { "needed in its section" } else { key.default };
         text.push_str(&format!(
             "| `{}` | `{}` | {} | {default} | {} |\n",
             key.path,

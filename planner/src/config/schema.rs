@@ -2,24 +2,24 @@
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{BudgetKey, REQUIRED, SECTIONS, Values};
+use crate::budget::Budget;
+use crate::budget::key::{BudgetKey, Values};
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
 pub(super) fn budget_schema() -> String {
-    let mut properties = object("");
-    for (section, help) in SECTIONS {
-        let required: Vec<&str> =
-            REQUIRED.iter().filter_map(|path| path.strip_prefix(section)?.strip_prefix('.')).collect();
+    let mut properties = object(Budget::KEYS);
+    for section in Budget::SECTIONS {
+        let required: Vec<&str> = section.keys.iter().filter(|key| key.required).map(BudgetKey::name).collect();
         let mut schema = json!({
             "type": "object",
-            "description": help,
+            "description": section.help,
             "additionalProperties": false,
-            "properties": object(section),
+            "properties": object(section.keys),
         });
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
-        properties.insert(section.to_owned(), schema);
+        properties.insert(section.name.to_owned(), schema);
     }
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -33,9 +33,8 @@ pub(super) fn budget_schema() -> String {
     format!("{schema:#}\n")
 }
 
-fn object(section: &str) -> Map<String, Value> {
-    let keys = BudgetKey::all().iter().filter(|key| key.split().0 == section);
-    keys.map(|key| (key.split().1.to_owned(), property(key))).collect()
+fn object(keys: &[BudgetKey]) -> Map<String, Value> {
+    keys.iter().map(|key| (key.name().to_owned(), property(key))).collect()
 }
 
 fn property(key: &BudgetKey) -> Value {

@@ -3,7 +3,7 @@
 use cacheplan_files::Shown;
 use thiserror::Error;
 
-use crate::config::BudgetKey;
+use crate::budget::key::BudgetKey;
 
 /// What an engine, or the model of it, refuses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
