@@ -56,9 +56,11 @@ impl Devices {
         let mut notes = Vec::new();
         if self.device.is_nominal() {
             let DeviceInfo { name, total_bytes, .. } = &self.device;
-            let tool = if name.starts_with("AMD") { "rocm-smi" } else { "nvidia-smi" };
             let size = ByteSize(*total_bytes);
-            notes.push(format!("{name} has {size}, as {tool} reports it; state the size where yours differs"));
+            notes.push(format!(
+                "{name} has {size}, as {}; state the size where yours differs",
+                self.device.reported_by()
+            ));
         }
         if self.divide(budget)?.parallel != budget.parallel {
             let otherwise = match stated {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Fraction, Memory};
 use crate::device::DeviceInfo;
 use crate::engines::EngineSpec;
@@ -101,6 +102,27 @@ pub struct Fit {
     pub per_hour: Option<f64>,
     /// The price of an hour for each million tokens that are held of those asked for.
     pub per_million_tokens: Option<f64>,
+    /// What the devices do at best with the sequences asked for, or with as many as it holds; absent where it holds none,
+    /// or where the devices' rates are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_best: Option<AtBest>,
+}
+
+/// The [bound of speed](crate::bound) of a layout: what nothing that runs there exceeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AtBest {
+    /// Tokens each second of one sequence alone.
+    pub alone_per_second: f64,
+    /// Tokens each second of `sequences`, over all replicas.
+    pub tokens_per_second: f64,
+    /// How many run for that.
+    pub sequences: u64,
+    /// What ends that: `memory` or `products`.
+    pub bound_by: &'static str,
+    /// Seconds to read a prompt of the whole context.
+    pub prompt_seconds: f64,
+    /// The price of a million tokens that are written at that rate; absent where none is stated.
+    pub per_million_tokens: Option<f64>,
 }
 
 /// What was asked, and every layout that was tried.
@@ -158,11 +180,16 @@ impl PlanRequest {
         let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
         let engines = std::iter::once(None).chain(question.engines.iter().copied().map(Some));
         let variants: Vec<Variant> = engines.flat_map(|engine| Variant::all(&asked, engine)).collect();
+        let stated = self.changed(|budget| {
+            let memory = budget.memory.get_or_insert_default();
+            memory.weights = question.weights.or(memory.weights);
+        });
+        let work = stated.work();
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             for parallel in divisible.layouts(question.max_devices) {
                 for variant in &variants {
-                    let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question);
+                    let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question, work.as_ref());
                     fits.extend(tried.map(|tried| tried.priced(name, device, *variant, question)));
                 }
             }
@@ -216,7 +243,7 @@ fn curve(request: &PlanRequest, fit: &Fit, question: &FitQuestion) -> Option<Cur
     let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.is_plain())?;
     let points = CURVE.filter_map(|power| {
         let question = FitQuestion { context: 1 << power, ..question.clone() };
-        Some((question.context, tried(request, device, None, fit.parallel, &question)?.sequences))
+        Some((question.context, tried(request, device, None, fit.parallel, &question, None)?.sequences))
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
@@ -229,6 +256,7 @@ struct Tried {
     capped_by: String,
     outside_bytes: u64,
     cache_bytes: u64,
+    at_best: Option<SpeedBound>,
 }
 
 /// The caches of a model in other dtypes, or in an engine's.
@@ -270,6 +298,7 @@ fn tried(
     engine: Option<EngineSpec>,
     parallel: Parallel,
     question: &FitQuestion,
+    work: Option<&Work>,
 ) -> Option<Tried> {
     let request = request.clone().with_devices(device.clone()).changed(|budget| {
         let memory = Memory {
@@ -293,6 +322,7 @@ fn tried(
                 capped_by: short.capped_by,
                 outside_bytes: outside.unwrap_or(0),
                 cache_bytes: short.available,
+                at_best: None,
             });
         }
         Err(_) => return None,
@@ -315,8 +345,12 @@ fn tried(
         };
         (poorest.capacity.sequences, capped_by)
     });
+    let run = sequences.min(question.sequences.div_ceil(parallel.dp.into()));
+    let at_best = work.zip(device.rates()).filter(|_| run > 0);
+    let at_best = at_best.and_then(|(work, rates)| work.bound(&plans, parallel, rates, question.context, run));
     Some(Tried {
         parallel,
+        at_best,
         sequences: sequences.saturating_mul(parallel.dp.into()),
         capped_by,
         outside_bytes: plans.iter().map(outside).max().unwrap_or(0),
@@ -341,7 +375,7 @@ fn largest_pool(plan: &CachePlan) -> String {
 
 impl Tried {
     fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
-        let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes } = self;
+        let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes, at_best } = self;
         let devices = parallel.world_size();
         let per_hour = question.prices.of(device).map(|price| price * devices as f64);
         let tokens = question.context.saturating_mul(question.sequences) as f64;
@@ -360,6 +394,14 @@ impl Tried {
             cache_bytes,
             per_hour,
             per_million_tokens: per_hour.map(|price| price / (tokens / 1e6)),
+            at_best: at_best.map(|bound| AtBest {
+                alone_per_second: bound.alone_per_second(),
+                tokens_per_second: bound.tokens_per_second,
+                sequences: bound.all.sequences * u64::from(parallel.dp),
+                bound_by: bound.all.bound_by,
+                prompt_seconds: bound.prompt.seconds,
+                per_million_tokens: per_hour.map(|price| bound.per_million_tokens(price)),
+            }),
         }
     }
 }

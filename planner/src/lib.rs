@@ -24,6 +24,7 @@
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+pub mod bound;
 pub mod budget;
 pub mod check;
 pub mod compare;

@@ -110,6 +110,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         return show_ranks(args, &ranks);
     }
     let heading = if several { ranks.heading() + "\n" } else { String::new() };
+    let bound = request.bound(&ranks.stages).map(|bound| bound.line()).unwrap_or_default();
     let plan = ranks.into_stage(args.stage).map_err(refused)?;
     if let Some(path) = &args.out {
         write(path, &json(serde_json::to_string_pretty(&plan))?)?;
@@ -122,7 +123,7 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg_on(request.device())),
             Format::Html => print(&html(&request, &plan)),
-            Format::Table | Format::Dot => print(&(heading + &plan.table() + &knobs(&request, &plan))),
+            Format::Table | Format::Dot => print(&(heading + &plan.table() + &bound + &knobs(&request, &plan))),
         };
     };
     let both = request.predict(engine).map_err(refused)?.beside(&plan);

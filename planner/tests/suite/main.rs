@@ -1,6 +1,7 @@
 //! Tests of the whole planner, through what everybody can name.
 
 mod autodeploy;
+mod bound;
 mod check;
 mod common;
 mod compare;
