@@ -182,7 +182,7 @@ impl Work {
         if of_dimensions == Some(weights) && !weights.exact {
             return;
         }
-        match weights.classes.filter(|classes| classes.attention > 0 && (classes.routed > 0) == !self.layers.is_empty())
+        match weights.classes.filter(|classes| classes.attention > 0 && (classes.routed > 0) != self.layers.is_empty())
         {
             Some(classes) => {
                 let told = [classes.attention, classes.dense, classes.shared, classes.routed];
@@ -356,14 +356,18 @@ impl SpeedBound {
         self.one.seconds.recip()
     }
 
-    /// The bound as lines below a plan's table.
-    pub fn line(&self) -> String {
+    /// The bound in a sentence without its end.
+    pub fn in_words(&self) -> String {
         let Self { context, all, tokens_per_second, prompt, source, .. } = self;
-        let (alone, ends) = (self.alone_per_second(), all.bound_by);
-        let prompt = prompt.seconds;
+        let (alone, ends, prompt) = (self.alone_per_second(), all.bound_by, prompt.seconds);
         format!(
-            "AT BEST   {alone:.0} tokens/s for one sequence alone, {tokens_per_second:.0} for all ({ends} ends it),\n          {prompt:.2} s to read {context} tokens; a bound by the rates of {source}\n"
+            "{alone:.0} tokens/s for one sequence alone, {tokens_per_second:.0} for all ({ends} ends it), {prompt:.2} s to read {context} tokens; a bound by the rates of {source}"
         )
+    }
+
+    /// The bound as lines below a plan's table.
+    pub fn lines(&self) -> String {
+        format!("AT BEST   {}\n", self.in_words().replacen("it), ", "it),\n          ", 1))
     }
 
     /// The price of a million tokens that all replicas write, where an hour of all devices costs so much.

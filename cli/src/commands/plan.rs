@@ -110,7 +110,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         return show_ranks(args, &ranks);
     }
     let heading = if several { ranks.heading() + "\n" } else { String::new() };
-    let bound = request.bound(&ranks.stages).map(|bound| bound.line()).unwrap_or_default();
+    let bound = request.bound(&ranks.stages).map(|bound| bound.lines()).unwrap_or_default();
     let plan = ranks.into_stage(args.stage).map_err(refused)?;
     if let Some(path) = &args.out {
         write(path, &json(serde_json::to_string_pretty(&plan))?)?;

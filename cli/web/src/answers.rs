@@ -140,6 +140,7 @@ pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result
     let ranks = request.ranks()?;
     let several = ranks.parallel != Parallel::default();
     let (stages, heading) = (ranks.parallel.pp, several.then(|| ranks.heading()));
+    let at_best = request.bound(&ranks.stages).map(|bound| format!("At best {}.", bound.in_words()));
     let plan = ranks.into_stage(request.stage())?;
     let pictures = plan.pictures(request.device(), layers(request), into, width);
     let planned = match request.engine() {
@@ -161,6 +162,8 @@ pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result
         "ranks": heading,
         "stages": stages,
         "knobs": knobs,
+        "totals": plan.totals_in_words(),
+        "at_best": at_best,
         "stated": stated,
         "usual": usual,
         "notes": request.notes(),

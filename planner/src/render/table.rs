@@ -27,6 +27,24 @@ impl CachePlan {
         text.push_str(&capacity(self));
         text
     }
+
+    /// What a token takes as long as a sequence grows, and what stops growing apart from that.
+    pub fn totals_in_words(&self) -> String {
+        let windows: Vec<(u64, u64)> = self
+            .resources
+            .iter()
+            .filter_map(|resource| match resource.handler.growth() {
+                Growth::Paged { window: Some(window), .. } => Some((resource.bytes_per_token, window.into())),
+                _ => None,
+            })
+            .collect();
+        let windowed: u64 = windows.iter().map(|(bytes, _)| bytes).sum();
+        let full: u64 = windows.iter().map(|(bytes, window)| bytes.saturating_mul(*window)).sum();
+        let per_token = ByteSize(self.totals.kv_bytes_per_token.saturating_sub(windowed));
+        let states = ByteSize(self.totals.state_bytes_per_sequence);
+        let windows = if full > 0 { format!("{} in full windows and ", ByteSize(full)) } else { String::new() };
+        format!("{per_token} per token, {windows}{states} of states per sequence")
+    }
 }
 
 fn header(plan: &CachePlan) -> String {
@@ -170,29 +188,11 @@ fn capacity(plan: &CachePlan) -> String {
                 capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
             ),
         ],
-        vec!["TOTALS".into(), totals(plan)],
+        vec!["TOTALS".into(), plan.totals_in_words()],
         vec!["BYTES".into(), format!("{managed} managed, {unmanaged} unmanaged")],
     ];
     rows.extend(deployment);
     joined(align(&rows, &[]))
-}
-
-/// What a token takes as long as a sequence grows, and what stops growing apart from that.
-fn totals(plan: &CachePlan) -> String {
-    let windows: Vec<(u64, u64)> = plan
-        .resources
-        .iter()
-        .filter_map(|resource| match resource.handler.growth() {
-            Growth::Paged { window: Some(window), .. } => Some((resource.bytes_per_token, window.into())),
-            _ => None,
-        })
-        .collect();
-    let windowed: u64 = windows.iter().map(|(bytes, _)| bytes).sum();
-    let full: u64 = windows.iter().map(|(bytes, window)| bytes.saturating_mul(*window)).sum();
-    let per_token = ByteSize(plan.totals.kv_bytes_per_token.saturating_sub(windowed));
-    let states = ByteSize(plan.totals.state_bytes_per_sequence);
-    let windows = if full > 0 { format!("{} in full windows and ", ByteSize(full)) } else { String::new() };
-    format!("{per_token} per token, {windows}{states} of states per sequence")
 }
 
 fn bytes_or_dash(bytes: u64) -> String {

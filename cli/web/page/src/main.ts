@@ -194,7 +194,8 @@ async function start(): Promise<void> {
       h('b', {}, `${count(capacity.sequences)} sequences`),
       ` of ${count(capacity.tokens_per_sequence)} tokens at once${all}, capped by `,
       h('b', {}, capacity.capped_by),
-      `. ${bytes(plan.totals.kv_bytes_per_token)} per token, ${bytes(plan.totals.state_bytes_per_sequence)} of states per sequence. `,
+      `. ${found.totals}. `,
+      found.at_best === null ? '' : `${found.at_best} `,
       ...found.knobs.map((knob) => turn(knob.change, `${knob.change}${onGpus(knob.change, plan)} would admit ${count(knob.sequences)}`)),
       ...found.notes.map((note) => h('span', { class: 'note' }, note)),
     );

@@ -31,7 +31,6 @@ export interface Plan {
   model: { type: string; layers: number; dtype: string };
   limits: { max_seq_len: number; max_batch_size: number; max_num_tokens: number };
   capacity: { tokens: number | null; sequences: number; tokens_per_sequence: number; capped_by: string };
-  totals: { kv_bytes_per_token: number; state_bytes_per_sequence: number };
   parallel: { tp: number; pp: number; dp: number; ep: number; cp: number };
   deployment?: { devices: number; replicas: number; sequences: number };
 }
@@ -56,6 +55,10 @@ export interface Planned {
   ranks: string | null;
   stages: number;
   knobs: { change: string; sequences: number }[];
+  /** What a token, full windows and the states of a sequence take. */
+  totals: string;
+  /** The bound of speed in words; null where the device's rates are not known. */
+  at_best: string | null;
   stated: Record<string, string>;
   /** What holds of a device where nobody states it. */
   usual: Record<string, string>;
