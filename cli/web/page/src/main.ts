@@ -1,7 +1,7 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
 import { byId, download, h, type Drawing } from './dom';
-import { bytes, count } from './format';
+import { count } from './format';
 import { showCapacity } from './capacity';
 import { fitAnswer, fitForm, prices, showFit } from './fit';
 import { Flags } from './flags';
