@@ -613,6 +613,34 @@ fn without_the_runner_a_device_is_refused(#[case] args: &[&str]) {
     assert!(stderr(&output).contains("there is no cacheplan-gpu beside this command"), "{}", stderr(&output));
 }
 
+/// Figures are written, stand beside those of an earlier run, and fail it where they fall behind.
+#[test]
+fn a_bench_is_compared_with_an_earlier_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).into_os_string().into_string().unwrap();
+    let (first, better, second) = (path("first.json"), path("better.json"), path("second.json"));
+    let output = cacheplan(&["bench", "cache write", "--json", &first]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).lines().all(|line| line.chars().count() <= 100));
+    let mut bench: serde_json::Value = serde_json::from_slice(&std::fs::read(&first).unwrap()).unwrap();
+    let part = bench["figures"][0]["part"].as_f64().unwrap();
+    assert!(part > 0.0 && bench["figures"][0]["limit"] == "copy");
+    bench["figures"][0]["part"] = (part * 100.0).into();
+    std::fs::write(&better, bench.to_string()).unwrap();
+
+    let output = cacheplan(&["bench", "cache write", "--against", &better, "--json", &second]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("more is lost than 0.1") && stderr(&output).contains("of copy before"));
+    assert!(std::fs::exists(&second).unwrap());
+    let allowed = cacheplan(&["bench", "cache write", "--against", &better, "--loss", "0.9999"]);
+    assert!(allowed.status.success(), "{}", stderr(&allowed));
+
+    bench["threads"] = 1000.into();
+    std::fs::write(&better, bench.to_string()).unwrap();
+    let refused = cacheplan(&["bench", "cache write", "--against", &better]);
+    assert!(stderr(&refused).contains("measured with 1000 threads"), "{}", stderr(&refused));
+}
+
 /// What it is asked and what it ends with pass through.
 #[cfg(unix)]
 #[rstest]

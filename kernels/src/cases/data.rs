@@ -1,6 +1,7 @@
 //! What operands hold.
 
-use crate::StateBatch;
+use crate::stored::BlockFormat;
+use crate::{KernelError, StateBatch, StoredMatrix};
 use candle_core::{DType, Device, Result, Tensor};
 
 /// Makes operands.
@@ -26,6 +27,30 @@ impl Data {
         let number = |unit: f32| if dtype == DType::U8 { 128.0 + 127.9 * unit } else { unit };
         let numbers: Vec<f32> = (0..shape.iter().product::<usize>()).map(|_| number(unit(state))).collect();
         Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)
+    }
+
+    /// A matrix of blocks, whose numbers are finite.
+    pub(super) fn stored(
+        &mut self,
+        format: BlockFormat,
+        rows: usize,
+        columns: usize,
+    ) -> std::result::Result<StoredMatrix, KernelError> {
+        let len = rows * (columns / format.elements() * format.bytes());
+        let bytes = match self {
+            Self::Blank => vec![0; len],
+            Self::Random(state) | Self::Dense(state) => {
+                let mut bytes: Vec<u8> = (0..len.div_ceil(4)).flat_map(|_| next(state).to_le_bytes()).collect();
+                bytes.truncate(len);
+                // Without the highest bit of an exponent a float is small; a power of two is a byte of its own.
+                bytes.iter_mut().for_each(|byte| *byte &= 0xbf);
+                if format == BlockFormat::Mxfp4 {
+                    bytes.iter_mut().step_by(format.bytes()).for_each(|exponent| *exponent = 120 + (*exponent & 7));
+                }
+                bytes
+            }
+        };
+        StoredMatrix::new(bytes.into(), format, rows, columns)
     }
 
     /// Whether something lies beside what operands own.
@@ -88,12 +113,17 @@ impl Data {
     }
 }
 
-/// Uniform in `-1..1`, by xorshift64*.
+/// Uniform in `-1..1`.
 fn unit(state: &mut u64) -> f32 {
+    (next(state) >> 8) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// 32 bits, by xorshift64*.
+fn next(state: &mut u64) -> u32 {
     *state ^= *state >> 12;
     *state ^= *state << 25;
     *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
 }
 
 /// The sequences of a step.

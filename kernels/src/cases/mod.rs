@@ -12,7 +12,7 @@ pub use attention::{Attention, CacheWrite, Features, Format, Scales};
 pub use data::{Data, Sequences};
 pub use experts::{Choice, Experts};
 pub use pools::{Move, Pool};
-pub use rows::{Elementwise, Norm, Product};
+pub use rows::{Elementwise, Norm, Product, StoredProduct};
 pub use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};
 
 use crate::{KernelError, Run};

@@ -1,7 +1,8 @@
 //! Ops over rows of activations.
 
 use super::{Case, Sequences, Work, name, tolerance};
-use crate::{GateOrder, RmsNorm, Rows, linear};
+use crate::stored::BlockFormat;
+use crate::{GateOrder, RmsNorm, Rows, StoredMatrix, linear};
 use candle_core::DType;
 
 /// `RmsNorm`: plain over whole rows, or gated over groups.
@@ -106,6 +107,37 @@ impl Product {
             prepare: Box::new(move |data| {
                 let [x, weight] = [data.tensor(&[rows, inputs], input)?, data.tensor(&[outputs, inputs], dtype)?];
                 Ok(Box::new(move |on| Ok(vec![linear(on, &x, &weight)?])))
+            }),
+        }
+    }
+}
+
+/// A product with weights in blocks; the CPU's alone.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredProduct {
+    pub rows: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+    pub format: BlockFormat,
+}
+
+impl StoredProduct {
+    pub fn case(self) -> Case {
+        let Self { rows, inputs, outputs, format } = self;
+        let weight = outputs * (inputs / format.elements() * format.bytes());
+        Case {
+            op: "stored product",
+            sizes: vec![("rows", rows), ("inputs", inputs), ("outputs", outputs)],
+            variant: format!("{format:?}"),
+            tolerance: tolerance(&[DType::F32]),
+            work: Work {
+                bytes: (weight + rows * (inputs + outputs) * size_of::<f32>()) as u64,
+                flops: 2 * (rows * inputs * outputs) as u64,
+            },
+            prepare: Box::new(move |data| {
+                let x = data.tensor(&[rows, inputs], DType::F32)?;
+                let weight = [data.stored(format, outputs, inputs)?];
+                Ok(Box::new(move |_| Ok(vec![StoredMatrix::linear(&x, &weight)?])))
             }),
         }
     }

@@ -269,12 +269,21 @@ block!(
             exponent @ 0..2 => f32::from_bits(0x0020_0000 << exponent),
             exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
         };
-        nibbles(self.quants, out, |quant| {
-            // 0 to 4 one by one, then 6, 8 and 12.
-            let magnitude = quant & 7;
-            let twice = magnitude + magnitude.saturating_sub(4) + 2 * magnitude.saturating_sub(6);
-            f32::from(if quant & 8 == 0 { twice as i8 } else { -(twice as i8) }) * scale
-        });
+        let quants = self.quants;
+        let mut twice = [0i8; 32];
+        for at in 0..16 {
+            twice[at] = (quants[at] & 15) as i8;
+            twice[at + 16] = (quants[at] >> 4) as i8;
+        }
+        // While they are bytes, thirty-two at a time: 0 to 4 one by one, then 6, 8 and 12, and the sign.
+        for twice in &mut twice {
+            let (magnitude, minus) = (*twice as u8 & 7, (*twice as u8 >> 3).wrapping_neg());
+            let number = magnitude + magnitude.saturating_sub(4) + 2 * magnitude.saturating_sub(6);
+            *twice = (number ^ minus).wrapping_sub(minus) as i8;
+        }
+        for (out, twice) in out.iter_mut().zip(twice) {
+            *out = f32::from(twice) * scale;
+        }
     },
     self.exponent != u8::MAX
 );

@@ -148,6 +148,12 @@ fn bf16_value(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
+/// All bits, or none. A compiler may make branches of a `match`, and then loops over it do not vectorise.
+#[inline(always)]
+fn mask(condition: bool) -> u32 {
+    u32::from(condition).wrapping_neg()
+}
+
 /// As [`bf16_value`]. No number on the way is subnormal, since those may be read as zeros.
 #[inline(always)]
 fn f16_value(value: f16) -> f32 {
@@ -159,26 +165,21 @@ fn f16_value(value: f16) -> f32 {
     let exponent = magnitude & EXPONENT;
     let normal = magnitude + REBIAS;
     let small = f32::from_bits(normal + (1 << 23)) - f32::from_bits(113 << 23);
-    let magnitude = match exponent {
-        0 => small.to_bits(),
-        EXPONENT => normal + REBIAS,
-        _ => normal,
-    };
-    f32::from_bits(magnitude | (bits & 0x8000) << 16)
+    let large = normal + (REBIAS & mask(exponent == EXPONENT));
+    let is_small = mask(exponent == 0);
+    f32::from_bits(small.to_bits() & is_small | large & !is_small | (bits & 0x8000) << 16)
 }
 
 /// As [`f16_value`].
 #[inline(always)]
 fn f8_value(value: F8E4M3) -> f32 {
     let bits = u32::from(value.to_bits());
-    let normal = ((bits & 0x7f) << 20) + (120 << 23);
+    let magnitude = bits & 0x7f;
+    let normal = (magnitude << 20) + (120 << 23);
     let small = f32::from_bits(normal + (1 << 23)) - f32::from_bits(121 << 23);
-    let magnitude = match bits & 0x7f {
-        0..8 => small.to_bits(),
-        0x7f => f32::NAN.to_bits(),
-        _ => normal,
-    };
-    f32::from_bits(magnitude | (bits & 0x80) << 24)
+    let large = normal | f32::NAN.to_bits() & mask(magnitude == 0x7f);
+    let is_small = mask(magnitude < 8);
+    f32::from_bits(small.to_bits() & is_small | large & !is_small | (bits & 0x80) << 24)
 }
 
 /// Runs `$body` with `$element` bound to the element type of a floating-point pool of dtype `$dtype`.

@@ -3,30 +3,22 @@
 use super::Bound::{self, Compute, Copy, Read};
 use crate::cases::{
     Attention, CacheWrite, Case, Convolution, DeltaKind, Features, Format, LinearAttention, Mamba2, Move, Pool,
-    Product, Scales, Sequences, Writes,
+    Product, Scales, Sequences, StoredProduct, Writes,
 };
+use crate::stored::BlockFormat;
 use cacheplan_handlers::KvLayout;
-use candle_core::DType::{self, BF16, F32};
+use candle_core::DType::{BF16, F8E4M3, F16, F32};
 
 /// One op at one size, and what is asked of it.
 pub(super) struct Measured {
     pub(super) op: &'static str,
-    pub(super) bound: Bound,
+    /// What may bound it: whichever takes longest.
+    pub(super) bounds: &'static [Bound],
     /// Part of the machine's rate that is asked for.
     pub(super) target: Option<f64>,
     /// Layers that calls go through in turn, so that none finds its state in a cache that a model would have evicted.
     pub(super) layers: usize,
     pub(super) case: Case,
-}
-
-impl Measured {
-    /// Bytes or operations of one call.
-    pub(super) fn work(&self) -> f64 {
-        match self.bound {
-            Compute => self.case.work.flops as f64,
-            Copy | Read => self.case.work.bytes as f64,
-        }
-    }
 }
 
 pub(super) fn all() -> Vec<Measured> {
@@ -47,7 +39,6 @@ pub(super) fn all() -> Vec<Measured> {
     };
     let attention =
         |group, of| Attention { format, group, value_dim: 128, input: F32, features: Features::default() }.case(of);
-    let down = |rows, weight: DType| Product { rows, inputs: 14336, outputs: 4096, input: F32, weight }.case();
     let write = CacheWrite { format, tokens: 4096, input: F32, rotated: None };
     let blocks = Pool { rows: 32, elements: 4 * 2 * 8 * 64 * 128, dtype: F32 };
     let conv = Convolution { channels: 5376, d_conv: 4, dtype: F32, writes };
@@ -62,26 +53,42 @@ pub(super) fn all() -> Vec<Measured> {
         input: F32,
         writes,
     };
+    const COPY: &[Bound] = &[Copy];
+    const READ: &[Bound] = &[Read];
+    const COMPUTE: &[Bound] = &[Compute];
     let all = [
-        ("state update", Copy, None, 4, mamba.case(decode(1, 1))),
-        ("state update", Copy, Some(0.7), 4, mamba.case(decode(16, 1))),
-        ("scan prefill", Compute, Some(0.35), 1, mamba.case(prefill(4096))),
-        ("attention decode", Read, Some(0.7), 4, attention(1, decode(4, 4096))),
-        ("attention decode", Read, Some(0.7), 4, attention(4, decode(4, 4096))),
-        ("attention decode", Read, None, 4, attention(8, decode(4, 4096))),
-        ("attention decode", Read, Some(0.7), 4, attention(4, decode(1, 16384))),
-        ("attention prefill", Compute, None, 1, attention(4, prefill(2048))),
-        ("conv prefill", Copy, Some(0.5), 1, conv.case(prefill(4096))),
-        ("conv update", Copy, None, 4, conv.case(decode(64, 1))),
-        ("delta rule update", Copy, None, 4, delta.case(decode(16, 1))),
-        ("delta rule prefill", Compute, None, 1, delta.case(prefill(2048))),
-        ("linear", Read, None, 1, down(1, F32)),
-        ("linear", Read, None, 1, down(4, F32)),
-        ("linear", Read, None, 1, down(1, BF16)),
-        ("linear", Read, None, 1, down(4, BF16)),
-        ("linear", Read, None, 1, down(16, BF16)),
-        ("cache write", Copy, None, 1, write.case()),
-        ("block copy", Copy, None, 1, blocks.case(Move::Copy)),
+        ("state update", COPY, None, 4, mamba.case(decode(1, 1))),
+        ("state update", COPY, Some(0.7), 4, mamba.case(decode(16, 1))),
+        ("scan prefill", COMPUTE, Some(0.35), 1, mamba.case(prefill(4096))),
+        ("attention decode", READ, Some(0.7), 4, attention(1, decode(4, 4096))),
+        ("attention decode", READ, Some(0.7), 4, attention(4, decode(4, 4096))),
+        ("attention decode", READ, None, 4, attention(8, decode(4, 4096))),
+        ("attention decode", READ, Some(0.7), 4, attention(4, decode(1, 16384))),
+        ("attention prefill", COMPUTE, None, 1, attention(4, prefill(2048))),
+        ("conv prefill", COPY, Some(0.5), 1, conv.case(prefill(4096))),
+        ("conv update", COPY, None, 4, conv.case(decode(64, 1))),
+        ("delta rule update", COPY, None, 4, delta.case(decode(16, 1))),
+        ("delta rule prefill", COMPUTE, None, 1, delta.case(prefill(2048))),
+        ("cache write", COPY, None, 1, write.case()),
+        ("block copy", COPY, None, 1, blocks.case(Move::Copy)),
     ];
-    all.map(|(op, bound, target, layers, case)| Measured { op, bound, target, layers, case }).into()
+    let all = all.map(|(op, bounds, target, layers, case)| Measured { op, bounds, target, layers, case });
+    all.into_iter().chain(products()).collect()
+}
+
+/// A layer's widest product, in every form of the weight, for one sequence and for many.
+fn products() -> impl Iterator<Item = Measured> {
+    const BOUNDS: &[Bound] = &[Read, Compute];
+    const INPUTS: usize = 14336;
+    const OUTPUTS: usize = 4096;
+    let product = |case| Measured { op: "linear", bounds: BOUNDS, target: Some(0.7), layers: 1, case };
+    let rows = [1, 2, 4, 8, 16, 32, 64];
+    let plain = [F32, BF16, F16, F8E4M3].into_iter().flat_map(move |weight| {
+        rows.map(|rows| Product { rows, inputs: INPUTS, outputs: OUTPUTS, input: F32, weight }.case())
+    });
+    let formats = [BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Mxfp4];
+    let stored = formats.into_iter().flat_map(move |format| {
+        rows.map(|rows| StoredProduct { rows, inputs: INPUTS, outputs: OUTPUTS, format }.case())
+    });
+    plain.chain(stored).map(product)
 }

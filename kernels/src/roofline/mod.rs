@@ -2,13 +2,13 @@
 //!
 //! Every figure is measured beside the machine's own: bytes per second over the rate of a plain copy or a plain
 //! read, or floating-point operations per second over the rate of a large matrix product, in the same run.
-//! A copy counts the bytes it reads and the bytes it writes.
+//! A copy counts the bytes it reads and the bytes it writes. What reads and multiplies is bound by what takes longer.
 
 mod cases;
 mod machine;
 
 use crate::backend::Backend;
-use crate::cases::Data;
+use crate::cases::{Data, Work};
 use crate::error::Result;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use machine::Machine;
 
 /// What bounds an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
+pub enum Bound {
     /// Reading and writing memory.
     Copy,
     /// Reading memory.
@@ -25,20 +25,43 @@ enum Bound {
     Compute,
 }
 
+impl Bound {
+    /// Its name in tables and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Read => "read",
+            Self::Compute => "product",
+        }
+    }
+
+    /// Bytes or operations that it counts.
+    fn of(self, work: Work) -> f64 {
+        match self {
+            Self::Copy | Self::Read => work.bytes as f64,
+            Self::Compute => work.flops as f64,
+        }
+    }
+}
+
 /// One measured op.
 #[derive(Clone, Debug)]
-struct Measurement {
+pub struct Measurement {
     /// The op.
-    op: &'static str,
-    /// Its sizes.
+    pub op: &'static str,
+    /// Its sizes by name.
+    pub sizes: Vec<(&'static str, usize)>,
+    /// What else tells it from its neighbours.
+    pub variant: String,
+    /// What bounds it: what takes longest of all that may.
+    pub bound: Bound,
+    /// What one call cannot do without.
+    pub work: Work,
+    /// Both in one line.
     shape: String,
-    /// What bounds it.
-    bound: Bound,
-    /// Bytes or floating-point operations of one call.
-    work: f64,
     /// One call in the best round.
     time: Time,
-    /// As many bytes or operations in the machine's own best round.
+    /// As much work in the machine's own best round.
     machine: Time,
     /// Operations per second that the processor does on registers; of what arithmetic bounds.
     peak: Option<f64>,
@@ -48,13 +71,19 @@ struct Measurement {
 
 impl Measurement {
     /// The headings of the columns that a measurement prints as.
-    fn headings() -> String {
+    pub fn headings() -> String {
         format!(
-            "part: of the machine's own rate (a copy, a read or a product) in the same run, by the wall; processor: the\n\
-             same by processor time; target: the part that is asked; peak: of the processor's registers\n\
+            "bound by: what takes longest of copy, read and product, with the machine's rate in the same run;\n\
+             part: of that rate, by the wall; processor: by processor time; target: what is asked;\n\
+             peak: of the processor's registers\n\
              {:<18} {:>10} {:>13} {:>13} {:>5} {:>9} {:>6} {:>9}",
-            "op", "time", "achieved", "machine", "part", "processor", "target", "peak GF/s"
+            "op", "time", "achieved", "bound by", "part", "processor", "target", "peak GF/s"
         )
+    }
+
+    /// Seconds of one call.
+    pub fn seconds(&self) -> f64 {
+        self.time.wall
     }
 }
 
@@ -63,14 +92,10 @@ impl std::fmt::Display for Measurement {
     /// (of a copy, a read or a product), the part of it by the wall and by processor time, the part asked for, and
     /// beside a product the processor's peak, which no library reaches.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (unit, own) = match self.bound {
-            Bound::Copy => ("GB/s", "copy"),
-            Bound::Read => ("GB/s", "read"),
-            Bound::Compute => ("GF/s", "mm"),
-        };
+        let unit = if self.bound == Bound::Compute { "GF/s" } else { "GB/s" };
         let Self { op, shape, .. } = self;
-        let rate = |time: Time| self.work / time.wall / 1e9;
-        let machine = format!("{own} {:.1}", rate(self.machine));
+        let rate = |time: Time| self.bound.of(self.work) / time.wall / 1e9;
+        let machine = format!("{} {:.1}", self.bound.name(), rate(self.machine));
         write!(f, "{op:<18} {:>7.3} ms {:>8.1} {unit}", self.time.wall * 1e3, rate(self.time))?;
         write!(f, " {machine:>13} {:>5.2} {:>9.2}", self.part(), self.processor_part())?;
         match self.target {
@@ -133,7 +158,7 @@ fn processor_seconds() -> f64 {
 
 impl Measurement {
     /// Part of the machine's own rate, by the wall.
-    fn part(&self) -> f64 {
+    pub fn part(&self) -> f64 {
         self.machine.wall / self.time.wall
     }
 
@@ -166,11 +191,15 @@ impl ReadBuffer {
     }
 }
 
-/// Measures the ops whose name contains `filter`, and hands `report` the lines of a table as soon as they are there:
-/// the headings, and one for each op and shape. No op, no line.
+/// Threads that the ops and the machine's own rates are measured with.
+pub fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
+/// Measures the ops whose name contains `filter`, and hands each to `report` as soon as it is there.
 ///
 /// From then on the process keeps the memory that it frees.
-pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
+pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
     let mut cases = cases::all();
     cases.retain(|measured| measured.op.contains(filter));
     if cases.is_empty() {
@@ -179,18 +208,21 @@ pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
     }
     keep_freed_memory();
     let machine = Machine::new()?;
-    let mut headings = Some(Measurement::headings());
     let on = Backend::Cpu.run();
     for measured in cases {
+        let case = &measured.case;
         let mut data = Data::Dense(1);
-        let calls = (0..measured.layers).map(|_| (measured.case.prepare)(&mut data)).collect::<Result<Vec<_>>>()?;
+        let calls = (0..measured.layers).map(|_| (case.prepare)(&mut data)).collect::<Result<Vec<_>>>()?;
         let mut layers = calls.iter().cycle();
         let mut call = || layers.next().map_or(Ok(()), |call| call(&on).map(drop));
         call()?;
         let never = Time { wall: f64::INFINITY, processor: f64::INFINITY };
-        let (mut time, mut own) = (never, never);
+        let mut limits: Vec<_> = measured.bounds.iter().map(|&bound| (bound, never)).collect();
+        let mut time = never;
         for _ in 0..ROUNDS {
-            own = own.best(machine.seconds_per_unit(measured.bound)?);
+            for (bound, own) in &mut limits {
+                *own = own.best(machine.seconds_per_unit(*bound)?.times(bound.of(case.work)));
+            }
             let watch = Stopwatch::start();
             let mut calls = 0;
             while watch.start.elapsed() < ROUND {
@@ -199,20 +231,21 @@ pub fn run(filter: &str, mut report: impl FnMut(&str)) -> Result<()> {
             }
             time = time.best(watch.stop().times(1.0 / f64::from(calls)));
         }
-        if let Some(headings) = headings.take() {
-            report(&headings);
-        }
-        let measurement = Measurement {
-            op: measured.op,
-            shape: measured.case.to_string(),
-            bound: measured.bound,
-            work: measured.work(),
-            time,
-            machine: own.times(measured.work()),
-            peak: (measured.bound == Bound::Compute).then(machine::peak),
-            target: measured.target,
+        let Some((bound, own)) = limits.into_iter().max_by(|(_, a), (_, b)| a.wall.total_cmp(&b.wall)) else {
+            continue;
         };
-        report(&measurement.to_string());
+        report(&Measurement {
+            op: measured.op,
+            sizes: case.sizes.clone(),
+            variant: case.variant.clone(),
+            bound,
+            work: case.work,
+            shape: case.to_string(),
+            time,
+            machine: own,
+            peak: (bound == Bound::Compute).then(machine::peak),
+            target: measured.target,
+        });
     }
     Ok(())
 }
