@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { defineConfig, type Plugin } from 'vite';
 
-const CONFIGS = new URL('../../tests/fixtures/configs/', import.meta.url);
+const CONFIGS = new URL('../../../tests/fixtures/configs/', import.meta.url);
 
 /** The configs of the zoo, by the names that models have: one file, which the page loads when it opens. */
 function zoo(): Plugin {

@@ -4,7 +4,7 @@
 
 import { readFile, readdir } from 'node:fs/promises';
 
-const CONFIGS = new URL('../../../tests/fixtures/configs/', import.meta.url);
+const CONFIGS = new URL('../../../../tests/fixtures/configs/', import.meta.url);
 const BUDGETS = [
   ['', ''],
   ['max_seq_len = 32768\n', 'h100'],
