@@ -63,7 +63,7 @@ section! {
         #[serde(deserialize_with = "values::tokens")]
         pub max_seq_len: Option<u64>,
         /// The most sequences that run at once.
-        key("--max-batch-size", SEQUENCES, "as many as the memory admits, or 8 without [memory]", "8")
+        key("--max-batch-size", SEQUENCES, "as many as the memory admits, or 8 where no memory is stated", "8")
         pub max_batch_size: Option<u64>,
         /// The most tokens in one step, never below one per sequence.
         key("--max-num-tokens", TOKENS, "2048", "2048")
