@@ -63,4 +63,17 @@ mod tests {
     fn docs_of_people_count(#[case] file: &str, #[case] counted: bool) {
         assert_eq!(is_counted(Path::new(file)), counted);
     }
+
+    #[test]
+    fn the_guide_to_changes_names_files_that_exist() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let guide = std::fs::read_to_string(root.join("docs/where-to-change.md")).expect("the guide is there");
+        let quoted = guide.split('`').skip(1).step_by(2);
+        let is_file = |path: &&str| {
+            !path.contains("NAME")
+                && path.split_once('/').is_some_and(|(top, _)| !top.is_empty() && root.join(top).is_dir())
+        };
+        let missing: Vec<_> = quoted.filter(is_file).filter(|path| !root.join(path).exists()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 }
