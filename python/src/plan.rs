@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, MeasuredLedger, Override, Parallel, PlanRequest, RankPlans,
-    Serving, Target, Values,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, MeasuredLedger, Override, Parallel, PlanRequest,
+    RankPlans, Serving, Target, Values,
 };
 use pyo3::prelude::*;
 
