@@ -27,9 +27,11 @@ fn stderr(output: &Output) -> String {
 }
 
 /// A plan without where it was read.
-fn without_revision(output: &Output) -> String {
+/// The plan without what says where its model was read.
+fn without_place(output: &Output) -> String {
     let plan = String::from_utf8(output.stdout.clone()).unwrap();
-    plan.lines().filter(|line| !line.contains("\"revision\"")).map(|line| line.to_owned() + "\n").collect()
+    let says_where = |line: &str| line.starts_with("    \"revision\"") || line.starts_with("    \"name\"");
+    plan.lines().filter(|line| !says_where(line)).map(|line| line.to_owned() + "\n").collect()
 }
 
 /// As `huggingface_hub` lays it out: files of a snapshot are links to blobs.
@@ -50,9 +52,10 @@ fn a_model_of_the_hubs_cache_is_planned_by_its_name_and_nobody_is_asked() {
     for name in [NAME, "Qwen/Qwen3-0.6B@main", &format!("{NAME}@{COMMIT}")] {
         let by_name = cacheplan(&["plan", name, "--format", "json"], home.path(), None);
         assert!(by_name.status.success(), "{}", stderr(&by_name));
-        assert_eq!(without_revision(&by_name), without_revision(&by_path), "{name}");
+        assert_eq!(without_place(&by_name), without_place(&by_path), "{name}");
         let plan = String::from_utf8(by_name.stdout).unwrap();
         assert!(plan.contains(&format!("\"revision\": \"{NAME}@{COMMIT}\"")), "{name}");
+        assert!(plan.contains(&format!("\"name\": \"{NAME}\"")), "{name}");
     }
 }
 

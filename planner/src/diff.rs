@@ -130,7 +130,7 @@ fn plan_facts(plan: &CachePlan) -> Vec<Fact<'_>> {
     };
     let rollback = plan.rollback.map(|scheme| fact("rollback", Side::Name(scheme.name().into())));
     let facts = [
-        fact("model", Side::Name(plan.model.model_type.clone())),
+        fact("model", Side::Name(plan.model.title())),
         fact("policy", Side::Name(plan.policy.to_string())),
         fact("manager", Side::Name(manager.into())),
     ];

@@ -38,6 +38,12 @@ pub struct FitQuestion {
     pub engines: Vec<EngineSpec>,
 }
 
+impl FitQuestion {
+    /// The devices to choose among where none are named, by name and comma.
+    pub const DEVICES: &'static str =
+        "l4,rtx-4090,rtx-5090,l40s,a100-80gb,rtx-pro-6000,h100,h200,b200,mi300x,mi325x,mi355x";
+}
+
 /// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]

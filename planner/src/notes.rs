@@ -55,6 +55,7 @@ mod tests {
     #[case("workload.checkpoints_per_sequence = 1", &[])]
     fn what_may_not_be_meant_is_said(#[case] text: &str, #[case] expected: &[&str]) {
         let model = ModelInfo {
+            name: None,
             model_type: "m".into(),
             layers: 1,
             dtype: DType::Bf16,

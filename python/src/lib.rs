@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("FIT_DEVICES", cacheplan_planner::FitQuestion::DEVICES)?;
     module.add_class::<model::Model>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<book::CacheBook>()?;

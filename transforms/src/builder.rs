@@ -399,6 +399,7 @@ impl GraphBuilder {
         let weights = self.weight_bytes();
         let draft_layer = weights.and_then(|_| self.draft_layer_bytes());
         let info = ModelInfo {
+            name: None,
             model_type: self.model_type,
             layers: self.layers.len() as u32,
             dtype: self.dtype,

@@ -67,6 +67,9 @@ impl Model {
 /// The facts about a model that a plan refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelInfo {
+    /// What people call it: `org/name` on the Hugging Face hub, else the folder or file that it was read from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// `model_type` of the description, `nemotron_h`.
     #[serde(rename = "type")]
     pub model_type: String,
@@ -87,6 +90,16 @@ pub struct ModelInfo {
     /// shapes; absent for models that take any step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_tokens: Option<u64>,
+}
+
+impl ModelInfo {
+    /// Its name with its type, `granite-4.0-h-small (granitemoehybrid)`; the type alone where it has no name.
+    pub fn title(&self) -> String {
+        match &self.name {
+            Some(name) => format!("{name} ({})", self.model_type),
+            None => self.model_type.clone(),
+        }
+    }
 }
 
 /// How a graph keeps a state from one call to the next: an input, and the output that takes its place.

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     sequences: u64,
 
     /// Devices to choose among
-    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "l4,rtx-4090,rtx-5090,l40s,a100-80gb,rtx-pro-6000,h100,h200,b200,mi300x,mi325x,mi355x", value_parser = device)]
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = FitQuestion::DEVICES, value_parser = device)]
     gpus: Vec<(String, DeviceInfo)>,
 
     /// The most devices

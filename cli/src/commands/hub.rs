@@ -54,6 +54,9 @@ pub(crate) fn read(path: &Path, options: &ReadOptions) -> Result<Result<Model, F
 }
 
 fn at(mut model: Model, revision: Option<String>) -> Model {
+    if let Some((name, _)) = revision.as_deref().and_then(|revision| revision.split_once('@')) {
+        model.info.name = Some(name.to_owned());
+    }
     model.info.revision = revision;
     model
 }

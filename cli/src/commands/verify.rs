@@ -18,6 +18,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
 
+    #[command(flatten)]
+    target: Target,
+
     /// The engine: llama.cpp, which starts without a GPU and without weights; @VERSION for older rules
     #[arg(long, value_name = "ENGINE[@VERSION]")]
     engine: EngineSpec,
@@ -36,7 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let request = args.source.request(&Target::default())?;
+    let request = args.source.request(&args.target)?;
     let predicted = request.predict(args.engine).map_err(refused)?;
     let budget = &request.config().budget;
     let Some(mut arguments) = predicted.arguments(budget) else {

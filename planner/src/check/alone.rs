@@ -97,7 +97,9 @@ fn names(plan: &CachePlan, findings: &mut Findings) {
     const LONGEST: usize = 500;
     let resources = plan.resources.iter().map(|resource| ("resources", resource.name.as_str()));
     let pools = plan.pools.iter().map(|pool| ("pools", pool.id.as_str()));
-    for (place, name) in resources.chain(pools).chain([("model.type", plan.model.model_type.as_str())]) {
+    let model = [("model.type", Some(&plan.model.model_type)), ("model.name", plan.model.name.as_ref())];
+    let model = model.into_iter().filter_map(|(place, name)| Some((place, name?.as_str())));
+    for (place, name) in resources.chain(pools).chain(model) {
         if name.len() > LONGEST || Shown(name).to_string() != name {
             findings.add(Rule::Coverage, place, name, "names of visible characters");
         }

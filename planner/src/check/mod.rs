@@ -165,7 +165,7 @@ fn identity(request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     findings.expect(Rule::Fingerprint, "schema_version", plan.schema_version, SCHEMA_VERSION);
     // A plan that was made by a model's name is that of its files too.
     let revision = request.model.revision.as_ref().or(plan.model.revision.as_ref()).cloned();
-    let model = ModelInfo { revision, ..request.model.clone() };
+    let model = ModelInfo { revision, name: plan.model.name.clone(), ..request.model.clone() };
     findings.expect(Rule::Fingerprint, "model", &plan.model, &model);
     findings.expect(Rule::Fingerprint, "fingerprint", &plan.fingerprint, &request.fingerprint());
     findings.expect(Rule::Fingerprint, "policy", plan.policy, request.budget.grouping.unwrap_or_default());

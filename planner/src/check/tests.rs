@@ -13,6 +13,7 @@ use crate::request::PlanRequest;
 /// Every kind of pool at once: full and windowed pages, states, twins, unpaged tokens.
 fn mixed() -> (ModelInfo, Resources) {
     let model = ModelInfo {
+        name: None,
         model_type: "mixed".into(),
         layers: 6,
         dtype: DType::Bf16,

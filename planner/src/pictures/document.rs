@@ -19,7 +19,7 @@ const WIDTHS: [(&str, f64); 2] = [("wide", 940.0), ("narrow", 350.0)];
 impl CachePlan {
     /// The plan as a document; `layers` are the model's, `curves` those of the same request.
     pub fn html(&self, device: Option<&DeviceInfo>, layers: &[LayerSpec], curves: &Curves) -> String {
-        let title = format!("{} · cacheplan", self.model.model_type);
+        let title = format!("{} · cacheplan", self.model.title());
         let pools = self.pools.iter().map(|pool| {
             let unit = map::units(pool);
             let owner = owner_name(pool.owner).to_owned();
@@ -43,7 +43,7 @@ impl CachePlan {
                 ],
             ),
         ];
-        document(&title, &self.model.model_type, &capacity_heading(self), sections)
+        document(&title, &self.model.title(), &capacity_heading(self), sections)
     }
 }
 

@@ -29,7 +29,7 @@ impl CachePlan {
 
     pub(crate) fn sheet(&self, device: Option<&DeviceInfo>) -> Element {
         let mut sheet = Sheet::new();
-        sheet.text(Label { size: 20.0, ..Label::BOLD }, 30.0, &self.model.model_type);
+        sheet.text(Label { size: 20.0, ..Label::BOLD }, 30.0, &self.model.title());
         sheet.text(Label::PLAIN, LINE, &capacity_heading(self));
         sheet.picture(map::pair(self, device, INNER));
         let planned: u128 = self.ledger.iter().map(|line| u128::from(line.bytes)).sum();

@@ -14,7 +14,7 @@ impl CachePlan {
         let mut text = format!(
             "# Cache plan of {} ({} layers, {}, grouping {})\n\n\
              **{} sequences** of {} tokens{tokens}, capped by {}. {} managed, {} unmanaged.\n",
-            cell(&self.model.model_type),
+            cell(&self.model.title()),
             self.model.layers,
             self.model.dtype,
             self.policy,

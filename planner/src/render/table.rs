@@ -54,8 +54,7 @@ fn header(plan: &CachePlan) -> String {
     };
     let (limits, slots) = (&plan.limits, plan.slots);
     let model = &plan.model;
-    let mut rows =
-        vec![vec!["MODEL".into(), format!("{}, {} layers, {}", model.model_type, model.layers, model.dtype)]];
+    let mut rows = vec![vec!["MODEL".into(), format!("{}, {} layers, {}", model.title(), model.layers, model.dtype)]];
     rows.extend(model.revision.as_ref().map(|revision| vec!["READ AT".into(), revision.clone()]));
     rows.extend([
         vec!["MANAGER".into(), format!("{manager}, grouping {}", plan.policy)],

@@ -13,6 +13,7 @@ pub(crate) struct Model {
 impl Model {
     pub(crate) fn new(model_type: &str, layers: u32) -> Self {
         let info = ModelInfo {
+            name: None,
             model_type: model_type.into(),
             layers,
             dtype: DType::Bf16,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cacheplan import _native
 from cacheplan._plan import Plan, document_text, model
 
-GPUS = ("l4", "rtx-4090", "l40s", "h100", "h200", "b200", "mi300x")
+GPUS = tuple(_native.FIT_DEVICES.split(","))
 
 
 class _Native(Protocol):

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Any, final
 
 __all__ = [
+    "FIT_DEVICES",
     "Array",
     "CacheBook",
     "Fit",
@@ -23,6 +24,7 @@ __all__ = [
     "simulate",
 ]
 
+FIT_DEVICES: str
 __version__: str
 
 @final

@@ -8,9 +8,10 @@ mod onnx;
 mod safetensors;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::Path;
 
-use cacheplan_files::{Limit, Source, SourceError};
+use cacheplan_files::{Limit, Shown, Source, SourceError};
 
 use self::files::Files;
 use self::safetensors::Weights;
@@ -36,11 +37,15 @@ impl Model {
     /// # Errors
     /// See [`FrontendError`]; each names the file and the key.
     pub fn read(path: &Path, options: &ReadOptions) -> Result<Self, FrontendError> {
-        if path.is_dir() {
-            return read_folder(&Files::Folder(path), options);
-        }
-        let folder = path.parent().unwrap_or(Path::new(""));
-        read_file(&Source::open(path)?, &Files::Folder(folder), options)
+        let is_folder = path.is_dir();
+        let mut model = if is_folder {
+            read_folder(&Files::Folder(path), options)?
+        } else {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            read_file(&Source::open(path)?, &Files::Folder(folder), options)?
+        };
+        model.info.name = std::path::absolute(path).ok().and_then(|path| name(&path, is_folder));
+        Ok(model)
     }
 
     /// Reads a model from anywhere: `model` as one file of a known format, which the end of its name tells, and `beside` as
@@ -49,7 +54,9 @@ impl Model {
     /// # Errors
     /// See [`FrontendError`]; each names the source and the key.
     pub fn read_source(model: &Source, beside: &[Source], options: &ReadOptions) -> Result<Self, FrontendError> {
-        read_file(model, &Files::Given(beside), options)
+        let mut read = read_file(model, &Files::Given(beside), options)?;
+        read.info.name = name(Path::new(model.name()), false);
+        Ok(read)
     }
 
     /// Reads the files of a folder from anywhere, with `config.json` and perhaps weights among them.
@@ -74,6 +81,19 @@ impl Model {
     /// See [`FrontendError`].
     pub fn shards(index: &Source) -> Result<BTreeSet<String>, FrontendError> {
         safetensors::shards(index)
+    }
+}
+
+/// What a model is called by where it lies: its folder, or its file where that says more than `config.json` does.
+fn name(path: &Path, is_folder: bool) -> Option<String> {
+    let said = |name: &OsStr| name.to_str().map(|name| Shown(name).to_string());
+    if is_folder {
+        return said(path.file_name()?);
+    }
+    match path.file_stem()?.to_str()? {
+        "-" => None,
+        "config" | "model" | "model.safetensors" => said(path.parent()?.file_name()?),
+        stem => said(stem.as_ref()),
     }
 }
 
@@ -131,4 +151,24 @@ fn no_model(folder: &Files<'_>) -> FrontendError {
         names => format!("name one of its files instead: {}{more}", names.join(", ")),
     };
     FrontendError::NoModel { folder: folder.to_string(), instead }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case("/m/granite-4.0-h-small", true, Some("granite-4.0-h-small"))]
+    #[case("/m/granite-4.0-h-small/config.json", false, Some("granite-4.0-h-small"))]
+    #[case("/m/jamba/model.safetensors.index.json", false, Some("jamba"))]
+    #[case("/m/Qwen3-8B-Q4_K_M.gguf", false, Some("Qwen3-8B-Q4_K_M"))]
+    #[case("config.json", false, None)]
+    #[case("-", false, None)]
+    fn a_model_is_called_as_its_folder_or_file_is(
+        #[case] path: &str,
+        #[case] is_folder: bool,
+        #[case] called: Option<&str>,
+    ) {
+        assert_eq!(name(Path::new(path), is_folder).as_deref(), called);
+    }
 }

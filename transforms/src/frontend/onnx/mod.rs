@@ -38,6 +38,7 @@ pub(super) fn read(source: &Source, options: &ReadOptions) -> Result<Model, Fron
     let lowered = Lowering::new(&name, &lookup).run()?;
     let bytes = graph.initializer.iter().try_fold(0u64, |sum, tensor| sum.checked_add(parameter_bytes(tensor)?));
     let info = ModelInfo {
+        name: None,
         model_type: "onnx".to_owned(),
         layers: lowered.layers.len() as u32,
         dtype: lowered.dtype,
