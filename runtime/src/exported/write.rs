@@ -57,7 +57,7 @@ pub(crate) fn refuse(what: &str, reason: impl Into<String>) -> RuntimeError {
     RuntimeError::Exported { file: "the graph".to_owned(), what: what.to_owned(), reason: reason.into() }
 }
 
-fn port(name: &str, elem_type: i32, shape: &[Option<usize>]) -> ValueInfo {
+pub(super) fn port(name: &str, elem_type: i32, shape: &[Option<usize>]) -> ValueInfo {
     let dim = |size: &Option<usize>| Dimension {
         dim_value: size.map(|size| size as i64),
         dim_param: size.is_none().then(|| "seq".to_owned()),
@@ -234,7 +234,7 @@ impl Writer {
         self.node_with("Transpose", &[x], vec![ints("perm", order)])
     }
 
-    fn unsqueeze(&mut self, x: &str, axes: &[i64]) -> String {
+    pub(crate) fn unsqueeze(&mut self, x: &str, axes: &[i64]) -> String {
         let axes = self.ints(axes);
         self.node("Unsqueeze", &[x, &axes])
     }
