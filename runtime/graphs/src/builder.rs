@@ -351,6 +351,19 @@ impl Builder {
         self.along(Kernel::Softmax, x, at)
     }
 
+    /// The `count` largest or smallest along an axis, and where they stand.
+    pub(crate) fn top(&mut self, x: &Value, at: usize, count: usize, largest: bool) -> Result<Vec<Value>> {
+        let (rows, order) = self.rows(x, &[at])?;
+        let mut shape = rows.shape().to_vec();
+        let width = shape.last_mut().filter(|width| **width >= count);
+        *width.ok_or_else(|| format!("{count} of {} are not there", x.shape()[at]))? = count;
+        let outputs = vec![(Element::Float, shape.clone()), (Element::Int, shape)];
+        let made = self.compute(Kernel::Top { largest }, vec![rows], outputs)?;
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+        made.iter().map(|value| Self::transpose(value, &back)).collect()
+    }
+
     pub(crate) fn cumulative_sum(&mut self, x: &Value, at: usize) -> Result<Value> {
         self.along(Kernel::CumSum, x, at)
     }

@@ -1,6 +1,8 @@
 //! The ops of TensorRT-Edge-LLM's exports, on our own kernels.
 
-use cacheplan_kernels::{Backend, CausalConv1d, Mamba2Scan, ScanInput, StateBatch, StateLayerView, TimeStep};
+use cacheplan_kernels::{
+    Backend, CausalConv1d, LinearAttentionScan, Mamba2Scan, ScanInput, StateBatch, StateDecay, StateLayerView, TimeStep,
+};
 use candle_core::{Device, Tensor};
 
 use crate::tensor::Operand;
@@ -24,6 +26,18 @@ pub(crate) struct Scan {
     d: Option<Tensor>,
     dt_bias: Option<Tensor>,
     softplus: bool,
+}
+
+/// ONNX's `LinearAttention`: query, key, value `[batch, tokens, channels]`, state `[batch, heads, key_dim, value_dim]`,
+/// then decay and beta where it has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearAttention {
+    pub(crate) heads: usize,
+    /// Whether the decay is one per key channel.
+    pub(crate) per_channel: bool,
+    pub(crate) has_decay: bool,
+    pub(crate) has_beta: bool,
+    pub(crate) scale: f32,
 }
 
 fn shown(error: impl std::fmt::Display) -> String {
@@ -157,6 +171,42 @@ impl Scan {
         let scan = Mamba2Scan { a: &self.a, d: self.d.as_ref(), time_step };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let y = scan.run(&Backend::Cpu.run(), &input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
+        fill(state_out, &pool)?;
+        fill(out, &y)
+    }
+}
+
+impl LinearAttention {
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+        let Self { heads, per_channel, has_decay, has_beta, scale } = *self;
+        let [q, k, v, state, rest @ ..] = inputs else { return Err("it takes four inputs or more".to_owned()) };
+        let (&[batch, tokens, _], &[_, _, key_dim, value_dim]) =
+            (q.layout.shape.as_slice(), state.layout.shape.as_slice())
+        else {
+            return Err("its query or its state has not three or four axes".to_owned());
+        };
+        let rows = batch * tokens;
+        let as_rows = |operand: &Operand<'_>| {
+            let values = operand.gathered()?;
+            let width = values.len().checked_div(rows).unwrap_or(0);
+            tensor(values, (rows, width))
+        };
+        let (q, k, v) = (as_rows(q)?, as_rows(k)?, as_rows(v)?);
+        let decay = if has_decay { rest.first().map(as_rows).transpose()? } else { None };
+        let beta = if has_beta { rest.last().map(as_rows).transpose()? } else { None };
+        let all = vec![0.0; heads];
+        let decay = match &decay {
+            None => StateDecay::Fixed(&all),
+            Some(decay) if per_channel => StateDecay::PerChannel(decay),
+            Some(decay) => StateDecay::PerHead(decay),
+        };
+        let elems = heads * key_dim * value_dim;
+        let view = StateLayerView::matrix(elems, 0, [heads, key_dim, value_dim]);
+        let pool = tensor(state.gathered()?, (batch, elems))?;
+        let ends: Vec<u32> = (0..=batch).map(|sequence| (sequence * tokens) as u32).collect();
+        let slots: Vec<i32> = (0..batch as i32).collect();
+        let scan = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: beta.as_ref(), scale, l2_norm: false };
+        let y = scan.run(&Backend::Cpu.run(), &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
         fill(state_out, &pool)?;
         fill(out, &y)
     }

@@ -20,7 +20,7 @@ use crate::tensor::{Element, Value};
 const COMPUTED: usize = 1 << 21;
 
 /// Versions of the standard operators that are run.
-const OPSETS: std::ops::RangeInclusive<i64> = 13..=24;
+const OPSETS: std::ops::RangeInclusive<i64> = 13..=27;
 
 /// A graph that can be run.
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! What the steps of a program compute, over buffers that are there already.
 
 use cacheplan_kernels::Matrix;
+use candle_core::cpu::erf::erf_f32;
 
-use crate::custom::{Convolution, Scan};
+use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::layout::Layout;
 use crate::nest::{Nest, Row};
 use crate::tensor::{Data, Operand, Slice};
@@ -30,6 +31,11 @@ pub(crate) enum Kernel {
     Reduce(Reduce),
     CumSum,
     Softmax,
+    /// Of each row the largest, or the smallest, and where they stand.
+    Top {
+        largest: bool,
+    },
+    LinearAttention(LinearAttention),
     Convolution(Box<Convolution>),
     Scan(Box<Scan>),
 }
@@ -39,7 +45,7 @@ impl Kernel {
     pub(crate) fn depth(&self) -> usize {
         match self {
             Self::MatMul { a, .. } => a.shape.last().copied().unwrap_or(1).max(1),
-            Self::Convolution(_) | Self::Scan(_) => 1 << 10,
+            Self::Convolution(_) | Self::Scan(_) | Self::LinearAttention(_) => 1 << 10,
             _ => 1,
         }
     }
@@ -49,6 +55,7 @@ impl Kernel {
 pub(crate) enum Unary {
     Abs,
     Cos,
+    Erf,
     Exp,
     Log,
     Neg,
@@ -142,6 +149,12 @@ pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data])
         (Kernel::Reduce(op), [Data::Float(out)]) => reduce(*op, inputs[0].rows()?, out),
         (Kernel::CumSum, [Data::Float(out)]) => cumulative(inputs[0].rows()?, inputs[0].layout, out),
         (Kernel::Softmax, [Data::Float(out)]) => softmax(inputs[0].rows()?, inputs[0].layout, out),
+        (Kernel::Top { largest }, [Data::Float(values), Data::Int(places)]) => {
+            top(*largest, inputs[0].rows()?, inputs[0].layout, values, places);
+        }
+        (Kernel::LinearAttention(attention), [Data::Float(out), Data::Float(state)]) => {
+            attention.run(inputs, out, state)?;
+        }
         (Kernel::Convolution(convolution), [Data::Float(out), Data::Float(state)]) => {
             convolution.run(inputs, out, state)?;
         }
@@ -201,6 +214,7 @@ fn unary(op: Unary, nest: &Nest, x: &[f32], out: &mut [f32]) {
     match op {
         Unary::Abs => map(nest, x, out, f32::abs),
         Unary::Cos => map(nest, x, out, f32::cos),
+        Unary::Erf => map(nest, x, out, erf_f32),
         Unary::Exp => map(nest, x, out, f32::exp),
         Unary::Log => map(nest, x, out, f32::ln),
         Unary::Neg => map(nest, x, out, |x| -x),
@@ -451,5 +465,21 @@ fn softmax(x: &[f32], layout: &Layout, out: &mut [f32]) {
         out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - top).exp());
         let scale = 1.0 / out.iter().sum::<f32>();
         out.iter_mut().for_each(|out| *out *= scale);
+    }
+}
+
+/// Of equal numbers the earlier one comes first.
+fn top(largest: bool, x: &[f32], layout: &Layout, values: &mut [f32], places: &mut [i64]) {
+    let width = layout.shape.last().copied().unwrap_or(1).max(1);
+    let count = values.len() / (x.len() / width).max(1);
+    let mut order: Vec<usize> = Vec::with_capacity(width);
+    let rows = values.chunks_exact_mut(count.max(1)).zip(places.chunks_exact_mut(count.max(1)));
+    for (x, (values, places)) in x.chunks_exact(width).zip(rows) {
+        order.clear();
+        order.extend(0..width);
+        order.sort_by(|&a, &b| if largest { x[b].total_cmp(&x[a]) } else { x[a].total_cmp(&x[b]) });
+        for ((value, place), &at) in values.iter_mut().zip(places).zip(&order) {
+            (*value, *place) = (x[at], at as i64);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use cacheplan_transforms::onnx::TensorProto;
 
 use crate::builder::{Builder, Result, axis, constant};
-use crate::custom::{Convolution, Scan};
+use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary};
 use crate::layout::count;
 use crate::node::Node;
@@ -36,6 +36,7 @@ fn operator(name: &str) -> Option<Operator> {
         "CumSum" => Operator::One(cumulative_sum),
         "Div" => Operator::Binary(Binary::Div),
         "Equal" => Operator::Compare(Compare::Equal),
+        "Erf" => Operator::Unary(Unary::Erf),
         "Exp" => Operator::Unary(Unary::Exp),
         "Expand" => Operator::One(expand),
         "Flatten" => Operator::One(flatten),
@@ -47,6 +48,7 @@ fn operator(name: &str) -> Option<Operator> {
         "IsNaN" => Operator::One(|builder, call| builder.is_nan(call.input(0)?)),
         "Less" => Operator::Compare(Compare::Less),
         "LessOrEqual" => Operator::Compare(Compare::LessOrEqual),
+        "LinearAttention" | "com.microsoft.LinearAttention" => Operator::Many(linear_attention),
         "Log" => Operator::Unary(Unary::Log),
         "MatMul" => Operator::One(|builder, call| builder.matmul(call.input(0)?, call.input(1)?)),
         "Max" => Operator::Binary(Binary::Max),
@@ -76,6 +78,7 @@ fn operator(name: &str) -> Option<Operator> {
         "Squeeze" => Operator::One(squeeze),
         "Sub" => Operator::Binary(Binary::Sub),
         "Tanh" => Operator::Unary(Unary::Tanh),
+        "TopK" => Operator::Many(top),
         "Transpose" => Operator::One(transpose),
         "Unsqueeze" => Operator::One(unsqueeze),
         "Where" => Operator::One(|builder, call| builder.choose(call.input(0)?, call.input(1)?, call.input(2)?)),
@@ -231,6 +234,13 @@ fn squeeze(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
         return Err(format!("axis {at} has {size} elements and cannot go"));
     }
     builder.reshape(x, shape.filter(|&(at, &size)| !goes(at, size)).map(|(_, &size)| size).collect())
+}
+
+fn top(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let at = axis(call.node.int("axis").unwrap_or(-1), x.layout.rank())?;
+    let [count] = sizes(&call.ints(1)?)?[..] else { return Err("its number is not one".to_owned()) };
+    builder.top(x, at, count, call.node.int("largest").unwrap_or(1) != 0)
 }
 
 fn transpose(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
@@ -521,4 +531,55 @@ fn scan(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
     let inputs = [x, b, c, dt, state, lengths].map(Value::clone).to_vec();
     let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
     builder.compute(Kernel::Scan(Box::new(scan)), inputs, outputs)
+}
+
+/// query, key, value `[batch, tokens, channels]`, past state `[batch, heads, key_dim, value_dim]`, decay, beta.
+fn linear_attention(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+    let heads = |name: &str| call.node.int(name).and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+    let (heads, q_heads) = (heads("kv_num_heads"), heads("q_num_heads"));
+    if heads == 0 || heads != q_heads {
+        return Err(format!("{q_heads} heads of queries over {heads} of keys are not run, only as many of both"));
+    }
+    let (q, k, v) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let (&[batch, tokens, keys], &[_, _, values]) = (q.shape(), v.shape()) else {
+        return Err("its inputs have not three axes".to_owned());
+    };
+    let (key_dim, value_dim) = (keys / heads, values / heads);
+    let state_shape = vec![batch, heads, key_dim, value_dim];
+    let state = match call.get(3) {
+        Some(state) => state.clone(),
+        None => Builder::filled(Data::Float(vec![0.0]), &state_shape)?,
+    };
+    let fits = [q, k, v].iter().zip([keys, keys, values]).all(|(x, width)| x.shape() == [batch, tokens, width])
+        && (key_dim * heads, value_dim * heads) == (keys, values)
+        && state.shape() == state_shape;
+    if !fits {
+        let shapes = [q, k, v, &state].map(Value::shape);
+        return Err(format!("query, key, value and state of {shapes:?} do not go together in {heads} heads"));
+    }
+    let rule = call.node.text("update_rule").unwrap_or("gated_delta");
+    let (has_decay, has_beta) = match rule {
+        "linear" => (false, false),
+        "gated" => (true, false),
+        "delta" => (false, true),
+        "gated_delta" => (true, true),
+        other => return Err(format!("its rule is {other}; linear, gated, delta and gated_delta are run")),
+    };
+    let mut inputs = vec![q.clone(), k.clone(), v.clone(), state];
+    let mut per_channel = false;
+    if has_decay {
+        let decay = call.input(4)?;
+        per_channel = decay.shape() == [batch, tokens, keys] && key_dim > 1;
+        if !per_channel && decay.shape() != [batch, tokens, heads] {
+            return Err(format!("its decay is {:?}", decay.shape()));
+        }
+        inputs.push(decay.clone());
+    }
+    if has_beta {
+        inputs.push(Builder::expand(call.input(5)?, &[batch, tokens, heads])?);
+    }
+    let scale = call.node.float("scale").filter(|&scale| scale != 0.0).unwrap_or(1.0 / (key_dim as f32).sqrt());
+    let kernel = LinearAttention { heads, per_channel, has_decay, has_beta, scale };
+    let outputs = vec![(Element::Float, v.shape().to_vec()), (Element::Float, state_shape)];
+    builder.compute(Kernel::LinearAttention(kernel), inputs, outputs)
 }
