@@ -132,4 +132,6 @@ pub enum StatePart {
     FixedKeys,
     /// Values, in the same way, which are the other half.
     FixedValues,
+    /// Latents of all layers, from which keys and values are made, in the same way; they are the whole state.
+    FixedLatents,
 }

@@ -61,6 +61,9 @@ pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<
         (StatePart::FixedKeys, &[Some(layers), Some(1), Some(heads), Some(tokens), Some(head_dim)]) => {
             Some(CacheUse::new(layer, Kind::State, [2, layers, heads, tokens, head_dim]))
         }
+        (StatePart::FixedLatents, &[Some(layers), Some(1), Some(heads), Some(tokens), Some(width)]) => {
+            Some(CacheUse::new(layer, Kind::State, [1, layers, heads, tokens, width]))
+        }
         (StatePart::Keys, &[_, Some(heads), None, Some(head_dim)]) => {
             Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
         }
@@ -76,7 +79,9 @@ pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<
 pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count: usize) -> Option<Vec<f32>> {
     match state.part {
         StatePart::Keys | StatePart::Values => made.narrow(2, past, count)?.floats(),
-        StatePart::FixedKeys | StatePart::FixedValues => made.narrow(3, past, count)?.floats(),
+        StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents => {
+            made.narrow(3, past, count)?.floats()
+        }
         _ => made.floats(),
     }
 }

@@ -14,7 +14,8 @@ pub(super) const STATIC_KV: &str = "static_kv";
 /// `[layers, 1, heads, tokens, head_dim]`, before and after a call.
 pub(super) struct FixedCache<'a> {
     pub(super) key: State<'a>,
-    pub(super) value: State<'a>,
+    /// Absent where keys and values are made of one latent.
+    pub(super) value: Option<State<'a>>,
     pub(super) layers: u64,
     pub(super) heads: u64,
     pub(super) tokens: u64,
@@ -23,12 +24,17 @@ pub(super) struct FixedCache<'a> {
 }
 
 impl<'a> FixedCache<'a> {
-    /// The pair of states whose shapes are known to the last axis and stay the same.
+    /// The pair of states whose shapes are known to the last axis and stay the same, or one alone that is of latents.
     pub(super) fn find(file: &str, lookup: &Lookup<'a>, states: &States<'a>) -> Result<Option<Self>, FrontendError> {
         for key in states.iter() {
             let Some(([layers, batch, heads, tokens, head_dim], dtype)) = shape(lookup, key) else { continue };
-            let value = key_to_value(key.input).and_then(|name| states.of(&name).cloned());
-            let Some(value) = value.filter(|value| shape(lookup, value) == shape(lookup, key)) else { continue };
+            let value = match key_to_value(key.input) {
+                None if heads == 1 && is_latent(key) => None,
+                name => match name.and_then(|name| states.of(&name).cloned()) {
+                    Some(value) if shape(lookup, &value) == shape(lookup, key) => Some(value),
+                    _ => continue,
+                },
+            };
             if batch != 1 {
                 let node = format!("state `{}`", key.input);
                 let reason = format!(
@@ -42,17 +48,29 @@ impl<'a> FixedCache<'a> {
         Ok(None)
     }
 
-    pub(super) fn bindings(&self) -> [StateBinding; 2] {
-        [(&self.key, StatePart::FixedKeys), (&self.value, StatePart::FixedValues)].map(|(state, part)| {
+    pub(super) fn bindings(&self) -> impl Iterator<Item = StateBinding> {
+        let key = if self.value.is_some() { StatePart::FixedKeys } else { StatePart::FixedLatents };
+        let value = self.value.iter().map(|value| (value, StatePart::FixedValues));
+        std::iter::once((&self.key, key)).chain(value).map(|(state, part)| {
             let (input, output) = (state.input.to_owned(), state.output.to_owned());
             StateBinding { input, output, layer: 0, part }
         })
+    }
+
+    /// Tensors of a layer: keys and values, or latents.
+    pub(super) fn factor(&self) -> u64 {
+        1 + u64::from(self.value.is_some())
     }
 
     /// A graph whose number of tokens is open takes as many as the cache has room for.
     pub(super) fn step_tokens(&self, lookup: &Lookup<'_>) -> u64 {
         lookup.size("input_ids", 1).unwrap_or(self.tokens)
     }
+}
+
+/// Whether a state says by its name that it is of latents.
+fn is_latent(state: &State<'_>) -> bool {
+    state.input.split(['.', '_', '/', ':']).any(|word| matches!(word, "latent" | "latents"))
 }
 
 fn shape(lookup: &Lookup<'_>, state: &State<'_>) -> Option<([u64; 5], DType)> {

@@ -166,7 +166,7 @@ impl<'a> Lowering<'a> {
     fn fixed_cache(&mut self) {
         let Some(fixed) = &self.fixed else { return };
         let FixedCache { layers, heads, tokens, head_dim, .. } = *fixed;
-        self.explained.extend([fixed.key.input, fixed.value.input]);
+        self.explained.extend(std::iter::once(&fixed.key).chain(&fixed.value).map(|state| state.input));
         self.bindings.extend(fixed.bindings());
         let (key, dtype) = (fixed.key.input, fixed.dtype);
         let mut op = Op::new(Name::new(Some(0), STATIC_KV), Op::VIEW);
@@ -174,7 +174,7 @@ impl<'a> Lowering<'a> {
             op = op.input("x", tensor);
         }
         let view = self.graph.add_op(op);
-        let shape = [2, layers, heads, tokens, head_dim].map(Extent::Known);
+        let shape = [fixed.factor(), layers, heads, tokens, head_dim].map(Extent::Known);
         let shape = std::iter::once(Extent::BATCH).chain(shape).collect();
         let state = self.graph.add_output(view, Name::new(Some(0), STATIC_KV), shape, dtype);
         let op = Op::new(Name::new(Some(0), STATIC_KV), Op::STATE).input("state", state);

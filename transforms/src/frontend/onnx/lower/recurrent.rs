@@ -39,6 +39,7 @@ impl<'a> Lowering<'a> {
         if let Some(beta) = node.at(5) {
             op = op.input("beta", self.reshaped(layer, beta, "linear_attn.beta", &[heads]));
         }
+        self.bind(state, layer, StatePart::Recurrence);
         let op = self.with_state_dtype(op, state);
         self.stateful(node, op, layer, "linear_attention");
         Ok(())
