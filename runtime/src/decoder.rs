@@ -15,7 +15,7 @@ use crate::cache_use::CacheUse;
 use crate::device_steps::{DeviceSteps, Place};
 use crate::drafts::Drafts;
 use crate::error::RuntimeError;
-use crate::exported::{Writer, int, refuse};
+use crate::exported::{GraphForm, Writer, int, refuse};
 use crate::inputs::{HostStep, StepInputs};
 use crate::layers::{Linear, RmsNorm};
 use crate::prediction::PredictionLayer;
@@ -66,12 +66,12 @@ pub(crate) trait TextModel: Debug + Send + Sync {
         true
     }
 
-    /// The model as an ONNX graph over caches of `max_cache_len` tokens, for calls of `tokens` tokens or of any number.
+    /// The model as an ONNX graph over caches of fixed shapes.
     ///
     /// # Errors
     /// A model that is no sequence of blocks, a layer that has no nodes.
-    fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
-        let _ = (tokens, max_cache_len);
+    fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+        let _ = form;
         Err(refuse("the model", "it is a graph already"))
     }
 
@@ -241,8 +241,8 @@ impl Decoder {
     ///
     /// # Errors
     /// As there.
-    pub fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
-        self.text.to_graph(tokens, max_cache_len)
+    pub fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+        self.text.to_graph(form)
     }
 
     /// The caches that its layers keep, in their order.
@@ -336,13 +336,14 @@ impl Decoder {
 }
 
 impl TextModel for Blocks {
-    fn to_graph(&self, tokens: Option<usize>, max_cache_len: usize) -> Result<ModelProto, RuntimeError> {
-        let mut writer = Writer::new(tokens, max_cache_len);
+    fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+        let mut writer = Writer::new(form);
         let embedding = self.embedding.computed()?;
         let hidden = embedding.dim(1)?;
         let embedding = writer.weight(&embedding)?;
         let embedded = writer.node_with("Gather", &[&embedding, "input_ids"], vec![int("axis", 0)]);
         let mut x = writer.scaled(&embedded, self.embedding_scale);
+        writer.set_embedded(&x);
         for block in &self.blocks {
             x = block.trace(&mut writer, &x)?;
         }

@@ -112,12 +112,14 @@ pub enum RuntimeError {
         limit: usize,
     },
     /// A size of an export that it cannot have.
-    #[error("{what} of {found} tokens cannot be exported; it must be from 1 to {most}, {bound}")]
+    #[error("{what} of {found} {unit} cannot be exported; it must be from 1 to {most}, {bound}")]
     OutOfRange {
         /// Of what.
         what: &'static str,
         /// The size.
         found: u64,
+        /// What it counts.
+        unit: &'static str,
         /// The most that would do.
         most: u64,
         /// What bounds it.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cacheplan::runtime::{GraphExport, RuntimeError};
+use cacheplan::runtime::{GraphDType, GraphExport, RuntimeError};
 use cacheplan::transforms::ReadOptions;
 
 use crate::commands::hub;
@@ -25,9 +25,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     max_cache_len: u64,
 
+    /// Sequences of a call, each with its own positions; `run` takes graphs of one
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    max_batch_size: u64,
+
+    /// Weights, activations and caches; without it f16 of models in bf16 or f16, else f32
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<Numbers>,
+
     /// The folder to write the graphs to
     #[arg(long, short, value_name = "DIR")]
     out: PathBuf,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Numbers {
+    F32,
+    F16,
 }
 
 #[derive(Clone)]
@@ -45,7 +59,16 @@ fn bucket(text: &str) -> Result<Bucket, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
-    let export = GraphExport { buckets, max_cache_len: args.max_cache_len, read: ReadOptions::default() };
+    let export = GraphExport {
+        buckets,
+        max_cache_len: args.max_cache_len,
+        max_batch_size: args.max_batch_size,
+        dtype: args.dtype.map(|dtype| match dtype {
+            Numbers::F32 => GraphDType::F32,
+            Numbers::F16 => GraphDType::F16,
+        }),
+        read: ReadOptions::default(),
+    };
     let files = progress::during("writing the graphs", || export.write(&args.model, &args.out));
     let files = files.map_err(|error| match error {
         RuntimeError::Frontend(error) => unread(&args.model, error),

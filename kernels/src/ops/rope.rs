@@ -141,6 +141,11 @@ impl Rope {
         Self { layout: RopeLayout::Interleaved, ..self }
     }
 
+    /// Whether neighbours are rotated together.
+    pub fn is_interleaved(&self) -> bool {
+        self.layout == RopeLayout::Interleaved
+    }
+
     /// Elements of a head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inverse_frequencies.len()

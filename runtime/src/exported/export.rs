@@ -4,13 +4,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cacheplan_files::replace;
+use cacheplan_handlers::DType as Stored;
 use cacheplan_transforms::onnx::{KeyValue, ModelProto};
 use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device};
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::write::refuse;
+use super::write::{GraphDType, GraphForm, refuse};
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::weights::{WeightError, Weights};
@@ -19,6 +20,8 @@ use crate::weights::{WeightError, Weights};
 const INSIDE: usize = 1 << 30;
 /// The longest cache: a mask of so many tokens is within the graph.
 const MAX_CACHE_LEN: u64 = 1 << 20;
+/// The most sequences of a call.
+const MAX_BATCH_SIZE: u64 = 1 << 12;
 
 /// What to export of a model.
 #[derive(Clone, Debug)]
@@ -27,6 +30,10 @@ pub struct GraphExport {
     pub buckets: Vec<Option<u64>>,
     /// Tokens that the caches hold.
     pub max_cache_len: u64,
+    /// Sequences of a call. Of more than one each has its own positions.
+    pub max_batch_size: u64,
+    /// What weights, activations and caches are; where it is not said f16 of models whose own are 16 bits wide, else f32.
+    pub dtype: Option<GraphDType>,
     /// Assumptions and descriptions for the front-end.
     pub read: ReadOptions,
 }
@@ -37,22 +44,29 @@ impl GraphExport {
     /// Weights are invented where the folder has none.
     ///
     /// # Errors
-    /// A model that cannot be loaded, a layer that cannot be exported, a bucket beyond the cache, a file that cannot be
-    /// written.
+    /// A model that cannot be loaded, a layer that cannot be exported, a weight beyond f16, a bucket beyond the cache, a
+    /// file that cannot be written.
     pub fn write(&self, path: &Path, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
-        let within = |what, found, most, bound| match found {
+        let within = |what, found, unit, most, bound| match found {
             found if (1..=most).contains(&found) => Ok(()),
-            found => Err(RuntimeError::OutOfRange { what, found, most, bound }),
+            found => Err(RuntimeError::OutOfRange { what, found, unit, most, bound }),
         };
-        within("a cache", self.max_cache_len, MAX_CACHE_LEN, "the longest one")?;
+        let tokens = |what, found, most, bound| within(what, found, "tokens", most, bound);
+        tokens("a cache", self.max_cache_len, MAX_CACHE_LEN, "the longest one")?;
+        within("a batch", self.max_batch_size, "sequences", MAX_BATCH_SIZE, "the largest one")?;
         let mut sizes = self.buckets.iter().flatten();
-        sizes.try_for_each(|&size| within("a bucket", size, self.max_cache_len, "what the cache holds"))?;
+        sizes.try_for_each(|&size| tokens("a bucket", size, self.max_cache_len, "what the cache holds"))?;
         let model = Model::read(path, &self.read)?;
         let weights = match Weights::of_model(path, DType::F32, &Device::Cpu) {
             Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),
             read => read?,
         };
         let decoder = Decoder::load(&model, &weights)?;
+        let dtype = self.dtype.unwrap_or(match model.info.dtype {
+            Stored::F16 | Stored::Bf16 => GraphDType::F16,
+            _ => GraphDType::F32,
+        });
+        let (max_cache_len, batch) = (self.max_cache_len as usize, self.max_batch_size as usize);
         let failed = |error: std::io::Error| refuse(&out.display().to_string(), error.to_string());
         std::fs::create_dir_all(out).map_err(failed)?;
         let mut files = Vec::new();
@@ -63,7 +77,7 @@ impl GraphExport {
                 Some(size) => format!("prefill_{size}"),
             };
             let tokens = bucket.map(|size| size as usize);
-            let graph = decoder.to_graph(tokens, self.max_cache_len as usize)?;
+            let graph = decoder.to_graph(GraphForm { tokens, batch, max_cache_len, dtype })?;
             files.push(save(graph, out, &name, INSIDE)?);
         }
         Ok(files)
@@ -105,7 +119,8 @@ mod tests {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/static_cache/qwen3");
         let read = Model::read(&model, &ReadOptions::default()).unwrap();
         let weights = Weights::open(&model, DType::F32, &Device::Cpu).unwrap();
-        let graph = || Decoder::load(&read, &weights).unwrap().to_graph(Some(1), 32).unwrap();
+        let form = GraphForm { tokens: Some(1), batch: 1, max_cache_len: 32, dtype: GraphDType::F32 };
+        let graph = || Decoder::load(&read, &weights).unwrap().to_graph(form).unwrap();
         let inside = save(graph(), folder.path(), "inside", INSIDE).unwrap();
         let beside = save(graph(), folder.path(), "beside", 0).unwrap();
         let size = |file: &Path| std::fs::metadata(file).unwrap().len();

@@ -4,7 +4,9 @@
 //! pools hold of the sequence ([`state`]) and gives back what is new, which alone is written.
 
 mod bucket;
+mod experts;
 mod export;
+mod linear_attention;
 pub(crate) mod recurrent;
 mod state;
 mod write;
@@ -20,9 +22,12 @@ use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
 
 use self::bucket::{Call, calls};
+pub(crate) use self::experts::{Chosen, Stack};
 pub use self::export::GraphExport;
+pub(crate) use self::linear_attention::{Decay, Recurrence};
 use self::state::{Pools, StateInput};
 pub(crate) use self::write::{Attending, Writer, int, refuse};
+pub use self::write::{GraphDType, GraphForm};
 use crate::cache_use::CacheUse;
 use crate::decoder::TextModel;
 use crate::error::{ConfigError, RuntimeError};
@@ -86,6 +91,9 @@ impl Role {
     }
 }
 
+/// Tokens of a step that is planned where graphs that keep no keys do not say, as in other plans.
+const STEP_TOKENS: u64 = 2048;
+
 /// The graphs in a folder.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     let name = folder.display().to_string();
@@ -111,22 +119,29 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
     let files = files(folder)?;
     let mut largest: Option<(u64, Model)> = None;
     for file in &files {
-        let model = Model::read(file, &ReadOptions::default())?;
-        let Some(step_tokens) = model.info.step_tokens else {
-            return Err(refuse(file, "its caches have no fixed shapes; run it by itself".to_owned()));
+        let mut model = Model::read(file, &ReadOptions::default())?;
+        let replaced = |part| matches!(part, StatePart::Convolution | StatePart::Recurrence);
+        let only_replaced = !model.states.is_empty() && model.states.iter().all(|state| replaced(state.part));
+        let step_tokens = match model.info.step_tokens {
+            Some(tokens) => tokens,
+            // States of one size reach as far as the model does.
+            None if only_replaced => STEP_TOKENS,
+            None => return Err(refuse(file, "its caches have no fixed shapes; run it by itself".to_owned())),
         };
-        let only_keys =
-            model.states.iter().all(|state| matches!(state.part, StatePart::FixedKeys | StatePart::FixedValues));
+        let is_fixed = |part| matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents);
+        let only_keys = model.states.iter().all(|state| is_fixed(state.part));
         if only_keys && model.info.layers != native.info.layers {
             let (own, its) = (native.info.layers, model.info.layers);
             return Err(refuse(file, format!("it keeps keys of {its} layers, the model has {own}")));
         }
+        model.info.step_tokens = Some(step_tokens);
         if largest.as_ref().is_none_or(|(tokens, _)| *tokens < step_tokens) {
             largest = Some((step_tokens, model));
         }
     }
     let (_, mut model) = largest.ok_or_else(|| refuse(folder, "there is no .onnx file in this folder".to_owned()))?;
     // What is not in a graph is the model's own.
+    model.info.max_position_embeddings = model.info.max_position_embeddings.or(native.info.max_position_embeddings);
     model.vocab_size = native.vocab_size;
     model.hidden_size = native.hidden_size;
     model.config = native.config.clone();

@@ -6,40 +6,19 @@ use cacheplan_transforms::onnx::{FunctionProto, TensorProto};
 
 use super::write::{Writer, int};
 
-/// A writer of a function's body.
-fn body() -> Writer {
-    Writer::new(None, 0)
-}
-
 /// The input as f32.
 fn wide(w: &mut Writer, x: &str) -> String {
     w.node_with("Cast", &[x], vec![int("to", TensorProto::FLOAT.into())])
 }
 
-/// How many tokens there are in `x` `[batch, tokens, …]`, `[1]`.
-fn tokens_of(w: &mut Writer, x: &str) -> String {
-    w.node_with("Shape", &[x], vec![int("start", 1), int("end", 2)])
-}
-
-/// The tokens of each sequence that count, `[batch]`. One token counts whatever is said: runtimes give a decoding step
-/// the length of the whole context.
-fn counted(w: &mut Writer, lengths: &str, tokens: &str) -> String {
-    let (zero, one) = (w.ints(&[0]), w.ints(&[1]));
-    let lengths = w.node_with("Cast", &[lengths], vec![int("to", TensorProto::INT64.into())]);
-    let positive = w.node("Max", &[&lengths, &zero]);
-    let there = w.node("Min", &[&positive, tokens]);
-    let decodes = w.node("Equal", &[tokens, &one]);
-    w.node("Where", &[&decodes, &one, &there])
-}
-
 /// x `[batch, tokens, channels]`, weight `[channels, 1, d_conv]`, bias, state `[batch, channels, d_conv]`, lengths
 /// `[batch]`.
 pub(crate) fn causal_conv1d(d_conv: usize) -> FunctionProto {
-    let mut w = body();
+    let mut w = Writer::of_function();
     let [x, weight, bias, state] = ["x", "weight", "bias", "state"].map(|name| wide(&mut w, name));
     let x = w.transpose(&x, &[0, 2, 1]);
     let history = w.node_with("Concat", &[&state, &x], vec![int("axis", 2)]);
-    let tokens = tokens_of(&mut w, "x");
+    let tokens = w.tokens_of("x");
     let two = w.ints(&[2]);
     let mut sum = w.unsqueeze(&bias, &[0, 2]);
     for tap in 0..d_conv as i64 {
@@ -56,14 +35,12 @@ pub(crate) fn causal_conv1d(d_conv: usize) -> FunctionProto {
     let y = w.transpose(&sum, &[0, 2, 1]);
     let y = w.node("CastLike", &[&y, "x"]);
     // The last columns of each sequence, chosen by a product with ones where column and place are the same.
-    let counted = counted(&mut w, "lengths", &tokens);
+    let counted = w.counted("lengths", &tokens);
     let counted = w.unsqueeze(&counted, &[1, 2]);
     let columns = w.ints(&(0..d_conv as i64).collect::<Vec<_>>());
     let last = w.node("Add", &[&columns, &counted]);
-    let (zero, one, scalar) = (w.whole(0), w.whole(1), w.ints(&[0]));
     let width = w.node_with("Shape", &[&history], vec![int("start", 2), int("end", 3)]);
-    let width = w.node("Squeeze", &[&width, &scalar]);
-    let places = w.node("Range", &[&zero, &width, &one]);
+    let places = w.places(&width);
     let places = w.unsqueeze(&places, &[0, 2]);
     let chosen = w.node("Equal", &[&places, &last]);
     let chosen = wide(&mut w, &chosen);
@@ -81,15 +58,12 @@ pub(crate) fn causal_conv1d(d_conv: usize) -> FunctionProto {
 /// dt_bias, state `[batch, heads, head_dim, d_state]`, lengths `[batch]`: the sum over all earlier tokens, weighed by what
 /// is left of them.
 pub(crate) fn update_ssm_state(heads: usize, groups: usize, d_state: usize) -> FunctionProto {
-    let mut w = body();
+    let mut w = Writer::of_function();
     let names = ["x", "a", "b", "c", "d", "dt", "dt_bias", "state"];
     let [x, a, b, c, d, dt, dt_bias, before] = names.map(|name| wide(&mut w, name));
-    let scalar = w.ints(&[0]);
-    let all = tokens_of(&mut w, "x");
-    let tokens = w.node("Squeeze", &[&all, &scalar]);
-    let (zero, one) = (w.whole(0), w.whole(1));
-    let places = w.node("Range", &[&zero, &tokens, &one]);
-    let counted = counted(&mut w, "lengths", &all);
+    let all = w.tokens_of("x");
+    let places = w.places(&all);
+    let counted = w.counted("lengths", &all);
     let counted = w.unsqueeze(&counted, &[1]);
     let counts = w.node("Less", &[&places, &counted]);
     let counts = wide(&mut w, &counts);
@@ -105,7 +79,7 @@ pub(crate) fn update_ssm_state(heads: usize, groups: usize, d_state: usize) -> F
     let left = w.node("Sub", &[&ends, &starts]);
     let (columns, rows) = (w.unsqueeze(&places, &[0]), w.unsqueeze(&places, &[1]));
     let earlier = w.node("LessOrEqual", &[&columns, &rows]);
-    let nothing = w.number(0.0);
+    let nothing = w.wide_number(0.0);
     let left = w.node("Where", &[&earlier, &left, &nothing]);
     let left = w.node("Exp", &[&left]);
     let left = w.node("Where", &[&earlier, &left, &nothing]);
@@ -214,6 +188,13 @@ mod tests {
             port("y", TensorProto::FLOAT, &sized(shape_of("x"))),
             port("state_out", TensorProto::FLOAT, &sized(shape_of("state"))),
         ];
+        let stated = |name: &str| match name {
+            "nheads" => shape_of("x")[2] as i64,
+            "dim" => shape_of("x")[3] as i64,
+            "ngroups" => shape_of("b")[2] as i64,
+            "dstate" => shape_of("b")[3] as i64,
+            _ => 0,
+        };
         graph.node = if in_parts {
             function.node.clone()
         } else {
@@ -222,11 +203,13 @@ mod tests {
                 output: function.output.clone(),
                 op_type: function.name.clone(),
                 domain: EDGE_LLM.to_owned(),
+                attribute: function.attribute.iter().map(|name| int(name, stated(name))).collect(),
                 ..NodeProto::default()
             }]
         };
-        let opset = OperatorSetId { domain: String::new(), version: 18 };
-        let model = ModelProto { graph: Some(graph), opset_import: vec![opset], ..ModelProto::default() };
+        let opset = |domain: &str, version| OperatorSetId { domain: domain.to_owned(), version };
+        let opset_import = vec![opset("", 18), opset(EDGE_LLM, 1)];
+        let model = ModelProto { graph: Some(graph), opset_import, ..ModelProto::default() };
         let folder = tempfile::tempdir().unwrap();
         let file: &Path = &folder.path().join("op.onnx");
         std::fs::write(file, model.encode_to_vec()).unwrap();

@@ -8,23 +8,51 @@ use cacheplan_transforms::onnx::{
     TensorShape, TensorType, TypeProto, ValueInfo,
 };
 use candle_core::{DType, Device, Tensor};
+use half::f16;
 
 use crate::error::RuntimeError;
 
-/// The version of the standard operators.
+/// The version of the standard operators, where none is newer.
 const OPSET: i64 = 18;
 const IR_VERSION: i64 = 10;
+
+/// What the weights, activations and caches of a graph are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GraphDType {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// 16-bit floats; norms, softmax, routers and the decay rates of Mamba-2 are 32-bit.
+    F16,
+}
+
+/// The shapes of a graph's inputs, and its numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct GraphForm {
+    /// Tokens of a call; `None` for any number.
+    pub tokens: Option<usize>,
+    /// Sequences of a call.
+    pub batch: usize,
+    /// Tokens that the caches hold.
+    pub max_cache_len: usize,
+    /// Its numbers.
+    pub dtype: GraphDType,
+}
 
 /// A graph that is being written.
 #[derive(Debug)]
 pub(crate) struct Writer {
     graph: GraphProto,
-    /// Tokens of a call; `None` for any number.
-    tokens: Option<usize>,
-    max_cache_len: usize,
+    form: GraphForm,
+    opset: i64,
+    /// The embedded tokens.
+    embedded: String,
     /// New keys and values of each attention so far, and its key heads and their size.
     attentions: Vec<[String; 2]>,
     heads: Option<[usize; 2]>,
+    /// New latents of each latent attention so far, and how wide they are.
+    latents: Vec<String>,
+    latent_width: Option<usize>,
     functions: Vec<FunctionProto>,
 }
 
@@ -40,6 +68,18 @@ pub(crate) struct Attending<'a> {
     pub(crate) scale: f32,
     pub(crate) window: Window,
     pub(crate) rope: Option<&'a Rope>,
+    /// Logits that take part in the softmax's denominator alone, one per head.
+    pub(crate) sinks: Option<&'a [f32]>,
+}
+
+/// Scores of queries `[batch, heads, tokens, size]` and keys `[batch, heads or 1, cache, size]`.
+#[derive(Clone, Copy)]
+struct Scores<'a> {
+    q: &'a str,
+    keys: &'a str,
+    scale: f32,
+    window: Window,
+    sinks: Option<&'a [f32]>,
 }
 
 type Result<T> = std::result::Result<T, RuntimeError>;
@@ -67,13 +107,87 @@ pub(super) fn port(name: &str, elem_type: i32, shape: &[Option<usize>]) -> Value
     ValueInfo { name: name.to_owned(), r#type: Some(TypeProto { tensor_type }) }
 }
 
+fn numbers(weight: &Tensor) -> Result<Vec<f32>> {
+    Ok(weight.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
+}
+
 impl Writer {
-    pub(crate) fn new(tokens: Option<usize>, max_cache_len: usize) -> Self {
+    pub(crate) fn new(form: GraphForm) -> Self {
         let graph = GraphProto { name: "text_model".to_owned(), ..GraphProto::default() };
-        let (attentions, heads, functions) = Default::default();
-        let mut writer = Self { graph, tokens, max_cache_len, attentions, heads, functions };
-        writer.input("input_ids", TensorProto::INT64, &[Some(1), tokens]);
+        let (embedded, attentions, heads, latents, latent_width, functions) = Default::default();
+        let mut writer =
+            Self { graph, form, opset: OPSET, embedded, attentions, heads, latents, latent_width, functions };
+        writer.input("input_ids", TensorProto::INT64, &[Some(form.batch), form.tokens]);
         writer
+    }
+
+    /// A writer of a function's body, which computes in f32.
+    pub(crate) fn of_function() -> Self {
+        Self::new(GraphForm { tokens: None, batch: 1, max_cache_len: 0, dtype: GraphDType::F32 })
+    }
+
+    /// The graph needs operators of this version.
+    pub(crate) fn need_opset(&mut self, version: i64) {
+        self.opset = self.opset.max(version);
+    }
+
+    pub(crate) fn set_embedded(&mut self, embedded: &str) {
+        embedded.clone_into(&mut self.embedded);
+    }
+
+    /// The embedded tokens, `[batch, tokens, hidden]`.
+    pub(crate) fn embedded(&self) -> &str {
+        &self.embedded
+    }
+
+    /// Tokens of a call.
+    pub(crate) fn tokens(&self) -> Option<usize> {
+        self.form.tokens
+    }
+
+    /// Sequences of a call.
+    pub(crate) fn batch(&self) -> usize {
+        self.form.batch
+    }
+
+    /// Tokens of all sequences of a call.
+    pub(crate) fn rows(&self) -> Option<usize> {
+        self.form.tokens.map(|tokens| tokens * self.form.batch)
+    }
+
+    /// The element type of weights, activations and caches.
+    pub(crate) fn data_type(&self) -> i32 {
+        match self.form.dtype {
+            GraphDType::F32 => TensorProto::FLOAT,
+            GraphDType::F16 => TensorProto::FLOAT16,
+        }
+    }
+
+    fn cast(&mut self, x: &str, to: i32) -> String {
+        match self.form.dtype {
+            GraphDType::F32 => x.to_owned(),
+            GraphDType::F16 => self.node_with("Cast", &[x], vec![int("to", to.into())]),
+        }
+    }
+
+    /// Of the graph's numbers f32.
+    pub(crate) fn wide(&mut self, x: &str) -> String {
+        self.cast(x, TensorProto::FLOAT)
+    }
+
+    /// Of f32 the graph's numbers.
+    pub(crate) fn narrow(&mut self, x: &str) -> String {
+        self.cast(x, self.data_type())
+    }
+
+    /// A cache as it was.
+    pub(crate) fn data_input(&mut self, name: &str, shape: &[Option<usize>]) -> String {
+        self.input(name, self.data_type(), shape)
+    }
+
+    /// How many tokens of each sequence count.
+    pub(crate) fn lengths(&mut self) -> String {
+        self.input("context_lengths", TensorProto::INT32, &[Some(self.form.batch)])
     }
 
     /// An input, once.
@@ -93,17 +207,12 @@ impl Writer {
             ..NodeProto::default()
         };
         self.graph.node.push(node);
-        self.graph.output.push(port(name, TensorProto::FLOAT, shape));
+        self.graph.output.push(port(name, self.data_type(), shape));
     }
 
     /// States the shape of a value, for readers that infer none.
     pub(crate) fn state_shape(&mut self, value: &str, shape: &[Option<usize>]) {
-        self.graph.value_info.push(port(value, TensorProto::FLOAT, shape));
-    }
-
-    /// Tokens of a call.
-    pub(crate) fn tokens(&self) -> Option<usize> {
-        self.tokens
+        self.graph.value_info.push(port(value, self.data_type(), shape));
     }
 
     /// A node with several outputs. What is computed already, of the same values, is there once.
@@ -159,12 +268,28 @@ impl Writer {
         name
     }
 
-    pub(crate) fn floats(&mut self, values: &[f32], dims: &[usize]) -> String {
+    /// Constants in f32.
+    pub(crate) fn wide_floats(&mut self, values: &[f32], dims: &[usize]) -> String {
         self.constant(TensorProto::FLOAT, dims, values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    pub(crate) fn number(&mut self, value: f32) -> String {
-        self.floats(&[value], &[])
+    /// Constants in the graph's numbers, beyond which none of these is.
+    pub(crate) fn data_floats(&mut self, values: &[f32], dims: &[usize]) -> String {
+        match self.form.dtype {
+            GraphDType::F32 => self.wide_floats(values, dims),
+            GraphDType::F16 => {
+                let raw = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+                self.constant(TensorProto::FLOAT16, dims, raw)
+            }
+        }
+    }
+
+    pub(crate) fn wide_number(&mut self, value: f32) -> String {
+        self.wide_floats(&[value], &[])
+    }
+
+    pub(crate) fn data_number(&mut self, value: f32) -> String {
+        self.data_floats(&[value], &[])
     }
 
     pub(crate) fn whole(&mut self, value: i64) -> String {
@@ -176,10 +301,20 @@ impl Writer {
         self.constant(TensorProto::INT64, &[values.len()], raw)
     }
 
-    /// A weight, widened to f32.
+    /// A weight in f32.
+    pub(crate) fn wide_weight(&mut self, weight: &Tensor) -> Result<String> {
+        Ok(self.wide_floats(&numbers(weight)?, weight.dims()))
+    }
+
+    /// A weight in the graph's numbers.
     pub(crate) fn weight(&mut self, weight: &Tensor) -> Result<String> {
-        let values = weight.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        Ok(self.floats(&values, weight.dims()))
+        let values = numbers(weight)?;
+        let beyond = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
+        if let (GraphDType::F16, Some(value)) = (self.form.dtype, values.iter().find(beyond)) {
+            let reason = format!("{value} is beyond f16, whose largest number is 65504; export f32");
+            return Err(refuse("a weight", reason));
+        }
+        Ok(self.data_floats(&values, weight.dims()))
     }
 
     /// `x` times a weight stored `[outputs, inputs]`.
@@ -197,20 +332,28 @@ impl Writer {
 
     /// Each row of the last axis over the root of its mean square.
     pub(crate) fn normalised(&mut self, x: &str, eps: f32) -> String {
-        let squares = self.node("Mul", &[x, x]);
-        let (last, eps) = (self.ints(&[-1]), self.number(eps));
+        let x = self.wide(x);
+        let squares = self.node("Mul", &[&x, &x]);
+        let (last, eps) = (self.ints(&[-1]), self.wide_number(eps));
         let mean = self.node_with("ReduceMean", &[&squares, &last], vec![int("keepdims", 1)]);
         let sum = self.node("Add", &[&mean, &eps]);
         let root = self.node("Sqrt", &[&sum]);
         let factor = self.node("Reciprocal", &[&root]);
-        self.node("Mul", &[x, &factor])
+        let x = self.node("Mul", &[&x, &factor]);
+        self.narrow(&x)
+    }
+
+    /// The sum over these axes.
+    pub(crate) fn sum(&mut self, x: &str, axes: &[i64], keep: bool) -> String {
+        let axes = self.ints(axes);
+        self.node_with("ReduceSum", &[x, &axes], vec![int("keepdims", keep.into())])
     }
 
     pub(crate) fn scaled(&mut self, x: &str, factor: f64) -> String {
         if factor == 1.0 {
             return x.to_owned();
         }
-        let factor = self.number(factor as f32);
+        let factor = self.data_number(factor as f32);
         self.node("Mul", &[x, &factor])
     }
 
@@ -239,29 +382,65 @@ impl Writer {
         self.node("Unsqueeze", &[x, &axes])
     }
 
-    /// `[1, tokens, heads, head_dim]`, halves of the first `rotary_dim` channels paired.
-    fn rotated(&mut self, x: &str, rope: &Rope, head_dim: usize) -> Result<String> {
+    /// The positions of the tokens, `[batch, tokens]`. Sequences that are alone have them without the first axis.
+    fn positions(&mut self) -> String {
+        let (batch, tokens) = (self.form.batch, self.form.tokens);
+        if batch > 1 {
+            return self.input("cache_position", TensorProto::INT64, &[Some(batch), tokens]);
+        }
+        let positions = self.input("cache_position", TensorProto::INT64, &[tokens]);
+        self.unsqueeze(&positions, &[0])
+    }
+
+    /// Where the tokens' columns lie in a cache `[batch, columns, …]`, as `[batch, tokens, 2]`.
+    fn columns(&mut self) -> String {
+        let (positions, zero) = (self.positions(), self.whole(0));
+        let batch = self.form.batch;
+        let sequences = (0..batch as i64).flat_map(i64::to_le_bytes).collect();
+        let sequences = self.constant(TensorProto::INT64, &[batch, 1], sequences);
+        let nothing = self.node("Mul", &[&positions, &zero]);
+        let sequences = self.node("Add", &[&nothing, &sequences]);
+        let parts = [sequences, positions].map(|part| self.unsqueeze(&part, &[2]));
+        self.node_with("Concat", &[&parts[0], &parts[1]], vec![int("axis", 2)])
+    }
+
+    /// `[batch, tokens, heads, head_dim]`, rotated.
+    ///
+    /// Where neighbours are rotated together they come out half the rotated channels apart, as those of keys do: scores do
+    /// not depend on the order.
+    pub(crate) fn rotated(&mut self, x: &str, rope: &Rope, head_dim: usize) -> Result<String> {
         let rotary = rope.rotary_dim();
         let half = rotary / 2;
         // A one in each first half and zeros behind it: the rotation's cosine comes first, its sine behind.
-        let rows = self.max_cache_len;
-        let unit: Vec<f32> = (0..rows * head_dim).map(|at| f32::from(at % head_dim < half)).collect();
+        let rows = self.form.max_cache_len;
+        let is_first = |at: usize| if rope.is_interleaved() { at < rotary && at.is_multiple_of(2) } else { at < half };
+        let unit: Vec<f32> = (0..rows * head_dim).map(|at| f32::from(is_first(at % head_dim))).collect();
         let unit = Tensor::from_vec(unit, (rows, 1, head_dim), &Device::Cpu)?;
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let table = rope.apply(&Backend::Cpu.run(), &unit, &positions)?.squeeze(1)?;
-        let positions = self.input("position_ids", TensorProto::INT64, &[Some(1), self.tokens]);
+        let table = rope.apply(&Backend::Cpu.run(), &unit, &positions)?.squeeze(1)?.narrow(1, 0, rotary)?;
+        let table = if rope.is_interleaved() {
+            table.reshape((rows, half, 2))?.transpose(1, 2)?.reshape((rows, rotary))?
+        } else {
+            table
+        };
+        let positions = self.input("position_ids", TensorProto::INT64, &[Some(self.form.batch), self.form.tokens]);
         let mut part = |start: usize| {
             let table = self.weight(&table.narrow(1, start, half)?.contiguous()?)?;
             let rows = self.node_with("Gather", &[&table, &positions], vec![int("axis", 0)]);
             Ok::<_, RuntimeError>(self.unsqueeze(&rows, &[2]))
         };
         let (cos, sin) = (part(0)?, part(half)?);
-        let [first, second, rest] = match head_dim - rotary {
-            0 => {
-                let [first, second] = self.split(x, [half, half]);
-                [first, second, String::new()]
-            }
-            rest => self.split(x, [half, half, rest]),
+        let [pairs, rest] = match head_dim - rotary {
+            0 => [x.to_owned(), String::new()],
+            rest => self.split(x, [rotary, rest]),
+        };
+        let [first, second] = if rope.is_interleaved() {
+            [0, 1].map(|start| {
+                let [start, end, axis, step] = [start, i64::MAX, -1, 2].map(|number| self.ints(&[number]));
+                self.node("Slice", &[&pairs, &start, &end, &axis, &step])
+            })
+        } else {
+            self.split(&pairs, [half, half])
         };
         let mut product = |a: &str, b: &str| self.node("Mul", &[a, b]);
         let terms = [product(&first, &cos), product(&second, &sin), product(&second, &cos), product(&first, &sin)];
@@ -272,11 +451,11 @@ impl Writer {
         Ok(self.node_with("Concat", parts, vec![int("axis", -1)]))
     }
 
-    /// What is added to scores `[1, heads, tokens, cache]`.
+    /// What is added to scores `[batch, heads, tokens, cache]`, in f32.
     fn mask(&mut self, window: Window) -> Result<String> {
-        let len = self.max_cache_len;
-        let positions = self.input("cache_position", TensorProto::INT64, &[self.tokens]);
-        let rows = self.unsqueeze(&positions, &[1]);
+        let (batch, len) = (self.form.batch, self.form.max_cache_len);
+        let positions = self.positions();
+        let rows = self.unsqueeze(&positions, &[2]);
         let columns = self.ints(&(0..len as i64).collect::<Vec<_>>());
         let mut seen = self.node("LessOrEqual", &[&columns, &rows]);
         match window {
@@ -289,18 +468,79 @@ impl Writer {
             }
             Window::Chunked(_) => return Err(refuse("attention", "chunks of a window are not exported")),
         }
-        let valid = self.input("attention_mask", TensorProto::INT64, &[Some(1), Some(len)]);
+        let valid = self.input("attention_mask", TensorProto::INT64, &[Some(batch), Some(len)]);
         let zero = self.ints(&[0]);
         let valid = self.node("Greater", &[&valid, &zero]);
+        let valid = self.unsqueeze(&valid, &[1]);
         let seen = self.node("And", &[&seen, &valid]);
-        let (kept, hidden) = (self.number(0.0), self.number(f32::MIN));
+        let (kept, hidden) = (self.wide_number(0.0), self.wide_number(f32::MIN));
         let mask = self.node("Where", &[&seen, &kept, &hidden]);
-        Ok(self.unsqueeze(&mask, &[0, 1]))
+        Ok(self.unsqueeze(&mask, &[1]))
     }
 
-    /// Attention over the fixed cache; `[1, tokens, heads * head_dim]`.
+    /// The cache `past` of one layer with the new tokens' columns `[batch, tokens, heads, size]` in it, as
+    /// `[batch, heads, cache, size]`, and these columns alone, behind an axis of layers.
+    fn with_new(&mut self, past: &str, layer: usize, new: &str, [heads, size]: [usize; 2]) -> [String; 2] {
+        let (batch, len) = (self.form.batch, self.form.max_cache_len);
+        let columns = self.columns();
+        let shape = self.ints(&[batch, len, heads, size].map(|size| size as i64));
+        let zero = match self.form.dtype {
+            GraphDType::F32 => Vec::new(),
+            GraphDType::F16 => vec![AttributeProto {
+                name: "value".to_owned(),
+                t: Some(Box::new(TensorProto {
+                    dims: vec![1],
+                    data_type: TensorProto::FLOAT16,
+                    raw_data: vec![0; 2].into(),
+                    ..TensorProto::default()
+                })),
+                r#type: 4,
+                ..AttributeProto::default()
+            }],
+        };
+        let empty = self.node_with("ConstantOfShape", &[&shape], zero);
+        let past = self.data_input(past, &[None; 0]);
+        let number = self.whole(layer as i64);
+        let own = self.node_with("Gather", &[&past, &number], vec![int("axis", 0)]);
+        let rows = self.transpose(&own, &[0, 2, 1, 3]);
+        let [all, side] = [rows, empty].map(|rows| {
+            let written = self.node("ScatterND", &[&rows, &columns, new]);
+            self.transpose(&written, &[0, 2, 1, 3])
+        });
+        [all, self.unsqueeze(&side, &[0])]
+    }
+
+    /// How much of each column of the cache a token takes, `[batch, heads, tokens, cache]`.
+    fn shares(&mut self, scores: Scores<'_>) -> Result<String> {
+        let Scores { q, keys, scale, window, sinks } = scores;
+        // Before the product, which f16 has less room for.
+        let q = self.scaled(q, f64::from(scale));
+        let keys = self.transpose(keys, &[0, 1, 3, 2]);
+        let scores = self.node("MatMul", &[&q, &keys]);
+        let scores = self.wide(&scores);
+        let mask = self.mask(window)?;
+        let scores = self.node("Add", &[&scores, &mask]);
+        let weights = match sinks {
+            None => self.node_with("Softmax", &[&scores], vec![int("axis", -1)]),
+            Some(sinks) => {
+                let len = self.form.max_cache_len;
+                let [first, one, last, end] = [0, 1, 3, len as i64].map(|number| self.ints(&[number]));
+                let column = self.node("Slice", &[&scores, &first, &one, &last]);
+                let nothing = self.wide_number(0.0);
+                let column = self.node("Mul", &[&column, &nothing]);
+                let sinks = self.wide_floats(sinks, &[sinks.len(), 1, 1]);
+                let column = self.node("Add", &[&column, &sinks]);
+                let scores = self.node_with("Concat", &[&scores, &column], vec![int("axis", -1)]);
+                let weights = self.node_with("Softmax", &[&scores], vec![int("axis", -1)]);
+                self.node("Slice", &[&weights, &first, &end, &last])
+            }
+        };
+        Ok(self.narrow(&weights))
+    }
+
+    /// Attention over the fixed cache; `[batch, tokens, heads * head_dim]`.
     pub(crate) fn attend(&mut self, attending: Attending<'_>) -> Result<String> {
-        let Attending { mut q, mut k, v, heads, kv_heads, head_dim, scale, window, rope } = attending;
+        let Attending { mut q, mut k, v, heads, kv_heads, head_dim, scale, window, rope, sinks } = attending;
         if *self.heads.get_or_insert([kv_heads, head_dim]) != [kv_heads, head_dim] {
             return Err(refuse(
                 "attention",
@@ -312,77 +552,92 @@ impl Writer {
         }
         let q = self.transpose(&q, &[0, 2, 1, 3]);
         let layer = self.attentions.len();
-        let (len, groups) = (self.max_cache_len, heads / kv_heads);
-        let positions = self.input("cache_position", TensorProto::INT64, &[self.tokens]);
-        let places = self.unsqueeze(&positions, &[1]);
-        let shape = self.ints(&[len, 1, kv_heads, head_dim].map(|size| size as i64));
-        let empty = self.node("ConstantOfShape", &[&shape]);
-        let mut sides = Vec::new();
-        let mut kept = Vec::new();
-        for (past, new) in [("past_k", k), ("past_v", v)] {
-            let past = self.input(past, TensorProto::FLOAT, &[None; 0]);
-            let number = self.whole(layer as i64);
-            let own = self.node_with("Gather", &[&past, &number], vec![int("axis", 0)]);
-            let rows = self.transpose(&own, &[2, 0, 1, 3]);
-            let new = self.transpose(&new, &[1, 0, 2, 3]);
-            let all = self.node("ScatterND", &[&rows, &places, &new]);
-            let all = self.transpose(&all, &[1, 2, 0, 3]);
-            let side = self.node("ScatterND", &[&empty, &places, &new]);
-            let side = self.transpose(&side, &[1, 2, 0, 3]);
-            sides.push(self.unsqueeze(&side, &[0]));
+        let (batch, len, groups) = (self.form.batch, self.form.max_cache_len, heads / kv_heads);
+        let [(keys, new_k), (values, new_v)] = [("past_k", k), ("past_v", v)].map(|(past, new)| {
+            let [all, side] = self.with_new(past, layer, &new, [kv_heads, head_dim]);
             let apart = self.unsqueeze(&all, &[2]);
-            let shape = self.ints(&[1, kv_heads, groups, len, head_dim].map(|size| size as i64));
+            let shape = self.ints(&[batch, kv_heads, groups, len, head_dim].map(|size| size as i64));
             let each = self.node("Expand", &[&apart, &shape]);
-            kept.push(self.reshape(&each, &[1, heads as i64, len as i64, head_dim as i64]));
-        }
-        if let Ok(sides) = <[String; 2]>::try_from(sides) {
-            self.attentions.push(sides);
-        }
-        let keys = self.transpose(&kept[0], &[0, 1, 3, 2]);
-        let scores = self.node("MatMul", &[&q, &keys]);
-        let scores = self.scaled(&scores, f64::from(scale));
-        let mask = self.mask(window)?;
-        let scores = self.node("Add", &[&scores, &mask]);
-        let weights = self.node_with("Softmax", &[&scores], vec![int("axis", -1)]);
-        let y = self.node("MatMul", &[&weights, &kept[1]]);
+            (self.reshape(&each, &[0, heads as i64, len as i64, head_dim as i64]), side)
+        });
+        self.attentions.push([new_k, new_v]);
+        let weights = self.shares(Scores { q: &q, keys: &keys, scale, window, sinks })?;
+        let y = self.node("MatMul", &[&weights, &values]);
         let y = self.transpose(&y, &[0, 2, 1, 3]);
-        Ok(self.reshape(&y, &[1, -1, (heads * head_dim) as i64]))
+        Ok(self.reshape(&y, &[0, 0, (heads * head_dim) as i64]))
     }
 
-    /// A function that stands for an op of another domain where a runtime does not know it.
-    pub(crate) fn function(&mut self, function: FunctionProto) {
-        if self.functions.iter().all(|own| own.name != function.name) {
-            self.functions.push(function);
+    /// Attention of `q` `[batch, tokens, heads, width]` over a fixed cache of `latents` `[batch, tokens, 1, width]`, the
+    /// first `rank` channels of which are what is summed; `[batch, heads, tokens, rank]`.
+    pub(crate) fn attend_latents(
+        &mut self,
+        [q, latents]: [&str; 2],
+        [width, rank]: [usize; 2],
+        scale: f32,
+    ) -> Result<String> {
+        if *self.latent_width.get_or_insert(width) != width {
+            return Err(refuse("latent attention", "layers with latents of different sizes have no common cache"));
         }
+        let [all, side] = self.with_new("past_latents", self.latents.len(), latents, [1, width]);
+        self.latents.push(side);
+        let q = self.transpose(q, &[0, 2, 1, 3]);
+        let weights = self.shares(Scores { q: &q, keys: &all, scale, window: Window::Full, sinks: None })?;
+        let [first, end, last] = [0, rank as i64, 3].map(|number| self.ints(&[number]));
+        let values = self.node("Slice", &[&all, &first, &end, &last]);
+        Ok(self.node("MatMul", &[&weights, &values]))
+    }
+
+    /// A function that stands for an op of another domain where a runtime does not know it, once for all layers.
+    pub(crate) fn function(&mut self, function: FunctionProto) -> Result<()> {
+        match self.functions.iter().find(|own| own.name == function.name) {
+            None => self.functions.push(function),
+            Some(own) if *own == function => {}
+            Some(_) => return Err(refuse(&function.name, "layers of different sizes have no function in common")),
+        }
+        Ok(())
     }
 
     /// The model, whose rows are `hidden`.
     pub(crate) fn finish(mut self, hidden: &str, channels: usize) -> ModelProto {
-        let tokens = self.tokens;
-        self.output(hidden, "last_hidden_state", &[Some(1), tokens, Some(channels)]);
+        let GraphForm { tokens, batch, max_cache_len, .. } = self.form;
+        self.output(hidden, "last_hidden_state", &[Some(batch), tokens, Some(channels)]);
         if let Some([kv_heads, head_dim]) = self.heads {
             let layers = std::mem::take(&mut self.attentions);
-            let shape = [layers.len(), 1, kv_heads, self.max_cache_len, head_dim].map(Some);
-            for (at, (past, new)) in [("past_k", "new_k"), ("past_v", "new_v")].into_iter().enumerate() {
+            let shape = [layers.len(), batch, kv_heads, max_cache_len, head_dim].map(Some);
+            for (at, names) in [["past_k", "new_k"], ["past_v", "new_v"]].into_iter().enumerate() {
                 let parts: Vec<&str> = layers.iter().map(|sides| sides[at].as_str()).collect();
-                let all = self.node_with("Concat", &parts, vec![int("axis", 0)]);
-                self.output(&all, new, &shape);
-                if let Some(input) = self.graph.input.iter_mut().find(|input| input.name == past) {
-                    *input = port(past, TensorProto::FLOAT, &shape);
-                }
+                self.finish_cache(names, &parts, shape);
             }
         }
+        if let Some(width) = self.latent_width {
+            let layers = std::mem::take(&mut self.latents);
+            let shape = [layers.len(), batch, 1, max_cache_len, width].map(Some);
+            let parts: Vec<&str> = layers.iter().map(String::as_str).collect();
+            self.finish_cache(["past_latents", "new_latents"], &parts, shape);
+        }
         let opset = |domain: &str, version| OperatorSetId { domain: domain.to_owned(), version };
-        let mut opset_import = vec![opset("", OPSET)];
+        let mut opset_import = vec![opset("", self.opset)];
         if !self.functions.is_empty() {
             opset_import.push(opset(EDGE_LLM, 1));
         }
+        // A function's operators are of the version of the graph's.
+        self.functions.iter_mut().for_each(|function| function.opset_import = vec![opset("", self.opset)]);
         ModelProto {
             ir_version: IR_VERSION,
             producer_name: "cacheplan".to_owned(),
             graph: Some(self.graph),
             opset_import,
             functions: self.functions,
+        }
+    }
+
+    /// A cache of all layers: what is new of it as an output, and the shape of the input.
+    fn finish_cache(&mut self, [past, new]: [&str; 2], layers: &[&str], shape: [Option<usize>; 5]) {
+        let all = self.node_with("Concat", layers, vec![int("axis", 0)]);
+        self.output(&all, new, &shape);
+        let data_type = self.data_type();
+        if let Some(input) = self.graph.input.iter_mut().find(|input| input.name == past) {
+            *input = port(past, data_type, &shape);
         }
     }
 

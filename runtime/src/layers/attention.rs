@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::{Linear, Mixer, RmsNorm, sigmoid};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::exported::{Attending, Writer, refuse};
+use crate::exported::{Attending, Writer};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -161,20 +161,22 @@ impl Mixer for Attention {
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        if self.output_gate.is_some() || self.sinks.is_some() {
-            return Err(refuse("attention", "a gate on its output or sinks are not exported"));
-        }
         let AttentionShape { heads, kv_heads, head_dim, window, .. } = self.shape;
         let qkv = self.qkv.trace(writer, x)?;
         let parts = writer.split(&qkv, [heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
-        let mut apart = |part: &str, heads: usize| writer.reshape(part, &[1, -1, heads as i64, head_dim as i64]);
+        let mut apart = |part: &str, heads: usize| writer.reshape(part, &[0, 0, heads as i64, head_dim as i64]);
         let (mut q, mut k) = (apart(&parts[0], heads), apart(&parts[1], kv_heads));
         let v = apart(&parts[2], kv_heads);
         if let Some((q_norm, k_norm)) = &self.head_norms {
             (q, k) = (q_norm.trace(writer, &q)?, k_norm.trace(writer, &k)?);
         }
-        let (scale, rope) = (self.scale, self.rope.as_ref());
-        let y = writer.attend(Attending { q, k, v, heads, kv_heads, head_dim, scale, window, rope })?;
+        let (scale, rope, sinks) = (self.scale, self.rope.as_ref(), self.sinks.as_deref());
+        let mut y = writer.attend(Attending { q, k, v, heads, kv_heads, head_dim, scale, window, rope, sinks })?;
+        if let Some(gate) = &self.output_gate {
+            let gate = gate.trace(writer, x)?;
+            let gate = writer.node("Sigmoid", &[&gate]);
+            y = writer.node("Mul", &[&y, &gate]);
+        }
         self.o.trace(writer, &y)
     }
 

@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{CausalConv1d, Run};
-use cacheplan_transforms::onnx::{EDGE_LLM, TensorProto};
+use cacheplan_transforms::onnx::EDGE_LLM;
 use candle_core::Tensor;
 
 use super::Activation;
@@ -59,15 +59,15 @@ impl CausalConv {
         let weight = writer.weight(&self.weight.t()?.unsqueeze(1)?.contiguous()?)?;
         let bias = match &self.bias {
             Some(bias) => writer.weight(bias)?,
-            None => writer.floats(&vec![0.0; channels], &[channels]),
+            None => writer.data_floats(&vec![0.0; channels], &[channels]),
         };
-        let state = [Some(1), Some(channels), Some(d_conv)];
+        let state = [Some(writer.batch()), Some(channels), Some(d_conv)];
         let name = format!("conv_state_{layer}");
-        let before = writer.input(&name, TensorProto::FLOAT, &state);
-        let lengths = writer.input("context_lengths", TensorProto::INT32, &[Some(1)]);
+        let before = writer.data_input(&name, &state);
+        let lengths = writer.lengths();
         let inputs = [x, &weight, &bias, &before, &lengths];
         let [y, after] = writer.nodes(EDGE_LLM, "causal_conv1d", &inputs, Vec::new());
-        writer.function(recurrent::causal_conv1d(d_conv));
+        writer.function(recurrent::causal_conv1d(d_conv))?;
         writer.output(&after, &format!("{name}_out"), &state);
         self.activation.map_or(Ok(y.clone()), |activation| activation.trace(writer, &y))
     }

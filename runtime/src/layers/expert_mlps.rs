@@ -5,7 +5,9 @@ use candle_core::Tensor;
 
 use super::linear::LinearStack;
 use super::mlp::Inner;
-use super::{Activation, Mlp};
+use super::{Activation, Linear, Mlp};
+use crate::error::RuntimeError;
+use crate::exported::{Chosen, Writer, refuse};
 
 /// Rows of an expert, on average, up to which each of them reads its weights by itself.
 ///
@@ -64,6 +66,15 @@ impl ExpertMlps {
         let mlp = |number| Ok(Mlp::fused(inward.get(number)?, down.get(number)?, activation));
         let each = (0..inward.count()).map(mlp).collect::<candle_core::Result<_>>()?;
         Ok(Self { each, stack: launched.then_some(Stack { inward, inner: Inner::Gated(activation), down }) })
+    }
+
+    /// What the chosen experts make of `x`, as nodes of a graph.
+    pub(super) fn written(&self, writer: &mut Writer, x: &str, chosen: &Chosen) -> Result<String, RuntimeError> {
+        let first = self.each.first().ok_or_else(|| refuse("experts", "there are none"))?;
+        let inward = Linear::stack(writer, self.each.iter().map(|mlp| &mlp.inward))?;
+        let down = Linear::stack(writer, self.each.iter().map(|mlp| &mlp.down))?;
+        let width = first.inward.outputs();
+        writer.experts(x, chosen, [&inward, &down], |writer, y| first.inner.written(writer, y, width))
     }
 
     /// Each by itself.

@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use super::{Activation, CausalConv, Linear, Mixer, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::{Decay, Recurrence, Writer, int};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -164,6 +165,43 @@ impl Mixer for GatedDelta {
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
             self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let GatedDeltaShape { key_heads, value_heads, key_dim, value_dim, norm_eps, .. } = self.shape;
+        let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
+        let qkv = qkv.trace(writer, x)?;
+        let qkv = self.conv.trace(writer, &qkv, self.layer)?;
+        let [q, k, v] = writer.split(&qkv, [self.shape.keys(), self.shape.keys(), self.shape.values()]);
+        let qk = [q, k].map(|part| {
+            let heads = writer.reshape(&part, &[0, 0, key_heads as i64, key_dim as i64]);
+            let unit = writer.unit(&heads);
+            writer.repeated(&unit, [key_heads, key_dim, value_heads / key_heads])
+        });
+        let a = a.trace(writer, x)?;
+        let (a, bias, rate) = (writer.wide(&a), writer.wide_weight(&self.dt_bias)?, writer.wide_weight(&self.rate)?);
+        let a = writer.node("Add", &[&a, &bias]);
+        let a = writer.node("Softplus", &[&a]);
+        let decay = writer.node("Mul", &[&a, &rate]);
+        let decay = Decay::PerHead(writer.narrow(&decay));
+        let b = b.trace(writer, x)?;
+        let beta = Some(writer.node("Sigmoid", &[&b]));
+        let (layer, heads, scale) = (self.layer, value_heads, 1.0 / (key_dim as f32).sqrt());
+        let y = writer.recurrence(Recurrence { layer, qk, v, decay, beta, heads, key_dim, value_dim, scale });
+        let y = writer.reshape(&y, &[0, 0, value_heads as i64, value_dim as i64]);
+        let y = writer.normalised(&y, norm_eps);
+        let weight = writer.weight(&self.norm_weight)?;
+        let y = writer.node("Mul", &[&y, &weight]);
+        let y = writer.reshape(&y, &[0, 0, self.shape.values() as i64]);
+        let z = z.trace(writer, x)?;
+        let gate = writer.silu(&z);
+        let mut y = writer.node("Mul", &[&y, &gate]);
+        if let Some(order) = &self.out_order {
+            let order: Vec<i64> = order.to_vec1::<u32>()?.into_iter().map(i64::from).collect();
+            let order = writer.ints(&order);
+            y = writer.node_with("Gather", &[&y, &order], vec![int("axis", 2)]);
+        }
+        self.out_proj.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::{Decay, Recurrence, Writer, int};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -105,6 +106,49 @@ impl Mixer for Kda {
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
             self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let KdaShape { heads, head_dim, .. } = self.shape;
+        let (channels, apart) = (heads * head_dim, [0, 0, heads as i64, head_dim as i64]);
+        let flat = [0, 0, channels as i64];
+        let through = |writer: &mut Writer, [a, b]: &[Linear; 2]| {
+            let narrow = a.trace(writer, x)?;
+            b.trace(writer, &narrow)
+        };
+        let mut parts = Vec::new();
+        for linear in &self.qkv {
+            parts.push(linear.trace(writer, x)?);
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let qkv = writer.node_with("Concat", &parts, vec![int("axis", -1)]);
+        let qkv = self.conv.trace(writer, &qkv, self.layer)?;
+        let [q, k, v] = writer.split(&qkv, [channels; 3]);
+        let qk = [q, k].map(|part| {
+            let heads = writer.reshape(&part, &apart);
+            let unit = writer.unit(&heads);
+            writer.reshape(&unit, &flat)
+        });
+        let forget = through(writer, &self.forget)?;
+        let (forget, bias) = (writer.wide(&forget), writer.wide_weight(&self.dt_bias)?);
+        let forget = writer.node("Add", &[&forget, &bias]);
+        let forget = writer.node("Softplus", &[&forget]);
+        let (forget, rate) = (writer.reshape(&forget, &apart), writer.wide_weight(&self.rate)?);
+        let decay = writer.node("Mul", &[&forget, &rate]);
+        let decay = writer.reshape(&decay, &flat);
+        let decay = Decay::PerChannel(writer.narrow(&decay));
+        let beta = self.beta.trace(writer, x)?;
+        let beta = Some(writer.node("Sigmoid", &[&beta]));
+        let (layer, key_dim, value_dim) = (self.layer, head_dim, head_dim);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let y = writer.recurrence(Recurrence { layer, qk, v, decay, beta, heads, key_dim, value_dim, scale });
+        let y = writer.reshape(&y, &apart);
+        let y = self.norm.trace(writer, &y)?;
+        let y = writer.reshape(&y, &flat);
+        let gate = through(writer, &self.gate)?;
+        let gate = writer.node("Sigmoid", &[&gate]);
+        let y = writer.node("Mul", &[&y, &gate]);
+        self.o.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use super::{Activation, Linear, Mixer, RmsNorm, replay, sigmoid};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::{Decay, Recurrence, Writer};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -90,6 +91,24 @@ impl Mixer for Lightning {
         replay(kept, self.layer, ["k", "v"], |[k, v], state, batch| {
             self.scan([k, k, v]).run(on, state.pool, &state.view, batch)
         })
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let (heads, head_dim) = self.heads;
+        let mut project = |linear: &Linear| {
+            let projected = linear.trace(writer, x)?;
+            self.activation.trace(writer, &projected)
+        };
+        let [q, k, v] = &self.qkv;
+        let (qk, v) = ([project(q)?, project(k)?], project(v)?);
+        let (layer, key_dim, value_dim) = (self.layer, head_dim, head_dim);
+        let (decay, beta, scale) = (Decay::Fixed(self.decay.clone()), None, 1.0);
+        let y = writer.recurrence(Recurrence { layer, qk, v, decay, beta, heads, key_dim, value_dim, scale });
+        let y = self.norm.trace(writer, &y)?;
+        let gate = self.output_gate.trace(writer, x)?;
+        let gate = writer.node("Sigmoid", &[&gate]);
+        let y = writer.node("Mul", &[&y, &gate]);
+        self.out_proj.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -4,7 +4,7 @@ use cacheplan_kernels::{Rows, Run};
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
-use crate::exported::Writer;
+use crate::exported::{Stack, Writer};
 use crate::weights::{Matrix, Scope, WeightError};
 
 /// `x · weightᵀ + bias` over rows.
@@ -18,6 +18,19 @@ impl Linear {
     /// As nodes of a graph.
     pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         writer.linear(x, &self.weight.computed()?, self.bias.as_ref())
+    }
+
+    /// Projections of one size beside each other as constants of a graph; all have a bias or none has.
+    pub(super) fn stack<'a>(
+        writer: &mut Writer,
+        parts: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Result<Stack, RuntimeError> {
+        let weights: Vec<Tensor> =
+            parts.clone().map(|part| part.weight.computed()?.t()).collect::<candle_core::Result<_>>()?;
+        let weight = writer.weight(&Tensor::stack(&weights, 0)?)?;
+        let biases: Vec<&Tensor> = parts.filter_map(|part| part.bias.as_ref()).collect();
+        let bias = if biases.is_empty() { None } else { Some(Tensor::stack(&biases, 0)?.unsqueeze(1)?) };
+        Ok(Stack { weight, bias: bias.map(|bias| writer.weight(&bias)).transpose()? })
     }
 
     /// Reads `weight` `[outputs, inputs]` and, if the model has one, `bias` `[outputs]`.

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, size};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::{Decay, Recurrence, Writer};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -118,6 +119,47 @@ impl Mixer for Mamba1 {
             let input = ScanInput { x, dt, b, c: b, z: None };
             self.scan().run(on, &input, state.pool, &state.view, batch)
         })
+    }
+
+    /// Each channel is a head whose keys are the elements of its state, and which has a value of one element.
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
+        let projected = self.in_proj.trace(writer, x)?;
+        let [x, z] = writer.split(&projected, [d_inner; 2]);
+        let x = self.conv.trace(writer, &x, self.layer)?;
+        let selection = self.x_proj.trace(writer, &x)?;
+        let [mut dt, mut b, mut c] = writer.split(&selection, [dt_rank, d_state, d_state]);
+        if let Some([dt_norm, b_norm, c_norm]) = &self.selection_norms {
+            (dt, b, c) = (dt_norm.trace(writer, &dt)?, b_norm.trace(writer, &b)?, c_norm.trace(writer, &c)?);
+        }
+        let dt = self.dt_proj.trace(writer, &dt)?;
+        let (dt, bias) = (writer.wide(&dt), writer.wide_weight(&self.dt_bias)?);
+        let dt = writer.node("Add", &[&dt, &bias]);
+        let dt = writer.node("Softplus", &[&dt]);
+        let a = writer.wide_weight(&self.a)?;
+        let apart = writer.unsqueeze(&dt, &[3]);
+        let decay = writer.node("Mul", &[&apart, &a]);
+        let decay = writer.reshape(&decay, &[0, 0, (d_inner * d_state) as i64]);
+        let (decay, dt) = (writer.narrow(&decay), writer.narrow(&dt));
+        let qk = [c, b].map(|part| writer.repeated(&part, [1, d_state, d_inner]));
+        let v = writer.node("Mul", &[&dt, &x]);
+        let y = writer.recurrence(Recurrence {
+            layer: self.layer,
+            qk,
+            v,
+            decay: Decay::PerChannel(decay),
+            beta: None,
+            heads: d_inner,
+            key_dim: d_state,
+            value_dim: 1,
+            scale: 1.0,
+        });
+        let d = writer.weight(&self.d)?;
+        let direct = writer.node("Mul", &[&x, &d]);
+        let y = writer.node("Add", &[&y, &direct]);
+        let gate = writer.silu(&z);
+        let y = writer.node("Mul", &[&y, &gate]);
+        self.out_proj.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

@@ -3,7 +3,7 @@
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, Mamba2Scan, RmsNorm, Run, ScanInput, TimeStep};
 use cacheplan_managers::device::ReplayLayer;
-use cacheplan_transforms::onnx::{EDGE_LLM, TensorProto};
+use cacheplan_transforms::onnx::EDGE_LLM;
 use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Activation, CausalConv, Linear, Mixer, replay, size};
 use crate::cache_use::CacheUse;
 use crate::error::{ConfigError, RuntimeError};
-use crate::exported::{Writer, int, recurrent, refuse};
+use crate::exported::{Writer, int, recurrent};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -179,50 +179,56 @@ impl Mixer for Mamba2 {
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         let Mamba2Shape { heads, head_dim, n_groups, d_state, .. } = self.shape;
         let Mamba2Rules { norm_eps, gate, dt_limit, .. } = self.rules;
-        if gate != GateOrder::GateThenNorm {
-            return Err(refuse("Mamba-2", format!("{gate:?} is not exported; a norm behind the gate is")));
-        }
         let (d_inner, bc) = (self.shape.d_inner(), n_groups * d_state);
         let projected = self.in_proj.trace(writer, x)?;
         let [z, xbc, dt] = writer.split(&projected, [d_inner, self.shape.conv_dim(), heads]);
         let xbc = self.conv.trace(writer, &xbc, self.layer)?;
         let [x, b, c] = writer.split(&xbc, [d_inner, bc, bc]);
-        let x = writer.reshape(&x, &[1, -1, heads as i64, head_dim as i64]);
-        let [b, c] = [b, c].map(|part| writer.reshape(&part, &[1, -1, n_groups as i64, d_state as i64]));
-        let tokens = writer.tokens();
-        writer.state_shape(&x, &[Some(1), tokens, Some(heads), Some(head_dim)]);
-        writer.state_shape(&b, &[Some(1), tokens, Some(n_groups), Some(d_state)]);
+        let x = writer.reshape(&x, &[0, 0, heads as i64, head_dim as i64]);
+        let [b, c] = [b, c].map(|part| writer.reshape(&part, &[0, 0, n_groups as i64, d_state as i64]));
+        let (batch, tokens) = (Some(writer.batch()), writer.tokens());
+        writer.state_shape(&x, &[batch, tokens, Some(heads), Some(head_dim)]);
+        writer.state_shape(&b, &[batch, tokens, Some(n_groups), Some(d_state)]);
         // The op has no bounds of the time step, so that it is given the finished one.
-        let bias = writer.weight(&self.dt_bias)?;
+        let (dt, bias) = (writer.wide(&dt), writer.wide_weight(&self.dt_bias)?);
         let dt = writer.node("Add", &[&dt, &bias]);
         let mut dt = writer.node("Softplus", &[&dt]);
         for (bound, op) in [(dt_limit.0, "Max"), (dt_limit.1, "Min")] {
             if bound > 0.0 && bound.is_finite() {
-                let bound = writer.number(bound);
+                let bound = writer.wide_number(bound);
                 dt = writer.node(op, &[&dt, &bound]);
             }
         }
-        let (a, d) = (writer.weight(&self.a)?, writer.weight(&self.d)?);
-        let nothing = writer.floats(&vec![0.0; heads], &[heads]);
-        let state = [Some(1), Some(heads), Some(head_dim), Some(d_state)];
+        let dt = writer.narrow(&dt);
+        // What it is multiplied by is an exponent, for which f16 is too coarse.
+        let (a, d) = (writer.wide_weight(&self.a)?, writer.weight(&self.d)?);
+        let nothing = writer.data_floats(&vec![0.0; heads], &[heads]);
+        let state = [batch, Some(heads), Some(head_dim), Some(d_state)];
         let name = format!("ssm_state_{}", self.layer);
-        let before = writer.input(&name, TensorProto::FLOAT, &state);
-        let lengths = writer.input("context_lengths", TensorProto::INT32, &[Some(1)]);
+        let before = writer.data_input(&name, &state);
+        let lengths = writer.lengths();
         let inputs = [&x, &a, &b, &c, &d, &dt, &nothing, &before, &lengths].map(String::as_str);
         let sizes = [("nheads", heads), ("dim", head_dim), ("dstate", d_state), ("ngroups", n_groups)];
         let mut attributes = sizes.map(|(name, size)| int(name, size as i64)).to_vec();
         attributes.extend([int("dt_softplus", 0), int("chunk_size", 0)]);
         let [y, after] = writer.nodes(EDGE_LLM, "update_ssm_state", &inputs, attributes);
-        writer.function(recurrent::update_ssm_state(heads, n_groups, d_state));
+        writer.function(recurrent::update_ssm_state(heads, n_groups, d_state))?;
         writer.output(&after, &format!("{name}_out"), &state);
-        let y = writer.reshape(&y, &[1, -1, d_inner as i64]);
-        let gate = writer.silu(&z);
-        let y = writer.node("Mul", &[&y, &gate]);
-        let y = writer.reshape(&y, &[1, -1, n_groups as i64, (d_inner / n_groups) as i64]);
-        let y = writer.normalised(&y, norm_eps);
-        let y = writer.reshape(&y, &[1, -1, d_inner as i64]);
-        let weight = writer.weight(&self.norm_weight)?;
-        let y = writer.node("Mul", &[&y, &weight]);
+        let mut y = writer.reshape(&y, &[0, 0, d_inner as i64]);
+        let silu = writer.silu(&z);
+        if gate != GateOrder::NormThenGate {
+            y = writer.node("Mul", &[&y, &silu]);
+        }
+        if gate != GateOrder::GateOnly {
+            y = writer.reshape(&y, &[0, 0, n_groups as i64, (d_inner / n_groups) as i64]);
+            y = writer.normalised(&y, norm_eps);
+            y = writer.reshape(&y, &[0, 0, d_inner as i64]);
+            let weight = writer.weight(&self.norm_weight)?;
+            y = writer.node("Mul", &[&y, &weight]);
+        }
+        if gate == GateOrder::NormThenGate {
+            y = writer.node("Mul", &[&y, &silu]);
+        }
         self.out_proj.trace(writer, &y)
     }
 

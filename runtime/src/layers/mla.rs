@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use super::{Linear, Mixer, RmsNorm};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::{Writer, int};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -152,6 +153,39 @@ impl Mixer for Mla {
 
     fn ropes(&self) -> Vec<&Rope> {
         self.rope.iter().collect()
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
+        let q = match &self.query {
+            Query::Direct(q) => q.trace(writer, x)?,
+            Query::Compressed { a, norm, b } => {
+                let narrow = a.trace(writer, x)?;
+                let narrow = norm.trace(writer, &narrow)?;
+                b.trace(writer, &narrow)?
+            }
+        };
+        let q = writer.reshape(&q, &[0, 0, heads as i64, (nope + rotated) as i64]);
+        let [q, mut q_rope] = writer.split(&q, [nope, rotated]);
+        let kv = self.kv_a.trace(writer, x)?;
+        let [latent, k_rope] = writer.split(&kv, [kv_lora_rank, rotated]);
+        let latent = self.kv_a_norm.trace(writer, &latent)?;
+        let (latent, mut k_rope) = (writer.unsqueeze(&latent, &[2]), writer.unsqueeze(&k_rope, &[2]));
+        if let Some(rope) = &self.rope {
+            (q_rope, k_rope) = (writer.rotated(&q_rope, rope, rotated)?, writer.rotated(&k_rope, rope, rotated)?);
+        }
+        let (q, to_latent) = (writer.transpose(&q, &[0, 2, 1, 3]), writer.weight(&self.to_latent)?);
+        let q = writer.node("MatMul", &[&q, &to_latent]);
+        let q = writer.transpose(&q, &[0, 2, 1, 3]);
+        let [q, latents] = [[&q, &q_rope], [&latent, &k_rope]]
+            .map(|parts| writer.node_with("Concat", &parts.map(String::as_str), vec![int("axis", -1)]));
+        let width = kv_lora_rank + rotated;
+        let y = writer.attend_latents([&q, &latents], [width, kv_lora_rank], scale as f32)?;
+        let from_latent = writer.weight(&self.from_latent)?;
+        let y = writer.node("MatMul", &[&y, &from_latent]);
+        let y = writer.transpose(&y, &[0, 2, 1, 3]);
+        let y = writer.reshape(&y, &[0, 0, (heads * value) as i64]);
+        self.o.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

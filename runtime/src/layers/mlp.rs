@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Linear, sigmoid};
 use crate::error::RuntimeError;
-use crate::exported::{Writer, refuse};
+use crate::exported::Writer;
 use crate::weights::{Scope, WeightError};
 
 /// The non-linearity between the projections, by its name in a config.
@@ -35,7 +35,31 @@ impl Activation {
                 Ok(writer.node("Mul", &[&x, &x]))
             }
             Self::Tanh => Ok(writer.node("Tanh", &[x])),
-            other => Err(refuse("a feed-forward block", format!("the activation {other:?} is not exported"))),
+            Self::GeluPytorchTanh => {
+                let square = writer.node("Mul", &[x, x]);
+                let cube = writer.node("Mul", &[&square, x]);
+                let cube = writer.scaled(&cube, 0.044715);
+                let sum = writer.node("Add", &[x, &cube]);
+                let inner = writer.scaled(&sum, (2.0 / std::f64::consts::PI).sqrt());
+                let tanh = writer.node("Tanh", &[&inner]);
+                let one = writer.data_number(1.0);
+                let above = writer.node("Add", &[&tanh, &one]);
+                let half = writer.scaled(x, 0.5);
+                Ok(writer.node("Mul", &[&half, &above]))
+            }
+            Self::QuickGelu => {
+                let steep = writer.scaled(x, 1.702);
+                let gate = writer.node("Sigmoid", &[&steep]);
+                Ok(writer.node("Mul", &[x, &gate]))
+            }
+            Self::Gelu => {
+                let scaled = writer.scaled(x, std::f64::consts::FRAC_1_SQRT_2);
+                let erf = writer.node("Erf", &[&scaled]);
+                let one = writer.data_number(1.0);
+                let above = writer.node("Add", &[&erf, &one]);
+                let half = writer.scaled(x, 0.5);
+                Ok(writer.node("Mul", &[&half, &above]))
+            }
         }
     }
 
@@ -64,6 +88,31 @@ pub(super) enum Inner {
 }
 
 impl Inner {
+    /// Of what the inward projection gives, `width` channels, as nodes of a graph.
+    pub(super) fn written(self, writer: &mut Writer, x: &str, width: usize) -> Result<String, RuntimeError> {
+        let halves = [width / 2; 2];
+        match self {
+            Self::Plain(activation) => activation.trace(writer, x),
+            Self::Gated(activation) => {
+                let [gate, up] = writer.split(x, halves);
+                let gate = activation.trace(writer, &gate)?;
+                Ok(writer.node("Mul", &[&gate, &up]))
+            }
+            Self::ClampedSwiglu { alpha, limit } => {
+                let [gate, up] = writer.split(x, halves);
+                let [least, most, one] = [-limit, limit, 1.0].map(|number| writer.data_number(number as f32));
+                let gate = writer.node("Min", &[&gate, &most]);
+                let up = writer.node("Min", &[&up, &most]);
+                let up = writer.node("Max", &[&up, &least]);
+                let steep = writer.scaled(&gate, alpha);
+                let sigmoid = writer.node("Sigmoid", &[&steep]);
+                let swish = writer.node("Mul", &[&gate, &sigmoid]);
+                let above = writer.node("Add", &[&up, &one]);
+                Ok(writer.node("Mul", &[&swish, &above]))
+            }
+        }
+    }
+
     /// Of what the inward projection gives.
     pub(super) fn forward(self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         match self {
@@ -103,22 +152,8 @@ pub(crate) struct MlpShape {
 impl Mlp {
     /// As nodes of a graph.
     pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        let inner = match self.inner {
-            Inner::Plain(activation) => {
-                let up = self.inward.trace(writer, x)?;
-                activation.trace(writer, &up)?
-            }
-            Inner::Gated(activation) => {
-                let width = self.inward.outputs() / 2;
-                let both = self.inward.trace(writer, x)?;
-                let [gate, up] = writer.split(&both, [width, width]);
-                let gate = activation.trace(writer, &gate)?;
-                writer.node("Mul", &[&gate, &up])
-            }
-            Inner::ClampedSwiglu { .. } => {
-                return Err(refuse("a feed-forward block", "a clamped gate is not exported"));
-            }
-        };
+        let y = self.inward.trace(writer, x)?;
+        let inner = self.inner.written(writer, &y, self.inward.outputs())?;
         self.down.trace(writer, &inner)
     }
 
@@ -180,6 +215,15 @@ pub(crate) struct SharedExpert {
 }
 
 impl SharedExpert {
+    /// As nodes of a graph.
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let y = self.mlp.written(writer, x)?;
+        let Some(gate) = &self.gate else { return Ok(y) };
+        let gate = gate.trace(writer, x)?;
+        let gate = writer.node("Sigmoid", &[&gate]);
+        Ok(writer.node("Mul", &[&y, &gate]))
+    }
+
     pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         let y = self.mlp.forward(on, x)?;
         match &self.gate {

@@ -71,7 +71,7 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     fn trace(&self, _: &mut Writer, _: &str) -> Result<String, RuntimeError> {
         let name = std::any::type_name::<Self>();
         let name = name.rsplit("::").next().unwrap_or(name);
-        Err(refuse(name, "a layer of this kind is not exported; attention, Mamba-2 and plain feed-forward blocks are"))
+        Err(refuse(name, "a layer of this kind is not exported"))
     }
 }
 
@@ -152,6 +152,17 @@ impl Mixer for Parallel {
         Ok(sum)
     }
 
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let mut sum: Option<String> = None;
+        for branch in &self.0 {
+            let x = writer.scaled(x, branch.input_scale);
+            let y = branch.mixer.trace(writer, &x)?;
+            let y = writer.scaled(&y, branch.output_scale);
+            sum = Some(sum.map_or(y.clone(), |sum| writer.node("Add", &[&sum, &y])));
+        }
+        sum.ok_or_else(|| refuse("a layer", "it has no mixers"))
+    }
+
     fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
         for branch in &self.0 {
             if branch.mixer.replay(on, kept)? {
@@ -183,6 +194,10 @@ impl Mixer for Mlp {
 impl Mixer for Moe {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         Ok(self.forward(step.on(), x)?)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        self.written(writer, x)
     }
 }
 

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 
 use super::{ExpertMlps, Linear, Mlp, MlpShape, SharedExpert};
 use crate::error::{ConfigError, RuntimeError};
+use crate::exported::Writer;
 use crate::weights::Scope;
 
 /// The feed-forward layer of a sparse model.
@@ -77,6 +78,24 @@ impl Moe {
         let Some([inward, outward]) = &self.latent else { return self.add_routed(on, y, x, x) };
         let narrow = inward.forward(on, x)?;
         y + outward.forward(on, &self.add_routed(on, narrow.zeros_like()?, x, &narrow)?)?
+    }
+
+    /// As nodes of a graph.
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let logits = self.router.trace(writer, x)?;
+        let correction = self.correction.as_ref().map(|correction| writer.wide_weight(correction)).transpose()?;
+        let chosen = writer.route(&self.routing, &logits, correction.as_deref());
+        let routed = match &self.latent {
+            None => self.experts.written(writer, x, &chosen)?,
+            Some([inward, outward]) => {
+                let narrow = inward.trace(writer, x)?;
+                let routed = self.experts.written(writer, &narrow, &chosen)?;
+                outward.trace(writer, &routed)?
+            }
+        };
+        let Some(shared) = &self.shared else { return Ok(routed) };
+        let y = shared.written(writer, x)?;
+        Ok(writer.node("Add", &[&y, &routed]))
     }
 
     /// `y`, and for each row of `x` what its experts make of the same row of `seen`.

@@ -6,6 +6,7 @@ use candle_core::Tensor;
 use super::{CausalConv, Linear, Mixer};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::exported::Writer;
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -44,6 +45,16 @@ impl Mixer for ShortConv {
         };
         let y = self.conv.forward(step.on(), &(b * x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         Ok(self.out_proj.forward(step.on(), &(c * y)?)?)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let channels = self.conv.dims()[1];
+        let projected = self.in_proj.trace(writer, x)?;
+        let [b, c, x] = writer.split(&projected, [channels; 3]);
+        let x = writer.node("Mul", &[&b, &x]);
+        let y = self.conv.trace(writer, &x, self.layer)?;
+        let y = writer.node("Mul", &[&c, &y]);
+        self.out_proj.trace(writer, &y)
     }
 
     fn caches(&self) -> Vec<CacheUse> {

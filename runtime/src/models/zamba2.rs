@@ -14,6 +14,7 @@ use crate::block::Block;
 use crate::cache_use::CacheUse;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
+use crate::exported::{Writer, int};
 use crate::layers::{
     Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Rules, Mixer, Mlp, RmsNorm, RopeConfig,
 };
@@ -70,6 +71,19 @@ impl Mixer for Hybrid {
         let attended = self.feed_forward_norm.forward(on, &self.attention.forward(&both, step)?)?;
         let transformed = self.link.forward(on, &self.feed_forward.forward(on, &attended)?)?;
         self.mamba.forward(&self.mamba_norm.forward(on, &(x + transformed)?)?, step)
+    }
+
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+        let embedded = writer.embedded().to_owned();
+        let both = writer.node_with("Concat", &[x, &embedded], vec![int("axis", -1)]);
+        let both = self.input_norm.trace(writer, &both)?;
+        let attended = self.attention.trace(writer, &both)?;
+        let attended = self.feed_forward_norm.trace(writer, &attended)?;
+        let transformed = self.feed_forward.written(writer, &attended)?;
+        let transformed = self.link.trace(writer, &transformed)?;
+        let sum = writer.node("Add", &[x, &transformed]);
+        let normed = self.mamba_norm.trace(writer, &sum)?;
+        self.mamba.trace(writer, &normed)
     }
 
     fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {

@@ -1,13 +1,22 @@
 //! What is exported of a model computes what the model does.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_planner::Unit;
-use cacheplan_runtime::{GraphExport, RuntimeError, Session, SessionOptions};
+use cacheplan_runtime::{GraphDType, GraphExport, RuntimeError, Session, SessionOptions};
 use cacheplan_transforms::ReadOptions;
+use cacheplan_transforms::onnx::{ModelProto, TensorProto, ValueInfo};
+use candle_core::Device;
+use prost::Message;
 use rstest::rstest;
 
 use crate::{fixture, generated, options, request};
+
+fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
+    let (buckets, read) = (buckets.to_vec(), ReadOptions::default());
+    GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, read }
+}
 
 pub(crate) fn export(
     model: &Path,
@@ -15,7 +24,7 @@ pub(crate) fn export(
     max_cache_len: u64,
     out: &Path,
 ) -> Result<Vec<PathBuf>, RuntimeError> {
-    GraphExport { buckets: buckets.to_vec(), max_cache_len, read: ReadOptions::default() }.write(model, out)
+    as_said(buckets, max_cache_len).write(model, out)
 }
 
 /// Whichever buckets there are.
@@ -25,6 +34,11 @@ pub(crate) fn export(
 #[case("variants/qwen2_window", 32)]
 #[case("variants/mistral_window", 32)]
 #[case::a_hybrid("static_cache/nemotron_h", 96)]
+#[case::a_hybrid_with_experts("models/nemotron_h", 96)]
+#[case::gated_delta_nets("models/qwen3_next", 96)]
+#[case::latents("models/deepseek_v3", 96)]
+#[case::mamba_1("models/jamba", 96)]
+#[case::short_convolutions("models/lfm2", 320)]
 fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_size: u32) {
     let model = fixture(model);
     let prompt = |len: u32| (0..len).map(|token| (token * 29 + len) % vocab_size).collect::<Vec<_>>();
@@ -47,7 +61,6 @@ fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_s
 }
 
 #[rstest]
-#[case::a_layer_of_another_kind("models/nemotron_h", &[None], 64, 4, "Moe: a layer of this kind is not exported")]
 #[case::a_bucket_beyond_the_cache("models/qwen3", &[Some(1), Some(65)], 64, 2, "a bucket of 65 tokens cannot be exported; it must be from 1 to 64")]
 #[case::a_bucket_of_nothing("models/qwen3", &[Some(0)], 64, 2, "a bucket of 0 tokens")]
 #[case::a_cache_of_nothing("models/qwen3", &[None], 0, 2, "a cache of 0 tokens")]
@@ -64,4 +77,100 @@ fn what_cannot_be_exported_is_named(
     let error = export(&fixture(model), buckets, max_cache_len, &out).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
     assert_eq!((error.exit_code(), out.join("prefill.onnx").exists()), (exit_code, false));
+}
+
+/// The model of a file.
+fn read(file: &Path) -> ModelProto {
+    ModelProto::decode(std::fs::read(file).unwrap().as_slice()).unwrap()
+}
+
+fn kind(port: &ValueInfo) -> i32 {
+    port.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap().elem_type
+}
+
+/// The sizes of a port's axes; `None` for open ones.
+fn shape(port: &ValueInfo) -> Vec<Option<i64>> {
+    let tensor = port.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+    tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| dim.dim_value).collect()
+}
+
+/// As the plugin for Mamba-2 takes it: its decay rates in f32, everything else of floats in f16.
+#[test]
+fn f16_is_what_the_file_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let form = GraphExport { dtype: Some(GraphDType::F16), ..as_said(&[Some(1)], 64) };
+    let files = form.write(&fixture("models/nemotron_h"), folder.path()).unwrap();
+    let graph = read(&files[0]).graph.unwrap();
+    let whole = [TensorProto::INT32, TensorProto::INT64];
+    let floats = graph.input.iter().chain(&graph.output).map(kind).filter(|kind| !whole.contains(kind));
+    assert!(floats.clone().count() > 4 && floats.clone().all(|kind| kind == TensorProto::FLOAT16));
+    let constant = |name: &str| graph.initializer.iter().find(|tensor| tensor.name == name).unwrap().data_type;
+    let scans = graph.node.iter().filter(|node| node.op_type == "update_ssm_state");
+    for node in scans.clone() {
+        let [a, d, dt_bias] = [1, 4, 6].map(|at| constant(&node.input[at]));
+        assert_eq!((a, d, dt_bias), (TensorProto::FLOAT, TensorProto::FLOAT16, TensorProto::FLOAT16));
+    }
+    assert!(scans.count() > 0);
+}
+
+/// What is 16 bits wide stays so, unless f32 is asked for.
+#[rstest]
+#[case::of_16_bits("bfloat16", None, TensorProto::FLOAT16)]
+#[case::asked_for("bfloat16", Some(GraphDType::F32), TensorProto::FLOAT)]
+#[case::of_32_bits("float32", None, TensorProto::FLOAT)]
+fn a_graph_has_the_width_of_its_model(#[case] stated: &str, #[case] dtype: Option<GraphDType>, #[case] expected: i32) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(fixture("models/llama/config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().remove("torch_dtype");
+    config["dtype"] = stated.into();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let files = GraphExport { dtype, ..as_said(&[Some(1)], 16) }.write(folder.path(), &folder.path().join("out"));
+    let graph = read(&files.unwrap()[0]).graph.unwrap();
+    assert_eq!(kind(graph.output.iter().find(|port| port.name == "new_k").unwrap()), expected);
+}
+
+/// What f16 has no number for is not written as infinity.
+#[test]
+fn a_weight_beyond_f16_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("models/llama");
+    std::fs::copy(model.join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut tensors = candle_core::safetensors::load(model.join("model.safetensors"), &Device::Cpu).unwrap();
+    let norm = tensors.get_mut("model.norm.weight").unwrap();
+    *norm = (&*norm * 1e6).unwrap();
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    let out = folder.path().join("out");
+    let export = |dtype| GraphExport { dtype: Some(dtype), ..as_said(&[Some(1)], 16) }.write(folder.path(), &out);
+    let error = export(GraphDType::F16).unwrap_err();
+    assert!(error.to_string().contains("is beyond f16, whose largest number is 65504; export f32"), "{error}");
+    assert!(export(GraphDType::F32).is_ok());
+}
+
+/// Each sequence has its own positions and lengths.
+#[test]
+fn several_sequences_have_positions_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let form = GraphExport { max_batch_size: 3, ..as_said(&[None], 64) };
+    let files = form.write(&fixture("static_cache/nemotron_h"), folder.path()).unwrap();
+    let graph = read(&files[0]).graph.unwrap();
+    let found: BTreeMap<&str, _> = graph.input.iter().map(|port| (port.name.as_str(), shape(port))).collect();
+    for (name, expected) in [
+        ("input_ids", vec![Some(3), None]),
+        ("cache_position", vec![Some(3), None]),
+        ("attention_mask", vec![Some(3), Some(64)]),
+        ("context_lengths", vec![Some(3)]),
+    ] {
+        assert_eq!(found[name], expected, "{name}");
+    }
+    let states = found.iter().filter(|(name, _)| name.contains("_state_"));
+    assert!(states.clone().count() > 1 && states.clone().all(|(_, shape)| shape[0] == Some(3)));
+    assert_eq!(found["past_k"][1], Some(3));
+    let error = export_of(0).unwrap_err();
+    assert!(error.to_string().contains("a batch of 0 sequences cannot be exported"), "{error}");
+}
+
+fn export_of(max_batch_size: u64) -> Result<Vec<PathBuf>, RuntimeError> {
+    let folder = tempfile::tempdir().unwrap();
+    GraphExport { max_batch_size, ..as_said(&[None], 64) }.write(&fixture("models/llama"), folder.path())
 }

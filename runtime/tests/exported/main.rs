@@ -2,6 +2,7 @@
 
 mod engines;
 mod exporter;
+mod families;
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,95 @@
+//! Every family of models in exported graphs.
+
+use std::path::PathBuf;
+
+use cacheplan_runtime::{Session, SessionOptions};
+use rstest::rstest;
+use serde_json::Value;
+
+use crate::exporter::export;
+use crate::{admit, fixture, options, step};
+
+/// Logits are at most so far from the native ones: other orders of the same sums in f32, over a handful of layers.
+const TOLERANCE: f32 = 2e-4;
+
+/// A prompt, tokens behind it one by one, and four at once.
+fn logits(session: &mut Session, vocab_size: u32) -> Vec<Vec<f32>> {
+    let tokens: Vec<u32> = (0..20).map(|n| (n * 37 + 5) % vocab_size).collect();
+    let sequence = admit(session, 13);
+    [0..13, 13..14, 14..15, 15..16, 16..20].map(|part| step(session, sequence, &tokens[part])).to_vec()
+}
+
+#[rstest]
+#[case::mamba_2_and_attention("models/bamba")]
+#[case::an_activation_of_erf("variants/bamba_gelu")]
+#[case::an_odd_rotation("variants/bamba_odd_rotation")]
+#[case::latent_attention_and_groups_of_experts("models/deepseek_v3")]
+#[case::yarn("variants/deepseek_v3_yarn")]
+#[case::mixers_side_by_side("models/falcon_h1")]
+#[case::windows("models/gemma3")]
+#[case::sinks_and_clamped_experts("models/gpt_oss")]
+#[case::shared_experts("models/granitemoehybrid")]
+#[case::mamba_1_and_experts("models/jamba")]
+#[case::a_decay_per_channel("models/kimi_linear")]
+#[case::short_convolutions("models/lfm2")]
+#[case::only_attention("models/llama")]
+#[case::only_mamba_1("models/mamba")]
+#[case::only_mamba_2("models/mamba2")]
+#[case::a_fixed_decay("models/minimax")]
+#[case::no_rotation("variants/mistral_window")]
+#[case::experts_by_softmax("variants/mixtral_window")]
+#[case::experts_by_sigmoid("models/nemotron_h")]
+#[case::narrow_experts("variants/nemotron_h_latent_experts")]
+#[case::biases("variants/qwen2_window")]
+#[case::norms_of_heads("models/qwen3")]
+#[case::gated_delta_nets("models/qwen3_5_text")]
+#[case::some_layers_with_experts("variants/qwen3_moe_sparse_step")]
+#[case::gated_delta_nets_and_a_shared_expert("models/qwen3_next")]
+#[case::a_shared_transformer("models/zamba2")]
+#[case::adapters("variants/zamba2_attention_adapters")]
+fn a_family_gives_the_native_logits(#[case] model: &str) {
+    let model = fixture(model);
+    let mut native = Session::open(&model, options("max_seq_len = 48\n")).unwrap();
+    let vocab_size = native.parts().0.vocab_size() as u32;
+    let expected = logits(&mut native, vocab_size);
+    for buckets in [&[None, Some(1)][..], &[Some(16), Some(1)]] {
+        let folder = tempfile::tempdir().unwrap();
+        export(&model, buckets, 48, folder.path()).unwrap();
+        let options = SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("") };
+        let found = logits(&mut Session::open(&model, options).unwrap(), vocab_size);
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let furthest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(furthest <= TOLERANCE, "{buckets:?}, call {at}: {furthest}");
+        }
+    }
+}
+
+/// The folders of models of each type.
+fn fixtures() -> Vec<(String, PathBuf)> {
+    let folders = ["models", "variants"].map(|folder| std::fs::read_dir(fixture(folder)).unwrap());
+    let found = folders.into_iter().flatten().filter_map(|entry| {
+        let folder = entry.unwrap().path();
+        let config = std::fs::read(folder.join("config.json")).ok()?;
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        Some((config["model_type"].as_str()?.to_owned(), folder))
+    });
+    found.collect()
+}
+
+#[test]
+fn every_model_type_that_runs_exports_as_documented() {
+    let read = |document: &str| std::fs::read_to_string(fixture("../..").join(document)).unwrap();
+    assert!(read("docs/graphs.md").contains("Every model type that `run` computes is exported"));
+    let readme = read("README.md");
+    let (_, list) = readme.split_once("`run` computes models of type ").unwrap();
+    let (list, _) = list.split_once(", with weights in").unwrap();
+    let fixtures = fixtures();
+    for model_type in list.split('`').skip(1).step_by(2) {
+        let mut folders = fixtures.iter().filter(|(own, _)| own == model_type).peekable();
+        assert!(folders.peek().is_some(), "{model_type} has no fixture");
+        for (_, folder) in folders {
+            let out = tempfile::tempdir().unwrap();
+            export(folder, &[Some(1)], 16, out.path()).unwrap();
+        }
+    }
+}
