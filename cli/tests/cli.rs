@@ -362,8 +362,8 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 #[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
 #[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
 #[case::ranks_of_a_file(&[], "parallel = { dp = 2 }", 1, "`parallel.dp = 2`", "the whole model on one device")]
-#[case::int8_keys(&["--kv-dtype", "int8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"int8\"`", "no scales for keys and values in int8")]
-#[case::e5m2_keys_of_a_file(&[], "dtypes = { kv = 'fp8_e5m2' }", 1, "`dtypes.kv = ", "no scales for keys and values in f8_e5m2")]
+#[case::mxfp8_keys(&["--kv-dtype", "mxfp8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"mxfp8\"`", "no keys and values in mxfp8; int8, fp8_e4m3")]
+#[case::q5_0_keys_of_a_file(&[], "dtypes = { kv = 'q5_0' }", 1, "`dtypes.kv = ", "no keys and values in q5_0")]
 fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
     #[values("llama", "nemotron_h")] model: &str,
     #[case] flags: &[&str],

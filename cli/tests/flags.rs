@@ -210,7 +210,7 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--prompt", "{ fixed = -4 }"], "flag --prompt")]
 #[case(&["--prefix-reuse", "NaN"], "flag --prefix-reuse")]
 #[case(&["--kv-dtype", "fp7"], "flag --kv-dtype: unknown dtype `fp7`")]
-#[case(&["--ssm-dtype", "nvfp4"], "flag --ssm-dtype: no states are stored in `nvfp4`; write one of f32, f16, bf16")]
+#[case(&["--ssm-dtype", "int8"], "flag --ssm-dtype: no live states are stored in `int8`; write one of f32, f16, bf16")]
 #[case(&["--max-seq-len", "32q"], "`32q` is not a number of tokens; write one such as 32768, 32k")]
 #[case(&["--cache-bytes", "5GiB"], "--cache-bytes tells an engine something; name the engine with --as")]
 fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {

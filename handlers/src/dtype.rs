@@ -25,6 +25,8 @@ pub enum DType {
     F8E5m2,
     /// 8-bit integer; its scales, where an op needs them, live outside the cache.
     Int8,
+    /// 8-bit integer, each row behind a 32-bit scale of its own: of keys and values, one for each token and head.
+    Int8PerTokenHead,
     /// 32-bit integer (positions, counters).
     Int32,
     /// 4-bit float, 16 elements share one 8-bit scale (NVFP4): 9 bytes per 16 elements.
@@ -50,13 +52,14 @@ pub enum DType {
 
 impl DType {
     /// All dtypes, in declaration order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
         Self::F8E4m3,
         Self::F8E5m2,
         Self::Int8,
+        Self::Int8PerTokenHead,
         Self::Int32,
         Self::Nvfp4,
         Self::Mxfp4,
@@ -78,6 +81,7 @@ impl DType {
             Self::F8E4m3 => "f8_e4m3",
             Self::F8E5m2 => "f8_e5m2",
             Self::Int8 => "int8",
+            Self::Int8PerTokenHead => "int8_per_token_head",
             Self::Int32 => "int32",
             Self::Nvfp4 => "nvfp4",
             Self::Mxfp4 => "mxfp4",
@@ -111,16 +115,23 @@ impl DType {
             | Self::Q5_0
             | Self::Q5_1
             | Self::Iq4Nl => 32,
-            Self::F32 | Self::F16 | Self::Bf16 | Self::F8E4m3 | Self::F8E5m2 | Self::Int8 | Self::Int32 => 1,
+            Self::F32
+            | Self::F16
+            | Self::Bf16
+            | Self::F8E4m3
+            | Self::F8E5m2
+            | Self::Int8
+            | Self::Int8PerTokenHead
+            | Self::Int32 => 1,
         }
     }
 
-    /// Bytes of [`DType::elements_per_block`] elements, scales included.
+    /// Bytes of [`DType::elements_per_block`] elements, scales that they share included.
     pub const fn bytes_per_block(self) -> u64 {
         match self {
             Self::F32 | Self::Int32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::F8E4m3 | Self::F8E5m2 | Self::Int8 => 1,
+            Self::F8E4m3 | Self::F8E5m2 | Self::Int8 | Self::Int8PerTokenHead => 1,
             Self::Nvfp4 => 9,
             Self::Mxfp4 => 17,
             Self::Q8_0 => 34,
@@ -132,18 +143,32 @@ impl DType {
         }
     }
 
-    /// Bytes of one row of `elements`; the last group of a row is stored whole.
+    /// Bytes of the scale that a whole row shares; 0 for most.
+    const fn row_scale_bytes(self) -> u64 {
+        if matches!(self, Self::Int8PerTokenHead) { 4 } else { 0 }
+    }
+
+    /// Bytes of one row of `elements`, its scales included; the last group of a row is stored whole.
     ///
     /// `None` if the count does not fit 64 bits.
     pub const fn row_bytes(self, elements: u64) -> Option<u64> {
-        elements.div_ceil(self.elements_per_block()).checked_mul(self.bytes_per_block())
+        match elements.div_ceil(self.elements_per_block()).checked_mul(self.bytes_per_block()) {
+            Some(bytes) => bytes.checked_add(self.row_scale_bytes()),
+            None => None,
+        }
+    }
+
+    /// Tells whether a state that is read and written at every token can be in it: no scale follows what changes in
+    /// place, and 8 bits without one keep no sum of many small inputs.
+    pub const fn holds_states(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 }
 
 /// A dtype name that is none of ours nor a known spelling of one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int32, nvfp4, mxfp4, mxfp8, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
+    "unknown dtype `{0}`; known are f32, f16, bf16, f8_e4m3 (fp8), f8_e5m2, int8, int8_per_token_head, int32, nvfp4, mxfp4, mxfp8, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 )]
 pub struct UnknownDType(pub String);
 
@@ -166,6 +191,7 @@ impl FromStr for DType {
             "f8_e4m3" | "fp8" | "fp8_e4m3" | "float8_e4m3fn" => Self::F8E4m3,
             "f8_e5m2" | "fp8_e5m2" | "float8_e5m2" => Self::F8E5m2,
             "i8" | "int8" => Self::Int8,
+            "int8_per_token_head" => Self::Int8PerTokenHead,
             "i32" | "int32" => Self::Int32,
             "nvfp4" => Self::Nvfp4,
             "mxfp4" => Self::Mxfp4,
@@ -190,6 +216,8 @@ mod tests {
     #[case(DType::F32, 64, 256)]
     #[case(DType::Bf16, 64, 128)]
     #[case(DType::F8E4m3, 64, 64)]
+    #[case(DType::Int8PerTokenHead, 64, 68)]
+    #[case(DType::Int8PerTokenHead, 1, 5)]
     #[case(DType::Nvfp4, 128, 72)]
     #[case(DType::Nvfp4, 17, 18)]
     #[case(DType::Mxfp4, 64, 34)]

@@ -297,6 +297,7 @@ impl Budget {
             let of_checkpoints = [
                 ("checkpoint_dtype", workload.checkpoint_dtype.is_some()),
                 ("checkpoint_strategy", workload.checkpoint_strategy.is_some()),
+                ("checkpoint_interval", workload.checkpoint_interval.is_some()),
             ];
             if let Some((key, _)) = of_checkpoints.into_iter().find(|(_, stated)| *stated) {
                 return Err(format!("`workload.{key}` is stated, but `workload.checkpoints_per_sequence` is 0"));
@@ -441,11 +442,9 @@ mod tests {
     #[case("[engine]\nblock_size = 1.5\n", "expected a whole number")]
     #[case("[dtypes]\nkv = 'fp7'\n", "unknown dtype")]
     #[case("[dtypes]\nkv = 'int32'\n", "no keys and values are stored in `int32`; write one of f32, f16,")]
-    #[case(
-        "[dtypes]\nssm = 'nvfp4'\n",
-        "b.toml:2: no states are stored in `nvfp4`; write one of f32, f16, bf16, f8_e4m3, f8_e5m2, int8"
-    )]
-    #[case("[dtypes]\nconv = 'int32'\n", "no states are stored in `int32`")]
+    #[case("[dtypes]\nssm = 'nvfp4'\n", "b.toml:2: no live states are stored in `nvfp4`; write one of f32, f16, bf16")]
+    #[case("[dtypes]\nconv = 'fp8'\n", "no live states are stored in `fp8`")]
+    #[case("[dtypes]\nssm = 'int8'\n", "no live states are stored in `int8`; write one of f32, f16, bf16")]
     #[case("[engine]\ncache_type_v = 'int32'\n", "no keys and values are stored in `int32`")]
     #[case("max_seq_len = 0\n", "must be between")]
     #[case("max_seq_len = -4\n", "invalid value")]

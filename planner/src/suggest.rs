@@ -103,6 +103,7 @@ impl PlanRequest {
                 workload.checkpoints_per_sequence = each;
                 workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| each > 0);
                 workload.checkpoint_strategy = workload.checkpoint_strategy.filter(|_| each > 0);
+                workload.checkpoint_interval = workload.checkpoint_interval.filter(|_| each > 0);
             }
         });
         fewer.planned()

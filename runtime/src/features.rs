@@ -87,7 +87,8 @@ impl Feature {
                 && match (self, dtype) {
                     (_, DType::F32 | DType::F16 | DType::Bf16) => false,
                     (Self::KvDtype, DType::Int8) => !by_operator,
-                    (Self::KvDtype, DType::F8E4m3 | DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0 | DType::Q4_0) => false,
+                    (Self::KvDtype, DType::Int8PerTokenHead | DType::F8E4m3 | DType::F8E5m2) => false,
+                    (Self::KvDtype, DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0 | DType::Q4_0) => false,
                     _ => true,
                 }
         });

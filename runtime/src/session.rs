@@ -232,7 +232,7 @@ impl Session {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
             return Err(RuntimeError::BeyondGraph { tokens, limit });
         }
-        let groups = [DType::Q8_0, DType::Q4_0, DType::Mxfp4, DType::Nvfp4];
+        let groups = [DType::Int8PerTokenHead, DType::F8E5m2, DType::Q8_0, DType::Q4_0, DType::Mxfp4, DType::Nvfp4];
         if let Some(pool) = first.pools.iter().find(|pool| groups.contains(&pool.dtype) && backend.launches()) {
             let dtype = pool.dtype;
             tracing::warn!("no kernel reads {dtype} caches: they pass through the host in every layer of every step");
@@ -453,10 +453,9 @@ fn offloaded(plan: &CachePlan) -> u64 {
 
 /// Where requests leave states in the caches of a plan.
 fn strategy(plan: &CachePlan, budget: &Budget) -> Strategy {
-    /// Tokens between the states that decoding leaves, so that a conversation goes on from near its end.
-    const DECODED: usize = 256;
-    let page = plan.pools.iter().find_map(|pool| pool.tokens_per_block).unwrap_or(1);
-    let decoded = DECODED.next_multiple_of(page as usize);
-    let stated = budget.workload.as_ref().and_then(|workload| workload.checkpoint_strategy).unwrap_or_default();
+    let block = plan.pools.iter().find_map(|pool| pool.tokens_per_block).unwrap_or(1);
+    let workload = budget.workload.clone().unwrap_or_default();
+    let decoded = usize::try_from(workload.decoded_interval(block)).unwrap_or(usize::MAX);
+    let stated = workload.checkpoint_strategy.unwrap_or_default();
     stated.among([Strategy::NO_BUFFER, Strategy::double_buffered(decoded), Strategy::complete(Some(decoded))])
 }

@@ -7,6 +7,9 @@ use cacheplan_handlers::DType;
 pub struct CacheDTypes {
     /// Keys, values and latents; `None` is "auto": what the model states, else the dtype of the keys.
     pub kv: Option<DType>,
+    /// Whether int8 keys and values have their scales outside the cache, as engines keep those of a checkpoint; else
+    /// each row has one of its own in the cache.
+    pub scales_outside: bool,
     /// Recurrent states of models that state none themselves, as an engine chooses; `None` is float32.
     pub state: Option<DType>,
     /// Recurrent states whatever the model states.

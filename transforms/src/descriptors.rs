@@ -154,7 +154,7 @@ fn rwkv4(op: &mut OpView<'_>) -> Caches {
     let hidden = op.dim("hidden_size", "x", 2)?;
     let width = op.dim("width", "key", 2)?;
     let shift = ResourceHandler::state(&[2, hidden], op.conv_dtype("x")?)?;
-    let average = ResourceHandler::state(&[3, width], op.state_dtype())?;
+    let average = ResourceHandler::state(&[3, width], op.state_dtype()?)?;
     Ok(vec![
         Cache { suffix: "shift_state".into(), handler: shift },
         Cache { suffix: "wkv_state".into(), handler: average },
@@ -163,7 +163,7 @@ fn rwkv4(op: &mut OpView<'_>) -> Caches {
 
 fn recurrent(op: &mut OpView<'_>, shape: [u64; 3], recurrence: Recurrence) -> Caches {
     let [num_heads, head_dim, d_state] = shape;
-    let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype())?;
+    let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype()?)?;
     op.provenance.push(format!("recurrence = {recurrence} ({})", op.op().kind));
     one("ssm_state", state.with_recurrence(recurrence))
 }

@@ -172,15 +172,21 @@ impl<'a> OpView<'a> {
         Ok(self.graph.tensor(id).dtype)
     }
 
-    /// The element type of keys and values: the budget's, else the model's own, else that of the tensor at `port`.
+    /// The element type of keys and values: the budget's, else the model's own, else that of the tensor at `port`. Where
+    /// the first two say int8, each row has a scale in the cache, unless an engine keeps scales outside.
     ///
     /// # Errors
     /// No such port.
     pub fn kv_dtype(&mut self, port: &'static str) -> Result<DType, DescribeError> {
         let keys = self.dtype(port)?;
+        let scales_outside = self.dtypes.scales_outside;
+        let scaled = |dtype: DType| match dtype {
+            DType::Int8 if !scales_outside => DType::Int8PerTokenHead,
+            other => other,
+        };
         Ok(self.choose(&[
-            (self.dtypes.kv, "the budget"),
-            (self.op.dtype(Attribute::CACHE_DTYPE), "the model"),
+            (self.dtypes.kv.map(scaled), "the budget"),
+            (self.op.dtype(Attribute::CACHE_DTYPE).map(scaled), "the model"),
             (Some(keys), "the keys"),
         ]))
     }
@@ -194,22 +200,38 @@ impl<'a> OpView<'a> {
 
     /// The element type of a recurrent state: the budget's, else what the model states, else what an engine chooses, else
     /// float32.
-    pub fn state_dtype(&mut self) -> DType {
-        self.choose(&[
-            (self.dtypes.state_override, "the budget"),
-            (self.op.dtype(Attribute::STATE_DTYPE), "the model"),
-            (self.dtypes.state, "the engine"),
-            (Some(DType::F32), "the default"),
-        ])
+    ///
+    /// # Errors
+    /// One that no live state is stored in.
+    pub fn state_dtype(&mut self) -> Result<DType, DescribeError> {
+        self.choose_state(
+            "dtypes.ssm",
+            &[
+                (self.dtypes.state_override, "the budget"),
+                (self.op.dtype(Attribute::STATE_DTYPE), "the model"),
+                (self.dtypes.state, "the engine"),
+                (Some(DType::F32), "the default"),
+            ],
+        )
     }
 
     /// The element type of a convolution state: the budget's, else that of the tensor at `port`.
     ///
     /// # Errors
-    /// No such port.
+    /// No such port, or a type that no live state is stored in.
     pub fn conv_dtype(&mut self, port: &'static str) -> Result<DType, DescribeError> {
         let activations = self.dtype(port)?;
-        Ok(self.choose(&[(self.dtypes.conv, "the budget"), (Some(activations), "the activations")]))
+        let candidates = [(self.dtypes.conv, "the budget"), (Some(activations), "the activations")];
+        self.choose_state("dtypes.conv", &candidates)
+    }
+
+    fn choose_state(
+        &mut self,
+        key: &'static str,
+        candidates: &[(Option<DType>, &'static str)],
+    ) -> Result<DType, DescribeError> {
+        let dtype = self.choose(candidates);
+        if dtype.holds_states() { Ok(dtype) } else { Err(DescribeError::LiveState { key, dtype }) }
     }
 
     fn choose(&mut self, candidates: &[(Option<DType>, &'static str)]) -> DType {
@@ -251,6 +273,14 @@ pub enum DescribeError {
         axis: usize,
         /// What stands there instead of a number.
         symbol: String,
+    },
+    /// A state in a type that none is computed in.
+    #[error("its live state would be stored in {dtype}, in which none is computed; state `{key}` as f32, f16 or bf16")]
+    LiveState {
+        /// The key of a budget that chooses another.
+        key: &'static str,
+        /// The type that was chosen.
+        dtype: DType,
     },
     /// Shapes of one op that cannot go together.
     #[error("{shown}", shown = Shown(.0))]

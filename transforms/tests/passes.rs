@@ -126,7 +126,7 @@ fn a_framework_registers_state_and_unpaged_resources_for_its_own_op() {
     let mut context = PassContext::default();
     context.registry.register(Descriptor::new("acme.retention", |op| {
         let (heads, width) = (op.dim("heads", "decay", 2)?, op.dim("width", "decay", 3)?);
-        let average = ResourceHandler::state(&[heads, width], op.state_dtype())?;
+        let average = ResourceHandler::state(&[heads, width], op.state_dtype()?)?;
         let features = ResourceHandler::unpaged(&[width], op.dtype("x")?)?;
         let cache = |suffix: &'static str, handler| Cache { suffix: suffix.into(), handler };
         Ok(vec![cache("average", average), cache("features", features)])

@@ -69,6 +69,8 @@ fn attention_sees_what_is_stored(
         (Kind::PerHead, DType::F8E4M3),
         (Kind::PerToken, DType::U8),
         (Kind::PerToken, DType::F8E4M3),
+        (Kind::Grouped(GroupFormat::Int8), DType::U8),
+        (Kind::Grouped(GroupFormat::F8E5m2), DType::U8),
         (Kind::Grouped(GroupFormat::Q8_0), DType::U8),
         (Kind::Grouped(GroupFormat::Q4_0), DType::U8),
         (Kind::Grouped(GroupFormat::Mxfp4), DType::U8),
@@ -139,18 +141,25 @@ fn attention_sees_what_is_stored(
 
 /// No element is off by more than half a step of its group, or by what the format cannot reach.
 #[rstest]
-#[case::q8_0(GroupFormat::Q8_0, 0.005)]
-#[case::q4_0(GroupFormat::Q4_0, 0.126)]
-#[case::mxfp4(GroupFormat::Mxfp4, 0.251)]
-#[case::nvfp4(GroupFormat::Nvfp4, 0.21)]
-fn groups_come_back(#[case] format: GroupFormat, #[case] part: f32, #[values(1, 31, 32, 33, 128)] width: usize) {
+#[case::int8(GroupFormat::Int8, usize::MAX, 0.004)]
+#[case::f8_e5m2(GroupFormat::F8E5m2, 1, 0.126)]
+#[case::q8_0(GroupFormat::Q8_0, 32, 0.005)]
+#[case::q4_0(GroupFormat::Q4_0, 32, 0.126)]
+#[case::mxfp4(GroupFormat::Mxfp4, 32, 0.251)]
+#[case::nvfp4(GroupFormat::Nvfp4, 16, 0.21)]
+fn groups_come_back(
+    #[case] format: GroupFormat,
+    #[case] group: usize,
+    #[case] part: f32,
+    #[values(1, 31, 32, 33, 128)] width: usize,
+) {
     let mut random = Random::new(72);
     let x = (random.tensor(&[9, width]) * 3.0).unwrap();
     let bytes = format.quantize(&x).unwrap();
     assert_eq!(bytes.dims(), [9, format.row_bytes(width)]);
     let found = format.dequantize(&bytes, width).unwrap();
     for (x, found) in x.to_vec2::<f32>().unwrap().iter().zip(found.to_vec2::<f32>().unwrap()) {
-        for (x, found) in x.chunks(format.elements()).zip(found.chunks(format.elements())) {
+        for (x, found) in x.chunks(group).zip(found.chunks(group)) {
             let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
             assert!(x.iter().zip(found).all(|(x, found)| (x - found).abs() <= part * largest), "{x:?} {found:?}");
         }
@@ -159,17 +168,19 @@ fn groups_come_back(#[case] format: GroupFormat, #[case] part: f32, #[values(1, 
 
 /// The bytes that the formats' definitions give.
 #[rstest]
+#[case::int8(GroupFormat::Int8, &[(0, 127.0), (1, -1.0)], &[0x00, 0x00, 0x80, 0x3f, 127, 255], 36)]
+#[case::f8_e5m2(GroupFormat::F8E5m2, &[(0, 1.0), (1, -1.75), (2, 57344.0)], &[0x3c, 0xbf, 0x7b, 0], 32)]
 #[case::q8_0(GroupFormat::Q8_0, &[(0, 127.0), (1, -1.0)], &[0x00, 0x3c, 127, 255], 34)]
 #[case::q4_0(GroupFormat::Q4_0, &[(0, -8.0), (1, 7.0), (16, 1.0)], &[0x00, 0x3c, 0x90, 0x8f, 0x88], 18)]
 #[case::mxfp4(GroupFormat::Mxfp4, &[(0, 6.0), (16, -0.5), (1, 3.0)], &[127, 0x97, 0x05, 0x00], 17)]
-#[case::nvfp4(GroupFormat::Nvfp4, &[(0, 6.0), (1, -0.5), (2, 1.5)], &[0x38, 0x97, 0x03, 0x00], 9)]
+#[case::nvfp4(GroupFormat::Nvfp4, &[(0, 6.0), (1, -0.5), (2, 1.5)], &[0x38, 0x97, 0x03, 0x00], 18)]
 fn groups_have_the_published_bytes(
     #[case] format: GroupFormat,
     #[case] elements: &[(usize, f32)],
     #[case] first: &[u8],
     #[case] len: usize,
 ) {
-    let mut row = vec![0f32; format.elements()];
+    let mut row = vec![0f32; 32];
     for &(at, value) in elements {
         row[at] = value;
     }
@@ -182,7 +193,7 @@ fn groups_have_the_published_bytes(
 
 #[rstest]
 fn a_nan_is_not_lost(
-    #[values(GroupFormat::Q8_0, GroupFormat::Q4_0, GroupFormat::Mxfp4, GroupFormat::Nvfp4)] format: GroupFormat,
+    #[values(GroupFormat::F8E5m2, GroupFormat::Q8_0, GroupFormat::Q4_0, GroupFormat::Mxfp4, GroupFormat::Nvfp4)] format: GroupFormat,
 ) {
     let mut row = vec![1f32; 64];
     row[3] = f32::NAN;
@@ -194,7 +205,15 @@ fn a_nan_is_not_lost(
 /// What a format cannot reach becomes its largest number, and what is 0 beside it stays 0.
 #[rstest]
 fn huge_numbers_saturate(
-    #[values(GroupFormat::Q8_0, GroupFormat::Q4_0, GroupFormat::Mxfp4, GroupFormat::Nvfp4)] format: GroupFormat,
+    #[values(
+        GroupFormat::Int8,
+        GroupFormat::F8E5m2,
+        GroupFormat::Q8_0,
+        GroupFormat::Q4_0,
+        GroupFormat::Mxfp4,
+        GroupFormat::Nvfp4
+    )]
+    format: GroupFormat,
 ) {
     let mut row = vec![0f32; 64];
     (row[0], row[1]) = (1e30, -1e30);

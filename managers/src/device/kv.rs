@@ -36,6 +36,8 @@ impl KvMember {
     fn quant(&self) -> Option<KvQuant<'static>> {
         match self.dtype {
             DType::F8E4m3 | DType::Int8 => Some(UNSCALED.into()),
+            DType::Int8PerTokenHead => Some(KvQuant::Grouped(GroupFormat::Int8)),
+            DType::F8E5m2 => Some(KvQuant::Grouped(GroupFormat::F8E5m2)),
             DType::Q8_0 => Some(KvQuant::Grouped(GroupFormat::Q8_0)),
             DType::Q4_0 => Some(KvQuant::Grouped(GroupFormat::Q4_0)),
             DType::Mxfp4 => Some(KvQuant::Grouped(GroupFormat::Mxfp4)),
@@ -43,7 +45,6 @@ impl KvMember {
             DType::F32
             | DType::F16
             | DType::Bf16
-            | DType::F8E5m2
             | DType::Int32
             | DType::Mxfp8
             | DType::Q4_1

@@ -218,6 +218,7 @@ pub(crate) fn storage_dtype(dtype: DType) -> candle_core::DType {
         DType::Int32 => candle_core::DType::I32,
         DType::F8E5m2
         | DType::Int8
+        | DType::Int8PerTokenHead
         | DType::Nvfp4
         | DType::Mxfp4
         | DType::Mxfp8

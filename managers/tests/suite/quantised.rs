@@ -85,7 +85,16 @@ fn assert_holds(manager: &CacheManager, sequence: SequenceId, tokens: &[u32], st
 
 #[rstest]
 fn rows_with_their_scales_survive_every_move(
-    #[values(DType::F8E4m3, DType::F8E5m2, DType::Int8, DType::Nvfp4, DType::Mxfp4, DType::Q8_0, DType::Q4_0)]
+    #[values(
+        DType::F8E4m3,
+        DType::F8E5m2,
+        DType::Int8,
+        DType::Int8PerTokenHead,
+        DType::Nvfp4,
+        DType::Mxfp4,
+        DType::Q8_0,
+        DType::Q4_0
+    )]
     dtype: DType,
     #[values(KvLayout::Hnd, KvLayout::Nhd)] layout: KvLayout,
 ) {

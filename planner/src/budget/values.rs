@@ -55,9 +55,9 @@ pub(super) fn kv_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opt
     dtype(deserializer, "keys and values", |dtype| dtype != DType::Int32)
 }
 
-/// Reads the dtype of states, which are updated in place: no block of them shares a scale.
+/// Reads the dtype of states.
 pub(super) fn state_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
-    dtype(deserializer, "states", |dtype| dtype != DType::Int32 && dtype.elements_per_block() == 1)
+    dtype(deserializer, "live states", DType::holds_states)
 }
 
 /// Reads the name of an element type that such caches can have.
@@ -71,7 +71,7 @@ fn dtype<'de, D: Deserializer<'de>>(
     if can_be(dtype) {
         return Ok(Some(dtype));
     }
-    let names: Vec<&str> = DType::ALL.into_iter().filter(|dtype| can_be(*dtype)).map(DType::name).collect();
+    let names: Vec<&str> = DType::ALL.into_iter().filter(|&dtype| can_be(dtype)).map(DType::name).collect();
     Err(D::Error::custom(format!("no {of} are stored in `{name}`; write one of {}", names.join(", "))))
 }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::key::{Values, section};
-use super::values::Fraction;
+use super::key::{TOKENS, Values, section};
+use super::values::{Fraction, tokens};
 use crate::limits::MAX_COUNT;
 
 const CHECKPOINT_DTYPE_NAMES: Values =
@@ -40,6 +40,10 @@ section! {
         key("--checkpoint-strategy", CHECKPOINT_STRATEGY_NAMES, "complete", "'complete'")
         #[serde(skip_serializing_if = "Option::is_none")]
         pub checkpoint_strategy: Option<CheckpointStrategy>,
+        /// Tokens that a run decodes from one of these states to the next, in whole blocks.
+        key("--checkpoint-interval", TOKENS, "256", "256")
+        #[serde(deserialize_with = "tokens", skip_serializing_if = "Option::is_none")]
+        pub checkpoint_interval: Option<u64>,
     }
 }
 
@@ -54,6 +58,16 @@ pub enum CheckpointStrategy {
     /// Wherever a state can serve a later prompt.
     #[default]
     Complete,
+}
+
+impl Workload {
+    /// Tokens from one state of a decoding sequence to the next, in whole blocks of so many tokens.
+    pub fn decoded_interval(&self, tokens_per_block: u64) -> u64 {
+        /// So few that a conversation goes on from near its end.
+        const DECODED: u64 = 256;
+        let stated = self.checkpoint_interval.unwrap_or(DECODED).max(1);
+        stated.checked_next_multiple_of(tokens_per_block.max(1)).unwrap_or(u64::MAX)
+    }
 }
 
 impl CheckpointStrategy {

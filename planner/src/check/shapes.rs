@@ -2,12 +2,12 @@
 
 use cacheplan_handlers::{DType, ResourceHandler};
 
-/// Bits of one element, scales excluded, and the scale's bits with the elements that share it.
+/// Bits of one element, scales excluded, and the scale's bits with the elements that share it, unless a whole row does.
 fn bits(dtype: DType) -> (u128, u128, u128) {
     match dtype {
         DType::F32 | DType::Int32 => (32, 0, 1),
         DType::F16 | DType::Bf16 => (16, 0, 1),
-        DType::F8E4m3 | DType::F8E5m2 | DType::Int8 => (8, 0, 1),
+        DType::F8E4m3 | DType::F8E5m2 | DType::Int8 | DType::Int8PerTokenHead => (8, 0, 1),
         DType::Nvfp4 => (4, 8, 16),
         DType::Mxfp4 => (4, 8, 32),
         DType::Q8_0 => (8, 16, 32),
@@ -19,6 +19,11 @@ fn bits(dtype: DType) -> (u128, u128, u128) {
     }
 }
 
+/// Bits of the scale that a whole row shares.
+fn row_bits(dtype: DType) -> u128 {
+    if dtype == DType::Int8PerTokenHead { 32 } else { 0 }
+}
+
 /// Bytes of one unit of a shape: whole groups of elements along the last dimension, times the others.
 pub(super) fn unit_bytes(handler: &ResourceHandler) -> u128 {
     let (element, scale, share) = bits(handler.dtype());
@@ -26,7 +31,7 @@ pub(super) fn unit_bytes(handler: &ResourceHandler) -> u128 {
     let row = sizes.last().copied().unwrap_or(1);
     let groups = row / share + u128::from(!row.is_multiple_of(share));
     let rows: u128 = sizes.iter().rev().skip(1).product();
-    rows * groups * (element * share + scale) / 8
+    rows * (groups * (element * share + scale) + row_bits(handler.dtype())) / 8
 }
 
 /// Bytes that every offset must be a multiple of: one group of elements with its scale.

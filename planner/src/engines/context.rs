@@ -13,6 +13,7 @@ impl Budget {
         let (chosen, mut context) = (engine.dtypes(model, capability), self.plain_context(model));
         context.dtypes = CacheDTypes {
             kv: self.dtypes.kv.or(chosen.kv),
+            scales_outside: true,
             state: chosen.state,
             conv: self.dtypes.conv.or(chosen.conv),
             ..context.dtypes

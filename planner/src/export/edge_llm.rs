@@ -62,6 +62,7 @@ const DTYPES: &[(DType, &str, usize)] = &[
     (DType::F16, "fp16", 0),
     (DType::F8E4m3, "fp8", 0),
     (DType::Int8, "int8", 0),
+    (DType::Int8PerTokenHead, "int8", 0),
     (DType::Bf16, "bf16", 0),
     (DType::F32, "fp32", 0),
 ];

@@ -40,6 +40,7 @@ impl Budget {
         PassContext {
             dtypes: CacheDTypes {
                 kv: self.dtypes.kv,
+                scales_outside: false,
                 state: None,
                 conv: self.dtypes.conv,
                 state_override: self.dtypes.ssm,

@@ -175,7 +175,9 @@ fn each_commented_line_is_a_key_with_a_value_that_reads() {
             ("memory", "of") => "fraction = 0.5\n",
             ("memory", "reserve" | "safe") => "fraction = 0.5\nof = 'total'\n",
             ("memory", _) => "bytes = 1\n",
-            ("workload", "checkpoint_dtype" | "checkpoint_strategy") => "checkpoints_per_sequence = 1\n",
+            ("workload", "checkpoint_dtype" | "checkpoint_strategy" | "checkpoint_interval") => {
+                "checkpoints_per_sequence = 1\n"
+            }
             ("speculation", key) if key != "draft_tokens" => "draft_tokens = 1\n",
             _ => "",
         };

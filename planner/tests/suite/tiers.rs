@@ -77,6 +77,7 @@ fn states_that_int8_makes_no_smaller_are_an_error(
 }
 
 #[rstest]
+#[case("checkpoint_interval = 64", "is stated, but `workload.checkpoints_per_sequence` is 0")]
 #[case("checkpoint_strategy = 'no-buffer'", "is stated, but `workload.checkpoints_per_sequence` is 0")]
 #[case("checkpoint_dtype = 'int8'", "is stated, but `workload.checkpoints_per_sequence` is 0")]
 #[case("checkpoints_per_sequence = 1\ncheckpoint_dtype = 'fp8'", "unknown variant `fp8`, expected `int8`")]

@@ -24,7 +24,7 @@ pub(super) fn unused(
         Feature::MlaCacheMode => None,
         Feature::KvDtype => {
             let dtype = feature.uncomputed(plan)?;
-            Some(format!("a run has no scales for keys and values in {dtype}; fp8_e4m3, q8_0 and q4_0 would do"))
+            Some(format!("a run computes no keys and values in {dtype}; int8, fp8_e4m3, q8_0 and q4_0 would do"))
         }
         Feature::StateDtype | Feature::ConvDtype => {
             let dtype = feature.uncomputed(plan)?;
