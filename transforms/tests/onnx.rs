@@ -192,6 +192,27 @@ fn an_attribute_that_contradicts_the_shapes_is_refused() {
     assert!(error.to_string().contains("attribute dstate is 17, the shapes say 16"), "{error}");
 }
 
+/// A convolution of 208 channels beside a state update of 128 + 2 * 2 * 16 is right by itself: who places them judges.
+#[test]
+fn a_convolution_of_other_channels_than_the_state_beside_it_needs_is_read() {
+    let wide = |bytes: &mut Vec<u8>| {
+        for at in 0..bytes.len() - 2 {
+            if bytes[at..at + 3] == [0x08, 0xc0, 0x01] {
+                bytes[at + 1] = 0xd0;
+            }
+        }
+    };
+    let mut bytes = fs::read(fixture("onnx/hybrid_opset23.onnx")).unwrap();
+    wide(&mut bytes);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("wide.onnx");
+    fs::write(&path, bytes).unwrap();
+    let resources = resources(Model::read(&path, &ReadOptions::default()).unwrap());
+    let conv = &resources.get("conv_state_0").unwrap().handler;
+    assert_eq!(conv.shape().iter().map(|dim| dim.size).collect::<Vec<_>>(), [208, 3]);
+    assert_eq!(resources.get("ssm_state_0").unwrap().handler.unit_bytes(), 8 * 16 * 16 * 4);
+}
+
 /// The contrib op renamed in place: nothing else in the graph tells that it keeps keys.
 #[test]
 fn an_unknown_attention_is_refused_with_what_is_near() {

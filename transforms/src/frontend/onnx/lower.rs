@@ -71,8 +71,8 @@ pub(super) struct Lowering<'a> {
     /// The key and value tensors that were made for each root, so that attentions over one cache share them.
     views: HashMap<(&'a str, &'static str), TensorId>,
     kinds: BTreeMap<u32, &'static str>,
-    /// The last convolution of each layer.
-    convolutions: HashMap<u32, OpId>,
+    /// The last convolution of each layer, with its channels.
+    convolutions: HashMap<u32, (OpId, u64)>,
     attentions: u32,
     facts: Vec<Fact>,
 }

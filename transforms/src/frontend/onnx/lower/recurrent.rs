@@ -67,7 +67,7 @@ impl<'a> Lowering<'a> {
         self.bind(state, layer, StatePart::Convolution);
         let op = Op::new(Name::new(Some(layer), "mamba.conv1d"), Op::CAUSAL_CONV).input("x", x).input("weight", weight);
         let id = self.stateful(node, op, layer, "conv");
-        self.convolutions.insert(layer, id);
+        self.convolutions.insert(layer, (id, channels));
         Ok(())
     }
 
@@ -116,9 +116,11 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Now that the recurrence is known, so are the sections of the convolution that feeds it.
+    /// Now that the recurrence is known, so are the sections of the convolution that feeds it. One of other channels is
+    /// right by itself: who places both says whether they go together.
     pub(super) fn divide_convolution(&mut self, layer: u32, [inner, shared]: [u64; 2]) {
-        if let Some(&id) = self.convolutions.get(&layer) {
+        let Some(&(id, channels)) = self.convolutions.get(&layer) else { return };
+        if inner.checked_add(shared.saturating_mul(2)) == Some(channels) {
             let sections = Attribute::Numbers(vec![inner, shared, shared]);
             self.graph.op_mut(id).attributes.push((Attribute::SECTIONS.into(), sections));
         }
