@@ -131,7 +131,8 @@ impl CacheBook {
         self.admit_prefix(prompt_tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })
     }
 
-    /// Admits a sequence whose first tokens are cached: their blocks are shared, the state is copied.
+    /// Admits a sequence whose first tokens are cached: their blocks are shared, the state is copied, and so is a block
+    /// within which the prefix ends.
     ///
     /// # Errors
     /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
@@ -567,21 +568,29 @@ impl CacheBook {
             let front = spec.first_visible_block(prefix.tokens).min(spec.blocks_for(prefix.tokens));
             let end = spec.blocks_for(end).max(spec.ring_end(front));
             let append = end.saturating_sub(front + held.len() as u32);
-            if append > self.blocks[paged].available() {
+            // The sequence goes on within the last block of its prefix, which others may read.
+            let partial = !held.is_empty() && !prefix.tokens.is_multiple_of(spec.entries_per_block * spec.stride);
+            let needed = append + u32::from(partial);
+            if needed > self.blocks[paged].available() {
                 self.refused[paged] += 1;
-                return Err(shortage(spec, &self.blocks[paged], u64::from(append), 0));
+                return Err(shortage(spec, &self.blocks[paged], u64::from(needed), 0));
             }
-            appends.push((front, append));
+            appends.push((front, append, partial));
         }
         let slot = if layout.has_slots() { Some(self.take_slot(SlotRole::Live)?) } else { None };
         let mut tables = Vec::with_capacity(appends.len());
-        for (((spec, held), (front, append)), blocks) in
-            layout.paged.iter().zip(&prefix.blocks).zip(appends).zip(&mut self.blocks)
+        for ((((spec, held), (front, append, partial)), blocks), paged) in
+            layout.paged.iter().zip(&prefix.blocks).zip(appends).zip(&mut self.blocks).zip(0..)
         {
-            for &block in held {
+            let mut held = held.clone();
+            if let (Some(last), true) = (held.last_mut(), partial) {
+                let to = super::table::allocate(spec, blocks)?;
+                self.ops.push(PoolOp::CopyBlock { paged, from: std::mem::replace(last, to), to });
+            }
+            for &block in &held[..held.len() - usize::from(partial)] {
                 blocks.retain(block)?;
             }
-            let mut table = BlockTable::from_blocks(front as usize, held);
+            let mut table = BlockTable::from_blocks(front as usize, &held);
             table.append(spec, blocks, append)?;
             tables.push(table);
         }

@@ -213,7 +213,7 @@ impl BlockTable {
     }
 }
 
-fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, BookError> {
+pub(super) fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, BookError> {
     blocks.allocate().ok_or_else(|| shortage(spec, blocks, 1, 0))
 }
 

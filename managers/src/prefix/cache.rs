@@ -219,6 +219,14 @@ impl PrefixCache {
         }
     }
 
+    /// Holds the first `len` tokens of what was found only; the request has its own copy of what lies behind them.
+    pub(crate) fn hold_front(&mut self, lease: &mut Lease, len: usize) -> Result<(), PrefixError> {
+        let Some(pinned) = &mut lease.pinned else { return Err(PrefixError::ForeignReceipt) };
+        let front = self.tree.lock_front(&pinned.receipt, len)?;
+        lease.owned = lease.owned.min(len);
+        self.tree.unlock(std::mem::replace(&mut pinned.receipt, front))
+    }
+
     /// Appends the KV blocks of the held prefix: what the request's block table starts with.
     pub(crate) fn held_blocks(&self, lease: &Lease, out: &mut Vec<BlockId>) {
         if let Some(pinned) = &lease.pinned {

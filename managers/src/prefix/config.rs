@@ -51,6 +51,9 @@ pub struct TreeConfig {
     pub checkpoints: CheckpointFormat,
     /// Host memory to move to what the device has no room for.
     pub host: Option<HostTier>,
+    /// Whether blocks that come again for a span take the place of those that the tree has. So a page that ends within a
+    /// block is held in the block of who went on from there.
+    pub renews: bool,
     /// What a state is worth when one has to go.
     pub eviction: Eviction,
     /// What recomputing costs, for [`Eviction::Coverage`].
@@ -69,6 +72,7 @@ impl Default for TreeConfig {
             states_per_path: None,
             checkpoints: CheckpointFormat::default(),
             host: None,
+            renews: false,
             eviction: Eviction::default(),
             cost: Cost::TOKENS,
             tenants: vec![1],

@@ -134,8 +134,14 @@ impl Tree {
         if self.nodes[node].kv.is_empty() {
             return self.gain_kv(node, insert.blocks[start..end].into());
         }
-        let node = &self.nodes[node];
         let from = start.max(insert.owned.div_ceil(page));
+        if self.config.renews {
+            let resident = self.nodes[node].kv.iter_mut().skip(from - start);
+            let renewed = resident.zip(&insert.blocks[from.min(end)..end]).filter(|(old, new)| old != new);
+            out.blocks.extend(renewed.map(|(old, new)| std::mem::replace(old, *new)));
+            return;
+        }
+        let node = &self.nodes[node];
         let incoming = insert.blocks[..node.end as usize / page].iter();
         let resident = &node.kv[..];
         out.blocks.extend(

@@ -85,6 +85,22 @@ impl Tree {
         Ok(self.receipt(Some(id), window_from, hold))
     }
 
+    /// Holds of what a receipt holds the first `len` tokens only, and no state.
+    pub(super) fn lock_front(&mut self, receipt: &Receipt, len: usize) -> Result<Receipt, PrefixError> {
+        let Some(id) = receipt.anchor else { return Ok(self.receipt(None, 0, Hold::Path)) };
+        let mut node = self.nodes.resolve(id).ok_or(PrefixError::ForeignReceipt)?;
+        while self.nodes[node].parent != NIL && self.nodes[node].start() >= len {
+            node = self.nodes[node].parent;
+        }
+        if self.nodes[node].parent == NIL {
+            return Ok(self.receipt(None, 0, Hold::Path));
+        }
+        if self.nodes[node].end as usize > len {
+            node = self.split(node, len - self.nodes[node].start());
+        }
+        self.lock_node(self.nodes.id(node), Hold::Path)
+    }
+
     /// Marks what `found` found as used, without holding it.
     ///
     /// # Errors

@@ -135,6 +135,43 @@ fn the_strategy_of_a_budget_says_where_states_are_left(#[case] strategy: &str, #
     assert_eq!([first, again, longer].map(|output| output.cached_tokens), expected);
 }
 
+/// Where an answer ends a state is kept, and the block around it is copied for who goes on from there.
+#[rstest]
+fn the_next_turn_goes_on_where_the_last_one_ended(
+    #[values("bamba", "falcon_h1", "jamba", "nemotron_h", "qwen3_next")] model: &str,
+    #[values(5, 8, 16)] block: usize,
+) {
+    let budget = BUDGET.replace("tokens_per_block = 8", &format!("tokens_per_block = {block}"));
+    let mut cached = session(model, &format!("{budget}[workload]\ncheckpoints_per_sequence = 3\n"));
+    let mut plain = session_without_reuse(model, &budget);
+    let mut history = tokens(0, 26);
+    let mut reused = Vec::new();
+    for turn in 0..4 {
+        let output = generate(&mut cached, &history);
+        assert_same(&output, &generate(&mut plain, &history));
+        reused.push(output.cached_tokens);
+        history.extend(output.tokens.iter().chain(&[3 + turn, 5, 7]));
+    }
+    // All but the last token of an answer was computed.
+    assert_eq!(reused, [0, 31, 40, 49]);
+    cached.forget_prefixes().unwrap();
+    cached.parts().1.shutdown().unwrap();
+}
+
+/// A state that is left while tokens are decoded serves who leaves the answer behind it.
+#[rstest]
+#[case::every_eighth("checkpoint_interval = 8\n", 48)]
+#[case::in_whole_blocks("checkpoint_interval = 10\n", 48)]
+#[case::seldom("", 24)]
+fn states_are_left_at_the_interval_of_a_budget(#[case] interval: &str, #[case] expected: usize) {
+    let workload = format!("[workload]\ncheckpoints_per_sequence = 4\n{interval}");
+    let mut cached = session("nemotron_h", &format!("{BUDGET}{workload}"));
+    let prompt = tokens(0, 27);
+    let answer = cached.generate(&[Request::new(prompt.clone(), 30)], true).unwrap().outputs.remove(0);
+    let other = [&prompt[..], &answer.tokens[..25], &[3, 5, 7]].concat();
+    assert_eq!(generate(&mut cached, &other).cached_tokens, expected);
+}
+
 /// A checkpoint in 8 bits is near its state, not equal to it.
 #[rstest]
 fn a_prompt_goes_on_from_a_checkpoint_in_8_bits(#[values("bamba", "nemotron_h", "qwen3_next")] model: &str) {

@@ -38,6 +38,8 @@ pub struct PrefixReuse {
     full: Pages,
     /// The pools that keep windows.
     windows: Pages,
+    /// Tokens per block. Where a sequence goes on behind a state, it is kept at the end of one; the last may be anywhere.
+    block: usize,
     /// What it may fill of the book's host tier.
     _host: Option<SetAside>,
     /// States on the host that hold nothing, since none could be stored in the checkpoints that they were moved from.
@@ -105,16 +107,20 @@ impl PrefixReuse {
         let Provision { tree, checkpoints, shape, .. } = Provision::of_plan(plan, 1).map_err(NoReuse::from)?;
         let layout = book.layout();
         let window = window_of(layout, &tree, checkpoints)?;
+        let block = tree.page;
+        // A state names the token that it lies behind, so that pages are tokens. The host holds whole blocks only.
+        let exact = tree.states && tree.host.is_none();
+        let tree = if exact { TreeConfig { page: 1, chunk: block, renews: true, ..tree } } else { tree };
         let pools = |windowed: bool| {
             let specs = layout.paged.iter().filter(|spec| spec.window.is_some() == windowed);
-            Pages::new(specs.map(|spec| spec.paged).collect())
+            Pages::new(specs.map(|spec| spec.paged).collect(), block / tree.page)
         };
         let (full, windows) = (pools(false), pools(true));
         let host = tree.host.map(|tier| book.set_host_aside(shape.tier_bytes(tier))).transpose()?;
         // A token's window contains the token itself.
         let window = window.map(|window| (window as usize - 1).max(1));
         let cache = PrefixCache::new(TreeConfig { window, tenants, ..tree }, strategy).map_err(NoReuse::from)?;
-        Ok(Self { cache, full, windows, _host: host, spoiled: HashSet::new() })
+        Ok(Self { cache, full, windows, block, _host: host, spoiled: HashSet::new() })
     }
 
     /// Gives tenants other shares; there may be more of them than before, and not fewer. What is cached stays.
@@ -183,6 +189,11 @@ impl PrefixReuse {
         };
         // From here on the sequence has its own references and a copy of the state.
         self.cache.copied(&mut lease)?;
+        // So is the block in which the prefix ends, if it does not end with it.
+        let whole = floor(found.hit, self.block);
+        if whole < found.hit {
+            self.cache.hold_front(&mut lease, whole)?;
+        }
         let sequence = match admitted {
             Ok(sequence) => book.guard(sequence),
             Err(error) => {
@@ -257,13 +268,23 @@ impl PrefixReuse {
             return budget;
         }
         if end < prompt {
-            // Only whole pages can be found again.
-            let whole = end - end % config.page;
+            // Only there a state is kept.
+            let whole = floor(end, self.block);
             end = if whole > start { whole } else { end };
         }
-        let extend = Extend { start, end: end.min(prompt), prompt, branch: lease.branch_behind(start) };
-        let first = self.cache.strategy().checkpoints(config, extend).first().map(|checkpoint| checkpoint.position);
-        first.unwrap_or(extend.end) - start
+        let end = end.min(prompt);
+        self.kept(lease, start, end).next().unwrap_or(end) - start
+    }
+
+    /// Where states are kept of a sequence that goes on, behind `start` and up to `end` of its prompt: at ends of blocks,
+    /// so that it writes into no block that the tree has.
+    fn kept(&self, lease: &ReuseLease, start: usize, end: usize) -> impl Iterator<Item = usize> {
+        let ReuseLease { prompt, .. } = *lease;
+        let extend = Extend { start: floor(start, self.block), end, prompt, branch: lease.branch_behind(start) };
+        let checkpoints = self.cache.strategy().checkpoints(self.cache.tree().config(), extend);
+        let block = self.block;
+        let positions = checkpoints.into_iter().map(|checkpoint| checkpoint.position);
+        positions.filter(move |&position| position > start && position.is_multiple_of(block))
     }
 
     /// Keeps what a forward has computed, where a later sequence can start from it. `decoded` are the tokens behind the
@@ -285,11 +306,10 @@ impl PrefixReuse {
         if !config.states {
             return if end <= prompt { self.store(book, lease, None) } else { Ok(()) };
         }
-        let extend = Extend { start, end, prompt, branch: lease.branch_behind(start) };
         let wanted = if end <= prompt {
-            strategy.checkpoints(config, extend).iter().any(|checkpoint| checkpoint.position == end)
+            self.kept(lease, start, end).any(|position| position == end)
         } else {
-            strategy.keeps_decoded(config, end)
+            strategy.keeps_decoded(config, end) && end.is_multiple_of(self.block)
         };
         if wanted { self.store_with_state(book, lease) } else { Ok(()) }
     }
@@ -391,10 +411,10 @@ impl PrefixReuse {
         let paged = &book.layout().paged;
         let windowed = paged.iter().find(|spec| spec.window.is_some());
         let visible = windowed.map_or(0, |spec| spec.first_visible_block(hit as u32) as usize);
-        let passed = visible.saturating_sub(window_from).min(window.len());
+        let passed = (visible * (self.block / page)).saturating_sub(window_from).min(window.len());
         let mut blocks = vec![Vec::new(); paged.len()];
-        self.full.spread(&full, &mut blocks);
-        self.windows.spread(&window[passed..], &mut blocks);
+        self.full.spread(0, &full, &mut blocks);
+        self.windows.spread(window_from + passed, &window[passed..], &mut blocks);
         Prefix { tokens: hit as u32, blocks, state: None }
     }
 
@@ -418,7 +438,7 @@ impl PrefixReuse {
         }
     }
 
-    /// Puts the whole pages of what was computed into the tree, with the state after the last of them.
+    /// Puts the whole pages of what was computed into the tree, with the state after the last token of them.
     fn store(&mut self, book: &mut CacheBook, lease: &mut ReuseLease, state: Option<SlotId>) -> Result<(), BookError> {
         let sequence = lease.sequence();
         let page = self.cache.tree().config().page;
