@@ -127,7 +127,7 @@ def test_a_lease_ends_once(hybrid: dict[str, object]) -> None:
     reuse.finish(lease)
     with pytest.raises(cacheplan.BookError, match="ended"):
         reuse.finish(lease)
-    assert reuse.admit(list(range(30))).cached == 16
+    assert reuse.admit(list(range(30))).cached == 20
     assert reuse.metrics()["requests"] == 2
 
 
