@@ -90,6 +90,11 @@ impl CacheBook {
         Stats { pools, sequences, host: self.host_stats(), prefixes: None }
     }
 
+    /// Slots that sequences hold, and checkpoints that prefixes do.
+    pub fn slots_in_use(&self) -> u64 {
+        self.used_units().skip(self.blocks.len()).sum()
+    }
+
     /// Units in use of each pool, in the order of [`Stats::pools`].
     pub fn used_units(&self) -> impl Iterator<Item = u64> + '_ {
         let slots = self

@@ -50,6 +50,12 @@ pub enum ManagerError {
     /// A captured state that does not fit this manager's pools.
     #[error("the captured state does not fit: {shown}", shown = Shown(.0))]
     ForeignState(String),
+    /// States that are to be cleared while somebody holds them.
+    #[error("{slots} states are held by sequences or prefixes; finish and forget them before all are cleared")]
+    StatesInUse {
+        /// How many slots.
+        slots: u64,
+    },
     /// A state that cannot be stored in 8 bits.
     #[error("the state in slot {}: {source}", slot.0, source = Shown(.source))]
     NotQuantisable {

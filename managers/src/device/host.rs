@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::Tensor;
 
-use super::mamba::CapturedState;
+use super::captured::CapturedState;
 use super::prefix::PrefixHost;
 use crate::book::SequenceId;
 

@@ -1,10 +1,13 @@
 //! The state pools: everything that a sequence keeps in its slot.
 
+use std::sync::Arc;
+
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_kernels::{Backend, StateLayerView};
 use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
+use super::captured::{CapturedState, StatePlace};
 use super::checkpoints::{CheckpointPool, StoredState};
 use super::int8::StateShape;
 use super::pool::PoolTensor;
@@ -83,31 +86,6 @@ impl ReplayLayer<'_> {
     }
 }
 
-/// The states of one sequence, detached from the pools.
-#[derive(Clone, Debug)]
-pub struct CapturedState {
-    /// Tokens that the states have absorbed.
-    pub tokens: u32,
-    /// `[1, slot_elems]` per slot pool, by the pool's id.
-    pub(crate) pools: Vec<(String, Tensor)>,
-}
-
-impl CapturedState {
-    /// The same states on another device.
-    ///
-    /// # Errors
-    /// A failing device.
-    pub fn to_device(&self, device: &Device) -> Result<Self, ManagerError> {
-        let moved = self.pools.iter().map(|(id, values)| Ok((id.clone(), values.to_device(device)?)));
-        Ok(Self { tokens: self.tokens, pools: moved.collect::<Result<_, ManagerError>>()? })
-    }
-
-    /// The states as named tensors `[1, slot_elems]`, one per pool.
-    pub fn pools(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.pools.iter().map(|(id, values)| (id.as_str(), values))
-    }
-}
-
 impl MambaCacheManager {
     pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
         let mut manager = Self::default();
@@ -138,12 +116,22 @@ impl MambaCacheManager {
         Ok(manager)
     }
 
-    /// Zeroes every slot, the padding slots included.
-    ///
-    /// # Errors
-    /// A failing device.
-    pub fn clear(&self) -> Result<(), ManagerError> {
-        self.slots.iter().try_for_each(|pool| Ok(pool.tensor.tensor.zero_set()?))
+    /// Zeroes every slot and checkpoint, the padding slots included, whoever holds them.
+    pub(super) fn clear(&self) -> Result<(), ManagerError> {
+        let apart = self.checkpoints.iter().map(|pool| &pool.tensor);
+        self.slot_pools().chain(apart).try_for_each(|pool| Ok(pool.tensor.zero_set()?))
+    }
+
+    /// Where the state of each layer lies in a slot.
+    pub(super) fn places(&self) -> Arc<[StatePlace]> {
+        let members = self.slots.iter().enumerate().flat_map(|(pool, slots)| {
+            let place = move |member: &StateMember| {
+                let StateMember { layer, kind, view, .. } = member;
+                StatePlace { pool, layer: *layer, kind: kind.clone(), view: *view }
+            };
+            slots.members.iter().map(place)
+        });
+        members.collect()
     }
 
     pub(crate) fn layer(&self, place: PoolIndex) -> Result<StateLayer<'_>, ManagerError> {
@@ -188,11 +176,14 @@ impl MambaCacheManager {
         for pool in &self.slots {
             pools.push((pool.tensor.id.clone(), pool.tensor.read_units(&[slot.0])?));
         }
-        Ok(CapturedState { tokens, pools })
+        Ok(CapturedState { tokens, pools, places: self.places() })
     }
 
     /// Checks that a captured state has this manager's pools.
     pub(crate) fn check_captured(&self, state: &CapturedState) -> Result<(), ManagerError> {
+        if state.places != self.places() {
+            return Err(ManagerError::ForeignState("its layers do not lie in the pools as the manager's do".into()));
+        }
         if state.pools.len() != self.slots.len() {
             let reason = format!("it has {} pools, the manager {}", state.pools.len(), self.slots.len());
             return Err(ManagerError::ForeignState(reason));

@@ -1,5 +1,6 @@
 //! Tensors of the pools.
 
+mod captured;
 mod checkpoints;
 mod commit;
 #[cfg(feature = "cuda")]
@@ -24,11 +25,12 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+pub use captured::{CapturedState, LayerState};
 pub use hybrid::{MambaHybridCacheManager, Manager};
 pub use int8::Int8Error;
 pub use interchange::{MlaBlocks, MlaCache};
 pub use kv::{DenseKv, KvCacheManager, KvLayer};
-pub use mamba::{CapturedState, MambaCacheManager, ReplayLayer, StateLayer};
+pub use mamba::{MambaCacheManager, ReplayLayer, StateLayer};
 pub use manager::{CacheManager, Route};
 pub use peak::Peak;
 pub use set::{CacheSet, PoolBytes};

@@ -5,7 +5,7 @@ use crate::support::{Setup, hybrid, kv};
 use cacheplan_handlers::{DType, Kind, KvLayout, ResourceHandler};
 use cacheplan_kernels::{Backend, KvWrite};
 use cacheplan_managers::book::{Accepted, SequenceId, StepMetadata, Work};
-use cacheplan_managers::device::{CacheManager, CacheSet};
+use cacheplan_managers::device::{CacheManager, CacheSet, LayerState};
 use cacheplan_managers::{BookError, Lack, ManagerError, Scarce};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -151,6 +151,86 @@ fn a_captured_state_is_restored_with_the_blocks_of_its_length() {
     assert_eq!((state(manager, sequence), read(manager, sequence)), (5.0, numbers(0..5)));
     write(manager, sequence, 2, 5);
     assert_eq!(read(manager, sequence), numbers(0..7));
+}
+
+/// Into a sequence of another manager, as from a file.
+#[test]
+fn states_are_captured_and_restored_layer_by_layer() {
+    let (mut one, mut other) = (set(&hybrid()), set(&hybrid()));
+    let manager = one.manager_mut().unwrap();
+    let sequence = manager.admit(5).unwrap();
+    write(manager, sequence, 5, 0);
+    set_state(manager, sequence, 5.0);
+    let mut layers = manager.capture(sequence).unwrap().layers().unwrap();
+    let of = |layers: &[LayerState], layer, kind| {
+        layers.iter().position(|state| (state.layer, &state.kind) == (Some(layer), &kind)).unwrap()
+    };
+    for (layer, kind) in [(0, Kind::Ssm), (0, Kind::CausalConv), (2, Kind::Ssm), (2, Kind::CausalConv)] {
+        let at = of(&layers, layer, kind.clone());
+        let view = manager.state_layer(manager.route(layer, &kind).unwrap()).unwrap().view;
+        assert_eq!(layers[at].values.dims(), [&[1][..], &view.shape[..]].concat());
+    }
+    // Only one layer is changed on the way.
+    let changed = of(&layers, 2, Kind::Ssm);
+    layers[changed].values = layers[changed].values.affine(0.0, 9.0).unwrap();
+    let target = other.manager_mut().unwrap();
+    let receiver = target.admit(5).unwrap();
+    write(target, receiver, 5, 0);
+    let captured = target.state_of_layers(5, &layers).unwrap();
+    target.restore(receiver, &captured).unwrap();
+    let slot = target.book().slot(receiver).unwrap().unwrap();
+    let first = |layer, kind: &Kind| {
+        let state = target.state_layer(target.route(layer, kind).unwrap()).unwrap();
+        let row =
+            state.pool.get(slot.0 as usize).unwrap().narrow(0, state.view.layer_offset, state.view.elems()).unwrap();
+        let values: Vec<f32> = row.to_dtype(candle_core::DType::F32).unwrap().to_vec1().unwrap();
+        assert!(values.iter().all(|value| *value == values[0]), "{values:?}");
+        values[0]
+    };
+    let found = [first(0, &Kind::Ssm), first(0, &Kind::CausalConv), first(2, &Kind::Ssm), first(2, &Kind::CausalConv)];
+    assert_eq!(found, [5.0, 5.0, 9.0, 5.0]);
+}
+
+#[rstest]
+#[case::missing(|layers: &mut Vec<LayerState>| layers.truncate(1), "is missing")]
+#[case::twice(|layers: &mut Vec<LayerState>| layers.push(layers[0].clone()), "it is there twice")]
+#[case::of_no_layer(|layers: &mut Vec<LayerState>| layers[0].layer = Some(1), "state of layer 1: the plan has none")]
+#[case::of_another_shape(|layers: &mut Vec<LayerState>| layers[0].values = layers[0].values.unsqueeze(0).unwrap(), "expected [1, ")]
+fn states_of_layers_that_are_not_the_plans_are_refused(
+    #[case] change: impl Fn(&mut Vec<LayerState>),
+    #[case] message: &str,
+) {
+    let mut set = set(&hybrid());
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(1).unwrap();
+    let mut layers = manager.capture(sequence).unwrap().layers().unwrap();
+    change(&mut layers);
+    let refused = manager.state_of_layers(0, &layers).unwrap_err();
+    assert!(matches!(refused, ManagerError::ForeignState(_)) && refused.to_string().contains(message), "{refused}");
+}
+
+#[test]
+fn states_are_cleared_where_nobody_holds_any() {
+    let mut set = set(&hybrid());
+    let manager = set.manager_mut().unwrap();
+    let sequence = manager.admit(4).unwrap();
+    set_state(manager, sequence, 7.0);
+    assert!(matches!(manager.clear_states(), Err(ManagerError::StatesInUse { slots: 1 })));
+    assert_eq!(state(manager, sequence), 7.0);
+    manager.finish(sequence).unwrap();
+    // What warming up may leave in slots that nobody holds.
+    let sums = |manager: &CacheManager| -> Vec<f32> {
+        let sum = |kind: &Kind| {
+            let layer = manager.state_layer(manager.route(0, kind).unwrap()).unwrap();
+            let whole = layer.pool.to_dtype(candle_core::DType::F32).unwrap().abs().unwrap();
+            whole.sum_all().unwrap().to_scalar().unwrap()
+        };
+        [Kind::Ssm, Kind::CausalConv].iter().map(sum).collect()
+    };
+    manager.fill_free(3.0).unwrap();
+    assert!(sums(manager).iter().all(|sum| *sum > 0.0));
+    manager.clear_states().unwrap();
+    assert_eq!(sums(manager), [0.0, 0.0]);
 }
 
 #[test]
