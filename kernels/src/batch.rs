@@ -20,6 +20,10 @@ pub struct PagedBatch<'a> {
     pub block_tables: Numbers<'a, i32>,
     /// Row length of `block_tables`.
     pub max_blocks: usize,
+    /// `[total_tokens]` row that each token follows, which comes before it in the same sequence; -1 for what was there
+    /// before the step. A token sees that and the tokens on its path, and stands behind them, wherever it is written.
+    /// Without parents each token follows the row before it.
+    pub parents: Option<&'a [i32]>,
 }
 
 impl<'a> PagedBatch<'a> {
@@ -31,7 +35,18 @@ impl<'a> PagedBatch<'a> {
         max_blocks: usize,
     ) -> Self {
         let (cu_seqlens, kv_lens) = (cu_seqlens.into(), kv_lens.into());
-        Self { cu_seqlens, kv_lens, block_tables: block_tables.into(), max_blocks }
+        Self { cu_seqlens, kv_lens, block_tables: block_tables.into(), max_blocks, parents: None }
+    }
+
+    /// The same with tokens that form trees, see [`parents`](Self::parents).
+    #[must_use]
+    pub fn with_parents(self, parents: &'a [i32]) -> Self {
+        Self { parents: Some(parents), ..self }
+    }
+
+    /// The rows on the path to a row of a tree, itself first.
+    pub(crate) fn path(parents: &[i32], row: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(row), |row| usize::try_from(parents[*row]).ok())
     }
 
     /// Number of sequences.
@@ -70,6 +85,9 @@ impl<'a> PagedBatch<'a> {
                     self.max_blocks
                 ),
             });
+        }
+        if let Some(parents) = self.parents {
+            check_parents(op, parents, total_tokens, (0..self.len()).map(|sequence| self.rows(sequence)))?;
         }
         for (at, &kv_len) in self.kv_lens.iter().enumerate() {
             let queries = self.rows(at).len();
@@ -239,30 +257,43 @@ impl<'a> StateBatch<'a> {
         }
         check_distinct(op, "snapshot slots", snapshots, &self.slots, num_slots)?;
         let StateWrites::Tree { parents, .. } = self.writes else { return Ok(()) };
-        if parents.len() != total_tokens {
-            return argument(format!("{} parents for {total_tokens} tokens", parents.len()));
-        }
-        for (rows, _) in self.active() {
-            for row in rows.clone() {
-                let expected = match (parents[row], snapshots.get(row)) {
-                    (_, Some(..0)) => "whose token has no snapshot slot".to_owned(),
-                    (-1, _) => continue,
-                    (parent, _) if usize::try_from(parent).is_ok_and(|parent| (rows.start..row).contains(&parent)) => {
-                        continue;
-                    }
-                    _ => format!("expected -1 or an earlier row of the sequence, {}..{row}", rows.start),
-                };
-                return Err(KernelError::Index {
-                    op,
-                    operand: "parents",
-                    at: row,
-                    found: i64::from(parents[row]),
-                    expected,
-                });
+        check_parents(op, parents, total_tokens, self.active().map(|(rows, _)| rows))?;
+        let unkept = |row: &usize| snapshots.get(*row).is_some_and(|slot| *slot < 0);
+        match self.active().flat_map(|(rows, _)| rows).find(unkept) {
+            Some(at) => {
+                let (found, expected) = (i64::from(parents[at]), "whose token has no snapshot slot".to_owned());
+                Err(KernelError::Index { op, operand: "parents", at, found, expected })
             }
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// Checks that each token of these sequences follows an earlier one of its sequence, or none of the step.
+fn check_parents(
+    op: &'static str,
+    parents: &[i32],
+    total_tokens: usize,
+    mut sequences: impl Iterator<Item = Range<usize>>,
+) -> Result<()> {
+    if parents.len() != total_tokens {
+        let reason = format!("{} parents for {total_tokens} tokens", parents.len());
+        return Err(KernelError::Argument { op, reason });
+    }
+    sequences.try_for_each(|rows| {
+        let first = rows.start;
+        let earlier = |row: usize| match usize::try_from(parents[row]) {
+            Ok(parent) => (first..row).contains(&parent),
+            Err(_) => parents[row] == -1,
+        };
+        match rows.into_iter().find(|row| !earlier(*row)) {
+            Some(at) => {
+                let expected = format!("expected -1 or an earlier row of the sequence, {first}..{at}");
+                Err(KernelError::Index { op, operand: "parents", at, found: i64::from(parents[at]), expected })
+            }
+            None => Ok(()),
+        }
+    })
 }
 
 fn rows(cu_seqlens: &[u32], sequence: usize) -> Range<usize> {

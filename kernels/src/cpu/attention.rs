@@ -56,6 +56,7 @@ struct Step<'a, T> {
 }
 
 /// Some query tokens of one sequence, the positions they stand at, and the context they see.
+#[derive(Clone)]
 struct QueryTile {
     sequence: usize,
     rows: Range<usize>,
@@ -65,12 +66,15 @@ struct QueryTile {
     parts: usize,
     /// Number of tasks of the tiles before.
     first_task: usize,
+    /// What a token of a tree sees of its own step, in the workspace's list of positions.
+    path: Range<usize>,
 }
 
 /// What a decode step would otherwise allocate anew each time.
 #[derive(Default)]
 struct Workspace {
     tiles: Vec<QueryTile>,
+    paths: Vec<usize>,
     partials: Vec<f32>,
 }
 
@@ -80,8 +84,8 @@ impl<T: Element> Step<'_, T> {
             static WORKSPACE: RefCell<Workspace> = RefCell::default();
         }
         let mut workspace = WORKSPACE.take();
-        let Workspace { tiles, partials } = &mut workspace;
-        self.plan(tiles);
+        let Workspace { tiles, paths, partials } = &mut workspace;
+        self.plan(tiles, paths);
         out.clear_padding(self.batch.padding(), self.num_heads * self.attention.value_dim);
         let heads = self.view.num_kv_heads;
         let tasks = tiles.last().map_or(0, |tile| tile.first_task + tile.parts) * heads;
@@ -97,7 +101,8 @@ impl<T: Element> Step<'_, T> {
             let part = task - tile.first_task;
             if tile.parts == 1 {
                 Scratch::with(partial_elems, |scratch, memory| {
-                    let sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
+                    let mut sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
+                    self.attend_path(tile, paths, head, &mut sum, scratch);
                     self.finish(tile, head, &sum, out);
                 });
             } else {
@@ -106,7 +111,10 @@ impl<T: Element> Step<'_, T> {
                 let memory = unsafe { partials.slice(start..start + partial_elems) };
                 let context = part_of(&tile.context, part);
                 Scratch::with(0, |scratch, _| {
-                    self.attend(tile, head, context, memory, scratch);
+                    let mut sum = self.attend(tile, head, context, memory, scratch);
+                    if part == 0 {
+                        self.attend_path(tile, paths, head, &mut sum, scratch);
+                    }
                 });
             }
         });
@@ -146,13 +154,22 @@ impl<T: Element> Step<'_, T> {
         tiles.iter().map(|tile| self.query_rows(tile)).max().unwrap_or(0)
     }
 
-    fn plan(&self, tiles: &mut Vec<QueryTile>) {
+    fn plan(&self, tiles: &mut Vec<QueryTile>, paths: &mut Vec<usize>) {
         tiles.clear();
+        paths.clear();
         let mut first_task = 0;
         for sequence in 0..self.batch.len() {
             let rows = self.batch.rows(sequence);
             let kv_len = self.batch.kv_lens[sequence] as usize;
             if kv_len == 0 {
+                continue;
+            }
+            if let Some(parents) = self.batch.parents {
+                for row in rows.clone() {
+                    let tile = self.tile_of_tree(sequence, row, parents, first_task, paths);
+                    first_task += tile.parts;
+                    tiles.push(tile);
+                }
                 continue;
             }
             for start in rows.clone().step_by(QUERY_TILE) {
@@ -161,9 +178,47 @@ impl<T: Element> Step<'_, T> {
                 let last_position = kv_len - 1 - (rows.end - end);
                 let context = self.attention.window.first_visible(first_position)..last_position + 1;
                 let parts = if end - start < QUERY_TILE { part_count(&context) } else { 1 };
-                tiles.push(QueryTile { sequence, rows: start..end, first_position, context, parts, first_task });
+                let path = 0..0;
+                tiles.push(QueryTile { sequence, rows: start..end, first_position, context, parts, first_task, path });
                 first_task += parts;
             }
+        }
+    }
+
+    /// A token of a tree is a tile of its own: what was there before the step, and the tokens on its path.
+    fn tile_of_tree(
+        &self,
+        sequence: usize,
+        row: usize,
+        parents: &[i32],
+        first_task: usize,
+        paths: &mut Vec<usize>,
+    ) -> QueryTile {
+        let rows = self.batch.rows(sequence);
+        let before = self.batch.kv_lens[sequence] as usize - rows.len();
+        let first_position = before + PagedBatch::path(parents, row).count() - 1;
+        let first_visible = self.attention.window.first_visible(first_position);
+        let path = paths.len();
+        let on_path = PagedBatch::path(parents, row).take(first_position + 1 - first_visible);
+        paths.extend(on_path.map(|row| before + row - rows.start));
+        let context = first_visible.min(before)..before;
+        let parts = part_count(&context).max(1);
+        QueryTile { sequence, rows: row..row + 1, first_position, context, parts, first_task, path: path..paths.len() }
+    }
+
+    /// Adds the tokens of a tree that a token of it sees, each at the position where it is written.
+    fn attend_path(
+        &self,
+        tile: &QueryTile,
+        paths: &[usize],
+        kv_head: usize,
+        sum: &mut Accumulator<'_>,
+        scratch: &mut Scratch,
+    ) {
+        for &position in &paths[tile.path.clone()] {
+            // As its own query, so that it is seen whatever the window.
+            let at = QueryTile { first_position: position, ..tile.clone() };
+            tile::attend(self, &at, kv_head, position..position + 1, sum, scratch);
         }
     }
 

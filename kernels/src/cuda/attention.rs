@@ -14,6 +14,10 @@ pub(crate) fn paged_attention<'a>(
     attention: &PagedAttention<'a>,
     target: &Target,
 ) -> Option<Launches<'a>> {
+    // No kernel walks trees: they are a guess's verification, which candle's ops compute.
+    if batch.parents.is_some() {
+        return None;
+    }
     let &[tokens, heads, head_dim] = q.dims() else { return None };
     let mut buffers = Buffers::default();
     let operands = Operands::new(&mut buffers, q, pool, batch, attention)?;

@@ -86,6 +86,10 @@ pub(super) fn check(
     };
     batch.check(OP, total_tokens)?;
     check_heads(view, attention, num_heads, head_dim)?;
+    if batch.parents.is_some() && attention.alibi_slopes.is_some() {
+        let reason = "keys of a tree have no distance by where they lie; slopes are for tokens in a row".to_owned();
+        return Err(KernelError::Argument { op: OP, reason });
+    }
     check_quant(OP, pool, view, attention.quant.as_ref(), head_dim)?;
     check_blocks(view, batch, attention.window, num_blocks)
 }

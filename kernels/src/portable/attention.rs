@@ -96,15 +96,32 @@ fn one_sequence(
     if let Some(cap) = attention.softcap {
         scores = ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?;
     }
+    // Which keys each query sees: of a tree's those on its path, by where they stand.
+    let first_row = batch.rows(sequence).start;
+    let mut seen = Vec::with_capacity(queries * keys);
+    for query in first_position..kv_len {
+        let path = batch.parents.map(|parents| PagedBatch::path(parents, first_row + query - first_position));
+        let path: Option<Vec<usize>> = path.map(Iterator::collect);
+        let stands_at = path.as_ref().map_or(query, |path| first_position + path.len() - 1);
+        let first = attention.window.first_visible(stands_at);
+        seen.extend((first_key..kv_len).map(|key| match (&path, key.checked_sub(first_position)) {
+            (Some(path), Some(row)) => {
+                let behind = path.iter().position(|on_path| *on_path == first_row + row);
+                behind.is_some_and(|behind| stands_at - behind >= first)
+            }
+            _ => (first..=query).contains(&key),
+        }));
+    }
     let bias: Vec<f32> = (0..num_heads)
         .flat_map(|head| {
             let slope = attention.alibi_slopes.map_or(0.0, |slopes| slopes[head]);
-            (first_position..kv_len).flat_map(move |query| {
-                let first = attention.window.first_visible(query);
-                (first_key..kv_len).map(move |key| {
-                    if key < first || key > query { f32::NEG_INFINITY } else { -slope * (query - key) as f32 }
-                })
-            })
+            let pairs =
+                (first_position..kv_len).flat_map(move |query| (first_key..kv_len).map(move |key| (query, key)));
+            pairs.zip(&seen).map(
+                move |((query, key), seen)| {
+                    if *seen { -slope * query.abs_diff(key) as f32 } else { f32::NEG_INFINITY }
+                },
+            )
         })
         .collect();
     let bias = Tensor::from_vec(bias, scores.shape(), q.device())?;

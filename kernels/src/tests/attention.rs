@@ -18,6 +18,8 @@ pub(super) struct Paged {
     kv_lens: Vec<u32>,
     pub(super) block_tables: Vec<i32>,
     pub(super) max_blocks: usize,
+    /// The row that each token follows, of a step of trees.
+    parents: Option<Vec<i32>>,
 }
 
 pub(super) struct Layout {
@@ -59,6 +61,7 @@ impl Paged {
             kv_lens: Vec::new(),
             block_tables: Vec::new(),
             max_blocks,
+            parents: None,
         };
         for (sequence, &(queries, context)) in sequences.iter().enumerate() {
             // Blocks of all sequences in turn, from the last to the first; where there is no context, none.
@@ -83,7 +86,25 @@ impl Paged {
     }
 
     pub(super) fn batch(&self) -> PagedBatch<'_> {
-        PagedBatch::new(&self.cu_seqlens, &self.kv_lens, &self.block_tables, self.max_blocks)
+        let batch = PagedBatch::new(&self.cu_seqlens, &self.kv_lens, &self.block_tables, self.max_blocks);
+        self.parents.as_ref().map_or(batch, |parents| batch.with_parents(parents))
+    }
+
+    /// The positions of a sequence that a row's token stands behind, by where they are written, its own last.
+    fn line(&self, sequence: usize, position: usize) -> Vec<usize> {
+        let first = self.cu_seqlens[sequence] as usize;
+        let before = self.kv_lens[sequence] as usize - (self.cu_seqlens[sequence + 1] as usize - first);
+        let (Some(parents), Some(row)) = (&self.parents, position.checked_sub(before)) else {
+            return (0..=position).collect();
+        };
+        let mut path = vec![position];
+        let mut row = first + row;
+        while let Ok(parent) = usize::try_from(parents[row]) {
+            path.push(before + parent - first);
+            row = parent;
+        }
+        path.reverse();
+        (0..before).chain(path).collect()
     }
 
     /// Scales for each token and head of a pool of 8 bits, and none where nobody's rows are. Some values have 0.
@@ -151,27 +172,29 @@ impl Paged {
         let wide = |data: &[f32]| data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let sinks = attention.sinks.map(wide);
         let slopes = attention.alibi_slopes.map(wide);
-        let sees = |query: usize, key: usize| {
-            key <= query
-                && match attention.window {
+        let width = attention.value_dim;
+        for sequence in 0..self.kv_lens.len() {
+            let sees = |query: usize, key: usize| {
+                let line = self.line(sequence, query);
+                let Some(key) = line.iter().position(|at| *at == key) else { return false };
+                let query = line.len() - 1;
+                match attention.window {
                     Window::Full => true,
                     Window::Sliding(n) => query - key < n,
                     Window::Chunked(n) => query / n == key / n,
                 }
-        };
-        let case = AttentionCase {
-            heads,
-            kv_heads: self.view.num_kv_heads,
-            head_dim,
-            value_dim: attention.value_dim,
-            scale: f64::from(attention.scale),
-            softcap: attention.softcap.map(f64::from),
-            sees: &sees,
-            sinks: sinks.as_deref(),
-            slopes: slopes.as_deref(),
-        };
-        let width = attention.value_dim;
-        for sequence in 0..self.kv_lens.len() {
+            };
+            let case = AttentionCase {
+                heads,
+                kv_heads: self.view.num_kv_heads,
+                head_dim,
+                value_dim: attention.value_dim,
+                scale: f64::from(attention.scale),
+                softcap: attention.softcap.map(f64::from),
+                sees: &sees,
+                sinks: sinks.as_deref(),
+                slopes: slopes.as_deref(),
+            };
             let rows = self.cu_seqlens[sequence] as usize..self.cu_seqlens[sequence + 1] as usize;
             let found = &found[rows.start * heads * width..rows.end * heads * width];
             if self.kv_lens[sequence] == 0 {
@@ -298,6 +321,38 @@ fn long_contexts(#[values(1, 16)] group: usize) {
     Paged::new(&layout, &[(1, 1500), (2, 512), (1, 513), (40, 1100)]).check(group, &attention, 1e-5);
     attention.window = Window::Sliding(700);
     Paged::new(&layout, &[(1, 1500), (2, 512), (1, 513), (40, 1100)]).check(group, &attention, 1e-5);
+}
+
+/// Each row of a tree sees what was there before and its own path, by kernels and by candle's ops.
+#[rstest]
+#[case::full(Window::Full)]
+#[case::sliding(Window::Sliding(9))]
+#[case::sliding_within_the_tree(Window::Sliding(2))]
+#[case::chunked(Window::Chunked(12))]
+fn trees(#[case] window: Window, #[values(1, 4)] kv_heads: usize, #[values(2, 16)] heads: usize) {
+    let kv_heads = kv_heads.min(heads);
+    let layout = Layout { kv_heads, head_dim: 32, kv_factor: 2, block: 8, order: KvLayout::Hnd, dtype: DType::F32 };
+    // A tree of several branches, a chain, roots without anything before them, padding, and a long context.
+    let mut paged = Paged::new(&layout, &[(6, 20), (3, 17), (4, 4), (2, 0), (3, 1100)]);
+    paged.parents = Some(vec![-1, 0, 0, 1, 1, 2, -1, 6, 7, -1, -1, 9, 11, -1, 13, -1, 15, 15]);
+    let attention = PagedAttention { window, ..plain(32) };
+    paged.check(heads, &attention, 1e-5);
+    let candle = Backend::Candle(Device::Cpu);
+    let run = |q: &Tensor| attention.run(&candle.run(), q, &paged.pool, &paged.view, &paged.batch()).unwrap();
+    paged.check_as(run, DType::F32, heads, &attention, 1e-5);
+}
+
+#[rstest]
+#[case::later(&[-1, 2, 0], "`parents`[1] is 2")]
+#[case::of_another_sequence(&[-1, 0, 0], "`parents`[2] is 0, expected -1 or an earlier row of the sequence, 2..2")]
+#[case::too_few(&[-1, 0], "2 parents for 3 tokens")]
+fn parents_that_make_no_tree_are_refused(#[case] parents: &[i32], #[case] message: &str) {
+    let layout = Layout { kv_heads: 1, head_dim: 16, kv_factor: 2, block: 4, order: KvLayout::Hnd, dtype: DType::F32 };
+    let mut paged = Paged::new(&layout, &[(2, 5), (1, 3)]);
+    paged.parents = Some(parents.to_vec());
+    let q = Random::new(1).tensor(&[3, 2, 16]);
+    let error = plain(16).run(&on_cpu(), &q, &paged.pool, &paged.view, &paged.batch()).unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
 }
 
 /// A window pool gives back the blocks that no query sees any more.

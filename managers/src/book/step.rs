@@ -22,6 +22,9 @@ pub struct StepMetadata {
     pub slots: Vec<i32>,
     /// `[batch]` row of the draft pools; -1 marks padding, and steps that do not speculate.
     pub draft_rows: Vec<i32>,
+    /// `[total_tokens]` row that each token follows, -1 for the first of its sequence, where candidates form trees; empty
+    /// where each token follows the one before it. Whoever makes a tree says so here ([`StepMetadata::branch`]).
+    pub parents: Vec<i32>,
     /// One per paged pool, in the plan's order.
     pub pools: Vec<PoolStep>,
 }
@@ -55,11 +58,32 @@ impl StepMetadata {
         self.cu_seqlens.iter().skip(1).map(|end| end.saturating_sub(1))
     }
 
+    /// Makes the tokens of a sequence a tree: each stands behind the one that it follows, by its place in the sequence's
+    /// step, whose first token stands where it stood.
+    /// Places that are not before the token leave it behind the one before it.
+    pub fn branch(&mut self, sequence: usize, parents: &[u32]) {
+        let Some(&[first, end]) = self.cu_seqlens.get(sequence..sequence + 2) else { return };
+        if self.parents.is_empty() {
+            self.parents = (0..self.total_tokens() as i32).map(|row| row - 1).collect();
+            for &first in &self.cu_seqlens {
+                self.parents.get_mut(first as usize).into_iter().for_each(|parent| *parent = -1);
+            }
+        }
+        for (row, &parent) in (first + 1..end).zip(parents) {
+            let parent = (first + parent).min(row - 1);
+            self.parents[row as usize] = parent as i32;
+            self.positions[row as usize] = self.positions[parent as usize] + 1;
+        }
+    }
+
     /// Appends padding sequences of `tokens` tokens each until there are `batch`: they write nothing and read nothing.
     pub fn pad_to(&mut self, batch: usize, tokens: usize) {
         while self.batch() < batch {
             let end = self.total_tokens() + tokens;
             self.positions.resize(end, 0);
+            if !self.parents.is_empty() {
+                self.parents.resize(end, -1);
+            }
             self.cu_seqlens.push(end as u32);
             self.kv_lens.push(0);
             self.slots.push(-1);
@@ -107,6 +131,7 @@ impl StepMetadata {
             ("slots", self.slots.len(), batch),
             ("draft_rows", self.draft_rows.len(), batch),
             ("pools", self.pools.len(), paged.len()),
+            ("parents", self.parents.len(), if self.parents.is_empty() { 0 } else { tokens }),
         ];
         for (name, found, expected) in lengths {
             ensure(found == expected, || format!("{name} has {found} entries, expected {expected}"))?;
@@ -124,6 +149,7 @@ impl StepMetadata {
         self.positions.clear();
         self.slots.clear();
         self.draft_rows.clear();
+        self.parents.clear();
         self.pools.resize_with(pools, PoolStep::default);
         for pool in &mut self.pools {
             pool.block_tables.clear();
@@ -185,6 +211,7 @@ mod tests {
             positions: vec![8; batch],
             slots: (1..=batch as i32).collect(),
             draft_rows: vec![-1; batch],
+            parents: Vec::new(),
             pools: blocks.iter().map(pool).collect(),
         }
     }
@@ -271,6 +298,7 @@ mod tests {
             positions: vec![7, 4],
             slots: vec![1, -1],
             draft_rows: vec![-1; 2],
+            parents: Vec::new(),
             pools: vec![PoolStep { block_tables: vec![1, 2, 3, 4], max_blocks: 2, slot_mapping: vec![11, 16] }],
         };
         change(&mut step);
