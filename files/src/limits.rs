@@ -35,6 +35,9 @@ impl Limit {
     pub const ONNX: Self = Self { what: "an ONNX graph", bytes: 32 << 20, per_value: 0 };
     /// An ONNX graph with the weights in it; its format holds no more.
     pub const ONNX_WITH_WEIGHTS: Self = Self { what: "an ONNX graph with its weights", bytes: 2 << 30, per_value: 0 };
+    /// The graph of a program of torch.export, or the directory of its archive; weights are not read. That of a model of
+    /// two layers has 200 KiB.
+    pub const PT2: Self = Self { what: "an exported program", bytes: 32 << 20, per_value: 24 };
     /// A trace of requests; the requests that are kept of it may take as much. Mooncake's own have 12 MiB.
     pub const TRACE: Self = Self { what: "a trace", bytes: 32 << 20, per_value: 0 };
     /// The log of an engine.

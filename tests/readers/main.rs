@@ -176,6 +176,14 @@ fn onnx_graphs() {
 }
 
 #[test]
+fn exported_programs() {
+    let is_read = |bytes: &Vec<u8>| model("m.pt2", bytes, &[]).is_some();
+    let seeds: Vec<Vec<u8>> = seeds("pt2", ".pt2").into_iter().filter(is_read).collect();
+    assert_eq!(seeds.len(), 3);
+    survive("exported programs", Limit::PT2, &seeds, a_file("m.pt2", model_of), walk);
+}
+
+#[test]
 fn budgets() {
     let seed = b"max_seq_len = 8192\nmax_batch_size = 4\n[memory]\nfraction = 0.9\nof = \"free\"\n[dtypes]\nkv = \"fp8\"\n\
                  [workload]\nprompt = { histogram = [[100, 3], [900, 1]] }\noutput = { lognormal = { median = 300 } }\n";

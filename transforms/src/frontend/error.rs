@@ -166,6 +166,16 @@ pub enum FrontendError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A program of torch.export that cannot be understood.
+    #[error("{file}: {at}: {reason}", file = Shown(.file), at = Shown(.at), reason = Shown(.reason))]
+    Program {
+        /// The file.
+        file: String,
+        /// The node, the buffer, or the part of the archive.
+        at: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// An architecture description that is wrong itself.
     #[error("architecture description of `{model_type}`: {reason}", model_type = Shown(.model_type), reason = Shown(.reason))]
     Description {

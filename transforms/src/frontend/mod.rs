@@ -5,6 +5,7 @@ mod error;
 mod files;
 pub mod gguf;
 mod onnx;
+mod pt2;
 mod safetensors;
 
 use std::collections::BTreeSet;
@@ -37,6 +38,7 @@ impl Model {
     /// # Errors
     /// See [`FrontendError`]; each names the file and the key.
     pub fn read(path: &Path, options: &ReadOptions) -> Result<Self, FrontendError> {
+        let _span = tracing::debug_span!("import", model = %path.display()).entered();
         let is_folder = path.is_dir();
         let mut model = if is_folder {
             read_folder(&Files::Folder(path), options)?
@@ -54,6 +56,7 @@ impl Model {
     /// # Errors
     /// See [`FrontendError`]; each names the source and the key.
     pub fn read_source(model: &Source, beside: &[Source], options: &ReadOptions) -> Result<Self, FrontendError> {
+        let _span = tracing::debug_span!("import", model = model.name()).entered();
         let mut read = read_file(model, &Files::Given(beside), options)?;
         read.info.name = name(Path::new(model.name()), false);
         Ok(read)
@@ -64,6 +67,7 @@ impl Model {
     /// # Errors
     /// See [`FrontendError`]; each names the source and the key.
     pub fn read_sources(files: &[Source], options: &ReadOptions) -> Result<Self, FrontendError> {
+        let _span = tracing::debug_span!("import", files = files.len()).entered();
         read_folder(&Files::Given(files), options)
     }
 
@@ -102,6 +106,7 @@ fn read_file(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Resu
         Some("safetensors") => read_beside_config(&Weights::single(source)?, beside, options),
         Some("gguf") => gguf::read(source, beside, options),
         Some("onnx") => onnx::read(source, options),
+        Some("pt2") => pt2::read(source, options),
         // Weights in several files are named by their index.
         _ if safetensors::is_index(source) => read_beside_config(&Weights::sharded(source, beside)?, beside, options),
         _ => read_config(source, beside, options),
@@ -140,14 +145,14 @@ fn read_beside_config(weights: &Weights, beside: &Files<'_>, options: &ReadOptio
 fn no_model(folder: &Files<'_>) -> FrontendError {
     let known = |name: &String| {
         let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("gguf" | "onnx" | "safetensors" | "json"))
+        matches!(extension, Some("gguf" | "onnx" | "pt2" | "safetensors" | "json"))
     };
     let mut names: Vec<String> = folder.names().into_iter().filter(known).collect();
     names.sort();
     let more = if names.len() > 3 { ", …" } else { "" };
     names.truncate(3);
     let instead = match names.as_slice() {
-        [] => "name one with a config.json, or a .gguf, .onnx or .safetensors file".to_owned(),
+        [] => "name one with a config.json, or a .gguf, .onnx, .pt2 or .safetensors file".to_owned(),
         names => format!("name one of its files instead: {}{more}", names.join(", ")),
     };
     FrontendError::NoModel { folder: folder.to_string(), instead }
