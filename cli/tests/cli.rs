@@ -387,16 +387,17 @@ fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
 }
 
 #[rstest]
-fn states_that_no_scan_reads_are_refused(
+fn live_states_in_which_none_is_computed_are_refused_when_they_are_planned(
+    #[values("plan", "run")] command: &str,
     #[values("--ssm-dtype", "--conv-dtype")] flag: &str,
     #[values("fp8", "int8")] dtype: &str,
 ) {
     let model = fixture_model("nemotron_h");
-    let run = ["run".as_ref(), model.as_os_str(), "--prompt-ids".as_ref(), "1".as_ref()];
-    let refused = cacheplan(&[&run[..], &[flag.as_ref(), dtype.as_ref()]].concat());
+    let refused = cacheplan(&[command.as_ref(), model.as_os_str(), flag.as_ref(), dtype.as_ref()]);
     let said = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains(flag) && said.contains("computes states in f32, f16 and bf16"), "{said}");
+    let expected = format!("no live states are stored in `{dtype}`; write one of f32, f16, bf16");
+    assert!(said.contains(flag) && said.contains(&expected), "{said}");
 }
 
 #[test]
