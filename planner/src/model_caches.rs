@@ -34,7 +34,7 @@ struct Parts {
 enum Origin {
     Model(Arc<Model>),
     /// Of a framework that walks its own graphs.
-    Collected(ModelInfo, Arc<Resources>),
+    Collected(Box<ModelInfo>, Arc<Resources>),
 }
 
 /// What caches depend on besides the model.
@@ -167,7 +167,7 @@ impl From<Arc<Model>> for ModelCaches {
 impl From<(ModelInfo, Resources)> for ModelCaches {
     /// Of a framework that walks its own graphs.
     fn from((info, resources): (ModelInfo, Resources)) -> Self {
-        Self::new(Origin::Collected(info, Arc::new(resources)), Vec::new(), Vec::new())
+        Self::new(Origin::Collected(Box::new(info), Arc::new(resources)), Vec::new(), Vec::new())
     }
 }
 
