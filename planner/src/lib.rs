@@ -71,6 +71,7 @@ pub use export::{ExportError, Serving, Target};
 pub use fit::{FitQuestion, Prices};
 pub use forward_profile::ForwardProfile;
 pub use logs::EngineLog;
+pub use logs::start::{EngineStart, StartCheck};
 pub use measured::MeasuredLedger;
 pub use model_caches::ModelCaches;
 pub use parallel::Parallel;

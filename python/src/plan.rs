@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::{
-    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, MeasuredLedger, Override, Parallel, PlanRequest,
-    RankPlans, Serving, Target, Values,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger, Override, Parallel,
+    PlanRequest, RankPlans, Serving, Target, Values,
 };
 use pyo3::prelude::*;
 
@@ -249,6 +249,16 @@ impl Plan {
     fn compare(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
         let (request, engine) = (self.request()?, engine_of(engine)?);
         json(&py.detach(|| request.compare(engine)).map_err(errors::plan)?)
+    }
+
+    /// This plan beside what an engine is about to allocate, said in JSON: a table, what differs, and the owner of each group.
+    fn check_start(&self, py: Python<'_>, start: &str) -> PyResult<(String, Vec<String>, Vec<String>)> {
+        let wrong =
+            |message: String| error("EngineError", message, Said { key: Some("start".into()), ..Said::default() });
+        let start: EngineStart =
+            Limit::PLAN.parse_json(start.as_bytes()).map_err(|failed| wrong(format!("the start: {failed}")))?;
+        let found = py.detach(|| self.plan.check_start(&start)).map_err(|failed| wrong(failed.to_string()))?;
+        Ok((found.table(), found.drifting(), found.owners()))
     }
 
     fn __eq__(&self, other: &Self) -> bool {

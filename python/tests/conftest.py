@@ -2,6 +2,8 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,15 @@ import cacheplan
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = sorted((ROOT / "tests/fixtures/configs").glob("*.json"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> ModuleType:
+    """A stand-in for a module of an engine."""
+    module = ModuleType(name)
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
 
 HYBRID = {
     "model_type": "nemotron_h",

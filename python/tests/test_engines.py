@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cacheplan
 from cacheplan import sglang, vllm
-from conftest import ROOT
+from conftest import ROOT, put
 
 QWEN = ROOT / "tests/fixtures/configs/Qwen__Qwen3-8B.json"
 BYTES = 20 << 30
@@ -31,12 +30,6 @@ class Told(SimpleNamespace):
 
     def __enter__(self) -> None: ...
     def __exit__(self, *raised: object) -> None: ...
-
-
-def put(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
-    module = ModuleType(name)
-    vars(module).update(names)
-    monkeypatch.setitem(sys.modules, name, module)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ use crate::budget::{Budget, Speculation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
 use crate::parallel::Parallel;
-use crate::plan::{CachePlan, PlannedResource, Scheme};
+use crate::plan::{CachePlan, PlannedResource, Pool, Scheme};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
 
@@ -30,6 +30,7 @@ pub(super) struct LoggedSettings {
     pub(super) prefix_caching: Option<bool>,
     /// The engine's own where absent.
     pub(super) tokens_per_block: Option<u64>,
+    pub(super) max_total_tokens: Option<u64>,
     pub(super) state_slots: Option<u64>,
     /// llama.cpp: cells that all sequences share.
     pub(super) shared_cells: Option<u64>,
@@ -66,6 +67,17 @@ impl<'a> AsEngine<'a> {
         self.resources.iter().any(|resource| resource.handler.is_state())
     }
 
+    /// Tokens that the plan's own pages hold, those of windows aside where there are others.
+    pub(super) fn own_tokens(&self) -> Option<u64> {
+        let tokens = |windows: bool| {
+            let pools = self.plan.pools.iter().filter(move |pool| pool.window.is_some() == windows);
+            let held =
+                |pool: &Pool| Some(pool.units.saturating_sub(pool.reserved).saturating_mul(pool.tokens_per_block?));
+            pools.filter_map(held).min()
+        };
+        tokens(false).or_else(|| tokens(true))
+    }
+
     /// The settings that a plan states for an engine of this dialect.
     pub(super) fn settings(&self, dialect: &LogDialect) -> Result<LoggedSettings, PlanError> {
         let plan = self.plan;
@@ -78,6 +90,7 @@ impl<'a> AsEngine<'a> {
             draft_tokens: plan.limits.draft_positions.saturating_sub(1),
             prefix_caching: None,
             tokens_per_block: None,
+            max_total_tokens: None,
             state_slots: (dialect.slots_are_told && self.has_states()).then_some(slots),
             shared_cells: None,
             ubatch: None,
@@ -96,6 +109,7 @@ impl<'a> AsEngine<'a> {
         budget.engine.cache_bytes = told.bytes.map(ByteSize);
         budget.engine.prefix_caching = told.prefix_caching;
         budget.engine.block_size = told.tokens_per_block;
+        budget.engine.max_total_tokens = told.max_total_tokens;
         budget.engine.state_slots = told.state_slots;
         budget.engine.context = told.shared_cells;
         budget.engine.ubatch = told.ubatch;

@@ -83,6 +83,11 @@ impl EngineLog {
         told.ubatch = self.count(Fact::Ubatch);
         let own_block = plan.pools.iter().find_map(|pool| pool.tokens_per_block);
         told.tokens_per_block = self.count(Fact::TokensPerBlock).filter(|block| Some(*block) == own_block);
+        if self.get(Fact::MaxTotalTokens).is_some() {
+            // As exports say it: what the plan's pages hold, or less where the engine divides the bytes so.
+            let divided = caches.predict(engine, &told)?.tokens;
+            told.max_total_tokens = caches.own_tokens().into_iter().chain(divided).min();
+        }
         let planned = caches.predict(engine, &told)?;
 
         // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
@@ -208,6 +213,9 @@ fn told_rows(
             "the engine was not told the plan's slots".into(),
         );
     }
+    if let (Some(value), Some(logged)) = (told.max_total_tokens, log.get(Fact::MaxTotalTokens)) {
+        row(Fact::MaxTotalTokens, value, logged, !logged.meets(Logged::exact(value)), another());
+    }
     let block = log.get(Fact::TokensPerBlock).filter(|_| !makes_block);
     if let (Some(value), Some(logged)) = (planned.block_size, block) {
         let differs = !logged.meets(Logged::exact(value));
@@ -268,8 +276,13 @@ impl LogCheck {
 
     /// As a text table, at most 100 columns wide.
     pub fn table(&self) -> String {
+        self.table_of("logged")
+    }
+
+    /// The same, where the numbers were not read from a log.
+    pub(super) fn table_of(&self, found: &str) -> String {
         let mut text = format!("{} {}\n", self.engine, self.version);
-        let header = ["", "planned", "logged", ""].map(str::to_owned).to_vec();
+        let header = ["", "planned", found, ""].map(str::to_owned).to_vec();
         let rows = self.rows.iter().map(|row| {
             let logged = if row.unit == Unit::Bytes { row.logged.middle() } else { row.logged.low };
             let verdict = match row.drift {

@@ -1,9 +1,9 @@
 //! What engines write about themselves when they start.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One thing that an engine logs, with the name of the limit, of the prediction's quantity or of the ledger's line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fact {
     /// The longest sequence.
@@ -28,10 +28,14 @@ pub enum Fact {
     SharedCells,
     /// Bytes that were left for caches.
     CacheBytes,
+    /// SGLang: the most tokens whatever the bytes; no log says it by itself.
+    MaxTotalTokens,
     /// Tokens in a block or page.
     TokensPerBlock,
     /// Blocks of the longest sequence.
     BlocksPerSequence,
+    /// Groups of layers that share a block table; no log says them.
+    Groups,
     /// Blocks.
     NumBlocks,
     /// Tokens in this engine's and version's sense.
@@ -121,8 +125,10 @@ impl Fact {
             Self::Ubatch => "ubatch",
             Self::SharedCells => "shared_cells",
             Self::CacheBytes => "cache_bytes",
+            Self::MaxTotalTokens => "max_total_tokens",
             Self::TokensPerBlock => "tokens_per_block",
             Self::BlocksPerSequence => "blocks_per_sequence",
+            Self::Groups => "groups",
             Self::NumBlocks => "num_blocks",
             Self::Tokens => "tokens",
             Self::WindowTokens => "window_tokens",

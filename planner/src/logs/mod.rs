@@ -1,7 +1,7 @@
 //! What an engine logs when it starts, read from its log.
 //!
 //! [`EngineLog::read`] goes through the log once, line by line, and keeps numbers only: no text of a log is ever passed on.
-//! [`EngineLog::check`] sets a plan beside them. Each engine's wordings stand in a file of their own.
+//! [`EngineLog::check`] sets a plan beside them, [`start`] beside what an engine says before it allocates. Each engine's wordings stand in a file of their own.
 
 mod as_engine;
 mod calibration;
@@ -10,6 +10,7 @@ pub(crate) mod dialect;
 pub(crate) mod fact;
 mod reader;
 mod rules;
+pub mod start;
 pub(crate) mod wording;
 
 use std::collections::BTreeMap;

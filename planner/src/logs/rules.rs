@@ -49,6 +49,7 @@ pub(super) fn really_told(
     if !makes_block {
         really.tokens_per_block = log.count(Fact::TokensPerBlock).or(told.tokens_per_block);
     }
+    really.max_total_tokens = log.count(Fact::MaxTotalTokens).or(told.max_total_tokens);
     if told.state_slots.is_some() {
         really.state_slots = log.count(Fact::StateSlots).or(told.state_slots);
     }
@@ -88,9 +89,10 @@ impl Expected {
 
 /// What the log says that the engine made of what it was told.
 pub(super) fn outcomes(log: &EngineLog, makes_block: bool) -> impl Iterator<Item = (Fact, Logged)> {
-    const OUTCOMES: [Fact; 11] = [
+    const OUTCOMES: [Fact; 12] = [
         Fact::TokensPerBlock,
         Fact::BlocksPerSequence,
+        Fact::Groups,
         Fact::NumBlocks,
         Fact::Tokens,
         Fact::WindowTokens,
@@ -120,6 +122,7 @@ pub(super) fn outcome(prediction: &EnginePrediction, fact: Fact, max_seq_len: u6
     match fact {
         Fact::TokensPerBlock => prediction.block_size,
         Fact::BlocksPerSequence => Some(max_seq_len.div_ceil(prediction.block_size?)),
+        Fact::Groups => prediction.groups,
         Fact::NumBlocks => prediction.num_blocks,
         Fact::Tokens => prediction.tokens,
         Fact::WindowTokens => prediction.window_tokens,

@@ -28,5 +28,6 @@ mod ranks;
 mod render;
 mod schema;
 mod speculation;
+mod starts;
 mod tiers;
 mod zoo;

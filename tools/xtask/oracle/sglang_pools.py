@@ -74,8 +74,8 @@ def parsed(words, folder):
     return args
 
 
-def pools(args, gib):
-    """How so many GiB are divided, with the requests that run."""
+def configurator(args):
+    """What divides the bytes of the model that the arguments name."""
     get_context().set_server_args(args)
     model = ModelConfig.from_server_args(args)
     layers = ModelLayerInfo(
@@ -89,7 +89,7 @@ def pools(args, gib):
         """pp_group model spec_aux_config forward_stream req_to_token_pool token_to_kv_pool_allocator memory_pool_config
         """.split()
     )
-    configurator = KVCacheConfigurator(
+    return KVCacheConfigurator(
         device="cuda",
         gpu_id=0,
         attn_dp_size=1,
@@ -109,12 +109,17 @@ def pools(args, gib):
         layer_info=layers,
         **nothing,
     )
+
+
+def pools(args, gib):
+    """How so many GiB are divided, with the requests that run."""
+    configured = configurator(args)
     slots = None
-    if configurator.mambaish_config is not None:
-        gib = configurator._handle_max_mamba_cache(gib)
+    if configured.mambaish_config is not None:
+        gib = configured._handle_max_mamba_cache(gib)
         slots = get_schedule().max_mamba_cache_size
-    config = configurator.config_from_budget(int(gib * GIB))
-    return config, slots, configurator.resolve_max_num_reqs(config.max_total_num_tokens)
+    config = configured.config_from_budget(int(gib * GIB))
+    return config, slots, configured.resolve_max_num_reqs(config.max_total_num_tokens)
 
 
 def answer(question, folder):

@@ -9,7 +9,7 @@ use crate::sh;
 use crate::venv::environment;
 
 /// The tools and their versions, as pip reads them.
-const TOOLS: &str = "tools/xtask/python.txt";
+pub(crate) const TOOLS: &str = "tools/xtask/python.txt";
 
 const MANIFEST: &str = "python/Cargo.toml";
 
@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<(), String> {
 }
 
 /// The wheel, built of the source distribution and nothing else.
-fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
+pub(crate) fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
     let tool = |name: &str| Command::new(home.join("bin").join(name));
     let build = home.join("build");
     if build.exists() {
