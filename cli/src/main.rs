@@ -6,6 +6,7 @@ mod excerpt;
 mod failure;
 mod log;
 mod progress;
+mod trace;
 
 use std::process::ExitCode;
 

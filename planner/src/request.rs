@@ -212,6 +212,7 @@ impl PlanRequest {
     /// # Errors
     /// As [`plan`](Self::plan), or sizes that do not divide the model.
     pub fn ranks(&self) -> Result<RankPlans, PlanError> {
+        let _span = tracing::debug_span!("planning").entered();
         self.made().map_err(|error| match error {
             PlanError::DoesNotFit(mut shortfall) => {
                 shortfall.suggestions = self.suggestions();
@@ -230,6 +231,7 @@ impl PlanRequest {
     /// What would let more sequences run at once than `plan`, its plan, does: one change each, those that
     /// admit the most first. None where no memory is stated.
     pub fn knobs(&self, plan: &CachePlan) -> Vec<Suggestion> {
+        let _span = tracing::debug_span!("knobs").entered();
         self.budget().map(|budget| self.larger(&budget, plan)).unwrap_or_default()
     }
 

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::commands::{check, diff, explain};
 use crate::failure::{Failure, note, print, write};
+use crate::trace::TraceArgs;
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -59,6 +60,9 @@ struct Make {
     /// Also write the plan as JSON to a file
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
+
+    #[command(flatten)]
+    trace: TraceArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,6 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn make(args: &Make) -> Result<(), Failure> {
+    args.trace.begin()?;
     let reading = &args.source.reading;
     if args.engine.is_none() {
         reading.budget.refuse_engine_flags("name the engine with --as")?;

@@ -217,7 +217,8 @@ impl CacheSet {
 
     /// Allocates the pools of a plan for books that suit it.
     fn assemble(&mut self, plan: &CachePlan, book: CacheBook, host: HostMemory) -> Result<(), ManagerError> {
-        let pools = Pools::allocate(plan, book.layout(), &self.on)?;
+        let allocation = tracing::debug_span!("allocation", pools = plan.pools.len(), generation = self.generation);
+        let pools = allocation.in_scope(|| Pools::allocate(plan, book.layout(), &self.on))?;
         self.adopt(plan.clone(), book, pools, host);
         Ok(())
     }

@@ -130,6 +130,7 @@ impl Findings {
 impl Inputs<'_> {
     /// What [`PlanRequest::check`](crate::request::PlanRequest::check) proves, of the plan of one stage.
     pub(crate) fn check(&self, plan: &CachePlan) -> Result<(), Vec<Violation>> {
+        let _span = tracing::debug_span!("proof", pools = plan.pools.len()).entered();
         let mut findings = Findings::default();
         identity(self, plan, &mut findings);
         let budget = self.budget.or_fixed(self.model);

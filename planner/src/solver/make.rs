@@ -53,7 +53,8 @@ pub(crate) fn make_all(request: &Inputs<'_>) -> Result<RankPlans, PlanError> {
         fill: budget.maximize == Some(Objective::Tokens),
     };
     let costs: Vec<StageCost<'_>> = stages.iter().map(Stage::cost).collect();
-    let solution = solve::solve(&costs, &limits).map_err(|poorest| stages[poorest].shortfall())?;
+    let solving = tracing::debug_span!("solving", stages = stages.len());
+    let solution = solving.in_scope(|| solve::solve(&costs, &limits)).map_err(|poorest| stages[poorest].shortfall())?;
     let parked = budget.host.map(|host| stages.iter().map(|stage| stage.parked(host.bytes)).min().unwrap_or(0));
     let agreement =
         Agreement { sequences: solution.sequences, spare_tokens: solution.spare_tokens, host_sequences: parked };
@@ -89,7 +90,8 @@ impl<'a> Stage<'a> {
         let budget = request.budget;
         let max_seq_len = budget.max_seq_len_for(request.model);
         let load = load(budget, max_seq_len)?;
-        let groups = group(budget.grouping.unwrap_or_default(), &held.resources, max_seq_len)?;
+        let grouping = tracing::debug_span!("grouping", stage = request.stage);
+        let groups = grouping.in_scope(|| group(budget.grouping.unwrap_or_default(), &held.resources, max_seq_len))?;
         refuse_unconsumed(budget, &groups)?;
         refuse_unmanaged(budget, &groups)?;
         refuse_mixed(budget, &groups)?;

@@ -84,7 +84,7 @@ static DECODERS: [Entry; 22] = [
     entry!("minimax", minimax::load),
     relative!("mistral", llama::MISTRAL),
     relative!("mixtral", llama::MIXTRAL),
-    entry!("nemotron_h", nemotron_h::load),
+    Entry { predicts: true, ..entry!("nemotron_h", nemotron_h::load) },
     relative!("qwen2", llama::QWEN2),
     relative!("qwen3", llama::QWEN3),
     Entry { predicts: true, ..entry!("qwen3_5_text", qwen3_next::load_qwen3_5) },
@@ -110,6 +110,7 @@ impl Decoder {
     /// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
     /// mis-shaped tensor.
     pub fn load(model: &Model, weights: &Weights) -> Result<Self, RuntimeError> {
+        let _span = tracing::debug_span!("weights", decoder = %model.decoder).entered();
         match entry(&model.decoder) {
             Some(entry) => (entry.load)(model, weights),
             None => Err(unknown(model).into()),

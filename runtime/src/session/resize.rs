@@ -16,6 +16,7 @@ impl Session {
     /// # Errors
     /// Nobody who counts bytes; a failing forward.
     pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
+        let _span = tracing::debug_span!("profile").entered();
         self.forget_prefixes()?;
         let limits = self.caches.plan().limits.clone();
         let measured = profile(&self.decoder, self.draft.as_ref(), self.caches.manager_mut()?, &limits)?;
@@ -50,6 +51,7 @@ impl Session {
     /// # Errors
     /// No plan for what was measured; then the pools are as before. A device that does not give the memory.
     pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
+        let _span = tracing::debug_span!("resize", forward_bytes = measured.forward_bytes).entered();
         let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;
         let drafting = self.draft.as_ref().map(DraftModel::decoder);

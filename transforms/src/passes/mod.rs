@@ -195,13 +195,14 @@ impl Graph {
     /// # Errors
     /// An op that cannot be described, or that keeps state nobody knows how to cache; a graph that was walked before.
     pub fn collect(&mut self, context: &PassContext) -> Result<Collected, PassError> {
+        let _span = tracing::debug_span!("passes").entered();
         let keepers = keepers(self, &context.registry)?;
         let mut resources = Resources::default();
         let mut reports = Vec::with_capacity(PASSES.len());
         for (pass, run) in PASSES {
             let report = PassReport { pass, matched: Vec::new(), skipped: Vec::new() };
             let mut walk = Walk { graph: self, context, resources: &mut resources, keepers: &keepers, pass, report };
-            run(&mut walk)?;
+            tracing::debug_span!("pass", name = pass).in_scope(|| run(&mut walk))?;
             let mut report = walk.report;
             if report.matched.is_empty() && report.skipped.is_empty() {
                 report.skipped.push(Skipped { node: None, reason: "no node needs it".into() });
