@@ -365,7 +365,7 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 #[case::mxfp8_keys(&["--kv-dtype", "mxfp8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"mxfp8\"`", "no keys and values in mxfp8; int8, fp8_e4m3")]
 #[case::q5_0_keys_of_a_file(&[], "dtypes = { kv = 'q5_0' }", 1, "`dtypes.kv = ", "no keys and values in q5_0")]
 fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
-    #[values("llama", "nemotron_h")] model: &str,
+    #[values("llama", "bamba")] model: &str,
     #[case] flags: &[&str],
     #[case] budget: &str,
     #[case] code: i32,

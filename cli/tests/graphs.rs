@@ -89,9 +89,79 @@ fn a_size_that_cannot_be_exported_is_a_wrong_flag(#[case] flags: &[&str], #[case
 }
 
 #[test]
+fn a_program_of_torch_export_is_planned_and_not_run() {
+    let plan = json(&["plan", "@pt2/hybrid.pt2"]);
+    assert_eq!([&plan["limits"]["max_seq_len"], &plan["limits"]["max_batch_size"]], [32, 1]);
+    let names: Vec<&str> =
+        plan["resources"].as_array().unwrap().iter().map(|found| found["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 3);
+    let run = [&["run", "@pt2/hybrid.pt2"], &PROMPT[..]].concat();
+    assert_refused(&cacheplan(&run), 4, "programs of torch.export are planned, not run");
+}
+
+#[test]
 fn onnx_runtime_is_for_graphs() {
     let run = [&["run", "@static_cache/qwen3", "--onnx-runtime", "nowhere.so"], &PROMPT[..]].concat();
     assert_refused(&cacheplan(&run), 2, "--onnx-runtime runs exported graphs");
     let message = if cfg!(feature = "ort") { "ONNX Runtime:" } else { "rebuild with `--features ort`" };
     assert_refused(&cacheplan(&[&run[..], &["--static", "@static_cache"]].concat()), 1, message);
+}
+
+/// The folder that it leaves is a model, native and exported.
+#[test]
+fn one_command_exports_random_weights_and_says_that_token_ids_match() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, out) = (folder.path().join("source"), folder.path().join("graphs"));
+    std::fs::create_dir(&source).unwrap();
+    std::fs::copy(fixture("static_cache/qwen3/config.json"), source.join("config.json")).unwrap();
+    let [source, out] = [&source, &out].map(|path| path.to_str().unwrap());
+    let export = ["export-graph", source, "--out", out, "--random-weights", "--seed", "3", "--verify"];
+    let verified = cacheplan(&[&export[..], &["--max-new-tokens", "8"]].concat());
+    let stdout = String::from_utf8(verified.stdout).unwrap();
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    let said = |what: &str| stdout.lines().find_map(|line| line.strip_prefix(what)).unwrap().trim().to_owned();
+    assert_eq!(said("Exported model output:"), said("Original model output:"));
+    assert_eq!(said("Exported model output:").split(',').count(), 8);
+    assert_eq!(said("Token ids match:"), "True");
+    let run = [&["run", out, "--max-seq-len", "64"], &PROMPT[..]].concat();
+    assert_eq!(json(&[&run[..], &["--static", out]].concat())["tokens"], json(&run)["tokens"]);
+}
+
+#[rstest]
+#[case::no_such_model(&["export-graph", "@configs/RWKV__rwkv-4-169m-pile.json", "--random-weights", "--verify"], 4, "the runtime knows")]
+#[case::a_seed_of_nothing(&["export-graph", "@static_cache/qwen3", "--seed", "3"], 2, "--random-weights")]
+#[case::a_prompt_of_nothing(&["export-graph", "@static_cache/qwen3", "--prompt-ids", "3"], 2, "--verify")]
+#[case::a_prompt_beyond_the_cache(&["export-graph", "@static_cache/qwen3", "--verify", "--max-cache-len", "20", "--max-new-tokens", "9"], 1, "20")]
+fn what_cannot_be_verified_is_said(#[case] args: &[&str], #[case] code: i32, #[case] message: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("graphs");
+    assert_refused(&cacheplan(&[args, &["--out", out.to_str().unwrap()]].concat()), code, message);
+}
+
+/// As an exporter leaves them for a runtime: a graph that gives logits, and the config that says what its states are.
+fn runtime_folder(config: impl Fn(String) -> String) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture("onnx/hybrid_opset18.onnx"), folder.path().join("model.onnx")).unwrap();
+    let stated = std::fs::read_to_string(fixture("edge_llm/config.json")).unwrap();
+    std::fs::write(folder.path().join("config.json"), config(stated)).unwrap();
+    folder
+}
+
+#[test]
+fn a_runtime_config_and_its_graph_run_without_any_other_config() {
+    let folder = runtime_folder(|config| config);
+    let folder = folder.path().to_str().unwrap();
+    let length = ["--max-seq-len", "64"];
+    let alone = json(&[&["run", "@onnx/hybrid_opset18.onnx"], &PROMPT[..], &length].concat());
+    let run = json(&[&["run", folder, "--static", folder], &PROMPT[..], &length].concat());
+    assert_eq!(run["tokens"], alone["tokens"]);
+    assert_eq!(run["tokens"][0].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn a_config_that_contradicts_the_graph_beside_it_is_refused() {
+    let folder = runtime_folder(|config| config.replace("\"conv_kernel\": 4", "\"conv_kernel\": 3"));
+    let folder = folder.path().to_str().unwrap();
+    let run = cacheplan(&[&["run", folder, "--static", folder], &PROMPT[..]].concat());
+    assert_refused(&run, 4, "and that of the config");
 }

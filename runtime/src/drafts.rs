@@ -40,10 +40,13 @@ impl<'a> Drafts<'a> {
         }
         let batch = metadata.batch() as i32;
         let slots = (0..batch).zip(&metadata.slots).map(|(row, slot)| if *slot < 0 { -1 } else { row }).collect();
-        let mut parents: Vec<i32> = (0..metadata.total_tokens() as i32).map(|row| row - 1).collect();
-        for first in &metadata.cu_seqlens {
-            if let Some(parent) = parents.get_mut(*first as usize) {
-                *parent = -1;
+        let mut parents = metadata.parents.clone();
+        if parents.is_empty() {
+            parents = (0..metadata.total_tokens() as i32).map(|row| row - 1).collect();
+            for first in &metadata.cu_seqlens {
+                if let Some(parent) = parents.get_mut(*first as usize) {
+                    *parent = -1;
+                }
             }
         }
         let after = (0..metadata.total_tokens() as i32).map(|row| batch + row).collect();

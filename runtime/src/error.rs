@@ -69,6 +69,9 @@ pub enum RuntimeError {
         /// Tokens that the model knows.
         expected: usize,
     },
+    /// Guesses that cannot branch.
+    #[error("--draft-tree: {0}")]
+    DraftTree(&'static str),
     /// A draft model with states.
     #[error(
         "the draft model keeps the state {name}, and no plan takes states of a draft back; one of attention alone would do",
@@ -173,7 +176,7 @@ impl RuntimeError {
             Self::Frontend(error) if error.is_unsupported() => 4,
             Self::Graph(GraphError::Source(_) | GraphError::OnnxRuntime { .. }) => 1,
             Self::Graph(_) | Self::Exported { .. } => 4,
-            Self::OutOfRange { .. } => 2,
+            Self::OutOfRange { .. } | Self::DraftTree(_) => 2,
             Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,
         }

@@ -21,7 +21,7 @@ use crate::error::{RequestError, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
 use crate::sampling::Sampler;
-use crate::speculate::Lookup;
+use crate::speculate::{Guesses, Lookup};
 use crate::speed::Recorder;
 
 /// The longest that nobody looks whether requests are still wanted.
@@ -47,6 +47,8 @@ pub(crate) struct Serving<'a, 'b> {
     pub(crate) caches: &'a mut CacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
+    /// Whether guesses that are looked up branch.
+    pub(crate) tree: bool,
     /// Tokens that end a sequence.
     pub(crate) eos: &'a [u32],
     pub(crate) keep_logits: bool,
@@ -66,6 +68,8 @@ struct Job {
     sampler: Sampler,
     /// Guesses what comes behind them.
     lookup: Lookup,
+    /// Where trees were verified, what a chain would have guessed there.
+    chains: Vec<(usize, Vec<u32>)>,
     logits: Vec<Tensor>,
     /// What the model's prediction layer says behind the last token.
     predicted: Option<Predicted>,
@@ -107,7 +111,15 @@ struct Part {
     /// Tokens that are known.
     tokens: usize,
     /// Tokens that are guessed to follow.
-    drafts: Vec<u32>,
+    drafts: Guesses,
+    /// What a chain would have guessed in place of a tree.
+    chain: Option<Vec<u32>>,
+}
+
+impl Part {
+    fn drafts(&self) -> usize {
+        self.drafts.tokens.len()
+    }
 }
 
 /// A job with caches.
@@ -132,6 +144,7 @@ impl<'a, 'b> Generator<'a, 'b> {
         for (place, request) in requests.iter().enumerate() {
             request.check(place, self.serving.model.vocab_size(), self.serving.limits.max_seq_len)?;
         }
+        let _span = tracing::debug_span!("generation", requests = requests.len()).entered();
         let mut jobs: Vec<Job> = requests.iter().enumerate().map(|(place, request)| Job::new(place, request)).collect();
         jobs.sort_by_key(|job| job.request.arrival);
         self.waiting.extend(jobs);
@@ -161,16 +174,17 @@ impl<'a, 'b> Generator<'a, 'b> {
                 Admission::Abandoned => return Ok(()),
             }
             self.cancel_unwanted(outputs)?;
-            self.admit(outputs)?;
+            tracing::debug_span!("admission", waiting = self.waiting.len()).in_scope(|| self.admit(outputs))?;
             if self.running.is_empty() {
                 let Some(next) = self.waiting.front() else { return Ok(()) };
                 std::thread::sleep(next.request.arrival.saturating_sub(self.now()).min(NAP));
                 continue;
             }
-            let mut parts = self.make_room()?;
-            self.guess(&mut parts)?;
+            let _span = tracing::debug_span!("step", sequences = self.running.len()).entered();
+            let mut parts = tracing::debug_span!("scheduling").in_scope(|| self.make_room())?;
+            tracing::debug_span!("guessing").in_scope(|| self.guess(&mut parts))?;
             self.step(&parts)?;
-            self.retire(outputs)?;
+            tracing::debug_span!("retirement").in_scope(|| self.retire(outputs))?;
             let (now, running) = (self.now(), self.running.len());
             let waiting = self.waiting.iter().filter(|job| job.request.arrival <= now).count();
             self.serving.recorder.step(now, running, waiting, self.serving.caches.book());
@@ -295,6 +309,10 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     fn deliver(&mut self, job: Job, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+        for (start, chain) in &job.chains {
+            let right = job.tokens[*start..].iter().zip(chain).take_while(|(token, guess)| token == guess).count();
+            self.serving.recorder.chained(chain.len(), right);
+        }
         let (place, output) = (job.place, job.into_output(self.now())?);
         self.serving.recorder.finished(&output);
         self.serving.follower.finished(place, &output);
@@ -319,6 +337,7 @@ impl Job {
             tokens: request.prompt.clone(),
             sampler: Sampler::new(&request.sampling, &request.prompt, request.prompt.len()),
             lookup: Lookup::default(),
+            chains: Vec::new(),
             logits,
             predicted: None,
             cached_tokens: None,

@@ -48,6 +48,7 @@ impl<'a> HostStep<'a> {
         let pools = metadata.pools.iter().map(|pool| {
             let tables = list(&pool.block_tables, &mut lists);
             let batch = PagedBatch::new(cu_seqlens, kv_lens, tables, pool.max_blocks);
+            let batch = if metadata.parents.is_empty() { batch } else { batch.with_parents(&metadata.parents) };
             (batch, list(&pool.slot_mapping, &mut lists))
         });
         let pools = pools.collect();

@@ -53,6 +53,7 @@ pub mod speed;
 mod step;
 pub mod timeline;
 mod totals;
+mod verify;
 pub mod weights;
 
 pub use beam::Beams;
@@ -69,4 +70,5 @@ pub use request::{Finish, Output, Request};
 pub use requests::RequestLine;
 pub use sampling::{Sampling, SamplingOptions};
 pub use session::{Session, SessionOptions};
+pub use verify::Verified;
 pub use weights::{WeightError, Weights};

@@ -4,6 +4,7 @@
 use cacheplan_kernels::Run;
 use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::CachePlan;
+use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 use candle_core::Tensor;
 
 use crate::block::Block;
@@ -28,6 +29,26 @@ pub(crate) struct PredictionLayer {
     names: Names,
 }
 
+/// The model's last layer of a kind, which one of a prediction is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PredictionPart {
+    /// One that begins with attention.
+    Attention,
+    /// One of experts alone.
+    Experts,
+}
+
+impl PredictionPart {
+    /// Whether a layer of the model is of its kind.
+    pub(crate) fn is_like(self, spec: &LayerSpec) -> bool {
+        match (self, spec.blocks.as_slice()) {
+            (Self::Attention, [BlockSpec::Attention(_) | BlockSpec::Mla(_), ..]) => true,
+            (Self::Experts, [BlockSpec::FeedForward(sizes)]) => sizes.experts > 0,
+            _ => false,
+        }
+    }
+}
+
 /// What its parts are called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PredictionNames {
@@ -37,6 +58,8 @@ pub(crate) struct PredictionNames {
     pub(crate) hidden_norm: &'static str,
     pub(crate) projection: &'static str,
     pub(crate) norm: &'static str,
+    /// What its layers are like, one behind the other.
+    pub(crate) parts: &'static [PredictionPart],
     /// Whether a further guess goes on from the layer's row behind that norm, rather than before it.
     pub(crate) goes_on_normed: bool,
 }

@@ -54,6 +54,9 @@ pub struct SessionOptions {
     /// A model that guesses what the other says next, where the budget has speculation; without one a run guesses by
     /// looking up the prompt.
     pub draft: Option<PathBuf>,
+    /// Whether guesses that are looked up branch, where the budget has speculation: several continuations are verified in
+    /// one step, as a tree.
+    pub draft_tree: bool,
     /// Whether a prompt takes over what the caches still have of an earlier one that starts alike, where the plan
     /// allows it: models with states need checkpoints (`workload.checkpoints_per_sequence`). See [`Session::reuse`].
     pub reuse_prefixes: bool,
@@ -74,7 +77,7 @@ impl Default for SessionOptions {
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
         let (static_graphs, graph_engine, loading) = Default::default();
-        let (backend, reuse_prefixes, graphs, ignore_eos) = (Backend::Cpu, true, true, false);
+        let (backend, reuse_prefixes, graphs, ignore_eos, draft_tree) = (Backend::Cpu, true, true, false, false);
         Self {
             budget,
             settings,
@@ -83,6 +86,7 @@ impl Default for SessionOptions {
             read,
             descriptors,
             draft,
+            draft_tree,
             reuse_prefixes,
             graphs,
             ignore_eos,
@@ -102,6 +106,7 @@ pub struct Session {
     device_is_stated: bool,
     decoder: Decoder,
     draft: Option<DraftModel>,
+    draft_tree: bool,
     caches: CacheSet,
     /// `None` where reuse is switched off.
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
@@ -128,6 +133,7 @@ impl Session {
     /// # Errors
     /// Whatever is wrong with the config, the weights, the budget or the device.
     pub fn open(path: &Path, options: SessionOptions) -> Result<Self, RuntimeError> {
+        exported::refuse_program(path)?;
         let model = Model::read(path, &options.read)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let mut generation = GenerationConfig::read(folder, &model.config)?;
@@ -155,7 +161,7 @@ impl Session {
                 let mut around = model;
                 around.layers.clear();
                 Self::new(graphs, options, |graphs, on| {
-                    Ok(own(&around, on)?.with_text(Exported::open(&files, &engine, graphs, on)?))
+                    Exported::open(&files, &engine, graphs, on)?.decoder(|| own(&around, on), on)
                 })?
             }
             None if is_graph => Self::new(model, options, |model, on| {
@@ -185,6 +191,7 @@ impl Session {
             descriptors,
             reuse_prefixes,
             draft,
+            draft_tree,
             graphs,
             ..
         } = options;
@@ -224,6 +231,17 @@ impl Session {
         CountingAllocator::trim();
         decoder.prediction().map_or(Ok(()), |prediction| prediction.check(&first))?;
         decoder.caches().iter().try_for_each(|cache| cache.check(&resources))?;
+        if draft_tree {
+            let guesses = draft.is_some() || decoder.prediction().is_some();
+            let refused = match () {
+                () if first.limits.draft_positions <= 1 => Some("it needs --draft-tokens or [speculation]"),
+                () if guesses => {
+                    Some("a draft model and a prediction layer guess chains; leave them out to look trees up")
+                }
+                () => None,
+            };
+            refused.map_or(Ok(()), |reason| Err(RuntimeError::DraftTree(reason)))?;
+        }
         refuse_unused(&first, &settings, |feature| {
             let is_graph = decoder.max_seq_len().is_some();
             (is_graph && feature == Feature::Speculation).then(|| "an exported graph verifies no drafts".into())
@@ -243,6 +261,7 @@ impl Session {
             device_is_stated,
             decoder,
             draft,
+            draft_tree,
             caches,
             prefixes,
             generation: GenerationConfig::default(),
@@ -364,6 +383,7 @@ impl Session {
         let mut generator = Generator::new(Serving {
             model: &self.decoder,
             draft: self.draft.as_ref(),
+            tree: self.draft_tree,
             caches,
             prefixes,
             limits: &limits,

@@ -36,6 +36,12 @@ pub struct Speed {
     pub drafted_tokens: u64,
     /// Of these, those that the model chose too.
     pub accepted_tokens: u64,
+    /// Where guesses branched, the tokens that a chain would have guessed at the same places.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain_drafted_tokens: Option<u64>,
+    /// Of these, those that the model chose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain_accepted_tokens: Option<u64>,
     /// Tokens that a sequence gained by a step that verified guesses for it; 1 is what a step gives without any.
     pub tokens_per_verification: Option<f64>,
 }
@@ -103,6 +109,8 @@ pub(crate) struct Recorder<'a> {
     drafted_tokens: u64,
     accepted_tokens: u64,
     verifications: u64,
+    /// Guessed by chains in place of trees, and accepted.
+    chained: Option<[u64; 2]>,
     first: Sample,
     gaps: Sample,
     returned_tokens: u64,
@@ -127,6 +135,7 @@ impl<'a> Recorder<'a> {
             drafted_tokens,
             accepted_tokens,
             verifications,
+            chained: None,
             first,
             gaps,
             returned_tokens,
@@ -158,6 +167,12 @@ impl<'a> Recorder<'a> {
         self.verifications += u64::from(drafted > 0);
         self.totals.drafted_tokens += drafted as u64;
         self.totals.accepted_tokens += accepted as u64;
+    }
+
+    /// In place of a tree a chain would have guessed so many tokens, of which so many would have been accepted.
+    pub(crate) fn chained(&mut self, drafted: usize, accepted: usize) {
+        let [all, right] = self.chained.unwrap_or_default();
+        self.chained = Some([all + drafted as u64, right + accepted as u64]);
     }
 
     pub(crate) fn gap(&mut self, time: Duration) {
@@ -194,6 +209,8 @@ impl<'a> Recorder<'a> {
             offloads: self.offloads,
             drafted_tokens: self.drafted_tokens,
             accepted_tokens: self.accepted_tokens,
+            chain_drafted_tokens: self.chained.map(|[drafted, _]| drafted),
+            chain_accepted_tokens: self.chained.map(|[_, accepted]| accepted),
             tokens_per_verification: (self.verifications > 0)
                 .then(|| 1.0 + self.accepted_tokens as f64 / self.verifications as f64),
         };

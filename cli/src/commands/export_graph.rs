@@ -8,7 +8,7 @@ use cacheplan::transforms::ReadOptions;
 use crate::commands::hub;
 use crate::commands::load::unread;
 use crate::commands::run::failure;
-use crate::failure::{Failure, print};
+use crate::failure::{DRIFT, Failure, print};
 use crate::progress;
 
 #[derive(clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     buckets: Vec<Bucket>,
 
     /// Tokens that the caches hold
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", default_value_t = 128)]
     max_cache_len: u64,
 
     /// Sequences of a call, each with its own positions; `run` takes graphs of one
@@ -33,9 +33,29 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Numbers>,
 
-    /// The folder to write the graphs to
-    #[arg(long, short, value_name = "DIR")]
+    /// The folder to write the graphs to, and invented weights with their config
+    #[arg(long, short, value_name = "DIR", default_value = "graphs")]
     out: PathBuf,
+
+    /// Invent the weights, also where the model has some; without any they are invented anyway
+    #[arg(long)]
+    random_weights: bool,
+
+    /// What invented weights follow from
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "random_weights")]
+    seed: u64,
+
+    /// Generate with the graphs and with the model itself, and say whether the tokens are the same
+    #[arg(long)]
+    verify: bool,
+
+    /// The prompt to verify with, as token ids
+    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "verify")]
+    prompt_ids: Option<Vec<u32>>,
+
+    /// Tokens to generate behind it
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "verify")]
+    max_new_tokens: usize,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -59,14 +79,18 @@ fn bucket(text: &str) -> Result<Bucket, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
+    let random = args.random_weights.then_some(args.seed);
+    let dtype = args.dtype.map(|dtype| match dtype {
+        Numbers::F32 => GraphDType::F32,
+        Numbers::F16 => GraphDType::F16,
+    });
     let export = GraphExport {
         buckets,
         max_cache_len: args.max_cache_len,
         max_batch_size: args.max_batch_size,
-        dtype: args.dtype.map(|dtype| match dtype {
-            Numbers::F32 => GraphDType::F32,
-            Numbers::F16 => GraphDType::F16,
-        }),
+        // What rounds otherwise than the model does is no test of the export.
+        dtype: dtype.or(args.verify.then_some(GraphDType::F32)),
+        random,
         read: ReadOptions::default(),
     };
     let files = progress::during("writing the graphs", || export.write(&args.model, &args.out));
@@ -74,5 +98,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         RuntimeError::Frontend(error) => unread(&args.model, error),
         error => failure(error),
     })?;
-    files.iter().try_for_each(|file| print(&format!("{}\n", file.display())))
+    files.iter().try_for_each(|file| print(&format!("{}\n", file.display())))?;
+    if !args.verify {
+        return Ok(());
+    }
+    let prompt = args.prompt_ids.as_deref();
+    let verify = || export.verify(&args.model, &args.out, prompt, args.max_new_tokens);
+    let verified = progress::during("generating twice", verify).map_err(failure)?;
+    print(&format!("Exported model output: {:?}\n", verified.exported))?;
+    print(&format!("Original model output: {:?}\n", verified.native))?;
+    print(&format!("Token ids match: {}\n", if verified.matches() { "True" } else { "False" }))?;
+    match verified.matches() {
+        true => Ok(()),
+        false => Err(Failure::new(DRIFT, "the exported graphs generate other tokens than the model")),
+    }
 }

@@ -21,6 +21,7 @@ use crate::commands::hub;
 use crate::commands::load::ModelArgs;
 use crate::failure::{Failure, note, print, refuse_inputs, write};
 use crate::progress;
+use crate::trace::TraceArgs;
 
 use self::ask::{AskArgs, Asked};
 use self::input_form::refuse_unconsumed;
@@ -39,6 +40,10 @@ pub(crate) struct Args {
     /// A smaller model of the same vocabulary that guesses what comes next; needs --draft-tokens or [speculation]
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
+
+    /// Verify several continuations that were looked up, as a tree; needs --draft-tokens or [speculation]
+    #[arg(long, conflicts_with = "draft")]
+    draft_tree: bool,
 
     /// Go on behind a token that ends texts (`eos_token_id` of the model's configs)
     #[arg(long)]
@@ -62,6 +67,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     results: ResultArgs,
+
+    #[command(flatten)]
+    trace: TraceArgs,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -93,12 +101,14 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
     }
+    args.trace.begin()?;
     // What was asked is read before the weights are.
     let asked = args.ask.read()?;
     let options = SessionOptions {
         backend: args.output.device.clone(),
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
+        draft_tree: args.draft_tree,
         static_graphs: args.static_graphs.clone(),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?

@@ -11,6 +11,7 @@ use candle_core::{DType, Device};
 use prost::Message;
 use prost::bytes::Bytes;
 
+use super::random;
 use super::write::{GraphDType, GraphForm, refuse};
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
@@ -34,6 +35,9 @@ pub struct GraphExport {
     pub max_batch_size: u64,
     /// What weights, activations and caches are; where it is not said f16 of models whose own are 16 bits wide, else f32.
     pub dtype: Option<GraphDType>,
+    /// The seed of weights that are invented, also where the model has some; those of a model without any are invented
+    /// from 0.
+    pub random: Option<u64>,
     /// Assumptions and descriptions for the front-end.
     pub read: ReadOptions,
 }
@@ -41,7 +45,7 @@ pub struct GraphExport {
 impl GraphExport {
     /// Writes the graphs of the model in `path` to the folder `out`, which is made; returns their files.
     ///
-    /// Weights are invented where the folder has none.
+    /// Invented weights are written there too, with what else makes that folder a model of its own.
     ///
     /// # Errors
     /// A model that cannot be loaded, a layer that cannot be exported, a weight beyond f16, a bucket beyond the cache, a
@@ -57,10 +61,16 @@ impl GraphExport {
         let mut sizes = self.buckets.iter().flatten();
         sizes.try_for_each(|&size| tokens("a bucket", size, self.max_cache_len, "what the cache holds"))?;
         let model = Model::read(path, &self.read)?;
-        let weights = match Weights::of_model(path, DType::F32, &Device::Cpu) {
-            Err(WeightError::NoFile { .. }) => Weights::invented(DType::F32, &Device::Cpu),
-            read => read?,
+        let weights = match self.random {
+            Some(seed) => random::weights(seed, &model),
+            None => match Weights::of_model(path, DType::F32, &Device::Cpu) {
+                Err(WeightError::NoFile { .. }) => random::weights(0, &model),
+                read => read?,
+            },
         };
+        if weights.are_invented() {
+            random::check(path, out)?;
+        }
         let decoder = Decoder::load(&model, &weights)?;
         let dtype = self.dtype.unwrap_or(match model.info.dtype {
             Stored::F16 | Stored::Bf16 => GraphDType::F16,
@@ -68,7 +78,6 @@ impl GraphExport {
         });
         let (max_cache_len, batch) = (self.max_cache_len as usize, self.max_batch_size as usize);
         let failed = |error: std::io::Error| refuse(&out.display().to_string(), error.to_string());
-        std::fs::create_dir_all(out).map_err(failed)?;
         let mut files = Vec::new();
         for bucket in &self.buckets {
             let name = match bucket {
@@ -78,7 +87,11 @@ impl GraphExport {
             };
             let tokens = bucket.map(|size| size as usize);
             let graph = decoder.to_graph(GraphForm { tokens, batch, max_cache_len, dtype })?;
+            std::fs::create_dir_all(out).map_err(failed)?;
             files.push(save(graph, out, &name, INSIDE)?);
+        }
+        if weights.are_invented() {
+            files.extend(random::save(path, out, &weights)?);
         }
         Ok(files)
     }

@@ -7,6 +7,7 @@ mod bucket;
 mod experts;
 mod export;
 mod linear_attention;
+mod random;
 pub(crate) mod recurrent;
 mod state;
 mod write;
@@ -18,7 +19,8 @@ use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
 use cacheplan_kernels::{Backend, Run};
 use cacheplan_managers::device::CacheManager;
-use cacheplan_transforms::{Model, ReadOptions, StateBinding, StatePart};
+use cacheplan_planner::PlanRequest;
+use cacheplan_transforms::{Model, ReadOptions, Resource, StateBinding, StatePart};
 use candle_core::{Device, Tensor};
 
 use self::bucket::{Call, calls};
@@ -29,7 +31,7 @@ use self::state::{Pools, StateInput};
 pub(crate) use self::write::{Attending, Writer, int, refuse};
 pub use self::write::{GraphDType, GraphForm};
 use crate::cache_use::CacheUse;
-use crate::decoder::TextModel;
+use crate::decoder::{Decoder, TextModel};
 use crate::error::{ConfigError, RuntimeError};
 use crate::inputs::StepInputs;
 
@@ -47,6 +49,8 @@ pub(crate) struct Exported {
     caches: Vec<CacheUse>,
     max_seq_len: Option<u64>,
     vocab_size: usize,
+    /// Whether the rows of tokens are logits, so that nothing of a model is needed around the graphs.
+    gives_logits: bool,
     engine: GraphEngine,
 }
 
@@ -94,6 +98,16 @@ impl Role {
 /// Tokens of a step that is planned where graphs that keep no keys do not say, as in other plans.
 const STEP_TOKENS: u64 = 2048;
 
+/// Refuses a program of torch.export, which nothing here runs.
+pub(crate) fn refuse_program(path: &Path) -> Result<(), RuntimeError> {
+    if path.extension().is_none_or(|extension| extension != "pt2") {
+        return Ok(());
+    }
+    let reason = "programs of torch.export are planned, not run; give the model's own folder, or an ONNX graph";
+    let (file, what) = (path.display().to_string(), "the program".to_owned());
+    Err(RuntimeError::Exported { file, what, reason: reason.to_owned() })
+}
+
 /// The graphs in a folder.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     let name = folder.display().to_string();
@@ -126,15 +140,23 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
             Some(tokens) => tokens,
             // States of one size reach as far as the model does.
             None if only_replaced => STEP_TOKENS,
-            None => return Err(refuse(file, "its caches have no fixed shapes; run it by itself".to_owned())),
+            // One whose caches grow takes any number of tokens, so that there is no other beside it.
+            None if files.len() == 1 => u64::MAX,
+            None => {
+                let reason = "its caches have no fixed shapes, and other graphs lie beside it; run it by itself";
+                return Err(refuse(file, reason.to_owned()));
+            }
         };
         let is_fixed = |part| matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents);
         let only_keys = model.states.iter().all(|state| is_fixed(state.part));
+        // A config without a vocabulary says of a model what its states are, and no more.
+        let contradicts = if native.vocab_size.is_none() { disagreement(native, &model) } else { None };
+        contradicts.map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
         if only_keys && model.info.layers != native.info.layers {
             let (own, its) = (native.info.layers, model.info.layers);
             return Err(refuse(file, format!("it keeps keys of {its} layers, the model has {own}")));
         }
-        model.info.step_tokens = Some(step_tokens);
+        model.info.step_tokens = Some(step_tokens).filter(|tokens| *tokens != u64::MAX);
         if largest.as_ref().is_none_or(|(tokens, _)| *tokens < step_tokens) {
             largest = Some((step_tokens, model));
         }
@@ -142,10 +164,23 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
     let (_, mut model) = largest.ok_or_else(|| refuse(folder, "there is no .onnx file in this folder".to_owned()))?;
     // What is not in a graph is the model's own.
     model.info.max_position_embeddings = model.info.max_position_embeddings.or(native.info.max_position_embeddings);
-    model.vocab_size = native.vocab_size;
+    model.vocab_size = native.vocab_size.or(model.vocab_size);
     model.hidden_size = native.hidden_size;
     model.config = native.config.clone();
     Ok((model, files))
+}
+
+/// What a graph's own states contradict of the config beside it.
+fn disagreement(native: &Model, graph: &Model) -> Option<String> {
+    let caches = |model: &Model| PlanRequest::of(model.clone()).caches().ok();
+    let sizes = |cache: &Resource| cache.handler.shape().iter().map(|dim| dim.size).collect::<Vec<_>>();
+    let (own, its) = caches(native).zip(caches(graph))?;
+    its.iter().find_map(|found| {
+        let alike = |own: &&Resource| own.layer == found.layer && own.handler.kind() == found.handler.kind();
+        let (name, shape) = (&found.name, sizes(found));
+        let stated = own.iter().find(alike).map(sizes).filter(|stated| *stated != shape)?;
+        Some(format!("its `{name}` is {shape:?}, and that of the config {stated:?}"))
+    })
 }
 
 impl Exported {
@@ -167,6 +202,7 @@ impl Exported {
             caches: Vec::new(),
             max_seq_len: model.info.step_tokens.and(model.info.max_position_embeddings),
             vocab_size: 0,
+            gives_logits: false,
             engine: engine.clone(),
         };
         let mut graphs = Vec::new();
@@ -233,6 +269,11 @@ impl Exported {
             return Err(refuse(&port.name, format!("it is {:?}, expected [1, tokens, channels]", port.shape)));
         };
         let hidden = port.name == "last_hidden_state";
+        let gives_logits = port.name == "logits";
+        if !self.sizes.is_empty() && gives_logits != self.gives_logits {
+            return Err(refuse(&port.name, "the graphs beside it give other rows".to_owned()));
+        }
+        self.gives_logits = gives_logits;
         if let Some(expected) = model.hidden_size.filter(|&expected| hidden && expected != width as u64) {
             return Err(refuse(&port.name, format!("it has {width} channels, the model {expected}")));
         }
@@ -242,6 +283,15 @@ impl Exported {
         self.pads &= !replaced || inputs.contains(&Role::Lengths);
         self.sizes.push(size);
         Ok(BoundGraph { runner, inputs, rows, states })
+    }
+
+    /// The model of these graphs: alone where they give logits, else with what `around` them is another's.
+    pub(crate) fn decoder(
+        self,
+        around: impl FnOnce() -> Result<Decoder, RuntimeError>,
+        on: &Backend,
+    ) -> Result<Decoder, RuntimeError> {
+        if self.gives_logits { Ok(Decoder::new(self, None, on)) } else { Ok(around()?.with_text(self)) }
     }
 
     /// Runs one call and writes what is new; returns a row for each of its tokens.

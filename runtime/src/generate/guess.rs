@@ -1,6 +1,5 @@
 //! Guessing tokens: how many, by whom, and what who guesses must be told of a step.
 
-use cacheplan_managers::book::{Accepted, SequenceId};
 use candle_core::{Device, Tensor};
 
 use super::{Generator, Part, Predicted, Running, Serving};
@@ -33,13 +32,13 @@ impl Generator<'_, '_> {
         }
         let hidden = |running: &Running| running.job.predicted.as_ref().map(|predicted| predicted.hidden.clone());
         let mut hidden: Vec<Option<Tensor>> = self.running.iter().map(hidden).collect();
-        for place in 0..parts.iter().map(|part| part.drafts.len()).max().unwrap_or(0) {
+        for place in 0..parts.iter().map(Part::drafts).max().unwrap_or(0) {
             // Who guesses one more token has caches of what is before it.
-            let guessing = parts.iter().enumerate().filter(|(_, part)| part.drafts.len() > place);
+            let guessing = parts.iter().enumerate().filter(|(_, part)| part.drafts() > place);
             let candidates: Vec<Candidate> = guessing
                 .map(|(sequence, part)| {
                     let known = self.running[sequence].job.tokens.last().copied().unwrap_or(0);
-                    Candidate { sequence, place, token: if place == 0 { known } else { part.drafts[place - 1] } }
+                    Candidate { sequence, place, token: if place == 0 { known } else { part.drafts.tokens[place - 1] } }
                 })
                 .collect();
             let of = |all: &[Option<Tensor>]| -> Vec<Tensor> {
@@ -71,11 +70,11 @@ impl Generator<'_, '_> {
                 // One that is no number is a bad guess, and no more.
                 let guess = sampler.choose(&logits.get(row)?.to_vec1()?).unwrap_or(0);
                 sampler.push(guess);
-                parts[*sequence].drafts[place] = guess;
+                parts[*sequence].drafts.tokens[place] = guess;
             }
         }
         for (running, part) in self.running.iter_mut().zip(parts) {
-            part.drafts.iter().rev().for_each(|&guess| running.job.sampler.pop(guess));
+            part.drafts.tokens.iter().rev().for_each(|&guess| running.job.sampler.pop(guess));
         }
         Ok(())
     }
@@ -86,7 +85,7 @@ impl Generator<'_, '_> {
         let (mut next, mut rows, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (part, start)) in parts.iter().zip(starts).enumerate().filter(|(_, (part, _))| part.tokens > 0) {
             let tokens = &self.running[index].job.tokens;
-            let count = part.tokens + part.drafts.len();
+            let count = part.tokens + part.drafts();
             // One whose logits were no numbers has gained none; it has ended.
             let known = count.min(tokens.len() - start - 1).max(1);
             rows.push((next.len() + known - 1) as u32);
@@ -106,13 +105,13 @@ impl Generator<'_, '_> {
 
     /// Computes a draft model's caches of what a verifying step has left it: its last guess where all were right, and
     /// the known token where it made none.
-    pub(super) fn catch_up(&self, parts: &[Part], accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), RuntimeError> {
+    pub(super) fn catch_up(&self, parts: &[Part], accepted: &[(usize, Vec<u32>)]) -> Result<(), RuntimeError> {
         let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
-        let behind = parts.iter().zip(accepted).enumerate().filter_map(|(sequence, (part, (_, right)))| {
-            let place = part.drafts.len();
+        let behind = parts.iter().zip(accepted).enumerate().filter_map(|(sequence, (part, (_, path)))| {
+            let place = part.drafts();
             let known = &self.running[sequence].job.tokens[self.running[sequence].computed..];
-            let token = part.drafts.last().or(known.first()).copied()?;
-            (*right == Accepted::First(place as u32 + 1)).then_some(Candidate { sequence, place, token })
+            let token = part.drafts.tokens.last().or(known.first()).copied()?;
+            (path.len() == place + 1).then_some(Candidate { sequence, place, token })
         });
         let behind: Vec<Candidate> = behind.collect();
         if !behind.is_empty() {

@@ -24,16 +24,21 @@ impl Generator<'_, '_> {
                 .filter(|(_, part)| part.tokens > 0)
                 .map(|(running, part)| Work {
                     sequence: running.sequence,
-                    tokens: (part.tokens + part.drafts.len()) as u32,
+                    tokens: (part.tokens + part.drafts()) as u32,
                 })
                 .collect();
-            let drafts = parts.iter().any(|part| !part.drafts.is_empty());
+            let drafts = parts.iter().any(|part| part.drafts() > 0);
             let planned = match drafts {
                 true => self.serving.caches.speculate(&work, &mut self.metadata),
                 false => self.serving.caches.step(&work, &mut self.metadata),
             };
             let lack = match planned {
-                Ok(()) => return Ok(parts),
+                Ok(()) => {
+                    let worked = parts.iter().filter(|part| part.tokens > 0).enumerate();
+                    let trees = worked.filter(|(_, part)| !part.drafts.is_chain());
+                    trees.for_each(|(sequence, part)| self.metadata.branch(sequence, &part.drafts.parents));
+                    return Ok(parts);
+                }
                 Err(ManagerError::Book(BookError::Lack(_))) if drafts => {
                     drafting = false;
                     continue;

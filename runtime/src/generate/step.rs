@@ -11,6 +11,7 @@ use crate::commit::commit;
 use crate::error::{RequestError, RuntimeError};
 use crate::request::Finish;
 use crate::sampling::Sampler;
+use crate::speculate::Guesses;
 
 impl Generator<'_, '_> {
     /// How many tokens of each running job the next step computes, and how many more it could.
@@ -50,30 +51,40 @@ impl Generator<'_, '_> {
         let most = |running| if verifies { self.most_drafts(running) } else { 0 };
         let most: Vec<usize> = self.running.iter().map(most).collect();
         let (drafting, predicts) = (self.serving.draft.is_some(), self.predicts());
+        let tree = self.serving.tree;
         let parts = self.running.iter_mut().zip(chunks).zip(most).map(|((Running { job, .. }, tokens), most)| {
             let most = most.min(left);
-            let drafts = match job.predicted {
-                _ if drafting => vec![0; most],
-                Some(_) => vec![0; most],
-                None if predicts => Vec::new(),
-                None => job.lookup.look_up(&job.tokens, most).to_vec(),
+            let mut look_up = || job.lookup.look_up(&job.tokens, most).to_vec();
+            let (drafts, chain) = match job.predicted {
+                _ if drafting => (Guesses::chain(vec![0; most]), None),
+                Some(_) => (Guesses::chain(vec![0; most]), None),
+                None if predicts => (Guesses::default(), None),
+                None if tree && most > 0 => {
+                    let chain = look_up();
+                    (job.lookup.look_up_tree(&job.tokens, most), Some(chain))
+                }
+                None => (Guesses::chain(look_up()), None),
             };
-            left -= drafts.len();
-            Part { tokens, drafts }
+            left -= drafts.tokens.len();
+            Part { tokens, drafts, chain }
         });
         parts.collect()
     }
 
     /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
     pub(super) fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
-        let verifies = parts.iter().any(|part| !part.drafts.is_empty());
+        let verifies = parts.iter().any(|part| part.drafts() > 0);
         let starts: Vec<usize> = self.running.iter().map(|running| running.computed).collect();
         let predicts = self.predicts();
         let (mut tokens, mut rows, mut complete) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (running, part)) in self.running.iter_mut().zip(parts).enumerate() {
             tokens.extend_from_slice(&running.job.tokens[running.computed..][..part.tokens]);
             let known = tokens.len() as u32;
-            tokens.extend_from_slice(&part.drafts);
+            tokens.extend_from_slice(&part.drafts.tokens);
+            match &part.chain {
+                Some(chain) if verifies => running.job.chains.push((running.job.tokens.len(), chain.clone())),
+                _ => {}
+            }
             if !verifies {
                 running.computed += part.tokens;
             }
@@ -84,6 +95,7 @@ impl Generator<'_, '_> {
         }
         let Serving { model, draft, caches, .. } = &mut self.serving;
         let begun = Instant::now();
+        let forward = tracing::debug_span!("forward", tokens = tokens.len(), rows = rows.len(), verifies).entered();
         let (logits, hidden) = match predicts {
             true => {
                 let [logits, hidden] = model.forward_with_hidden(&tokens, &rows, caches, &self.metadata)?;
@@ -92,65 +104,68 @@ impl Generator<'_, '_> {
             false => (model.forward(&tokens, &rows, caches, &self.metadata)?, None),
         };
         let logits = logits.to_device(&Device::Cpu)?;
+        forward.exit();
         if parts.iter().any(|part| part.tokens > 1) {
             self.costs.computed(tokens.len(), begun.elapsed());
         }
         if let Some(draft) = draft.filter(|_| !verifies) {
-            draft.fill(&tokens, caches, &self.metadata)?;
+            tracing::debug_span!("draft").in_scope(|| draft.fill(&tokens, caches, &self.metadata))?;
         }
-        let accepted = self.verify(&complete, parts, &logits)?;
+        let accepted = tracing::debug_span!("sampling").in_scope(|| self.verify(&complete, parts, &logits))?;
         if let Some(hidden) = hidden {
-            self.predict(parts, &starts, &hidden)?;
+            tracing::debug_span!("prediction").in_scope(|| self.predict(parts, &starts, &hidden))?;
         }
         if verifies {
             self.catch_up(parts, &accepted)?;
-            for (&index, (_, right)) in complete.iter().zip(&accepted) {
-                let Accepted::First(right) = *right else { continue };
-                self.running[index].computed += right as usize;
-                self.serving.recorder.drafted(parts[index].drafts.len(), right as usize - 1);
+            for (index, path) in &accepted {
+                self.running[*index].computed += path.len();
+                self.serving.recorder.drafted(parts[*index].drafts(), path.len() - 1);
             }
+            let sequences = accepted.iter().map(|(index, _)| self.running[*index].sequence);
+            let accepted: Vec<(SequenceId, Accepted<'_>)> =
+                sequences.zip(&accepted).map(|(sequence, (_, path))| (sequence, Accepted::Path(path))).collect();
             let Serving { model, caches, .. } = &mut self.serving;
-            commit(model, caches, &accepted)?;
+            tracing::debug_span!("commit").in_scope(|| commit(model, caches, &accepted))?;
         }
-        self.remember(parts)
+        tracing::debug_span!("prefixes").in_scope(|| self.remember(parts))
     }
 
     /// Appends what the model says behind the known tokens of the jobs that are complete: a token, and another for each
-    /// guess that was right before it. How many tokens of each were right.
+    /// guess that was right before it. The jobs, and the rows of each step whose tokens count.
     ///
     /// Each is drawn as it would be without the guess, so that what is generated is the same.
-    fn verify<'t>(
+    fn verify(
         &mut self,
         complete: &[usize],
         parts: &[Part],
         logits: &Tensor,
-    ) -> Result<Vec<(SequenceId, Accepted<'t>)>, RuntimeError> {
+    ) -> Result<Vec<(usize, Vec<u32>)>, RuntimeError> {
         let mut first = vec![None; parts.len()];
         let mut row = 0;
         for &index in complete {
             first[index] = Some(row);
-            row += 1 + parts[index].drafts.len();
+            row += 1 + parts[index].drafts();
         }
         let jobs = self.running.par_iter_mut().zip(parts).zip(&first);
         let drawn = jobs.map(|((Running { job, .. }, part), first)| match first {
             Some(first) => draw(&mut job.sampler, &part.drafts, |place| logits.get(first + place)?.to_vec1()),
             None => Ok(Vec::new()),
         });
-        let drawn: Vec<Vec<Option<u32>>> = drawn.collect::<Result<_, _>>()?;
+        let drawn: Vec<Vec<(usize, Option<u32>)>> = drawn.collect::<Result<_, _>>()?;
         let mut accepted = Vec::with_capacity(complete.len());
         for (&index, first) in complete.iter().zip(first.iter().flatten()) {
-            let mut right = 0;
-            for token in &drawn[index] {
+            let mut path = Vec::new();
+            for (place, token) in &drawn[index] {
                 match token {
-                    Some(token) => self.append(index, *token, logits.get(first + right)?),
+                    Some(token) => self.append(index, *token, logits.get(first + place)?),
                     None => self.fail(index),
                 }
-                right += 1;
+                path.push(*place as u32);
                 if self.running[index].job.finish.is_some() {
                     break;
                 }
             }
-            accepted.push((self.running[index].sequence, Accepted::First(right as u32)));
+            accepted.push((index, path));
         }
         Ok(accepted)
     }
@@ -199,21 +214,21 @@ impl Generator<'_, '_> {
     }
 }
 
-/// What is drawn behind a sequence, and behind each guess that it bears out; `None` where the logits are no numbers.
-/// `logits` are those behind so many guesses.
+/// What is drawn behind the known token, and behind each guess that it bears out, with their places; `None` where the
+/// logits are no numbers. `logits` are those behind a place.
 fn draw(
     sampler: &mut Sampler,
-    drafts: &[u32],
+    drafts: &Guesses,
     logits: impl Fn(usize) -> candle_core::Result<Vec<f32>>,
-) -> candle_core::Result<Vec<Option<u32>>> {
-    let mut drawn = vec![sampler.choose(&logits(0)?)];
-    for (place, &draft) in drafts.iter().enumerate() {
-        if drawn[place] != Some(draft) {
-            break;
-        }
-        sampler.push(draft);
-        drawn.push(sampler.choose(&logits(place + 1)?));
+) -> candle_core::Result<Vec<(usize, Option<u32>)>> {
+    let (mut drawn, mut right) = (vec![(0, sampler.choose(&logits(0)?))], Vec::new());
+    while let Some(&(place, Some(token))) = drawn.last()
+        && let Some(place) = drafts.behind(place, token)
+    {
+        sampler.push(token);
+        right.push(token);
+        drawn.push((place, sampler.choose(&logits(place)?)));
     }
-    drafts[..drawn.len() - 1].iter().rev().for_each(|&draft| sampler.pop(draft));
+    right.into_iter().rev().for_each(|token| sampler.pop(token));
     Ok(drawn)
 }

@@ -12,7 +12,7 @@ use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, size};
-use crate::prediction::PredictionNames;
+use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a DeepSeek-V3 `config.json` that its decoder reads.
@@ -43,6 +43,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         hidden_norm: "hnorm",
         projection: "eh_proj",
         norm: "shared_head.norm",
+        parts: &[PredictionPart::Attention],
         goes_on_normed: false,
     };
     let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);

@@ -114,7 +114,7 @@ pub(crate) fn decoder<'a>(
     Ok(Decoder::new(text, Some(head), weights.backend()).with_mapped(weights.mapped_bytes()))
 }
 
-/// Reads the layer that predicts: like the model's last layer with full attention.
+/// Reads what predicts, whose layers are like the model's last ones of their kinds.
 fn prediction<'a>(
     model: &'a Model,
     weights: &'a Weights,
@@ -124,21 +124,22 @@ fn prediction<'a>(
     blocks_of: &mut impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
 ) -> Result<PredictionLayer, RuntimeError> {
     let index = model.layers.len() as u32;
-    let attends = |spec: &&LayerSpec| matches!(spec.blocks.first(), Some(BlockSpec::Attention(_) | BlockSpec::Mla(_)));
-    let spec = model.layers.iter().rfind(attends).ok_or(ConfigError::Missing { key: "num_hidden_layers" })?;
-    let (around, inside) = match names.root {
-        Some(root) => (weights.scope(root), weights.scope(root).enter("layers").enter(0)),
-        None => {
-            let layer = || weights.scope(frame.root).enter("layers").enter(index);
-            (layer(), layer())
-        }
+    let own = |number: usize| match names.root {
+        Some(root) => weights.scope(root).enter("layers").enter(number),
+        None => weights.scope(frame.root).enter("layers").enter(index),
     };
-    let decoder = model.decoder.as_str();
-    let layer = Layer { index, blocks: &spec.blocks, hidden, weights: inside, frame, spec, decoder };
+    let around = names.root.map_or_else(|| own(0), |root| weights.scope(root));
+    let mut blocks = Vec::new();
+    for (number, part) in names.parts.iter().enumerate() {
+        let like = model.layers.iter().rfind(|spec| part.is_like(spec));
+        let spec = like.ok_or(ConfigError::Missing { key: "num_hidden_layers" })?;
+        let (decoder, weights) = (model.decoder.as_str(), own(number));
+        blocks.extend(blocks_of(&Layer { index, blocks: &spec.blocks, hidden, weights, frame, spec, decoder })?);
+    }
     let norm = |name: &str| frame.norm(&around.enter(name), hidden);
     let norms = [norm(names.token_norm)?, norm(names.hidden_norm)?, norm(names.norm)?];
     let projection = Linear::load(&around.enter(names.projection), 2 * hidden, hidden, false)?;
-    Ok(PredictionLayer::new(norms, projection, blocks_of(&layer)?, names.goes_on_normed))
+    Ok(PredictionLayer::new(norms, projection, blocks, names.goes_on_normed))
 }
 
 impl<'a> Layer<'a> {

@@ -12,6 +12,7 @@ use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{Activation, Attention, Linear, Mamba2Rules, Mlp, MlpShape, Moe, size};
+use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, WeightError, Weights};
 
 /// The keys of a Nemotron-H `config.json` that its decoder reads.
@@ -46,6 +47,10 @@ pub(super) struct Config {
 
     #[serde(default)]
     tie_word_embeddings: bool,
+
+    /// The layers of a prediction, by name or by a letter each.
+    mtp_layers_block_type: Option<Vec<String>>,
+    mtp_hybrid_override_pattern: Option<String>,
 }
 
 /// Builds a Nemotron-H decoder.
@@ -60,7 +65,9 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         gate: GateOrder::GateThenNorm,
         dt_limit: (config.time_step_min, f32::INFINITY),
     };
-    decoder(model, weights, TensorNames::backbone(eps, config.tie_word_embeddings), |layer| {
+    let frame = TensorNames::backbone(eps, config.tie_word_embeddings);
+    let prediction = weights.predicts().then(|| config.prediction()).transpose()?;
+    decoder(model, weights, TensorNames { prediction, ..frame }, |layer| {
         let (norm, mixer) = (layer.norm("norm")?, layer.enter("mixer"));
         let block = match layer.blocks {
             [BlockSpec::Mamba2(dims)] => Block::new(norm, layer.mamba2("mixer", dims, rules)?),
@@ -81,6 +88,30 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
+    /// What the prediction's layers are called: attention, and experts behind it, which is how all that are published look.
+    fn prediction(&self) -> Result<PredictionNames, ConfigError> {
+        let stated = |pattern: &String| pattern == "*E";
+        let listed = |kinds: &Vec<String>| matches!(kinds.as_slice(), [a, e] if a.ends_with("attention") && e == "moe");
+        let known = match (&self.mtp_layers_block_type, &self.mtp_hybrid_override_pattern) {
+            (Some(kinds), _) => listed(kinds),
+            (None, pattern) => pattern.as_ref().is_none_or(stated),
+        };
+        if !known {
+            let found = format!("{:?}", (&self.mtp_layers_block_type, &self.mtp_hybrid_override_pattern));
+            let known = "a prediction of one attention layer and one of experts";
+            return Err(ConfigError::Unsupported { key: "mtp_layers_block_type", found, known });
+        }
+        Ok(PredictionNames {
+            root: Some("mtp"),
+            token_norm: "layers.0.enorm",
+            hidden_norm: "layers.0.hnorm",
+            projection: "layers.0.eh_proj",
+            norm: "layers.1.final_layernorm",
+            parts: &[PredictionPart::Attention, PredictionPart::Experts],
+            goes_on_normed: true,
+        })
+    }
+
     fn mlp(&self, layer: &Layer<'_>, intermediate: u64) -> MlpShape {
         MlpShape { bias: self.mlp_bias, ..layer.mlp(intermediate, self.mlp_hidden_act) }
     }

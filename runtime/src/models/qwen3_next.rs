@@ -16,7 +16,7 @@ use crate::layers::{
     Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RmsNorm,
     RopeConfig, SharedExpert, size,
 };
-use crate::prediction::PredictionNames;
+use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a `config.json` of this family that its decoder reads.
@@ -61,6 +61,7 @@ fn build(
         hidden_norm: "pre_fc_norm_hidden",
         projection: "fc",
         norm: "norm",
+        parts: &[PredictionPart::Attention],
         goes_on_normed: true,
     };
     let frame = TensorNames {

@@ -2,6 +2,7 @@
 
 mod gguf;
 mod gguf_names;
+mod invented;
 mod matrix;
 mod safetensors_files;
 
@@ -16,10 +17,11 @@ use candle_core::{DType, Device, Shape, Tensor};
 use thiserror::Error;
 
 use self::gguf::Gguf;
+use self::invented::Invented;
 pub(crate) use self::matrix::Matrix;
 use self::safetensors_files::{Files, candle_dtype, of_rows};
 
-const SINGLE_FILE: &str = "model.safetensors";
+pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 /// What quantising tools for Ascend call them.
 const QUANTISED_FILES: [(&str, &str); 2] = [
@@ -67,8 +69,8 @@ impl Loading {
 enum Kept {
     Files(Files),
     Gguf(Gguf),
-    /// Every tensor exists, stored in this dtype; its values follow from its name and shape.
-    Invented(DType),
+    /// Every tensor exists; its values follow from a seed, its name and its shape.
+    Invented(Invented),
 }
 
 /// Weights that cannot be used.
@@ -181,6 +183,9 @@ pub enum WeightError {
         /// The tensor's name on disk.
         name: String,
     },
+    /// A file of invented weights that cannot be written.
+    #[error(transparent)]
+    Replace(#[from] cacheplan_files::ReplaceError),
     /// Candle failed to build the tensor.
     #[error("tensor `{name}`: {source}", name = Shown(.name), source = Shown(.source))]
     Candle {
@@ -271,7 +276,29 @@ impl Weights {
 
     /// The same as if they were stored in another dtype.
     pub fn invented_as(stored: DType, dtype: DType, on: impl Into<Backend>) -> Self {
-        Self::new(Kept::Invented(stored), 0, dtype, on.into())
+        Self::random(0, stored, dtype, on)
+    }
+
+    /// The same of another seed; with 0 they are those of [`Weights::invented`].
+    pub fn random(seed: u64, stored: DType, dtype: DType, on: impl Into<Backend>) -> Self {
+        Self::new(Kept::Invented(Invented::new(seed, stored)), 0, dtype, on.into())
+    }
+
+    /// Whether nobody trained them.
+    pub(crate) fn are_invented(&self) -> bool {
+        matches!(self.kept, Kept::Invented(_))
+    }
+
+    /// Writes the tensors that were asked for so far to a safetensors file, as they are stored; nothing of weights that
+    /// were read.
+    ///
+    /// # Errors
+    /// A file that cannot be written, a tensor that cannot be made.
+    pub fn save_invented(&self, file: &Path) -> Result<()> {
+        match &self.kept {
+            Kept::Invented(invented) => invented.save(file),
+            Kept::Files(_) | Kept::Gguf(_) => Ok(()),
+        }
     }
 
     /// The same weights, whose reading shows in `loading`.
@@ -375,7 +402,7 @@ impl Weights {
         let tensor = match &self.kept {
             Kept::Files(files) => files.get(name, shape, &self.device)?,
             Kept::Gguf(gguf) => gguf.numbers(name, shape.dims())?.to_device(&self.device),
-            Kept::Invented(stored) => invent(name, shape, &self.device).and_then(|tensor| tensor.to_dtype(*stored)),
+            Kept::Invented(invented) => invented.get(name, shape, &self.device),
         };
         let tensor = tensor.map_err(|source| WeightError::candle(name, source))?;
         self.count(tensor.elem_count() * tensor.dtype().size_in_bytes());
@@ -390,28 +417,6 @@ impl Weights {
     pub fn scope(&self, prefix: &str) -> Scope<'_> {
         Scope { weights: self, prefix: prefix.to_owned() }
     }
-}
-
-/// Values as a trained model's are in kind: vectors around one, matrices that keep the size of what they multiply.
-fn invent(name: &str, shape: Shape, device: &Device) -> candle_core::Result<Tensor> {
-    let (centre, spread) = match shape.dims() {
-        [] | [_] => (1.0, 0.5),
-        [.., inputs] => (0.0, (3.0 / *inputs as f32).sqrt()),
-    };
-    // FNV-1a of the name seeds splitmix64.
-    let hash = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
-    let values: Vec<f32> = (0..shape.elem_count())
-        .map(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let unit = ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32;
-            centre + spread * (2.0 * unit - 1.0)
-        })
-        .collect();
-    Tensor::from_vec(values, shape, device)
 }
 
 /// The part of the weights under one prefix.

@@ -15,7 +15,7 @@ use crate::{fixture, generated, options, request};
 
 fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
     let (buckets, read) = (buckets.to_vec(), ReadOptions::default());
-    GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, read }
+    GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, random: None, read }
 }
 
 pub(crate) fn export(
@@ -173,4 +173,36 @@ fn several_sequences_have_positions_of_their_own() {
 fn export_of(max_batch_size: u64) -> Result<Vec<PathBuf>, RuntimeError> {
     let folder = tempfile::tempdir().unwrap();
     GraphExport { max_batch_size, ..as_said(&[None], 64) }.write(&fixture("models/llama"), folder.path())
+/// The seed decides, and nothing else does.
+#[rstest]
+#[case("models/llama")]
+#[case("static_cache/nemotron_h")]
+fn random_weights_give_the_same_tokens_native_and_exported(#[case] model: &str) {
+    let (folder, source) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::copy(fixture(model).join("config.json"), source.path().join("config.json")).unwrap();
+    let verified = [0, 1, 1].into_iter().enumerate().map(|(number, seed)| {
+        let out = folder.path().join(number.to_string());
+        let export = GraphExport { random: Some(seed), ..as_said(&[None, Some(1)], 64) };
+        export.write(source.path(), &out).unwrap();
+        let verified = export.verify(source.path(), &out, None, 16).unwrap();
+        assert!(verified.matches() && verified.native.len() == 16, "{verified:?}");
+        (verified, std::fs::read(out.join("model.safetensors")).unwrap())
+    });
+    let [zero, one, again] = verified.collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(one, again);
+    assert_ne!(zero.1, one.1);
+    assert!(!source.path().join("model.safetensors").exists());
+}
+
+#[test]
+fn random_weights_never_take_the_place_of_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("models/llama").join(file), folder.path().join(file)).unwrap();
+    }
+    let trained = std::fs::read(folder.path().join("model.safetensors")).unwrap();
+    let export = GraphExport { random: Some(0), ..as_said(&[Some(1)], 64) };
+    let error = export.write(folder.path(), folder.path()).unwrap_err();
+    assert!(error.to_string().contains("would take the place of the model's own"), "{error}");
+    assert_eq!(std::fs::read(folder.path().join("model.safetensors")).unwrap(), trained);
 }

@@ -30,7 +30,7 @@ fn predicting(model: &str, more: &str) -> Session {
 
 #[rstest]
 fn a_layer_says_what_the_reference_does(
-    #[values("deepseek_v3", "qwen3_next")] model: &str,
+    #[values("deepseek_v3", "nemotron_h", "qwen3_next")] model: &str,
     #[values(26, 13, 5, 1)] chunk: usize,
 ) {
     let ids = Golden::load(model).ids("ids");
@@ -54,10 +54,10 @@ fn a_layer_says_what_the_reference_does(
 
 #[rstest]
 fn its_guesses_do_not_change_what_is_generated(
-    #[values("deepseek_v3", "qwen3_next")] model: &str,
+    #[values("deepseek_v3", "nemotron_h", "qwen3_next")] model: &str,
     #[values("", "scheme = \"replay\"\n")] scheme: &str,
 ) {
-    let states = if model == "qwen3_next" { "[workload]\ncheckpoints_per_sequence = 2\n" } else { "" };
+    let states = if model != "deepseek_v3" { "[workload]\ncheckpoints_per_sequence = 2\n" } else { "" };
     let mut guessing = predicting(model, &format!("{scheme}{states}[host]\nbytes = '8MiB'\n"));
     let mut plain = session_without_reuse(model, BUDGET);
     let prompt = |start: u32| (start..start + 20).map(|token| 1 + token * 7 % 90).collect();

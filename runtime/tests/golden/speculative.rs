@@ -4,7 +4,7 @@ use cacheplan_planner::{Budget, Unit};
 use cacheplan_runtime::{Output, Request, Sampling, Session, SessionOptions};
 use rstest::rstest;
 
-use crate::harness::{BUDGET, session, session_without_reuse};
+use crate::harness::{BUDGET, folder, options, session, session_without_reuse};
 
 const DRAFTS: &str = "\n[speculation]\ndraft_tokens = 3\n";
 
@@ -74,6 +74,56 @@ fn guessing_ahead_generates_the_same_tokens(model: &str) {
     let manager = guessing.caches().manager().unwrap();
     assert!(manager.book().sequences().next().is_none());
     assert!(manager.book().stats().pools.iter().all(|pool| pool.used == 0));
+}
+
+over_every_model!(trees_of_guesses_generate_the_same_tokens);
+#[expect(clippy::print_stdout, reason = "how many guesses were right, beside those of chains")]
+fn trees_of_guesses_generate_the_same_tokens(model: &str) {
+    let budget = BUDGET.to_owned() + "\n[speculation]\ndraft_tokens = 6\n";
+    let mut plain = session_without_reuse(model, BUDGET);
+    let options = SessionOptions { draft_tree: true, reuse_prefixes: false, ..options(&budget) };
+    let mut guessing = Session::open(&folder(model), options).unwrap();
+    let repeating = Sampling { frequency_penalty: -4.0, ..Sampling::default() };
+    let vocabulary = plain.vocab_size() as u64;
+    // Pairs that occur with several followers.
+    let branching = |prompt: Vec<u32>| {
+        let other = prompt.iter().map(|token| (u64::from(*token) * 7 % vocabulary) as u32);
+        prompt.iter().zip(other).flat_map(|(token, other)| [prompt[0], *token, other]).collect::<Vec<_>>()
+    };
+    let requests: Vec<Request> = prompts(count(60), vocabulary)
+        .into_iter()
+        .zip([Sampling::default(), repeating].into_iter().cycle())
+        .map(|(prompt, sampling)| Request { sampling, ..Request::new(branching(prompt), 9) })
+        .collect();
+    let (expected, plain_steps, ..) = generate(&mut plain, &requests);
+    let (mut found, mut steps, mut drafted, mut accepted, mut chained) = (Vec::new(), 0, 0, 0, [0, 0]);
+    for batch in requests.chunks(3) {
+        let generation = guessing.generate(batch, false).unwrap();
+        let speed = &generation.speed;
+        (steps, drafted, accepted) =
+            (steps + speed.steps, drafted + speed.drafted_tokens, accepted + speed.accepted_tokens);
+        let chain = [speed.chain_drafted_tokens, speed.chain_accepted_tokens];
+        chained.iter_mut().zip(chain).for_each(|(sum, tokens)| *sum += tokens.unwrap_or(0));
+        found.extend(generation.outputs);
+    }
+    assert_eq!(tokens(&found), tokens(&expected));
+    let [in_chains, right_in_chains] = chained;
+    println!(
+        "{model}: {accepted} of {drafted} in trees, {right_in_chains} of {in_chains} in chains, {steps} of {plain_steps} steps"
+    );
+    assert!(accepted > 0 && right_in_chains > 0 && steps < plain_steps, "{accepted}, {right_in_chains}, {steps}");
+    let manager = guessing.caches().manager().unwrap();
+    assert!(manager.book().stats().pools.iter().all(|pool| pool.used == 0));
+}
+
+#[rstest]
+#[case::without_guesses("", None, "it needs --draft-tokens or [speculation]")]
+#[case::of_a_draft(DRAFTS, Some("llama"), "guess chains")]
+fn trees_that_nobody_looks_up_are_refused(#[case] budget: &str, #[case] draft: Option<&str>, #[case] message: &str) {
+    let budget = BUDGET.to_owned() + budget;
+    let options = SessionOptions { draft_tree: true, draft: draft.map(folder), ..options(&budget) };
+    let error = Session::open(&folder("llama"), options).unwrap_err();
+    assert!(error.to_string().contains(message) && error.exit_code() == 2, "{error}");
 }
 
 #[rstest]

@@ -27,7 +27,7 @@ use InputForm::{Chat, Ids, Requests, Text, Turns};
 const ANY: &[InputForm] = &[Ids, Text, Chat, Turns, Requests];
 
 /// Every flag, by its id, with the ways that consume it, and whether a beam search does.
-const CONSUMED: [(&str, &[InputForm], bool); 30] = [
+const CONSUMED: [(&str, &[InputForm], bool); 32] = [
     ("model", ANY, true),
     ("assume", ANY, true),
     ("description", ANY, true),
@@ -51,11 +51,13 @@ const CONSUMED: [(&str, &[InputForm], bool); 30] = [
     ("frequency_penalty", ANY, true),
     ("seed", ANY, false),
     ("draft", ANY, false),
+    ("draft_tree", ANY, false),
     ("ignore_eos", ANY, true),
     ("static_graphs", ANY, true),
     ("onnx_runtime", ANY, true),
     ("logits", &[Ids, Text, Chat], false),
     ("stats", ANY, true),
+    ("trace", ANY, true),
     ("report", ANY, false),
     ("timeline", ANY, false),
 ];

@@ -81,7 +81,11 @@ pub(super) fn guessed(run: &RunReport) -> Option<String> {
     let speed = &run.speed;
     let each = speed.tokens_per_verification?;
     let (drafted, accepted) = (speed.drafted_tokens, speed.accepted_tokens);
-    Some(format!("{accepted} of {drafted} guesses accepted, {each:.2} tokens for each step that verified some"))
+    let chain = speed.chain_drafted_tokens.zip(speed.chain_accepted_tokens);
+    let chain = chain.map_or_else(String::new, |(drafted, accepted)| {
+        format!("; in chains at the same places {accepted} of {drafted} would have been")
+    });
+    Some(format!("{accepted} of {drafted} guesses accepted, {each:.2} tokens for each step that verified some{chain}"))
 }
 
 /// One line about a run, beside its text.
