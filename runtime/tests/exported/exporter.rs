@@ -173,6 +173,8 @@ fn several_sequences_have_positions_of_their_own() {
 fn export_of(max_batch_size: u64) -> Result<Vec<PathBuf>, RuntimeError> {
     let folder = tempfile::tempdir().unwrap();
     GraphExport { max_batch_size, ..as_said(&[None], 64) }.write(&fixture("models/llama"), folder.path())
+}
+
 /// The seed decides, and nothing else does.
 #[rstest]
 #[case("models/llama")]
