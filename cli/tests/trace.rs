@@ -46,7 +46,18 @@ fn a_trace_has_every_phase_of_a_run_within_the_one_that_it_is_of() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
     let model = fixture("models/nemotron_h");
-    let prompt = ["--prompt-ids", "5,9,5,9,5,9", "--max-new-tokens", "6", "--draft-tokens", "2", "--max-seq-len", "64"];
+    let prompt = [
+        "--prompt-ids",
+        "5,9,5,9,5,9",
+        "--frequency-penalty=-4",
+        "--max-new-tokens",
+        "12",
+        "--ignore-eos",
+        "--draft-tokens",
+        "2",
+        "--max-seq-len",
+        "64",
+    ];
     let trace = ["--trace", file.to_str().unwrap()];
     cacheplan(&[&["run", model.to_str().unwrap()], &prompt[..], &trace].concat(), None);
     // One that is there is written anew.
@@ -110,9 +121,9 @@ fn a_log_tells_the_story_of_a_plan() {
     };
     // Each when it ends, further in than what it is a part of.
     assert!(
-        at(" import ") < at("     pass ") && at("     pass ") < at("   passes ") && at("   passes ") < at(" planning ")
+        at(": import ") < at(":   pass ") && at(":   pass ") < at(": passes ") && at(": passes ") < at(": planning ")
     );
-    assert!(at("   solving ") < at(" planning "));
+    assert!(at(":   solving ") < at(": planning "));
     let checked = cacheplan(&["plan", "check", plan, "--model", model], Some("cacheplan_planner=debug"));
     assert!(String::from_utf8(checked.stderr).unwrap().contains(" proof "));
     assert!(cacheplan(&["plan", model], None).stderr.is_empty());
