@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use cacheplan_handlers::DType;
 
 use super::Refusal;
-use super::schema::{Node, Program, Spec, TensorMeta};
+use super::schema::{Argument, Node, Program, Spec, SpecArgument, TensorMeta};
 use crate::graph::{Attribute, Extent, Graph, Name, Op, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
 use crate::model::Fact;
@@ -255,7 +255,7 @@ impl<'a> States<'a> {
         let known =
             |name: &str| described.graph.tensor_values.get(name).and_then(|meta| Some((meta.shape(), meta.dtype()?)));
         for (kind, spec) in described.signature.input_specs.iter().flatten() {
-            let Some(name) = spec.arg.as_ref().and_then(|arg| arg.tensor()) else { continue };
+            let Some(name) = spec.arg.as_ref().and_then(SpecArgument::tensor) else { continue };
             let Some((shape, dtype)) = known(name) else { continue };
             let sizes: Option<Vec<u64>> = described.graph.tensor_values[name].sizes();
             let id = match sizes.filter(|_| kind == "parameter") {
@@ -265,7 +265,7 @@ impl<'a> States<'a> {
             tensors.insert(name, id);
         }
         for node in &described.graph.nodes {
-            let made = node.outputs.iter().flat_map(|output| output.tensors());
+            let made = node.outputs.iter().flat_map(Argument::tensors);
             let made: Vec<(&str, (Vec<Extent>, DType))> = made.filter_map(|name| Some((name, known(name)?))).collect();
             let Some((name, _)) = made.first() else { continue };
             let kind = node.target.strip_prefix("torch.ops.").unwrap_or(&node.target);
@@ -382,7 +382,7 @@ fn attended<'a>(lookup: &Lookup<'a>, node: &'a Node, renewed: &[&str]) -> Result
     let input = |at: usize| node.inputs.get(at).and_then(|input| input.arg.tensors().next());
     let kept = |at: usize| input(at).and_then(|tensor| lookup.root(tensor)).filter(|root| renewed.contains(root));
     let (Some(key), Some(value)) = (kept(1), kept(2)) else {
-        let at = node.outputs.iter().flat_map(|output| output.tensors()).next().unwrap_or(&node.target);
+        let at = node.outputs.iter().flat_map(Argument::tensors).next().unwrap_or(&node.target);
         let reason = "its keys and values come from no buffer that the program renews: it was exported without a cache";
         return Err(Refusal::at(at, reason));
     };
