@@ -208,9 +208,9 @@ impl<'a> States<'a> {
             return Err(Refusal::at(names[1], reason));
         }
         // `[batch, heads, tokens, head_dim]`, or all layers' in one.
-        let (batch, sizes) = match keys.as_slice() {
-            &[batch, heads, tokens, head_dim] => (batch, vec![2, heads, tokens, head_dim]),
-            &[layers, batch, heads, tokens, head_dim] => (batch, vec![2, layers, heads, tokens, head_dim]),
+        let (batch, sizes) = match *keys.as_slice() {
+            [batch, heads, tokens, head_dim] => (batch, vec![2, heads, tokens, head_dim]),
+            [layers, batch, heads, tokens, head_dim] => (batch, vec![2, layers, heads, tokens, head_dim]),
             _ => {
                 return Err(Refusal::at(
                     names[0],
