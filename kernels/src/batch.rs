@@ -286,7 +286,7 @@ fn check_parents(
             Ok(parent) => (first..row).contains(&parent),
             Err(_) => parents[row] == -1,
         };
-        match rows.into_iter().find(|row| !earlier(*row)) {
+        match (first..rows.end).find(|row| !earlier(*row)) {
             Some(at) => {
                 let expected = format!("expected -1 or an earlier row of the sequence, {first}..{at}");
                 Err(KernelError::Index { op, operand: "parents", at, found: i64::from(parents[at]), expected })
