@@ -434,7 +434,7 @@ def test_sglangs_stated_tokens_may_leave_bytes_over(sglang: Any, plan: Any, capl
     assert "plans it: tokens\n" in caplog.text
     sglang.schedule.max_total_tokens = 1000
     sglang.Configured(1000).configure(2 * BYTES)
-    assert "plans it: max_total_tokens\n" in caplog.text
+    assert "plans it: max_total_tokens, tokens\n" in caplog.text
 
 
 def test_what_sglang_would_swallow_ends_the_start(sglang: Any, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

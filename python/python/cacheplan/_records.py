@@ -182,7 +182,9 @@ class ModelInfo:
     max_position_embeddings: int | None
     weights: Weights | None
     fingerprint: str
+    name: str | None = None
     revision: str | None = None
+    step_tokens: int | None = None
 
 
 @dataclass(frozen=True)
