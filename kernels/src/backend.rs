@@ -244,3 +244,10 @@ impl Outputs for (Tensor, Tensor) {
         Some((outputs.next()?, outputs.next()?))
     }
 }
+
+impl Outputs for (Tensor, Option<Tensor>) {
+    fn of(outputs: Vec<Tensor>) -> Option<Self> {
+        let mut outputs = outputs.into_iter();
+        Some((outputs.next()?, outputs.next()))
+    }
+}

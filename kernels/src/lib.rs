@@ -67,7 +67,7 @@ pub use ops::linear_attention::{LinearAttentionScan, StateDecay};
 pub use ops::mamba1::Mamba1Scan;
 pub use ops::mamba2::{Mamba2Scan, ScanInput, TimeStep};
 pub use ops::mla::MlaCacheMode;
-pub use ops::mla::{MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
+pub use ops::mla::{MlaEpsilon, MlaNorm, MlaPool, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
 pub use ops::norm::{GateOrder, RmsNorm};
 pub use ops::pool::PoolRows;
 pub use ops::quant::{KvQuant, KvScales};

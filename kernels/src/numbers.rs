@@ -1,6 +1,6 @@
 //! The numbers that a step tells its ops: lists on the host, and where a step's buffer has them on the device.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 /// Words of 16 bytes: each list begins at a multiple.
 const ALIGNMENT: usize = 4;
@@ -17,6 +17,15 @@ impl<'a, T> Numbers<'a, T> {
     /// The numbers on the host.
     pub fn host(&self) -> &'a [T] {
         self.host
+    }
+
+    /// Some of them.
+    ///
+    /// # Panics
+    /// Where there are fewer.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let before = range.start * size_of::<T>() / size_of::<u32>();
+        Self { host: &self.host[range], word: self.word.map(|word| word + before) }
     }
 
     /// Where the list begins in the buffer of its step, and how many words it takes there.

@@ -10,6 +10,7 @@ use cacheplan_transforms::{PassError, ResourceError};
 
 use thiserror::Error;
 
+use crate::mla_cache::MlaCache;
 use crate::plan::LedgerLine;
 use crate::size::ByteSize;
 
@@ -38,6 +39,15 @@ pub enum PlanError {
         node: String,
         /// What it is for.
         kind: Kind,
+    },
+    /// A cache mode of latents, of a model that keeps none.
+    #[error(
+        "`mla_cache_mode = \"{mode}\"` says how latents of multi-head latent attention are kept, and a {model_type} has none; leave the key out", mode = .mode.name(), model_type = Shown(.model_type))]
+    NoLatents {
+        /// What was asked for.
+        mode: MlaCache,
+        /// The model's type.
+        model_type: String,
     },
     /// An engine does not run this model, or not with what it is told.
     #[error(transparent)]

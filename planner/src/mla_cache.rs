@@ -1,11 +1,12 @@
 //! The cache modes of Ascend's fused MLA preprocessing, and the caches that a plan has in each.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::registry::{Cache, DescribeError, Descriptor, OpView};
-use cacheplan_transforms::{Attribute, Op};
+use cacheplan_transforms::{Attribute, ModelInfo, Op, Resources};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::key::Values;
+use crate::error::PlanError;
 
 /// The cache modes of Ascend's fused MLA preprocessing, each with its own bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +65,15 @@ impl MlaCache {
     /// Whether its operator writes blocks of so many tokens.
     pub(crate) fn takes_blocks_of(self, tokens: u64) -> bool {
         if self.is_nz() { tokens == NZ_BLOCK } else { (1..=NZ_BLOCK).contains(&tokens) || tokens == 2 * NZ_BLOCK }
+    }
+
+    /// That there is a latent to keep in this mode among a model's caches.
+    pub(crate) fn check_used(self, model: &ModelInfo, caches: &Resources) -> Result<(), PlanError> {
+        let is_latent = |kind: &Kind| matches!(kind, Kind::MlaPaged | Kind::MlaRope);
+        if caches.iter().any(|cache| is_latent(cache.handler.kind())) {
+            return Ok(());
+        }
+        Err(PlanError::NoLatents { mode: self, model_type: model.model_type.clone() })
     }
 
     /// What latent attention keeps in this mode.

@@ -365,6 +365,7 @@ impl PlanRequest {
     pub(crate) fn settled(&self) -> Result<Settled<'_>, PlanError> {
         let budget = self.budget()?;
         let caches = self.model.collect(&budget, self.engine)?;
+        budget.mla_cache_mode.map_or(Ok(()), |mode| mode.check_used(self.info(), &caches))?;
         let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
         let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
         Ok(Settled { request: self, budget, caches, draft_caches })

@@ -20,7 +20,7 @@ pub enum Feature {
     Checkpoints,
     /// The same in 8 bits.
     Int8Checkpoints,
-    /// Latents and rope keys apart, as Ascend's operator writes them.
+    /// Latents and rope keys as Ascend's operator writes them.
     MlaCacheMode,
     /// Keys and values of a dtype that nothing attends to rightly.
     KvDtype,
@@ -67,7 +67,7 @@ impl Feature {
             Self::HostTier => plan.host.is_some(),
             Self::Checkpoints => plan.checkpoints() > 0,
             Self::Int8Checkpoints => plan.pools.iter().any(|pool| pool.checkpoints_of.is_some()),
-            Self::MlaCacheMode => plan.resources.iter().any(|resource| *resource.handler.kind() == Kind::MlaRope),
+            Self::MlaCacheMode => has(plan, &Kind::MlaPaged),
             Self::KvDtype | Self::StateDtype | Self::ConvDtype => self.uncomputed(plan).is_some(),
         }
     }
@@ -75,7 +75,7 @@ impl Feature {
     /// The dtype of a cache that this feature is about and that no kernel of a run computes with.
     pub(crate) fn uncomputed(self, plan: &CachePlan) -> Option<DType> {
         // Ascend's operator has the scales of its int8 latents from the checkpoint.
-        let by_operator = Self::MlaCacheMode.is_in(plan);
+        let by_operator = has(plan, &Kind::MlaRope);
         let found = plan.resources.iter().find(|resource| {
             let (kind, dtype) = (resource.handler.kind(), resource.handler.dtype());
             let of = match kind {
@@ -94,6 +94,10 @@ impl Feature {
         });
         found.map(|resource| resource.handler.dtype())
     }
+}
+
+fn has(plan: &CachePlan, kind: &Kind) -> bool {
+    plan.resources.iter().any(|resource| resource.handler.kind() == kind)
 }
 
 /// A part of a plan that a run would allocate and nobody would use.

@@ -215,7 +215,7 @@ impl Session {
             false => None,
         };
         refuse_unused(&first, &settings, |feature| {
-            let preprocesses = models::preprocesses(&model.decoder);
+            let preprocesses = budget.mla_cache_mode.is_none() || models::preprocesses(&model.decoder);
             (feature == Feature::MlaCacheMode && !preprocesses)
                 .then(|| "a run computes by the operator for models of type deepseek_v3 only".into())
                 .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &backend, predicts))

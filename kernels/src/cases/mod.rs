@@ -4,6 +4,7 @@
 mod attention;
 mod data;
 mod experts;
+mod latents;
 mod pools;
 mod rows;
 mod states;
@@ -11,6 +12,7 @@ mod states;
 pub use attention::{Attention, CacheWrite, Features, Format, Scales};
 pub use data::{Data, Sequences};
 pub use experts::{Choice, Experts};
+pub use latents::Latents;
 pub use pools::{Move, Pool};
 pub use rows::{Elementwise, Norm, Product, StoredProduct};
 pub use states::{Channels, Convolution, DeltaKind, LinearAttention, Mamba2, Recurrence, Writes};

@@ -14,9 +14,9 @@ use pulp::Simd;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
-use tile::{Inputs, TASK, Task, widened};
+use tile::{TASK, widened};
 
-pub(super) use tile::Weight;
+pub(super) use tile::{Inputs, Task, Weight};
 
 const OP: &str = "linear";
 
@@ -54,9 +54,9 @@ fn product<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// Numbers of one type.
 #[derive(Clone, Copy)]
-struct Numbers<'a, T> {
-    data: &'a [T],
-    in_width: usize,
+pub(super) struct Numbers<'a, T> {
+    pub(super) data: &'a [T],
+    pub(super) in_width: usize,
 }
 
 impl<T: Element> Weight for Numbers<'_, T> {

@@ -12,6 +12,7 @@ pub(crate) mod linear_attention;
 pub(crate) mod mamba1;
 pub(crate) mod mamba2;
 mod matmul;
+pub(crate) mod mla;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod product;

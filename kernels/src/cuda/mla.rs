@@ -4,6 +4,8 @@ use super::call::{Call, Share, Stretches};
 use super::{Argument, Buffers, Launch, attend, decode, format};
 use crate::Window;
 
+pub(crate) use super::mla_preprocess::preprocess;
+
 /// What both name `kKeys`, `kValues` and `kTile`.
 const KEYS: usize = 576;
 const VALUES: usize = 512;

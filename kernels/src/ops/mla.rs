@@ -6,10 +6,10 @@ mod preprocess;
 
 use crate::error::{KernelError, Result};
 
-pub(super) use check::{check, check_operands};
+pub(super) use check::check;
 pub(crate) use nz::elements_of_32_bytes;
 pub(crate) use nz::{nz_decode, nz_encode};
-pub use preprocess::{MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
+pub use preprocess::{MlaEpsilon, MlaNorm, MlaPool, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};
 
 const OP: &str = "mla_preprocess";
 

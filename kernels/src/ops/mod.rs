@@ -363,16 +363,9 @@ impl MlaPreprocess {
     /// The queries are `[tokens, heads, kv_lora]`, with the rope part behind it in the first cache mode, in int8 with
     /// the int8 cache; and `[tokens, heads, rope]` in all modes but the first. Decode and prefill then attend with
     /// [`PagedAttention`] over the latent (`kv_factor` 1).
-    pub fn run(&self, step: &MlaStep<'_>) -> Result<(Tensor, Option<Tensor>)> {
+    pub fn run(&self, on: &Run<'_>, step: &MlaStep<'_>) -> Result<(Tensor, Option<Tensor>)> {
         mla::check(self, step)?;
-        portable::mla::run(self, step)
-    }
-
-    /// The same for whoever writes the cache: queries, the latent's and the rotated ones, then latents and rope keys
-    /// `[tokens, width]`. With the int8 cache the queries and latents that the operator quantises are int8.
-    pub fn rows(&self, input: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<[[Tensor; 2]; 2]> {
-        mla::check_operands(self, input, cos, sin)?;
-        portable::mla::rows(self, input, [cos, sin])
+        compute!(on, OnHost, mla::preprocess(self, step))
     }
 }
 

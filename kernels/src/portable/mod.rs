@@ -14,7 +14,6 @@ pub(crate) mod linear_attention;
 pub(crate) mod mamba1;
 pub(crate) mod mamba2;
 pub(crate) mod mla;
-mod mla_layout;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod rg_lru;

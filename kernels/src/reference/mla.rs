@@ -13,6 +13,8 @@ pub(crate) struct MlaCase {
     pub(crate) nope: usize,
     /// Elements with position.
     pub(crate) rope: usize,
+    /// What the three norms add to mean squares.
+    pub(crate) epsilon: [f64; 3],
     /// `[hidden]` weight and bias of the first norm.
     pub(crate) norm0: (Vec<f64>, Vec<f64>),
     /// `[kv_lora + rope + q_lora or queries, hidden]`.
@@ -56,14 +58,14 @@ pub(crate) struct MlaOutput {
 /// Preprocesses the hidden state `x` with `[rope]` cosines and sines.
 pub(crate) fn mla_preprocess(case: &MlaCase, x: &[f64], cos: &[f64], sin: &[f64]) -> MlaOutput {
     let MlaCase { heads, kv_lora, nope, rope, .. } = *case;
-    let down = product(&norm(x, &case.norm0.0, &case.norm0.1), &case.down, &case.quantised[0]);
+    let down = product(&norm(x, &case.norm0.0, &case.norm0.1, case.epsilon[0]), &case.down, &case.quantised[0]);
     let none = vec![0.0; kv_lora];
-    let latent = norm(&down[..kv_lora], &case.gamma2, &none);
+    let latent = norm(&down[..kv_lora], &case.gamma2, &none, case.epsilon[2]);
     let key = turn(&down[kv_lora..kv_lora + rope], cos, sin);
     let rest = &down[kv_lora + rope..];
     let query = match case.q_lora {
         0 => rest.to_vec(),
-        _ => product(&norm(rest, &case.norm1.0, &case.norm1.1), &case.up, &case.quantised[1]),
+        _ => product(&norm(rest, &case.norm1.0, &case.norm1.1, case.epsilon[1]), &case.up, &case.quantised[1]),
     };
     let (mut absorbed, mut rotated) = (Vec::new(), Vec::new());
     for head in 0..heads {
@@ -76,9 +78,9 @@ pub(crate) fn mla_preprocess(case: &MlaCase, x: &[f64], cos: &[f64], sin: &[f64]
     MlaOutput { latent, key, absorbed, rotated }
 }
 
-fn norm(x: &[f64], gamma: &[f64], beta: &[f64]) -> Vec<f64> {
+fn norm(x: &[f64], gamma: &[f64], beta: &[f64], epsilon: f64) -> Vec<f64> {
     let mean_square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    (0..x.len()).map(|i| x[i] / (mean_square + 1e-6).sqrt() * gamma[i] + beta[i]).collect()
+    (0..x.len()).map(|i| x[i] / (mean_square + epsilon).sqrt() * gamma[i] + beta[i]).collect()
 }
 
 fn product(x: &[f64], weight: &[f64], quant: &MlaQuant) -> Vec<f64> {

@@ -3,10 +3,11 @@
 use super::on_cpu;
 use crate::cases::{
     Attention, CacheWrite, Case, Channels, Convolution, Data, DeltaKind, Elementwise, Experts, Features, Format,
-    LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, StoredProduct, Writes, furthest,
+    Latents, LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, StoredProduct, Writes,
+    furthest,
 };
 use crate::stored::BlockFormat;
-use crate::{Backend, GateOrder};
+use crate::{Backend, GateOrder, MlaCacheMode, MlaQuantMode, MlaShape};
 use cacheplan_handlers::KvLayout;
 use candle_core::DType::{BF16, F32};
 use candle_core::Device;
@@ -22,6 +23,12 @@ const FORMAT: Format = Format {
     pool: F32,
     scales: Scales::PerTensor,
 };
+
+/// More tokens than are absorbed at a time.
+fn latents(quant_mode: MlaQuantMode, cache_mode: MlaCacheMode) -> Case {
+    let shape = MlaShape { hidden: 96, heads: 3, q_lora: Some(64), kv_lora: 64, nope: 32, rope: 16 };
+    Latents { shape, quant_mode, cache_mode, input: BF16 }.case(150)
+}
 
 /// Padding among them, and one without tokens.
 fn few() -> Sequences {
@@ -45,6 +52,9 @@ fn few() -> Sequences {
 #[case(StoredProduct { rows: 3, inputs: 256, outputs: 8, format: BlockFormat::Q4K }.case())]
 #[case(Experts { rows: 3, per_token: 2, experts: 4, inputs: 16, outputs: 6, bias: true, summed: true, dtype: F32 }.case())]
 #[case(Pool { rows: 3, elements: 12, dtype: F32 }.case(Move::Copy))]
+#[case(latents(MlaQuantMode::PerTensorAsymmetric, MlaCacheMode::KvCache))]
+#[case(latents(MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Int8Nz))]
+#[case(latents(MlaQuantMode::Unquantised, MlaCacheMode::KropeCtkv))]
 fn either_path_gives_the_same(#[case] case: Case) {
     let fast = case.call(&on_cpu(), &mut Data::random(1)).unwrap();
     let slow = case.call(&Backend::Candle(Device::Cpu).run(), &mut Data::random(1)).unwrap();

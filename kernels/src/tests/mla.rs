@@ -1,8 +1,9 @@
 //! The MLA preprocessing against its reference, its cache layouts, its table, and DeepSeek's own attention.
 
-use super::{Random, assert_close, values};
+use super::{Random, assert_close, on_cpu, values};
 use crate::reference::{self, MlaCase, MlaQuant};
 use crate::*;
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
@@ -18,11 +19,11 @@ fn signed(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// Those of the latent, and the rotated ones.
-type Queries = (Tensor, Option<Tensor>);
+pub(crate) type Queries = (Tensor, Option<Tensor>);
 
 /// An operator of small sizes, its reference, and inputs.
-struct Setup {
-    mla: MlaPreprocess,
+pub(crate) struct Setup {
+    pub(crate) mla: MlaPreprocess,
     case: MlaCase,
     input: Tensor,
     cos: Tensor,
@@ -30,7 +31,13 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(shape: MlaShape, cache_mode: MlaCacheMode, quant_mode: MlaQuantMode, dtype: DType, nz: bool) -> Self {
+    pub(crate) fn new(
+        shape: MlaShape,
+        cache_mode: MlaCacheMode,
+        quant_mode: MlaQuantMode,
+        dtype: DType,
+        nz: bool,
+    ) -> Self {
         let mut random = Random::new(41);
         let mut float = |dims: &[usize]| random.tensor(dims).to_dtype(dtype).unwrap();
         let input = float(&[TOKENS, shape.hidden]);
@@ -88,6 +95,7 @@ impl Setup {
             kv_lora: shape.kv_lora,
             nope: shape.nope,
             rope: shape.rope,
+            epsilon: [1e-6; 3],
             norm0: norms0,
             down: down_plain,
             norm1: norms1,
@@ -100,7 +108,7 @@ impl Setup {
             shape,
             cache_mode,
             quant_mode,
-            epsilon: 1e-6,
+            epsilon: 1e-6.into(),
             norm0,
             down,
             norm1: shape.q_lora.map(|_| norm1),
@@ -113,49 +121,86 @@ impl Setup {
         Self { mla, case, input, cos, sin }
     }
 
-    /// A cache of two blocks full of ones, and one for rope keys.
-    fn caches(&self) -> (Tensor, Option<Tensor>) {
-        let shape = self.mla.shape;
+    /// The cache, and one for rope keys.
+    pub(crate) fn caches(&self) -> Vec<Cache> {
+        let MlaShape { kv_lora, rope, .. } = self.mla.shape;
         let dtype = self.input.dtype();
-        let ones = |dims: [usize; 4], dtype| Tensor::ones(&dims, dtype, &Device::Cpu).unwrap();
         match self.mla.cache_mode {
-            MlaCacheMode::KvCache => (ones([2, 16, 1, shape.kv_lora + shape.rope], dtype), None),
-            MlaCacheMode::KropeCtkv => {
-                (ones([2, 16, 1, shape.kv_lora], dtype), Some(ones([2, 16, 1, shape.rope], dtype)))
-            }
+            MlaCacheMode::KvCache => vec![Cache::new(1, 16, kv_lora + rope, dtype)],
+            MlaCacheMode::KropeCtkv => vec![Cache::new(1, 16, kv_lora, dtype), Cache::new(1, 16, rope, dtype)],
             MlaCacheMode::Int8Nz => {
-                (ones([2, shape.kv_lora / 32, 128, 32], DType::U8), Some(ones([2, shape.rope / 16, 128, 16], dtype)))
+                vec![Cache::new(kv_lora / 32, 128, 32, DType::U8), Cache::new(rope / 16, 128, 16, dtype)]
             }
             MlaCacheMode::Nz => {
-                (ones([2, shape.kv_lora / 16, 128, 16], dtype), Some(ones([2, shape.rope / 16, 128, 16], dtype)))
+                vec![Cache::new(kv_lora / 16, 128, 16, dtype), Cache::new(rope / 16, 128, 16, dtype)]
             }
         }
     }
 
-    fn run(&self, slots: &[i64]) -> Result<(Queries, Tensor, Option<Tensor>), KernelError> {
-        let (cache, rope_cache) = self.caches();
-        let step = MlaStep {
+    fn run_on(&self, on: &Run<'_>, slots: &[i64]) -> Result<(Queries, Vec<Cache>), KernelError> {
+        let caches = self.caches();
+        Ok((self.mla.run(on, &self.step(&caches, slots))?, caches))
+    }
+
+    pub(crate) fn step<'a>(&'a self, caches: &'a [Cache], slots: &'a [i64]) -> MlaStep<'a> {
+        MlaStep {
             input: &self.input,
             cos: &self.cos,
             sin: &self.sin,
-            cache: &cache,
-            rope_cache: rope_cache.as_ref(),
-            slot_mapping: slots,
-        };
-        Ok((self.mla.run(&step)?, cache, rope_cache))
+            cache: caches[0].pool(slots),
+            rope_cache: caches.get(1).map(|cache| cache.pool(slots)),
+        }
+    }
+
+    fn run(&self, slots: &[i64]) -> Result<(Queries, Vec<Cache>), KernelError> {
+        self.run_on(&on_cpu(), slots)
     }
 }
 
-const SHAPE: MlaShape = MlaShape { hidden: 96, heads: 3, q_lora: Some(64), kv_lora: 64, nope: 32, rope: 16 };
-const SLOTS: [i64; TOKENS] = [17, 3, -1, 31, 0];
+/// A layer of two blocks full of ones, with others before and behind it in each.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    tensor: Tensor,
+    view: KvLayerView,
+}
 
-/// A cache as `[slots, width]`, whatever its order.
-fn rows(cache: &Tensor) -> Vec<f32> {
-    match cache.dims() {
-        [_, _, 1, _] => values(cache),
-        _ => values(&MlaCacheMode::from_nz(cache).unwrap()),
+impl Cache {
+    fn new(columns: usize, tokens: usize, column: usize, dtype: DType) -> Self {
+        let block_elems = columns * tokens * column + 3 * column;
+        let (layer_offset, num_kv_heads, head_dim, tokens_per_block) = (2 * column, columns, column, tokens);
+        let order = KvLayout::Hnd;
+        let view =
+            KvLayerView { block_elems, layer_offset, kv_factor: 1, num_kv_heads, head_dim, tokens_per_block, order };
+        Self { tensor: Tensor::ones((2, block_elems), dtype, &Device::Cpu).unwrap(), view }
+    }
+
+    fn pool<'a>(&'a self, slots: &'a [i64]) -> MlaPool<'a> {
+        MlaPool { tensor: &self.tensor, view: &self.view, slot_mapping: slots.into() }
+    }
+
+    /// As `[slots, width]`, whatever its order.
+    fn rows(&self) -> Vec<f32> {
+        let KvLayerView { layer_offset, num_kv_heads, head_dim, tokens_per_block, .. } = self.view;
+        let layer = self.tensor.narrow(1, layer_offset, self.view.layer_elems()).unwrap().contiguous().unwrap();
+        let columns = layer.reshape((2, num_kv_heads, tokens_per_block, head_dim)).unwrap();
+        values(&columns.transpose(1, 2).unwrap().contiguous().unwrap())
+    }
+
+    /// What lies around the layer.
+    fn around(&self) -> Vec<f32> {
+        let (layer, block) =
+            (self.view.layer_offset..self.view.layer_offset + self.view.layer_elems(), self.view.block_elems);
+        values(&self.tensor)
+            .into_iter()
+            .enumerate()
+            .filter(|(at, _)| !layer.contains(&(at % block)))
+            .map(|(_, x)| x)
+            .collect()
     }
 }
+
+pub(crate) const SHAPE: MlaShape = MlaShape { hidden: 96, heads: 3, q_lora: Some(64), kv_lora: 64, nope: 32, rope: 16 };
+pub(crate) const SLOTS: [i64; TOKENS] = [17, 3, -1, 31, 0];
 
 #[rstest]
 fn every_mode(
@@ -169,74 +214,85 @@ fn every_mode(
     )]
     shape: MlaShape,
     #[values(false, true)] nz: bool,
+    #[values(Backend::Cpu, Backend::Candle(Device::Cpu))] backend: Backend,
 ) {
     let cache_mode = MlaCacheMode::try_from(cache_mode).unwrap();
     let quant_mode = MlaQuantMode::try_from(quant_mode).unwrap();
     let setup = Setup::new(shape, cache_mode, quant_mode, dtype, nz);
-    let run = setup.run(&SLOTS);
+    let run = setup.run_on(&backend.run(), &SLOTS);
     if cache_mode == MlaCacheMode::Int8Nz && quant_mode == MlaQuantMode::Unquantised {
         assert!(run.unwrap_err().to_string().contains("an int8 cache needs a quantMode of 0 or 1"));
         return;
     }
-    let (queries, cache, rope_cache) = run.unwrap();
-    let int8 = cache_mode == MlaCacheMode::Int8Nz;
-    // Rounding to the dtype may flip a quantised value, which moves a whole row by up to a step.
-    let tolerance = match (dtype, quant_mode) {
-        (DType::F16, MlaQuantMode::Unquantised) => 2e-3,
-        (DType::F16, _) => 1.5e-2,
-        _ => 3e-2,
-    };
+    let (queries, caches) = run.unwrap();
+    setup.assert_as_reference(&queries, &caches);
+}
 
-    let latent_rows = rows(&cache);
-    let rope_rows = rope_cache.as_ref().map(rows);
-    let width = if cache_mode == MlaCacheMode::KvCache { shape.kv_lora + shape.rope } else { shape.kv_lora };
-    let untouched: Vec<usize> =
-        (0..latent_rows.len() / width).filter(|&slot| !SLOTS.contains(&(slot as i64))).collect();
-    assert!(untouched.iter().all(|&slot| latent_rows[slot * width..][..width].iter().all(|&x| x == 1.0)));
+impl Setup {
+    /// That queries and caches are the reference's, and that nothing else was written.
+    pub(crate) fn assert_as_reference(&self, queries: &Queries, caches: &[Cache]) {
+        let MlaPreprocess { shape, cache_mode, quant_mode, .. } = self.mla;
+        let dtype = self.input.dtype();
+        let int8 = cache_mode == MlaCacheMode::Int8Nz;
+        // Rounding to the dtype may flip a quantised value, which moves a whole row by up to a step.
+        let tolerance = match (dtype, quant_mode) {
+            (DType::F16, MlaQuantMode::Unquantised) => 2e-3,
+            (DType::F16, _) => 1.5e-2,
+            _ => 3e-2,
+        };
 
-    let (mut found, mut expected) = (Outputs::default(), Outputs::default());
-    let (input, cos, sin) = (wide(&setup.input), wide(&setup.cos), wide(&setup.sin));
-    let latents = values(&queries.0);
-    let rotated = queries.1.as_ref().map(values);
-    for (token, &slot) in SLOTS.iter().enumerate() {
-        let x = &input[token * shape.hidden..][..shape.hidden];
-        let span = token * shape.rope..(token + 1) * shape.rope;
-        let out = reference::mla_preprocess(&setup.case, x, &cos[span.clone()], &sin[span]);
-        for head in 0..shape.heads {
-            let absorbed = &out.absorbed[head * shape.kv_lora..][..shape.kv_lora];
-            let turned = &out.rotated[head * shape.rope..][..shape.rope];
-            expected.absorbed.extend(absorbed.iter().map(|&x| x as f32 * if int8 { 4.0 } else { 1.0 }));
-            expected.rotated.extend(turned.iter().map(|&x| x as f32));
-            let at = token * shape.heads + head;
-            found.absorbed.extend(&latents[at * width..][..shape.kv_lora]);
-            match &rotated {
-                None => found.rotated.extend(&latents[at * width + shape.kv_lora..][..shape.rope]),
-                Some(rotated) => found.rotated.extend(&rotated[at * shape.rope..][..shape.rope]),
+        assert!(caches.iter().all(|cache| cache.around().iter().all(|&x| x == 1.0)), "other layers are left alone");
+        let latent_rows = caches[0].rows();
+        let rope_rows = caches.get(1).map(Cache::rows);
+        let width = if cache_mode == MlaCacheMode::KvCache { shape.kv_lora + shape.rope } else { shape.kv_lora };
+        let untouched: Vec<usize> =
+            (0..latent_rows.len() / width).filter(|&slot| !SLOTS.contains(&(slot as i64))).collect();
+        assert!(untouched.iter().all(|&slot| latent_rows[slot * width..][..width].iter().all(|&x| x == 1.0)));
+
+        let (mut found, mut expected) = (Outputs::default(), Outputs::default());
+        let (input, cos, sin) = (wide(&self.input), wide(&self.cos), wide(&self.sin));
+        let latents = values(&queries.0);
+        let rotated = queries.1.as_ref().map(values);
+        for (token, &slot) in SLOTS.iter().enumerate() {
+            let x = &input[token * shape.hidden..][..shape.hidden];
+            let span = token * shape.rope..(token + 1) * shape.rope;
+            let out = reference::mla_preprocess(&self.case, x, &cos[span.clone()], &sin[span]);
+            for head in 0..shape.heads {
+                let absorbed = &out.absorbed[head * shape.kv_lora..][..shape.kv_lora];
+                let turned = &out.rotated[head * shape.rope..][..shape.rope];
+                expected.absorbed.extend(absorbed.iter().map(|&x| x as f32 * if int8 { 4.0 } else { 1.0 }));
+                expected.rotated.extend(turned.iter().map(|&x| x as f32));
+                let at = token * shape.heads + head;
+                found.absorbed.extend(&latents[at * width..][..shape.kv_lora]);
+                match &rotated {
+                    None => found.rotated.extend(&latents[at * width + shape.kv_lora..][..shape.rope]),
+                    Some(rotated) => found.rotated.extend(&rotated[at * shape.rope..][..shape.rope]),
+                }
+            }
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            expected.latent.extend(out.latent.iter().map(|&x| x as f32 / if int8 { 0.03125 } else { 1.0 }));
+            expected.key.extend(out.key.iter().map(|&x| x as f32));
+            found.latent.extend(&latent_rows[slot * width..][..shape.kv_lora]);
+            match &rope_rows {
+                None => found.key.extend(&latent_rows[slot * width + shape.kv_lora..][..shape.rope]),
+                Some(rows) => found.key.extend(&rows[slot * shape.rope..][..shape.rope]),
             }
         }
-        let Ok(slot) = usize::try_from(slot) else { continue };
-        expected.latent.extend(out.latent.iter().map(|&x| x as f32 / if int8 { 0.03125 } else { 1.0 }));
-        expected.key.extend(out.key.iter().map(|&x| x as f32));
-        found.latent.extend(&latent_rows[slot * width..][..shape.kv_lora]);
-        match &rope_rows {
-            None => found.key.extend(&latent_rows[slot * width + shape.kv_lora..][..shape.rope]),
-            Some(rows) => found.key.extend(&rows[slot * shape.rope..][..shape.rope]),
-        }
-    }
-    assert_close(&found.rotated, &expected.rotated, tolerance);
-    assert_close(&found.key, &expected.key, tolerance);
-    if int8 {
-        for (found, expected) in [(&found.absorbed, &expected.absorbed), (&found.latent, &expected.latent)] {
-            for (&found, &expected) in found.iter().zip(expected) {
-                let found = if found < 128.0 { found } else { found - 256.0 };
-                let clamped = expected.round_ties_even().clamp(-128.0, 127.0);
-                let step = 1.0 + 127.0 * tolerance;
-                assert!((found - clamped).abs() <= step, "{found} instead of {clamped}");
+        assert_close(&found.rotated, &expected.rotated, tolerance);
+        assert_close(&found.key, &expected.key, tolerance);
+        if int8 {
+            for (found, expected) in [(&found.absorbed, &expected.absorbed), (&found.latent, &expected.latent)] {
+                for (&found, &expected) in found.iter().zip(expected) {
+                    let found = if found < 128.0 { found } else { found - 256.0 };
+                    let clamped = expected.round_ties_even().clamp(-128.0, 127.0);
+                    let step = 1.0 + 127.0 * tolerance;
+                    assert!((found - clamped).abs() <= step, "{found} instead of {clamped}");
+                }
             }
+        } else {
+            assert_close(&found.absorbed, &expected.absorbed, tolerance);
+            assert_close(&found.latent, &expected.latent, tolerance);
         }
-    } else {
-        assert_close(&found.absorbed, &expected.absorbed, tolerance);
-        assert_close(&found.latent, &expected.latent, tolerance);
     }
 }
 
@@ -265,16 +321,30 @@ fn unquantised_f32_is_exact() {
 }
 
 #[test]
+fn each_norm_adds_its_own_epsilon() {
+    assert_eq!(MlaEpsilon::default(), 1e-5.into(), "what the operator declares");
+    let mut setup = Setup::new(SHAPE, MlaCacheMode::KropeCtkv, MlaQuantMode::Unquantised, DType::F32, false);
+    setup.mla.epsilon = MlaEpsilon { input: 0.1, query: 2.0, latent: 7.0 };
+    setup.case.epsilon = [0.1, 2.0, 7.0];
+    let (queries, caches) = setup.run(&SLOTS).unwrap();
+    let (input, cos, sin) = (wide(&setup.input), wide(&setup.cos), wide(&setup.sin));
+    let out = reference::mla_preprocess(&setup.case, &input[..96], &cos[..16], &sin[..16]);
+    let narrow = |values: &[f64]| values.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    assert_close(&values(&queries.0)[..3 * 64], &narrow(&out.absorbed), 1e-5);
+    assert_close(&caches[0].rows()[17 * 64..][..64], &narrow(&out.latent), 1e-5);
+}
+
+#[test]
 fn cache_orders_hold_the_same_values() {
     let of = |mode| {
-        let (_, cache, rope) =
+        let (_, caches) =
             Setup::new(SHAPE, mode, MlaQuantMode::PerTokenSymmetric, DType::BF16, false).run(&SLOTS).unwrap();
         SLOTS
             .iter()
             .filter_map(|&slot| usize::try_from(slot).ok())
-            .flat_map(|slot| match &rope {
-                None => rows(&cache)[slot * 80..][..80].to_vec(),
-                Some(rope) => [&rows(&cache)[slot * 64..][..64], &rows(rope)[slot * 16..][..16]].concat(),
+            .flat_map(|slot| match caches.get(1) {
+                None => caches[0].rows()[slot * 80..][..80].to_vec(),
+                Some(rope) => [&caches[0].rows()[slot * 64..][..64], &rope.rows()[slot * 16..][..16]].concat(),
             })
             .collect::<Vec<_>>()
     };
@@ -320,6 +390,26 @@ fn the_table_is_enforced(#[case] spoil: fn(&mut MlaPreprocess), #[case] message:
     assert!(error.contains(message), "{error}");
 }
 
+#[rstest]
+#[case::columns(Cache::new(2, 16, 40, DType::BF16), "`kvCache` has shape [2, 40], expected 1 columns of 80 elements")]
+#[case::block(Cache::new(1, 129, 80, DType::BF16), "block size 129, expected 1 to 128 or 256")]
+#[case::dtype(Cache::new(1, 16, 80, DType::F16), "`kvCache` has dtype F16, expected the dtype of the input")]
+fn caches_that_are_not_the_modes_are_refused(#[case] cache: Cache, #[case] message: &str) {
+    let Setup { mla, input, cos, sin, .. } =
+        Setup::new(SHAPE, MlaCacheMode::KvCache, MlaQuantMode::Unquantised, DType::BF16, false);
+    let step = |slots| MlaStep { input: &input, cos: &cos, sin: &sin, cache: cache.pool(slots), rope_cache: None };
+    let error = mla.run(&on_cpu(), &step(&SLOTS)).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+#[test]
+fn there_are_as_many_slots_as_tokens_in_the_cache() {
+    let setup = Setup::new(SHAPE, MlaCacheMode::KvCache, MlaQuantMode::Unquantised, DType::BF16, false);
+    let refused = |slots: &[i64]| setup.run(slots).map(|_| ()).unwrap_err().to_string();
+    assert!(refused(&[1, 2]).contains("2 slots for 5 tokens"));
+    assert!(refused(&[1, 2, 3, 4, 32]).contains("expected -1 or less than 32"));
+}
+
 /// Layer 0 of a tiny DeepSeek-V3: what Hugging Face's attention had in its cache after a prefill.
 #[test]
 fn the_cache_is_that_of_deepseek() {
@@ -347,7 +437,7 @@ fn the_cache_is_that_of_deepseek() {
         shape: MlaShape { hidden: 64, heads, q_lora: Some(q_lora), kv_lora, nope, rope },
         cache_mode: MlaCacheMode::KropeCtkv,
         quant_mode: MlaQuantMode::Unquantised,
-        epsilon: 1e-6,
+        epsilon: 1e-6.into(),
         norm0: norm("input_layernorm"),
         down: projection(down),
         norm1: Some(norm("self_attn.q_a_layernorm")),
@@ -362,18 +452,16 @@ fn the_cache_is_that_of_deepseek() {
         let data: Vec<f32> = (0..tokens).flat_map(|t| (0..rope).map(move |i| f(angle(t, i)))).collect();
         Tensor::from_vec(data, (tokens, rope), &Device::Cpu).unwrap()
     };
-    let cache = Tensor::zeros((2, 16, 1, kv_lora), DType::F32, &Device::Cpu).unwrap();
-    let rope_cache = Tensor::zeros((2, 16, 1, rope), DType::F32, &Device::Cpu).unwrap();
     let slots: Vec<i64> = (0..tokens as i64).collect();
+    let caches = [kv_lora, rope].map(|width| Cache::new(1, 16, width, DType::F32));
     let step = MlaStep {
         input: &file["hidden"],
         cos: &table(f32::cos),
         sin: &table(f32::sin),
-        cache: &cache,
-        rope_cache: Some(&rope_cache),
-        slot_mapping: &slots,
+        cache: caches[0].pool(&slots),
+        rope_cache: Some(caches[1].pool(&slots)),
     };
-    mla.run(&step).unwrap();
-    assert_close(&values(&cache)[..tokens * kv_lora], &values(&file["k"]), 1e-5);
-    assert_close(&values(&rope_cache)[..tokens * rope], &values(&file["v"]), 1e-5);
+    mla.run(&on_cpu(), &step).unwrap();
+    assert_close(&caches[0].rows()[..tokens * kv_lora], &values(&file["k"]), 1e-5);
+    assert_close(&caches[1].rows()[..tokens * rope], &values(&file["v"]), 1e-5);
 }

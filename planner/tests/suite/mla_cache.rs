@@ -83,3 +83,33 @@ fn exports_and_predictions_know_the_mode() {
     let stored = |more: &str| budget_in("int8_nz", more).unwrap().engine_mla_cache().map(MlaCache::number);
     assert_eq!((stored(""), stored("[engine]\nmla_cache = 'nz'")), (Some(2), Some(3)));
 }
+
+/// The rule is the plan's, so that whoever plans has it; the model that drafts may have none.
+#[rstest]
+#[case::attention(
+    r#"{ "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256 }"#,
+    "llama"
+)]
+#[case::states(
+    r#"{ "model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "state_size": 16, "conv_kernel": 4,
+    "intermediate_size": 128, "time_step_rank": 4, "expand": 2, "vocab_size": 256 }"#,
+    "mamba"
+)]
+fn a_mode_of_a_model_without_latents_is_an_error(
+    #[case] config: &str,
+    #[case] name: &str,
+    #[values("kvcache", "krope_ctkv", "int8_nz", "nz")] mode: &str,
+) {
+    let model = || Model::read_config("config.json", config, &ReadOptions::default()).unwrap();
+    let budget = budget_in(mode, "").unwrap();
+    let error = PlanRequest::of(model()).with_budget(budget.clone()).plan().unwrap_err();
+    let expected = format!(
+        "`mla_cache_mode = \"{mode}\"` says how latents of multi-head latent attention are kept, and a {name} has none"
+    );
+    assert!(error.to_string().contains(&expected), "{error}");
+    assert_eq!(error.exit_code(), 1);
+    if name == "llama" {
+        PlanRequest::of(deepseek()).with_draft(model()).with_budget(budget).plan().unwrap();
+    }
+}

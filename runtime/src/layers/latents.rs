@@ -1,7 +1,7 @@
 //! Latents and rope keys in the pools of a cache mode, and attention over them.
 
 use cacheplan_handlers::{Kind, KvLayout};
-use cacheplan_kernels::{KvLayerView, KvQuant, KvScales, KvWrite, MlaCacheMode, PagedAttention, PagedBatch};
+use cacheplan_kernels::{KvLayerView, MlaCacheMode, PagedAttention, PagedBatch};
 use candle_core::{DType, Tensor};
 
 use super::MlaShape;
@@ -60,26 +60,20 @@ impl Latents {
         }
     }
 
-    /// Writes latents and rope keys `[tokens, width]` and attends with `q` `[tokens, heads, latent + rope]`:
-    /// `[tokens, heads, latent]`.
-    pub(super) fn attend(&self, q: &Tensor, keys: [Tensor; 2], step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let rule = PagedAttention::new(self.score_scale, self.widths[0]);
-        let latents = step.paged(self.layer, &Kind::MlaPaged)?;
-        if self.mode == MlaCacheMode::KvCache {
-            let k = Tensor::cat(&keys, 1)?.to_dtype(DType::F32)?.unsqueeze(1)?;
-            latents.write(&k, None)?;
-            return Ok(rule.run(step.on(), q, latents.pool, &latents.view, &latents.batch)?);
-        }
-        let ropes = step.paged(self.layer, &Kind::MlaRope)?;
-        let [latent, rope] = keys;
-        let latent = match self.scale {
-            // The write divides by the same scale, and finds the same whole numbers.
-            Some(scale) => (dequantised(&latent)? * f64::from(scale))?,
-            None => latent.to_dtype(DType::F32)?,
-        };
-        write(&latents, &latent, self.scale)?;
-        write(&ropes, &rope.to_dtype(DType::F32)?, None)?;
+    /// Where a step's latents and rope keys are kept; in the first mode together.
+    pub(super) fn pools<'a>(&self, step: &Step<'a>) -> Result<(PagedCache<'a>, Option<PagedCache<'a>>), RuntimeError> {
+        let ropes = (self.mode != MlaCacheMode::KvCache).then(|| step.paged(self.layer, &Kind::MlaRope));
+        Ok((step.paged(self.layer, &Kind::MlaPaged)?, ropes.transpose()?))
+    }
 
+    /// Attends with `q` `[tokens, heads, latent + rope]` to what the pools hold, this step's included: `[tokens, heads,
+    /// latent]`.
+    pub(super) fn attend(&self, q: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let rule = PagedAttention::new(self.score_scale, self.widths[0]);
+        let (latents, ropes) = self.pools(step)?;
+        let Some(ropes) = ropes else {
+            return Ok(rule.run(step.on(), q, latents.pool, &latents.view, &latents.batch)?);
+        };
         // Attention reads rows of latent and rope key together, so that what a step sees is put together for it.
         let tables = [&latents, &ropes].map(|cache| seen(&cache.batch, cache.view.tokens_per_block));
         let [latent, rope] = [rows(&latents, &tables[0], self.scale)?, rows(&ropes, &tables[1], None)?];
@@ -102,13 +96,6 @@ impl Latents {
         let batch = PagedBatch { block_tables: (&renumbered).into(), ..*batch };
         Ok(rule.run(step.on(), q, &joined.reshape((blocks, tokens * width))?, &view, &batch)?)
     }
-}
-
-/// Writes rows into columns.
-fn write(cache: &PagedCache<'_>, rows: &Tensor, scale: Option<f32>) -> Result<(), RuntimeError> {
-    let k = rows.reshape((rows.dim(0)?, cache.view.num_kv_heads, cache.view.head_dim))?;
-    let quant = scale.map(|scale| KvQuant::from(KvScales { k: scale, v: scale }));
-    Ok(KvWrite { k: &k, v: None, slot_mapping: cache.slot_mapping, quant }.run(cache.on, cache.pool, &cache.view)?)
 }
 
 /// The places in a batch's tables of the blocks that its queries see.

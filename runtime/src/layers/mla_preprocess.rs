@@ -1,16 +1,20 @@
 //! Multi-head latent attention behind Ascend's operator, `MlaPreprocess`: the operator has the norm in front of the layer
 //! and everything up to the caches, in the dtype of the caches and with weights in 8 bits where a checkpoint has them.
 
+use std::ops::Range;
+
 use cacheplan_kernels::{
-    MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape as OperatorShape, Positions, Rope, Run,
+    MlaCacheMode, MlaEpsilon, MlaNorm, MlaPool, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape as OperatorShape,
+    MlaStep, Positions, Rope, Run,
 };
-use candle_core::{DType, Tensor};
+use candle_core::{D, DType, Tensor};
 
 use super::latents::{Latents, dequantised};
 use super::mla::{LATENT_NORM_EPS, up_projection};
 use super::{Linear, Mixer, MlaShape};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
+use crate::layer_cache::PagedCache;
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -40,19 +44,22 @@ impl PreprocessedMla {
         rope: &Rope,
         eps: f64,
     ) -> Result<Option<Self>, RuntimeError> {
-        let is_quantised = weights.enter("self_attn.kv_a_proj_with_mqa").stores("deq_scale");
+        let projection = weights.enter("self_attn.kv_a_proj_with_mqa");
+        let quant_mode = match ["deq_scale", "weight_scale"].map(|scale| projection.stores(scale)) {
+            [true, _] => MlaQuantMode::PerTensorAsymmetric,
+            [false, true] => MlaQuantMode::PerTokenSymmetric,
+            [false, false] => MlaQuantMode::Unquantised,
+        };
         let asked = weights.latents();
-        if !is_quantised && asked.mode.is_none() {
+        if quant_mode != MlaQuantMode::PerTensorAsymmetric && asked.mode.is_none() {
             return Ok(None);
         }
+        let is_quantised = quant_mode != MlaQuantMode::Unquantised;
         let refuse = |reason: String| RuntimeError::Preprocess { layer: index, reason };
         let mode = asked.mode.unwrap_or(MlaCacheMode::KvCache);
         let dtype = asked.dtype.ok_or_else(|| refuse("its caches are in neither f32, f16 nor bf16".into()))?;
         if shape.bias {
             return Err(refuse("it has no biases, and the config states `attention_bias`".into()));
-        }
-        if eps != LATENT_NORM_EPS {
-            return Err(refuse(format!("all its norms add {LATENT_NORM_EPS}, and `rms_norm_eps` is {eps}")));
         }
         if is_quantised && dtype == DType::F32 {
             return Err(refuse(
@@ -62,7 +69,8 @@ impl PreprocessedMla {
         if !is_quantised && mode == MlaCacheMode::Int8Nz {
             return Err(refuse("an int8 cache needs int8 weights, which this checkpoint has not".into()));
         }
-        let operator = Reader { weights, layer: index, shape, dtype, is_quantised }.operator(mode)?;
+        let epsilon = MlaEpsilon { input: eps, ..LATENT_NORM_EPS.into() };
+        let operator = Reader { weights, layer: index, shape, dtype, quant_mode }.operator(mode, epsilon)?;
         let attention = weights.enter("self_attn");
         let [_, from_latent] = up_projection(&attention, &shape)?;
         let o = Linear::load(&attention.enter("o_proj"), shape.heads * shape.value, shape.hidden, false)?;
@@ -81,36 +89,51 @@ impl PreprocessedMla {
         Ok([twice(turned.narrow(1, 0, half.2)?)?, twice(turned.narrow(1, half.2, half.2)?)?])
     }
 
-    /// Queries and keys of all tokens.
-    fn rows(&self, on: &Run<'_>, x: &Tensor, positions: Positions<'_>) -> Result<[[Tensor; 2]; 2], RuntimeError> {
-        let [cos, sin] = self.turns(on, positions, x)?;
+    /// Queries of all tokens, `[tokens, heads, latent + rope]` in f32, whose latents and rope keys are in the pools then.
+    fn queries(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+        let [cos, sin] = self.turns(step.on(), step.positions(), x)?;
         let x = x.to_dtype(self.dtype)?;
+        let (latents, ropes) = self.latents.pools(step)?;
         let tokens = x.dim(0)?;
         let mut parts = Vec::new();
         for start in (0..tokens).step_by(MOST_TOKENS) {
-            let part = |tensor: &Tensor| tensor.narrow(0, start, MOST_TOKENS.min(tokens - start))?.contiguous();
-            parts.push(self.operator.rows(&part(&x)?, &part(&cos)?, &part(&sin)?)?);
+            let end = tokens.min(start + MOST_TOKENS);
+            let part = |tensor: &Tensor| tensor.narrow(0, start, end - start)?.contiguous();
+            let (input, cos, sin) = (part(&x)?, part(&cos)?, part(&sin)?);
+            let operands = MlaStep {
+                input: &input,
+                cos: &cos,
+                sin: &sin,
+                cache: pool(&latents, start..end),
+                rope_cache: ropes.as_ref().map(|ropes| pool(ropes, start..end)),
+            };
+            let (latent, rope) = self.operator.run(step.on(), &operands)?;
+            parts.push(self.joined(&latent, rope.as_ref())?);
         }
-        let joined =
-            |of: usize, which: usize| Tensor::cat(&parts.iter().map(|part| &part[of][which]).collect::<Vec<_>>(), 0);
-        Ok([[joined(0, 0)?, joined(0, 1)?], [joined(1, 0)?, joined(1, 1)?]])
+        Ok(Tensor::cat(&parts, 0)?)
+    }
+
+    /// Both parts of queries in one tensor of f32.
+    fn joined(&self, latent: &Tensor, rope: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        // The scales of int8 queries are factors, so that each head's own is taken back here.
+        let latent = match &self.operator.query_scale {
+            Some(scale) => {
+                let scale = scale.to_dtype(DType::F32)?.reshape((1, scale.elem_count(), 1))?;
+                dequantised(latent)?.broadcast_div(&scale)?
+            }
+            None => latent.to_dtype(DType::F32)?,
+        };
+        match rope {
+            Some(rope) => Tensor::cat(&[latent, rope.to_dtype(DType::F32)?], D::Minus1),
+            None => Ok(latent),
+        }
     }
 }
 
 impl Mixer for PreprocessedMla {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
-        let [[q_latent, q_rope], keys] = self.rows(step.on(), x, step.positions())?;
-        // The query's scales are factors, so that each head's own is taken back here.
-        let q_latent = match &self.operator.query_scale {
-            Some(scale) => dequantised(&q_latent)?.broadcast_div(&scale.to_dtype(DType::F32)?.reshape((
-                1,
-                scale.elem_count(),
-                1,
-            ))?)?,
-            None => q_latent.to_dtype(DType::F32)?,
-        };
-        let q = Tensor::cat(&[&q_latent, &q_rope.to_dtype(DType::F32)?], 2)?;
-        let y = self.latents.attend(&q, keys, step)?.to_dtype(x.dtype())?;
+        let q = self.queries(x, step)?;
+        let y = self.latents.attend(&q, step)?.to_dtype(x.dtype())?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         let tokens = x.dim(0)?;
         Ok(self.o.forward(step.on(), &y.reshape((tokens, ()))?)?)
@@ -121,17 +144,22 @@ impl Mixer for PreprocessedMla {
     }
 }
 
+/// Where a cache takes some of a step's tokens.
+fn pool<'c>(cache: &'c PagedCache<'_>, tokens: Range<usize>) -> MlaPool<'c> {
+    MlaPool { tensor: cache.pool, view: &cache.view, slot_mapping: cache.slot_mapping.part(tokens) }
+}
+
 /// Reads an operator's weights from a layer's, in the order in which it takes them.
 struct Reader<'a> {
     weights: &'a Scope<'a>,
     layer: u32,
     shape: MlaShape,
     dtype: DType,
-    is_quantised: bool,
+    quant_mode: MlaQuantMode,
 }
 
 impl Reader<'_> {
-    fn operator(&self, cache_mode: MlaCacheMode) -> Result<MlaPreprocess, RuntimeError> {
+    fn operator(&self, cache_mode: MlaCacheMode, epsilon: MlaEpsilon) -> Result<MlaPreprocess, RuntimeError> {
         let MlaShape { hidden, heads, q_lora_rank, kv_lora_rank, nope, rope, .. } = self.shape;
         let queries = heads * (nope + rope);
         let latent = self.projection("kv_a_proj_with_mqa", hidden, kv_lora_rank + rope, 1)?;
@@ -163,12 +191,11 @@ impl Reader<'_> {
             }
             _ => (None, None),
         };
-        let quant_mode = if self.is_quantised { MlaQuantMode::PerTensorAsymmetric } else { MlaQuantMode::Unquantised };
         Ok(MlaPreprocess {
             shape: OperatorShape { hidden, heads, q_lora: q_lora_rank, kv_lora: kv_lora_rank, nope, rope },
             cache_mode,
-            quant_mode,
-            epsilon: LATENT_NORM_EPS,
+            quant_mode: self.quant_mode,
+            epsilon,
             norm0,
             down: joined(&latent, &query)?,
             norm1,
@@ -185,7 +212,8 @@ impl Reader<'_> {
         let norm = self.weights.enter(name);
         let read = |name: &str| Ok::<_, RuntimeError>(norm.get(name, size)?.to_dtype(self.dtype)?);
         let quant = self.weights.enter("self_attn").enter(projection);
-        let quantised = |name: &str| self.is_quantised.then(|| quant.get(name, 1)).transpose();
+        let by_tensor = self.quant_mode == MlaQuantMode::PerTensorAsymmetric;
+        let quantised = |name: &str| by_tensor.then(|| quant.get(name, 1)).transpose();
         let scale = quantised("input_scale")?.map(|scale| scale.to_dtype(self.dtype)).transpose()?;
         // Stored as a float, and whole; the operator takes its bits as int8.
         let offset = quantised("input_offset")?;
@@ -225,16 +253,22 @@ impl Reader<'_> {
         heads: usize,
     ) -> Result<MlaProjection, RuntimeError> {
         let weights = self.weights.enter("self_attn").enter(name);
-        let read = match self.is_quantised {
-            false => {
+        let bits = || weights.stored_as(DType::U8, "weight", (outputs, inputs));
+        let read = match self.quant_mode {
+            MlaQuantMode::Unquantised => {
                 let weight = weights.get("weight", (outputs, inputs))?.to_dtype(self.dtype)?;
                 MlaProjection { weight, descale: None, bias: None }
             }
-            true => MlaProjection {
-                weight: weights.stored_as(DType::U8, "weight", (outputs, inputs))?,
-                descale: Some(self.descale(&weights, outputs)?),
+            MlaQuantMode::PerTensorAsymmetric => MlaProjection {
+                weight: bits()?,
+                descale: Some(self.descale(&weights, "deq_scale", outputs)?),
                 bias: Some(weights.stored_as(DType::I32, "quant_bias", outputs)?),
             },
+            MlaQuantMode::PerTokenSymmetric => {
+                self.check_symmetric(&weights, name, outputs)?;
+                let descale = Some(self.descale(&weights, "weight_scale", outputs)?);
+                MlaProjection { weight: bits()?, descale, bias: None }
+            }
         };
         if heads == 0 || !self.shape.interleaved {
             return Ok(read);
@@ -250,17 +284,30 @@ impl Reader<'_> {
     }
 
     /// Factors on the integer product: f32 beside bf16, and beside f16 their bits in i64. A checkpoint may have either.
-    fn descale(&self, weights: &Scope<'_>, outputs: usize) -> Result<Tensor, RuntimeError> {
+    fn descale(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<Tensor, RuntimeError> {
         let as_bits = self.dtype == DType::F16;
         let device = weights.device();
-        let factors = weights.product_scales("deq_scale", outputs)?;
+        let factors = weights.product_scales(name, outputs)?;
         let bits = || factors.iter().map(|factor| i64::from(factor.to_bits())).collect::<Vec<_>>();
         Ok(if as_bits { Tensor::new(bits(), device)? } else { Tensor::new(factors, device)? })
     }
 
+    /// That a projection has no offsets, for which the operator has no place where each token has a scale of its own.
+    fn check_symmetric(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<(), RuntimeError> {
+        let stored = weights.stores("weight_offset");
+        let offsets = stored.then(|| weights.product_scales("weight_offset", outputs)).transpose()?;
+        match offsets.into_iter().flatten().find(|&offset| offset != 0.0) {
+            None => Ok(()),
+            Some(found) => {
+                let reason = format!("`{name}.weight_offset` has {found}; offsets of weights must be 0");
+                Err(RuntimeError::Preprocess { layer: self.layer, reason })
+            }
+        }
+    }
+
     /// That two projections of the same rows quantise them alike, since the operator does it once for both.
     fn check_same_input(&self, one: &str, other: &str) -> Result<(), RuntimeError> {
-        if !self.is_quantised {
+        if self.quant_mode != MlaQuantMode::PerTensorAsymmetric {
             return Ok(());
         }
         let attention = self.weights.enter("self_attn");

@@ -4,6 +4,7 @@ mod gguf;
 mod gguf_names;
 mod invented;
 mod matrix;
+mod nz;
 mod safetensors_files;
 
 use std::path::{Path, PathBuf};
@@ -379,13 +380,13 @@ impl Weights {
     /// As [`get`](Self::get), as it is stored: whole numbers, int8 as their bits in U8.
     fn stored_as(&self, dtype: DType, name: &str, shape: impl Into<Shape>) -> Result<Tensor> {
         let Kept::Files(files) = &self.kept else { return self.get(name, shape) };
-        let stored = files.find(name, shape.into())?;
-        if candle_dtype(stored.dtype) != Some(dtype) {
-            return Err(WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) });
+        let found = files.find(name, shape.into())?;
+        if candle_dtype(found.dtype) != Some(dtype) {
+            return Err(WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", found.dtype) });
         }
-        let raw = files.read(stored)?;
+        let raw = files.read(&found)?;
         self.count(raw.len());
-        Tensor::from_raw_buffer(&raw, dtype, &stored.shape, &self.device)
+        Tensor::from_raw_buffer(&raw, dtype, &found.shape, &self.device)
             .map_err(|source| WeightError::candle(name, source))
     }
 

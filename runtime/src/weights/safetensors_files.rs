@@ -7,6 +7,7 @@ use cacheplan_kernels::StoredMatrix;
 use candle_core::{DType, Device, Shape, Tensor};
 use safetensors::tensor::Metadata;
 
+use super::nz::{in_rows, is_nz};
 use super::{Result, WeightError};
 
 /// The names of what an int8 weight is multiplied by.
@@ -25,44 +26,51 @@ pub(super) struct Files {
 #[derive(Debug)]
 pub(super) struct Stored {
     file: usize,
-    pub(super) dtype: safetensors::Dtype,
-    pub(super) shape: Vec<usize>,
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
     offset: u64,
     pub(super) bytes: usize,
 }
 
+/// A tensor as it is asked for.
+#[derive(Debug)]
+pub(super) struct Found<'a> {
+    stored: &'a Stored,
+    pub(super) dtype: safetensors::Dtype,
+    pub(super) shape: Vec<usize>,
+}
+
 impl Files {
     pub(super) fn get(&self, name: &str, shape: Shape, device: &Device) -> Result<candle_core::Result<Tensor>> {
-        let stored = self.find(name, shape)?;
-        if let Some(scales) = (stored.dtype == safetensors::Dtype::I8).then(|| self.scales(name)).flatten() {
-            return self.dequantised(name, stored, scales, device);
+        let found = self.find(name, shape)?;
+        if let Some(scales) = (found.dtype == safetensors::Dtype::I8).then(|| self.scales(name)).flatten() {
+            return self.dequantised(name, &found, scales, device);
         }
-        let expected = stored.shape.as_slice();
-        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", stored.dtype) };
+        let unusable = || WeightError::DType { name: name.to_owned(), dtype: format!("{:?}", found.dtype) };
         // Narrower numbers mean nothing without the scales that lie beside them.
-        let dtype = DType::try_from(stored.dtype).ok();
+        let dtype = DType::try_from(found.dtype).ok();
         let wide = dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64));
         let dtype = wide.ok_or_else(unusable)?;
-        let raw = self.read(stored)?;
-        let tensor = Tensor::from_raw_buffer(&raw, dtype, expected, device);
+        let raw = self.read(&found)?;
+        let tensor = Tensor::from_raw_buffer(&raw, dtype, &found.shape, device);
         if !are_finite(raw, dtype) {
-            let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
+            let (file, name) = (self.files[found.stored.file].name().to_owned(), name.to_owned());
             return Err(WeightError::NotFinite { file, name });
         }
         Ok(tensor)
     }
 
-    /// The tensor called `name`, if it has `shape`.
-    pub(super) fn find(&self, name: &str, shape: Shape) -> Result<&Stored> {
+    /// The tensor called `name`, if it has `shape`, or is a matrix of that shape in NZ order.
+    pub(super) fn find(&self, name: &str, shape: Shape) -> Result<Found<'_>> {
         let expected = shape.into_dims();
         let Some(stored) = self.tensors.get(name) else {
             return Err(WeightError::Missing { name: name.to_owned(), expected, near: self.near(name) });
         };
-        if stored.shape != expected {
+        if stored.shape != expected && !is_nz(&stored.shape, &expected, stored.element_bytes()) {
             let (file, name) = (self.files[stored.file].name().to_owned(), name.to_owned());
             return Err(WeightError::Shape { file, name, found: stored.shape.clone(), expected });
         }
-        Ok(stored)
+        Ok(Found { stored, dtype: stored.dtype, shape: expected })
     }
 
     /// What the rows of an int8 weight are multiplied by, as quantising tools for Ascend name it: a scale for each row, or
@@ -81,11 +89,11 @@ impl Files {
     fn dequantised(
         &self,
         name: &str,
-        stored: &Stored,
+        found: &Found<'_>,
         scales: Scales,
         device: &Device,
     ) -> Result<candle_core::Result<Tensor>> {
-        let rows = stored.shape.first().copied().unwrap_or(0);
+        let rows = found.shape.first().copied().unwrap_or(0);
         let factors = match scales {
             Scales::OfWeight { scale, offset } => {
                 if let Some(offset) = offset
@@ -108,17 +116,17 @@ impl Files {
                 of_product.into_iter().map(|product| product / of_input).collect()
             }
         };
-        let raw = self.read(stored)?;
+        let raw = self.read(found)?;
         let columns = raw.len() / rows.max(1);
         let values = raw.iter().enumerate().map(|(at, &bits)| f32::from(bits as i8) * factors[at / columns]);
-        Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), stored.shape.as_slice(), device))
+        Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), found.shape.as_slice(), device))
     }
 
     /// What integer products of each row are multiplied by: floats, or their bits in int64.
     pub(super) fn product_scales(&self, name: &str) -> Result<Vec<f32>> {
         match self.tensors.get(name) {
             Some(stored) if stored.dtype == safetensors::Dtype::I64 => {
-                let raw = self.read(stored)?;
+                let raw = self.raw(stored)?;
                 Ok(raw.as_chunks().0.iter().map(|bits| f32::from_bits(i64::from_le_bytes(*bits) as u32)).collect())
             }
             _ => self.floats(name),
@@ -164,7 +172,16 @@ impl Files {
         Ok(())
     }
 
-    pub(super) fn read(&self, stored: &Stored) -> Result<Vec<u8>> {
+    /// The bytes of a tensor, row after row.
+    pub(super) fn read(&self, found: &Found<'_>) -> Result<Vec<u8>> {
+        let raw = self.raw(found.stored)?;
+        Ok(match (found.stored.shape.as_slice(), found.shape.as_slice()) {
+            (&[1, _, tall, _], &[rows, columns]) => in_rows(&raw, tall, rows, columns * found.stored.element_bytes()),
+            _ => raw,
+        })
+    }
+
+    fn raw(&self, stored: &Stored) -> Result<Vec<u8>> {
         let mut raw = vec![0; stored.bytes];
         self.files[stored.file].read_exact_at(&mut raw, stored.offset)?;
         Ok(raw)
@@ -182,6 +199,13 @@ impl Files {
             [] => format!("none of the {} tensors begins with `{parent}`", self.tensors.len()),
             _ => format!("near it there are {}", siblings.join(", ")),
         }
+    }
+}
+
+impl Stored {
+    fn element_bytes(&self) -> usize {
+        let elements = self.shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+        elements.and_then(|elements| self.bytes.checked_div(elements)).unwrap_or(0)
     }
 }
 

@@ -29,6 +29,11 @@ fn quantised() -> PathBuf {
     folder("deepseek_v3").join("../../w8a8/deepseek_v3")
 }
 
+/// The fixture in 8 bits whose tokens have a scale each.
+fn dynamic() -> PathBuf {
+    quantised().join("../deepseek_v3_dynamic")
+}
+
 /// The same in bfloat16, where scales of products are floats.
 fn quantised_in_bf16() -> TempDir {
     let made = TempDir::new().unwrap();
@@ -121,6 +126,42 @@ fn int8_weights_give_the_logits_of_their_reference(
     assert!(error <= 5e-2 && cosine >= 0.999, "{mode}: {error:.2e} from the model as it was, cosine {cosine:.6}");
 }
 
+/// Quantised token by token (the operator's quantMode 1).
+#[rstest]
+fn a_scale_for_each_token_gives_the_logits_of_its_reference(
+    #[values("kvcache", "krope_ctkv", "int8_nz", "nz")] mode: &str,
+) {
+    let golden = Golden::load_from(&dynamic());
+    let found = logits(open(&dynamic(), &budget(mode, "")).unwrap(), &golden.ids("ids"));
+    let name = if mode == "int8_nz" { "logits_int8" } else { "logits" };
+    let (error, cosine) = distance(&found, &golden.get(name));
+    assert!(error <= 2e-2 && cosine >= 0.9998, "{mode}: off by {error:.2e}, cosine {cosine:.6}");
+    // The plain decoder, of the numbers that the weights stand for, quantises no token.
+    let plain = logits(open(&dynamic(), crate::harness::BUDGET).unwrap(), &golden.ids("ids"));
+    assert!(distance(&found, &plain).0 > 1e-3, "{mode}");
+}
+
+/// Of the same numbers, in Ascend's order of columns.
+#[test]
+fn weights_in_nz_order_are_those_in_rows() {
+    let ids = Golden::load_from(&quantised()).ids("ids");
+    let of = |model: &Path| logits(open(model, &budget("nz", "")).unwrap(), &ids).to_vec2::<f32>().unwrap();
+    assert_eq!(of(&quantised().join("../deepseek_v3_nz")), of(&quantised()));
+}
+
+/// A model's own epsilon is that of the norm in front of the layer; the others add 1e-6 whatever it is.
+#[test]
+fn a_models_epsilon_is_the_operators() {
+    let (made, golden) = (TempDir::new().unwrap(), Golden::load("deepseek_v3"));
+    let config = std::fs::read_to_string(folder("deepseek_v3").join("config.json")).unwrap();
+    std::fs::write(made.path().join("config.json"), config.replace("1e-06", "1e-1")).unwrap();
+    std::fs::copy(folder("deepseek_v3").join("model.safetensors"), made.path().join("model.safetensors")).unwrap();
+    let of = |budget: &str| logits(open(made.path(), budget).unwrap(), &golden.ids("ids"));
+    let plain = of(crate::harness::BUDGET);
+    assert_close(&of(&budget("krope_ctkv", "")), &plain, "by the operator");
+    assert!(distance(&plain, &golden.get("full_logits")).0 > 1e-2, "the epsilon counts");
+}
+
 fn prompts() -> Vec<Request> {
     let prompt = |start: u32| (start..start + 40).map(|token| 1 + token * 7 % 90).collect();
     (0..5).map(|at| Request::new(prompt(at * at), 20)).collect()
@@ -188,6 +229,7 @@ fn a_prediction_layer_runs_behind_the_operator_too(#[values("krope_ctkv", "nz")]
 /// A tensor of a checkpoint made wrong, or a budget that the operator does not do.
 #[rstest]
 #[case::int8_cache_of_floats("", "int8_nz", "", "an int8 cache needs int8 weights")]
+#[case::f32_with_dynamic_int8("dynamic", "krope_ctkv", "[dtypes]\nkv = 'f32'\n", "the caches are f32 (`dtypes.kv`)")]
 #[case::f32_with_int8("w8a8", "krope_ctkv", "[dtypes]\nkv = 'f32'\n", "the caches are f32 (`dtypes.kv`)")]
 #[case::narrow_caches("w8a8", "krope_ctkv", "[dtypes]\nkv = 'fp8'\n", "rope keys are stored in f8_e4m3")]
 fn what_the_operator_does_not_do_is_named(
@@ -196,15 +238,26 @@ fn what_the_operator_does_not_do_is_named(
     #[case] more: &str,
     #[case] expected: &str,
 ) {
-    let model = if model.is_empty() { folder("deepseek_v3") } else { quantised() };
+    let model = match model {
+        "dynamic" => dynamic(),
+        "w8a8" => quantised(),
+        _ => folder("deepseek_v3"),
+    };
     let error = open(&model, &budget(mode, more)).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
 }
 
-#[test]
-fn a_model_without_the_operator_is_refused_by_the_key() {
-    let error = open(&folder("kimi_linear"), &budget("krope_ctkv", "")).unwrap_err().to_string();
-    assert!(error.contains("mla_cache_mode") && error.contains("deepseek_v3 only"), "{error}");
+#[rstest]
+#[case("kimi_linear", "deepseek_v3 only")]
+#[case("llama", "a llama has none")]
+#[case("nemotron_h", "a nemotron_h has none")]
+fn a_model_without_the_operator_is_refused_by_the_key(
+    #[case] model: &str,
+    #[case] expected: &str,
+    #[values("kvcache", "krope_ctkv")] mode: &str,
+) {
+    let error = open(&folder(model), &budget(mode, "")).unwrap_err().to_string();
+    assert!(error.contains("mla_cache_mode") && error.contains(expected), "{error}");
 }
 
 #[test]

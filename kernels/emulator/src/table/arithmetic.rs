@@ -72,6 +72,9 @@ pub(super) fn arithmetic(words: &mut Words<'_>) -> Option<(Scalar, usize, bool)>
         }
         ("max", Type::F32) => exact(f32_op!(flushed, |a, b| larger(a, b)), 2),
         ("min", Type::F32) => exact(f32_op!(flushed, |a, b| -larger(-a, -b)), 2),
+        ("dp4a", Type::S32) if words.types == [Type::S32; 2] => {
+            exact(scalar!(|a: u32, b: u32, c: u32| products_of_bytes(a, b, c)), 3)
+        }
         _ if flushed || !single => None,
         ("add", _) => exact(integers!(ty, |a, b| a.wrapping_add(b))?, 2),
         ("sub", _) => exact(integers!(ty, |a, b| a.wrapping_sub(b))?, 2),
@@ -133,6 +136,13 @@ fn address_of_space(words: &mut Words<'_>, to: bool) -> Option<Scalar> {
         (true, true) => Some(scalar!(|a: u64| a.wrapping_sub(SHARED_WINDOW))),
         (true, false) => Some(scalar!(|a: u64| a.wrapping_add(SHARED_WINDOW))),
     }
+}
+
+/// The sum of four products of signed bytes, and a third number.
+fn products_of_bytes(a: u32, b: u32, c: u32) -> u32 {
+    let pairs = a.to_le_bytes().into_iter().zip(b.to_le_bytes());
+    let products = pairs.map(|(a, b)| i32::from(a.cast_signed()) * i32::from(b.cast_signed()));
+    products.fold(c.cast_signed(), i32::wrapping_add).cast_unsigned()
 }
 
 /// Each half's difference, to nearest: an f32 has room for more than twice the digits, so that rounding twice is rounding once.

@@ -113,6 +113,20 @@ fn integers_are_those_of_arithmetic(#[values("u16", "s16", "u32", "s32", "u64", 
     }
 }
 
+#[test]
+fn four_products_of_bytes_are_summed() {
+    let dp4a = scalar("dp4a.s32.s32", "s32", &["s32", "s32", "s32"]);
+    for a in [0i8, 1, -1, 127, -128, 77] {
+        for b in [0i8, 3, -5, 127, -128] {
+            let (left, right) = ([a, b, -3, 100], [b, a, 7, -128]);
+            let word = |bytes: [i8; 4]| u64::from(u32::from_le_bytes(bytes.map(i8::cast_unsigned)));
+            let exact: i128 = left.iter().zip(right).map(|(&a, b)| i128::from(a) * i128::from(b)).sum();
+            assert_eq!(dp4a(word(left), word(right), 9), low("s32", exact + 9), "{left:?} {right:?}");
+            assert_eq!(dp4a(word(left), word(right), 0x7fff_ffff), low("s32", exact + 0x7fff_ffff), "it wraps around");
+        }
+    }
+}
+
 #[rstest]
 #[case("u16", "u32")]
 #[case("s16", "s32")]

@@ -3,9 +3,9 @@
 use cacheplan_handlers::KvLayout;
 use cacheplan_kernels::cases::{
     Attention, CacheWrite, Case, Channels, Choice, Convolution, DeltaKind, Elementwise, Experts, Features, Format,
-    LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
+    Latents, LinearAttention, Mamba2, Move, Norm, Pool, Product, Recurrence, Scales, Sequences, Writes,
 };
-use cacheplan_kernels::{GateOrder, Routing, Window};
+use cacheplan_kernels::{GateOrder, MlaCacheMode, MlaQuantMode, MlaShape, Routing, Window};
 use candle_core::DType::{self, BF16, F8E4M3, F16, F32, U8};
 
 /// Formats of a state pool and of activations.
@@ -23,6 +23,7 @@ pub(super) fn all(large: bool) -> Vec<Case> {
     cases.extend(cache_writes(large));
     cases.extend(rows(large));
     cases.extend(experts(large));
+    cases.extend(latents(large));
     cases.extend(moves(large));
     cases.extend(prefills(large));
     cases
@@ -274,6 +275,21 @@ fn experts(large: bool) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// What stands in front of latent attention, in each of its quantisations, with and without a compressed query.
+fn latents(large: bool) -> impl Iterator<Item = Case> {
+    let modes = [
+        (MlaQuantMode::PerTensorAsymmetric, MlaCacheMode::KvCache),
+        (MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Int8Nz),
+        (MlaQuantMode::Unquantised, MlaCacheMode::Nz),
+    ];
+    let (heads, hidden) = if large { (16, 2048) } else { (2, 96) };
+    let shape = MlaShape { hidden, heads, q_lora: Some(hidden / 2), kv_lora: 64, nope: 32, rope: 16 };
+    modes.into_iter().flat_map(move |(quant_mode, cache_mode)| {
+        [shape, MlaShape { q_lora: None, ..shape }]
+            .map(|shape| Latents { shape, quant_mode, cache_mode, input: BF16 }.case(5))
+    })
 }
 
 fn moves(large: bool) -> impl Iterator<Item = Case> {

@@ -71,14 +71,14 @@ thread_local! {
 }
 
 /// Rows cut into segments, which lie one after the other and end in zeros.
-pub(super) struct Inputs {
+pub(in crate::cpu) struct Inputs {
     lines: Vec<Line>,
     rows: usize,
     width: usize,
 }
 
 impl Inputs {
-    pub(super) fn new(x: &Rows<'_>) -> Self {
+    pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
         let (rows, width) = (x.len(), x.width());
         let mut lines = INPUTS.take();
         let pieces = room(&mut lines, rows * width.div_ceil(SEGMENT) * SEGMENT).par_chunks_exact_mut(SEGMENT);
@@ -108,14 +108,14 @@ impl Drop for Inputs {
 /// Some outputs of some rows.
 #[derive(Clone)]
 pub(in crate::cpu) struct Task<'a> {
-    pub(super) inputs: &'a Inputs,
-    pub(super) rows: Range<usize>,
-    pub(super) outputs: Range<usize>,
+    pub(in crate::cpu) inputs: &'a Inputs,
+    pub(in crate::cpu) rows: Range<usize>,
+    pub(in crate::cpu) outputs: Range<usize>,
 }
 
 impl Task<'_> {
     /// Multiplies, and hands over each row's products.
-    pub(super) fn multiply(self, weight: impl Weight, mut each: impl FnMut(usize, &[f32])) {
+    pub(in crate::cpu) fn multiply(self, weight: impl Weight, mut each: impl FnMut(usize, &[f32])) {
         let mut scratch = SCRATCH.take();
         let (rows, outputs) = (self.rows.clone(), self.outputs.len());
         pulp::Arch::new().dispatch(Products { task: self, weight, scratch: &mut scratch });

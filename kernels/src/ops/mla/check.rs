@@ -1,22 +1,20 @@
 //! The operator's table of shapes and dtypes.
 
-use super::{MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaStep, OP, elements_of_32_bytes};
+use super::{
+    MlaCacheMode, MlaNorm, MlaPool, MlaPreprocess, MlaProjection, MlaQuantMode, MlaStep, OP, elements_of_32_bytes,
+};
 use crate::error::{KernelError, Result};
+use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Tensor};
 
 /// Most tokens of one call.
 const MAX_TOKENS: usize = 1024;
+/// Most elements of a row: more products of 8 bits may be too large for the 32 bits of their sum.
+const MAX_WIDTH: usize = (1 << 17) - 1;
 
 /// What a step brings, and the caches that it writes.
 pub(in crate::ops) fn check(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<()> {
-    let tokens = step.slot_mapping.len();
-    exact("input", step.input, &[tokens, mla.shape.hidden], step.input.dtype())?;
-    check_operands(mla, step.input, step.cos, step.sin)?;
-    caches(mla, step, step.input.dtype())
-}
-
-/// All but the caches.
-pub(in crate::ops) fn check_operands(mla: &MlaPreprocess, input: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
+    let MlaStep { input, cos, sin, .. } = *step;
     let shape = &mla.shape;
     let dtype = input.dtype();
     let tokens = input.dim(0)?;
@@ -36,6 +34,14 @@ pub(in crate::ops) fn check_operands(mla: &MlaPreprocess, input: &Tensor, cos: &
     }
     if !shape.rope.is_multiple_of(2) {
         return refuse(format!("rope is {}, expected an even number", shape.rope));
+    }
+    let sizes = [shape.hidden, shape.heads, shape.kv_lora, shape.nope, shape.rope, shape.q_lora.unwrap_or(1)];
+    if sizes.contains(&0) {
+        return refuse(format!("a size is 0: {shape:?}"));
+    }
+    let widest = shape.hidden.max(shape.q_lora.unwrap_or(0));
+    if widest > MAX_WIDTH {
+        return refuse(format!("rows of {widest} elements, at most {MAX_WIDTH}"));
     }
     exact("input", input, &[tokens, shape.hidden], dtype)?;
     exact("cos", cos, &[tokens, shape.rope], dtype)?;
@@ -65,46 +71,62 @@ pub(in crate::ops) fn check_operands(mla: &MlaPreprocess, input: &Tensor, cos: &
             None => return refuse(format!("{operand} is missing, but the cache is int8")),
         }
     }
-    Ok(())
+    caches(mla, step)
 }
 
-fn caches(mla: &MlaPreprocess, step: &MlaStep<'_>, dtype: DType) -> Result<()> {
-    let shape = &mla.shape;
+fn caches(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Result<()> {
+    let (shape, dtype, tokens) = (&mla.shape, step.input.dtype(), step.input.dim(0)?);
+    let refuse = |reason: &str| Err(KernelError::Argument { op: OP, reason: reason.to_owned() });
+    let width = if mla.cache_mode == MlaCacheMode::KvCache { shape.kv_lora + shape.rope } else { shape.kv_lora };
+    let latent_dtype = if mla.cache_mode == MlaCacheMode::Int8Nz { DType::U8 } else { dtype };
+    cache(mla.cache_mode, "kvCache", &step.cache, width, latent_dtype, tokens)?;
+    match (mla.cache_mode, &step.rope_cache) {
+        (MlaCacheMode::KvCache, None) => Ok(()),
+        (MlaCacheMode::KvCache, Some(_)) => refuse("cacheMode 0 has no kvCacheRope"),
+        (mode, Some(rope_cache)) => cache(mode, "kvCacheRope", rope_cache, shape.rope, dtype, tokens),
+        (_, None) => refuse("kvCacheRope is missing"),
+    }
+}
+
+/// Rows of `width` elements of `dtype` for so many tokens.
+fn cache(
+    mode: MlaCacheMode,
+    operand: &'static str,
+    cache: &MlaPool<'_>,
+    width: usize,
+    dtype: DType,
+    tokens: usize,
+) -> Result<()> {
+    let MlaPool { tensor, view, slot_mapping } = *cache;
     let refuse = |reason: String| Err(KernelError::Argument { op: OP, reason });
-    let dims = step.cache.dims();
-    let &[blocks, second, third, _] = dims else {
-        let expected = "four dimensions".to_owned();
-        return Err(KernelError::Shape { op: OP, operand: "kvCache", found: dims.to_vec(), expected });
-    };
-    let nz = matches!(mla.cache_mode, MlaCacheMode::Int8Nz | MlaCacheMode::Nz);
-    let block_size = if nz { third } else { second };
+    let (block_size, nz) = (view.tokens_per_block, matches!(mode, MlaCacheMode::Int8Nz | MlaCacheMode::Nz));
     if !(1..=128).contains(&block_size) && block_size != 256 {
         return refuse(format!("block size {block_size}, expected 1 to 128 or 256"));
     }
     if nz && block_size != 128 {
         return refuse(format!("block size {block_size}, expected 128 with an NZ cache"));
     }
-    let cache_dtype = if mla.cache_mode == MlaCacheMode::Int8Nz { DType::U8 } else { dtype };
-    let expected = |width: usize, dtype: DType| match nz {
-        true => [blocks, width / elements_of_32_bytes(dtype), block_size, elements_of_32_bytes(dtype)],
-        false => [blocks, block_size, 1, width],
-    };
-    let width = if mla.cache_mode == MlaCacheMode::KvCache { shape.kv_lora + shape.rope } else { shape.kv_lora };
-    exact("kvCache", step.cache, &expected(width, cache_dtype), cache_dtype)?;
-    match (mla.cache_mode, step.rope_cache) {
-        (MlaCacheMode::KvCache, None) => {}
-        (MlaCacheMode::KvCache, Some(_)) => return refuse("cacheMode 0 has no kvCacheRope".to_owned()),
-        (_, Some(rope_cache)) => exact("kvCacheRope", rope_cache, &expected(shape.rope, dtype), dtype)?,
-        (_, None) => return refuse("kvCacheRope is missing".to_owned()),
+    let [columns, column] = mode.columns(width, dtype);
+    if columns * column != width {
+        return refuse(format!("{operand}: rows of {width} elements are no whole columns of {column}"));
     }
-    let slots = (blocks * block_size) as i64;
-    match step.slot_mapping.iter().position(|&slot| slot < -1 || slot >= slots) {
+    let (found, expected) = ([view.num_kv_heads, view.head_dim], [columns, column]);
+    if view.kv_factor != 1 || found != expected || (nz && view.order != KvLayout::Hnd) {
+        let expected = format!("{columns} columns of {column} elements, each for all tokens of a block");
+        return Err(KernelError::Shape { op: OP, operand, found: found.to_vec(), expected });
+    }
+    is_of(operand, tensor, dtype)?;
+    let slots = (view.check(OP, tensor)? * block_size) as i64;
+    if slot_mapping.len() != tokens {
+        return refuse(format!("{} slots for {tokens} tokens", slot_mapping.len()));
+    }
+    match slot_mapping.iter().position(|&slot| slot < -1 || slot >= slots) {
         None => Ok(()),
         Some(at) => Err(KernelError::Index {
             op: OP,
             operand: "slotmapping",
             at,
-            found: step.slot_mapping[at],
+            found: slot_mapping[at],
             expected: format!("expected -1 or less than {slots}"),
         }),
     }
@@ -172,6 +194,10 @@ fn one_of(operand: &'static str, tensor: &Tensor, allowed: &[&[usize]], dtype: D
             expected: allowed.iter().map(|dims| format!("{dims:?}")).collect::<Vec<_>>().join(" or "),
         });
     }
+    is_of(operand, tensor, dtype)
+}
+
+fn is_of(operand: &'static str, tensor: &Tensor, dtype: DType) -> Result<()> {
     if tensor.dtype() != dtype {
         let expected = match dtype {
             DType::U8 => "int8 (bits in u8)",

@@ -1,8 +1,12 @@
 //! The preprocessing of multi-head latent attention: its modes, sizes, weights and what a step brings.
 
-use super::{MlaCacheMode, OP};
+use super::{MlaCacheMode, OP, elements_of_32_bytes, nz_decode};
 use crate::error::{KernelError, Result};
-use candle_core::Tensor;
+use crate::numbers::Numbers;
+use crate::ops::kv_cache::KvWrite;
+use crate::ops::quant::{KvQuant, KvScales};
+use crate::view::KvLayerView;
+use candle_core::{DType, Tensor};
 
 /// How activations are quantised before the two products (the operator's `quantMode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,29 @@ impl MlaShape {
     }
 }
 
+/// What each norm adds to the mean square. By default all add 1e-5, as the operator declares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlaEpsilon {
+    /// The norm in front of the layer.
+    pub input: f64,
+    /// That of the compressed query.
+    pub query: f64,
+    /// That of the latent.
+    pub latent: f64,
+}
+
+impl From<f64> for MlaEpsilon {
+    fn from(all: f64) -> Self {
+        Self { input: all, query: all, latent: all }
+    }
+}
+
+impl Default for MlaEpsilon {
+    fn default() -> Self {
+        Self::from(1e-5)
+    }
+}
+
 /// An RMSNorm and what quantises its output.
 #[derive(Clone, Debug)]
 pub struct MlaNorm {
@@ -96,8 +123,8 @@ pub struct MlaPreprocess {
     pub cache_mode: MlaCacheMode,
     /// Quantisation of activations.
     pub quant_mode: MlaQuantMode,
-    /// Added to the mean square in all three norms. The operator documents 1e-5 but computes with 1e-6.
-    pub epsilon: f64,
+    /// Added to the mean squares of the three norms; a model has its own.
+    pub epsilon: MlaEpsilon,
     /// First norm.
     pub norm0: MlaNorm,
     /// Down projection.
@@ -116,6 +143,57 @@ pub struct MlaPreprocess {
     pub query_scale: Option<Tensor>,
 }
 
+impl MlaProjection {
+    /// The weight `[rows, columns]`, whatever its order.
+    pub(crate) fn rows(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        match self.weight.rank() {
+            2 => Ok(self.weight.contiguous()?),
+            // A single product comes as a batch of one.
+            _ => Ok(nz_decode(&self.weight)?.reshape((rows, columns))?),
+        }
+    }
+
+    /// What the integer product is multiplied by, as f32; i64 entries carry the bits of one in their low half.
+    pub(crate) fn factors(&self) -> Result<Option<Tensor>> {
+        let Some(factors) = &self.descale else { return Ok(None) };
+        if factors.dtype() != DType::I64 {
+            return Ok(Some(factors.to_dtype(DType::F32)?));
+        }
+        let bits = factors.to_vec1::<i64>()?;
+        let floats: Vec<f32> = bits.into_iter().map(|bits| f32::from_bits(bits as u32)).collect();
+        Ok(Some(Tensor::from_vec(floats, factors.elem_count(), factors.device())?))
+    }
+}
+
+impl MlaPreprocess {
+    /// The absorbing weights `[heads, nope, kv_lora]`, whatever their order.
+    pub(crate) fn absorbing_rows(&self) -> Result<Tensor> {
+        match self.absorb.rank() {
+            3 => Ok(self.absorb.contiguous()?),
+            _ => nz_decode(&self.absorb),
+        }
+    }
+
+    /// Writes latents and rope keys `[tokens, width]` into a step's caches, each by a `write` of rows.
+    pub(crate) fn write(
+        &self,
+        step: &MlaStep<'_>,
+        [latents, keys]: [&Tensor; 2],
+        write: impl Fn(&KvWrite<'_>, &Tensor, &KvLayerView) -> Result<()>,
+    ) -> Result<()> {
+        let into = |pool: &MlaPool<'_>, k: &Tensor, quant: Option<KvQuant<'_>>| {
+            write(&KvWrite { k, v: None, slot_mapping: pool.slot_mapping, quant }, pool.tensor, pool.view)
+        };
+        let Some(rope_cache) = &step.rope_cache else {
+            return into(&step.cache, &Tensor::cat(&[latents, keys], 1)?, None);
+        };
+        let scale = self.latent_scale.as_ref().map(|scale| scale.to_dtype(DType::F32)?.get(0)?.to_scalar::<f32>());
+        let quant = scale.transpose()?.map(|scale| KvScales { k: scale, v: scale }.into());
+        into(&step.cache, latents, quant)?;
+        into(rope_cache, keys, None)
+    }
+}
+
 /// The activations and caches of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaStep<'a> {
@@ -126,9 +204,31 @@ pub struct MlaStep<'a> {
     /// `[tokens, rope]`.
     pub sin: &'a Tensor,
     /// The cache, or the latent's part of it, written in place.
-    pub cache: &'a Tensor,
+    pub cache: MlaPool<'a>,
     /// The rope key's cache, in all modes but the first.
-    pub rope_cache: Option<&'a Tensor>,
+    pub rope_cache: Option<MlaPool<'a>>,
+}
+
+/// A cache where it lies: one layer of a pool, or all of a tensor of the operator's own shape.
+#[derive(Clone, Copy, Debug)]
+pub struct MlaPool<'a> {
+    /// `[blocks, block_elems]`.
+    pub tensor: &'a Tensor,
+    /// One head as wide as a row, or in NZ order a head for each column, each stored for all tokens of a block.
+    pub view: &'a KvLayerView,
     /// `[tokens]` slots; -1 is skipped.
-    pub slot_mapping: &'a [i64],
+    pub slot_mapping: Numbers<'a, i64>,
+}
+
+impl MlaCacheMode {
+    /// Rows of `width` elements in this mode: columns, and elements of each.
+    pub(crate) fn columns(self, width: usize, dtype: DType) -> [usize; 2] {
+        match self {
+            Self::KvCache | Self::KropeCtkv => [1, width],
+            Self::Int8Nz | Self::Nz => {
+                let column = elements_of_32_bytes(dtype);
+                [width / column, column]
+            }
+        }
+    }
 }

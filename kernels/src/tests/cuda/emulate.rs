@@ -136,6 +136,7 @@ pub(super) fn span(tensor: &Tensor) -> Vec<u8> {
     match storage {
         CpuStorage::U8(data) => data[range].to_vec(),
         CpuStorage::U32(data) => data[range].map_bytes(|value| value.to_le_bytes()),
+        CpuStorage::I32(data) => data[range].map_bytes(|value| value.to_le_bytes()),
         CpuStorage::F8E4M3(data) => data[range].map_bytes(|value| [value.to_bits()]),
         CpuStorage::F16(data) => data[range].map_bytes(|value: &f16| value.to_le_bytes()),
         CpuStorage::BF16(data) => data[range].map_bytes(|value: &bf16| value.to_le_bytes()),

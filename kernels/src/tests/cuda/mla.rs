@@ -1,9 +1,11 @@
-//! `mla_decode.cu` and `mla_prefill.cu`.
+//! `mla_decode.cu`, `mla_prefill.cu` and `mla_preprocess.cu`.
 
-use super::{TARGET, assert_traffic, emulate, prove_all, prove_mutants, schedules};
+use super::{Emulated, TARGET, assert_traffic, emulate, prove_all, prove_mutants, schedules};
 use crate::cuda::attention::paged_attention;
+use crate::cuda::mla::preprocess;
 use crate::tests::attention::{Layout, Paged};
-use crate::{PagedAttention, Target};
+use crate::tests::mla::{Cache, Queries, SHAPE, SLOTS, Setup};
+use crate::{MlaCacheMode, MlaQuantMode, MlaShape, PagedAttention, Target};
 use cacheplan_emulator::Options;
 use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Tensor};
@@ -138,4 +140,74 @@ fn mla_decode_traffic() {
     let floor = context * 576 * 2 + splits * (16 * 576 * 2 + 16 * 512 * 4);
     assert!(stats.moved_bytes() as f64 <= 1.05 * floor as f64, "{} of {floor} bytes", stats.moved_bytes());
     assert!(stats.shared_passes as f64 <= 1.1 * stats.shared_requests as f64, "{stats:?}");
+}
+
+const QUANT_MODES: [MlaQuantMode; 3] =
+    [MlaQuantMode::PerTensorAsymmetric, MlaQuantMode::PerTokenSymmetric, MlaQuantMode::Unquantised];
+
+fn preprocessed(setup: &Setup, options: &Options) -> (Queries, Vec<Cache>, Emulated) {
+    let caches = setup.caches();
+    let mut emulated = emulate(&preprocess(&setup.mla, &setup.step(&caches, &SLOTS), &TARGET).unwrap(), options);
+    let queries = (emulated.outputs.remove(0), emulated.outputs.pop());
+    (queries, caches, emulated)
+}
+
+/// Rows of part of a block of tokens, of a row that is written nowhere; heads of part of a block of threads and of more.
+#[rstest]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_preprocess(
+    #[values(0, 1, 2, 3)] cache_mode: u8,
+    #[values(0, 1, 2)] quant_mode: usize,
+    #[values(
+        SHAPE,
+        MlaShape { q_lora: None, ..SHAPE },
+        MlaShape { hidden: 1040, nope: 48, heads: 2, q_lora: Some(560), kv_lora: 576, ..SHAPE }
+    )]
+    shape: MlaShape,
+) {
+    let cache_mode = MlaCacheMode::try_from(cache_mode).unwrap();
+    if cache_mode == MlaCacheMode::Int8Nz && quant_mode == 2 {
+        return;
+    }
+    let setup = Setup::new(shape, cache_mode, QUANT_MODES[quant_mode], DType::BF16, false);
+    for options in schedules() {
+        let (queries, caches, _) = preprocessed(&setup, &options);
+        setup.assert_as_reference(&queries, &caches);
+    }
+}
+
+#[test]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_preprocess_mutants() {
+    let setup = Setup::new(SHAPE, MlaCacheMode::Nz, MlaQuantMode::PerTokenSymmetric, DType::BF16, false);
+    let caches = setup.caches();
+    prove_mutants(&preprocess(&setup.mla, &setup.step(&caches, &SLOTS), &TARGET).unwrap(), &[]);
+}
+
+/// Weights are most of what moves; a layer of DeepSeek-V3's widths with two of its heads.
+#[rstest]
+#[case(1, 120.0)]
+#[case(2, 120.0)]
+#[ignore = "needs the CUDA compiler: cargo xtask cuda-prove"]
+fn mla_preprocess_traffic(#[case] quant_mode: usize, #[case] warp_instructions_per_kib: f64) {
+    let shape = MlaShape { hidden: 2048, heads: 2, q_lora: Some(1536), kv_lora: 512, nope: 128, rope: 64 };
+    let setup = Setup::new(shape, MlaCacheMode::KvCache, QUANT_MODES[quant_mode], DType::BF16, false);
+    let (_, _, emulated) = preprocessed(&setup, &Options::default());
+    for at in [1, 3] {
+        let stats = &emulated.runs[at].stats;
+        assert!(stats.sector_ratio() <= 1.02, "{} of {} sectors", stats.sectors, stats.ideal_sectors);
+        let found = stats.warp_instructions_per_kib();
+        assert!(found <= warp_instructions_per_kib, "{found:.1} warp instructions per KiB: {stats:?}");
+    }
+}
+
+#[test]
+fn mla_preprocessing_that_no_kernel_was_made_for_is_left_to_others() {
+    let left = |dtype, nz, slots: &[i64]| {
+        let setup = Setup::new(SHAPE, MlaCacheMode::KvCache, MlaQuantMode::PerTokenSymmetric, dtype, nz);
+        let caches = setup.caches();
+        preprocess(&setup.mla, &setup.step(&caches, slots), &TARGET).is_none()
+    };
+    assert!(!left(DType::BF16, false, &SLOTS) && left(DType::F16, false, &SLOTS) && left(DType::BF16, true, &SLOTS));
+    assert!(left(DType::BF16, false, &[3, 1, -1, 2, 3]));
 }
