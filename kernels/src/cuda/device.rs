@@ -274,6 +274,7 @@ fn allocate(device: &CudaDevice, buffer: &Buffer<'_>) -> Result<CudaStorageSlice
                 DType::BF16 => CudaStorageSlice::BF16(uninitialised::<bf16>(device, elements)?),
                 DType::F16 => CudaStorageSlice::F16(uninitialised::<f16>(device, elements)?),
                 DType::U32 => CudaStorageSlice::U32(uninitialised::<u32>(device, elements)?),
+                DType::U8 => CudaStorageSlice::U8(uninitialised::<u8>(device, elements)?),
                 other => candle_core::bail!("no kernel gives {other:?}"),
             }
         }
