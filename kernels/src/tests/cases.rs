@@ -53,7 +53,7 @@ fn few() -> Sequences {
 #[case(Experts { rows: 3, per_token: 2, experts: 4, inputs: 16, outputs: 6, bias: true, summed: true, dtype: F32 }.case())]
 #[case(Pool { rows: 3, elements: 12, dtype: F32 }.case(Move::Copy))]
 #[case(latents(MlaQuantMode::PerTensorAsymmetric, MlaCacheMode::KvCache))]
-#[case(latents(MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Int8Nz))]
+#[case(latents(MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Nz))]
 #[case(latents(MlaQuantMode::Unquantised, MlaCacheMode::KropeCtkv))]
 fn either_path_gives_the_same(#[case] case: Case) {
     let fast = case.call(&on_cpu(), &mut Data::random(1)).unwrap();

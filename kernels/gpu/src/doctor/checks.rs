@@ -281,8 +281,8 @@ fn experts(large: bool) -> Vec<Case> {
 fn latents(large: bool) -> impl Iterator<Item = Case> {
     let modes = [
         (MlaQuantMode::PerTensorAsymmetric, MlaCacheMode::KvCache),
-        (MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Int8Nz),
-        (MlaQuantMode::Unquantised, MlaCacheMode::Nz),
+        (MlaQuantMode::PerTokenSymmetric, MlaCacheMode::Nz),
+        (MlaQuantMode::Unquantised, MlaCacheMode::KropeCtkv),
     ];
     let (heads, hidden) = if large { (16, 2048) } else { (2, 96) };
     let shape = MlaShape { hidden, heads, q_lora: Some(hidden / 2), kv_lora: 64, nope: 32, rope: 16 };
