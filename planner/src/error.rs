@@ -10,7 +10,6 @@ use cacheplan_transforms::{PassError, ResourceError};
 
 use thiserror::Error;
 
-use crate::mla_cache::MlaCache;
 use crate::plan::LedgerLine;
 use crate::size::ByteSize;
 
@@ -42,10 +41,10 @@ pub enum PlanError {
     },
     /// A cache mode of latents, of a model that keeps none.
     #[error(
-        "`mla_cache_mode = \"{mode}\"` says how latents of multi-head latent attention are kept, and a {model_type} has none; leave the key out", mode = .mode.name(), model_type = Shown(.model_type))]
+        "`mla_cache_mode = \"{mode}\"` says how latents of multi-head latent attention are kept, and a {model_type} has none; leave the key out", model_type = Shown(.model_type))]
     NoLatents {
         /// What was asked for.
-        mode: MlaCache,
+        mode: &'static str,
         /// The model's type.
         model_type: String,
     },

@@ -2,11 +2,10 @@
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_transforms::registry::{Cache, DescribeError, Descriptor, OpView};
-use cacheplan_transforms::{Attribute, ModelInfo, Op, Resources};
+use cacheplan_transforms::{Attribute, Op, Resources};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::key::Values;
-use crate::error::PlanError;
 
 /// The cache modes of Ascend's fused MLA preprocessing, each with its own bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,13 +66,9 @@ impl MlaCache {
         if self.is_nz() { tokens == NZ_BLOCK } else { (1..=NZ_BLOCK).contains(&tokens) || tokens == 2 * NZ_BLOCK }
     }
 
-    /// That there is a latent to keep in this mode among a model's caches.
-    pub(crate) fn check_used(self, model: &ModelInfo, caches: &Resources) -> Result<(), PlanError> {
-        let is_latent = |kind: &Kind| matches!(kind, Kind::MlaPaged | Kind::MlaRope);
-        if caches.iter().any(|cache| is_latent(cache.handler.kind())) {
-            return Ok(());
-        }
-        Err(PlanError::NoLatents { mode: self, model_type: model.model_type.clone() })
+    /// Whether a model's caches have latents, which a mode is about.
+    pub(crate) fn is_for(caches: &Resources) -> bool {
+        caches.iter().any(|cache| matches!(cache.handler.kind(), Kind::MlaPaged | Kind::MlaRope))
     }
 
     /// What latent attention keeps in this mode.

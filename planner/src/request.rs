@@ -16,6 +16,7 @@ use crate::error::{PlanError, Suggestion};
 use crate::explain::{Derivation, ExplainError};
 use crate::forward_profile::ForwardProfile;
 use crate::measured::MeasuredLedger;
+use crate::mla_cache::MlaCache;
 use crate::model_caches::ModelCaches;
 use crate::parallel::{Agreement, Parallel};
 use crate::plan::{CachePlan, Fingerprint, RankPlans};
@@ -365,7 +366,11 @@ impl PlanRequest {
     pub(crate) fn settled(&self) -> Result<Settled<'_>, PlanError> {
         let budget = self.budget()?;
         let caches = self.model.collect(&budget, self.engine)?;
-        budget.mla_cache_mode.map_or(Ok(()), |mode| mode.check_used(self.info(), &caches))?;
+        if let Some(mode) = budget.mla_cache_mode
+            && !MlaCache::is_for(&caches)
+        {
+            return Err(PlanError::NoLatents { mode: mode.name(), model_type: self.info().model_type.clone() });
+        }
         let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
         let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
         Ok(Settled { request: self, budget, caches, draft_caches })
