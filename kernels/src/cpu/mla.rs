@@ -100,7 +100,9 @@ fn run<T: Element, Q: Element>(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Resul
                 query[row * size + output - outputs.start] = product;
             }),
             None => {
-                (0..tokens).for_each(|row| query[row * size..][..size].copy_from_slice(&rest(row)[outputs.clone()]))
+                for (row, query) in query.chunks_exact_mut(size).enumerate() {
+                    query.copy_from_slice(&rest(row)[outputs.clone()]);
+                }
             }
         }
         let stored = &absorb.of::<T>()[head * nope * kv_lora..][..nope * kv_lora];
