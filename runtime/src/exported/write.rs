@@ -97,7 +97,7 @@ pub(crate) fn refuse(what: &str, reason: impl Into<String>) -> RuntimeError {
     RuntimeError::Exported { file: "the graph".to_owned(), what: what.to_owned(), reason: reason.into() }
 }
 
-pub(super) fn port(name: &str, elem_type: i32, shape: &[Option<usize>]) -> ValueInfo {
+fn port(name: &str, elem_type: i32, shape: &[Option<usize>]) -> ValueInfo {
     let dim = |size: &Option<usize>| Dimension {
         dim_value: size.map(|size| size as i64),
         dim_param: size.is_none().then(|| "seq".to_owned()),

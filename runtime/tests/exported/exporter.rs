@@ -13,7 +13,8 @@ use rstest::rstest;
 
 use crate::{fixture, generated, options, request};
 
-fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
+/// The export of these buckets, of one sequence, in the model's own numbers.
+pub(crate) fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
     let (buckets, read) = (buckets.to_vec(), ReadOptions::default());
     GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, random: None, read }
 }

@@ -3,6 +3,7 @@
 mod engines;
 mod exporter;
 mod families;
+mod functions;
 
 use std::path::{Path, PathBuf};
 
