@@ -141,8 +141,8 @@ pub enum RuntimeError {
         sizes: Vec<Option<usize>>,
     },
     /// A pool that an exported graph cannot read.
-    #[error("an exported graph reads caches of f32 only; leave other dtypes out of the budget")]
-    NotF32,
+    #[error("an exported graph reads caches of f32, f16 and bf16; leave other dtypes out of the budget")]
+    NotFloat,
     /// A budget that asks for what a run does not use.
     #[error(transparent)]
     Unused(#[from] Box<UnusedFeature>),

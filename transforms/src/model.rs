@@ -123,6 +123,8 @@ pub enum StatePart {
     Keys,
     /// Values, in the same way.
     Values,
+    /// Both in one, `[batch, 2, heads, capacity, head_dim]`; of the output only the new tokens' columns count.
+    KeysAndValues,
     /// The last inputs of a convolution, `[batch, channels, columns]`, replaced.
     Convolution,
     /// A recurrent state, replaced.

@@ -2,6 +2,7 @@
 //!
 //! A file is weighed by [`weigh`] before it is decoded.
 
+mod edge_llm;
 mod weigh;
 
 use prost::bytes::Bytes;
@@ -9,9 +10,10 @@ use prost::encoding::decode_varint;
 use prost::{DecodeError, Message};
 use thiserror::Error;
 
+pub use edge_llm::{EDGE_LLM_OPS, EdgeAttention, EdgeConvolution, EdgeOp, EdgeOpError, EdgeScan};
 pub use weigh::weigh;
 
-/// The domain of the recurrent operators that are run and written: `causal_conv1d` and `update_ssm_state`.
+/// The domain of the operators of TensorRT-Edge-LLM, see [`EdgeOp`].
 pub const EDGE_LLM: &str = "trt_edgellm";
 
 /// Bytes that are no model which could be held.

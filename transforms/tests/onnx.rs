@@ -244,3 +244,30 @@ fn the_exporters_runtime_config_gives_the_same_caches() {
     let runtime = collected("edge_llm/config.json").1.resources;
     assert_eq!(essence(&runtime), essence(&resources(built())));
 }
+
+/// Keys and values of each layer in one tensor: pages, in the type that the export keeps them in.
+#[test]
+fn attention_plugins_are_planned_as_the_attention_they_are() {
+    let (model, collected) = collected("onnx/edge_attention/model.onnx");
+    assert_eq!(support::layer_kinds(&model), ["attention"; 4]);
+    assert_eq!(collected.resources.len(), 4);
+    for layer in 0..4 {
+        let handler = &collected.resources.get(&format!("kv_cache_{layer}")).unwrap().handler;
+        assert_eq!(
+            (handler.kind(), handler.dtype(), handler.bytes_per_token()),
+            (&Kind::KvPaged, DType::F16, Some((256, 1)))
+        );
+    }
+    let bound: Vec<_> = model.states.iter().map(|state| (state.layer, state.part, state.output.as_str())).collect();
+    assert_eq!(bound[3], (3, StatePart::KeysAndValues, "present_key_values_3"));
+    assert_eq!(bound.len(), 4);
+}
+
+#[rstest]
+#[case(b"trt_edgellm", b"_rt_edgellm", "`_rt_edgellm`; the operator of this name is of `trt_edgellm`")]
+#[case(b"chunk_size", b"chunk_side", "attribute chunk_side is not known, and could change what is computed")]
+fn what_the_plugins_would_not_run_is_not_planned(#[case] from: &[u8], #[case] to: &[u8], #[case] message: &str) {
+    let (_folder, path) = patched("onnx/hybrid_opset18.onnx", from, to);
+    let error = Model::read(&path, &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}

@@ -177,8 +177,8 @@ impl Builder {
     }
 
     pub(crate) fn cast(&mut self, to: Cast, x: &Value) -> Result<Value> {
-        let element = if to == Cast::Float { Element::Float } else { Element::Int };
-        if element == x.element && to != Cast::Bool {
+        let element = if matches!(to, Cast::Int | Cast::Bool) { Element::Int } else { Element::Float };
+        if element == x.element && matches!(to, Cast::Float | Cast::Int) {
             return Ok(x.clone());
         }
         self.elementwise(&[x], element, |nest| Kernel::Cast(to, nest))
@@ -193,12 +193,21 @@ impl Builder {
         Value::constant(Data::Int(values), shape)
     }
 
+    /// The same numbers, of 16 bits as `f32`.
+    pub(crate) fn wide(&mut self, x: &Value) -> Result<Value> {
+        match x.element {
+            Element::Half | Element::Brain => self.cast(Cast::Float, x),
+            Element::Float | Element::Int => Ok(x.clone()),
+        }
+    }
+
     /// The same numbers row by row.
     pub(crate) fn contiguous(&mut self, x: &Value) -> Result<Value> {
-        if x.layout.is_contiguous() {
-            return Ok(x.clone());
+        match x.element {
+            _ if x.layout.is_contiguous() => Ok(x.clone()),
+            Element::Half | Element::Brain => self.wide(x),
+            Element::Float | Element::Int => self.elementwise(&[x], x.element, Kernel::Copy),
         }
-        self.elementwise(&[x], x.element, Kernel::Copy)
     }
 
     pub(crate) fn reshape(&mut self, x: &Value, shape: Vec<usize>) -> Result<Value> {
@@ -276,6 +285,7 @@ impl Builder {
         }
         let mut shape = data.shape().to_vec();
         shape.splice(at..=at, indices.shape().iter().copied());
+        let data = self.wide(data)?;
         self.one(Kernel::Gather(at), vec![data.clone(), indices.clone()], data.element, shape)
     }
 

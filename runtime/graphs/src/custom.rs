@@ -3,11 +3,11 @@
 use cacheplan_kernels::{
     Backend, CausalConv1d, LinearAttentionScan, Mamba2Scan, ScanInput, StateBatch, StateDecay, StateLayerView, TimeStep,
 };
+use cacheplan_transforms::onnx::EdgeScan;
 use candle_core::{Device, Tensor};
 
 use crate::tensor::Operand;
 
-/// The domain of both.
 type Result<T> = std::result::Result<T, String>;
 
 /// `causal_conv1d`: x `[batch, tokens, channels]`, weight, bias, state `[batch, channels, columns]`, context lengths.
@@ -25,7 +25,7 @@ pub(crate) struct Scan {
     a: Tensor,
     d: Option<Tensor>,
     dt_bias: Option<Tensor>,
-    softplus: bool,
+    stated: EdgeScan,
 }
 
 /// ONNX's `LinearAttention`: query, key, value `[batch, tokens, channels]`, state `[batch, heads, key_dim, value_dim]`,
@@ -94,6 +94,11 @@ impl Convolution {
         Ok(Self { weight, bias, d_conv })
     }
 
+    /// Tokens that a channel is made of.
+    pub(crate) fn taps(&self) -> usize {
+        self.d_conv
+    }
+
     pub(crate) fn channels(&self) -> usize {
         self.weight.dims()[1]
     }
@@ -142,11 +147,11 @@ impl Convolution {
 
 impl Scan {
     /// The parameters, each `[heads]`.
-    pub(crate) fn new([a, d, dt_bias]: [Option<Operand<'_>>; 3], heads: usize, softplus: bool) -> Result<Self> {
+    pub(crate) fn new([a, d, dt_bias]: [Option<Operand<'_>>; 3], heads: usize, stated: EdgeScan) -> Result<Self> {
         let vector =
             |operand: Option<Operand<'_>>| operand.map(|operand| tensor(operand.gathered()?, heads)).transpose();
         let a = vector(a)?.ok_or("it has no decay rates")?;
-        Ok(Self { a, d: vector(d)?, dt_bias: vector(dt_bias)?, softplus })
+        Ok(Self { a, d: vector(d)?, dt_bias: vector(dt_bias)?, stated })
     }
 
     /// x, b, c, dt, state, context lengths.
@@ -167,7 +172,8 @@ impl Scan {
             tensor(values, (rows, width))
         };
         let (x, b, c, dt) = (as_rows(x)?, as_rows(b)?, as_rows(c)?, as_rows(dt)?);
-        let time_step = TimeStep { softplus: self.softplus, ..TimeStep::new(self.dt_bias.as_ref()) };
+        let EdgeScan { dt_softplus: softplus, time_step_limit: limit, .. } = self.stated;
+        let time_step = TimeStep { bias: self.dt_bias.as_ref(), softplus, limit };
         let scan = Mamba2Scan { a: &self.a, d: self.d.as_ref(), time_step };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let y = scan.run(&Backend::Cpu.run(), &input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;

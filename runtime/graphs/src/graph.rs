@@ -5,7 +5,9 @@ use std::collections::hash_map::Entry;
 use std::path::{Component, Path};
 
 use cacheplan_files::{Limit, Source};
-use cacheplan_transforms::onnx::{GraphProto, ModelProto, NodeProto, OnnxError, TensorProto, ValueInfo, weigh};
+use cacheplan_transforms::onnx::{
+    EdgeOp, GraphProto, ModelProto, NodeProto, OnnxError, OperatorSetId, TensorProto, ValueInfo, weigh,
+};
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -65,7 +67,8 @@ impl Graph {
             return Err(malformed(format!("its operators are of version {version}; {first} to {last} are run")));
         }
         let Some(graph) = model.graph else { return Err(malformed("it has no graph".to_owned())) };
-        Loader { file, folder, numbers: HashMap::new(), constants: Vec::new() }.load(graph)
+        let opsets = model.opset_import;
+        Loader { file, folder, opsets, numbers: HashMap::new(), constants: Vec::new() }.load(graph)
     }
 
     /// The error of a node.
@@ -89,6 +92,7 @@ fn decode(source: &Source) -> Result<ModelProto, GraphError> {
 struct Loader<'a> {
     file: &'a str,
     folder: &'a Path,
+    opsets: Vec<OperatorSetId>,
     /// The number of each name.
     numbers: HashMap<String, usize>,
     constants: Vec<Option<Value>>,
@@ -107,9 +111,11 @@ impl Loader<'_> {
 
     fn load(mut self, graph: GraphProto) -> Result<Graph, GraphError> {
         // What cannot be run is refused before any weight is read.
-        let mut unknown = graph.node.iter().filter(|node| !is_known(&node.full_type()));
-        if let Some(node) = unknown.next() {
-            return Err(refuse(self.file, &self.node(node.clone()), "this operator is not run".to_owned()));
+        for proto in &graph.node {
+            let node = self.node(proto.clone())?;
+            if node.edge.is_none() && !is_known(&node.op) {
+                return Err(refuse(self.file, &node, "this operator is not run".to_owned()));
+            }
         }
         let mut files = HashMap::new();
         let mut weights = 0usize;
@@ -140,7 +146,7 @@ impl Loader<'_> {
         let mut nodes = Vec::new();
         let mut builder = Builder::new(weights.saturating_add(COMPUTED));
         for proto in graph.node {
-            let node = self.node(proto);
+            let node = self.node(proto)?;
             made.resize(self.constants.len(), false);
             if let Some(missing) = node.inputs.iter().flatten().find(|&&input| !made[input]) {
                 let name = self.numbers.iter().find(|(_, number)| *number == missing).map_or("", |(name, _)| name);
@@ -184,8 +190,9 @@ impl Loader<'_> {
         Ok(Graph { file, inputs, outputs, given, made: results, nodes, constants })
     }
 
-    fn node(&mut self, proto: NodeProto) -> Node {
+    fn node(&mut self, proto: NodeProto) -> Result<Node, GraphError> {
         let op = proto.full_type();
+        let edge = EdgeOp::of(&proto, &self.opsets);
         let name = if proto.name.is_empty() { proto.output.first().cloned().unwrap_or_default() } else { proto.name };
         let mut numbers = |names: Vec<String>| -> Vec<Option<usize>> {
             names.iter().map(|name| (!name.is_empty()).then(|| self.number(name))).collect()
@@ -194,7 +201,11 @@ impl Loader<'_> {
         while outputs.last().is_some_and(Option::is_none) {
             outputs.pop();
         }
-        Node { name, op, inputs, outputs, attributes: proto.attribute }
+        let node = Node { name, op, edge: None, inputs, outputs, attributes: proto.attribute };
+        match edge {
+            Ok(edge) => Ok(Node { edge, ..node }),
+            Err(error) => Err(refuse(self.file, &node, error.to_string())),
+        }
     }
 
     fn port(&self, info: &ValueInfo) -> Result<Port, GraphError> {
@@ -203,9 +214,13 @@ impl Loader<'_> {
         let tensor = tensor.ok_or_else(|| refuse("it is no tensor".to_owned()))?;
         let element = match tensor.elem_type {
             TensorProto::FLOAT => Element::Float,
+            TensorProto::FLOAT16 => Element::Half,
+            TensorProto::BFLOAT16 => Element::Brain,
             TensorProto::INT32 | TensorProto::INT64 | TensorProto::BOOL => Element::Int,
             other => {
-                return Err(refuse(format!("its element type {other} is not computed; f32, i32, i64 and bool are")));
+                return Err(refuse(format!(
+                    "its element type {other} is not computed; f32, f16, bf16, i32, i64 and bool are"
+                )));
             }
         };
         let dims = tensor.shape.iter().flat_map(|shape| &shape.dim);

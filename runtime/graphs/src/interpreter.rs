@@ -3,7 +3,7 @@
 use crate::error::GraphError;
 use crate::graph::Graph;
 use crate::program::{Input, Memory, Program, check, shapes};
-use crate::tensor::View;
+use crate::tensor::{Element, View};
 
 /// Programs that are kept. More shapes than these come and go: those of a growing past.
 const KEPT: usize = 8;
@@ -13,7 +13,7 @@ const KEPT: usize = 8;
 pub(crate) struct Interpreter {
     graph: Graph,
     /// The one that ran last is the last.
-    programs: Vec<(Vec<Vec<usize>>, Program)>,
+    programs: Vec<(Vec<(Element, Vec<usize>)>, Program)>,
     memory: Memory,
 }
 
@@ -44,7 +44,7 @@ impl Interpreter {
     }
 
     /// Makes the program for these shapes the last one.
-    fn prepare(&mut self, shapes: Vec<Vec<usize>>) -> Result<(), GraphError> {
+    fn prepare(&mut self, shapes: Vec<(Element, Vec<usize>)>) -> Result<(), GraphError> {
         let program = match self.programs.iter().position(|(own, _)| *own == shapes) {
             Some(at) if at + 1 == self.programs.len() => return Ok(()),
             Some(at) => self.programs.remove(at),

@@ -2,7 +2,9 @@
 
 use cacheplan_kernels::Matrix;
 use candle_core::cpu::erf::erf_f32;
+use half::{bf16, f16};
 
+use crate::cached_attention::CachedAttention;
 use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::layout::Layout;
 use crate::nest::{Nest, Row};
@@ -38,6 +40,7 @@ pub(crate) enum Kernel {
     LinearAttention(LinearAttention),
     Convolution(Box<Convolution>),
     Scan(Box<Scan>),
+    CachedAttention(CachedAttention),
 }
 
 impl Kernel {
@@ -45,7 +48,7 @@ impl Kernel {
     pub(crate) fn depth(&self) -> usize {
         match self {
             Self::MatMul { a, .. } => a.shape.last().copied().unwrap_or(1).max(1),
-            Self::Convolution(_) | Self::Scan(_) | Self::LinearAttention(_) => 1 << 10,
+            Self::Convolution(_) | Self::Scan(_) | Self::LinearAttention(_) | Self::CachedAttention(_) => 1 << 10,
             _ => 1,
         }
     }
@@ -94,6 +97,10 @@ pub(crate) enum Compare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cast {
     Float,
+    /// A float, rounded to what `f16` has.
+    Half,
+    /// The same with `bf16`.
+    Brain,
     Int,
     Bool,
 }
@@ -159,6 +166,9 @@ pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data])
             convolution.run(inputs, out, state)?;
         }
         (Kernel::Scan(scan), [Data::Float(out), Data::Float(state)]) => scan.run(inputs, out, state)?,
+        (Kernel::CachedAttention(attention), [Data::Float(out), Data::Float(cache)]) => {
+            attention.run(inputs, out, cache)?;
+        }
         _ => return Err("it is not defined for elements of this type".to_owned()),
     }
     Ok(())
@@ -296,6 +306,12 @@ fn choose<T: Copy>(nest: &Nest, condition: &[i64], a: &[T], b: &[T], out: &mut [
 fn cast(to: Cast, nest: &Nest, from: Slice<'_>, out: &mut Data) -> Done {
     match (from, to, out) {
         (Slice::Float(x), Cast::Float, Data::Float(out)) => copy(nest, x, out),
+        (Slice::Half(x), Cast::Float, Data::Float(out)) => map(nest, x, out, f16::to_f32),
+        (Slice::Brain(x), Cast::Float, Data::Float(out)) => map(nest, x, out, bf16::to_f32),
+        (Slice::Float(x), Cast::Half, Data::Float(out)) => map(nest, x, out, |x| f16::from_f32(x).to_f32()),
+        (Slice::Float(x), Cast::Brain, Data::Float(out)) => map(nest, x, out, |x| bf16::from_f32(x).to_f32()),
+        (Slice::Int(x), Cast::Half, Data::Float(out)) => map(nest, x, out, |x| f16::from_f32(x as f32).to_f32()),
+        (Slice::Int(x), Cast::Brain, Data::Float(out)) => map(nest, x, out, |x| bf16::from_f32(x as f32).to_f32()),
         (Slice::Int(x), Cast::Int, Data::Int(out)) => copy(nest, x, out),
         (Slice::Int(x), Cast::Float, Data::Float(out)) => map(nest, x, out, |x| x as f32),
         (Slice::Float(x), Cast::Int, Data::Int(out)) => map(nest, x, out, |x| x as i64),

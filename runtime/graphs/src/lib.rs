@@ -22,6 +22,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod builder;
+mod cached_attention;
 mod custom;
 mod error;
 mod graph;

@@ -1,6 +1,6 @@
 //! A node as it is lowered, and the numbers that weights and constants hold.
 
-use cacheplan_transforms::onnx::{AttributeProto, TensorProto, unpacked};
+use cacheplan_transforms::onnx::{AttributeProto, EdgeOp, TensorProto, unpacked};
 use prost::bytes::Bytes;
 
 use crate::builder::Builder;
@@ -13,6 +13,8 @@ pub(crate) struct Node {
     pub(crate) name: String,
     /// Domain and operator.
     pub(crate) op: String,
+    /// Which operator of TensorRT-Edge-LLM it is.
+    pub(crate) edge: Option<EdgeOp>,
     /// `None` for those that are left out.
     pub(crate) inputs: Vec<Option<usize>>,
     pub(crate) outputs: Vec<Option<usize>>,

@@ -1,8 +1,9 @@
 //! What each operator is, in terms of the builder's.
 
-use cacheplan_transforms::onnx::TensorProto;
+use cacheplan_transforms::onnx::{EdgeAttention, EdgeConvolution, EdgeOp, EdgeScan, TensorProto};
 
 use crate::builder::{Builder, Result, axis, constant};
+use crate::cached_attention::CachedAttention;
 use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary};
 use crate::layout::count;
@@ -20,7 +21,7 @@ enum Operator {
     Many(fn(&mut Builder, &Call<'_>) -> Result<Vec<Value>>),
 }
 
-/// The operators that are run.
+/// The operators that are run, besides those of TensorRT-Edge-LLM.
 fn operator(name: &str) -> Option<Operator> {
     Some(match name {
         "Abs" => Operator::Unary(Unary::Abs),
@@ -82,8 +83,6 @@ fn operator(name: &str) -> Option<Operator> {
         "Transpose" => Operator::One(transpose),
         "Unsqueeze" => Operator::One(unsqueeze),
         "Where" => Operator::One(|builder, call| builder.choose(call.input(0)?, call.input(1)?, call.input(2)?)),
-        "trt_edgellm.causal_conv1d" => Operator::Many(convolution),
-        "trt_edgellm.update_ssm_state" => Operator::Many(scan),
         _ => return None,
     })
 }
@@ -91,6 +90,24 @@ fn operator(name: &str) -> Option<Operator> {
 /// Whether an operator is run.
 pub(crate) fn is_known(name: &str) -> bool {
     operator(name).is_some()
+}
+
+/// Operators that look at a tensor in another way, and take it as it is stored.
+fn is_view(name: &str) -> bool {
+    matches!(
+        name,
+        "Expand"
+            | "Flatten"
+            | "Gather"
+            | "Identity"
+            | "Reshape"
+            | "Shape"
+            | "Slice"
+            | "Split"
+            | "Squeeze"
+            | "Transpose"
+            | "Unsqueeze"
+    )
 }
 
 /// A node with the values that it reads.
@@ -131,6 +148,22 @@ impl<'a> Call<'a> {
 
 /// Adds a node to the program; returns what it makes.
 pub(crate) fn lower(builder: &mut Builder, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
+    if let Some(edge) = node.edge {
+        let call = Call { node, inputs };
+        return match edge {
+            EdgeOp::CausalConv1d(stated) => convolution(builder, &call, stated),
+            EdgeOp::UpdateSsmState(stated) => scan(builder, &call, stated),
+            EdgeOp::Attention(attention) => cached_attention(builder, &call, attention),
+            _ => Err("there is no such operator here".to_owned()),
+        };
+    }
+    let mut wide = Vec::new();
+    if !is_view(&node.op) {
+        for input in inputs {
+            wide.push(input.as_ref().map(|input| builder.wide(input)).transpose()?);
+        }
+    }
+    let inputs = if wide.is_empty() { inputs } else { &wide };
     let call = Call { node, inputs };
     let made = match operator(&node.op).ok_or("there is no such operator here")? {
         Operator::Unary(op) => builder.unary(op, call.input(0)?)?,
@@ -152,7 +185,7 @@ fn cast(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
 }
 
 fn cast_like(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
-    let to = if call.input(1)?.element == Element::Float { Cast::Float } else { Cast::Int };
+    let to = if call.input(1)?.element.is_float() { Cast::Float } else { Cast::Int };
     builder.cast(to, call.input(0)?)
 }
 
@@ -168,6 +201,7 @@ fn constant_of_shape(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
         Some(value) => match constant(&value)?.data {
             Slice::Float(data) => Data::Float(data.to_vec()),
             Slice::Int(data) => Data::Int(data.to_vec()),
+            _ => return Err("its number is of a type that is not computed".to_owned()),
         },
     };
     Builder::filled(number, &shape)
@@ -266,9 +300,11 @@ fn sizes(found: &[i64]) -> Result<Vec<usize>> {
 fn cast_to(to: i64) -> Result<Cast> {
     match i32::try_from(to) {
         Ok(TensorProto::FLOAT) => Ok(Cast::Float),
+        Ok(TensorProto::FLOAT16) => Ok(Cast::Half),
+        Ok(TensorProto::BFLOAT16) => Ok(Cast::Brain),
         Ok(TensorProto::INT32 | TensorProto::INT64) => Ok(Cast::Int),
         Ok(TensorProto::BOOL) => Ok(Cast::Bool),
-        _ => Err(format!("element type {to} is not computed; f32, i32, i64 and bool are")),
+        _ => Err(format!("element type {to} is not computed; f32, f16, bf16, i32, i64 and bool are")),
     }
 }
 
@@ -483,11 +519,12 @@ fn attention(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
 }
 
 /// x `[batch, tokens, channels]`, weight, bias, state, context lengths.
-fn convolution(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+fn convolution(builder: &mut Builder, call: &Call<'_>, stated: EdgeConvolution) -> Result<Vec<Value>> {
     let (x, state, lengths) = (call.input(0)?, call.input(3)?, call.input(4)?);
     let bias = call.get(2).map(constant).transpose()?;
     let convolution = Convolution::new(&constant(call.input(1)?)?, bias.as_ref())?;
     let channels = convolution.channels();
+    stated.fits(channels as u64, convolution.taps() as u64).map_err(|error| error.to_string())?;
     match (x.shape(), state.shape(), lengths.shape()) {
         (&[batch, _, found], &[states, kept, columns], &[sequences])
             if [found, kept] == [channels; 2] && [states, sequences] == [batch; 2] && convolution.takes(columns) => {}
@@ -506,7 +543,7 @@ fn convolution(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
 }
 
 /// x, a, b, c, d, dt, dt_bias, state `[batch, heads, head_dim, d_state]`, context lengths.
-fn scan(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
+fn scan(builder: &mut Builder, call: &Call<'_>, stated: EdgeScan) -> Result<Vec<Value>> {
     let (x, state, lengths) = (call.input(0)?, call.input(7)?, call.input(8)?);
     let (b, c, dt) = (call.input(2)?, call.input(3)?, call.input(5)?);
     let &[batch, heads, head_dim, d_state] = state.shape() else {
@@ -525,9 +562,10 @@ fn scan(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>> {
         let shapes = [x, b, c, dt, state, lengths].map(Value::shape);
         return Err(format!("x, b, c, dt, state and lengths of {shapes:?} do not go together"));
     }
+    let sizes = [heads, head_dim, d_state, groups].map(|size| size as u64);
+    stated.fits(sizes[0], sizes[1], sizes[2], sizes[3]).map_err(|error| error.to_string())?;
     let parameter = |at: usize| call.get(at).map(constant).transpose();
-    let softplus = call.node.int("dt_softplus").unwrap_or(0) != 0;
-    let scan = Scan::new([parameter(1)?, parameter(4)?, parameter(6)?], heads, softplus)?;
+    let scan = Scan::new([parameter(1)?, parameter(4)?, parameter(6)?], heads, stated)?;
     let inputs = [x, b, c, dt, state, lengths].map(Value::clone).to_vec();
     let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
     builder.compute(Kernel::Scan(Box::new(scan)), inputs, outputs)
@@ -582,4 +620,33 @@ fn linear_attention(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>
     let kernel = LinearAttention { heads, per_channel, has_decay, has_beta, scale };
     let outputs = vec![(Element::Float, v.shape().to_vec()), (Element::Float, state_shape)];
     builder.compute(Kernel::LinearAttention(kernel), inputs, outputs)
+}
+
+/// q, k, v `[batch, tokens, heads * head_dim]`, cache `[batch, 2, kv_heads, capacity, head_dim]`, lengths `[batch]`, rope
+/// table `[1 or batch, positions, rotary_dim]`, start index `[0 or batch]`.
+fn cached_attention(builder: &mut Builder, call: &Call<'_>, attention: EdgeAttention) -> Result<Vec<Value>> {
+    let [heads, kv_heads, head_dim] =
+        [attention.heads, attention.kv_heads, attention.head_dim].map(|size| size as usize);
+    let shapes = (0..7).map(|at| call.input(at).map(Value::shape)).collect::<Result<Vec<&[usize]>>>()?;
+    let &[batch, tokens, _] = shapes[0] else { return Err(format!("its queries are {:?}", shapes[0])) };
+    let fits = [(0, heads), (1, kv_heads), (2, kv_heads)]
+        .iter()
+        .all(|&(at, heads)| shapes[at] == [batch, tokens, heads * head_dim])
+        && matches!(shapes[3], &[own, 2, found, _, width] if [own, found, width] == [batch, kv_heads, head_dim])
+        && shapes[4] == [batch]
+        && matches!(shapes[5], &[tables, _, rotary] if [1, batch].contains(&tables) && rotary <= head_dim && rotary % 2 == 0)
+        && [[0], [batch]].iter().any(|shape| shapes[6] == shape);
+    if !fits || call.inputs.len() != 7 {
+        return Err(format!("inputs of {shapes:?} do not go with {heads} and {kv_heads} heads of {head_dim}"));
+    }
+    let mut inputs = Vec::new();
+    for at in 0..7 {
+        let value = call.input(at)?;
+        // The cache is read as it is stored.
+        let value = if at == 3 { value.clone() } else { builder.wide(value)? };
+        inputs.push(builder.contiguous(&value)?);
+    }
+    let cache = shapes[3].to_vec();
+    let outputs = vec![(Element::Float, vec![batch, tokens, heads, head_dim]), (Element::Float, cache)];
+    builder.compute(Kernel::CachedAttention(CachedAttention(attention)), inputs, outputs)
 }

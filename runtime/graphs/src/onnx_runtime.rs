@@ -100,6 +100,8 @@ fn port(outlet: &Outlet) -> Result<Port, String> {
 fn value<'a>(input: &Input<'a>, ty: TensorElementType) -> ort::Result<SessionInputValue<'a>> {
     let shape = input.shape.clone();
     Ok(match (input.data, ty) {
+        // No input of such a type is announced.
+        (Slice::Half(_) | Slice::Brain(_), _) => return Err(ort::Error::new("numbers of 16 bits are not lent")),
         (Slice::Float(data), _) => TensorRef::from_array_view((shape, data))?.into(),
         (Slice::Int(data), TensorElementType::Int32) => owned(shape, data, |number| number as i32)?,
         (Slice::Int(data), TensorElementType::Bool) => owned(shape, data, |number| number != 0)?,
@@ -120,6 +122,6 @@ impl Made<'_> {
     pub(crate) fn get(&self, at: usize) -> Option<View<'_>> {
         let (shape, data) = self.values.get(&self.outputs.get(at)?.name)?.try_extract_tensor::<f32>().ok()?;
         let shape = shape.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
-        Some(View { data: Slice::Float(data), layout: Layout::contiguous(shape) })
+        Some(View { data: Slice::Float(data), layout: Layout::contiguous(shape), element: Element::Float })
     }
 }

@@ -6,7 +6,7 @@ use crate::graph::{Graph, Port};
 use crate::kernels::run;
 use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Operand, Slice, Source, Value, View};
+use crate::tensor::{Data, Element, Operand, Slice, Source, Value, View};
 
 /// What a run is given for one input.
 #[derive(Clone, Debug)]
@@ -25,20 +25,22 @@ pub(crate) struct Program {
     lens: Vec<usize>,
     memory: Vec<Buffer>,
     pub(crate) outputs: Vec<Value>,
+    /// What the graph says that they are made of.
+    elements: Vec<Element>,
 }
 
-/// Numbers of the shapes that inputs have.
-pub(crate) fn shapes(inputs: &[Input<'_>]) -> Vec<Vec<usize>> {
-    inputs.iter().map(|input| input.shape.clone()).collect()
+/// How inputs are stored, and their shapes.
+pub(crate) fn shapes(inputs: &[Input<'_>]) -> Vec<(Element, Vec<usize>)> {
+    inputs.iter().map(|input| (input.data.element(), input.shape.clone())).collect()
 }
 
 impl Program {
-    /// The steps of a graph whose inputs have these shapes.
-    pub(crate) fn new(graph: &Graph, shapes: &[Vec<usize>]) -> Result<Self, GraphError> {
+    /// The steps of a graph whose inputs are stored as that, in these shapes.
+    pub(crate) fn new(graph: &Graph, shapes: &[(Element, Vec<usize>)]) -> Result<Self, GraphError> {
         let mut values = graph.constants.clone();
-        for (number, (port, shape)) in graph.inputs.iter().zip(shapes).enumerate() {
+        for (number, (element, shape)) in shapes.iter().enumerate() {
             let layout = Layout::contiguous(shape.clone());
-            values[graph.given[number]] = Some(Value { place: Source::Input(number), element: port.element, layout });
+            values[graph.given[number]] = Some(Value { place: Source::Input(number), element: *element, layout });
         }
         let mut builder = Builder::new(usize::MAX);
         for (number, node) in graph.nodes.iter().enumerate() {
@@ -63,6 +65,7 @@ impl Program {
             steps: builder.steps,
             memory: Vec::new(),
             outputs,
+            elements: graph.outputs.iter().map(|port| port.element).collect(),
         };
         program.share(&builder.buffers);
         Ok(program)
@@ -136,7 +139,8 @@ impl Program {
 
     pub(crate) fn output<'a>(&'a self, at: usize, inputs: &[Input<'a>], memory: &'a Memory) -> View<'a> {
         let value = &self.outputs[at];
-        View { data: self.data(&value.place, inputs, memory), layout: value.layout.clone() }
+        let element = self.elements[at];
+        View { data: self.data(&value.place, inputs, memory), layout: value.layout.clone(), element }
     }
 }
 
@@ -174,7 +178,9 @@ pub(crate) fn check(file: &str, ports: &[Port], inputs: &[Input<'_>]) -> Result<
     for (port, input) in ports.iter().zip(inputs) {
         let alike = port.shape.len() == input.shape.len()
             && port.shape.iter().zip(&input.shape).all(|(size, found)| size.is_none_or(|size| size == *found));
-        if !alike || port.element != input.data.element() || count(&input.shape) != Some(input.data.len()) {
+        let narrow = matches!(port.element, Element::Half | Element::Brain) && input.data.element() == Element::Float;
+        let typed = port.element == input.data.element() || narrow;
+        if !alike || !typed || count(&input.shape) != Some(input.data.len()) {
             let reason = format!(
                 "{:?} of {} {:?} numbers was given for {:?} of {:?}",
                 input.shape,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use half::{bf16, f16};
+
 use crate::layout::Layout;
 use crate::nest::gathered;
 
@@ -10,11 +12,22 @@ use crate::nest::gathered;
 pub enum Element {
     /// `f32`.
     Float,
+    /// `f16`, which is computed with as `f32`.
+    Half,
+    /// `bf16`, likewise.
+    Brain,
     /// `i64`, and what is narrower.
     Int,
 }
 
-/// The numbers of a tensor.
+impl Element {
+    /// Whether it is no whole number.
+    pub fn is_float(self) -> bool {
+        self != Self::Int
+    }
+}
+
+/// The numbers of a tensor that is made: of 16 bits are only those that a run is given.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Data {
     Float(Vec<f32>),
@@ -26,6 +39,10 @@ pub(crate) enum Data {
 pub enum Slice<'a> {
     /// `f32`.
     Float(&'a [f32]),
+    /// `f16`.
+    Half(&'a [f16]),
+    /// `bf16`.
+    Brain(&'a [bf16]),
     /// `i64`.
     Int(&'a [i64]),
 }
@@ -52,12 +69,14 @@ pub(crate) enum Source {
 pub struct View<'a> {
     pub(crate) data: Slice<'a>,
     pub(crate) layout: Layout,
+    /// What the graph says that it is made of.
+    pub(crate) element: Element,
 }
 
 impl Data {
     pub(crate) const fn empty(element: Element) -> Self {
         match element {
-            Element::Float => Self::Float(Vec::new()),
+            Element::Float | Element::Half | Element::Brain => Self::Float(Vec::new()),
             Element::Int => Self::Int(Vec::new()),
         }
     }
@@ -106,6 +125,8 @@ impl Slice<'_> {
     pub fn element(&self) -> Element {
         match self {
             Self::Float(_) => Element::Float,
+            Self::Half(_) => Element::Half,
+            Self::Brain(_) => Element::Brain,
             Self::Int(_) => Element::Int,
         }
     }
@@ -114,6 +135,8 @@ impl Slice<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::Float(data) => data.len(),
+            Self::Half(data) => data.len(),
+            Self::Brain(data) => data.len(),
             Self::Int(data) => data.len(),
         }
     }
@@ -150,20 +173,20 @@ impl<'a> Operand<'a> {
     pub(crate) fn floats(&self) -> Result<&'a [f32], String> {
         match self.data {
             Slice::Float(data) => Ok(data),
-            Slice::Int(_) => Err("whole numbers, where others were expected".to_owned()),
+            _ => Err("numbers of another type, where those of f32 were expected".to_owned()),
         }
     }
 
     pub(crate) fn ints(&self) -> Result<&'a [i64], String> {
         match self.data {
             Slice::Int(data) => Ok(data),
-            Slice::Float(_) => Err("numbers that are not whole, where whole ones were expected".to_owned()),
+            _ => Err("numbers that are not whole, where whole ones were expected".to_owned()),
         }
     }
 
     /// All of it, row by row.
     pub(crate) fn gathered(&self) -> Result<Vec<f32>, String> {
-        Ok(gathered(self.layout, self.floats()?))
+        widened(self.layout, self.data).ok_or_else(|| "whole numbers, where others were expected".to_owned())
     }
 
     /// All of it, where it lies row by row.
@@ -181,13 +204,31 @@ impl View<'_> {
     /// The part of it from `start` on, `len` long, along an axis; `None` where it does not have that.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Option<Self> {
         let size = *self.layout.shape.get(axis)?;
-        (start.checked_add(len)? <= size)
-            .then(|| Self { data: self.data, layout: self.layout.narrow(axis, start, len) })
+        (start.checked_add(len)? <= size).then(|| Self {
+            data: self.data,
+            layout: self.layout.narrow(axis, start, len),
+            element: self.element,
+        })
     }
 
-    /// Its numbers row by row; `None` where they are whole numbers.
+    /// Its numbers row by row, rounded to what the graph says that they are; `None` where they are whole numbers.
     pub fn floats(&self) -> Option<Vec<f32>> {
-        let Slice::Float(data) = self.data else { return None };
-        Some(gathered(&self.layout, data))
+        let mut values = widened(&self.layout, self.data)?;
+        match self.element {
+            Element::Half => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+            Element::Brain => values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            Element::Float | Element::Int => {}
+        }
+        Some(values)
+    }
+}
+
+/// The elements of a layout, row by row, as `f32`; `None` where they are whole numbers.
+fn widened(layout: &Layout, data: Slice<'_>) -> Option<Vec<f32>> {
+    match data {
+        Slice::Float(data) => Some(gathered(layout, data)),
+        Slice::Half(data) => Some(gathered(layout, data).into_iter().map(f16::to_f32).collect()),
+        Slice::Brain(data) => Some(gathered(layout, data).into_iter().map(bf16::to_f32).collect()),
+        Slice::Int(_) => None,
     }
 }

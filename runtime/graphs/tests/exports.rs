@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::{Element, GraphEngine, GraphError, Input, Runner, Slice};
-use candle_core::{Device, Tensor};
+use cacheplan_graphs::{GraphEngine, GraphError, Input, Runner, Slice};
+use cacheplan_transforms::onnx::{AttributeProto, ModelProto, NodeProto};
+use candle_core::{DType, Device, Tensor};
+use prost::Message;
 use rstest::rstest;
 
 fn fixture(file: &str) -> PathBuf {
@@ -35,10 +37,13 @@ struct Hybrid {
 }
 
 impl Hybrid {
-    fn new(opset: &str) -> Self {
-        let runner = runner(&format!("onnx/hybrid_opset{opset}.onnx"));
+    fn new(name: &str) -> Self {
+        Self::of(runner(&format!("onnx/hybrid_{name}.onnx")))
+    }
+
+    fn of(runner: Runner) -> Self {
         let mut states = HashMap::new();
-        for port in runner.inputs().iter().filter(|port| port.element == Element::Float) {
+        for port in runner.inputs().iter().filter(|port| port.element.is_float()) {
             let open = |axis: usize| usize::from(axis == 0);
             let shape: Vec<usize> =
                 port.shape.iter().enumerate().map(|(axis, size)| size.unwrap_or_else(|| open(axis))).collect();
@@ -80,20 +85,25 @@ fn best(logits: &[f32]) -> i64 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as i64
 }
 
+/// In f16 ONNX Runtime rounds behind some nodes and we where values leave the graph, 11 bits each time: logits of up to 2.5
+/// differ by at most 0.003, states of up to 2 by at most 0.002.
 #[rstest]
-#[case("18")]
-#[case("23")]
-fn a_hybrid_gives_what_onnx_runtime_gave(#[case] opset: &str) {
-    let golden = golden(&format!("onnx/hybrid_opset{opset}.golden.safetensors"));
-    let mut hybrid = Hybrid::new(opset);
+#[case("opset18", 1e-4)]
+#[case("opset23", 1e-4)]
+#[case("f16", 4e-3)]
+fn a_hybrid_gives_what_onnx_runtime_gave(#[case] name: &str, #[case] error: f32) {
+    let golden = golden(&format!("onnx/hybrid_{name}.golden.safetensors"));
+    let mut hybrid = Hybrid::new(name);
     let prompt = tokens(&golden, "prompt");
     let mut logits = hybrid.step(&prompt);
-    let flat = |name: &str| golden[name].flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    assert!(farthest(&logits, &flat("prefill.logits")) < 1e-4);
+    let flat = |name: &str| golden[name].to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let found = farthest(&logits, &flat("prefill.logits"));
+    assert!(found < error, "{found}");
     let outputs: Vec<String> = hybrid.runner.outputs()[1..].iter().map(|port| port.name.clone()).collect();
     for output in outputs {
         let state = &hybrid.states[&output.replace("present", "past").replace("_out", "")];
-        assert!(farthest(&state.0, &flat(&format!("prefill.{output}"))) < 1e-4, "{output}");
+        let found = farthest(&state.0, &flat(&format!("prefill.{output}")));
+        assert!(found < error, "{output}: {found}");
     }
     let mut greedy = Vec::new();
     for _ in 0..12 {
@@ -107,8 +117,8 @@ fn a_hybrid_gives_what_onnx_runtime_gave(#[case] opset: &str) {
 #[test]
 fn a_hybrid_computes_a_prompt_in_any_pieces_and_in_either_opset() {
     let prompt: Vec<i64> = (0..21).map(|n| n * 37 % 128).collect();
-    let whole = Hybrid::new("18").step(&prompt);
-    for opset in ["18", "23"] {
+    let whole = Hybrid::new("opset18").step(&prompt);
+    for opset in ["opset18", "opset23"] {
         for pieces in [vec![21], vec![13, 8], vec![1; 21]] {
             let (mut hybrid, mut logits, mut at) = (Hybrid::new(opset), Vec::new(), 0);
             for piece in &pieces {
@@ -249,4 +259,149 @@ fn an_index_out_of_range_names_its_node() {
         model.prefill.run(&inputs).unwrap_err().to_string()
     };
     assert!(message.contains("(ScatterND): index 128 is not within an axis of 128"), "{message}");
+}
+
+/// The hybrid with its recurrent ops changed.
+fn changed(change: impl Fn(&mut ModelProto)) -> Result<Runner, GraphError> {
+    let mut model = ModelProto::decode(std::fs::read(fixture("onnx/hybrid_opset18.onnx")).unwrap().as_slice()).unwrap();
+    change(&mut model);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("graph.onnx");
+    std::fs::write(&file, model.encode_to_vec()).unwrap();
+    Runner::open(&file, &GraphEngine::Interpreter)
+}
+
+fn each<'a>(model: &'a mut ModelProto, op: &'a str) -> impl Iterator<Item = &'a mut NodeProto> {
+    model.graph.as_mut().unwrap().node.iter_mut().filter(move |node| node.op_type == op)
+}
+
+fn limited(model: &mut ModelProto, limit: [f32; 2]) {
+    let name = "time_step_limit".to_owned();
+    let limit = AttributeProto { name, floats: limit.to_vec(), r#type: 6, ..AttributeProto::default() };
+    each(model, "update_ssm_state").for_each(|node| node.attribute.push(limit.clone()));
+}
+
+/// Bounds that hold nothing change no bit, and a step of no time leaves the states as they were.
+#[test]
+fn a_limit_of_the_time_step_is_applied() {
+    let prompt: Vec<i64> = (0..9).map(|n| n * 37 % 128).collect();
+    let plain = Hybrid::new("opset18").step(&prompt);
+    let wide = changed(|model| limited(model, [0.0, f32::INFINITY])).unwrap();
+    assert_eq!(Hybrid::of(wide).step(&prompt), plain);
+    let mut still = Hybrid::of(changed(|model| limited(model, [0.0, 0.0])).unwrap());
+    assert_ne!(still.step(&prompt), plain);
+    for layer in ["ssm_state_0", "ssm_state_2"] {
+        assert!(still.states[layer].0.iter().all(|&x| x == 0.0), "{layer}");
+    }
+}
+
+#[test]
+fn a_softplus_that_is_not_stated_is_applied() {
+    let prompt: Vec<i64> = (0..9).map(|n| n * 37 % 128).collect();
+    let without = |value: Option<i64>| {
+        let runner = changed(|model| {
+            each(model, "update_ssm_state").for_each(|node| match value {
+                None => node.attribute.retain(|attribute| attribute.name != "dt_softplus"),
+                Some(value) => node.attribute.iter_mut().filter(|a| a.name == "dt_softplus").for_each(|a| a.i = value),
+            });
+        });
+        Hybrid::of(runner.unwrap()).step(&prompt)
+    };
+    assert_eq!(without(None), Hybrid::new("opset18").step(&prompt));
+    assert_ne!(without(Some(0)), without(None));
+}
+
+#[rstest]
+#[case::version(|model: &mut ModelProto| {
+    model.opset_import.iter_mut().filter(|opset| opset.domain == "trt_edgellm").for_each(|opset| opset.version = 2);
+}, "(trt_edgellm.causal_conv1d): the graph imports version 2 of `trt_edgellm`")]
+#[case::domain(|model: &mut ModelProto| {
+    each(model, "update_ssm_state").for_each(|node| node.domain = "_trt_edgellm".to_owned());
+}, "(_trt_edgellm.update_ssm_state): it is of the domain `_trt_edgellm`")]
+#[case::stride(|model: &mut ModelProto| {
+    let stride = AttributeProto { name: "stride".to_owned(), i: 3, r#type: 2, ..AttributeProto::default() };
+    each(model, "causal_conv1d").for_each(|node| node.attribute.push(stride.clone()));
+}, "(trt_edgellm.causal_conv1d): attribute stride is 3; only 1 is computed")]
+fn what_the_plugins_would_not_run_is_refused(#[case] change: fn(&mut ModelProto), #[case] message: &str) {
+    let error = changed(change).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+/// A Qwen3 in f16 whose attentions are plugins, over caches of 64 tokens.
+struct Plugged {
+    runner: Runner,
+    caches: Vec<Vec<f32>>,
+    table: Vec<f32>,
+    past: i64,
+}
+
+impl Plugged {
+    const CACHE: [usize; 5] = [1, 2, 2, 64, 32];
+
+    fn new() -> Self {
+        let angle = |position: usize, pair: usize| position as f32 * 10_000f32.powf(-(2.0 * pair as f32) / 32.0);
+        let row = |position: usize| {
+            (0..32).map(move |at| if at < 16 { angle(position, at).cos() } else { angle(position, at - 16).sin() })
+        };
+        let runner = runner("onnx/edge_attention/model.onnx");
+        let caches = vec![vec![0.0; Self::CACHE.iter().product()]; 4];
+        Self { runner, caches, table: (0..64).flat_map(row).collect(), past: 0 }
+    }
+
+    /// The last hidden state of each token.
+    fn step(&mut self, tokens: &[i64]) -> Result<Vec<f32>, GraphError> {
+        let (start, count) = ([self.past], tokens.len() as i64);
+        let lengths = [if count == 1 && self.past > 0 { self.past + 1 } else { count }];
+        let start = if self.past == 0 { &start[..0] } else { &start };
+        let ports = self.runner.inputs().to_vec();
+        let inputs: Vec<Input<'_>> = ports
+            .iter()
+            .map(|port| match port.name.as_str() {
+                "input_ids" => Input { data: Slice::Int(tokens), shape: vec![1, tokens.len()] },
+                "context_lengths" => Input { data: Slice::Int(&lengths), shape: vec![1] },
+                "kvcache_start_index" => Input { data: Slice::Int(start), shape: vec![start.len()] },
+                "rope_rotary_cos_sin" => Input { data: Slice::Float(&self.table), shape: vec![1, 64, 32] },
+                name => {
+                    let layer: usize = name.rsplit('_').next().unwrap().parse().unwrap();
+                    Input { data: Slice::Float(&self.caches[layer]), shape: Self::CACHE.to_vec() }
+                }
+            })
+            .collect();
+        let (hidden, caches) = {
+            let outputs = self.runner.run(&inputs)?;
+            let floats = |at: usize| outputs.get(at).unwrap().floats().unwrap();
+            (floats(0), (1..5).map(floats).collect())
+        };
+        self.caches = caches;
+        self.past += count;
+        Ok(hidden)
+    }
+}
+
+/// The largest error in hidden states of up to 2.4 is that of a few roundings to 11 bits.
+#[test]
+fn attention_plugins_give_what_their_definition_says_in_any_pieces() {
+    let golden = golden("onnx/edge_attention/golden.safetensors");
+    let prompt = tokens(&golden, "prompt");
+    let expected = golden["prefill.hidden"].to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    for pieces in [vec![13], vec![5, 8], vec![1, 11, 1]] {
+        let (mut plugged, mut hidden, mut at) = (Plugged::new(), Vec::new(), 0);
+        for &piece in &pieces {
+            hidden.extend(plugged.step(&prompt[at..at + piece]).unwrap());
+            at += piece;
+        }
+        let found = farthest(&hidden, &expected);
+        assert!(found < 8e-3, "{pieces:?}: {found}");
+    }
+}
+
+#[test]
+fn a_token_beyond_the_cache_of_a_plugin_is_refused() {
+    let mut plugged = Plugged::new();
+    plugged.past = 64;
+    let message = plugged.step(&[1]).unwrap_err().to_string();
+    assert!(
+        message.contains("node `attention_0` (trt_edgellm.AttentionPlugin): 1 tokens from position 64 on"),
+        "{message}"
+    );
 }

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
-use cacheplan_kernels::{Backend, Run};
+use cacheplan_kernels::{Backend, Rope, Run};
 use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::PlanRequest;
 use cacheplan_transforms::{Model, ReadOptions, Resource, StateBinding, StatePart};
@@ -27,13 +27,14 @@ use self::bucket::{Call, calls};
 pub(crate) use self::experts::{Chosen, Stack};
 pub use self::export::GraphExport;
 pub(crate) use self::linear_attention::{Decay, Recurrence};
-use self::state::{Pools, StateInput};
+use self::state::Pools;
 pub(crate) use self::write::{Attending, Writer, int, refuse};
 pub use self::write::{GraphDType, GraphForm};
 use crate::cache_use::CacheUse;
 use crate::decoder::{Decoder, TextModel};
 use crate::error::{ConfigError, RuntimeError};
 use crate::inputs::StepInputs;
+use crate::layers::RopeConfig;
 
 /// Graphs over the same states, each for another number of tokens.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub(crate) struct Exported {
 struct BoundGraph {
     runner: Runner,
     inputs: Vec<Role>,
+    /// The rope table that it is given, with its shape.
+    rope: Option<(Vec<f32>, Vec<usize>)>,
     /// The output with a row for each token.
     rows: usize,
     /// The outputs that take the place of the states, in the order of the bindings.
@@ -73,8 +76,12 @@ enum Role {
     Mask,
     /// The position of each token.
     Positions,
-    /// How many tokens of the call count.
+    /// How many tokens of the call count; of a token that decodes behind a start index, how many there are with it.
     Lengths,
+    /// How many tokens are there already; nothing where there are none and the graph takes nothing.
+    Start,
+    /// The angles of each position, cosines first.
+    Rope,
     State(usize),
 }
 
@@ -87,8 +94,11 @@ impl Role {
             "attention_mask" => Self::Mask,
             "cache_position" | "position_ids" => Self::Positions,
             "context_lengths" => Self::Lengths,
+            "kvcache_start_index" => Self::Start,
+            "rope_rotary_cos_sin" => Self::Rope,
             _ => {
-                let known = "input_ids, attention_mask, cache_position, position_ids, context_lengths and states";
+                let known = "input_ids, attention_mask, cache_position, position_ids, context_lengths, \
+                             kvcache_start_index, rope_rotary_cos_sin and states";
                 return Err(format!("nobody knows what to give it; known are {known}"));
             }
         })
@@ -200,7 +210,7 @@ impl Exported {
             pads: true,
             states: model.states.clone(),
             caches: Vec::new(),
-            max_seq_len: model.info.step_tokens.and(model.info.max_position_embeddings),
+            max_seq_len: model.info.max_position_embeddings,
             vocab_size: 0,
             gives_logits: false,
             engine: engine.clone(),
@@ -233,12 +243,16 @@ impl Exported {
         let mut inputs = Vec::new();
         for port in ports {
             let role = Role::of(port, &self.states).map_err(|reason| refuse(&port.name, reason))?;
-            let wanted = if matches!(role, Role::State(_)) { Element::Float } else { Element::Int };
-            if port.element != wanted {
+            let is_float = matches!(role, Role::State(_) | Role::Rope);
+            if port.element.is_float() != is_float {
+                let wanted = if is_float { Element::Float } else { Element::Int };
                 return Err(refuse(&port.name, format!("it is {:?}, expected {wanted:?}", port.element)));
             }
             inputs.push(role);
         }
+        let rope = ports.iter().zip(&inputs).find(|(_, role)| **role == Role::Rope);
+        let rope = rope.map(|(port, _)| self.rope(model, port).map_err(|reason| refuse(&port.name, reason)));
+        let rope = rope.transpose()?;
         let port_of = |role: Role| inputs.iter().position(|found| *found == role).map(|at| &ports[at]);
         let tokens = port_of(Role::Tokens).ok_or_else(|| refuse("input_ids", "there is no such input".to_owned()))?;
         let &[batch, size] = tokens.shape.as_slice() else {
@@ -282,7 +296,32 @@ impl Exported {
             self.states.iter().any(|state| matches!(state.part, StatePart::Convolution | StatePart::Recurrence));
         self.pads &= !replaced || inputs.contains(&Role::Lengths);
         self.sizes.push(size);
-        Ok(BoundGraph { runner, inputs, rows, states })
+        Ok(BoundGraph { runner, inputs, rope, rows, states })
+    }
+
+    /// The angles `[1, positions, rotary_dim]` of the model that the graph was exported of.
+    fn rope(&self, model: &Model, port: &Port) -> Result<(Vec<f32>, Vec<usize>), String> {
+        if model.config.is_empty() {
+            return Err("its angles follow from the model's config: run it as `run MODEL --static DIR`".to_owned());
+        }
+        let &[_, positions, Some(rotary)] = port.shape.as_slice() else {
+            return Err(format!("it is {:?}, expected [1, positions, rotary_dim]", port.shape));
+        };
+        let positions = positions.or(self.max_seq_len.and_then(|len| usize::try_from(len).ok()));
+        let stated = |key: &str| model.config.get(key).and_then(serde_json::Value::as_u64);
+        let positions = positions.or(stated("max_position_embeddings").and_then(|len| usize::try_from(len).ok()));
+        let positions = positions.ok_or("neither the graph nor the config says how many positions there are")?;
+        let heads = stated("num_attention_heads").filter(|&heads| heads > 0);
+        let head_dim = stated("head_dim").or_else(|| Some(stated("hidden_size")? / heads?));
+        let head_dim = head_dim.and_then(|size| usize::try_from(size).ok()).ok_or("the config states no head_dim")?;
+        let config = serde_json::Value::Object(model.config.clone());
+        let config: RopeConfig = serde_json::from_value(config).map_err(|error| error.to_string())?;
+        let rope = config.partial_rope(head_dim).map_err(|error| error.to_string())?;
+        if rope.rotary_dim() != rotary {
+            return Err(format!("it has {rotary} channels, the model rotates {}", rope.rotary_dim()));
+        }
+        let table = rope_table(&rope, positions, rotary).map_err(|error| error.to_string())?;
+        Ok((table, vec![1, positions, rotary]))
     }
 
     /// The model of these graphs: alone where they give logits, else with what `around` them is another's.
@@ -309,9 +348,15 @@ impl Exported {
         let positions: Vec<i64> = (past as i64..).take(size).collect();
         let columns = self.max_seq_len.unwrap_or((past + size) as u64) as usize;
         let mask: Vec<i64> = (0..columns).map(|at| i64::from(at < past + count)).collect();
-        let lengths = [count as i64];
-        let held: Vec<StateInput<'_>> =
-            self.states.iter().map(|state| pools.held(state, call)).collect::<Result<_, RuntimeError>>()?;
+        let decodes = size == 1 && graph.inputs.contains(&Role::Start);
+        let lengths = [if decodes { past + 1 } else { count } as i64];
+        let start = [past as i64];
+        let mut held = Vec::with_capacity(self.states.len());
+        for (number, state) in self.states.iter().enumerate() {
+            let port = graph.inputs.iter().position(|role| *role == Role::State(number));
+            let shape = port.map_or(&[][..], |port| &graph.runner.inputs()[port].shape);
+            held.push(pools.held(state, shape, call)?);
+        }
         let new = {
             let mut inputs = Vec::with_capacity(graph.inputs.len());
             for (role, port) in graph.inputs.iter().zip(graph.runner.inputs()) {
@@ -321,10 +366,17 @@ impl Exported {
                     Role::Mask => Input { data: Slice::Int(&mask), shape: flat(columns) },
                     Role::Positions => Input { data: Slice::Int(&positions), shape: flat(size) },
                     Role::Lengths => Input { data: Slice::Int(&lengths), shape: vec![1] },
+                    Role::Start => {
+                        let start = if past == 0 && port.shape == [None] { &start[..0] } else { &start };
+                        Input { data: Slice::Int(start), shape: vec![start.len()] }
+                    }
+                    Role::Rope => {
+                        let (table, shape) = graph.rope.as_ref().ok_or_else(|| self.odd(&port.name))?;
+                        Input { data: Slice::Float(table), shape: shape.clone() }
+                    }
                     Role::State(state) => {
                         let held = &held[state];
-                        let shape = held.shape(&port.shape);
-                        Input { data: Slice::Float(held.floats()?), shape }
+                        Input { data: held.numbers()?, shape: held.shape(&port.shape) }
                     }
                 });
             }
@@ -349,6 +401,14 @@ impl Exported {
         let reason = "it has not the shape that was announced".to_owned();
         RuntimeError::Exported { file: "the graph".to_owned(), what: what.to_owned(), reason }
     }
+}
+
+/// Cosines and sines of each position, as the rotation turns a one in each first half.
+fn rope_table(rope: &Rope, positions: usize, rotary: usize) -> Result<Vec<f32>, RuntimeError> {
+    let unit: Vec<f32> = (0..positions * rotary).map(|at| f32::from(at % rotary < rotary / 2)).collect();
+    let unit = Tensor::from_vec(unit, (positions, 1, rotary), &Device::Cpu)?;
+    let places: Vec<u32> = (0..positions as u32).collect();
+    Ok(rope.apply(&Backend::Cpu.run(), &unit, &places)?.flatten_all()?.to_vec1()?)
 }
 
 impl TextModel for Exported {

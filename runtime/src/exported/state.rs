@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 
-use cacheplan_graphs::View;
+use cacheplan_graphs::{Slice, View};
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, KvWrite, StateLayerView};
 use cacheplan_managers::ManagerError;
 use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{CacheManager, KvLayer, StateLayer};
 use cacheplan_transforms::{StateBinding, StatePart};
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Storage, Tensor};
+use half::{bf16, f16};
 
 use super::bucket::Call;
 use crate::cache_use::CacheUse;
@@ -31,10 +33,10 @@ pub(super) enum StateInput<'a> {
 }
 
 impl StateInput<'_> {
-    pub(super) fn floats(&self) -> Result<&[f32], RuntimeError> {
+    pub(super) fn numbers(&self) -> Result<Slice<'_>, RuntimeError> {
         match self {
-            Self::Gathered(values, _) => Ok(values),
-            Self::Lent(storage, range) => Ok(&floats(storage)?[range.clone()]),
+            Self::Gathered(values, _) => Ok(Slice::Float(values)),
+            Self::Lent(storage, range) => numbers(storage, range.clone()),
         }
     }
 
@@ -47,11 +49,25 @@ impl StateInput<'_> {
     }
 }
 
-fn floats(storage: &Storage) -> Result<&[f32], RuntimeError> {
+/// A part of a pool, as it is stored.
+fn numbers(storage: &Storage, range: Range<usize>) -> Result<Slice<'_>, RuntimeError> {
     match storage {
-        Storage::Cpu(CpuStorage::F32(values)) => Ok(values),
-        _ => Err(RuntimeError::NotF32),
+        Storage::Cpu(CpuStorage::F32(values)) => Ok(Slice::Float(&values[range])),
+        Storage::Cpu(CpuStorage::F16(values)) => Ok(Slice::Half(&values[range])),
+        Storage::Cpu(CpuStorage::BF16(values)) => Ok(Slice::Brain(&values[range])),
+        _ => Err(RuntimeError::NotFloat),
     }
+}
+
+/// Adds a part of a pool.
+fn extend(values: &mut Vec<f32>, storage: &Storage, range: Range<usize>) -> Result<(), RuntimeError> {
+    match numbers(storage, range)? {
+        Slice::Float(stored) => values.extend_from_slice(stored),
+        Slice::Half(stored) => values.extend(stored.iter().map(|x| x.to_f32())),
+        Slice::Brain(stored) => values.extend(stored.iter().map(|x| x.to_f32())),
+        Slice::Int(_) => return Err(RuntimeError::NotFloat),
+    }
+    Ok(())
 }
 
 /// The cache that a state is, as far as the graph's own shapes tell: of a convolution they do not.
@@ -67,6 +83,9 @@ pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<
         (StatePart::Keys, &[_, Some(heads), None, Some(head_dim)]) => {
             Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
         }
+        (StatePart::KeysAndValues, &[_, Some(2), Some(heads), _, Some(head_dim)]) => {
+            Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
+        }
         (StatePart::Recurrence, &[_, Some(heads), Some(head_dim), Some(d_state)]) => {
             Some(CacheUse::new(layer, Kind::Ssm, [heads, head_dim, d_state]))
         }
@@ -79,7 +98,7 @@ pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<
 pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count: usize) -> Option<Vec<f32>> {
     match state.part {
         StatePart::Keys | StatePart::Values => made.narrow(2, past, count)?.floats(),
-        StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents => {
+        StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents | StatePart::KeysAndValues => {
             made.narrow(3, past, count)?.floats()
         }
         _ => made.floats(),
@@ -87,11 +106,20 @@ pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count
 }
 
 impl<'a> Pools<'a> {
-    /// What the pools hold of a state.
-    pub(super) fn held(&self, state: &StateBinding, call: Call) -> Result<StateInput<'a>, RuntimeError> {
+    /// What the pools hold of a state, for an input of this shape.
+    pub(super) fn held(
+        &self,
+        state: &StateBinding,
+        port: &[Option<usize>],
+        call: Call,
+    ) -> Result<StateInput<'a>, RuntimeError> {
         match state.part {
-            StatePart::Keys => self.gathered(state.layer, 0, call),
-            StatePart::Values => self.gathered(state.layer, 1, call),
+            StatePart::Keys => self.gathered(state.layer, &[0], call.past, call),
+            StatePart::Values => self.gathered(state.layer, &[1], call.past, call),
+            StatePart::KeysAndValues => {
+                let capacity = port.get(3).copied().flatten().unwrap_or(call.past + call.size);
+                self.gathered(state.layer, &[0, 1], capacity, call)
+            }
             StatePart::Convolution => self.convolution(state.layer, call),
             part => {
                 let (layer, range) = self.row(state, part, call)?;
@@ -126,23 +154,30 @@ impl<'a> Pools<'a> {
         Ok((state, slot * state.view.slot_elems + state.view.layer_offset))
     }
 
-    /// Keys or values of the tokens so far, `[1, heads, past, head_dim]`.
-    fn gathered(&self, layer: u32, kv: usize, call: Call) -> Result<StateInput<'a>, RuntimeError> {
+    /// Keys, values or both of the tokens so far, `[1, heads, capacity, head_dim]` with an axis before the heads for both.
+    fn gathered(
+        &self,
+        layer: u32,
+        sides: &[usize],
+        capacity: usize,
+        call: Call,
+    ) -> Result<StateInput<'a>, RuntimeError> {
         let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
         let step = &self.metadata.pools[paged];
         let table = &step.block_tables[call.sequence * step.max_blocks..][..step.max_blocks];
         let guard = pool.storage_and_layout().0;
-        let stored = floats(&guard)?;
         let (heads, head_dim) = (view.num_kv_heads, view.head_dim);
-        let mut values = Vec::with_capacity(heads * call.past * head_dim);
-        for head in 0..heads {
+        let mut values = Vec::with_capacity(sides.len() * heads * capacity * head_dim);
+        for (&kv, head) in sides.iter().flat_map(|kv| (0..heads).map(move |head| (kv, head))) {
             for token in 0..call.past {
                 let block = usize::try_from(table[token / view.tokens_per_block]).unwrap_or(0);
                 let at = block * view.block_elems + view.row_offset(kv, head, token % view.tokens_per_block);
-                values.extend_from_slice(&stored[at..at + head_dim]);
+                extend(&mut values, &guard, at..at + head_dim)?;
             }
+            values.resize(values.len() + (capacity - call.past) * head_dim, 0.0);
         }
-        Ok(StateInput::Gathered(values, vec![1, heads, call.past, head_dim]))
+        let both: &[usize] = if sides.len() == 2 { &[1, 2] } else { &[1] };
+        Ok(StateInput::Gathered(values, [both, &[heads, capacity, head_dim]].concat()))
     }
 
     /// The last inputs of a convolution, `[1, channels, columns]`. Graphs may keep a column more than the pool does, which
@@ -150,7 +185,8 @@ impl<'a> Pools<'a> {
     fn convolution(&self, layer: u32, call: Call) -> Result<StateInput<'a>, RuntimeError> {
         let (state, start) = self.state(layer, &Kind::CausalConv, call)?;
         let guard = state.pool.storage_and_layout().0;
-        let stored = &floats(&guard)?[start..start + state.view.elems()];
+        let mut stored = Vec::new();
+        extend(&mut stored, &guard, start..start + state.view.elems())?;
         let StateLayerView { shape: [kept, channels, _], .. } = state.view;
         let columns = kept + 1;
         let mut values = vec![0.0; channels * columns];
@@ -173,6 +209,10 @@ impl<'a> Pools<'a> {
             match state.part {
                 StatePart::Keys => paged.entry(state.layer).or_default()[0] = Some(values),
                 StatePart::Values => paged.entry(state.layer).or_default()[1] = Some(values),
+                StatePart::KeysAndValues => {
+                    let (keys, values) = values.split_at(values.len() / 2);
+                    *paged.entry(state.layer).or_default() = [Some(keys.to_vec()), Some(values.to_vec())];
+                }
                 StatePart::Convolution => {
                     let (layer, start) = self.state(state.layer, &Kind::CausalConv, call)?;
                     let [kept, channels, _] = layer.view.shape;
@@ -205,7 +245,8 @@ impl<'a> Pools<'a> {
                 let values = values.unwrap_or_default();
                 Tensor::from_vec(values, (view.num_kv_heads, count, view.head_dim), &Device::Cpu)?
                     .transpose(0, 1)?
-                    .contiguous()
+                    .contiguous()?
+                    .to_dtype(pool.dtype())
             };
             let (k, v) = (rows(keys)?, rows(values)?);
             KvWrite::new(&k, Some(&v), slot_mapping).run(&Backend::Cpu.run(), pool, &view)?;
@@ -226,11 +267,21 @@ impl InplaceOp1 for Write<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        let CpuStorage::F32(stored) = storage else { candle_core::bail!("the pool is not {:?}", DType::F32) };
-        let len = self.values.len() / self.starts.len().max(1);
-        for (&start, values) in self.starts.iter().zip(self.values.chunks_exact(len.max(1))) {
-            stored[start..start + len].copy_from_slice(values);
+        match storage {
+            CpuStorage::F32(stored) => self.write(stored, |x| x),
+            CpuStorage::F16(stored) => self.write(stored, f16::from_f32),
+            CpuStorage::BF16(stored) => self.write(stored, bf16::from_f32),
+            other => candle_core::bail!("the pool is {:?}, which graphs do not write", other.dtype()),
         }
         Ok(())
+    }
+}
+
+impl Write<'_> {
+    fn write<T>(&self, stored: &mut [T], store: impl Fn(f32) -> T) {
+        let len = self.values.len() / self.starts.len().max(1);
+        for (&start, values) in self.starts.iter().zip(self.values.chunks_exact(len.max(1))) {
+            stored[start..start + len].iter_mut().zip(values).for_each(|(stored, x)| *stored = store(*x));
+        }
     }
 }

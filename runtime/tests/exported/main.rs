@@ -105,13 +105,14 @@ fn a_static_cache_is_planned_in_slots() {
 }
 
 #[rstest]
-#[case("18")]
-#[case("23")]
-fn a_hybrid_generates_what_onnx_runtime_did(#[case] opset: &str) {
-    let golden = format!("onnx/hybrid_opset{opset}.golden.safetensors");
+#[case("opset18")]
+#[case("opset23")]
+#[case::sixteen_bits("f16")]
+fn a_hybrid_generates_what_onnx_runtime_did(#[case] name: &str) {
+    let golden = format!("onnx/hybrid_{name}.golden.safetensors");
     let prompt = ids(&golden, "prompt");
     for budget in ["max_seq_len = 64\n", "max_seq_len = 64\nmax_num_tokens = 5\ntokens_per_block = 4\n"] {
-        let mut session = Session::open(&fixture(&format!("onnx/hybrid_opset{opset}.onnx")), options(budget)).unwrap();
+        let mut session = Session::open(&fixture(&format!("onnx/hybrid_{name}.onnx")), options(budget)).unwrap();
         let other: Vec<u32> = prompt.iter().rev().copied().collect();
         let requests = [request(&prompt, 12), request(&other, 9), request(&prompt, 12)];
         let generation = session.generate(&requests, false).unwrap();
@@ -120,6 +121,25 @@ fn a_hybrid_generates_what_onnx_runtime_did(#[case] opset: &str) {
         let report = session.report(&requests, &generation).unwrap().report;
         assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
     }
+}
+
+/// Caches of an export whose attentions are plugins are pages of f16, and its rope table follows from the model's config.
+#[test]
+fn attention_plugins_generate_what_the_model_did() {
+    let prompt = ids("onnx/edge_attention/golden.safetensors", "prompt");
+    let expected = ids("static_cache/golden.safetensors", "greedy");
+    for budget in ["max_seq_len = 64\n", "max_seq_len = 64\nmax_num_tokens = 5\ntokens_per_block = 4\n"] {
+        let mut session = with_graphs(&fixture("onnx/edge_attention"), budget).unwrap();
+        let requests = [request(&prompt, 24), request(&prompt[..4], 9), request(&prompt, 24)];
+        let generation = session.generate(&requests, false).unwrap();
+        assert_eq!(generation.outputs[0].tokens, expected);
+        assert_eq!(generation.outputs[2].tokens, expected);
+        assert!(session.plan().pools.iter().all(|pool| pool.id.starts_with("kv_paged")));
+        let report = session.report(&requests, &generation).unwrap().report;
+        assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
+    }
+    let error = Session::open(&fixture("onnx/edge_attention/model.onnx"), options("")).unwrap_err().to_string();
+    assert!(error.contains("rope_rotary_cos_sin: its angles follow from the model's config"), "{error}");
 }
 
 /// The logits behind the last of `tokens`.

@@ -16,7 +16,7 @@ use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
 use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
-use crate::onnx::NodeProto;
+use crate::onnx::{EDGE_LLM_OPS, EdgeAttention, EdgeOp, NodeProto, OperatorSetId};
 use crate::registry::Registry;
 
 /// No model has as many layers as this.
@@ -30,11 +30,10 @@ enum Keeper {
     LinearAttention,
     /// The axis of channels, and the position of the state.
     CausalConv(usize, usize),
-    StateUpdate,
 }
 
-/// The op types that keep state and are understood.
-const KEEPERS: [(&str, Keeper); 9] = [
+/// The op types that keep state and are understood, besides those of TensorRT-Edge-LLM ([`EdgeOp`]).
+const KEEPERS: [(&str, Keeper); 7] = [
     ("Attention", Keeper::Attention([0, 1, 2, 4, 5, 3], ["q_num_heads", "kv_num_heads"])),
     ("CausalConvWithState", Keeper::CausalConv(1, 3)),
     ("LinearAttention", Keeper::LinearAttention),
@@ -42,8 +41,6 @@ const KEEPERS: [(&str, Keeper); 9] = [
     ("com.microsoft.GroupQueryAttention", Keeper::Attention([0, 1, 2, 3, 4, 10], ["num_heads", "kv_num_heads"])),
     ("com.microsoft.LinearAttention", Keeper::LinearAttention),
     ("com.microsoft.MultiHeadAttention", Keeper::Attention([0, 1, 2, 6, 7, 5], ["num_heads", "num_heads"])),
-    ("trt_edgellm.causal_conv1d", Keeper::CausalConv(2, 3)),
-    ("trt_edgellm.update_ssm_state", Keeper::StateUpdate),
 ];
 
 /// A rewritten graph.
@@ -61,6 +58,7 @@ pub(super) struct Lowered {
 pub(super) struct Lowering<'a> {
     file: &'a str,
     lookup: &'a Lookup<'a>,
+    opsets: &'a [OperatorSetId],
     states: States<'a>,
     /// Keys and values of all layers in tensors of fixed shapes.
     fixed: Option<FixedCache<'a>>,
@@ -74,18 +72,21 @@ pub(super) struct Lowering<'a> {
     /// The last convolution of each layer, with its channels.
     convolutions: HashMap<u32, (OpId, u64)>,
     attentions: u32,
+    /// Tokens that caches of a stated capacity have room for.
+    max_tokens: Option<u64>,
     facts: Vec<Fact>,
 }
 
 type Result<T> = std::result::Result<T, FrontendError>;
 
 impl<'a> Lowering<'a> {
-    pub(super) fn new(file: &'a str, lookup: &'a Lookup<'a>) -> Self {
+    pub(super) fn new(file: &'a str, lookup: &'a Lookup<'a>, opsets: &'a [OperatorSetId]) -> Self {
         let (explained, tensors, views, kinds, convolutions, facts) = Default::default();
         let states = States::pair(lookup);
         Self {
             file,
             lookup,
+            opsets,
             states,
             fixed: None,
             bindings: Vec::new(),
@@ -96,6 +97,7 @@ impl<'a> Lowering<'a> {
             kinds,
             convolutions,
             attentions: 0,
+            max_tokens: None,
             facts,
         }
     }
@@ -136,7 +138,7 @@ impl<'a> Lowering<'a> {
             }
         }
         let dtype = self.dtype();
-        let max_tokens = self.fixed.as_ref().map(|fixed| fixed.tokens);
+        let max_tokens = self.fixed.as_ref().map(|fixed| fixed.tokens).or(self.max_tokens);
         let step_tokens = self.fixed.as_ref().map(|fixed| fixed.step_tokens(self.lookup));
         // A graph some of whose states nothing explains can be planned, but nobody knows how to run it.
         let whole = self.bindings.len() == self.states.iter().count();
@@ -146,11 +148,16 @@ impl<'a> Lowering<'a> {
 
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
         let name = node.full_type();
+        match EdgeOp::of(node, self.opsets).map_err(|error| self.refuse(node, error.to_string()))? {
+            Some(EdgeOp::CausalConv1d(stated)) => return self.causal_conv(node, 2, 3, Some(stated)),
+            Some(EdgeOp::UpdateSsmState(stated)) => return self.update_ssm_state(node, stated),
+            Some(EdgeOp::Attention(attention)) => return self.edge_attention(node, attention),
+            None => {}
+        }
         match KEEPERS.iter().find(|(keeper, _)| *keeper == name) {
             Some((_, Keeper::Attention(at, heads))) => self.attention_op(node, *at, *heads),
             Some((_, Keeper::LinearAttention)) => self.linear_attention(node),
-            Some((_, Keeper::CausalConv(channels, state))) => self.causal_conv(node, *channels, *state),
-            Some((_, Keeper::StateUpdate)) => self.update_ssm_state(node),
+            Some((_, Keeper::CausalConv(channels, state))) => self.causal_conv(node, *channels, *state, None),
             None => match attention::written_out(self.lookup, node) {
                 Some(operands) if self.is_fixed(operands.key) => {
                     self.plain(node);
@@ -207,7 +214,7 @@ impl<'a> Lowering<'a> {
             return Err(FrontendError::UnknownOp {
                 file: self.file.to_owned(),
                 node: node.name.clone(),
-                near: near(&node.full_type(), KEEPERS.map(|(name, _)| name)),
+                near: near(&node.full_type(), KEEPERS.map(|(name, _)| name).into_iter().chain(EDGE_LLM_OPS)),
                 op: node.full_type(),
             });
         }
@@ -313,11 +320,49 @@ impl<'a> Lowering<'a> {
                 self.bind(state, layer, part);
             }
         }
+        let window = window.or_else(|| self.window_of(layer, masks));
+        self.attend(node, layer, [key, value], window);
+        Ok(())
+    }
+
+    /// q, k, v, cache `[batch, 2, heads, capacity, head_dim]`, context lengths, rope table, start index.
+    fn edge_attention(&mut self, node: &'a NodeProto, attention: EdgeAttention) -> Result<()> {
+        let EdgeAttention { heads, kv_heads, head_dim, window, .. } = attention;
+        if node.input.len() != 7 || node.output.len() != 2 {
+            let found = format!("it has {} inputs and {} outputs", node.input.len(), node.output.len());
+            return Err(self.refuse(node, format!("{found}; 7 and 2 were expected, queries, keys and values apart")));
+        }
+        for (position, width) in [(0, heads * head_dim), (1, kv_heads * head_dim), (2, kv_heads * head_dim)] {
+            let found = self.lookup.size(node.at(position).unwrap_or(""), 2).filter(|&found| found != width);
+            if let Some(found) = found {
+                let reason = format!("input {position} has {found} channels; its attributes say {width}");
+                return Err(self.refuse(node, reason));
+            }
+        }
+        let state = self.state_at(node, 3)?;
+        if self.sizes(node, state, [1, 2, 4])? != [2, kv_heads, head_dim] {
+            let expected = format!("[batch, 2, {kv_heads}, capacity, {head_dim}]");
+            return Err(self.refuse(node, format!("the cache `{state}` is not {expected}")));
+        }
+        if let Some(capacity) = self.lookup.size(state, 3) {
+            self.max_tokens = Some(self.max_tokens.map_or(capacity, |tokens| tokens.min(capacity)));
+        }
+        let ordinal = self.attentions;
+        self.attentions += 1;
+        let layer = self.layer(node, Some(state), Some(ordinal))?;
+        self.bind(state, layer, StatePart::KeysAndValues);
+        let root = Root { tensor: state, state: Some(state), dims: (kv_heads, head_dim) };
+        self.attend(node, layer, [&root, &root], window);
+        Ok(())
+    }
+
+    /// An attention over these keys and values.
+    fn attend(&mut self, node: &'a NodeProto, layer: u32, [key, value]: [&Root<'a>; 2], window: Option<u64>) {
         let key = self.view(layer, key, "attention.key");
         let value = self.view(layer, value, "attention.value");
         let mut op =
             Op::new(Name::new(Some(layer), "attention"), Op::ATTENTION).input("key", key).input("value", value);
-        let (window, kind) = match window.or_else(|| self.window_of(layer, masks)) {
+        let (window, kind) = match window {
             Some(window) => (Some(window), "sliding_attention"),
             None => (None, "attention"),
         };
@@ -325,7 +370,6 @@ impl<'a> Lowering<'a> {
             op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
         }
         self.stateful(node, op, layer, kind);
-        Ok(())
     }
 
     /// The window that masks leave; what they do not tell is taken for full attention, and listed as assumed.

@@ -35,7 +35,7 @@ pub(super) fn read(source: &Source, options: &ReadOptions) -> Result<Model, Fron
             "it reads what a later node makes, or itself; nodes must stand in the order of their inputs".to_owned();
         return Err(FrontendError::Onnx { file: name, node: format!("node `{node}`"), reason });
     }
-    let lowered = Lowering::new(&name, &lookup).run()?;
+    let lowered = Lowering::new(&name, &lookup, &proto.opset_import).run()?;
     let bytes = graph.initializer.iter().try_fold(0u64, |sum, tensor| sum.checked_add(parameter_bytes(tensor)?));
     let info = ModelInfo {
         name: None,

@@ -5,7 +5,7 @@ use cacheplan_handlers::DType;
 use super::{Lowering, Result};
 use crate::graph::{Attribute, Name, Op};
 use crate::model::StatePart;
-use crate::onnx::NodeProto;
+use crate::onnx::{EdgeConvolution, EdgeScan, NodeProto};
 
 impl<'a> Lowering<'a> {
     /// query, key, value, past_state, decay, beta; the state [B, heads, key channels, value channels] tells all
@@ -46,12 +46,20 @@ impl<'a> Lowering<'a> {
     }
 
     /// x, weight [channels, 1, d_conv], bias, state, …; the channels are axis `channel_axis` of x.
-    pub(super) fn causal_conv(&mut self, node: &'a NodeProto, channel_axis: usize, state_at: usize) -> Result<()> {
+    pub(super) fn causal_conv(
+        &mut self,
+        node: &'a NodeProto,
+        channel_axis: usize,
+        state_at: usize,
+        stated: Option<EdgeConvolution>,
+    ) -> Result<()> {
         let state = self.state_at(node, state_at)?;
         let (Some(x), Some(weight)) = (node.at(0), node.at(1)) else {
             return Err(self.refuse(node, "it needs an input and a weight".to_owned()));
         };
         let [channels, d_conv] = self.sizes(node, weight, [0, 2])?;
+        let fits = stated.map_or(Ok(()), |stated| stated.fits(channels, d_conv));
+        fits.map_err(|error| self.refuse(node, error.to_string()))?;
         if self.lookup.size(x, channel_axis).is_some_and(|found| found != channels) {
             return Err(self.refuse(node, format!("its weight has {channels} channels, its input another number")));
         }
@@ -72,7 +80,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// x, A, B, C, D, dt, dt_bias, state, context_lengths; x and B tell the dimensions, attributes must agree.
-    pub(super) fn update_ssm_state(&mut self, node: &'a NodeProto) -> Result<()> {
+    pub(super) fn update_ssm_state(&mut self, node: &'a NodeProto, stated: EdgeScan) -> Result<()> {
         if node.input.len() != 9 || node.output.len() != 2 {
             let found = format!("it has {} inputs and {} outputs", node.input.len(), node.output.len());
             return Err(self.refuse(node, format!("{found}; 9 and 2 were expected")));
@@ -94,11 +102,8 @@ impl<'a> Lowering<'a> {
         };
         let [heads, head_dim] = self.sizes(node, input(0), last_two(input(0))?)?;
         let [groups, d_state] = self.sizes(node, input(2), last_two(input(2))?)?;
-        for (key, size) in [("nheads", heads), ("dim", head_dim), ("dstate", d_state), ("ngroups", groups)] {
-            if let Some(stated) = node.number(key).filter(|&stated| stated != size) {
-                return Err(self.refuse(node, format!("attribute {key} is {stated}, the shapes say {size}")));
-            }
-        }
+        let fits = stated.fits(heads, head_dim, d_state, groups);
+        fits.map_err(|error| self.refuse(node, error.to_string()))?;
         if self.sizes(node, state, [1, 2, 3])? != [heads, head_dim, d_state] {
             return Err(
                 self.refuse(node, format!("the state `{state}` is not [batch, {heads}, {head_dim}, {d_state}]"))
