@@ -28,14 +28,14 @@ fn decode(bencher: divan::Bencher<'_, '_>, engine: &str) {
     let cache = vec![0.1f32; 4 * 2 * 128 * 32];
     let mask: Vec<i64> = (0..128).map(|at| i64::from(at < 65)).collect();
     let (token, position, shape) = ([7i64], [64i64], vec![4, 1, 2, 128, 32]);
-    let int = |data, shape: &[usize]| Input { data: Slice::Int(data), shape: shape.to_vec() };
-    let inputs = [
+    let int = |data, shape: &[usize]| Input::new(Slice::Int(data), shape.to_vec());
+    let mut inputs = [
         int(&token, &[1, 1]),
         int(&mask, &[1, 128]),
-        Input { data: Slice::Float(&cache), shape: shape.clone() },
-        Input { data: Slice::Float(&cache), shape },
+        Input::new(Slice::Float(&cache), shape.clone()),
+        Input::new(Slice::Float(&cache), shape),
         int(&position, &[1]),
         int(&position, &[1, 1]),
     ];
-    bencher.bench_local(|| runner.run(&inputs).unwrap().get(0).unwrap().floats().unwrap());
+    bencher.bench_local(|| runner.run(&mut inputs).unwrap().get(0).unwrap().floats().unwrap());
 }

@@ -1,9 +1,10 @@
 //! From operations on tensors to the steps of a program: what only moves numbers becomes another layout, what depends
 //! on nothing open is computed at once, and the rest is left to a run.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary, run};
+use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary, Wrote, run};
 use crate::layout::{Layout, MAX_RANK, count};
 use crate::nest::{Nest, gathered};
 use crate::tensor::{Data, Element, Operand, Slice, Source, Value};
@@ -23,6 +24,8 @@ pub(crate) struct KernelCall {
     pub(crate) kernel: Kernel,
     pub(crate) inputs: Vec<Value>,
     pub(crate) outputs: Vec<usize>,
+    /// The operand that is written where it lies, which is what the last output would be.
+    pub(crate) target: Option<usize>,
 }
 
 /// What a step makes: so many numbers.
@@ -39,6 +42,10 @@ pub(crate) struct Builder {
     pub(crate) node: usize,
     pub(crate) steps: Vec<KernelCall>,
     pub(crate) buffers: Vec<Buffer>,
+    /// Which inputs are lent to be written.
+    pub(crate) lent: Vec<bool>,
+    /// Nodes that make what they return anew, since something still reads what they would write.
+    pub(crate) apart: HashSet<usize>,
     /// How much may still be computed at once.
     allowance: usize,
     /// Whether that was too little.
@@ -118,13 +125,13 @@ impl Builder {
             self.afford(work.saturating_mul(kernel.depth()))?;
             let zeros = outputs.iter().zip(&sizes).map(|((element, _), &len)| Data::zeros(*element, len));
             let mut made = zeros.collect::<Result<Vec<Data>>>()?;
-            run(&kernel, &operands, &mut made)?;
+            run(&kernel, &operands, &mut made, &mut Wrote::default())?;
             return Ok(made.into_iter().zip(outputs).map(|(data, (_, shape))| Value::constant(data, shape)).collect());
         }
         let first = self.buffers.len();
         self.buffers.extend(outputs.iter().zip(&sizes).map(|((element, _), &len)| Buffer { element: *element, len }));
         let places = (first..self.buffers.len()).collect();
-        self.steps.push(KernelCall { node: self.node, kernel, inputs, outputs: places });
+        self.steps.push(KernelCall { node: self.node, kernel, inputs, outputs: places, target: None });
         let values = outputs.into_iter().enumerate().map(|(n, (element, shape))| Value {
             place: Source::Buffer(first + n),
             element,
@@ -133,7 +140,47 @@ impl Builder {
         Ok(values.collect())
     }
 
-    fn one(&mut self, kernel: Kernel, inputs: Vec<Value>, element: Element, shape: Vec<usize>) -> Result<Value> {
+    /// As [`Self::compute`]; the last output takes the place of the operand at `at`, where that is lent to be written.
+    pub(crate) fn compute_at(
+        &mut self,
+        kernel: Kernel,
+        inputs: Vec<Value>,
+        mut outputs: Vec<(Element, Vec<usize>)>,
+        at: usize,
+    ) -> Result<Vec<Value>> {
+        let Some(number) = self.writable(&inputs, at) else { return self.compute(kernel, inputs, outputs) };
+        outputs.pop();
+        let own = &inputs[at];
+        let place = Source::Written(number, self.steps.len());
+        let written = Value { place, element: own.element, layout: own.layout.clone() };
+        let mut made = self.compute(kernel, inputs, outputs)?;
+        if let Some(step) = self.steps.last_mut() {
+            step.target = Some(at);
+        }
+        made.push(written);
+        Ok(made)
+    }
+
+    /// The input that the operand is, if it can be written and no other operand is a part of it.
+    pub(crate) fn writable(&self, inputs: &[Value], at: usize) -> Option<usize> {
+        let number = inputs[at].place.input().filter(|&number| self.lent.get(number) == Some(&true))?;
+        let alone = inputs.iter().enumerate().all(|(n, input)| n == at || input.place.input() != Some(number));
+        (alone && !self.apart.contains(&self.node)).then_some(number)
+    }
+
+    /// The step that makes a value as it lies, if one does.
+    pub(crate) fn maker(&self, value: &Value) -> Option<&KernelCall> {
+        let Source::Buffer(buffer) = value.place else { return None };
+        self.steps.iter().rev().find(|step| step.outputs.contains(&buffer))
+    }
+
+    pub(crate) fn one(
+        &mut self,
+        kernel: Kernel,
+        inputs: Vec<Value>,
+        element: Element,
+        shape: Vec<usize>,
+    ) -> Result<Value> {
         let mut made = self.compute(kernel, inputs, vec![(element, shape)])?;
         made.pop().ok_or_else(|| "it makes nothing".to_owned())
     }
@@ -293,14 +340,23 @@ impl Builder {
         let depth = indices.shape().last().copied().ok_or("its indices have no axis")?;
         let rest = data.shape().get(depth..).ok_or("its indices have more axes than its data")?;
         let expected = [&indices.shape()[..indices.layout.rank() - 1], rest].concat();
-        if updates.shape() != expected || updates.element != data.element {
+        if updates.shape() != expected || updates.element.is_float() != data.element.is_float() {
             return Err(format!("updates of {:?}, expected {expected:?}", updates.shape()));
         }
-        let shape = data.shape().to_vec();
-        self.one(Kernel::Scatter, vec![data.clone(), indices.clone(), updates.clone()], data.element, shape)
+        let data = &Self::uniform(data).unwrap_or_else(|| data.clone());
+        let mut inputs = vec![data.clone(), indices.clone(), updates.clone()];
+        if self.writable(&inputs, 0).is_none() {
+            inputs[0] = self.wide(data)?;
+        }
+        let outputs = vec![(inputs[0].element, data.shape().to_vec())];
+        let mut made = self.compute_at(Kernel::Scatter, inputs, outputs, 0)?;
+        made.pop().ok_or_else(|| "it makes nothing".to_owned())
     }
 
     pub(crate) fn matmul(&mut self, a: &Value, b: &Value) -> Result<Value> {
+        if let Some(product) = crate::masked_attention::fused(self, a, b)? {
+            return Ok(product);
+        }
         let no_fit = || format!("{:?} and {:?} have no product", a.shape(), b.shape());
         if a.element != Element::Float || b.element != Element::Float {
             return Err("only products of f32 are computed".to_owned());
@@ -386,6 +442,15 @@ impl Builder {
             return None;
         }
         Some(gathered(&value.layout, data))
+    }
+
+    /// A constant that is one number everywhere, as that number.
+    fn uniform(value: &Value) -> Option<Value> {
+        let operand = operand(value)?;
+        let numbers = gathered(operand.layout, operand.floats().ok()?);
+        let first = *numbers.first()?;
+        let same = numbers.iter().all(|number| number.to_bits() == first.to_bits());
+        same.then(|| Self::filled(Data::Float(vec![first]), value.shape()).ok())?
     }
 
     /// A tensor of one number everywhere, which takes no room.

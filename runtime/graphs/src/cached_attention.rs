@@ -1,23 +1,14 @@
 //! `AttentionPlugin`: new keys are rotated and written to their rows of the cache, and queries see the rows so far.
 
 use cacheplan_transforms::onnx::EdgeAttention;
-use half::{bf16, f16};
 
-use crate::tensor::{Element, Operand};
+use crate::kernels::Stored;
+use crate::tensor::Operand;
 
 /// The operator over q, k, v, cache `[batch, 2, kv_heads, capacity, head_dim]`, lengths, rope table and start index, all
 /// of them row by row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedAttention(pub(crate) EdgeAttention);
-
-/// What a number is after it was stored.
-fn stored(element: Element) -> fn(f32) -> f32 {
-    match element {
-        Element::Half => |x| f16::from_f32(x).to_f32(),
-        Element::Brain => |x| bf16::from_f32(x).to_f32(),
-        Element::Float | Element::Int => |x| x,
-    }
-}
 
 /// The rows of a sequence's call: the position of its first token, and how many tokens count.
 fn rows(length: i64, start: Option<i64>, tokens: usize, capacity: usize) -> Result<(usize, usize), String> {
@@ -31,13 +22,20 @@ fn rows(length: i64, start: Option<i64>, tokens: usize, capacity: usize) -> Resu
     Ok((first, count as usize))
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+fn dot<T: Stored>(a: &[f32], b: &[T]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b.wide()).sum()
 }
 
 impl CachedAttention {
-    /// Makes `[batch, tokens, heads, head_dim]` and the cache as it is afterwards.
-    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], cache: &mut [f32]) -> Result<(), String> {
+    /// Makes `[batch, tokens, heads, head_dim]`, and writes the new rows of the cache; `before` is told where, and what was
+    /// there.
+    pub(crate) fn run<T: Stored>(
+        &self,
+        inputs: &[Operand<'_>],
+        out: &mut [f32],
+        cache: &mut [T],
+        before: &mut dyn FnMut(usize, f32),
+    ) -> Result<(), String> {
         let [q, k, v, past, lengths, table, start] = inputs else { return Err("it takes seven inputs".to_owned()) };
         let (&[batch, tokens, ..], &[_, _, _, capacity, _]) = (q.layout.shape.as_slice(), past.layout.shape.as_slice())
         else {
@@ -46,9 +44,7 @@ impl CachedAttention {
         let (q, k, v, table_rows) = (q.rows()?, k.rows()?, v.rows()?, table.rows()?);
         let (lengths, starts) = (&lengths.ints()?[lengths.layout.offset..], &start.ints()?[start.layout.offset..]);
         let starts = &starts[..start.layout.len()];
-        cache.copy_from_slice(&past.gathered()?);
         out.fill(0.0);
-        let store = stored(past.data.element());
         let &[tables, positions, rotary] = table.layout.shape.as_slice() else {
             return Err("its rope table has not three axes".to_owned());
         };
@@ -56,7 +52,7 @@ impl CachedAttention {
         let head_dim = self.0.head_dim as usize;
         let scale = self.0.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
         let mut scores = Vec::new();
-        let mut query = vec![0.0; head_dim];
+        let (mut query, mut key) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         for sequence in 0..batch {
             let (first, count) = rows(lengths[sequence], starts.get(sequence).copied(), tokens, capacity)?;
             if first + count > positions {
@@ -73,13 +69,14 @@ impl CachedAttention {
                 let position = first + token;
                 for head in 0..kv_heads {
                     let from = ((sequence * tokens + token) * kv_heads + head) * head_dim;
-                    let at = row(0, head, position);
-                    cache[at..at + head_dim].copy_from_slice(&k[from..from + head_dim]);
-                    rotate(&mut cache[at..at + head_dim], angles(position));
-                    let values = row(1, head, position);
-                    cache[values..values + head_dim].copy_from_slice(&v[from..from + head_dim]);
-                    for at in [at, values] {
-                        cache[at..at + head_dim].iter_mut().for_each(|x| *x = store(*x));
+                    key.copy_from_slice(&k[from..from + head_dim]);
+                    rotate(&mut key, angles(position));
+                    for (kv, new) in [(0, key.as_slice()), (1, &v[from..from + head_dim])] {
+                        let at = row(kv, head, position);
+                        for (n, (stored, new)) in cache[at..at + head_dim].iter_mut().zip(new).enumerate() {
+                            before(at + n, stored.wide());
+                            *stored = T::narrow(*new);
+                        }
                     }
                 }
             }
@@ -103,7 +100,7 @@ impl CachedAttention {
                     for (key, score) in (oldest..=position).zip(&scores) {
                         let at = row(1, group, key);
                         let values = &cache[at..at + head_dim];
-                        out.iter_mut().zip(values).for_each(|(out, value)| *out += score / whole * value);
+                        out.iter_mut().zip(values).for_each(|(out, value)| *out += score / whole * value.wide());
                     }
                 }
             }

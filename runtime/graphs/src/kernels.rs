@@ -7,8 +7,9 @@ use half::{bf16, f16};
 use crate::cached_attention::CachedAttention;
 use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::layout::Layout;
+use crate::masked_attention::MaskedAttention;
 use crate::nest::{Nest, Row};
-use crate::tensor::{Data, Operand, Slice};
+use crate::tensor::{Data, Operand, Slice, SliceMut};
 
 /// The work of one step.
 #[derive(Clone, Debug)]
@@ -41,12 +42,19 @@ pub(crate) enum Kernel {
     Convolution(Box<Convolution>),
     Scan(Box<Scan>),
     CachedAttention(CachedAttention),
+    MaskedAttention(Box<MaskedAttention>),
 }
 
 impl Kernel {
+    /// Whether it takes numbers from one place to another and computes nothing with them.
+    pub(crate) fn moves(&self) -> bool {
+        matches!(self, Self::Copy(_) | Self::Concat(_) | Self::Gather(_) | Self::Scatter | Self::CachedAttention(_))
+    }
+
     /// How much is done for each number that it reads or makes, at most.
     pub(crate) fn depth(&self) -> usize {
         match self {
+            Self::MaskedAttention(_) => 1 << 10,
             Self::MatMul { a, .. } => a.shape.last().copied().unwrap_or(1).max(1),
             Self::Convolution(_) | Self::Scan(_) | Self::LinearAttention(_) | Self::CachedAttention(_) => 1 << 10,
             _ => 1,
@@ -115,7 +123,7 @@ pub(crate) enum Reduce {
 type Done = Result<(), String>;
 
 /// Makes the outputs of a step, which have the sizes that the program gave them.
-pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data]) -> Done {
+pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data], wrote: &mut Wrote) -> Done {
     match (kernel, outputs) {
         (Kernel::Unary(op, nest), [Data::Float(out)]) => unary(*op, nest, inputs[0].floats()?, out),
         (Kernel::Unary(op, nest), [Data::Int(out)]) => int_unary(*op, nest, inputs[0].ints()?, out)?,
@@ -148,8 +156,9 @@ pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data])
         (Kernel::Gather(axis), [Data::Int(out)]) => {
             gather(*axis, inputs[0].ints()?, inputs[0].layout, &inputs[1], out)?;
         }
-        (Kernel::Scatter, [Data::Float(out)]) => scatter(inputs, Operand::floats, out)?,
-        (Kernel::Scatter, [Data::Int(out)]) => scatter(inputs, Operand::ints, out)?,
+        (Kernel::Scatter, [Data::Float(out)]) => scattered(inputs, Operand::floats, out, wrote)?,
+        (Kernel::Scatter, [Data::Int(out)]) => scattered(inputs, Operand::ints, out, wrote)?,
+        (Kernel::MaskedAttention(attention), [Data::Float(out)]) => attention.run(inputs, out)?,
         (Kernel::MatMul { a, b }, [Data::Float(out)]) => {
             matmul(inputs[0].floats()?, a, inputs[1].floats()?, b, out)?;
         }
@@ -167,7 +176,8 @@ pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data])
         }
         (Kernel::Scan(scan), [Data::Float(out), Data::Float(state)]) => scan.run(inputs, out, state)?,
         (Kernel::CachedAttention(attention), [Data::Float(out), Data::Float(cache)]) => {
-            attention.run(inputs, out, cache)?;
+            cache.copy_from_slice(&inputs[3].gathered()?);
+            attention.run(inputs, out, cache.as_mut_slice(), &mut |_, _| {})?;
         }
         _ => return Err("it is not defined for elements of this type".to_owned()),
     }
@@ -296,7 +306,17 @@ fn compare<T: Copy + PartialOrd>(op: Compare, nest: &Nest, a: &[T], b: &[T], out
 
 fn choose<T: Copy>(nest: &Nest, condition: &[i64], a: &[T], b: &[T], out: &mut [T]) {
     nest.for_rows(|at, Row { starts, strides, len }| {
-        for (n, out) in out[at..at + len].iter_mut().enumerate() {
+        let out = &mut out[at..at + len];
+        // One of two numbers, as masks are.
+        if strides == [1, 0, 0] {
+            let (a, b) = (a[starts[1]], b[starts[2]]);
+            let condition = &condition[starts[0]..][..len];
+            return out
+                .iter_mut()
+                .zip(condition)
+                .for_each(|(out, condition)| *out = if *condition != 0 { a } else { b });
+        }
+        for (n, out) in out.iter_mut().enumerate() {
             let at = |operand: usize| starts[operand] + n * strides[operand];
             *out = if condition[at(0)] != 0 { a[at(1)] } else { b[at(2)] };
         }
@@ -385,14 +405,19 @@ fn gather<T: Copy>(axis: usize, data: &[T], layout: &Layout, indices: &Operand<'
     done
 }
 
-/// Data, indices `[…, depth]`, updates `[…, rest of the data]`.
-fn scatter<'a, T: Copy>(inputs: &[Operand<'a>], take: Take<'a, T>, out: &mut [T]) -> Done {
-    let [data, indices, updates] = inputs else { return Err("it takes three inputs".to_owned()) };
-    copy(&Nest::new(&data.layout.shape, &[data.layout]), take(data)?, out);
+/// Indices `[…, depth]` into data of this layout, updates `[…, rest of the data]`: calls `write` with the place of each
+/// element among the data's and with what it becomes.
+fn scatter<'a, T: Copy>(
+    data: &Layout,
+    indices: &Operand<'_>,
+    updates: &Operand<'a>,
+    take: Take<'a, T>,
+    mut write: impl FnMut(usize, T),
+) -> Done {
     let (found, layout) = (indices.ints()?, indices.layout);
     let last = layout.rank() - 1;
     let depth = layout.shape[last];
-    let part: usize = data.layout.shape[depth..].iter().product();
+    let (part_shape, part_strides) = (&data.shape[depth..], &data.strides[depth..]);
     // The updates of one index: their last axes, behind as many as there are indices.
     let inner = updates.layout.permuted(&(last..updates.layout.rank()).collect::<Vec<_>>());
     let outer =
@@ -401,14 +426,17 @@ fn scatter<'a, T: Copy>(inputs: &[Operand<'a>], take: Take<'a, T>, out: &mut [T]
     let mut done: Done = Ok(());
     Nest::new(&outer[0].shape, &[&outer[0], &outer[1]]).for_rows(|_, Row { starts, strides, len }| {
         for n in 0..len {
-            let place = (0..depth).try_fold(0, |place, axis| {
-                let size = data.layout.shape[axis];
-                Ok(place * size + index(found[starts[0] + n * strides[0] + axis * layout.strides[last]], size)?)
+            let place = (0..depth).try_fold(data.offset, |place, axis| {
+                let found = found[starts[0] + n * strides[0] + axis * layout.strides[last]];
+                Ok(place + data.strides[axis] * index(found, data.shape[axis])?)
             });
             match place {
-                Ok(place) => {
+                Ok(offset) => {
                     let inner = Layout { offset: starts[1] + n * strides[1], ..inner.clone() };
-                    copy(&Nest::new(&inner.shape, &[&inner]), from, &mut out[place * part..][..part]);
+                    let part = Layout { shape: part_shape.to_vec(), strides: part_strides.to_vec(), offset };
+                    Nest::new(part_shape, &[&part, &inner]).for_rows(|_, Row { starts, strides, len }| {
+                        (0..len).for_each(|n| write(starts[0] + n * strides[0], from[starts[1] + n * strides[1]]));
+                    });
                 }
                 Err(error) => done = Err(error),
             }
@@ -417,8 +445,115 @@ fn scatter<'a, T: Copy>(inputs: &[Operand<'a>], take: Take<'a, T>, out: &mut [T]
     done
 }
 
+/// What the data of a scatter is made of what it was: everywhere, or where the last run wrote.
+fn scattered<'a, T: Copy>(inputs: &[Operand<'a>], take: Take<'a, T>, out: &mut [T], wrote: &mut Wrote) -> Done {
+    let [data, indices, updates] = inputs else { return Err("it takes three inputs".to_owned()) };
+    let values = take(data)?;
+    match wrote {
+        Wrote::These(places) if is_fill(data.layout) => {
+            places.drain(..).for_each(|place| out[place] = values[data.layout.offset]);
+        }
+        _ => copy(&Nest::new(&data.layout.shape, &[data.layout]), values, out),
+    }
+    let mut places = Vec::new();
+    let own = Layout::contiguous(data.layout.shape.clone());
+    let done = scatter(&own, indices, updates, take, |place, value| {
+        out[place] = value;
+        places.push(place);
+    });
+    *wrote = Wrote::These(places);
+    done
+}
+
+/// Whether a tensor is one number everywhere.
+pub(crate) fn is_fill(layout: &Layout) -> bool {
+    layout.shape.iter().zip(&layout.strides).all(|(&size, &stride)| size == 1 || stride == 0)
+}
+
+/// Which elements of a buffer a scatter wrote in the last run.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Wrote {
+    #[default]
+    Unknown,
+    These(Vec<usize>),
+}
+
+/// An operand that is written where it lies, and what it was there before.
+pub(crate) struct Target<'a> {
+    pub(crate) data: SliceMut<'a>,
+    pub(crate) layout: &'a Layout,
+    /// Places, and the numbers that were there.
+    pub(crate) before: &'a mut Vec<(usize, f32)>,
+}
+
+/// Numbers as they are stored.
+pub(crate) trait Stored: Copy {
+    fn wide(self) -> f32;
+    fn narrow(value: f32) -> Self;
+}
+
+impl Stored for f32 {
+    fn wide(self) -> f32 {
+        self
+    }
+
+    fn narrow(value: f32) -> Self {
+        value
+    }
+}
+
+impl Stored for f16 {
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+impl Stored for bf16 {
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+/// Makes the outputs of a step one of whose operands is written where it lies.
+pub(crate) fn run_at(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data], target: Target<'_>) -> Done {
+    fn scatter_at<T: Stored>(
+        inputs: &[Operand<'_>],
+        data: &mut [T],
+        layout: &Layout,
+        before: &mut Vec<(usize, f32)>,
+    ) -> Done {
+        scatter(layout, &inputs[1], &inputs[2], Operand::floats, |place, value| {
+            before.push((place, data[place].wide()));
+            data[place] = T::narrow(value);
+        })
+    }
+    let Target { data, layout, before } = target;
+    match (kernel, outputs, data) {
+        (Kernel::Scatter, [], SliceMut::Float(data)) => scatter_at(inputs, data, layout, before),
+        (Kernel::Scatter, [], SliceMut::Half(data)) => scatter_at(inputs, data, layout, before),
+        (Kernel::Scatter, [], SliceMut::Brain(data)) => scatter_at(inputs, data, layout, before),
+        (Kernel::CachedAttention(attention), [Data::Float(out)], data) => match data {
+            SliceMut::Float(data) => attention
+                .run(inputs, out, &mut data[layout.span()], &mut |at, old| before.push((layout.offset + at, old))),
+            SliceMut::Half(data) => attention
+                .run(inputs, out, &mut data[layout.span()], &mut |at, old| before.push((layout.offset + at, old))),
+            SliceMut::Brain(data) => attention
+                .run(inputs, out, &mut data[layout.span()], &mut |at, old| before.push((layout.offset + at, old))),
+        },
+        _ => Err("it cannot be written where it lies".to_owned()),
+    }
+}
+
 /// The last two axes are multiplied, for each of the others.
-fn matmul(a: &[f32], a_layout: &Layout, b: &[f32], b_layout: &Layout, out: &mut [f32]) -> Done {
+pub(crate) fn matmul(a: &[f32], a_layout: &Layout, b: &[f32], b_layout: &Layout, out: &mut [f32]) -> Done {
     let last = a_layout.rank() - 2;
     let matrix = |layout: &Layout| {
         ([layout.shape[last], layout.shape[last + 1]], [layout.strides[last], layout.strides[last + 1]])
@@ -474,13 +609,13 @@ fn cumulative(x: &[f32], layout: &Layout, out: &mut [f32]) {
     }
 }
 
-fn softmax(x: &[f32], layout: &Layout, out: &mut [f32]) {
-    let width = layout.shape.last().copied().unwrap_or(1).max(1);
-    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - top).exp());
-        let scale = 1.0 / out.iter().sum::<f32>();
-        out.iter_mut().for_each(|out| *out *= scale);
+/// Each row of `width` in place.
+pub(crate) fn softmax_rows(rows: &mut [f32], width: usize) {
+    for row in rows.chunks_exact_mut(width.max(1)) {
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|x| *x = (*x - top).exp());
+        let scale = 1.0 / row.iter().sum::<f32>();
+        row.iter_mut().for_each(|x| *x *= scale);
     }
 }
 
@@ -498,4 +633,9 @@ fn top(largest: bool, x: &[f32], layout: &Layout, values: &mut [f32], places: &m
             (*value, *place) = (x[at], at as i64);
         }
     }
+}
+
+fn softmax(x: &[f32], layout: &Layout, out: &mut [f32]) {
+    out.copy_from_slice(x);
+    softmax_rows(out, layout.shape.last().copied().unwrap_or(1));
 }

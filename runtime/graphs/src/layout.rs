@@ -45,6 +45,15 @@ impl Layout {
         })
     }
 
+    /// From the first to behind the last of its elements.
+    pub(crate) fn span(&self) -> std::ops::Range<usize> {
+        if self.len() == 0 {
+            return self.offset..self.offset;
+        }
+        let last: usize = self.shape.iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        self.offset..self.offset + last + 1
+    }
+
     /// Repeated over the axes of `shape`, which it must fit.
     pub(crate) fn broadcast(&self, shape: &[usize]) -> Option<Self> {
         let ahead = shape.len().checked_sub(self.rank())?;

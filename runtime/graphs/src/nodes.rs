@@ -105,6 +105,7 @@ fn is_view(name: &str) -> bool {
             | "Slice"
             | "Split"
             | "Squeeze"
+            | "ScatterND"
             | "Transpose"
             | "Unsqueeze"
     )
@@ -243,7 +244,8 @@ fn scatter(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
     if call.node.text("reduction").is_some_and(|found| found != "none") {
         return Err("only a scatter that replaces is run".to_owned());
     }
-    builder.scatter(call.input(0)?, call.input(1)?, call.input(2)?)
+    let updates = builder.wide(call.input(2)?)?;
+    builder.scatter(call.input(0)?, call.input(1)?, &updates)
 }
 
 fn shape(_: &mut Builder, call: &Call<'_>) -> Result<Value> {
@@ -648,5 +650,5 @@ fn cached_attention(builder: &mut Builder, call: &Call<'_>, attention: EdgeAtten
     }
     let cache = shapes[3].to_vec();
     let outputs = vec![(Element::Float, vec![batch, tokens, heads, head_dim]), (Element::Float, cache)];
-    builder.compute(Kernel::CachedAttention(CachedAttention(attention)), inputs, outputs)
+    builder.compute_at(Kernel::CachedAttention(CachedAttention(attention)), inputs, outputs, 3)
 }

@@ -99,7 +99,7 @@ fn port(outlet: &Outlet) -> Result<Port, String> {
 /// An input: lent as it is, but for the narrower whole numbers.
 fn value<'a>(input: &Input<'a>, ty: TensorElementType) -> ort::Result<SessionInputValue<'a>> {
     let shape = input.shape.clone();
-    Ok(match (input.data, ty) {
+    Ok(match (input.slice(), ty) {
         // No input of such a type is announced.
         (Slice::Half(_) | Slice::Brain(_), _) => return Err(ort::Error::new("numbers of 16 bits are not lent")),
         (Slice::Float(data), _) => TensorRef::from_array_view((shape, data))?.into(),
@@ -122,6 +122,6 @@ impl Made<'_> {
     pub(crate) fn get(&self, at: usize) -> Option<View<'_>> {
         let (shape, data) = self.values.get(&self.outputs.get(at)?.name)?.try_extract_tensor::<f32>().ok()?;
         let shape = shape.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
-        Some(View { data: Slice::Float(data), layout: Layout::contiguous(shape), element: Element::Float })
+        Some(View { parts: vec![(Slice::Float(data), Layout::contiguous(shape))], axis: 0, element: Element::Float })
     }
 }

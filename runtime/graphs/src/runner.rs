@@ -33,11 +33,11 @@ enum Kind {
 
 /// What a run gave.
 #[derive(Debug)]
-pub struct Outputs<'a>(Given<'a>);
+pub struct Outputs<'a, 'b>(Given<'a, 'b>);
 
 #[derive(Debug)]
-enum Given<'a> {
-    Interpreter(Made<'a>),
+enum Given<'a, 'b> {
+    Interpreter(Made<'a, 'b>),
     #[cfg(feature = "ort")]
     OnnxRuntime(crate::onnx_runtime::Made<'a>),
 }
@@ -77,11 +77,21 @@ impl Runner {
         }
     }
 
+    /// Bytes that a run in our interpreter takes from one place to another without computing with them: those of the last
+    /// run. Nobody knows them of ONNX Runtime.
+    pub fn moved_bytes(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Interpreter(interpreter) => Some(interpreter.moved_bytes()),
+            #[cfg(feature = "ort")]
+            Kind::OnnxRuntime(_) => None,
+        }
+    }
+
     /// Runs the graph over `inputs`, in the order of its own.
     ///
     /// # Errors
     /// An input of another shape or type than the graph's, shapes that do not go together, an index out of range.
-    pub fn run<'a>(&'a mut self, inputs: &'a [Input<'a>]) -> Result<Outputs<'a>, GraphError> {
+    pub fn run<'a, 'b>(&'a mut self, inputs: &'a mut [Input<'b>]) -> Result<Outputs<'a, 'b>, GraphError> {
         Ok(Outputs(match &mut self.0 {
             Kind::Interpreter(interpreter) => Given::Interpreter(interpreter.run(inputs)?),
             #[cfg(feature = "ort")]
@@ -90,7 +100,7 @@ impl Runner {
     }
 }
 
-impl Outputs<'_> {
+impl Outputs<'_, '_> {
     /// The output of that number; `None` where there are not so many, and where ONNX Runtime makes whole numbers.
     pub fn get(&self, at: usize) -> Option<View<'_>> {
         match &self.0 {

@@ -47,6 +47,17 @@ pub enum Slice<'a> {
     Int(&'a [i64]),
 }
 
+/// The numbers of a tensor, lent to be written.
+#[derive(Debug)]
+pub enum SliceMut<'a> {
+    /// `f32`.
+    Float(&'a mut [f32]),
+    /// `f16`.
+    Half(&'a mut [f16]),
+    /// `bf16`.
+    Brain(&'a mut [bf16]),
+}
+
 /// A tensor of a program: where its numbers are, and how they lie there.
 #[derive(Clone, Debug)]
 pub(crate) struct Value {
@@ -60,15 +71,17 @@ pub(crate) enum Source {
     Constant(Arc<Data>),
     /// The graph's input of that number.
     Input(usize),
+    /// The same input, after that step wrote to it.
+    Written(usize, usize),
     /// What a step makes.
     Buffer(usize),
 }
 
-/// A tensor that a run gave.
+/// A tensor that a run gave: parts one behind the other along an axis.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
-    pub(crate) data: Slice<'a>,
-    pub(crate) layout: Layout,
+    pub(crate) parts: Vec<(Slice<'a>, Layout)>,
+    pub(crate) axis: usize,
     /// What the graph says that it is made of.
     pub(crate) element: Element,
 }
@@ -116,6 +129,61 @@ impl Data {
         match self {
             Self::Float(data) => Slice::Float(data),
             Self::Int(data) => Slice::Int(data),
+        }
+    }
+}
+
+impl<'a> SliceMut<'a> {
+    /// The part of it from `start` on, `len` long, and what is behind; as much as there is.
+    pub fn cut(self, start: usize, len: usize) -> (Self, Self) {
+        fn cut<T>(data: &mut [T], start: usize, len: usize) -> (&mut [T], &mut [T]) {
+            let start = start.min(data.len());
+            let behind = &mut data[start..];
+            behind.split_at_mut(len.min(behind.len()))
+        }
+        match self {
+            Self::Float(data) => {
+                let (part, rest) = cut(data, start, len);
+                (Self::Float(part), Self::Float(rest))
+            }
+            Self::Half(data) => {
+                let (part, rest) = cut(data, start, len);
+                (Self::Half(part), Self::Half(rest))
+            }
+            Self::Brain(data) => {
+                let (part, rest) = cut(data, start, len);
+                (Self::Brain(part), Self::Brain(rest))
+            }
+        }
+    }
+}
+
+impl SliceMut<'_> {
+    /// Lent on.
+    pub(crate) fn lend(&mut self) -> SliceMut<'_> {
+        match self {
+            Self::Float(data) => SliceMut::Float(data),
+            Self::Half(data) => SliceMut::Half(data),
+            Self::Brain(data) => SliceMut::Brain(data),
+        }
+    }
+
+    /// To be read.
+    pub fn slice(&self) -> Slice<'_> {
+        match self {
+            Self::Float(data) => Slice::Float(data),
+            Self::Half(data) => Slice::Half(data),
+            Self::Brain(data) => Slice::Brain(data),
+        }
+    }
+}
+
+impl Source {
+    /// The input that it is, as it came or written to.
+    pub(crate) fn input(&self) -> Option<usize> {
+        match self {
+            Self::Input(number) | Self::Written(number, _) => Some(*number),
+            Self::Constant(_) | Self::Buffer(_) => None,
         }
     }
 }
@@ -197,23 +265,51 @@ impl<'a> Operand<'a> {
 
 impl View<'_> {
     /// Its shape.
-    pub fn shape(&self) -> &[usize] {
-        &self.layout.shape
+    pub fn shape(&self) -> Vec<usize> {
+        let mut shape = self.parts.first().map(|(_, layout)| layout.shape.clone()).unwrap_or_default();
+        if let Some(size) = shape.get_mut(self.axis) {
+            *size = self.parts.iter().map(|(_, layout)| layout.shape[self.axis]).sum();
+        }
+        shape
     }
 
     /// The part of it from `start` on, `len` long, along an axis; `None` where it does not have that.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Option<Self> {
-        let size = *self.layout.shape.get(axis)?;
-        (start.checked_add(len)? <= size).then(|| Self {
-            data: self.data,
-            layout: self.layout.narrow(axis, start, len),
-            element: self.element,
-        })
+        let size = *self.shape().get(axis)?;
+        let end = start.checked_add(len).filter(|&end| end <= size)?;
+        let mut first = 0;
+        let parts = self.parts.iter().map(|(data, layout)| {
+            // Along the axis of the parts each has its own stretch.
+            let (from, to) = if axis == self.axis {
+                let own = first..first + layout.shape[axis];
+                first = own.end;
+                let from = start.clamp(own.start, own.end) - own.start;
+                (from, (end.clamp(own.start, own.end) - own.start).max(from))
+            } else {
+                (start, end)
+            };
+            (*data, layout.narrow(axis, from, to - from))
+        });
+        Some(Self { parts: parts.collect(), axis: self.axis, element: self.element })
     }
 
     /// Its numbers row by row, rounded to what the graph says that they are; `None` where they are whole numbers.
     pub fn floats(&self) -> Option<Vec<f32>> {
-        let mut values = widened(&self.layout, self.data)?;
+        let parts = self.parts.iter().map(|(data, layout)| Some((widened(layout, *data)?, layout)));
+        let mut parts: Vec<(Vec<f32>, &Layout)> = parts.collect::<Option<_>>()?;
+        let mut values = if parts.len() == 1 {
+            parts.pop()?.0
+        } else {
+            let outer: usize = self.shape().get(..self.axis)?.iter().product();
+            let mut values = Vec::with_capacity(parts.iter().map(|(part, _)| part.len()).sum());
+            for row in 0..outer {
+                for (part, _) in &parts {
+                    let width = part.len().checked_div(outer).unwrap_or(0);
+                    values.extend_from_slice(&part[row * width..][..width]);
+                }
+            }
+            values
+        };
         match self.element {
             Element::Half => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
             Element::Brain => values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::{GraphEngine, GraphError, Input, Runner, Slice};
+use cacheplan_graphs::{GraphEngine, GraphError, Input, Runner, Slice, SliceMut};
 use cacheplan_transforms::onnx::{AttributeProto, ModelProto, NodeProto};
 use candle_core::{DType, Device, Tensor};
 use prost::Message;
@@ -56,17 +56,17 @@ impl Hybrid {
     fn step(&mut self, tokens: &[i64]) -> Vec<f32> {
         let lengths = [tokens.len() as i64];
         let ports = self.runner.inputs().to_vec();
-        let inputs: Vec<Input<'_>> = ports
+        let mut inputs: Vec<Input<'_>> = ports
             .iter()
             .map(|port| match port.name.as_str() {
-                "input_ids" => Input { data: Slice::Int(tokens), shape: vec![1, tokens.len()] },
-                "context_lengths" => Input { data: Slice::Int(&lengths), shape: vec![1] },
-                name => Input { data: Slice::Float(&self.states[name].0), shape: self.states[name].1.clone() },
+                "input_ids" => Input::new(Slice::Int(tokens), vec![1, tokens.len()]),
+                "context_lengths" => Input::new(Slice::Int(&lengths), vec![1]),
+                name => Input::new(Slice::Float(&self.states[name].0), self.states[name].1.clone()),
             })
             .collect();
         let names: Vec<String> = self.runner.outputs().iter().map(|port| port.name.clone()).collect();
         let made: Vec<(Vec<f32>, Vec<usize>)> = {
-            let outputs = self.runner.run(&inputs).unwrap();
+            let outputs = self.runner.run(&mut inputs).unwrap();
             let views = (0..names.len()).map(|at| outputs.get(at).unwrap());
             views.map(|view| (view.floats().unwrap(), view.shape().to_vec())).collect()
         };
@@ -160,18 +160,18 @@ impl Static {
         let positions: Vec<i64> = (self.past as i64..).take(bucket).collect();
         let mask: Vec<i64> = (0..Self::LEN).map(|at| i64::from(at < self.past + tokens.len())).collect();
         let cache = vec![4, 1, 2, Self::LEN, 32];
-        let int = |data, shape: &[usize]| Input { data: Slice::Int(data), shape: shape.to_vec() };
-        let inputs = [
+        let int = |data, shape: &[usize]| Input::new(Slice::Int(data), shape.to_vec());
+        let mut inputs = [
             int(&ids, &[1, bucket]),
             int(&mask, &[1, Self::LEN]),
-            Input { data: Slice::Float(&self.k), shape: cache.clone() },
-            Input { data: Slice::Float(&self.v), shape: cache },
+            Input::scratch(SliceMut::Float(&mut self.k), cache.clone()),
+            Input::scratch(SliceMut::Float(&mut self.v), cache),
             int(&positions, &[bucket]),
             int(&positions, &[1, bucket]),
         ];
         let runner = if bucket == 1 { &mut self.decode } else { &mut self.prefill };
         let (hidden, k, v) = {
-            let outputs = runner.run(&inputs).unwrap();
+            let outputs = runner.run(&mut inputs).unwrap();
             let hidden = outputs.get(0).unwrap().narrow(1, 0, tokens.len()).unwrap().floats().unwrap();
             let columns = |at| outputs.get(at).unwrap().narrow(3, self.past, tokens.len()).unwrap().floats().unwrap();
             (hidden, columns(1), columns(2))
@@ -223,19 +223,49 @@ fn padding_dirt_and_pieces_change_no_bit() {
 #[test]
 fn a_run_refuses_what_is_not_its_input() {
     let mut decode = runner("static_cache/decode.onnx");
-    assert!(matches!(decode.run(&[]).unwrap_err(), GraphError::Malformed { .. }));
+    assert!(matches!(decode.run(&mut []).unwrap_err(), GraphError::Malformed { .. }));
     let shapes: Vec<Vec<usize>> =
         decode.inputs().iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
     let (floats, ints) = (vec![0.0; 4 * 2 * 128 * 32], vec![0; 128]);
     let input = |at: usize, shape: &Vec<usize>| {
         let len = shape.iter().product();
         let data = if at == 2 || at == 3 { Slice::Float(&floats[..len]) } else { Slice::Int(&ints[..len]) };
-        Input { data, shape: shape.clone() }
+        Input::new(data, shape.clone())
     };
     let mut inputs: Vec<Input<'_>> = shapes.iter().enumerate().map(|(at, shape)| input(at, shape)).collect();
-    decode.run(&inputs).unwrap();
+    decode.run(&mut inputs).unwrap();
     inputs[1].shape = vec![1, 127];
-    assert!(decode.run(&inputs).unwrap_err().to_string().contains("`attention_mask`"));
+    assert!(decode.run(&mut inputs).unwrap_err().to_string().contains("`attention_mask`"));
+}
+
+/// A token writes its rows, and what it wrote is undone when nobody reads its outputs any more. A layer's keys are 32 KiB.
+#[test]
+fn a_cache_that_is_lent_is_not_copied_and_is_as_it_was() {
+    let (token, position, mask, shape) = ([7i64], [64i64], vec![1i64; 128], vec![4, 1, 2, 128, 32]);
+    let int = |data, shape: &[usize]| Input::new(Slice::Int(data), shape.to_vec());
+    let cache: Vec<f32> = (0..4 * 2 * 128 * 32).map(|n| (n % 97) as f32 * 0.01).collect();
+    let (mut k, mut v) = (cache.clone(), cache.clone());
+    let mut decode = runner("static_cache/decode.onnx");
+    let mut made = Vec::new();
+    for lent in [false, true, true] {
+        let [k, v] = [&mut k, &mut v].map(|side| {
+            if lent {
+                Input::scratch(SliceMut::Float(side), shape.clone())
+            } else {
+                Input::new(Slice::Float(side), shape.clone())
+            }
+        });
+        let mut inputs =
+            [int(&token, &[1, 1]), int(&mask, &[1, 128]), k, v, int(&position, &[1]), int(&position, &[1, 1])];
+        {
+            let outputs = decode.run(&mut inputs).unwrap();
+            made.push((0..3).map(|at| outputs.get(at).unwrap().floats().unwrap()).collect::<Vec<_>>());
+        }
+        assert_eq!(decode.moved_bytes().unwrap() < 32 << 10, lent, "{:?}", decode.moved_bytes());
+    }
+    assert_eq!((&k, &v), (&cache, &cache));
+    assert_eq!(made[0], made[1]);
+    assert_eq!(made[0], made[2]);
 }
 
 /// A position behind the last column would be written beside the cache.
@@ -247,16 +277,16 @@ fn an_index_out_of_range_names_its_node() {
         let positions = [127i64, 128];
         let (ids, mask) = ([0i64, 0], [1i64; 128]);
         let cache = vec![4, 1, 2, 128, 32];
-        let int = |data, shape: &[usize]| Input { data: Slice::Int(data), shape: shape.to_vec() };
-        let inputs = [
+        let int = |data, shape: &[usize]| Input::new(Slice::Int(data), shape.to_vec());
+        let mut inputs = [
             int(&ids, &[1, 2]),
             int(&mask, &[1, 128]),
-            Input { data: Slice::Float(&model.k), shape: cache.clone() },
-            Input { data: Slice::Float(&model.v), shape: cache },
+            Input::new(Slice::Float(&model.k), cache.clone()),
+            Input::new(Slice::Float(&model.v), cache),
             int(&positions, &[2]),
             int(&positions, &[1, 2]),
         ];
-        model.prefill.run(&inputs).unwrap_err().to_string()
+        model.prefill.run(&mut inputs).unwrap_err().to_string()
     };
     assert!(message.contains("(ScatterND): index 128 is not within an axis of 128"), "{message}");
 }
@@ -354,21 +384,21 @@ impl Plugged {
         let lengths = [if count == 1 && self.past > 0 { self.past + 1 } else { count }];
         let start = if self.past == 0 { &start[..0] } else { &start };
         let ports = self.runner.inputs().to_vec();
-        let inputs: Vec<Input<'_>> = ports
+        let mut inputs: Vec<Input<'_>> = ports
             .iter()
             .map(|port| match port.name.as_str() {
-                "input_ids" => Input { data: Slice::Int(tokens), shape: vec![1, tokens.len()] },
-                "context_lengths" => Input { data: Slice::Int(&lengths), shape: vec![1] },
-                "kvcache_start_index" => Input { data: Slice::Int(start), shape: vec![start.len()] },
-                "rope_rotary_cos_sin" => Input { data: Slice::Float(&self.table), shape: vec![1, 64, 32] },
+                "input_ids" => Input::new(Slice::Int(tokens), vec![1, tokens.len()]),
+                "context_lengths" => Input::new(Slice::Int(&lengths), vec![1]),
+                "kvcache_start_index" => Input::new(Slice::Int(start), vec![start.len()]),
+                "rope_rotary_cos_sin" => Input::new(Slice::Float(&self.table), vec![1, 64, 32]),
                 name => {
                     let layer: usize = name.rsplit('_').next().unwrap().parse().unwrap();
-                    Input { data: Slice::Float(&self.caches[layer]), shape: Self::CACHE.to_vec() }
+                    Input::new(Slice::Float(&self.caches[layer]), Self::CACHE.to_vec())
                 }
             })
             .collect();
         let (hidden, caches) = {
-            let outputs = self.runner.run(&inputs)?;
+            let outputs = self.runner.run(&mut inputs)?;
             let floats = |at: usize| outputs.get(at).unwrap().floats().unwrap();
             (floats(0), (1..5).map(floats).collect())
         };

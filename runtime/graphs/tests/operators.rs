@@ -70,9 +70,9 @@ fn run(
     let file = folder.path().join("operator.onnx");
     std::fs::write(&file, model.encode_to_vec()).unwrap();
     let mut runner = Runner::open(&file, &GraphEngine::Interpreter)?;
-    let given: Vec<Input<'_>> =
-        there().map(|(_, data, shape)| Input { data: Slice::Float(data), shape: shape.clone() }).collect();
-    let made = runner.run(&given)?;
+    let mut given: Vec<Input<'_>> =
+        there().map(|(_, data, shape)| Input::new(Slice::Float(data), shape.clone())).collect();
+    let made = runner.run(&mut given)?;
     Ok((0..2).map(|at| made.get(at).unwrap().floats().unwrap()).collect())
 }
 

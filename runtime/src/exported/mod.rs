@@ -12,6 +12,7 @@ pub(crate) mod recurrent;
 mod state;
 mod write;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -36,6 +37,9 @@ use crate::error::{ConfigError, RuntimeError};
 use crate::inputs::StepInputs;
 use crate::layers::RopeConfig;
 
+/// The most sequences of one call.
+const MAX_BATCH: usize = 256;
+
 /// Graphs over the same states, each for another number of tokens.
 #[derive(Debug)]
 pub(crate) struct Exported {
@@ -59,6 +63,10 @@ pub(crate) struct Exported {
 #[derive(Debug)]
 struct BoundGraph {
     runner: Runner,
+    /// Sequences of a call.
+    batch: usize,
+    /// Whether each of them has a position of its own; else those of one call have as many tokens behind them.
+    own_positions: bool,
     inputs: Vec<Role>,
     /// The rope table that it is given, with its shape.
     rope: Option<(Vec<f32>, Vec<usize>)>,
@@ -253,15 +261,23 @@ impl Exported {
         let rope = ports.iter().zip(&inputs).find(|(_, role)| **role == Role::Rope);
         let rope = rope.map(|(port, _)| self.rope(model, port).map_err(|reason| refuse(&port.name, reason)));
         let rope = rope.transpose()?;
+        if let Some((_, shape)) = &rope {
+            let positions = shape[1] as u64;
+            self.max_seq_len = Some(self.max_seq_len.map_or(positions, |most| most.min(positions)));
+        }
         let port_of = |role: Role| inputs.iter().position(|found| *found == role).map(|at| &ports[at]);
         let tokens = port_of(Role::Tokens).ok_or_else(|| refuse("input_ids", "there is no such input".to_owned()))?;
         let &[batch, size] = tokens.shape.as_slice() else {
             return Err(refuse("input_ids", format!("it is {:?}, expected [batch, tokens]", tokens.shape)));
         };
-        if let Some(batch) = batch.filter(|&batch| batch != 1) {
-            let reason = format!("it takes {batch} sequences, which would share one position; export a batch of 1");
-            return Err(refuse("input_ids", reason));
+        let batch = batch.unwrap_or(1);
+        if !(1..=MAX_BATCH).contains(&batch) {
+            return Err(refuse("input_ids", format!("it takes {batch} sequences, from 1 to {MAX_BATCH} are run")));
         }
+        let plugin = |state: &StateBinding| !matches!(state.part, StatePart::Keys | StatePart::Values);
+        let own_positions = inputs.contains(&Role::Start)
+            && !inputs.iter().any(|role| matches!(role, Role::Positions | Role::Mask))
+            && self.states.iter().all(plugin);
         let output = |name: &str| runner.outputs().iter().position(|port| port.name == name);
         let (mut states, mut caches) = (Vec::new(), Vec::new());
         for (number, state) in self.states.iter().enumerate() {
@@ -296,7 +312,7 @@ impl Exported {
             self.states.iter().any(|state| matches!(state.part, StatePart::Convolution | StatePart::Recurrence));
         self.pads &= !replaced || inputs.contains(&Role::Lengths);
         self.sizes.push(size);
-        Ok(BoundGraph { runner, inputs, rope, rows, states })
+        Ok(BoundGraph { runner, batch, own_positions, inputs, rope, rows, states })
     }
 
     /// The angles `[1, positions, rotary_dim]` of the model that the graph was exported of.
@@ -333,67 +349,86 @@ impl Exported {
         if self.gives_logits { Ok(Decoder::new(self, None, on)) } else { Ok(around()?.with_text(self)) }
     }
 
-    /// Runs one call and writes what is new; returns a row for each of its tokens.
-    fn call(
+    /// Runs calls of as many sequences at once, and writes what is new; returns the rows of each one's tokens.
+    ///
+    /// Where they are fewer than the graph takes, the first one is there several times, and what that makes is dropped.
+    fn run(
         &self,
         graph: &mut BoundGraph,
-        call: Call,
+        calls: &[Call],
         tokens: &[u32],
         pools: &Pools<'_>,
-    ) -> Result<Vec<f32>, RuntimeError> {
-        let Call { past, size, .. } = call;
-        let count = tokens.len();
-        let mut ids: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
-        ids.resize(size, 0);
-        let positions: Vec<i64> = (past as i64..).take(size).collect();
-        let columns = self.max_seq_len.unwrap_or((past + size) as u64) as usize;
-        let mask: Vec<i64> = (0..columns).map(|at| i64::from(at < past + count)).collect();
+    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let batch = graph.batch;
+        let Some(&first) = calls.first() else { return Ok(Vec::new()) };
+        let size = first.size;
+        let lanes: Vec<Call> = calls.iter().copied().chain(std::iter::repeat(first)).take(batch).collect();
+        let each = |of: &dyn Fn(&Call) -> Vec<i64>| lanes.iter().flat_map(of).collect::<Vec<i64>>();
+        let ids = each(&|call| {
+            let own = tokens[call.row..call.row + call.tokens].iter().map(|&token| i64::from(token));
+            own.chain(std::iter::repeat(0)).take(size).collect()
+        });
+        let positions = each(&|call| (call.past as i64..).take(size).collect());
+        let most = lanes.iter().map(|call| call.past + size).max().unwrap_or(size);
+        // A mask reaches as far as the caches, which grow where their shapes are open.
+        let is_fixed = |part| matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents);
+        let fixed = self.max_seq_len.filter(|_| self.states.iter().any(|state| is_fixed(state.part)));
+        let columns = fixed.unwrap_or(most as u64) as usize;
+        let mask = each(&|call| (0..columns).map(|at| i64::from(at < call.past + call.tokens)).collect());
         let decodes = size == 1 && graph.inputs.contains(&Role::Start);
-        let lengths = [if decodes { past + 1 } else { count } as i64];
-        let start = [past as i64];
-        let mut held = Vec::with_capacity(self.states.len());
-        for (number, state) in self.states.iter().enumerate() {
-            let port = graph.inputs.iter().position(|role| *role == Role::State(number));
-            let shape = port.map_or(&[][..], |port| &graph.runner.inputs()[port].shape);
-            held.push(pools.held(state, shape, call)?);
-        }
-        let new = {
-            let mut inputs = Vec::with_capacity(graph.inputs.len());
-            for (role, port) in graph.inputs.iter().zip(graph.runner.inputs()) {
-                let flat = |len: usize| if port.shape.len() == 1 { vec![len] } else { vec![1, len] };
+        let lengths = each(&|call| vec![if decodes { call.past + 1 } else { call.tokens } as i64]);
+        let starts = each(&|call| vec![call.past as i64]);
+        let ports = graph.runner.inputs().to_vec();
+        let place = |state: usize| graph.inputs.iter().position(|role| *role == Role::State(state));
+        let places: Vec<Option<usize>> = (0..self.states.len()).map(place).collect();
+        let port_of = |state: usize| places[state].map_or(&[][..], |port: usize| ports[port].shape.as_slice());
+        let BoundGraph { runner, inputs: roles, rope, rows: rows_at, states: states_at, .. } = graph;
+        let (rows, new) = pools.lend(&self.states, &port_of, &lanes, |held| {
+            let mut held: Vec<Option<Input<'_>>> = held.into_iter().map(Some).collect();
+            let mut inputs = Vec::with_capacity(roles.len());
+            for (role, port) in roles.iter().zip(&ports) {
+                // Of one axis for all sequences, or of two.
+                let (rows, outer) = if port.shape.len() > 1 { (batch, vec![batch]) } else { (1, Vec::new()) };
+                let ints = |values, len: usize| {
+                    let values: &[i64] = values;
+                    Input::new(Slice::Int(&values[..rows * len]), [outer.as_slice(), &[len]].concat())
+                };
+                let unstarted = port.shape == [None] && starts.iter().all(|&start| start == 0);
                 inputs.push(match *role {
-                    Role::Tokens => Input { data: Slice::Int(&ids), shape: vec![1, size] },
-                    Role::Mask => Input { data: Slice::Int(&mask), shape: flat(columns) },
-                    Role::Positions => Input { data: Slice::Int(&positions), shape: flat(size) },
-                    Role::Lengths => Input { data: Slice::Int(&lengths), shape: vec![1] },
-                    Role::Start => {
-                        let start = if past == 0 && port.shape == [None] { &start[..0] } else { &start };
-                        Input { data: Slice::Int(start), shape: vec![start.len()] }
-                    }
+                    Role::Tokens => ints(&ids, size),
+                    Role::Mask => ints(&mask, columns),
+                    Role::Positions => ints(&positions, size),
+                    Role::Lengths => Input::new(Slice::Int(&lengths), vec![batch]),
+                    Role::Start if unstarted => Input::new(Slice::Int(&[]), vec![0]),
+                    Role::Start => Input::new(Slice::Int(&starts), vec![batch]),
                     Role::Rope => {
-                        let (table, shape) = graph.rope.as_ref().ok_or_else(|| self.odd(&port.name))?;
-                        Input { data: Slice::Float(table), shape: shape.clone() }
+                        let (table, shape) = rope.as_ref().ok_or_else(|| self.odd(&port.name))?;
+                        Input::new(Slice::Float(table), shape.clone())
                     }
-                    Role::State(state) => {
-                        let held = &held[state];
-                        Input { data: held.numbers()?, shape: held.shape(&port.shape) }
-                    }
+                    Role::State(state) => held[state].take().ok_or_else(|| self.odd(&port.name))?,
                 });
             }
-            let outputs = graph.runner.run(&inputs)?;
-            let view = |at: usize| outputs.get(at);
-            let rows = view(graph.rows).and_then(|rows| rows.narrow(1, 0, count)?.floats());
-            let rows = rows.ok_or_else(|| self.odd("the rows of its tokens"))?;
-            let mut new = Vec::with_capacity(self.states.len());
-            for (state, &at) in self.states.iter().zip(&graph.states) {
-                let made = view(at).and_then(|view| state::new_part(state, &view, past, count));
-                new.push(made.ok_or_else(|| self.odd(&state.output))?);
+            let outputs = runner.run(&mut inputs)?;
+            let (mut rows, mut new) = (Vec::new(), Vec::new());
+            for (lane, call) in calls.iter().enumerate() {
+                let of = |at: usize| {
+                    let made = outputs.get(at)?;
+                    if batch == 1 { Some(made) } else { made.narrow(0, lane, 1) }
+                };
+                let own = of(*rows_at).and_then(|rows| rows.narrow(1, 0, call.tokens)?.floats());
+                rows.push(own.ok_or_else(|| self.odd("the rows of its tokens"))?);
+                let mut states = Vec::with_capacity(self.states.len());
+                for (state, &at) in self.states.iter().zip(&*states_at) {
+                    let made = of(at).and_then(|view| state::new_part(state, &view, call.past, call.tokens));
+                    states.push(made.ok_or_else(|| self.odd(&state.output))?);
+                }
+                new.push(states);
             }
-            (rows, new)
-        };
-        drop(held);
-        let (rows, new) = new;
-        pools.write(&self.states, new, call, count)?;
+            Ok((rows, new))
+        })?;
+        for (&call, new) in calls.iter().zip(new) {
+            pools.write(&self.states, new, call, call.tokens)?;
+        }
         Ok(rows)
     }
 
@@ -433,7 +468,7 @@ impl TextModel for Exported {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = Pools { caches, metadata };
         // All calls are known before the first one writes.
-        let mut plan = Vec::new();
+        let mut plan = VecDeque::new();
         for sequence in 0..metadata.batch() {
             let [first, end] = [sequence, sequence + 1].map(|at| metadata.cu_seqlens[at] as usize);
             if metadata.kv_lens[sequence] == 0 || first == end {
@@ -445,12 +480,28 @@ impl TextModel for Exported {
         }
         let mut chosen: Vec<Vec<f32>> = vec![Vec::new(); rows.len()];
         let mut width = 0;
-        for call in plan {
-            let made = self.call(&mut graphs[call.graph], call, &tokens[call.row..call.row + call.tokens], &pools)?;
-            width = made.len() / call.tokens;
-            for (row, chosen) in rows.iter().zip(&mut chosen) {
-                if let Some(at) = (*row as usize).checked_sub(call.row).filter(|&at| at < call.tokens) {
-                    *chosen = made[at * width..][..width].to_vec();
+        while let Some(first) = plan.pop_front() {
+            let mut some = vec![first];
+            let BoundGraph { batch, own_positions, .. } = graphs[first.graph];
+            // What comes next of other sequences goes along where the graph takes it.
+            let mut seen = vec![first.sequence];
+            plan.retain(|call: &Call| {
+                let next = !seen.contains(&call.sequence);
+                seen.push(call.sequence);
+                let alike = (call.graph, call.size) == (first.graph, first.size);
+                let goes = next && alike && (own_positions || call.past == first.past) && some.len() < batch;
+                if goes {
+                    some.push(*call);
+                }
+                !goes
+            });
+            let made = self.run(&mut graphs[first.graph], &some, tokens, &pools)?;
+            for (call, made) in some.into_iter().zip(made) {
+                width = made.len() / call.tokens;
+                for (row, chosen) in rows.iter().zip(&mut chosen) {
+                    if let Some(at) = (*row as usize).checked_sub(call.row).filter(|&at| at < call.tokens) {
+                        *chosen = made[at * width..][..width].to_vec();
+                    }
                 }
             }
         }

@@ -1,9 +1,10 @@
 //! What a graph is given of the pools, and where its outputs go.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 
-use cacheplan_graphs::{Slice, View};
+use cacheplan_graphs::{Input, Slice, SliceMut, View};
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, KvWrite, StateLayerView};
 use cacheplan_managers::ManagerError;
@@ -25,28 +26,13 @@ pub(super) struct Pools<'a> {
 }
 
 /// What a graph is given for a state.
-pub(super) enum StateInput<'a> {
-    /// Where it lies in its pool.
+enum StateInput<'a> {
+    /// Where it lies in its pool, to be read.
     Lent(Box<dyn Deref<Target = Storage> + 'a>, Range<usize>),
+    /// Where it lies in the pool of fixed caches, to be written until the call ends.
+    Fixed(Range<usize>),
     /// Put together for this call.
     Gathered(Vec<f32>, Vec<usize>),
-}
-
-impl StateInput<'_> {
-    pub(super) fn numbers(&self) -> Result<Slice<'_>, RuntimeError> {
-        match self {
-            Self::Gathered(values, _) => Ok(Slice::Float(values)),
-            Self::Lent(storage, range) => numbers(storage, range.clone()),
-        }
-    }
-
-    /// Its shape, for an input whose batch may be open.
-    pub(super) fn shape(&self, port: &[Option<usize>]) -> Vec<usize> {
-        match self {
-            Self::Gathered(_, shape) => shape.clone(),
-            Self::Lent(..) => port.iter().map(|size| size.unwrap_or(1)).collect(),
-        }
-    }
 }
 
 /// A part of a pool, as it is stored.
@@ -68,6 +54,11 @@ fn extend(values: &mut Vec<f32>, storage: &Storage, range: Range<usize>) -> Resu
         Slice::Int(_) => return Err(RuntimeError::NotFloat),
     }
     Ok(())
+}
+
+/// Whether a state is a part of the one cache of all layers, in a shape that is fixed.
+fn is_fixed(part: StatePart) -> bool {
+    matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents)
 }
 
 /// The cache that a state is, as far as the graph's own shapes tell: of a convolution they do not.
@@ -106,25 +97,103 @@ pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count
 }
 
 impl<'a> Pools<'a> {
-    /// What the pools hold of a state, for an input of this shape.
-    pub(super) fn held(
-        &self,
-        state: &StateBinding,
-        port: &[Option<usize>],
-        call: Call,
-    ) -> Result<StateInput<'a>, RuntimeError> {
+    /// What the pools hold of a sequence's state, with room for so many tokens.
+    fn held(&self, state: &StateBinding, capacity: usize, call: Call) -> Result<StateInput<'a>, RuntimeError> {
         match state.part {
             StatePart::Keys => self.gathered(state.layer, &[0], call.past, call),
             StatePart::Values => self.gathered(state.layer, &[1], call.past, call),
-            StatePart::KeysAndValues => {
-                let capacity = port.get(3).copied().flatten().unwrap_or(call.past + call.size);
-                self.gathered(state.layer, &[0, 1], capacity, call)
-            }
+            StatePart::KeysAndValues => self.gathered(state.layer, &[0, 1], capacity, call),
             StatePart::Convolution => self.convolution(state.layer, call),
             part => {
                 let (layer, range) = self.row(state, part, call)?;
-                Ok(StateInput::Lent(Box::new(layer.pool.storage_and_layout().0), range))
+                Ok(match part {
+                    part if is_fixed(part) => StateInput::Fixed(range),
+                    _ => StateInput::Lent(Box::new(layer.pool.storage_and_layout().0), range),
+                })
             }
+        }
+    }
+
+    /// The same of several sequences, one behind the other.
+    fn held_by(
+        &self,
+        state: &StateBinding,
+        port: &[Option<usize>],
+        lanes: &[Call],
+    ) -> Result<StateInput<'a>, RuntimeError> {
+        let most = lanes.iter().map(|call| call.past + call.size).max().unwrap_or(0);
+        let capacity = port.get(3).copied().flatten().unwrap_or(most);
+        if let [only] = lanes {
+            return self.held(state, capacity, *only);
+        }
+        let (mut values, mut shape) = (Vec::new(), Vec::new());
+        for &lane in lanes {
+            shape = match self.held(state, capacity, lane)? {
+                StateInput::Gathered(own, shape) => {
+                    values.extend(own);
+                    shape
+                }
+                StateInput::Lent(storage, range) => {
+                    extend(&mut values, &storage, range)?;
+                    port.iter().map(|size| size.unwrap_or(1)).collect()
+                }
+                // Fixed caches are of one sequence: those of several are refused where they are read.
+                StateInput::Fixed(_) => return Err(RuntimeError::NotFloat),
+            };
+        }
+        if let Some(batch) = shape.first_mut() {
+            *batch = lanes.len();
+        }
+        Ok(StateInput::Gathered(values, shape))
+    }
+
+    /// Calls `body` with an input for each state, which all are as they were behind it.
+    pub(super) fn lend<'p, R>(
+        &self,
+        states: &[StateBinding],
+        ports: &dyn Fn(usize) -> &'p [Option<usize>],
+        lanes: &[Call],
+        body: impl FnOnce(Vec<Input<'_>>) -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
+        let mut held = Vec::with_capacity(states.len());
+        for (number, state) in states.iter().enumerate() {
+            held.push(self.held_by(state, ports(number), lanes)?);
+        }
+        // For an input whose batch may be open.
+        let shape = |number: usize| ports(number).iter().map(|size| size.unwrap_or(1)).collect();
+        let fixed = states.iter().find(|state| is_fixed(state.part));
+        let with = |mut pool: Option<SliceMut<'_>>| {
+            let mut ranges: Vec<Range<usize>> = held.iter().filter_map(StateInput::fixed).collect();
+            ranges.sort_unstable_by_key(|range| range.start);
+            let mut parts: Vec<(usize, SliceMut<'_>)> = Vec::new();
+            let mut done = 0;
+            for range in ranges {
+                let (part, rest) = pool.take().ok_or(RuntimeError::NotFloat)?.cut(range.start - done, range.len());
+                parts.push((range.start, part));
+                (pool, done) = (Some(rest), range.end);
+            }
+            let mut inputs = Vec::with_capacity(held.len());
+            for (number, held) in held.iter_mut().enumerate() {
+                inputs.push(match held {
+                    StateInput::Gathered(values, shape) => Input::scratch(SliceMut::Float(values), shape.clone()),
+                    StateInput::Lent(storage, range) => Input::new(numbers(storage, range.clone())?, shape(number)),
+                    StateInput::Fixed(range) => {
+                        let at =
+                            parts.iter().position(|(start, _)| *start == range.start).ok_or(RuntimeError::NotFloat)?;
+                        Input::scratch(parts.swap_remove(at).1, shape(number))
+                    }
+                });
+            }
+            body(inputs)
+        };
+        match fixed.zip(lanes.first()) {
+            Some((state, &call)) => {
+                let (layer, _) = self.row(state, state.part, call)?;
+                let lent = Lent { body: RefCell::new(Some(with)), result: RefCell::new(None) };
+                layer.pool.inplace_op1(&lent)?;
+                lent.result.into_inner().unwrap_or(Err(RuntimeError::NotFloat))
+            }
+            None => with(None),
         }
     }
 
@@ -250,6 +319,43 @@ impl<'a> Pools<'a> {
             };
             let (k, v) = (rows(keys)?, rows(values)?);
             KvWrite::new(&k, Some(&v), slot_mapping).run(&Backend::Cpu.run(), pool, &view)?;
+        }
+        Ok(())
+    }
+}
+
+impl StateInput<'_> {
+    fn fixed(&self) -> Option<Range<usize>> {
+        match self {
+            Self::Fixed(range) => Some(range.clone()),
+            Self::Lent(..) | Self::Gathered(..) => None,
+        }
+    }
+}
+
+/// Calls a body with a pool's numbers, which candle lends to be written within an op only.
+struct Lent<F, R> {
+    body: RefCell<Option<F>>,
+    result: RefCell<Option<Result<R, RuntimeError>>>,
+}
+
+impl<F, R> InplaceOp1 for Lent<F, R>
+where
+    F: FnOnce(Option<SliceMut<'_>>) -> Result<R, RuntimeError>,
+{
+    fn name(&self) -> &'static str {
+        "lend_state"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        let pool = match storage {
+            CpuStorage::F32(stored) => SliceMut::Float(stored),
+            CpuStorage::F16(stored) => SliceMut::Half(stored),
+            CpuStorage::BF16(stored) => SliceMut::Brain(stored),
+            other => candle_core::bail!("the pool is {:?}, which graphs do not read", other.dtype()),
+        };
+        if let Some(body) = self.body.take() {
+            self.result.replace(Some(body(Some(pool))));
         }
         Ok(())
     }

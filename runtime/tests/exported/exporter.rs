@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use cacheplan_graphs::{GraphEngine, Input, Runner, Slice, SliceMut};
+use cacheplan_handlers::DType;
 use cacheplan_planner::Unit;
 use cacheplan_runtime::{GraphDType, GraphExport, RuntimeError, Session, SessionOptions};
 use cacheplan_transforms::ReadOptions;
@@ -11,7 +13,7 @@ use candle_core::Device;
 use prost::Message;
 use rstest::rstest;
 
-use crate::{fixture, generated, options, request};
+use crate::{fixture, generated, ids, options, request};
 
 /// The export of these buckets, of one sequence, in the model's own numbers.
 pub(crate) fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
@@ -59,6 +61,31 @@ fn what_is_exported_gives_the_native_tokens(#[case] model: &str, #[case] vocab_s
         let tokens: Vec<Vec<u32>> = generation.outputs.into_iter().map(|output| output.tokens).collect();
         assert_eq!(tokens, expected, "{buckets:?}");
     }
+}
+
+/// A decoding step over a cache that is lent takes as many bytes from place to place, however long the cache is.
+#[test]
+fn a_token_does_not_move_more_where_the_cache_is_longer() {
+    let moved = [64, 2048].map(|max_cache_len| {
+        let folder = tempfile::tempdir().unwrap();
+        let files = export(&fixture("models/qwen3"), &[Some(1)], max_cache_len, folder.path()).unwrap();
+        let mut runner = Runner::open(&files[0], &GraphEngine::Interpreter).unwrap();
+        let ports = runner.inputs().to_vec();
+        let shapes: Vec<Vec<usize>> = ports.iter().map(|port| port.shape.iter().flatten().copied().collect()).collect();
+        let lens = shapes.iter().map(|shape| shape.iter().product());
+        let mut floats: Vec<Vec<f32>> = lens.clone().map(|len| vec![0.0; len]).collect();
+        let ints: Vec<Vec<i64>> = lens.map(|len| vec![1; len]).collect();
+        let of = ports.iter().zip(&shapes).zip(floats.iter_mut().zip(&ints));
+        let mut inputs: Vec<Input<'_>> = of
+            .map(|((port, shape), (floats, ints))| match port.element.is_float() {
+                true => Input::scratch(SliceMut::Float(floats), shape.clone()),
+                false => Input::new(Slice::Int(ints), shape.clone()),
+            })
+            .collect();
+        drop(runner.run(&mut inputs).unwrap());
+        runner.moved_bytes().unwrap()
+    });
+    assert_eq!(moved[0], moved[1]);
 }
 
 #[rstest]
@@ -112,6 +139,20 @@ fn f16_is_what_the_file_holds() {
         assert_eq!((a, d, dt_bias), (TensorProto::FLOAT, TensorProto::FLOAT16, TensorProto::FLOAT16));
     }
     assert!(scans.count() > 0);
+}
+
+/// Pools of f16, whose rows are written where they lie; the tokens of this model are not close enough to change.
+#[test]
+fn a_graph_in_f16_runs_in_pools_of_f16() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), fixture("static_cache/qwen3"));
+    let form = GraphExport { dtype: Some(GraphDType::F16), ..as_said(&[None, Some(1)], 64) };
+    form.write(&model, folder.path()).unwrap();
+    let prompt = ids("static_cache/golden.safetensors", "input_ids");
+    let options = SessionOptions { static_graphs: Some(folder.path().to_owned()), ..options("") };
+    let mut session = Session::open(&model, options).unwrap();
+    assert!(session.plan().pools.iter().all(|pool| pool.dtype == DType::F16));
+    let tokens = generated(&mut session, &[request(&prompt, 24)]);
+    assert_eq!(tokens[0], ids("static_cache/golden.safetensors", "greedy"));
 }
 
 /// What is 16 bits wide stays so, unless f32 is asked for.

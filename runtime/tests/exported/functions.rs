@@ -69,11 +69,11 @@ fn made(function: &FunctionProto, in_parts: bool, operands: &[Operand], lengths:
             });
         } else {
             graph.input.push(port(name, TensorProto::FLOAT, shape));
-            inputs.push(Input { data: Slice::Float(values), shape: shape.clone() });
+            inputs.push(Input::new(Slice::Float(values), shape.clone()));
         }
     }
     graph.input.push(port("lengths", TensorProto::INT32, &[BATCH]));
-    inputs.push(Input { data: Slice::Int(lengths), shape: vec![BATCH] });
+    inputs.push(Input::new(Slice::Int(lengths), vec![BATCH]));
     let shape_of = |name: &str| &operands.iter().find(|(own, ..)| *own == name).unwrap().1;
     graph.output =
         vec![port("y", TensorProto::FLOAT, shape_of("x")), port("state_out", TensorProto::FLOAT, shape_of("state"))];
@@ -103,7 +103,7 @@ fn made(function: &FunctionProto, in_parts: bool, operands: &[Operand], lengths:
     let file: &Path = &folder.path().join("op.onnx");
     std::fs::write(file, model.encode_to_vec()).unwrap();
     let mut runner = Runner::open(file, &GraphEngine::Interpreter).unwrap();
-    let outputs = runner.run(&inputs).unwrap();
+    let outputs = runner.run(&mut inputs).unwrap();
     (0..2).map(|at| outputs.get(at).unwrap().floats().unwrap()).collect()
 }
 

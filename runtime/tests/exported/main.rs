@@ -142,6 +142,25 @@ fn attention_plugins_generate_what_the_model_did() {
     assert!(error.contains("rope_rotary_cos_sin: its angles follow from the model's config"), "{error}");
 }
 
+/// Each has a position and rows of its own: those with as many tokens behind them go in one call.
+#[test]
+fn a_graph_of_two_sequences_gives_what_it_gives_for_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.onnx");
+    rewrite("onnx/hybrid_opset18.onnx", &file, |graph| {
+        for port in graph.input.iter_mut().chain(&mut graph.output) {
+            resize(port, |axis, _| (axis == 0).then_some(2));
+        }
+    });
+    let prompts: [&[u32]; 5] = [&[3, 1, 4, 1, 5], &[92, 65, 35, 89, 79], &[32, 38], &[46], &[7, 8, 9, 10, 11]];
+    let requests = prompts.map(|prompt| request(prompt, 10));
+    for budget in ["max_seq_len = 64\n", "max_seq_len = 64\nmax_num_tokens = 3\nmax_batch_size = 3\n"] {
+        let expected =
+            generated(&mut Session::open(&fixture("onnx/hybrid_opset18.onnx"), options(budget)).unwrap(), &requests);
+        assert_eq!(generated(&mut Session::open(&file, options(budget)).unwrap(), &requests), expected);
+    }
+}
+
 /// The logits behind the last of `tokens`.
 fn step(session: &mut Session, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
     let (decoder, caches) = session.parts();
