@@ -52,7 +52,9 @@ fn logits(session: &mut Session, vocab_size: u32) -> Vec<Vec<f32>> {
 #[case::adapters("variants/zamba2_attention_adapters")]
 fn a_family_gives_the_native_logits(#[case] model: &str) {
     let model = fixture(model);
-    let mut native = Session::open(&model, options("max_seq_len = 48\n")).unwrap();
+    // Files of blocks state 16 bits, in which keys would be kept.
+    let budget = "max_seq_len = 48\n[dtypes]\nkv = \"f32\"\n";
+    let mut native = Session::open(&model, options(budget)).unwrap();
     let vocab_size = native.parts().0.vocab_size() as u32;
     let expected = logits(&mut native, vocab_size);
     for buckets in [&[None, Some(1)][..], &[Some(16), Some(1)]] {
