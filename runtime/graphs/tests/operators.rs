@@ -30,7 +30,7 @@ fn run(
     attribute: Vec<AttributeProto>,
     inputs: &[Floats<'_>],
     constant: Option<i64>,
-    outputs: [(&str, i32, Vec<usize>); 2],
+    outputs: &[(&str, i32, Vec<usize>); 2],
 ) -> Result<Vec<Vec<f32>>, GraphError> {
     // An input without a name is left out.
     let there = || inputs.iter().filter(|(name, ..)| !name.is_empty());
@@ -91,14 +91,14 @@ fn the_largest_come_first_and_of_equal_ones_the_earlier(
     let shape = if axis == 0 { vec![1, 4] } else { vec![2, 2] };
     let outputs = [("values", TensorProto::FLOAT, shape.clone()), ("places", TensorProto::FLOAT, shape)];
     let attributes = vec![int("axis", axis), int("largest", largest)];
-    let made = run("TopK", attributes, &[("x", &x[..], vec![2, 4])], Some(count), outputs).unwrap();
+    let made = run("TopK", attributes, &[("x", &x[..], vec![2, 4])], Some(count), &outputs).unwrap();
     assert_eq!((made[0].as_slice(), made[1].as_slice()), (values, places));
 }
 
 #[test]
 fn more_than_there_are_is_refused() {
     let outputs = ["values", "places"].map(|name| (name, TensorProto::FLOAT, vec![5]));
-    let error = run("TopK", Vec::new(), &[("x", &[1.0; 4][..], vec![4])], Some(5), outputs).unwrap_err();
+    let error = run("TopK", Vec::new(), &[("x", &[1.0; 4][..], vec![4])], Some(5), &outputs).unwrap_err();
     assert!(error.to_string().contains("5 of 4 are not there"), "{error}");
 }
 
@@ -148,7 +148,7 @@ fn linear_attention_follows_its_rule(#[case] rule: &'static str, #[case] per_cha
         inputs.push(("beta", &beta[..], shape(HEADS)));
     }
     let outputs = [("y", TensorProto::FLOAT, shape(values)), ("after", TensorProto::FLOAT, state_shape)];
-    let made = run("LinearAttention", attributes, &inputs, None, outputs).unwrap();
+    let made = run("LinearAttention", attributes, &inputs, None, &outputs).unwrap();
     let mut expected = Vec::new();
     for (sequence, token) in (0..BATCH).flat_map(|sequence| (0..TOKENS).map(move |token| (sequence, token))) {
         let row = sequence * TOKENS + token;
