@@ -53,8 +53,8 @@ impl CachedAttention {
         let scale = self.0.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
         let mut scores = Vec::new();
         let (mut query, mut key) = (vec![0.0; head_dim], vec![0.0; head_dim]);
-        for sequence in 0..batch {
-            let (first, count) = rows(lengths[sequence], starts.get(sequence).copied(), tokens, capacity)?;
+        for (sequence, &length) in lengths.iter().enumerate().take(batch) {
+            let (first, count) = rows(length, starts.get(sequence).copied(), tokens, capacity)?;
             if first + count > positions {
                 return Err(format!("position {} of a rope table with {positions}", first + count - 1));
             }

@@ -96,7 +96,7 @@ impl EdgeOp {
     /// what is not computed.
     pub fn of(node: &NodeProto, opsets: &[OperatorSetId]) -> Result<Option<Self>> {
         let named = |name: &&str| name.rsplit('.').next() == Some(node.op_type.as_str());
-        if !EDGE_LLM_OPS.iter().any(|name| named(&name)) {
+        if !EDGE_LLM_OPS.iter().any(named) {
             return Ok(None);
         }
         if node.domain != EDGE_LLM {
