@@ -21,7 +21,8 @@ fn open(max_cache_len: u64) -> Result<Session, Box<dyn std::error::Error>> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/static_cache/qwen3");
     let folder = tempfile::tempdir()?;
     let (buckets, read) = (vec![None, Some(1)], ReadOptions::default());
-    GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, read }.write(&model, folder.path())?;
+    GraphExport { buckets, max_cache_len, max_batch_size: 1, dtype: None, random: None, read }
+        .write(&model, folder.path())?;
     let static_graphs = Some(folder.path().to_owned());
     let budget = Budget::from_toml("", "bench")?;
     Ok(Session::open(&model, SessionOptions { budget, static_graphs, ..SessionOptions::default() })?)
