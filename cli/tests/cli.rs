@@ -388,12 +388,14 @@ fn what_a_run_would_not_use_is_refused_with_the_key_that_asked_for_it(
 
 #[rstest]
 fn live_states_in_which_none_is_computed_are_refused_when_they_are_planned(
-    #[values("plan", "run")] command: &str,
+    #[values(&["plan"], &["run", "--prompt-ids", "1"])] command: &[&str],
     #[values("--ssm-dtype", "--conv-dtype")] flag: &str,
     #[values("fp8", "int8")] dtype: &str,
 ) {
     let model = fixture_model("nemotron_h");
-    let refused = cacheplan(&[command.as_ref(), model.as_os_str(), flag.as_ref(), dtype.as_ref()]);
+    let mut all: Vec<&std::ffi::OsStr> = command.iter().map(std::ffi::OsStr::new).collect();
+    all.extend([model.as_os_str(), flag.as_ref(), dtype.as_ref()]);
+    let refused = cacheplan(&all);
     let said = stderr(&refused);
     assert_eq!(refused.status.code(), Some(2), "{said}");
     let expected = format!("no live states are stored in `{dtype}`; write one of f32, f16, bf16");

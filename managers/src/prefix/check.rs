@@ -45,10 +45,19 @@ impl Tree {
     #[must_use]
     pub fn census(&self) -> Census {
         let mut census = Census::default();
+        let (mut shared, mut shared_window) = (HashSet::new(), HashSet::new());
         for node in self.live() {
             let node = &self.nodes[node];
-            census.blocks.extend(&node.kv);
-            census.window.extend(&node.window);
+            for (units, shared, found) in
+                [(&node.kv, &mut shared, &mut census.blocks), (&node.window, &mut shared_window, &mut census.window)]
+            {
+                // Where pages are smaller than blocks, those of one block may be one unit; it counts once.
+                let starts = (node.start()..).step_by(self.config.page);
+                let first = |&(at, &unit): &(usize, &BlockId)| {
+                    !self.config.renews || shared.insert((unit, at / self.config.chunk))
+                };
+                found.extend(starts.zip(units).filter(first).map(|(_, unit)| *unit));
+            }
             census.slots.extend(node.state.map(|state| state.slot));
             census.host_blocks.extend(&node.host_kv);
             census.host_windows.extend(&node.host_window);

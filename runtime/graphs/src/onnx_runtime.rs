@@ -97,7 +97,7 @@ fn port(outlet: &Outlet) -> Result<Port, String> {
 }
 
 /// An input: lent as it is, but for the narrower whole numbers.
-fn value<'a>(input: &Input<'a>, ty: TensorElementType) -> ort::Result<SessionInputValue<'a>> {
+fn value<'a>(input: &'a Input<'_>, ty: TensorElementType) -> ort::Result<SessionInputValue<'a>> {
     let shape = input.shape.clone();
     Ok(match (input.slice(), ty) {
         // No input of such a type is announced.
