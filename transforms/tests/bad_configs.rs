@@ -104,7 +104,7 @@ fn a_byte_order_mark_is_skipped() {
 }
 
 #[rstest]
-#[case::empty(&[], "or a .gguf, .onnx or .safetensors file")]
+#[case::empty(&[], "or a .gguf, .onnx, .pt2 or .safetensors file")]
 #[case::other_formats(&["b.gguf", "a.onnx", "notes.txt"], "name one of its files instead: a.onnx, b.gguf")]
 fn a_folder_without_a_config_says_what_would_do(#[case] files: &[&str], #[case] expected: &str) {
     let folder = tempfile::tempdir().unwrap();

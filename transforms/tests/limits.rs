@@ -239,7 +239,9 @@ fn a_model_in_memory_reads_as_the_folder_does() {
     let memory = |name: &str| Source::memory(name, fs::read(folder.join(name)).unwrap());
     let (weights, config) = (memory("model.safetensors"), memory("config.json"));
     let from_memory = Model::read_source(&weights, &[config], &ReadOptions::default()).unwrap();
-    let from_folder = Model::read(&folder, &ReadOptions::default()).unwrap();
+    let mut from_folder = Model::read(&folder, &ReadOptions::default()).unwrap();
+    // What lies in memory has no folder to be called by.
+    assert_eq!(from_folder.info.name.take().as_deref(), Some("llama"));
     assert_eq!(from_memory.info, from_folder.info);
     let alone = Model::read_source(&weights, &[], &ReadOptions::default()).unwrap_err();
     assert!(matches!(alone, FrontendError::NoConfig { .. }), "{alone}");

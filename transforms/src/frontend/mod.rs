@@ -96,7 +96,9 @@ fn name(path: &Path, is_folder: bool) -> Option<String> {
     }
     match path.file_stem()?.to_str()? {
         "-" => None,
-        "config" | "model" | "model.safetensors" => said(path.parent()?.file_name()?),
+        // Such as `model.safetensors.index.json` and `model-00001-of-00002.safetensors`.
+        "config" | "model" => said(path.parent()?.file_name()?),
+        stem if stem.starts_with("model.") || stem.starts_with("model-0") => said(path.parent()?.file_name()?),
         stem => said(stem.as_ref()),
     }
 }
@@ -166,6 +168,7 @@ mod tests {
     #[case("/m/granite-4.0-h-small", true, Some("granite-4.0-h-small"))]
     #[case("/m/granite-4.0-h-small/config.json", false, Some("granite-4.0-h-small"))]
     #[case("/m/jamba/model.safetensors.index.json", false, Some("jamba"))]
+    #[case("/m/jamba/model-00001-of-00002.safetensors", false, Some("jamba"))]
     #[case("/m/Qwen3-8B-Q4_K_M.gguf", false, Some("Qwen3-8B-Q4_K_M"))]
     #[case("config.json", false, None)]
     #[case("-", false, None)]
