@@ -94,8 +94,9 @@ fn name(path: &Path, is_folder: bool) -> Option<String> {
     if is_folder {
         return said(path.file_name()?);
     }
+    // What is no file's name says nothing by its end: `Qwen2.5-7B`.
+    path.extension().filter(|end| ["json", "gguf", "onnx", "pt2", "safetensors"].iter().any(|known| end == known))?;
     match path.file_stem()?.to_str()? {
-        "-" => None,
         // Such as `model.safetensors.index.json` and `model-00001-of-00002.safetensors`.
         "config" | "model" => said(path.parent()?.file_name()?),
         stem if stem.starts_with("model.") || stem.starts_with("model-0") => said(path.parent()?.file_name()?),
@@ -171,6 +172,7 @@ mod tests {
     #[case("/m/jamba/model-00001-of-00002.safetensors", false, Some("jamba"))]
     #[case("/m/Qwen3-8B-Q4_K_M.gguf", false, Some("Qwen3-8B-Q4_K_M"))]
     #[case("config.json", false, None)]
+    #[case("Qwen/Qwen2.5-7B", false, None)]
     #[case("-", false, None)]
     fn a_model_is_called_as_its_folder_or_file_is(
         #[case] path: &str,
