@@ -354,9 +354,6 @@ impl Builder {
     }
 
     pub(crate) fn matmul(&mut self, a: &Value, b: &Value) -> Result<Value> {
-        if let Some(product) = crate::masked_attention::fused(self, a, b)? {
-            return Ok(product);
-        }
         let no_fit = || format!("{:?} and {:?} have no product", a.shape(), b.shape());
         if a.element != Element::Float || b.element != Element::Float {
             return Err("only products of f32 are computed".to_owned());

@@ -2,8 +2,7 @@
 
 use cacheplan_transforms::onnx::EdgeAttention;
 
-use crate::kernels::Stored;
-use crate::tensor::Operand;
+use crate::tensor::{Operand, Stored};
 
 /// The operator over q, k, v, cache `[batch, 2, kv_heads, capacity, head_dim]`, lengths, rope table and start index, all
 /// of them row by row.

@@ -1,6 +1,5 @@
 //! What the steps of a program compute, over buffers that are there already.
 
-use cacheplan_kernels::Matrix;
 use candle_core::cpu::erf::erf_f32;
 use half::{bf16, f16};
 
@@ -9,7 +8,8 @@ use crate::custom::{Convolution, LinearAttention, Scan};
 use crate::layout::Layout;
 use crate::masked_attention::MaskedAttention;
 use crate::nest::{Nest, Row};
-use crate::tensor::{Data, Operand, Slice, SliceMut};
+use crate::products::{matmul, softmax_rows};
+use crate::tensor::{Data, Operand, Slice, SliceMut, Stored};
 
 /// The work of one step.
 #[derive(Clone, Debug)]
@@ -486,42 +486,6 @@ pub(crate) struct Target<'a> {
     pub(crate) before: &'a mut Vec<(usize, f32)>,
 }
 
-/// Numbers as they are stored.
-pub(crate) trait Stored: Copy {
-    fn wide(self) -> f32;
-    fn narrow(value: f32) -> Self;
-}
-
-impl Stored for f32 {
-    fn wide(self) -> f32 {
-        self
-    }
-
-    fn narrow(value: f32) -> Self {
-        value
-    }
-}
-
-impl Stored for f16 {
-    fn wide(self) -> f32 {
-        self.to_f32()
-    }
-
-    fn narrow(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-}
-
-impl Stored for bf16 {
-    fn wide(self) -> f32 {
-        self.to_f32()
-    }
-
-    fn narrow(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-}
-
 /// Makes the outputs of a step one of whose operands is written where it lies.
 pub(crate) fn run_at(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data], target: Target<'_>) -> Done {
     fn scatter_at<T: Stored>(
@@ -550,31 +514,6 @@ pub(crate) fn run_at(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Dat
         },
         _ => Err("it cannot be written where it lies".to_owned()),
     }
-}
-
-/// The last two axes are multiplied, for each of the others.
-pub(crate) fn matmul(a: &[f32], a_layout: &Layout, b: &[f32], b_layout: &Layout, out: &mut [f32]) -> Done {
-    let last = a_layout.rank() - 2;
-    let matrix = |layout: &Layout| {
-        ([layout.shape[last], layout.shape[last + 1]], [layout.strides[last], layout.strides[last + 1]])
-    };
-    let ((a_shape, a_strides), (b_shape, b_strides)) = (matrix(a_layout), matrix(b_layout));
-    let part = a_shape[0] * b_shape[1];
-    let outer = [a_layout, b_layout].map(|layout| layout.permuted(&(0..last).collect::<Vec<_>>()));
-    let (mut at, mut fits) = (0, true);
-    Nest::new(&outer[0].shape, &[&outer[0], &outer[1]]).for_rows(|_, Row { starts, strides, len }| {
-        for n in 0..len {
-            let start = |operand: usize| starts[operand] + n * strides[operand];
-            let a = a.get(start(0)..).and_then(|a| Matrix::new(a, a_shape, a_strides));
-            let b = b.get(start(1)..).and_then(|b| Matrix::new(b, b_shape, b_strides));
-            match a.zip(b) {
-                Some((a, b)) => a.product(b, &mut out[at..at + part]),
-                None => fits = false,
-            }
-            at += part;
-        }
-    });
-    if fits { Ok(()) } else { Err("a matrix reaches beyond its numbers".to_owned()) }
 }
 
 fn reduce(op: Reduce, x: &[f32], out: &mut [f32]) {
@@ -606,16 +545,6 @@ fn cumulative(x: &[f32], layout: &Layout, out: &mut [f32]) {
             sum += x;
             *out = sum;
         });
-    }
-}
-
-/// Each row of `width` in place.
-pub(crate) fn softmax_rows(rows: &mut [f32], width: usize) {
-    for row in rows.chunks_exact_mut(width.max(1)) {
-        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = (*x - top).exp());
-        let scale = 1.0 / row.iter().sum::<f32>();
-        row.iter_mut().for_each(|x| *x *= scale);
     }
 }
 

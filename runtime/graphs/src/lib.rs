@@ -26,6 +26,7 @@ mod builder;
 mod cached_attention;
 mod custom;
 mod error;
+mod fuse;
 mod graph;
 mod interpreter;
 mod kernels;
@@ -36,6 +37,7 @@ mod node;
 mod nodes;
 #[cfg(feature = "ort")]
 mod onnx_runtime;
+mod products;
 mod program;
 mod runner;
 mod tensor;

@@ -5,6 +5,7 @@ use cacheplan_transforms::onnx::{EdgeAttention, EdgeConvolution, EdgeOp, EdgeSca
 use crate::builder::{Builder, Result, axis, constant};
 use crate::cached_attention::CachedAttention;
 use crate::custom::{Convolution, LinearAttention, Scan};
+use crate::fuse;
 use crate::kernels::{Binary, Cast, Compare, Kernel, Reduce, Unary};
 use crate::layout::count;
 use crate::node::Node;
@@ -51,7 +52,7 @@ fn operator(name: &str) -> Option<Operator> {
         "LessOrEqual" => Operator::Compare(Compare::LessOrEqual),
         "LinearAttention" | "com.microsoft.LinearAttention" => Operator::Many(linear_attention),
         "Log" => Operator::Unary(Unary::Log),
-        "MatMul" => Operator::One(|builder, call| builder.matmul(call.input(0)?, call.input(1)?)),
+        "MatMul" => Operator::One(|builder, call| fuse::product(builder, call.input(0)?, call.input(1)?)),
         "Max" => Operator::Binary(Binary::Max),
         "Min" => Operator::Binary(Binary::Min),
         "Mul" => Operator::Binary(Binary::Mul),
@@ -511,7 +512,7 @@ fn attention(builder: &mut Builder, call: &Call<'_>) -> Result<Value> {
     }
     let last = scores.layout.rank() - 1;
     let weights = builder.softmax(&scores, last)?;
-    let y = builder.matmul(&weights, &v)?;
+    let y = fuse::product(builder, &weights, &v)?;
     if !flat {
         return Ok(y);
     }

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use crate::builder::{Buffer, Builder, KernelCall};
 use crate::error::GraphError;
 use crate::graph::{Graph, Port};
-use crate::kernels::{Kernel, Stored, Target, Wrote, is_fill, run, run_at};
+use crate::kernels::{Kernel, Target, Wrote, is_fill, run, run_at};
 use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Element, Operand, Slice, SliceMut, Source, Value, View};
+use crate::tensor::{Data, Element, Operand, Slice, SliceMut, Source, Stored, Value, View};
 
 /// What a run is given for one input.
 #[derive(Debug)]

@@ -328,3 +328,39 @@ fn widened(layout: &Layout, data: Slice<'_>) -> Option<Vec<f32>> {
         Slice::Int(_) => None,
     }
 }
+
+/// Numbers as they are stored.
+pub(crate) trait Stored: Copy {
+    fn wide(self) -> f32;
+    fn narrow(value: f32) -> Self;
+}
+
+impl Stored for f32 {
+    fn wide(self) -> f32 {
+        self
+    }
+
+    fn narrow(value: f32) -> Self {
+        value
+    }
+}
+
+impl Stored for f16 {
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+impl Stored for bf16 {
+    fn wide(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
