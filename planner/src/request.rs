@@ -403,7 +403,7 @@ impl Settled<'_> {
             stage,
             agreement,
             step: request.model.step(),
-            draft_layer: request.model.model().and_then(|model| model.draft_layer),
+            prediction: request.model.model().map_or_else(Default::default, |model| model.prediction),
             divisible: request.model.divisible(),
             engine: request.engine.map(|spec| spec.engine.assumptions()),
             stated: request.stated,

@@ -11,7 +11,7 @@ use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{
     Attention, BlockSpec, CompressedAttention, FeedForward, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla,
 };
-use crate::model::{Fact, Model, ModelInfo};
+use crate::model::{Fact, Model, ModelInfo, PredictionLayer};
 use crate::weights::{WeightBytes, WeightClass};
 
 use self::kept::Kept;
@@ -397,7 +397,7 @@ impl GraphBuilder {
             layer.kind = layer.blocks.first().map_or("none", BlockSpec::name).to_owned();
         }
         let weights = self.weight_bytes();
-        let draft_layer = weights.and_then(|_| self.draft_layer_bytes());
+        let prediction = weights.and_then(|_| self.prediction_layer_bytes());
         let info = ModelInfo {
             name: None,
             model_type: self.model_type,
@@ -413,7 +413,7 @@ impl GraphBuilder {
             hidden_size: Some(self.hidden_size),
             vocab_size: self.vocab_size,
             weights_unknown: self.weights_unknown,
-            draft_layer,
+            prediction: PredictionLayer { weights: prediction, windowed: false },
             ..Model::new(info, self.graph, self.layers)
         }
     }
@@ -439,7 +439,7 @@ impl GraphBuilder {
 
     /// What a layer that predicts a token further takes: the weights of the last attention layer, two norms and a matrix
     /// that joins the hidden row with the token's embedding, and a norm before the head that it shares.
-    fn draft_layer_bytes(&self) -> Option<WeightBytes> {
+    fn prediction_layer_bytes(&self) -> Option<WeightBytes> {
         let attends = |layer: &LayerSpec| {
             layer.blocks.iter().any(|block| matches!(block, BlockSpec::Attention(_) | BlockSpec::Mla(_)))
         };

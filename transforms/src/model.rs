@@ -28,8 +28,8 @@ pub struct Model {
     pub vocab_size: Option<u64>,
     /// Why the config does not tell the size of its weights, where it does not; headers may.
     pub weights_unknown: Option<String>,
-    /// Bytes of one prediction layer, which its weights do not count; absent where they were read from headers.
-    pub draft_layer: Option<WeightBytes>,
+    /// The layers that predict further tokens, where it has such.
+    pub prediction: PredictionLayer,
     /// What its files state and yet may not be meant, one sentence each.
     pub doubts: Vec<String>,
     /// Whose decoder runs the model: what its description says, else its own type.
@@ -45,7 +45,7 @@ pub struct Model {
 impl Model {
     pub(crate) fn new(info: ModelInfo, graph: Graph, layers: Vec<LayerSpec>) -> Self {
         let (source, decoder) = ("GraphBuilder".to_owned(), info.model_type.clone());
-        let (facts, hidden_size, vocab_size, weights_unknown, draft_layer, doubts, config, states) = Default::default();
+        let (facts, hidden_size, vocab_size, weights_unknown, prediction, doubts, config, states) = Default::default();
         Self {
             info,
             graph,
@@ -55,13 +55,22 @@ impl Model {
             hidden_size,
             vocab_size,
             weights_unknown,
-            draft_layer,
+            prediction,
             doubts,
             decoder,
             config,
             states,
         }
     }
+}
+
+/// What one of a model's layers that predict further tokens is like; none of them is among the model's layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PredictionLayer {
+    /// Bytes of its weights, which the model's do not count; absent where those were read from headers.
+    pub weights: Option<WeightBytes>,
+    /// Whether it looks at a window, as the model's last layer with one, and not at all tokens.
+    pub windowed: bool,
 }
 
 /// The facts about a model that a plan refers to.

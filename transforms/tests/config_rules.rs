@@ -354,7 +354,7 @@ fn towers_count_or_the_weights_are_not_known(#[case] wrapper: &str, #[case] para
 fn a_prediction_layer_weighs_as_the_last_layer_and_what_joins_it() {
     let model = support::read("configs/deepseek-ai__DeepSeek-V3.json");
     let hidden = 7168u64;
-    let draft = model.draft_layer.unwrap();
+    let draft = model.prediction.weights.unwrap();
     let classes = draft.classes.unwrap();
     assert_eq!(classes.routed, 256 * 3 * 2048 * hidden);
     assert_eq!(classes.embeddings, 0);

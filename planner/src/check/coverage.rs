@@ -67,9 +67,6 @@ pub(super) fn has_twins(request: &Inputs<'_>) -> bool {
     request.resources.iter().any(|resource| resource.handler.growth() == Growth::PerDraftPosition)
 }
 
-/// Model types whose prediction head looks at a window.
-const HEADS_WITH_WINDOWS: [&str; 5] = ["deepseek_v41", "deepseek_v41_text", "mimo_v2", "mimo_v2_flash", "step3p5"];
-
 /// The model's caches of this stage, those of its prediction head, then those of its draft model.
 fn due<'a>(facts: &Facts<'_>, request: &Inputs<'a>) -> Vec<Due<'a>> {
     let speculation = request.budget.speculation.as_ref();
@@ -89,7 +86,7 @@ fn due<'a>(facts: &Facts<'_>, request: &Inputs<'a>) -> Vec<Due<'a>> {
             one_group,
         });
     }
-    let windowed = HEADS_WITH_WINDOWS.contains(&&*request.model.model_type);
+    let windowed = request.prediction.windowed;
     let alike = |of: &&Resource| match of.handler.growth() {
         Growth::Paged { stride: 1, window: Some(_) } if windowed => true,
         Growth::Paged { stride: 1, window } => {

@@ -183,7 +183,7 @@ fn head_weights(request: &Inputs<'_>) -> Option<Line> {
         || request.measured.and_then(|measured| measured.lines.weights).is_some()
         || budget.speculation.as_ref().is_some_and(|speculation| speculation.draft_weights.is_some());
     let layers = budget.speculation.as_ref()?.mtp_layers;
-    let one = request.draft_layer?;
+    let one = request.prediction.weights?;
     let bytes = one.bytes.saturating_mul(layers.into());
     let bytes = of_rank(bytes, one.classes, budget.parallel, 1);
     let is_here = request.stage == budget.parallel.pp - 1 && layers > 0 && !is_told;

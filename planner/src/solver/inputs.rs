@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use cacheplan_transforms::{ModelInfo, Resource, Resources, WeightBytes};
+use cacheplan_transforms::model::PredictionLayer;
+use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
 use crate::budget::{Budget, Speculation};
 use crate::device::DeviceInfo;
@@ -39,8 +40,8 @@ pub(crate) struct Inputs<'a> {
     pub(crate) agreement: Option<Agreement>,
     /// The largest live set of a step, where the model's layers tell it.
     pub(crate) step: Option<StepBytes>,
-    /// Bytes of one of its prediction layers, where only dimensions tell its weights.
-    pub(crate) draft_layer: Option<WeightBytes>,
+    /// The model's layers that predict further tokens.
+    pub(crate) prediction: PredictionLayer,
     /// How the model can be divided over ranks, where its layers tell it.
     pub(crate) divisible: Option<Divisible>,
     /// The engine that is to run the model, of whose logs captured graphs and the context are assumed.
@@ -75,7 +76,7 @@ impl<'a> Inputs<'a> {
             stage: 0,
             agreement: None,
             step: None,
-            draft_layer: None,
+            prediction: PredictionLayer { weights: None, windowed: false },
             divisible: None,
             engine: None,
             stated: Stated::Keys,
@@ -116,7 +117,7 @@ impl<'a> Inputs<'a> {
         };
         let mut held = RankResources::without_draft(of_rank(Cow::Owned(extend(speculation)?), self.model.layers)?);
         let longest = self.budget.max_seq_len_for(self.model);
-        let head = speculation::head(self.resources, speculation, longest, &self.model.model_type)?;
+        let head = speculation::head(self.resources, speculation, longest, self.prediction.windowed)?;
         held.add_drafting(&*of_rank(Cow::Owned(head), self.model.layers)?)?;
         if let Some(draft) = self.draft {
             held.add_drafting(&*of_rank(Cow::Borrowed(draft.resources), draft.model.layers)?)?;

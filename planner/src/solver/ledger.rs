@@ -168,7 +168,7 @@ fn head_weights(request: &Inputs<'_>) -> Option<Weights> {
     let layers = speculation.mtp_layers;
     let states_weights = request.budget.memory.as_ref().is_some_and(|memory| memory.weights.is_some());
     let is_measured = request.measurement.is_some() || request.measured.is_some_and(|of| of.lines.weights.is_some());
-    let one = request.draft_layer.filter(|_| layers > 0 && !states_weights && !is_measured)?;
+    let one = request.prediction.weights.filter(|_| layers > 0 && !states_weights && !is_measured)?;
     let all = WeightBytes::new(one.bytes.saturating_mul(layers.into()), false).in_proportion_to(Some(one));
     told(None, Some(all))
 }

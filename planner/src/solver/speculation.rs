@@ -39,18 +39,14 @@ pub(crate) fn extend(
     Resources::try_from(extended).map_err(unusable)
 }
 
-/// Model types whose prediction head has windows, as the layers that it is like.
-const WINDOWED_HEADS: [&str; 5] = ["deepseek_v41", "deepseek_v41_text", "mimo_v2", "mimo_v2_flash", "step3p5"];
-
 /// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer, or of its last
 /// with a window where its head has one; with an index where latents are chosen by one, also where that layer has none.
 pub(crate) fn head(
     resources: &Resources,
     speculation: &Speculation,
     max_seq_len: u64,
-    model_type: &str,
+    has_window: bool,
 ) -> Result<Resources, PlanError> {
-    let has_window = WINDOWED_HEADS.contains(&model_type);
     let is_like = |resource: &&Resource| match resource.handler.growth() {
         Growth::Paged { stride: 1, window: Some(_) } if has_window => true,
         growth => !has_window && growth.within(max_seq_len) == Growth::Paged { stride: 1, window: None },

@@ -82,7 +82,7 @@ fn prediction_layers_have_weights_where_the_last_layer_is(
     #[case] held: usize,
 ) {
     let model = published("deepseek-ai__DeepSeek-V3");
-    let layer = model.draft_layer.unwrap().bytes;
+    let layer = model.prediction.weights.unwrap().bytes;
     let ask = |layers: u32| {
         let text = format!(
             "max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\n\

@@ -190,6 +190,22 @@ fn a_prediction_head_keeps_what_the_last_attention_keeps(#[case] config: &str, #
     assert_eq!(head, bytes);
 }
 
+/// MiMo-V2's heads of keys, twice as many where there is a window.
+const WINDOWED: &str = r#"{ "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "hidden_size": 4096, "vocab_size": 1000,
+    "num_attention_heads": 64, "num_key_value_heads": 4, "swa_num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128,
+    "intermediate_size": 1024, "sliding_window_size": 128, "hybrid_layer_pattern": [0, 1, 0] }"#;
+
+#[test]
+fn a_prediction_head_with_a_window_is_like_the_last_layer_with_one() {
+    let model = cacheplan_transforms::Model::read_config("config.json", WINDOWED, &ReadOptions::default()).unwrap();
+    let budget = budget("max_batch_size = 1\n[speculation]\ndraft_tokens = 2\nmtp_layers = 1");
+    let request = PlanRequest::of(model).with_budget(budget);
+    let plan = request.plan().unwrap();
+    request.check(&plan).unwrap();
+    let head = plan.resource("draft.mtp_0").unwrap();
+    assert_eq!((head.layer, head.bytes_per_token), (Some(1), 8 * (192 + 128) * 2));
+}
+
 #[test]
 fn a_draft_model_without_speculation_is_an_error() {
     let model = Model::new("m", 1).with("kv", 0, kv(8, 128));

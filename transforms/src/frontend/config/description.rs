@@ -47,6 +47,9 @@ pub(super) struct Description {
     /// Whether the blocks describe all weights, so that their sum estimates the model's size.
     #[serde(default = "default_true")]
     pub(super) weights: bool,
+    /// Whether layers that predict further tokens look at a window.
+    #[serde(default)]
+    pub(super) windowed_prediction: bool,
     /// Blocks whose dimensions differ from the usual keys.
     #[serde(default)]
     pub(super) blocks: BTreeMap<String, BTreeMap<String, String>>,

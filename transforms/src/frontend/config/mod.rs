@@ -145,6 +145,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         return Err(FrontendError::Assumption { text: key, reason });
     }
     let mut model = builder.build();
+    model.prediction.windowed = description.windowed_prediction;
     model.doubts.extend(quantization::named_only(&values));
     model.info.max_position_embeddings = longest.filter(|&tokens| tokens > 0);
     if let Some(decoder) = &description.decoder {

@@ -47,7 +47,7 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     table.insert("tensors".to_owned(), Value::Object(kinds.collect()));
     let mut model = config::read_table(&name, table, format!("gguf:{architecture}"), options)?;
     let weights = weights(source, beside, &header, &mut model.facts)?;
-    model.draft_layer = None;
+    model.prediction.weights = None;
     if weights.is_none() {
         model
             .weights_unknown

@@ -118,7 +118,7 @@ impl Weights {
         let without = if self.is_partial { Vec::new() } else { rules::layers_without(&self.layers, &model.graph) };
         if let (Some(weights), []) = (self.bytes, &*without) {
             self.plausible(weights, model.info.weights)?;
-            model.draft_layer = None;
+            model.prediction.weights = None;
             model.info.weights = Some(weights.in_proportion_to(model.info.weights));
         }
         let mut note = |what: &str, value: String, assumed: bool| {
