@@ -3,6 +3,9 @@
 use std::fmt::Write;
 use std::ops::Range;
 
+/// Characters of a line that are shown.
+const LINE: usize = 160;
+
 /// The line that `span` begins on, between its neighbours, under the text's name.
 pub(crate) fn excerpt(name: &str, text: &str, span: Range<usize>) -> String {
     let before = text.get(..span.start).unwrap_or(text);
@@ -12,10 +15,14 @@ pub(crate) fn excerpt(name: &str, text: &str, span: Range<usize>) -> String {
     let first = line.saturating_sub(1);
     let width = (line + 2).to_string().len();
     let mut shown = format!(" {:width$} ╭─[{name}:{}:{}]\n", "", line + 1, column + 1);
+    // Of a long line what stands around the place.
+    let from = if column < LINE { 0 } else { column - LINE / 2 };
     for (number, content) in text.lines().enumerate().skip(first).take(line + 2 - first) {
-        let _ = writeln!(shown, " {:>width$} │ {}", number + 1, content.replace('\t', " "));
+        let content: String = content.replace('\t', " ").chars().skip(from).take(LINE).collect();
+        let _ = writeln!(shown, " {:>width$} │ {content}", number + 1);
         if number == line {
-            let _ = writeln!(shown, " {:width$} · {:column$}{}", "", "", "─".repeat(marked.chars().count().max(1)));
+            let length = marked.chars().count().clamp(1, LINE);
+            let _ = writeln!(shown, " {:width$} · {}{}", "", " ".repeat(column - from), "─".repeat(length));
         }
     }
     let _ = writeln!(shown, " {:width$} ╰────", "");
@@ -33,5 +40,14 @@ mod tests {
     #[case::beyond("a", 7..9, "   ╭─[b:1:2]\n 1 │ a\n   ·  ─\n   ╰────\n")]
     fn a_place_stands_between_its_neighbours(#[case] text: &str, #[case] span: Range<usize>, #[case] shown: &str) {
         assert_eq!(excerpt("b", text, span), shown);
+    }
+
+    #[test]
+    fn of_a_long_line_what_stands_around_the_place_is_shown() {
+        let text = format!("{}!{}", "a".repeat(100_000), "b".repeat(100));
+        let shown = excerpt("b", &text, 100_000..100_001);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[1], format!(" 1 │ {}!{}", "a".repeat(LINE / 2), "b".repeat(LINE / 2 - 1)));
+        assert_eq!(lines[2], format!("   · {}─", " ".repeat(LINE / 2)));
     }
 }

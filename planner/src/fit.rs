@@ -22,6 +22,8 @@ use crate::size::ByteSize;
 pub struct FitQuestion {
     /// What the model is called in the commands that are printed; its type where absent.
     pub model: Option<String>,
+    /// Facts that were stated beside the model's files, `KEY=VALUE`, which the commands that are printed repeat.
+    pub assumed: Vec<String>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -39,6 +41,13 @@ pub struct FitQuestion {
 }
 
 impl FitQuestion {
+    /// What is stated of the model, as flags of `cacheplan plan`.
+    fn stated(&self) -> Vec<String> {
+        let assumed = self.assumed.iter().flat_map(|fact| ["--assume".to_owned(), fact.clone()]);
+        let weights = self.weights.iter().flat_map(|size| ["--weights".to_owned(), size.stated()]);
+        assumed.chain(weights).collect()
+    }
+
     /// The devices to choose among where none are named, by name and comma.
     pub const DEVICES: &'static str =
         "l4,rtx-4090,rtx-5090,l40s,a100-80gb,rtx-pro-6000,h100,h200,b200,mi300x,mi325x,mi355x";
@@ -62,7 +71,13 @@ impl Prices {
     pub fn from_toml(text: &str) -> Result<Self, String> {
         let prices: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| error.to_string())?;
         for (device, price) in &prices.per_hour {
-            device.parse::<DeviceInfo>().map_err(|error| format!("`per_hour.{device}`: {error}"))?;
+            let named = device.parse::<DeviceInfo>().map_err(|error| format!("`per_hour.{device}`: {error}"))?;
+            let again = |(other, _): &(&String, &f64)| {
+                *other != device && other.parse::<DeviceInfo>().ok() == Some(named.clone())
+            };
+            if let Some((other, _)) = prices.per_hour.iter().find(again) {
+                return Err(format!("`per_hour.{device}` and `per_hour.{other}` are prices of one device"));
+            }
             if !price.is_finite() || *price < 0.0 {
                 return Err(format!("`per_hour.{device}` is {price}; a price of at least 0 was expected"));
             }
@@ -137,6 +152,9 @@ pub struct Answer {
     /// What the model is called, for people.
     #[serde(skip)]
     pub model: String,
+    /// What was stated of the model beside its files, as flags of `cacheplan plan`.
+    #[serde(skip)]
+    pub stated: Vec<String>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -213,6 +231,7 @@ impl PlanRequest {
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
+            stated: question.stated(),
             context: question.context,
             sequences: question.sequences,
             notes: asked.notes(),

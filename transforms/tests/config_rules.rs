@@ -349,6 +349,23 @@ fn towers_count_or_the_weights_are_not_known(#[case] wrapper: &str, #[case] para
     assert_eq!(model.weights_unknown.is_some(), parameters.is_none());
 }
 
+/// One number for all layers is not the first of a list, and a switch is no size.
+#[rstest]
+#[case("\"num_hidden_layers\": [36, 48]", "num_hidden_layers")]
+#[case("\"hidden_size\": [4096]", "hidden_size")]
+#[case("\"use_sliding_window\": true, \"max_window_layers\": 0, \"sliding_window\": true", "sliding_window")]
+fn a_list_or_a_switch_is_no_size(#[case] changed: &str, #[case] key: &str) {
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(
+        r#"{"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 1024, "vocab_size": 100}"#,
+    )
+    .unwrap();
+    let changed: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&format!("{{{changed}}}")).unwrap();
+    config.extend(changed);
+    let error = read(&serde_json::to_string(&config).unwrap(), &[]).unwrap_err().to_string();
+    assert!(error.contains(key), "{error}");
+}
+
 /// Layers of 8 heads and a latent draft as they attend; a matrix of twice the width joins row and embedding.
 #[test]
 fn a_prediction_layer_weighs_as_the_last_layer_and_what_joins_it() {

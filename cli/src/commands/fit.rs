@@ -79,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let question = FitQuestion {
         model: Some(args.model.to_string_lossy().into_owned()),
+        assumed: args.assume.iter().map(ToString::to_string).collect(),
         context: args.context,
         sequences: args.sequences,
         devices: args.gpus.clone(),

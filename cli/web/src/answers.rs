@@ -236,6 +236,7 @@ pub(crate) fn fit(
     let devices: Result<Vec<(String, DeviceInfo)>, Refused> = devices.iter().map(device).collect();
     let question = FitQuestion {
         model: None,
+        assumed: Vec::new(),
         context,
         sequences,
         devices: devices?,

@@ -1,6 +1,6 @@
 //! Asks an engine's rules what it would allocate for a request.
 
-use cacheplan_handlers::{Dim, Growth, Kind, Split};
+use cacheplan_handlers::{DType, Dim, Growth, Kind, Split};
 use cacheplan_transforms::Resource;
 
 use super::caches::Caches;
@@ -69,6 +69,19 @@ impl Inputs<'_> {
         let compressed = resources().find(of_several_tokens).filter(|_| !rules.compresses);
         if let Some(unread) = compressed.or_else(|| resources().find(beside)) {
             return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
+        }
+        if rules.lacks.contains(&&*self.model.model_type) {
+            let (model, version) = (self.model.model_type.clone(), engine.version_name());
+            return Err(EngineRefusal::Architecture { engine: name, version, model }.into());
+        }
+        let told = engine.kv_dtypes();
+        let is_kept = |dtype: DType| dtype == self.model.dtype || told.contains(&dtype);
+        let kept = resources().filter(|resource| resource.handler.kind().is_kv());
+        let planned = kept.map(|resource| resource.handler.dtype());
+        let stated = [options.cache_type_k, options.cache_type_v];
+        if let Some(dtype) = planned.chain(stated.into_iter().flatten()).find(|dtype| !is_kept(*dtype)) {
+            let version = engine.version_name();
+            return Err(EngineRefusal::KvDType { engine: name, version, dtype, told }.into());
         }
         if let Some(latent) = of_kind(&Kind::MlaPaged)
             && (rules.descriptors)(self.model).is_some()

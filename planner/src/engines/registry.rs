@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cacheplan_handlers::DType;
 use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use thiserror::Error;
@@ -33,14 +34,36 @@ struct Row {
     words: &'static LogDialect,
     /// How a plan is told to it, where that is known.
     file: Option<&'static TargetFile>,
+    /// The dtypes that it can be told to keep keys and values in, beside the model's own.
+    kv_dtypes: fn(Version) -> Vec<DType>,
 }
 
 /// The engines, in the order in which they are shown.
 static ENGINES: [Engine; 4] = [
-    Engine(&Row { rules: &vllm::RULES, words: &vllm::WORDS, file: Some(&flags::VLLM_FILE) }),
-    Engine(&Row { rules: &sglang::RULES, words: &sglang::WORDS, file: Some(&flags::SGLANG_FILE) }),
-    Engine(&Row { rules: &tensorrt_llm::RULES, words: &tensorrt_llm::WORDS, file: Some(&flags::TENSORRT_LLM_FILE) }),
-    Engine(&Row { rules: &llama_cpp::RULES, words: &llama_cpp::WORDS, file: None }),
+    Engine(&Row {
+        rules: &vllm::RULES,
+        words: &vllm::WORDS,
+        file: Some(&flags::VLLM_FILE),
+        kv_dtypes: |version| flags::VLLM.kv_dtypes(version),
+    }),
+    Engine(&Row {
+        rules: &sglang::RULES,
+        words: &sglang::WORDS,
+        file: Some(&flags::SGLANG_FILE),
+        kv_dtypes: |version| flags::SGLANG.kv_dtypes(version),
+    }),
+    Engine(&Row {
+        rules: &tensorrt_llm::RULES,
+        words: &tensorrt_llm::WORDS,
+        file: Some(&flags::TENSORRT_LLM_FILE),
+        kv_dtypes: |version| flags::TENSORRT_LLM.kv_dtypes(version),
+    }),
+    Engine(&Row {
+        rules: &llama_cpp::RULES,
+        words: &llama_cpp::WORDS,
+        file: None,
+        kv_dtypes: |_| llama_cpp::KV_DTYPES.into(),
+    }),
 ];
 
 /// An engine at a version: `vllm@0.19.0`, or `vllm` for the newest that was read.
@@ -141,6 +164,11 @@ impl EngineSpec {
     /// The dtypes that it chooses for a model where nobody states them.
     pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>) -> CacheDTypes {
         (self.engine.0.rules.dtypes)(model, self.version, capability.unwrap_or(HOPPER))
+    }
+
+    /// The dtypes that it can be told to keep keys and values in, beside the model's own.
+    pub(super) fn kv_dtypes(self) -> Vec<DType> {
+        (self.engine.0.kv_dtypes)(self.version)
     }
 
     /// What it keeps of ops of such a model in a way of its own.

@@ -21,6 +21,8 @@ pub(crate) struct EngineRules {
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
     /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten.
     pub(super) dtypes: fn(&ModelInfo, Version, u32) -> CacheDTypes,
+    /// Model types that it has no architecture for.
+    pub(super) lacks: &'static [&'static str],
     /// What it keeps of ops of such a model where that is not what the op needs.
     pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
     /// Whether its rules for the compressed entries of DeepSeek-V4 were read.

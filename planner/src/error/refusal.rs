@@ -1,6 +1,7 @@
 //! Why an engine does not run a model, or not with what it is told.
 
 use cacheplan_files::Shown;
+use cacheplan_handlers::DType;
 use thiserror::Error;
 
 use crate::budget::key::BudgetKey;
@@ -26,6 +27,31 @@ pub enum EngineRefusal {
         model: String,
         /// The latent.
         cache: String,
+    },
+    /// A model type that the engine has no architecture for.
+    #[error("{engine} {version} has no architecture for {model}", model = Shown(.model))]
+    Architecture {
+        /// The engine.
+        engine: &'static str,
+        /// Its version.
+        version: String,
+        /// The model's type.
+        model: String,
+    },
+    /// A dtype that the engine keeps no keys and values in.
+    #[error(
+        "{engine} {version} keeps no keys and values in {dtype} (`dtypes.kv`, --kv-dtype); it takes the model's own and {}",
+        listed(&.told.iter().map(|dtype| dtype.name()).collect::<Vec<_>>())
+    )]
+    KvDType {
+        /// The engine.
+        engine: &'static str,
+        /// Its version.
+        version: String,
+        /// The dtype.
+        dtype: DType,
+        /// What it can be told.
+        told: Vec<DType>,
     },
     /// An option that another engine has.
     #[error("{engine} has no `{path}` ({flag}), which tells {} something; leave it out", listed(takers))]

@@ -7,6 +7,7 @@ use super::file::nested;
 use super::input::{Class, Input, Sourced};
 use super::serving::Setting;
 use crate::budget::Budget;
+use crate::engines::Version;
 
 /// One engine's vocabulary.
 pub(crate) struct Dialect {
@@ -119,6 +120,17 @@ impl Dialect {
     pub(crate) fn told(&self, settings: &[Setting]) -> Budget {
         let told: Vec<Setting> = self.keys.iter().filter_map(|key| key.told(settings)).collect();
         budget(&told).unwrap_or_default()
+    }
+
+    /// The dtypes that keys and values can be told to have in the last release up to `version`.
+    pub(crate) fn kv_dtypes(&self, version: Version) -> Vec<DType> {
+        let is_older = |name: &&str| name.parse::<Version>().is_ok_and(|release| release <= version);
+        let release = self.versions.iter().rposition(|name| is_older(&name)).unwrap_or(0);
+        let names = self.keys.iter().filter_map(|key| match key.says {
+            Says::DType(Class::Kv, _, names) if key.since <= release => Some(names),
+            _ => None,
+        });
+        names.flatten().filter(|(_, _, since)| *since <= release).map(|(dtype, ..)| *dtype).collect()
     }
 
     pub(crate) fn not_expressed(&self, input: &Input<'_>, settings: &[Setting]) -> Vec<String> {

@@ -21,7 +21,7 @@ use cacheplan_handlers::Kind;
 use serde::Serialize;
 
 use crate::engines::{Engine, EnginePrediction, EngineSpec};
-use crate::error::PlanError;
+use crate::error::{EngineRefusal, PlanError};
 use crate::plan::CachePlan;
 use file::File;
 use input::Input;
@@ -98,6 +98,11 @@ impl CachePlan {
                 Some((prediction.sequences, prediction.notes.join("; ")))
             }
             Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
+            Some(Err(PlanError::Engine(
+                refusal @ (EngineRefusal::KvDType { .. } | EngineRefusal::Architecture { .. }),
+            ))) => {
+                return Err(ExportError::Refused(refusal));
+            }
             Some(Err(other)) => {
                 not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
                 None

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::error::EngineRefusal;
 use crate::parallel::Parallel;
 
 /// What is served, as far as a plan does not say it.
@@ -71,6 +72,9 @@ pub enum ExportError {
         /// The name.
         found: String,
     },
+    /// The engine does not run the model, or not with these caches.
+    #[error("the plan cannot be told: {0}")]
+    Refused(EngineRefusal),
     /// The plan needs what the engine has no words for, so that the rest would be wrong.
     #[error("{engine} cannot run this plan: {what}", what = Shown(.what))]
     Unsupported {

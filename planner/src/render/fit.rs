@@ -31,7 +31,8 @@ impl Answer {
                 text.push_str(&format!("  {} x {}{}\n", best.devices, best.device, self.margin(best)));
                 text.push_str(&price.unwrap_or_default());
                 text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
-                text.push_str(&command(&format!("cacheplan plan {model} {}", best.plan_flags(self.context))));
+                let stated: String = self.stated.iter().map(|word| format!(" {}", quoted(word))).collect();
+                text.push_str(&command(&format!("cacheplan plan {model} {}{stated}", best.plan_flags(self.context))));
                 text.push_str(&command(&format!("vllm serve {model} {}", best.vllm_flags(self.context))));
             }
             None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),

@@ -228,6 +228,22 @@ fn latents_are_stored_in_blocks_that_their_kernels_read() {
     assert_eq!(yaml(&newest(&plan, target("vllm")))["block-size"], 64);
 }
 
+/// Told nothing of it, the engine would keep them otherwise, and hold fewer sequences than the plan.
+#[rstest]
+#[case("vllm", DType::Q4_0)]
+#[case("sglang", DType::Int8PerTokenHead)]
+#[case("tensorrt-llm", DType::F8E5m2)]
+#[case("dynamo", DType::Mxfp4)]
+#[case("llm-d", DType::Iq4Nl)]
+#[case("ray", DType::F32)]
+#[case("dynamo-sglang", DType::Q8_0)]
+fn a_dtype_that_the_engine_keeps_no_keys_in_is_refused(#[case] name: &str, #[case] dtype: DType) {
+    let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(8, 128, dtype).unwrap());
+    let plan = model.request(&budget("max_seq_len = 4096\n[memory]\nbytes = '1GiB'")).plan().unwrap();
+    let message = plan.export(target(name), None, &serving()).unwrap_err().to_string();
+    assert!(message.contains(&format!("keeps no keys and values in {dtype} ")), "{message}");
+}
+
 /// What an engine would not admit of a plan is said with its number.
 #[rstest]
 fn the_way_back_admits_what_the_plan_says_or_the_file_says_what_is_lost(
@@ -310,7 +326,7 @@ fn an_unknown_version_is_an_error_that_lists_the_known_ones(
 fn what_engines_cannot_be_told_is_said() {
     let mixed = Model::new("m", 3)
         .with("a", 0, kv(8, 64))
-        .with("b", 1, ResourceHandler::kv_paged(8, 128, DType::Int8).unwrap())
+        .with("b", 1, ResourceHandler::kv_paged(8, 128, DType::F8E4m3).unwrap())
         .with("s", 2, ResourceHandler::ssm(8, 64, 128, DType::F8E4m3).unwrap());
     let budget = budget(
         "grouping = 'first-reference'\nmax_seq_len = 4096\n[memory]\nbytes = '4GiB'\n\
@@ -326,7 +342,7 @@ fn what_engines_cannot_be_told_is_said() {
         (target("vllm"), "local allocations: b_1"),
         (target("vllm"), "3 drafted tokens: "),
         (target("sglang"), "parallel.dp = 2: "),
-        (target("vllm"), "keys and values in bf16 and int8: "),
+        (target("vllm"), "keys and values in bf16 and f8_e4m3: "),
         (target("vllm"), "recurrent states in f8_e4m3: "),
         (target("sglang"), "the sizes of kv_paged.0 and b_1: one count of tokens serves them all"),
         (target("tensorrt-llm"), "the sizes of "),
@@ -369,7 +385,8 @@ fn targets_read_by_name_and_an_unknown_one_lists_them() {
 
 /// What Edge-LLM has words for: 16-bit states are among them.
 fn half_hybrid() -> CachePlan {
-    let model = super::common::nemotron_3_nano_with(DType::F16, DType::F32);
+    let mut model = super::common::nemotron_3_nano_with(DType::F16, DType::F32);
+    model.info.dtype = DType::F16;
     model.request(&budget("max_seq_len = 4096\nmax_batch_size = 4")).plan().unwrap()
 }
 

@@ -13,6 +13,7 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
     let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let question = FitQuestion {
         model: None,
+        assumed: Vec::new(),
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
@@ -22,6 +23,31 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
         engines: Vec::new(),
     };
     PlanRequest::of(model).fit(&question).unwrap()
+}
+
+/// Without them the command would ask of another model.
+#[test]
+fn the_command_that_is_printed_states_what_was_stated() {
+    let text = r#"{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8}"#;
+    let assumed = ["head_dim=128", "layer.1=none"];
+    let options = ReadOptions { assume: assumed.map(|text| text.parse().unwrap()).into(), descriptions: Vec::new() };
+    let model = Model::read_config("config.json", text, &options).unwrap();
+    let question = FitQuestion {
+        model: Some("a b.json".into()),
+        assumed: assumed.map(str::to_owned).into(),
+        context: 4096,
+        sequences: 1,
+        devices: vec![("h100".into(), "h100".parse().unwrap())],
+        max_devices: 1,
+        weights: Some(ByteSize(100 << 20)),
+        prices: Prices::default(),
+        engines: Vec::new(),
+    };
+    let table = PlanRequest::of(model).fit(&question).unwrap().table();
+    let words: Vec<&str> = table.split_whitespace().filter(|word| *word != "\\").collect();
+    let stated = "--assume head_dim=128 --assume layer.1=none --weights 104857600";
+    let command = "cacheplan plan 'a b.json' --device-memory h100 --max-seq-len 4096 ";
+    assert!(words.join(" ").contains(&format!("{command}{stated}")), "{table}");
 }
 
 const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
@@ -98,6 +124,7 @@ fn the_smallest_that_holds_is_best_and_the_nearest_miss_comes_first() {
 fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
     let question = FitQuestion {
         model: Some("my models/llama".into()),
+        assumed: Vec::new(),
         context: 1 << 20,
         sequences: 1,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
@@ -144,6 +171,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
     let question = FitQuestion {
         model: None,
+        assumed: Vec::new(),
         context: 32_768,
         sequences: 10,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
@@ -197,6 +225,7 @@ fn only_layouts_that_an_engine_runs_are_tried(#[case] config: &str, #[case] most
 #[rstest]
 #[case("[per_hour]\nh100 = 1.0", "currency")]
 #[case("currency = 'USD'\n[per_hour]\nh100 = -1.0", "at least 0")]
+#[case("currency = 'USD'\n[per_hour]\nh100 = 1.0\nH100 = 2.0", "prices of one device")]
 #[case("currency = 'USD'\nper_minute = 1\n[per_hour]\n", "unknown field")]
 fn prices_that_are_none_are_refused(#[case] text: &str, #[case] expected: &str) {
     let error = Prices::from_toml(text).unwrap_err();

@@ -229,11 +229,11 @@ fn a_model_without_states_only_looks_ahead() {
 #[case::seven(7, "snapshots", 16)]
 #[case::many(20, "replay", 32)]
 fn a_ring_has_rows_for_drafted_tokens_and_no_twin(#[case] drafted: u64, #[case] scheme: &str, #[case] rows: u64) {
-    let model = published("deepseek-ai__DeepSeek-V4.1-Flash");
+    let model = super::common::published("deepseek-ai__DeepSeek-V4.1-Flash");
     let text =
         format!("max_batch_size = 2\nmax_seq_len = 4096\n[speculation]\ndraft_tokens = {drafted}\nscheme = '{scheme}'");
     let budget = budget(&format!("{text}\nmtp_layers = 1\n[parallel]\ntp = 8"));
-    let plan = planned(&model.request(&budget));
+    let plan = PlanRequest::of(model).with_budget(budget).plan().unwrap();
     let rings: Vec<_> = plan.resources.iter().filter(|resource| resource.kind == "core.ring").collect();
     assert_eq!(rings.len(), 3);
     assert!(rings.iter().all(|ring| ring.bytes_per_sequence == rows * 1024 * 4));

@@ -27,6 +27,18 @@ const OWN_CELLS: Version = Version(5913, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
 const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwen2", "qwen2_moe", "starcoder2"];
 const DEFAULT_UBATCH: u64 = 512;
+/// What `-ctk` and `-ctv` take.
+pub(crate) const KV_DTYPES: [DType; 9] = [
+    DType::F32,
+    DType::F16,
+    DType::Bf16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Iq4Nl,
+    DType::Q5_0,
+    DType::Q5_1,
+];
 const STATE_ELEMENT_BYTES: u64 = 4;
 
 pub(crate) static RULES: EngineRules = EngineRules {
@@ -40,6 +52,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         conv: Some(DType::F32),
         ..CacheDTypes::default()
     },
+    // Those of the zoo that b11549 has no architecture for.
+    lacks: &["rwkv", "recurrent_gemma", "zamba2", "phi4flash"],
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],

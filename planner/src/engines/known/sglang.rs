@@ -24,6 +24,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     dtypes: |_, _, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
+    lacks: &[],
     descriptors: |_| None,
     compresses: false,
     consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],

@@ -25,6 +25,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     dtypes: |model, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
+    lacks: &[],
     descriptors: |_| None,
     compresses: false,
     consumes: &["block_size", "state_slots"],

@@ -42,6 +42,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
         CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
+    // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
+    lacks: &["rwkv", "recurrent_gemma"],
     descriptors: |model| match model.model_type.as_str() {
         // Values are as wide as keys.
         "minicpm3" => Some(expanded::latents(|key, _| key)),

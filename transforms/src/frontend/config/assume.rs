@@ -1,5 +1,6 @@
 //! What the user says instead of the model's files.
 
+use std::fmt;
 use std::str::FromStr;
 
 use serde_json::Value;
@@ -46,7 +47,38 @@ impl FromStr for Assumption {
     }
 }
 
+impl fmt::Display for Assumption {
+    /// As it is stated.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LayerKind { layer, kind } => write!(f, "layer.{layer}={kind}"),
+            // A text that would be read as something else keeps its quotes.
+            Self::Key { key, value: Value::String(text) } if serde_json::from_str::<Value>(text).is_err() => {
+                write!(f, "{key}={text}")
+            }
+            Self::Key { key, value } => write!(f, "{key}={value}"),
+        }
+    }
+}
+
 impl Assumption {
+    /// Refuses two about one fact.
+    pub(super) fn refuse_repeated(stated: &[Self]) -> Result<(), FrontendError> {
+        let is_of = |a: &Self, b: &Self| match (a, b) {
+            (Self::LayerKind { layer: a, .. }, Self::LayerKind { layer: b, .. }) => a == b,
+            (Self::Key { key: a, .. }, Self::Key { key: b, .. }) => a == b,
+            _ => false,
+        };
+        let repeated = stated.iter().enumerate().find(|(at, one)| stated[..*at].iter().any(|other| is_of(other, one)));
+        match repeated {
+            None => Ok(()),
+            Some((_, one)) => Err(FrontendError::Assumption {
+                text: one.to_string(),
+                reason: "another assumption says otherwise or the same of it; state one".to_owned(),
+            }),
+        }
+    }
+
     /// Puts a stated key in place of the config's; layer kinds are looked at where layers are read.
     pub(super) fn apply(&self, values: &mut Values<'_>) {
         if let Self::Key { key, value } = self {
@@ -67,6 +99,24 @@ mod tests {
         assert_eq!("layer.7=full_attention".parse::<Assumption>().unwrap(), layer);
         let key = Assumption::Key { key: "head_dim".into(), value: Value::from(128) };
         assert_eq!("head_dim=128".parse::<Assumption>().unwrap(), key);
+    }
+
+    #[rstest]
+    #[case("layer.7=full_attention")]
+    #[case("head_dim=128")]
+    #[case("model_type=llama")]
+    #[case("word=\"128\"")]
+    #[case("list=[1,2]")]
+    fn one_is_written_as_it_is_stated(#[case] text: &str) {
+        assert_eq!(text.parse::<Assumption>().unwrap().to_string(), text);
+    }
+
+    #[test]
+    fn two_about_one_fact_are_refused() {
+        let of = |texts: [&str; 2]| Assumption::refuse_repeated(&texts.map(|text| text.parse().unwrap()));
+        assert!(of(["head_dim=64", "head_dim=32"]).is_err());
+        assert!(of(["layer.3=none", "layer.3=full_attention"]).is_err());
+        assert!(of(["head_dim=64", "layer.3=full_attention"]).is_ok());
     }
 
     #[rstest]

@@ -74,6 +74,15 @@ impl Expr {
             Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
         }
     }
+
+    /// Whether it asks how many entries a key has.
+    pub(super) fn counts(&self, key: &str) -> bool {
+        match self {
+            Self::Len(counted) => counted == key,
+            Self::Or(left, right) | Self::Binary(_, left, right) => left.counts(key) || right.counts(key),
+            _ => false,
+        }
+    }
 }
 
 struct Parser<'a> {

@@ -69,6 +69,7 @@ pub(super) fn read_table(
     options: &ReadOptions,
 ) -> Result<Model, FrontendError> {
     let mut values = Values::new(file, table);
+    Assumption::refuse_repeated(&options.assume)?;
     for assumption in &options.assume {
         assumption.apply(&mut values);
     }
@@ -292,6 +293,7 @@ fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<
     match values.eval(expr, 0)? {
         Some(number) if number.value > 0 => {
             values.check_count(what, &number)?;
+            values.check_one(what, &number, expr)?;
             values.remember(what, &number);
             Ok(number)
         }

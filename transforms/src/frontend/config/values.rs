@@ -300,6 +300,8 @@ impl<'a> Values<'a> {
 
     fn combine<'e>(&self, operator: char, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
         let (a, b) = (left.value, right.value);
+        // Two flags say no size, however they are multiplied.
+        let flag = operator == '*' && left.flag && right.flag;
         let mut keys = left.keys;
         for key in right.keys {
             if !keys.contains(&key) {
@@ -317,7 +319,7 @@ impl<'a> Values<'a> {
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
-            Some(value) => Ok(Number { value, keys, flag: false }),
+            Some(value) => Ok(Number { value, keys, flag }),
             None if keys.is_empty() => Err(FrontendError::Description {
                 model_type: self.model_type.clone(),
                 reason: format!("`{a} {operator} {b}` is not a whole number in range"),
@@ -440,6 +442,14 @@ impl<'a> Values<'a> {
         }
         let flag = Value::Bool(number.value > 0);
         Err(self.bad(&number.keys.join(", "), &flag, &format!("`{what}` is a number")))
+    }
+
+    /// Refuses a list where one number for the whole model was expected.
+    pub(super) fn check_one(&self, what: &str, number: &Number<'_>, expr: &Expr) -> Result<(), FrontendError> {
+        let list = |key: &&str| !expr.counts(key) && self.get(key).is_some_and(Value::is_array);
+        let Some(key) = number.keys.iter().copied().find(list) else { return Ok(()) };
+        let found = self.get(key).unwrap_or(&Value::Null);
+        Err(self.bad(key, found, &format!("`{what}` is one number for the whole model")))
     }
 
     /// A number that makes no sense as `what`.
