@@ -1,0 +1,116 @@
+//! From the words of a command to the engine that it starts.
+
+use std::rc::Rc;
+
+use super::error::{ManifestError, Place};
+use super::reading::Reading;
+use super::unknown::{self, Why};
+use super::variables::{Variables, name_length};
+use super::{docker, engine, shell};
+use crate::{Launch, secret};
+
+/// Commands within commands: `bash -c "docker run image bash -c ..."`.
+pub(super) const DEPTH: usize = 5;
+
+/// Where a command stands, and what is around it.
+#[derive(Clone)]
+pub(super) struct Origin<'a> {
+    pub(super) reading: &'a Reading<'a>,
+    pub(super) at: Place,
+    /// The object that it belongs to, such as `Deployment qwen, container vllm`; empty for a script.
+    pub(super) object: String,
+    pub(super) gpus: Option<u32>,
+    pub(super) device: Option<String>,
+    /// Files that are written out in the same file, by their paths.
+    pub(super) files: Vec<(Rc<str>, Rc<str>)>,
+    /// Whether a shell has read the words.
+    pub(super) through_shell: bool,
+}
+
+impl<'a> Origin<'a> {
+    pub(super) fn new(reading: &'a Reading<'a>, at: Place, object: String) -> Self {
+        Self { reading, at, object, gpus: None, device: None, files: Vec::new(), through_shell: false }
+    }
+}
+
+/// The engines that these words start.
+pub(super) fn launches(
+    words: &[String],
+    mut variables: Variables,
+    origin: &Origin<'_>,
+    depth: usize,
+) -> Result<Vec<Launch>, ManifestError> {
+    let Some((index, start)) = engine::start(words) else { return Ok(Vec::new()) };
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
+    };
+    let (before, words) = words.split_at(index);
+    // `env NAME=value program`.
+    for (name, value) in before.iter().filter_map(|word| word.split_once('=')) {
+        if !name.is_empty() && name_length(name) == name.len() {
+            variables.set(name, vec![value.to_owned()], true);
+        }
+    }
+    match start {
+        engine::Start::Engine => Ok(vec![launch(words, &variables, origin)?]),
+        engine::Start::Container => docker::launches(words, &variables, origin, depth),
+        engine::Start::Shell => {
+            let Some((script, arguments)) = engine::script(words) else { return Ok(Vec::new()) };
+            let mut variables = variables.inherited();
+            for (index, argument) in arguments.iter().enumerate().take(10) {
+                variables.set(&index.to_string(), vec![argument.clone()], false);
+            }
+            variables.set("@", arguments.get(1..).unwrap_or_default().to_vec(), false);
+            shell::launches(script, variables, origin, depth)
+        }
+    }
+}
+
+/// An engine's own command, in which everything has to be known that it needs.
+pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_>) -> Result<Launch, ManifestError> {
+    origin.reading.count_launch(&origin.at)?;
+    let marked = words.iter().map(|word| match origin.through_shell {
+        true => unknown::mark_templates(word),
+        false => mark_variables(&unknown::mark_templates(word)),
+    });
+    let words = unknown::settle(&marked.collect::<Vec<_>>(), &origin.at)?;
+    let mut env = variables.exported();
+    for (name, value) in &mut env {
+        *value = secret::hidden_value(name, value).to_owned();
+    }
+    let place = match (origin.object.as_str(), origin.at.line) {
+        ("", Some(line)) => format!("{}:{line}", origin.reading.file),
+        ("", None) => origin.reading.file.to_owned(),
+        (object, _) => format!("{}: {object}", origin.reading.file),
+    };
+    let launch = Launch { words, env, config: Vec::new(), place, gpus: origin.gpus, device: origin.device.clone() };
+    let named = launch.config_file().map(|path| path.trim_start_matches("./"));
+    let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
+    match file {
+        Some((path, text)) => launch.with_config(&format!("{}: {path}", origin.reading.file), text),
+        None => Ok(launch),
+    }
+}
+
+/// Marks `$NAME`, `${NAME}` and `$(NAME)` where nobody puts a value for it.
+fn mark_variables(word: &str) -> String {
+    let mut marked = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((before, behind)) = rest.split_once('$') {
+        marked += before;
+        let length = match behind.chars().next() {
+            Some('{') => behind.find('}').map_or(0, |end| end + 1),
+            Some('(') => behind.find(')').map_or(0, |end| end + 1),
+            _ => name_length(behind),
+        };
+        match length {
+            0 => marked.push('$'),
+            _ => {
+                let why = if behind.starts_with('(') { Why::NotSet } else { Why::NoShell };
+                marked += &why.mark(&format!("${}", &behind[..length]));
+            }
+        }
+        rest = &behind[length..];
+    }
+    marked + rest
+}

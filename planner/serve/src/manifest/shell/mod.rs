@@ -1,0 +1,222 @@
+//! Scripts: what is assigned is followed, what starts an engine is found. Nothing is run.
+
+mod expand;
+mod lex;
+mod statements;
+
+use super::command::{self, Origin};
+use super::engine;
+use super::error::{ManifestError, Place};
+use super::reading::Reading;
+use super::unknown::Why;
+use super::variables::Variables;
+use crate::Launch;
+
+use expand::Expansion;
+use lex::{Word, assigned};
+use statements::{Join, Statement, statements};
+
+/// The engines that a script starts. `depth` counts the scripts around it.
+pub(super) fn launches(
+    script: &str,
+    variables: Variables,
+    origin: &Origin<'_>,
+    depth: usize,
+) -> Result<Vec<Launch>, ManifestError> {
+    // Within YAML the lines of a script are those of its value.
+    let is_file = origin.at.path.is_empty();
+    let first = if is_file { 1 } else { origin.at.line.unwrap_or(1) };
+    let statements = statements(script, first).map_err(|(line, reason)| {
+        let line = if is_file { Some(line) } else { origin.at.line };
+        ManifestError::Syntax { at: Place { line, ..origin.at.clone() }, reason: reason.to_owned() }
+    })?;
+    origin.reading.charge(16 * origin.files.len(), &origin.at)?;
+    let mut shell = Shell {
+        variables,
+        origin: Origin { through_shell: true, ..origin.clone() },
+        is_file,
+        depth,
+        blocks: Vec::new(),
+        is_certain: true,
+        is_alternative: false,
+        launches: Vec::new(),
+    };
+    for statement in &statements {
+        shell.take(statement)?;
+    }
+    Ok(shell.launches)
+}
+
+struct Shell<'a> {
+    variables: Variables,
+    origin: Origin<'a>,
+    is_file: bool,
+    depth: usize,
+    /// The compound commands around: their words, and whether what is in them runs for certain.
+    blocks: Vec<(&'static str, bool)>,
+    /// Whether what follows `&&` runs for certain.
+    is_certain: bool,
+    /// Whether it runs only where something else failed.
+    is_alternative: bool,
+    launches: Vec<Launch>,
+}
+
+impl Shell<'_> {
+    fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
+        let line = if self.is_file { Some(statement.line) } else { self.origin.at.line };
+        self.origin.at = Place { line, ..self.origin.at.clone() };
+        match statement.join {
+            Join::Next | Join::Pipe => (self.is_certain, self.is_alternative) = (true, false),
+            Join::And => {}
+            Join::Or => (self.is_certain, self.is_alternative) = (false, true),
+        }
+        let mut words = &*statement.words;
+        while let Some(word) = words.first().and_then(Word::bare) {
+            match word {
+                "then" | "else" | "elif" | "do" | "!" => {}
+                "if" => self.blocks.push(("if", false)),
+                "for" => self.blocks.push(("for", false)),
+                "case" => self.blocks.push(("case", false)),
+                "{" => self.blocks.push(("{", false)),
+                // The name stands behind it.
+                "function" => words = &words[words.len().min(1)..],
+                "while" | "until" => {
+                    let condition = words.get(1).and_then(Word::bare);
+                    let forever = matches!((word, condition), ("while", Some("true" | ":")));
+                    self.blocks.push(("while", forever));
+                }
+                "fi" | "done" | "esac" | "}" => {
+                    self.blocks.pop();
+                }
+                _ => break,
+            }
+            words = words.get(1..).unwrap_or(&[]);
+        }
+        let document = statement.document.as_ref().zip(statement.into.as_ref());
+        if let (Some((document, into)), Some("cat" | "tee")) = (document, words.first().and_then(Word::bare)) {
+            let (path, text) = (self.value(into)?, self.value(document)?);
+            self.origin.files.push((path.into(), text.into()));
+        }
+        self.simple(words)
+    }
+
+    /// The block around, if it is not certain that it runs.
+    fn condition(&self) -> Option<&'static str> {
+        let block = self.blocks.iter().find(|(_, certain)| !certain).map(|(block, _)| *block);
+        block.or(self.is_alternative.then_some("||"))
+    }
+
+    /// Assignments, and a command behind them.
+    fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        let assignments = words.iter().take_while(|word| assignment(word).is_some()).count();
+        let (assigning, words) = words.split_at(assignments);
+        if words.is_empty() {
+            return assigning.iter().try_for_each(|word| self.assign(word, false));
+        }
+        match words[0].bare() {
+            Some("export" | "declare" | "local" | "readonly" | "typeset") => {
+                let exports = words[0].bare() == Some("export");
+                for word in &words[1..] {
+                    match word.bare() {
+                        _ if assignment(word).is_some() => self.assign(word, exports)?,
+                        Some(name) if exports => self.variables.export(name),
+                        _ => {}
+                    }
+                }
+                return Ok(());
+            }
+            Some("read") | Some("source") | Some(".") | Some("unset") => {
+                // What it sets is not known.
+                words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
+                return Ok(());
+            }
+            Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            _ => {}
+        }
+        self.start(assigning, words)?;
+        // Whether it succeeds is not known.
+        self.is_certain = false;
+        Ok(())
+    }
+
+    /// A command that may start an engine.
+    fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
+        let mut expanded = Vec::new();
+        let expansion = self.expansion();
+        for word in words {
+            expanded.extend(expansion.words(word)?);
+        }
+        if engine::start(&expanded).is_none() {
+            return Ok(());
+        }
+        self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+        let mut variables = self.variables.clone();
+        for word in assigning {
+            let (name, _, _) = assignment(word).unwrap_or_default();
+            variables.set(name, vec![expansion.value(&behind(word))?], true);
+        }
+        let launches = command::launches(&expanded, variables, &self.origin, self.depth)?;
+        if let (false, Some(block)) = (launches.is_empty(), self.condition()) {
+            let what = format!("a command that starts an engine under a condition (`{block}`)");
+            let instead = "state the command alone";
+            return Err(ManifestError::NotRead { at: self.origin.at.clone(), what, instead });
+        }
+        self.launches.extend(launches);
+        Ok(())
+    }
+
+    fn assign(&mut self, word: &Word, exports: bool) -> Result<(), ManifestError> {
+        let Some((name, adds, _)) = assignment(word) else { return Ok(()) };
+        let expansion = self.expansion();
+        let mut value = match &word.array {
+            None => vec![expansion.value(&behind(word))?],
+            Some(words) => {
+                let words: Result<Vec<_>, _> = words.iter().map(|word| expansion.words(word)).collect();
+                words?.concat()
+            }
+        };
+        if self.condition().is_some() || !self.is_certain {
+            value = vec![Why::Conditional.mark(&format!("${name}"))];
+        } else if adds {
+            let mut before = self.variables.get(name).unwrap_or_default().to_vec();
+            let length = before.iter().map(String::len).sum();
+            self.origin.reading.charge(length, &self.origin.at)?;
+            match (&word.array, before.last_mut()) {
+                (None, Some(last)) => {
+                    last.push_str(&value.concat());
+                    super::variables::bounded(last.len(), &self.origin.at)?;
+                }
+                _ => before.extend(value),
+            }
+            value = before;
+        }
+        self.variables.set(name, value, exports);
+        Ok(())
+    }
+
+    fn value(&self, word: &Word) -> Result<String, ManifestError> {
+        self.expansion().value(word)
+    }
+
+    fn expansion(&self) -> Expansion<'_> {
+        let reading: &Reading<'_> = self.origin.reading;
+        Expansion { variables: &self.variables, reading, at: &self.origin.at }
+    }
+}
+
+/// The name that a word assigns to, whether it adds to it, and the beginning of the value.
+fn assignment(word: &Word) -> Option<(&str, bool, &str)> {
+    match word.pieces.first()? {
+        lex::Piece::Text(text) => assigned(text),
+        _ => None,
+    }
+}
+
+/// The value of an assignment, as a word.
+fn behind(word: &Word) -> Word {
+    let mut value = word.clone();
+    if let (Some((_, _, rest)), Some(first)) = (assignment(word), value.pieces.first_mut()) {
+        *first = lex::Piece::Text(rest.to_owned());
+    }
+    value
+}
