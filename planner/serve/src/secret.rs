@@ -43,8 +43,15 @@ fn parts(name: &str) -> Vec<String> {
 /// Tells whether some part of a text has the form of a key that somebody hands out.
 pub(crate) fn has_key(text: &str) -> bool {
     const FORMS: [&str; 9] = ["hf_", "sk-", "sk_", "nvapi-", "ghp_", "github_pat_", "glpat-", "AKIA", "xoxb-"];
-    text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_' && character != '-')
-        .any(|part| part.len() >= 20 && FORMS.iter().any(|form| part.starts_with(form)))
+    let has_password = text.split("://").skip(1).any(|rest| {
+        let user = rest.split('/').next().and_then(|host| host.rsplit_once('@')).map(|(user, _)| user);
+        user.is_some_and(|user| user.contains(':'))
+    });
+    let names = text.contains("Bearer ") || has_password;
+    names
+        || text
+            .split(|character: char| !character.is_ascii_alphanumeric() && character != '_' && character != '-')
+            .any(|part| part.len() >= 20 && FORMS.iter().any(|form| part.starts_with(form)))
 }
 
 /// Tells whether a flag's words follow it up to the next flag.
@@ -120,6 +127,7 @@ mod tests {
     #[case(&["--api-key=a", "HF_TOKEN=b", "m"], &["--api-key=<hidden>", "HF_TOKEN=<hidden>", "m"])]
     #[case(&["m", "hf_abcdefghijklmnopqrstuvwx"], &["m", "<hidden>"])]
     #[case(&["--x", r#"{"api_key": "s", "n": 1}"#], &["--x", "<hidden>"])]
+    #[case(&["--header", "Authorization: Bearer x", "redis://u:p@h:1/0", "http://h:1/a@b"], &["--header", "<hidden>", "<hidden>", "http://h:1/a@b"])]
     #[case(&["--x", r#"{"n": "api_key"}"#, "--t", "-1"], &["--x", r#"{"n": "api_key"}"#, "--t", "-1"])]
     fn words_are_shown_without_secrets(#[case] words: &[&str], #[case] expected: &[&str]) {
         let words: Vec<String> = words.iter().copied().map(String::from).collect();

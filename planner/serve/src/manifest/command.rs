@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::error::{ManifestError, Place};
-use super::reading::Reading;
+use super::reading::{Reading, Spot};
 use super::unknown::{self, Why};
 use super::variables::{Variables, name_length};
 use super::{docker, engine, shell};
@@ -23,13 +23,24 @@ pub(super) struct Origin<'a> {
     pub(super) device: Option<String>,
     /// Files that are written out in the same file, by their paths.
     pub(super) files: Vec<(Rc<str>, Rc<str>)>,
+    /// The last words as they stand in a list, where no shell has read them.
+    pub(super) items: Vec<Spot<'a>>,
     /// Whether a shell has read the words.
     pub(super) through_shell: bool,
 }
 
 impl<'a> Origin<'a> {
     pub(super) fn new(reading: &'a Reading<'a>, at: Place, object: String) -> Self {
-        Self { reading, at, object, gpus: None, device: None, files: Vec::new(), through_shell: false }
+        Self {
+            reading,
+            at,
+            object,
+            gpus: None,
+            device: None,
+            files: Vec::new(),
+            items: Vec::new(),
+            through_shell: false,
+        }
     }
 }
 
@@ -73,7 +84,11 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
         true => unknown::mark_templates(word),
         false => mark_variables(&unknown::mark_templates(word)),
     });
-    let words = unknown::settle(&marked.collect::<Vec<_>>(), &origin.at)?;
+    let place = |index: usize| match (index + origin.items.len()).checked_sub(words.len()) {
+        Some(index) if !origin.through_shell => origin.items.get(index).map_or_else(|| origin.at.clone(), Spot::place),
+        _ => origin.at.clone(),
+    };
+    let words = unknown::settle(&marked.collect::<Vec<_>>(), place)?;
     let mut env = variables.exported();
     for (name, value) in &mut env {
         *value = secret::hidden_value(name, value).to_owned();

@@ -17,6 +17,10 @@ pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
             service.get("command").or_else(|| service.get("entrypoint")).unwrap_or_else(|| service.clone()).place();
         let mut origin = Origin::new(root.reading, at, format!("service {name:.200}"));
         origin.gpus = gpus(&service)?;
+        origin.items = match service.get("command") {
+            Some(command) if command.raw().is_none() => command.items()?,
+            _ => Vec::new(),
+        };
         let image = service.get("image").map(|image| interpolated(&image)).transpose()?;
         let entrypoint = service.get("entrypoint").map(|words| words_of(&words)).transpose()?;
         let arguments = service.get("command").map(|words| words_of(&words)).transpose()?.unwrap_or_default();

@@ -44,7 +44,7 @@ impl Launch {
             match key {
                 "model" if self.is_vllm_serve() => {
                     if !has_model {
-                        self.words.insert(program, value.known()?);
+                        self.words.insert(program, literal(&value)?);
                     }
                 }
                 _ => flag(key, &value, &mut words)?,
@@ -106,19 +106,19 @@ pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
     let place = root.reading.file.to_owned();
     let mut launch = Launch { place, ..Launch::default() };
     if words[0] == "trtllm-serve" {
-        words.extend(root.known_text("model")?);
+        words.extend(root.get("model").map(|model| literal(&model)).transpose()?);
         settings(root, "", &mut launch.config)?;
     } else {
         let is_vllm = words[0] == "vllm";
-        if let (true, Some(model)) = (is_vllm, root.known_text("model")?) {
-            words.push(model);
+        if let (true, Some(model)) = (is_vllm, root.get("model")) {
+            words.push(literal(&model)?);
         }
         for (key, value) in root.entries()?.iter().filter(|(key, _)| !is_vllm || *key != "model") {
             flag(key, value, &mut words)?;
         }
     }
     root.reading.count_launch(&root.place())?;
-    launch.words = unknown::settle(&words, &root.place())?;
+    launch.words = unknown::settle(&words, |_| root.place())?;
     Ok(Some(launch))
 }
 

@@ -73,7 +73,7 @@ pub(super) fn launches(
     let Some((image, arguments)) = arguments.split_first() else { return Ok(Vec::new()) };
     container.image = Some(image.clone());
     container.arguments = arguments.to_vec();
-    let origin = Origin { gpus: gpus.or(origin.gpus), through_shell: false, ..origin.clone() };
+    let origin = Origin { gpus: gpus.or(origin.gpus), through_shell: false, items: Vec::new(), ..origin.clone() };
     container.launches(&origin, depth)
 }
 

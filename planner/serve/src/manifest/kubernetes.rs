@@ -107,6 +107,7 @@ pub(super) fn origin<'a>(
         None => (None, None),
     };
     origin.gpus = gpus;
+    origin.items = container.list("args")?;
     origin.device = part.or(device(pod)?);
     let volumes = pod.list("volumes")?;
     for mount in container.list("volumeMounts")? {

@@ -28,10 +28,11 @@ pub(super) enum Why {
     Operator,
     Template,
     NoShell,
+    Interpolated,
 }
 
 impl Why {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -44,6 +45,7 @@ impl Why {
         Self::Operator,
         Self::Template,
         Self::NoShell,
+        Self::Interpolated,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -60,19 +62,27 @@ impl Why {
             Self::Arithmetic => ("is computed by the shell", WRITE),
             Self::Pattern => ("is a pattern of names of files", "write the name, or put it in quotes"),
             Self::Braces => ("is expanded by the shell", "write out the words, or put them in quotes"),
-            Self::Operator => ("changes a variable", WRITE),
+            Self::Operator => ("is more than a variable or its default", WRITE),
             Self::Template => ("is a template", RENDER),
             Self::NoShell => ("is no variable, since no shell reads it", "write `$(NAME)` in Kubernetes, or the value"),
+            Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
         }
     }
 
-    /// A text that stands for what is not known; `name` is what is written there.
+    /// A text that stands for what is not known; `name` is what is written there. It is spelt in letters that mean nothing
+    /// to a shell, which may read it again.
     pub(super) fn mark(self, name: &str) -> String {
         let index = Self::ALL.iter().position(|why| *why == self).unwrap_or(0);
         let index = char::from(b'a' + index as u8);
-        let name: String = name.chars().filter(|c| !c.is_whitespace() && !MARKS.contains(c)).take(80).collect();
+        let name: String = name.chars().take(80).map(|character| format!("{:x}.", u32::from(character))).collect();
         format!("{BEGIN}{index}{MIDDLE}{name}{END}")
     }
+}
+
+/// What is written where a mark stands.
+fn spelt(name: &str) -> String {
+    let character = |code: &str| u32::from_str_radix(code, 16).ok().and_then(char::from_u32);
+    name.split('.').filter_map(character).collect()
 }
 
 /// Marks the templates of Helm and of others in a text.
@@ -89,11 +99,11 @@ pub(super) fn mark_templates(text: &str) -> String {
 }
 
 /// The first thing in a text that is not known, as it is written, and why.
-fn first(text: &str) -> Option<(&str, Why)> {
+fn first(text: &str) -> Option<(String, Why)> {
     let behind = &text[text.find(BEGIN)? + BEGIN.len_utf8()..];
     let (index, behind) = behind.split_once(MIDDLE)?;
     let index = index.bytes().next()?.checked_sub(b'a')?;
-    Some((behind.split_once(END)?.0, *Why::ALL.get(usize::from(index))?))
+    Some((spelt(behind.split_once(END)?.0), *Why::ALL.get(usize::from(index))?))
 }
 
 /// A text whose every part has to be known.
@@ -102,6 +112,7 @@ pub(super) fn known(text: &str, at: &Place) -> Result<String, ManifestError> {
         None => Ok(text.to_owned()),
         Some((name, why)) => {
             let (why, instead) = why.words();
+            let name = if secret::has_key(&name) { HIDDEN.to_owned() } else { name };
             Err(ManifestError::NotKnown { at: at.clone(), name: format!("`{name}`"), why, instead })
         }
     }
@@ -114,17 +125,18 @@ pub(super) fn written(text: &str) -> String {
     while let Some((name, _)) = first(rest) {
         let (before, behind) = rest.split_once(BEGIN).unwrap_or((rest, ""));
         out += before;
-        out += name;
+        out += &name;
         rest = behind.split_once(END).map_or("", |(_, after)| after);
     }
     out + rest
 }
 
 /// The words of an engine's command: known, but for addresses and the like, on which no byte depends; without secrets.
-pub(super) fn settle(words: &[String], at: &Place) -> Result<Vec<String>, ManifestError> {
+/// `at` says where the word of an index stands.
+pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Vec<String>, ManifestError> {
     let mut settled = Vec::with_capacity(words.len());
     let (mut harmless, mut hides) = (false, false);
-    for word in words {
+    for (index, word) in words.iter().enumerate() {
         let (flag, value) = match word.split_once('=') {
             Some((flag, value)) if secret::is_flag(word) => (Some(flag), Some(value)),
             _ if secret::is_flag(word) => (Some(word.as_str()), None),
@@ -137,7 +149,8 @@ pub(super) fn settle(words: &[String], at: &Place) -> Result<Vec<String>, Manife
             (Some(flag), Some(_)) if hides => format!("{flag}={HIDDEN}"),
             (None, Some(_)) if hides => HIDDEN.to_owned(),
             (_, Some(_)) if harmless => written(word),
-            _ => known(word, at)?,
+            _ if !word.contains(MARKS) => word.clone(),
+            _ => known(word, &at(index))?,
         });
     }
     Ok(secret::hidden_keys(settled))
@@ -156,7 +169,7 @@ mod tests {
     use super::*;
 
     fn settled(words: &[String]) -> Result<Vec<String>, String> {
-        settle(words, &Place { file: "f".to_owned(), ..Place::default() }).map_err(|error| error.to_string())
+        settle(words, |_| Place { file: "f".to_owned(), ..Place::default() }).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -172,8 +185,15 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_means_nothing_to_a_shell() {
+        let mark = Why::Command.mark("$(a | b 'c' *)");
+        assert!(!mark.contains(|c: char| " $()|'*{}=".contains(c)), "{mark:?}");
+        assert_eq!(written(&mark), "$(a | b 'c' *)");
+    }
+
+    #[test]
     fn templates_are_marked_and_written_back() {
         let marked = mark_templates("a {{ .Values.x }} b {{ c");
-        assert_eq!(written(&marked), "a {{.Values.x}} b {{c}}");
+        assert_eq!(written(&marked), "a {{ .Values.x }} b {{ c}}");
     }
 }

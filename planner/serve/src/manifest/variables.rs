@@ -108,7 +108,7 @@ impl Variables {
             match default {
                 _ if name.is_empty() => out.push('$'),
                 Some(default) if !default.contains('$') => out += default,
-                _ => out += &Why::NotSet.mark(&format!("${{{name}}}")),
+                _ => out += &Why::Interpolated.mark(&format!("${{{name}}}")),
             }
             rest = if name.is_empty() { behind } else { after };
             bounded(out.len(), at)?;

@@ -7,6 +7,7 @@ use cacheplan_files::Shown;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use super::error::{ManifestError, Place};
+use crate::secret;
 
 /// Kubernetes' own objects nest some 20 levels.
 const DEPTH: usize = 64;
@@ -183,6 +184,7 @@ impl Reader<'_> {
             Some((index, found)) if index < line => {
                 let end = found.find("{{").unwrap_or(0);
                 let shown: String = found[end..].chars().take(60).collect();
+                let shown = if secret::has_key(&shown) { secret::HIDDEN.to_owned() } else { shown };
                 let what = format!("a template (`{}`)", Shown(shown));
                 self.refuse(index + 1, what, super::unknown::RENDER)
             }

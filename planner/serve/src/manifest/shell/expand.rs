@@ -71,13 +71,13 @@ impl Expansion<'_> {
                 let mut word = Word::default();
                 let mut cursor = Cursor { rest: default, line: 0 };
                 if cursor.default_value(&mut word).is_err() {
-                    return Ok(Why::Operator.mark(&format!("${{{name}:-{default}}}")));
+                    return Ok(Why::Operator.mark(&format!("${{{name}…}}")));
                 }
                 let mut fields = Fields { done: Vec::new(), now: String::new(), begun: true };
                 self.pieces(&word.pieces, false, depth - 1, &mut fields)?;
                 Ok(fields.now)
             }
-            (_, Some(_)) => Ok(Why::Operator.mark(&format!("${{{name}}}"))),
+            (_, Some(_)) => Ok(Why::Operator.mark(&format!("${{{name}…}}"))),
             (None, None) if name.starts_with(|c: char| c.is_ascii_digit()) => {
                 Ok(Why::Positional.mark(&format!("${name}")))
             }

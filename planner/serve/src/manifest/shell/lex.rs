@@ -146,10 +146,10 @@ impl<'a> Cursor<'a> {
         Ok(word)
     }
 
-    /// `{a,b}` without blanks.
+    /// `{a,b}` without blanks; of braces in braces the inner ones are looked at too.
     fn is_brace_expansion(&self) -> bool {
-        let inside = self.rest.chars().take(200).take_while(|c| !c.is_whitespace() && *c != '}');
-        let inside: String = inside.collect();
+        let end = self.rest[1..].find(|c: char| c.is_whitespace() || c == '{' || c == '}');
+        let inside = &self.rest[1..end.map_or(self.rest.len(), |end| end + 1)];
         inside.contains(',') || inside.contains("..")
     }
 
@@ -232,8 +232,8 @@ impl<'a> Cursor<'a> {
             }
             Some('\'') if !quoted => {
                 self.bump();
-                let text = self.until('\'', "a single quote has no end")?;
-                Piece::Unknown(Why::Operator, format!("$'{text}'"))
+                self.until('\'', "a single quote has no end")?;
+                Piece::Unknown(Why::Operator, "$'…'".to_owned())
             }
             Some('@' | '*') => {
                 self.bump();
@@ -264,12 +264,13 @@ fn in_braces(text: &str, quoted: bool) -> Piece {
     let default = [":-", "-", ":=", "="].iter().find_map(|operator| behind.strip_prefix(operator));
     match (name, behind) {
         ("@" | "*", "") => Piece::All("@".to_owned()),
-        ("", _) => Piece::Unknown(Why::Operator, format!("${{{text}}}")),
+        ("", _) => Piece::Unknown(Why::Operator, "${…}".to_owned()),
         (_, "") => Piece::Variable { name: name.to_owned(), default: None, quoted },
         (_, "[@]" | "[*]") => Piece::All(name.to_owned()),
         _ => match default {
             Some(default) => Piece::Variable { name: name.to_owned(), default: Some(default.to_owned()), quoted },
-            None => Piece::Unknown(Why::Operator, format!("${{{text}}}")),
+            // What stands behind the name may be a secret.
+            None => Piece::Unknown(Why::Operator, format!("${{{name}…}}")),
         },
     }
 }

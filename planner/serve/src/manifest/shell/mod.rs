@@ -24,7 +24,7 @@ pub(super) fn launches(
     depth: usize,
 ) -> Result<Vec<Launch>, ManifestError> {
     // Within YAML the lines of a script are those of its value.
-    let is_file = origin.at.path.is_empty();
+    let is_file = origin.at.path.is_empty() && depth == command::DEPTH;
     let first = if is_file { 1 } else { origin.at.line.unwrap_or(1) };
     let statements = statements(script, first).map_err(|(line, reason)| {
         let line = if is_file { Some(line) } else { origin.at.line };
@@ -219,4 +219,22 @@ fn behind(word: &Word) -> Word {
         *first = lex::Piece::Text(rest.to_owned());
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Where nothing is expanded, words are those that `shlex` cuts.
+        #[test]
+        fn plain_words_are_those_of_shlex(text in "[ab=./:,%@^~_\\-'\" \\\\]{0,40}") {
+            let script = format!("vllm serve {text}");
+            let found = crate::manifest::read("m", script.as_bytes());
+            match shlex::split(&script) {
+                Some(words) => prop_assert_eq!(&found.unwrap()[0].words, &words),
+                None => prop_assert!(found.is_err() || text.ends_with('\\')),
+            }
+        }
+    }
 }
