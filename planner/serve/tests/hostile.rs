@@ -11,10 +11,15 @@ use rstest::rstest;
 /// Far more than a debug build takes on a machine that does other things too.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
+/// What reading may take, as `SECURITY.md` states it for a file that is refused.
+const MAX_BYTES: u64 = 64 << 20;
+
 /// Reads, shows what came out, and gives why nothing did.
 fn refusal(bytes: &[u8]) -> String {
     let start = Instant::now();
-    let shown = match manifest::read("m", bytes) {
+    let mut read = None;
+    let memory = allocation_counter::measure(|| read = Some(manifest::read("m", bytes)));
+    let shown = match read.unwrap() {
         Ok(launches) => {
             let shown: Vec<String> = launches.iter().map(|launch| format!("{launch} {launch:?}")).collect();
             assert!(shown.concat().len() < 64 << 20);
@@ -23,6 +28,7 @@ fn refusal(bytes: &[u8]) -> String {
         Err(error) => error.to_string(),
     };
     assert!(start.elapsed() < MAX_TIME, "{:?} for {} bytes: {shown:.300}", start.elapsed(), bytes.len());
+    assert!(memory.bytes_max < MAX_BYTES, "{} bytes for {}: {shown:.300}", memory.bytes_max, bytes.len());
     assert!(shown.len() < 4_000, "an error of {} bytes", shown.len());
     assert!(!shown.contains(char::is_control), "{shown:?}");
     shown
@@ -64,10 +70,18 @@ fn doubling(line: impl Fn(usize) -> String, tail: &str) -> String {
 #[case::defaults(format!("vllm serve {}x{}", "${A:-".repeat(9_000), "}".repeat(9_000)), "is more than a variable")]
 #[case::brackets(repeated("vllm serve ", "{", ""), "more than")]
 #[case::documents_of_a_shell(repeated("cat <<A <<B\n", "x\n", ""), "a document behind `<<` has no end")]
-#[case::commands(repeated("", "vllm serve m\n", ""), "a manifest of commands of more than 256")]
-#[case::shells(repeated("X=1\n", "bash -c true\n", ""), "no command that starts an engine")]
+#[case::commands("vllm serve m\n".repeat(300), "a manifest of commands of more than 256")]
+#[case::shells(repeated("X=1\n", "bash -c true\n", ""), "a script of more than 50000 words")]
+#[case::variables(repeated("vllm serve \"", "$a", "\""), "a script of more than 50000 words")]
+#[case::patterns(repeated("vllm serve ", "*", ""), "a script of more than 50000 words")]
+#[case::elements(repeated("A=(", "a ", ")"), "a script of more than 50000 words")]
+#[case::variables_of_documents(repeated("cat > a <<B\n", "$a", "\nB\n"), "a script of more than 50000 words")]
+#[case::empty_elements(doubling(|_| "A=(\"${A[@]}\" \"${A[@]}\" \"\")\n".to_owned(), "vllm serve ${A[@]}"), "more than")]
+#[case::added_elements("A+=(\"\")\n".repeat(20_000) + "vllm serve m", "more than")]
+#[case::files("cat > a <<B\nB\n".repeat(8_000) + "vllm serve --config a", "")]
+#[case::a_long_option_file(format!("cat > a <<B\n{}B\n{}", (0..9_000).map(|key| format!("k{key}: 1\n")).collect::<String>(), "vllm serve --config a\n".repeat(200)), "an expansion of variables of more than")]
 #[case::nested_shells("bash -c ".repeat(20) + "x", "no command that starts an engine")]
-#[case::flags_of_docker(repeated("docker run ", "-e ", "i vllm serve m"), "no command that starts an engine")]
+#[case::flags_of_docker(repeated("docker run ", "-e ", "i vllm serve m"), "a script of more than 50000 words")]
 fn what_would_harm_is_refused(#[case] text: String, #[case] expected: &str) {
     let found = refusal(text.as_bytes());
     assert!(found.contains(expected), "{found:.500}");

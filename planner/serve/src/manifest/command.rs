@@ -102,7 +102,12 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {
-        Some((path, text)) => launch.with_config(&format!("{}: {path}", origin.reading.file), text),
+        Some((path, text)) => {
+            unknown::known(text, &origin.at)?;
+            // Each of its words takes more than itself.
+            origin.reading.charge(16 * text.len(), &origin.at)?;
+            launch.with_config(&format!("{}: {path}", origin.reading.file), text)
+        }
         None => Ok(launch),
     }
 }

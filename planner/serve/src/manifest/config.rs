@@ -38,21 +38,20 @@ impl Launch {
             return Ok(self);
         }
         let program = self.program_words();
-        let has_model = self.words.get(program).is_some_and(|word| !secret::is_flag(word)) && self.is_vllm_serve();
+        let takes_model = self.is_vllm_serve();
+        let is_model = |word: &String| !secret::is_flag(word);
+        let has_flag = self.words.iter().any(|word| word == "--model" || word.starts_with("--model="));
+        let has_model = has_flag || self.words.get(program).is_some_and(is_model);
         let mut words = Vec::new();
         for (key, value) in root.entries()? {
             match key {
-                "model" if self.is_vllm_serve() => {
-                    if !has_model {
-                        self.words.insert(program, literal(&value)?);
-                    }
-                }
+                // The command's own wins.
+                "model" if takes_model && has_model => {}
+                "model" if takes_model => self.words.insert(program, literal(&value)?),
                 _ => flag(key, &value, &mut words)?,
             }
         }
-        // Behind the model, if there is one now.
-        let model = self.words.get(program).is_some_and(|word| !secret::is_flag(word)) && self.is_vllm_serve();
-        let at = program + usize::from(model);
+        let at = program + usize::from(takes_model && self.words.get(program).is_some_and(is_model));
         self.words.splice(at..at, words);
         Ok(self)
     }
@@ -74,18 +73,18 @@ impl Launch {
             .any(|word| word.ends_with("trtllm-serve") || word == "dynamo.trtllm" || word.starts_with("tensorrt_llm"))
     }
 
+    /// Whether the model stands behind the words that name the engine.
     fn is_vllm_serve(&self) -> bool {
-        self.words.get(1).is_some_and(|word| word == "serve") && self.words[0].ends_with("vllm")
+        let program = &self.words[..self.program_words()];
+        program.last().is_some_and(|word| word == "serve") && program.iter().any(|word| word.contains("vllm"))
     }
 
     /// The words that name the engine: `vllm serve`, `python -m sglang.launch_server`.
     fn program_words(&self) -> usize {
         let module = self.words.iter().take(6).position(|word| word == "-m");
-        match module {
-            Some(index) => (index + 2).min(self.words.len()),
-            None if self.words.get(1).is_some_and(|word| word == "serve") => 2,
-            None => 1.min(self.words.len()),
-        }
+        let words = module.map_or(1, |index| index + 2);
+        let serves = self.words.get(words).is_some_and(|word| word == "serve");
+        (words + usize::from(serves)).min(self.words.len())
     }
 }
 
@@ -214,4 +213,53 @@ fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
             Json::Object(entries.iter().map(entry).collect::<Result<_, _>>()?)
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const FILE: &str = "model: of/file\nmax-model-len: 4096\nenforce-eager: true\n";
+
+    #[rstest]
+    #[case("vllm serve --config f.yaml --port 1", "vllm serve of/file --max-model-len 4096 --enforce-eager --port 1")]
+    #[case("vllm serve a/b --config=f.yaml", "vllm serve a/b --max-model-len 4096 --enforce-eager")]
+    #[case("vllm serve --model a/b --config f.yaml", "vllm serve --max-model-len 4096 --enforce-eager --model a/b")]
+    #[case(
+        "python -m vllm.entrypoints.cli.main serve --config f.yaml",
+        "python -m vllm.entrypoints.cli.main serve of/file --max-model-len 4096 --enforce-eager"
+    )]
+    #[case(
+        "python3 -m vllm.entrypoints.openai.api_server --config f.yaml",
+        "python3 -m vllm.entrypoints.openai.api_server --model of/file --max-model-len 4096 --enforce-eager"
+    )]
+    fn flags_of_a_file_stand_in_front_of_those_of_the_command(#[case] command: &str, #[case] expected: &str) {
+        let words = command.split(' ').map(String::from).collect();
+        let launch = Launch { words, ..Launch::default() };
+        assert_eq!(launch.config_file(), Some("f.yaml"));
+        let launch = launch.with_config("f.yaml", FILE).unwrap();
+        assert_eq!((launch.to_string().as_str(), launch.config_file()), (expected, None));
+    }
+
+    #[test]
+    fn options_of_tensorrt_llm_are_settings() {
+        let words = "trtllm-serve m --extra_llm_api_options f.yaml".split(' ').map(String::from).collect();
+        let launch = Launch { words, ..Launch::default() };
+        let launch = launch.with_config("f.yaml", "kv_cache_config: {dtype: fp8, tokens: [1, no]}\n").unwrap();
+        assert_eq!(launch.words, ["trtllm-serve", "m"]);
+        let config: Vec<(&str, &str)> =
+            launch.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(config, [("kv_cache_config.dtype", "fp8"), ("kv_cache_config.tokens", "[1,false]")]);
+    }
+
+    #[rstest]
+    #[case("- a\n", "f.yaml:1: this is a list; a map was expected")]
+    #[case("a: ${B}\n", "f.yaml:1: a: `${B}` is a template")]
+    #[case("a: &b c\n", "f.yaml:1: a: an anchor (`&b`) is not read")]
+    fn a_file_that_is_none_is_refused(#[case] text: &str, #[case] expected: &str) {
+        let words = ["vllm", "serve", "--config", "f.yaml"].map(String::from).to_vec();
+        let error = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
 }

@@ -135,7 +135,8 @@ pub(super) fn written(text: &str) -> String {
 /// `at` says where the word of an index stands.
 pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Vec<String>, ManifestError> {
     let mut settled = Vec::with_capacity(words.len());
-    let (mut harmless, mut hides) = (false, false);
+    // Of how many words behind a flag nothing depends, and whether they are secrets.
+    let (mut harmless, mut hides) = (0usize, false);
     for (index, word) in words.iter().enumerate() {
         let (flag, value) = match word.split_once('=') {
             Some((flag, value)) if secret::is_flag(word) => (Some(flag), Some(value)),
@@ -143,12 +144,15 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
             _ => (None, Some(word.as_str())),
         };
         if let Some(flag) = flag {
-            (harmless, hides) = (is_harmless(flag), secret::is_secret(flag));
+            (harmless, hides) = (harmless_words(flag), secret::is_secret(flag));
         }
         settled.push(match (flag, value) {
             (Some(flag), Some(_)) if hides => format!("{flag}={HIDDEN}"),
             (None, Some(_)) if hides => HIDDEN.to_owned(),
-            (_, Some(_)) if harmless => written(word),
+            (_, Some(_)) if harmless > 0 => {
+                harmless -= 1;
+                written(word)
+            }
             _ if !word.contains(MARKS) => word.clone(),
             _ => known(word, &at(index))?,
         });
@@ -156,12 +160,15 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
     Ok(secret::hidden_keys(settled))
 }
 
-/// Flags that say where an engine is reached and what it is called.
-fn is_harmless(flag: &str) -> bool {
-    const EXACT: [&str; 6] = ["host", "served-model-name", "alias", "seed", "node-rank", "data-parallel-start-rank"];
+/// The words behind a flag that say where an engine is reached and what it is called.
+fn harmless_words(flag: &str) -> usize {
+    const EXACT: [&str; 5] = ["host", "alias", "seed", "node-rank", "data-parallel-start-rank"];
     const PARTS: [&str; 9] = ["addr", "address", "ip", "port", "log", "logs", "ssl", "namespace", "endpoint"];
     let name = flag.trim_start_matches('-').replace('_', "-");
-    EXACT.contains(&name.as_str()) || name.split('-').any(|part| PARTS.contains(&part))
+    match name == "served-model-name" {
+        true => usize::MAX,
+        false => usize::from(EXACT.contains(&name.as_str()) || name.split('-').any(|part| PARTS.contains(&part))),
+    }
 }
 
 #[cfg(test)]
@@ -182,6 +189,7 @@ mod tests {
         let error = settled(&words("--max-model-len")).unwrap_err();
         assert!(error.starts_with("f: `$X` is not set; state it with"), "{error}");
         assert!(settled(&[format!("--tensor-parallel-size={unset}")]).is_err());
+        assert!(settled(&["--port".to_owned(), "1".to_owned(), unset]).is_err());
     }
 
     #[test]

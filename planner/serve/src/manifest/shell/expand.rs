@@ -69,7 +69,7 @@ impl Expansion<'_> {
             (Some(value), Some(_)) if !value.is_empty() => Ok(value),
             (_, Some(default)) if depth > 0 => {
                 let mut word = Word::default();
-                let mut cursor = Cursor { rest: default, line: 0 };
+                let mut cursor = Cursor::new(default, 0);
                 if cursor.default_value(&mut word).is_err() {
                     return Ok(Why::Operator.mark(&format!("${{{name}…}}")));
                 }
@@ -86,7 +86,8 @@ impl Expansion<'_> {
     }
 
     fn put(&self, text: &str, fields: &mut Fields) -> Result<(), ManifestError> {
-        self.reading.charge(text.len(), self.at)?;
+        // A word takes room even if it is empty.
+        self.reading.charge(text.len() + 8, self.at)?;
         bounded(fields.now.len() + text.len(), self.at)?;
         fields.now += text;
         fields.begun |= !text.is_empty();

@@ -59,9 +59,23 @@ pub(super) type Broken = &'static str;
 pub(super) struct Cursor<'a> {
     pub(super) rest: &'a str,
     pub(super) line: usize,
+    /// The words and what is in them, which take far more room than their text.
+    pub(super) parts: usize,
 }
 
+/// The longest scripts have a tenth of it.
+const PARTS: usize = 50_000;
+
 impl<'a> Cursor<'a> {
+    pub(super) fn new(text: &'a str, line: usize) -> Self {
+        Self { rest: text, line, parts: 0 }
+    }
+
+    fn count(&mut self) -> Result<(), Broken> {
+        self.parts += 1;
+        if self.parts > PARTS { Err("a script of more than 50000 words and variables is not read") } else { Ok(()) }
+    }
+
     pub(super) fn peek(&self) -> Option<char> {
         self.rest.chars().next()
     }
@@ -99,6 +113,7 @@ impl<'a> Cursor<'a> {
     /// A word that begins here.
     pub(super) fn word(&mut self) -> Result<Word, Broken> {
         let mut word = Word::default();
+        self.count()?;
         while let Some(character) = self.peek() {
             match character {
                 '(' if word.bare().is_some_and(is_assignment) => {
@@ -130,9 +145,11 @@ impl<'a> Cursor<'a> {
                 '`' => self.backticks(&mut word)?,
                 '*' | '?' | '[' => {
                     self.bump();
+                    self.count()?;
                     word.pieces.push(Piece::Pattern(character));
                 }
                 '{' if self.is_brace_expansion() => {
+                    self.count()?;
                     let end = self.rest.find([' ', '\t', '\n']).unwrap_or(self.rest.len());
                     let text = self.skip(end).to_owned();
                     word.pieces.push(Piece::Unknown(Why::Braces, text));
@@ -212,6 +229,7 @@ impl<'a> Cursor<'a> {
 
     fn backticks(&mut self, word: &mut Word) -> Result<(), Broken> {
         self.bump();
+        self.count()?;
         let text = self.until('`', "a backtick has no end")?;
         word.pieces.push(Piece::Unknown(Why::Command, format!("`{text}`")));
         Ok(())
@@ -220,6 +238,7 @@ impl<'a> Cursor<'a> {
     /// What begins with a dollar sign.
     fn dollar(&mut self, quoted: bool, word: &mut Word) -> Result<(), Broken> {
         self.bump();
+        self.count()?;
         let piece = match self.peek() {
             Some('(') => {
                 let text = self.skip(balanced(self.rest, '(', ')').ok_or("a `$(` has no end")?);

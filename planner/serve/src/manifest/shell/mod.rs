@@ -63,8 +63,9 @@ struct Shell<'a> {
 
 impl Shell<'_> {
     fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
-        let line = if self.is_file { Some(statement.line) } else { self.origin.at.line };
-        self.origin.at = Place { line, ..self.origin.at.clone() };
+        if self.is_file {
+            self.origin.at.line = Some(statement.line);
+        }
         match statement.join {
             Join::Next | Join::Pipe => (self.is_certain, self.is_alternative) = (true, false),
             Join::And => {}
@@ -73,7 +74,8 @@ impl Shell<'_> {
         let mut words = &*statement.words;
         while let Some(word) = words.first().and_then(Word::bare) {
             match word {
-                "then" | "else" | "elif" | "do" | "!" => {}
+                // The last is the prompt of a command in a text.
+                "then" | "else" | "elif" | "do" | "!" | "$" => {}
                 "if" => self.blocks.push(("if", false)),
                 "for" => self.blocks.push(("for", false)),
                 "case" => self.blocks.push(("case", false)),
@@ -92,12 +94,34 @@ impl Shell<'_> {
             }
             words = words.get(1..).unwrap_or(&[]);
         }
-        let document = statement.document.as_ref().zip(statement.into.as_ref());
-        if let (Some((document, into)), Some("cat" | "tee")) = (document, words.first().and_then(Word::bare)) {
-            let (path, text) = (self.value(into)?, self.value(document)?);
-            self.origin.files.push((path.into(), text.into()));
+        if let Some(into) = &statement.into {
+            let document = statement.document.as_ref().filter(|_| words.first().and_then(Word::bare) == Some("cat"));
+            self.write(into, document, statement.appends)?;
         }
         self.simple(words)
+    }
+
+    /// A file that is written: known if it is a document for certain.
+    fn write(&mut self, into: &Word, document: Option<&Word>, appends: bool) -> Result<(), ManifestError> {
+        let path = self.expansion().value(into)?;
+        let before = self.origin.files.iter().find(|(known, _)| **known == *path).map(|(_, text)| text.to_string());
+        self.forget(|known| known == path)?;
+        let is_certain = self.condition().is_none() && self.is_certain;
+        if let (Some(document), true) = (document, is_certain) {
+            let before = before.filter(|_| appends).unwrap_or_default();
+            let text = before + &self.expansion().value(document)?;
+            super::variables::bounded(text.len(), &self.origin.at)?;
+            self.origin.reading.charge(text.len(), &self.origin.at)?;
+            self.origin.files.push((path.into(), text.into()));
+        }
+        Ok(())
+    }
+
+    /// Forgets files that something may have changed.
+    fn forget(&mut self, is_changed: impl Fn(&str) -> bool) -> Result<(), ManifestError> {
+        self.origin.reading.charge(self.origin.files.len(), &self.origin.at)?;
+        self.origin.files.retain(|(known, _)| !is_changed(known));
+        Ok(())
     }
 
     /// The block around, if it is not certain that it runs.
@@ -147,7 +171,9 @@ impl Shell<'_> {
             expanded.extend(expansion.words(word)?);
         }
         if engine::start(&expanded).is_none() {
-            return Ok(());
+            // `sed -i` and others change what they name.
+            let changes = expanded.first().is_some_and(|program| program != "cat");
+            return if changes { self.forget(|known| expanded.iter().any(|word| word == known)) } else { Ok(()) };
         }
         self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
         let mut variables = self.variables.clone();
@@ -179,7 +205,7 @@ impl Shell<'_> {
             value = vec![Why::Conditional.mark(&format!("${name}"))];
         } else if adds {
             let mut before = self.variables.get(name).unwrap_or_default().to_vec();
-            let length = before.iter().map(String::len).sum();
+            let length = before.iter().map(|word| word.len() + 24).sum();
             self.origin.reading.charge(length, &self.origin.at)?;
             match (&word.array, before.last_mut()) {
                 (None, Some(last)) => {
@@ -192,10 +218,6 @@ impl Shell<'_> {
         }
         self.variables.set(name, value, exports);
         Ok(())
-    }
-
-    fn value(&self, word: &Word) -> Result<String, ManifestError> {
-        self.expansion().value(word)
     }
 
     fn expansion(&self) -> Expansion<'_> {

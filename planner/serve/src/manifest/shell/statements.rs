@@ -19,13 +19,15 @@ pub(super) struct Statement {
     pub(super) words: Vec<Word>,
     /// The file that its output goes to.
     pub(super) into: Option<Word>,
+    /// Behind what is there.
+    pub(super) appends: bool,
     /// The document that it reads, as one word.
     pub(super) document: Option<Word>,
 }
 
 impl Statement {
     fn new(line: usize, join: Join) -> Self {
-        Self { line, join, words: Vec::new(), into: None, document: None }
+        Self { line, join, words: Vec::new(), into: None, appends: false, document: None }
     }
 
     fn is_empty(&self) -> bool {
@@ -45,7 +47,7 @@ struct Pending {
 
 /// The statements of a script, or the line and the reason why it has none.
 pub(super) fn statements(script: &str, line: usize) -> Result<Vec<Statement>, (usize, Broken)> {
-    let mut cursor = Cursor { rest: script, line };
+    let mut cursor = Cursor::new(script, line);
     let mut reader = Statements { done: Vec::new(), now: Statement::new(line, Join::Next), pending: Vec::new() };
     while cursor.peek().is_some() {
         let line = cursor.line;
@@ -143,6 +145,7 @@ impl Statements {
             return Ok(());
         }
         let writes = cursor.bump() == Some('>');
+        let appends = cursor.peek() == Some('>');
         for sign in [">", "&", "|"] {
             cursor.takes(sign);
         }
@@ -152,7 +155,7 @@ impl Statements {
         blanks(cursor);
         let target = cursor.word()?;
         if writes {
-            self.now.into = Some(target);
+            (self.now.into, self.now.appends) = (Some(target), appends);
         }
         Ok(())
     }
@@ -177,7 +180,9 @@ impl Statements {
             if pending.literal {
                 word.pieces.push(super::lex::Piece::Text(text));
             } else {
-                Cursor { rest: &text, line: 0 }.quoted(None, &mut word)?;
+                let mut inside = Cursor { rest: &text, line: 0, parts: cursor.parts };
+                inside.quoted(None, &mut word)?;
+                cursor.parts = inside.parts;
             }
             let statement = self.done.get_mut(pending.statement).unwrap_or(&mut self.now);
             statement.document = Some(word);
