@@ -12,9 +12,10 @@ pub(crate) fn is_secret(name: &str) -> bool {
     let before = parts.len().checked_sub(2).map_or("", |index| parts[index].as_str());
     match last {
         "password" | "passwd" | "passphrase" | "secret" | "credential" | "credentials" | "apikey" => true,
-        // `--pad-token` is a word of a vocabulary.
+        // `--pad-token` is a word of a vocabulary, and Python takes `--max-num-batched-token` for the flag with an `s`.
         "token" => {
-            !matches!(before, "max" | "min" | "num" | "per" | "pad" | "eos" | "bos" | "unk" | "stop" | "special")
+            !matches!(before, "per" | "pad" | "eos" | "bos" | "unk" | "stop" | "special")
+                && !parts.iter().any(|part| matches!(part.as_str(), "max" | "min" | "num"))
         }
         "key" | "keys" => {
             matches!(before, "api" | "access" | "secret" | "private" | "auth" | "encryption" | "account" | "master")
@@ -113,6 +114,7 @@ mod tests {
     #[case("AWS_SECRET_ACCESS_KEY", true)]
     #[case("--ssl-keyfile-password", true)]
     #[case("--max-num-batched-tokens", false)]
+    #[case("--max-num-batched-token", false)]
     #[case("--tokenizer", false)]
     #[case("--pad-token", false)]
     #[case("HF_TOKEN_PATH", false)]

@@ -1,51 +1,28 @@
-//! From the words of a command to the engine that it starts.
+//! From the words of a command to the engines that it starts.
 
-use std::rc::Rc;
-
-use super::error::{ManifestError, Place};
-use super::reading::{Reading, Spot};
-use super::unknown::{self, Why};
+use super::docker::{self, Container};
+use super::error::ManifestError;
+use super::origin::{Origin, launch};
 use super::variables::{Variables, name_length};
-use super::{docker, engine, shell};
-use crate::{Launch, secret};
+use super::{engine, shell};
+use crate::Launch;
 
 /// Commands within commands: `bash -c "docker run image bash -c ..."`.
-pub(super) const DEPTH: usize = 5;
+const DEPTH: usize = 5;
 
-/// Where a command stands, and what is around it.
-#[derive(Clone)]
-pub(super) struct Origin<'a> {
-    pub(super) reading: &'a Reading<'a>,
-    pub(super) at: Place,
-    /// The object that it belongs to, such as `Deployment qwen, container vllm`; empty for a script.
-    pub(super) object: String,
-    pub(super) gpus: Option<u32>,
-    pub(super) device: Option<String>,
-    /// Files that are written out in the same file, by their paths.
-    pub(super) files: Vec<(Rc<str>, Rc<str>)>,
-    /// The last words as they stand in a list, where no shell has read them.
-    pub(super) items: Vec<Spot<'a>>,
-    /// Whether a shell has read the words.
-    pub(super) through_shell: bool,
+/// The engines that a script starts.
+pub(super) fn of_script(script: &str, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
+    let run = |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, DEPTH);
+    shell::launches(script, Variables::default(), origin, &run)
 }
 
-impl<'a> Origin<'a> {
-    pub(super) fn new(reading: &'a Reading<'a>, at: Place, object: String) -> Self {
-        Self {
-            reading,
-            at,
-            object,
-            gpus: None,
-            device: None,
-            files: Vec::new(),
-            items: Vec::new(),
-            through_shell: false,
-        }
-    }
+/// The engines that a container starts.
+pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
+    launches(&container.words(&origin.at)?, container.variables, origin, DEPTH)
 }
 
-/// The engines that these words start.
-pub(super) fn launches(
+/// The engines that these words start; `depth` more commands may stand in each other.
+fn launches(
     words: &[String],
     mut variables: Variables,
     origin: &Origin<'_>,
@@ -64,7 +41,12 @@ pub(super) fn launches(
     }
     match start {
         engine::Start::Engine => Ok(vec![launch(words, &variables, origin)?]),
-        engine::Start::Container => docker::launches(words, &variables, origin, depth),
+        engine::Start::Container => {
+            let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
+            let gpus = gpus.or(origin.gpus);
+            let origin = Origin { gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            launches(&container.words(&origin.at)?, container.variables, &origin, depth)
+        }
         engine::Start::Shell => {
             let Some((script, arguments)) = engine::script(words) else { return Ok(Vec::new()) };
             let mut variables = variables.inherited();
@@ -72,65 +54,9 @@ pub(super) fn launches(
                 variables.set(&index.to_string(), vec![argument.clone()], false);
             }
             variables.set("@", arguments.get(1..).unwrap_or_default().to_vec(), false);
-            shell::launches(script, variables, origin, depth)
+            let run =
+                |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, depth);
+            shell::launches(script, variables, &Origin { is_file: false, ..origin.clone() }, &run)
         }
     }
-}
-
-/// An engine's own command, in which everything has to be known that it needs.
-pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_>) -> Result<Launch, ManifestError> {
-    origin.reading.count_launch(&origin.at)?;
-    let marked = words.iter().map(|word| match origin.through_shell {
-        true => unknown::mark_templates(word),
-        false => mark_variables(&unknown::mark_templates(word)),
-    });
-    let place = |index: usize| match (index + origin.items.len()).checked_sub(words.len()) {
-        Some(index) if !origin.through_shell => origin.items.get(index).map_or_else(|| origin.at.clone(), Spot::place),
-        _ => origin.at.clone(),
-    };
-    let words = unknown::settle(&marked.collect::<Vec<_>>(), place)?;
-    let mut env = variables.exported();
-    for (name, value) in &mut env {
-        *value = secret::hidden_value(name, value).to_owned();
-    }
-    let place = match (origin.object.as_str(), origin.at.line) {
-        ("", Some(line)) => format!("{}:{line}", origin.reading.file),
-        ("", None) => origin.reading.file.to_owned(),
-        (object, _) => format!("{}: {object}", origin.reading.file),
-    };
-    let launch = Launch { words, env, config: Vec::new(), place, gpus: origin.gpus, device: origin.device.clone() };
-    let named = launch.config_file().map(|path| path.trim_start_matches("./"));
-    let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
-    match file {
-        Some((path, text)) => {
-            unknown::known(text, &origin.at)?;
-            // Each of its words takes more than itself.
-            origin.reading.charge(16 * text.len(), &origin.at)?;
-            launch.with_config(&format!("{}: {path}", origin.reading.file), text)
-        }
-        None => Ok(launch),
-    }
-}
-
-/// Marks `$NAME`, `${NAME}` and `$(NAME)` where nobody puts a value for it.
-fn mark_variables(word: &str) -> String {
-    let mut marked = String::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((before, behind)) = rest.split_once('$') {
-        marked += before;
-        let length = match behind.chars().next() {
-            Some('{') => behind.find('}').map_or(0, |end| end + 1),
-            Some('(') => behind.find(')').map_or(0, |end| end + 1),
-            _ => name_length(behind),
-        };
-        match length {
-            0 => marked.push('$'),
-            _ => {
-                let why = if behind.starts_with('(') { Why::NotSet } else { Why::NoShell };
-                marked += &why.mark(&format!("${}", &behind[..length]));
-            }
-        }
-        rest = &behind[length..];
-    }
-    marked + rest
 }

@@ -1,8 +1,9 @@
 //! Services of Docker Compose.
 
-use super::command::{self, Origin};
+use super::command;
 use super::docker::Container;
 use super::error::ManifestError;
+use super::origin::Origin;
 use super::reading::Spot;
 use super::unknown;
 use super::variables::Variables;
@@ -25,7 +26,7 @@ pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
         let entrypoint = service.get("entrypoint").map(|words| words_of(&words)).transpose()?;
         let arguments = service.get("command").map(|words| words_of(&words)).transpose()?.unwrap_or_default();
         let container = Container { image, entrypoint, arguments, variables: environment(&service)? };
-        let launches = container.launches(&origin, command::DEPTH)?;
+        let launches = command::of_container(container, &origin)?;
         if let (Some(base), false) = (service.get("extends"), launches.is_empty() && service.has("command")) {
             return Err(base.refuse("a service that extends another", "write out what it takes from there"));
         }

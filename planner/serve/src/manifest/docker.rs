@@ -1,11 +1,9 @@
 //! `docker run`, and a container's image, entrypoint and arguments.
 
-use super::command::{self, Origin};
 use super::engine;
-use super::error::ManifestError;
+use super::error::{ManifestError, Place};
 use super::unknown;
 use super::variables::Variables;
-use crate::Launch;
 
 /// Options that have no value; all others have one.
 const SWITCHES: [&str; 15] = [
@@ -27,13 +25,8 @@ const SWITCHES: [&str; 15] = [
 ];
 const SHORT_SWITCHES: [char; 5] = ['d', 'i', 't', 'P', 'q'];
 
-/// The engine that `docker run` starts.
-pub(super) fn launches(
-    words: &[String],
-    shell: &Variables,
-    origin: &Origin<'_>,
-    depth: usize,
-) -> Result<Vec<Launch>, ManifestError> {
+/// The container that `docker run` starts, and its GPUs. `shell` has the variables of whoever runs it.
+pub(super) fn run(words: &[String], shell: &Variables) -> Option<(Container, Option<u32>)> {
     let mut arguments = engine::container_arguments(words).unwrap_or_default();
     let mut container = Container::default();
     let mut gpus = None;
@@ -70,11 +63,10 @@ pub(super) fn launches(
             _ => {}
         }
     }
-    let Some((image, arguments)) = arguments.split_first() else { return Ok(Vec::new()) };
+    let (image, arguments) = arguments.split_first()?;
     container.image = Some(image.clone());
     container.arguments = arguments.to_vec();
-    let origin = Origin { gpus: gpus.or(origin.gpus), through_shell: false, items: Vec::new(), ..origin.clone() };
-    container.launches(&origin, depth)
+    Some((container, gpus))
 }
 
 /// The name of an option that has a value, and the value if it stands in the same word.
@@ -110,22 +102,21 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// The engines that it starts.
-    pub(super) fn launches(self, origin: &Origin<'_>, depth: usize) -> Result<Vec<Launch>, ManifestError> {
-        let words = match (self.entrypoint, &self.image) {
-            (Some(entrypoint), _) => [entrypoint, self.arguments].concat(),
+    /// The words that it runs.
+    pub(super) fn words(&self, at: &Place) -> Result<Vec<String>, ManifestError> {
+        match (&self.entrypoint, &self.image) {
+            (Some(entrypoint), _) => Ok([entrypoint.as_slice(), &self.arguments].concat()),
             (None, Some(image)) => {
                 let words = engine::entrypoint(image, &self.arguments);
                 let has_model = words.iter().any(|word| word.starts_with("--model"));
                 if has_model && engine::start(&words).is_none() {
                     // What it runs may be an engine.
-                    unknown::known(image, &origin.at)?;
+                    unknown::known(image, at)?;
                 }
-                words
+                Ok(words)
             }
-            (None, None) => self.arguments,
-        };
-        command::launches(&words, self.variables, origin, depth)
+            (None, None) => Ok(self.arguments.clone()),
+        }
     }
 }
 

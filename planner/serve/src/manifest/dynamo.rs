@@ -26,7 +26,7 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         if let (None, Some(resources)) = (origin.gpus, service.get("resources")) {
             origin.gpus = kubernetes::gpus(&resources)?.0;
         }
-        found.extend(kubernetes::container_of(&container, variables)?.launches(&origin, command::DEPTH)?);
+        found.extend(command::of_container(kubernetes::container_of(&container, variables)?, &origin)?);
     }
     for component in spec.list("components")? {
         let name = component.get("name").and_then(|name| name.raw()).unwrap_or("");

@@ -104,6 +104,8 @@ pub(super) fn entrypoint(image: &str, arguments: &[String]) -> Vec<String> {
     let name = base(path);
     let words: &[&str] = if name.starts_with("vllm-openai") {
         &["vllm", "serve"]
+    } else if name == "llm-d-cuda" {
+        &["python", "-m", "vllm.entrypoints.openai.api_server"]
     } else if name == "llama.cpp" && tag.starts_with("server") {
         &["llama-server"]
     } else if name == "llama.cpp" && arguments.first().is_some_and(|word| word == "--server" || word == "-s") {

@@ -1,10 +1,11 @@
 //! Values of charts: vLLM's production stack, and llm-d's model service. The charts' templates make the commands.
 
-use super::command::{self, Origin};
+use super::command;
 use super::config::truth;
 use super::error::ManifestError;
 use super::kserve;
 use super::kubernetes::{self, Objects};
+use super::origin::{Origin, launch};
 use super::reading::Spot;
 use super::unknown;
 use super::variables::Variables;
@@ -28,17 +29,26 @@ pub(super) fn production_stack(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestE
         if let Some(revision) = model.get("modelRevision") {
             words.extend(["--revision".to_owned(), revision.text()?]);
         }
+        if let Some(cache) = model.get("lmcacheConfig").filter(|cache| says(cache, "enabled", true)) {
+            let role = cache.known_text("kvRole")?.unwrap_or_else(|| "kv_both".to_owned());
+            let transfer = serde_json::json!({ "kv_connector": "LMCacheConnectorV1", "kv_role": role });
+            words.extend(["--kv-transfer-config".to_owned(), transfer.to_string()]);
+        }
         let mut variables = Variables::default();
         kubernetes::environment(&spec, "env", &mut variables)?;
         kubernetes::environment(&model, "env", &mut variables)?;
         let name = model.get("name").and_then(|name| name.raw()).unwrap_or("");
         let mut origin = Origin::new(root.reading, model.place(), format!("modelSpec {name:.200}"));
-        origin.gpus = model.get("requestGPU").map(|count| count.count()).transpose()?.filter(|count| *count > 0);
+        origin.gpus = match model.get("requestGPU") {
+            // The chart asks for no GPU where a part of one is stated.
+            Some(count) if count.raw().is_some_and(|text| text.starts_with("0.")) => None,
+            count => count.map(|count| count.count()).transpose()?.filter(|count| *count > 0),
+        };
         origin.device = match model.known_text("requestGPUType")?.filter(|kind| kind.contains("/mig-")) {
             Some(part) => Some(part),
             None => kubernetes::device(&model)?,
         };
-        found.push(command::launch(&words, &variables, &origin)?);
+        found.push(launch(&words, &variables, &origin)?);
     }
     Ok(found)
 }
@@ -91,7 +101,8 @@ pub(super) fn model_service(root: &Spot<'_>, objects: &Objects<'_>) -> Result<Ve
                 };
             }
             let parallelism = Parallelism::of(&pool)?;
-            let accelerator = root.dig(&["accelerator", "type"]).and_then(|kind| kind.raw()).unwrap_or("nvidia");
+            let accelerator = [&pool, root].iter().find_map(|spot| spot.dig(&["accelerator", "type"]));
+            let accelerator = accelerator.and_then(|kind| kind.raw()).unwrap_or("nvidia");
             if origin.gpus.is_none() && matches!(accelerator, "nvidia" | "amd") {
                 origin.gpus = Some(parallelism.tensor.saturating_mul(parallelism.data_local));
             }
@@ -108,7 +119,7 @@ pub(super) fn model_service(root: &Spot<'_>, objects: &Objects<'_>) -> Result<Ve
                 arguments.append(&mut words.arguments);
                 words.arguments = arguments;
             }
-            found.extend(words.launches(&origin, command::DEPTH)?);
+            found.extend(command::of_container(words, &origin)?);
         }
     }
     Ok(found)

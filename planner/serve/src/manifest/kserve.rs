@@ -1,8 +1,8 @@
 //! KServe: `InferenceService` and `LLMInferenceService`, whose commands are made of what they state of a model.
 
-use super::command::{self, Origin};
 use super::error::ManifestError;
 use super::kubernetes::{self, Objects};
+use super::origin::{Origin, launch};
 use super::reading::Spot;
 use super::variables::Variables;
 use crate::Launch;
@@ -39,8 +39,9 @@ pub(super) fn inference_service(object: &Spot<'_>, objects: &Objects<'_>) -> Res
                 }
             }
         }
-        let origin = kubernetes::origin(&model, &predictor, &title, objects)?;
-        found.push(command::launch(&words, &container.variables, &origin)?);
+        // The words are not those of `args`.
+        let origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
+        found.push(launch(&words, &container.variables, &origin)?);
     }
     Ok(found)
 }
@@ -156,5 +157,5 @@ fn pool_launch(
         words.extend(container.arguments);
         variables = container.variables;
     }
-    Ok(vec![command::launch(&words, &variables, &origin)?])
+    Ok(vec![launch(&words, &variables, &origin)?])
 }

@@ -1,12 +1,12 @@
 //! Objects of Kubernetes, and the pods in them.
 
-use super::command::{self, Origin};
+use super::command;
 use super::docker::Container;
 use super::error::ManifestError;
+use super::origin::Origin;
 use super::reading::Spot;
 use super::unknown::Why;
 use super::variables::Variables;
-use super::{dynamo, kserve, ray};
 use crate::Launch;
 
 /// The objects of a file, so that what one of them names is found in another.
@@ -51,30 +51,6 @@ pub(super) fn title(object: &Spot<'_>) -> String {
     format!("{} {name}", kind(object).unwrap_or("")).trim_end().chars().take(200).collect()
 }
 
-/// The engines that an object starts.
-pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let title = title(object);
-    let pods: &[&[&str]] = match kind(object).unwrap_or("") {
-        "Pod" | "ServingRuntime" | "ClusterServingRuntime" => &[&["spec"]],
-        "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" | "Job" => &[&["spec", "template", "spec"]],
-        "CronJob" => &[&["spec", "jobTemplate", "spec", "template", "spec"]],
-        "LeaderWorkerSet" => &[
-            &["spec", "leaderWorkerTemplate", "leaderTemplate", "spec"],
-            &["spec", "leaderWorkerTemplate", "workerTemplate", "spec"],
-        ],
-        "InferenceService" => return kserve::inference_service(object, objects),
-        "LLMInferenceService" => return kserve::llm_inference_service(object, objects),
-        "DynamoGraphDeployment" => return dynamo::launches(object, objects),
-        "RayService" => return ray::service(object),
-        _ => &[],
-    };
-    let mut found = Vec::new();
-    for pod in pods.iter().filter_map(|keys| object.dig(keys)) {
-        found.extend(pod_launches(&pod, &title, objects, &Variables::default())?);
-    }
-    Ok(found)
-}
-
 /// The engines of a pod; `variables` are given to each of its containers.
 pub(super) fn pod_launches(
     pod: &Spot<'_>,
@@ -86,7 +62,7 @@ pub(super) fn pod_launches(
     for container in pod.list("containers")? {
         container.reading.charge(variables.weight(), &container.place())?;
         let origin = origin(&container, pod, title, objects)?;
-        found.extend(container_of(&container, variables.clone())?.launches(&origin, command::DEPTH)?);
+        found.extend(command::of_container(container_of(&container, variables.clone())?, &origin)?);
     }
     Ok(found)
 }

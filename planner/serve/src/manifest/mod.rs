@@ -11,8 +11,10 @@ mod dynamo;
 mod engine;
 mod error;
 mod helm;
+mod kinds;
 mod kserve;
 mod kubernetes;
+mod origin;
 mod ray;
 mod reading;
 mod shell;
@@ -27,10 +29,9 @@ use cacheplan_files::{Limit, Shown, Source};
 pub use error::{ManifestError, Place};
 
 use crate::Launch;
-use command::Origin;
 use kubernetes::Objects;
+use origin::Origin;
 use reading::{Reading, Spot};
-use variables::Variables;
 use yaml::Value;
 
 /// Reads the commands of a file that start engines; `name` stands for the file in places and messages.
@@ -68,7 +69,7 @@ fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestE
         let reason = "a control character stands in it".to_owned();
         return Err(ManifestError::Syntax { at, reason });
     }
-    shell::launches(text, Variables::default(), &Origin::new(reading, at, String::new()), command::DEPTH)
+    command::of_script(text, &Origin { is_file: true, ..Origin::new(reading, at, String::new()) })
 }
 
 /// The commands of documents, and what else they are.
@@ -80,7 +81,7 @@ fn of_yaml(reading: &Reading<'_>, text: &str) -> Result<(Vec<Launch>, String), M
     let mut seen = BTreeSet::new();
     for object in objects.iter() {
         seen.insert(kubernetes::kind(object).unwrap_or("").to_owned());
-        found.extend(kubernetes::launches(object, &objects)?);
+        found.extend(kinds::launches(object, &objects)?);
     }
     let is_map = |root: &&Spot<'_>| matches!(root.node.value, Value::Map(_)) && !root.has("kind");
     for root in documents.iter().filter(is_map) {

@@ -1,8 +1,8 @@
 //! Configs of Ray Serve, whose builders take LLM configs: a model and keyword arguments of vLLM.
 
-use super::command::{self, Origin};
 use super::config;
 use super::error::ManifestError;
+use super::origin::{Origin, launch};
 use super::reading::{Reading, Spot};
 use super::variables::Variables;
 use super::yaml;
@@ -99,5 +99,5 @@ fn engine(config: &Spot<'_>, title: &str) -> Result<Launch, ManifestError> {
             }
         }
     }
-    command::launch(&words, &variables, &origin)
+    launch(&words, &variables, &origin)
 }

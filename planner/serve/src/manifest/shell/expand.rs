@@ -4,7 +4,8 @@ use super::super::error::{ManifestError, Place};
 use super::super::reading::Reading;
 use super::super::unknown::{MARKS, Why};
 use super::super::variables::{Variables, bounded};
-use super::lex::{Cursor, Piece, Word};
+use super::lex::Cursor;
+use super::word::{Piece, Word};
 
 /// Defaults within defaults.
 const DEPTH: usize = 8;
@@ -19,7 +20,7 @@ pub(super) struct Expansion<'a> {
 impl Expansion<'_> {
     /// The words that a word becomes.
     pub(super) fn words(&self, word: &Word) -> Result<Vec<String>, ManifestError> {
-        let mut fields = Fields { done: Vec::new(), now: String::new(), begun: word.is_quoted() };
+        let mut fields = Fields { done: Vec::new(), now: String::new(), begun: word.quoted };
         self.pieces(&word.pieces, true, DEPTH, &mut fields)?;
         fields.end();
         Ok(fields.done)

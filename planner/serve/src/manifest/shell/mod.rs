@@ -3,28 +3,31 @@
 mod expand;
 mod lex;
 mod statements;
+mod word;
 
-use super::command::{self, Origin};
 use super::engine;
 use super::error::{ManifestError, Place};
+use super::origin::Origin;
 use super::reading::Reading;
 use super::unknown::Why;
 use super::variables::Variables;
 use crate::Launch;
 
 use expand::Expansion;
-use lex::{Word, assigned};
 use statements::{Join, Statement, statements};
+use word::{Piece, Word, assigned};
 
-/// The engines that a script starts. `depth` counts the scripts around it.
+/// What finds the engines of a command.
+type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
+
+/// The engines that a script starts; `run` finds those of a command in it.
 pub(super) fn launches(
     script: &str,
     variables: Variables,
     origin: &Origin<'_>,
-    depth: usize,
+    run: Run<'_>,
 ) -> Result<Vec<Launch>, ManifestError> {
-    // Within YAML the lines of a script are those of its value.
-    let is_file = origin.at.path.is_empty() && depth == command::DEPTH;
+    let is_file = origin.is_file;
     let first = if is_file { 1 } else { origin.at.line.unwrap_or(1) };
     let statements = statements(script, first).map_err(|(line, reason)| {
         let line = if is_file { Some(line) } else { origin.at.line };
@@ -34,8 +37,7 @@ pub(super) fn launches(
     let mut shell = Shell {
         variables,
         origin: Origin { through_shell: true, ..origin.clone() },
-        is_file,
-        depth,
+        run,
         blocks: Vec::new(),
         is_certain: true,
         is_alternative: false,
@@ -50,8 +52,7 @@ pub(super) fn launches(
 struct Shell<'a> {
     variables: Variables,
     origin: Origin<'a>,
-    is_file: bool,
-    depth: usize,
+    run: Run<'a>,
     /// The compound commands around: their words, and whether what is in them runs for certain.
     blocks: Vec<(&'static str, bool)>,
     /// Whether what follows `&&` runs for certain.
@@ -63,7 +64,7 @@ struct Shell<'a> {
 
 impl Shell<'_> {
     fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
-        if self.is_file {
+        if self.origin.is_file {
             self.origin.at.line = Some(statement.line);
         }
         match statement.join {
@@ -181,7 +182,7 @@ impl Shell<'_> {
             let (name, _, _) = assignment(word).unwrap_or_default();
             variables.set(name, vec![expansion.value(&behind(word))?], true);
         }
-        let launches = command::launches(&expanded, variables, &self.origin, self.depth)?;
+        let launches = (self.run)(&expanded, variables, &self.origin)?;
         if let (false, Some(block)) = (launches.is_empty(), self.condition()) {
             let what = format!("a command that starts an engine under a condition (`{block}`)");
             let instead = "state the command alone";
@@ -229,7 +230,7 @@ impl Shell<'_> {
 /// The name that a word assigns to, whether it adds to it, and the beginning of the value.
 fn assignment(word: &Word) -> Option<(&str, bool, &str)> {
     match word.pieces.first()? {
-        lex::Piece::Text(text) => assigned(text),
+        Piece::Text(text) => assigned(text),
         _ => None,
     }
 }
@@ -238,7 +239,7 @@ fn assignment(word: &Word) -> Option<(&str, bool, &str)> {
 fn behind(word: &Word) -> Word {
     let mut value = word.clone();
     if let (Some((_, _, rest)), Some(first)) = (assignment(word), value.pieces.first_mut()) {
-        *first = lex::Piece::Text(rest.to_owned());
+        *first = Piece::Text(rest.to_owned());
     }
     value
 }

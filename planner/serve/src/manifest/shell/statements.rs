@@ -1,6 +1,7 @@
 //! A script cut into its statements.
 
-use super::lex::{Broken, Cursor, Word};
+use super::lex::{Broken, Cursor};
+use super::word::{Piece, Word};
 
 /// How a statement follows the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +142,7 @@ impl Statements {
             let raw = &before[..before.len() - cursor.rest.len()];
             let end: String = raw.chars().filter(|c| !matches!(c, '\'' | '"' | '\\')).collect();
             let statement = self.done.len();
-            self.pending.push(Pending { statement, end, literal: word.is_quoted(), strips_tabs });
+            self.pending.push(Pending { statement, end, literal: word.quoted, strips_tabs });
             return Ok(());
         }
         let writes = cursor.bump() == Some('>');
@@ -178,7 +179,7 @@ impl Statements {
             }
             let mut word = Word::default();
             if pending.literal {
-                word.pieces.push(super::lex::Piece::Text(text));
+                word.pieces.push(Piece::Text(text));
             } else {
                 let mut inside = Cursor { rest: &text, line: 0, parts: cursor.parts };
                 inside.quoted(None, &mut word)?;
