@@ -160,9 +160,9 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
     Ok(secret::hidden_keys(settled))
 }
 
-/// The words behind a flag that say where an engine is reached and what it is called.
+/// The words behind a flag that say where an engine is reached, what it is called, how it words a conversation.
 fn harmless_words(flag: &str) -> usize {
-    const EXACT: [&str; 5] = ["host", "alias", "seed", "node-rank", "data-parallel-start-rank"];
+    const EXACT: [&str; 6] = ["host", "alias", "seed", "node-rank", "data-parallel-start-rank", "chat-template"];
     const PARTS: [&str; 9] = ["addr", "address", "ip", "port", "log", "logs", "ssl", "namespace", "endpoint"];
     let name = flag.trim_start_matches('-').replace('_', "-");
     match name == "served-model-name" {
