@@ -21,6 +21,8 @@ impl Limit {
     pub const TOML: Self = Self { what: "a TOML file", bytes: 128 << 10, per_value: 0 };
     /// A histogram of lengths. More rows than a thousand make no better plan.
     pub const HISTOGRAM: Self = Self { what: "a histogram", bytes: 1 << 20, per_value: 0 };
+    /// What starts an engine: a script, a manifest, values of a chart.
+    pub const MANIFEST: Self = Self { what: "a manifest", bytes: 1 << 20, per_value: 0 };
     /// A plan; that of a model of 10,000 layers takes 9 MiB.
     pub const PLAN: Self = Self { what: "a plan", bytes: 16 << 20, per_value: 64 };
     /// What a run measured: a profile, statistics of its pools.

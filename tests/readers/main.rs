@@ -153,6 +153,23 @@ fn indices_of_shards() {
     survive("indices of shards", Limit::INDEX, &[seed.to_vec()], read, walk);
 }
 
+/// Commands and manifests that start engines, with the file of options that a command may name.
+#[test]
+fn manifests() {
+    let folder = fixture("../../planner/serve/tests/manifests");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    let mut seeds: Vec<Vec<u8>> = files.map(|path| fs::read(path).unwrap()).collect();
+    seeds.sort();
+    let read = |bytes: &[u8]| cacheplan_serve::manifest::read("m", bytes).ok();
+    seeds.retain(|bytes| read(bytes).is_some());
+    assert!(seeds.len() > 15, "{} manifests are read", seeds.len());
+    survive("manifests", Limit::MANIFEST, &seeds, read, |launches| {
+        for launch in launches {
+            let _ = format!("{launch} {launch:?}");
+        }
+    });
+}
+
 /// The headers as `run` reads them.
 #[test]
 fn weights() {

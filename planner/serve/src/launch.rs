@@ -1,18 +1,87 @@
 //! A command that starts an engine, before any engine's parser has read it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-/// The words of a command, with the environment in which they run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+use cacheplan_files::Shown;
+
+use crate::secret;
+
+/// The words of a command, with the environment in which they run. Whoever shows it sees no secret.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Launch {
     /// The program and its arguments, as a shell would hand them over.
     pub words: Vec<String>,
     /// The variables that are stated beside it.
     pub env: BTreeMap<String, String>,
+    /// What the file of options says that the command names, for an engine whose files are not flags: the keys with dots
+    /// between them, such as `kv_cache_config.dtype`, and the values as they are written.
+    pub config: Vec<(String, String)>,
     /// Where it stands, such as `deployment.yaml: Deployment qwen, container vllm`.
     pub place: String,
     /// GPUs that its container asks for.
     pub gpus: Option<u32>,
     /// The GPU that its node has, as the manifest names it.
     pub device: Option<String>,
+}
+
+impl Launch {
+    fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.env.iter().map(|(name, value)| (name.as_str(), secret::hidden_value(name, value)))
+    }
+
+    fn shown_config(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.config.iter().map(|(key, value)| (key.as_str(), secret::hidden_value(key, value)))
+    }
+}
+
+/// Shows the command on one line, as a shell takes it; secrets are hidden.
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = String::new();
+        for (name, value) in self.shown_env() {
+            line += &format!("{name}={} ", quoted(value));
+        }
+        let words: Vec<String> = secret::hidden(&self.words).iter().map(|word| quoted(word)).collect();
+        Shown(line + &words.join(" ")).fmt(f)
+    }
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("words", &secret::hidden(&self.words))
+            .field("env", &self.shown_env().collect::<BTreeMap<_, _>>())
+            .field("config", &self.shown_config().collect::<Vec<_>>())
+            .field("place", &self.place)
+            .field("gpus", &self.gpus)
+            .field("device", &self.device)
+            .finish()
+    }
+}
+
+fn quoted(word: &str) -> String {
+    // `shlex` quotes `=` too, which every other flag has.
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
+    if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
+        return word.to_owned();
+    }
+    // Only a word with a zero byte has no quoted form.
+    shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_way_to_show_a_launch_shows_a_secret() {
+        let words = ["vllm", "serve", "m", "--api-key", "open sesame", "--port=1"].map(String::from).to_vec();
+        let env = BTreeMap::from([("HF_TOKEN".to_owned(), "sesame".to_owned()), ("A".to_owned(), "b c".to_owned())]);
+        let config = vec![("auth.token".to_owned(), "sesame".to_owned())];
+        let launch = Launch { words, env, config, ..Launch::default() };
+        assert_eq!(launch.to_string(), "A='b c' HF_TOKEN=<hidden> vllm serve m --api-key <hidden> --port=1");
+        let debug = format!("{launch:?} {launch:#?}");
+        assert!(!debug.contains("sesame") && debug.contains("HF_TOKEN"), "{debug}");
+    }
 }

@@ -4,5 +4,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod launch;
+pub mod manifest;
+mod secret;
 
 pub use launch::Launch;

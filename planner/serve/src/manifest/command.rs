@@ -1,0 +1,62 @@
+//! From the words of a command to the engines that it starts.
+
+use super::docker::{self, Container};
+use super::error::ManifestError;
+use super::origin::{Origin, launch};
+use super::variables::{Variables, name_length};
+use super::{engine, shell};
+use crate::Launch;
+
+/// Commands within commands: `bash -c "docker run image bash -c ..."`.
+const DEPTH: usize = 5;
+
+/// The engines that a script starts.
+pub(super) fn of_script(script: &str, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
+    let run = |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, DEPTH);
+    shell::launches(script, Variables::default(), origin, &run)
+}
+
+/// The engines that a container starts.
+pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
+    launches(&container.words(&origin.at)?, container.variables, origin, DEPTH)
+}
+
+/// The engines that these words start; `depth` more commands may stand in each other.
+fn launches(
+    words: &[String],
+    mut variables: Variables,
+    origin: &Origin<'_>,
+    depth: usize,
+) -> Result<Vec<Launch>, ManifestError> {
+    let Some((index, start)) = engine::start(words) else { return Ok(Vec::new()) };
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
+    };
+    let (before, words) = words.split_at(index);
+    // `env NAME=value program`.
+    for (name, value) in before.iter().filter_map(|word| word.split_once('=')) {
+        if !name.is_empty() && name_length(name) == name.len() {
+            variables.set(name, vec![value.to_owned()], true);
+        }
+    }
+    match start {
+        engine::Start::Engine => Ok(vec![launch(words, &variables, origin)?]),
+        engine::Start::Container => {
+            let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
+            let gpus = gpus.or(origin.gpus);
+            let origin = Origin { gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            launches(&container.words(&origin.at)?, container.variables, &origin, depth)
+        }
+        engine::Start::Shell => {
+            let Some((script, arguments)) = engine::script(words) else { return Ok(Vec::new()) };
+            let mut variables = variables.inherited();
+            for (index, argument) in arguments.iter().enumerate().take(10) {
+                variables.set(&index.to_string(), vec![argument.clone()], false);
+            }
+            variables.set("@", arguments.get(1..).unwrap_or_default().to_vec(), false);
+            let run =
+                |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, depth);
+            shell::launches(script, variables, &Origin { is_file: false, ..origin.clone() }, &run)
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The file of options that an engine's command names: flags of vLLM and SGLang, `LlmArgs` of TensorRT-LLM.
+
+use cacheplan_files::{Limit, Source};
+use serde_json::Value as Json;
+
+use super::error::{ManifestError, Place};
+use super::reading::{Reading, Spot};
+use super::unknown;
+use super::yaml::{self, Node, Value};
+use crate::Launch;
+use crate::secret::{self, HIDDEN};
+
+/// Flags that name such a file.
+const FLAGS: [&str; 4] = ["--config", "--extra-llm-api-options", "--extra-engine-args", "--llm-api-options"];
+
+impl Launch {
+    /// The file of options that the command names: `--config` and its like.
+    pub fn config_file(&self) -> Option<&str> {
+        self.config_flag().map(|(_, _, path)| path)
+    }
+
+    /// Reads the file of options that the command names, as the engine would: those of vLLM and SGLang become words in
+    /// front of the others, so that these win; those of TensorRT-LLM become [`Launch::config`]. The flag is taken away.
+    ///
+    /// # Errors
+    /// A file that is no map in YAML within the limits, or with values in it that are templates.
+    pub fn with_config(mut self, name: &str, text: &str) -> Result<Self, ManifestError> {
+        let text = Source::memory(name, text).text(Limit::MANIFEST)?;
+        let reading = Reading::new(name);
+        let documents = yaml::documents(name, &text)?;
+        let Some(root) = documents.first() else { return Ok(self) };
+        let root = reading.root(root);
+        if let Some((from, to, _)) = self.config_flag() {
+            self.words.drain(from..to);
+        }
+        if self.is_tensorrt_llm() {
+            settings(&root, "", &mut self.config)?;
+            return Ok(self);
+        }
+        let program = self.program_words();
+        let takes_model = self.is_vllm_serve();
+        let is_model = |word: &String| !secret::is_flag(word);
+        let has_flag = self.words.iter().any(|word| word == "--model" || word.starts_with("--model="));
+        let has_model = has_flag || self.words.get(program).is_some_and(is_model);
+        let mut words = Vec::new();
+        for (key, value) in root.entries()? {
+            match key {
+                // The command's own wins.
+                "model" if takes_model && has_model => {}
+                "model" if takes_model => self.words.insert(program, literal(&value)?),
+                _ => flag(key, &value, &mut words)?,
+            }
+        }
+        let at = program + usize::from(takes_model && self.words.get(program).is_some_and(is_model));
+        self.words.splice(at..at, words);
+        Ok(self)
+    }
+
+    /// The words from which to which the flag stands, and its value.
+    fn config_flag(&self) -> Option<(usize, usize, &str)> {
+        let is_config = |flag: &str| FLAGS.contains(&flag.replace('_', "-").as_str());
+        self.words.iter().enumerate().find_map(|(index, word)| match word.split_once('=') {
+            Some((flag, path)) if is_config(flag) => Some((index, index + 1, path)),
+            None if is_config(word) => Some((index, index + 2, self.words.get(index + 1)?.as_str())),
+            _ => None,
+        })
+    }
+
+    fn is_tensorrt_llm(&self) -> bool {
+        let engine = &self.words[..self.program_words().min(self.words.len())];
+        engine
+            .iter()
+            .any(|word| word.ends_with("trtllm-serve") || word == "dynamo.trtllm" || word.starts_with("tensorrt_llm"))
+    }
+
+    /// Whether the model stands behind the words that name the engine.
+    fn is_vllm_serve(&self) -> bool {
+        let program = &self.words[..self.program_words()];
+        program.last().is_some_and(|word| word == "serve") && program.iter().any(|word| word.contains("vllm"))
+    }
+
+    /// The words that name the engine: `vllm serve`, `python -m sglang.launch_server`.
+    fn program_words(&self) -> usize {
+        let module = self.words.iter().take(6).position(|word| word == "-m");
+        let words = module.map_or(1, |index| index + 2);
+        let serves = self.words.get(words).is_some_and(|word| word == "serve");
+        (words + usize::from(serves)).min(self.words.len())
+    }
+}
+
+/// The command of a file that says all that an engine needs.
+pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
+    let keys: Vec<String> = root.entries()?.iter().map(|(key, _)| key.replace('_', "-")).collect();
+    let has = |known: &[&str]| keys.iter().any(|key| known.contains(&key.as_str()));
+    let words: &[&str] = if has(&TENSORRT_LLM) {
+        &["trtllm-serve"]
+    } else if has(&["model-path"]) {
+        &["python3", "-m", "sglang.launch_server"]
+    } else if has(&["model"]) || has(&VLLM) {
+        &["vllm", "serve"]
+    } else {
+        return Ok(None);
+    };
+    let mut words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let place = root.reading.file.to_owned();
+    let mut launch = Launch { place, ..Launch::default() };
+    if words[0] == "trtllm-serve" {
+        words.extend(root.get("model").map(|model| literal(&model)).transpose()?);
+        settings(root, "", &mut launch.config)?;
+    } else {
+        let is_vllm = words[0] == "vllm";
+        if let (true, Some(model)) = (is_vllm, root.get("model")) {
+            words.push(literal(&model)?);
+        }
+        for (key, value) in root.entries()?.iter().filter(|(key, _)| !is_vllm || *key != "model") {
+            flag(key, value, &mut words)?;
+        }
+    }
+    root.reading.count_launch(&root.place())?;
+    launch.words = unknown::settle(&words, |_| root.place())?;
+    Ok(Some(launch))
+}
+
+/// Keys that TensorRT-LLM alone has.
+const TENSORRT_LLM: [&str; 8] = [
+    "kv-cache-config",
+    "cuda-graph-config",
+    "max-num-tokens",
+    "moe-config",
+    "enable-attention-dp",
+    "moe-expert-parallel-size",
+    "cache-transceiver-config",
+    "print-iter-log",
+];
+const VLLM: [&str; 5] =
+    ["max-model-len", "gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "served-model-name"];
+
+/// A key of a file as vLLM turns it into words.
+pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
+    if secret::is_secret(key) {
+        words.extend([format!("--{key}"), HIDDEN.to_owned()]);
+        return Ok(());
+    }
+    match &value.node.value {
+        Value::Text { text, plain: true } if truth(text) == Some(true) => words.push(format!("--{key}")),
+        Value::Text { text, plain: true } if truth(text) == Some(false) => words.push(format!("--no-{key}")),
+        Value::Text { .. } => words.extend([format!("--{key}"), literal(value)?]),
+        Value::List(_) => {
+            words.push(format!("--{key}"));
+            for item in value.items()? {
+                words.push(match &item.node.value {
+                    Value::Text { .. } => literal(&item)?,
+                    _ => json(item.node, &item.place())?.to_string(),
+                });
+            }
+        }
+        Value::Map(_) => words.extend([format!("--{key}"), json(value.node, &value.place())?.to_string()]),
+    }
+    Ok(())
+}
+
+/// The settings of a map, with dots between the keys.
+fn settings(map: &Spot<'_>, prefix: &str, found: &mut Vec<(String, String)>) -> Result<(), ManifestError> {
+    for (key, value) in map.entries()? {
+        let name = if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+        map.reading.charge(name.len(), &map.place())?;
+        match &value.node.value {
+            Value::Map(_) => settings(&value, &name, found)?,
+            _ if secret::is_secret(key) => found.push((name, HIDDEN.to_owned())),
+            Value::List(_) => found.push((name, json(value.node, &value.place())?.to_string())),
+            Value::Text { .. } => found.push((name, literal(&value)?)),
+        }
+    }
+    Ok(())
+}
+
+/// A text that is no template of a shell either.
+fn literal(value: &Spot<'_>) -> Result<String, ManifestError> {
+    let text = value.known()?;
+    match text.find("${") {
+        Some(start) => {
+            let template: String = text[start..].chars().take(60).take_while(|c| *c != '}').collect();
+            unknown::known(&unknown::Why::Template.mark(&format!("{template}}}")), &value.place())
+        }
+        None => Ok(text),
+    }
+}
+
+/// A scalar of YAML 1.1 that is true or false.
+pub(super) fn truth(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Some(true),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Some(false),
+        _ => None,
+    }
+}
+
+/// A value as JSON, which is what a flag takes for a map.
+fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
+    Ok(match &node.value {
+        _ if node.is_null() => Json::Null,
+        Value::Text { text, plain } => match (plain, truth(text), serde_json::from_str(text)) {
+            (true, Some(truth), _) => Json::Bool(truth),
+            (true, None, Ok(number @ Json::Number(_))) => number,
+            _ => Json::String(unknown::known(&unknown::mark_templates(text), at)?),
+        },
+        Value::List(items) => Json::Array(items.iter().map(|item| json(item, at)).collect::<Result<_, _>>()?),
+        Value::Map(entries) => {
+            let entry = |(key, value): &(String, Node)| {
+                let value = if secret::is_secret(key) { Json::String(HIDDEN.to_owned()) } else { json(value, at)? };
+                Ok::<_, ManifestError>((key.clone(), value))
+            };
+            Json::Object(entries.iter().map(entry).collect::<Result<_, _>>()?)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    const FILE: &str = "model: of/file\nmax-model-len: 4096\nenforce-eager: true\n";
+
+    #[rstest]
+    #[case("vllm serve --config f.yaml --port 1", "vllm serve of/file --max-model-len 4096 --enforce-eager --port 1")]
+    #[case("vllm serve a/b --config=f.yaml", "vllm serve a/b --max-model-len 4096 --enforce-eager")]
+    #[case("vllm serve --model a/b --config f.yaml", "vllm serve --max-model-len 4096 --enforce-eager --model a/b")]
+    #[case(
+        "python -m vllm.entrypoints.cli.main serve --config f.yaml",
+        "python -m vllm.entrypoints.cli.main serve of/file --max-model-len 4096 --enforce-eager"
+    )]
+    #[case(
+        "python3 -m vllm.entrypoints.openai.api_server --config f.yaml",
+        "python3 -m vllm.entrypoints.openai.api_server --model of/file --max-model-len 4096 --enforce-eager"
+    )]
+    fn flags_of_a_file_stand_in_front_of_those_of_the_command(#[case] command: &str, #[case] expected: &str) {
+        let words = command.split(' ').map(String::from).collect();
+        let launch = Launch { words, ..Launch::default() };
+        assert_eq!(launch.config_file(), Some("f.yaml"));
+        let launch = launch.with_config("f.yaml", FILE).unwrap();
+        assert_eq!((launch.to_string().as_str(), launch.config_file()), (expected, None));
+    }
+
+    #[test]
+    fn options_of_tensorrt_llm_are_settings() {
+        let words = "trtllm-serve m --extra_llm_api_options f.yaml".split(' ').map(String::from).collect();
+        let launch = Launch { words, ..Launch::default() };
+        let launch = launch.with_config("f.yaml", "kv_cache_config: {dtype: fp8, tokens: [1, no]}\n").unwrap();
+        assert_eq!(launch.words, ["trtllm-serve", "m"]);
+        let config: Vec<(&str, &str)> =
+            launch.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(config, [("kv_cache_config.dtype", "fp8"), ("kv_cache_config.tokens", "[1,false]")]);
+    }
+
+    #[rstest]
+    #[case("- a\n", "f.yaml:1: this is a list; a map was expected")]
+    #[case("a: ${B}\n", "f.yaml:1: a: `${B}` is a template")]
+    #[case("a: &b c\n", "f.yaml:1: a: an anchor (`&b`) is not read")]
+    fn a_file_that_is_none_is_refused(#[case] text: &str, #[case] expected: &str) {
+        let words = ["vllm", "serve", "--config", "f.yaml"].map(String::from).to_vec();
+        let error = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}

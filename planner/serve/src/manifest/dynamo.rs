@@ -1,0 +1,39 @@
+//! `DynamoGraphDeployment`: services (v1alpha1) or components (v1beta1), each with a pod.
+
+use super::command;
+use super::error::ManifestError;
+use super::kubernetes::{self, Objects};
+use super::reading::Spot;
+use super::variables::Variables;
+use crate::Launch;
+
+pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Launch>, ManifestError> {
+    let title = kubernetes::title(object);
+    let Some(spec) = object.get("spec") else { return Ok(Vec::new()) };
+    let mut shared = Variables::default();
+    for key in ["envs", "env"] {
+        kubernetes::environment(&spec, key, &mut shared)?;
+    }
+    let mut found = Vec::new();
+    for (name, service) in spec.map("services")? {
+        spec.reading.charge(shared.weight(), &service.place())?;
+        let mut variables = shared.clone();
+        kubernetes::environment(&service, "envs", &mut variables)?;
+        let Some(pod) = service.get("extraPodSpec") else { continue };
+        let Some(container) = pod.get("mainContainer") else { continue };
+        let title = format!("{title}, service {name:.200}");
+        let mut origin = kubernetes::origin(&container, &pod, &title, objects)?;
+        if let (None, Some(resources)) = (origin.gpus, service.get("resources")) {
+            origin.gpus = kubernetes::gpus(&resources)?.0;
+        }
+        found.extend(command::of_container(kubernetes::container_of(&container, variables)?, &origin)?);
+    }
+    for component in spec.list("components")? {
+        let name = component.get("name").and_then(|name| name.raw()).unwrap_or("");
+        let title = format!("{title}, component {name:.200}");
+        if let Some(pod) = component.dig(&["podTemplate", "spec"]) {
+            found.extend(kubernetes::pod_launches(&pod, &title, objects, &shared)?);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,168 @@
+//! Which words start an engine.
+
+/// What a command starts, from one of its words on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    Engine,
+    /// `sh -c script`.
+    Shell,
+    /// `docker run`.
+    Container,
+}
+
+/// Programs that start what stands behind them, after options of their own.
+const WRAPPERS: [&str; 24] = [
+    "exec",
+    "nohup",
+    "env",
+    "sudo",
+    "time",
+    "command",
+    "setsid",
+    "nice",
+    "ionice",
+    "stdbuf",
+    "timeout",
+    "numactl",
+    "taskset",
+    "uv",
+    "poetry",
+    "conda",
+    "tini",
+    "dumb-init",
+    "mpirun",
+    "srun",
+    "trtllm-llmapi-launch",
+    "nsys",
+    "nvidia_entrypoint.sh",
+    "chrt",
+];
+
+const MODULES: [&str; 8] = [
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.api_server",
+    "vllm.entrypoints.cli.main",
+    "sglang.launch_server",
+    "dynamo.vllm",
+    "dynamo.sglang",
+    "dynamo.trtllm",
+    "tensorrt_llm.commands.serve",
+];
+
+/// The word with which something starts, and what it is.
+pub(super) fn start(words: &[String]) -> Option<(usize, Start)> {
+    let wraps = WRAPPERS.contains(&base(words.first()?));
+    let last = if wraps { words.len() } else { 1 };
+    (0..last).find_map(|index| Some((index, starts(&words[index..])?)))
+}
+
+fn starts(words: &[String]) -> Option<Start> {
+    let second = words.get(1).map(String::as_str);
+    match base(words.first()?) {
+        "vllm" if second == Some("serve") => Some(Start::Engine),
+        "sglang" if second == Some("serve") => Some(Start::Engine),
+        "llama-server" | "trtllm-serve" => Some(Start::Engine),
+        "sh" | "bash" | "dash" | "ash" | "zsh" => script(words).map(|_| Start::Shell),
+        "docker" | "podman" | "nerdctl" => container_arguments(words).map(|_| Start::Container),
+        program if program.strip_prefix("python").is_some_and(is_version) => {
+            let module = words.iter().take(5).position(|word| word == "-m")?;
+            let options = words[1..module].iter().all(|word| word.starts_with('-'));
+            let module = words.get(module + 1)?;
+            (options && MODULES.contains(&module.as_str())).then_some(Start::Engine)
+        }
+        _ => None,
+    }
+}
+
+fn is_version(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+}
+
+/// The script of `sh -c`, and the arguments behind it: `$0`, `$1`...
+pub(super) fn script(words: &[String]) -> Option<(&str, &[String])> {
+    let mut index = 1;
+    loop {
+        let option = words.get(index)?.strip_prefix('-').filter(|option| !option.starts_with('-'))?;
+        // The name of an option stands behind `-o`.
+        index += if option.ends_with('o') { 2 } else { 1 };
+        if option.contains('c') {
+            return Some((words.get(index)?, &words[index + 1..]));
+        }
+    }
+}
+
+/// What stands behind `docker run`.
+pub(super) fn container_arguments(words: &[String]) -> Option<&[String]> {
+    let words = &words[1..];
+    let words = if words.first().is_some_and(|word| word == "container") { &words[1..] } else { words };
+    words.first().filter(|word| matches!(word.as_str(), "run" | "create")).map(|_| &words[1..])
+}
+
+/// What an image runs in front of the arguments that it is given.
+pub(super) fn entrypoint(image: &str, arguments: &[String]) -> Vec<String> {
+    let (path, tag) = parts(image);
+    let name = base(path);
+    let words: &[&str] = if name.starts_with("vllm-openai") {
+        &["vllm", "serve"]
+    } else if name == "llm-d-cuda" {
+        &["python", "-m", "vllm.entrypoints.openai.api_server"]
+    } else if name == "llama.cpp" && tag.starts_with("server") {
+        &["llama-server"]
+    } else if name == "llama.cpp" && arguments.first().is_some_and(|word| word == "--server" || word == "-s") {
+        // Of the image `full`, whose first argument names a tool.
+        return std::iter::once("llama-server".to_owned()).chain(arguments[1..].iter().cloned()).collect();
+    } else {
+        &[]
+    };
+    words.iter().map(ToString::to_string).chain(arguments.iter().cloned()).collect()
+}
+
+/// The path of an image and its tag.
+fn parts(image: &str) -> (&str, &str) {
+    let image = image.split('@').next().unwrap_or("");
+    match image.rsplit_once(':') {
+        // Behind a colon in front of a slash stands a port.
+        Some((path, tag)) if !tag.contains('/') => (path, tag),
+        _ => (image, ""),
+    }
+}
+
+fn base(word: &str) -> &str {
+    word.rsplit('/').next().unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(String::from).collect()
+    }
+
+    #[rstest]
+    #[case("vllm serve m", Some((0, Start::Engine)))]
+    #[case("/opt/venv/bin/vllm serve m", Some((0, Start::Engine)))]
+    #[case("vllm bench serve", None)]
+    #[case("python3 -u -m sglang.launch_server --tp 2", Some((0, Start::Engine)))]
+    #[case("python3 -m pip install vllm", None)]
+    #[case("sudo -E numactl --cpunodebind=0 trtllm-serve m", Some((4, Start::Engine)))]
+    #[case("echo vllm serve m", None)]
+    #[case("docker container run i", Some((0, Start::Container)))]
+    #[case("docker ps", None)]
+    #[case("bash -euxo pipefail -c x", Some((0, Start::Shell)))]
+    #[case("bash start.sh -c x", None)]
+    fn a_command_is_told_by_its_program(#[case] command: &str, #[case] expected: Option<(usize, Start)>) {
+        assert_eq!(start(&words(command)), expected);
+    }
+
+    #[rstest]
+    #[case("vllm/vllm-openai:v0.11.0", "vllm serve a")]
+    #[case("localhost:5000/lmcache/vllm-openai", "vllm serve a")]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-cuda@sha256:00", "llama-server a")]
+    #[case("ghcr.io/ggml-org/llama.cpp:full", "a")]
+    #[case("lmsysorg/sglang:latest", "a")]
+    fn an_image_runs_its_entrypoint(#[case] image: &str, #[case] expected: &str) {
+        assert_eq!(entrypoint(image, &words("a")), words(expected));
+    }
+}

@@ -1,0 +1,105 @@
+//! Files that start engines: scripts, compose files, objects of Kubernetes, values of charts, engines' own YAML.
+//!
+//! Everything is taken from the text: no file is opened, no variable of this process is looked at, nothing is run. What
+//! would have to be, where an engine's command needs it, is refused by name.
+
+mod command;
+mod compose;
+mod config;
+mod docker;
+mod dynamo;
+mod engine;
+mod error;
+mod helm;
+mod kinds;
+mod kserve;
+mod kubernetes;
+mod origin;
+mod ray;
+mod reading;
+mod shell;
+mod unknown;
+mod variables;
+mod yaml;
+
+use std::collections::BTreeSet;
+
+use cacheplan_files::{Limit, Shown, Source};
+
+pub use error::{ManifestError, Place};
+
+use crate::Launch;
+use kubernetes::Objects;
+use origin::Origin;
+use reading::{Reading, Spot};
+use yaml::Value;
+
+/// Reads the commands of a file that start engines; `name` stands for the file in places and messages.
+///
+/// # Errors
+/// A file without such a command, or with one that depends on what the file does not say.
+pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
+    let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
+    let reading = Reading::new(name);
+    let (launches, seen) = match is_yaml(&text) {
+        true => of_yaml(&reading, &text)?,
+        false => (of_script(&reading, &text)?, String::new()),
+    };
+    match launches.is_empty() {
+        true => Err(ManifestError::NoCommand { file: name.to_owned(), seen }),
+        false => Ok(launches),
+    }
+}
+
+/// Tells YAML from a script by the first line that says anything.
+fn is_yaml(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let Some(line) = lines.find(|line| line.starts_with("#!") || !line.trim_start().starts_with('#')) else {
+        return false;
+    };
+    let key = line.split([' ', '\t', ':']).next().unwrap_or("");
+    let is_key =
+        line[key.len()..].strip_prefix(':').is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
+    is_key || line.starts_with(['{', '[', '%']) || line.starts_with("---") || line.starts_with("- ")
+}
+
+fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {
+    let at = Place { file: reading.file.to_owned(), line: Some(1), path: String::new() };
+    if text.contains(unknown::MARKS) {
+        let reason = "a control character stands in it".to_owned();
+        return Err(ManifestError::Syntax { at, reason });
+    }
+    command::of_script(text, &Origin { is_file: true, ..Origin::new(reading, at, String::new()) })
+}
+
+/// The commands of documents, and what else they are.
+fn of_yaml(reading: &Reading<'_>, text: &str) -> Result<(Vec<Launch>, String), ManifestError> {
+    let nodes = yaml::documents(reading.file, text)?;
+    let documents: Vec<Spot<'_>> = nodes.iter().map(|node| reading.root(node)).collect();
+    let objects = Objects::of(&documents)?;
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    for object in objects.iter() {
+        seen.insert(kubernetes::kind(object).unwrap_or("").to_owned());
+        found.extend(kinds::launches(object, &objects)?);
+    }
+    let is_map = |root: &&Spot<'_>| matches!(root.node.value, Value::Map(_)) && !root.has("kind");
+    for root in documents.iter().filter(is_map) {
+        let is_service = ["decode", "prefill"].iter().any(|role| root.dig(&[role, "containers"]).is_some());
+        if root.has("services") {
+            seen.insert("services of Compose".to_owned());
+            found.extend(compose::launches(root)?);
+        } else if root.has("servingEngineSpec") {
+            found.extend(helm::production_stack(root)?);
+        } else if root.has("modelArtifacts") || is_service {
+            found.extend(helm::model_service(root, &objects)?);
+        } else if ray::is(root) {
+            found.extend(ray::launches(root)?);
+        } else {
+            found.extend(config::alone(root)?);
+        }
+    }
+    let seen: Vec<String> = seen.iter().take(8).map(|kind| Shown(kind).to_string()).collect();
+    let seen = if seen.is_empty() { String::new() } else { format!(" among {}", seen.join(", ")) };
+    Ok((found, seen))
+}

@@ -1,0 +1,102 @@
+//! Where a command stands, and the engine's own command that is made of its words there.
+
+use std::rc::Rc;
+
+use super::error::{ManifestError, Place};
+use super::reading::{Reading, Spot};
+use super::unknown::{self, Why};
+use super::variables::{Variables, name_length};
+use crate::{Launch, secret};
+
+/// Where a command stands, and what is around it.
+#[derive(Clone)]
+pub(super) struct Origin<'a> {
+    pub(super) reading: &'a Reading<'a>,
+    pub(super) at: Place,
+    /// The object that it belongs to, such as `Deployment qwen, container vllm`; empty for a script.
+    pub(super) object: String,
+    pub(super) gpus: Option<u32>,
+    pub(super) device: Option<String>,
+    /// Files that are written out in the same file, by their paths.
+    pub(super) files: Vec<(Rc<str>, Rc<str>)>,
+    /// The last words as they stand in a list, where no shell has read them.
+    pub(super) items: Vec<Spot<'a>>,
+    /// Whether a shell has read the words.
+    pub(super) through_shell: bool,
+    /// Whether the lines of a script are those of the file.
+    pub(super) is_file: bool,
+}
+
+impl<'a> Origin<'a> {
+    pub(super) fn new(reading: &'a Reading<'a>, at: Place, object: String) -> Self {
+        Self {
+            reading,
+            at,
+            object,
+            gpus: None,
+            device: None,
+            files: Vec::new(),
+            items: Vec::new(),
+            through_shell: false,
+            is_file: false,
+        }
+    }
+}
+
+/// An engine's own command, in which everything has to be known that it needs.
+pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_>) -> Result<Launch, ManifestError> {
+    origin.reading.count_launch(&origin.at)?;
+    let marked = words.iter().map(|word| match origin.through_shell {
+        true => unknown::mark_templates(word),
+        false => mark_variables(&unknown::mark_templates(word)),
+    });
+    let place = |index: usize| match (index + origin.items.len()).checked_sub(words.len()) {
+        Some(index) if !origin.through_shell => origin.items.get(index).map_or_else(|| origin.at.clone(), Spot::place),
+        _ => origin.at.clone(),
+    };
+    let words = unknown::settle(&marked.collect::<Vec<_>>(), place)?;
+    let mut env = variables.exported();
+    for (name, value) in &mut env {
+        *value = secret::hidden_value(name, value).to_owned();
+    }
+    let place = match (origin.object.as_str(), origin.at.line) {
+        ("", Some(line)) => format!("{}:{line}", origin.reading.file),
+        ("", None) => origin.reading.file.to_owned(),
+        (object, _) => format!("{}: {object}", origin.reading.file),
+    };
+    let launch = Launch { words, env, config: Vec::new(), place, gpus: origin.gpus, device: origin.device.clone() };
+    let named = launch.config_file().map(|path| path.trim_start_matches("./"));
+    let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
+    match file {
+        Some((path, text)) => {
+            unknown::known(text, &origin.at)?;
+            // Each of its words takes more than itself.
+            origin.reading.charge(16 * text.len(), &origin.at)?;
+            launch.with_config(&format!("{}: {path}", origin.reading.file), text)
+        }
+        None => Ok(launch),
+    }
+}
+
+/// Marks `$NAME`, `${NAME}` and `$(NAME)` where nobody puts a value for it.
+fn mark_variables(word: &str) -> String {
+    let mut marked = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((before, behind)) = rest.split_once('$') {
+        marked += before;
+        let length = match behind.chars().next() {
+            Some('{') => behind.find('}').map_or(0, |end| end + 1),
+            Some('(') => behind.find(')').map_or(0, |end| end + 1),
+            _ => name_length(behind),
+        };
+        match length {
+            0 => marked.push('$'),
+            _ => {
+                let why = if behind.starts_with('(') { Why::NotSet } else { Why::NoShell };
+                marked += &why.mark(&format!("${}", &behind[..length]));
+            }
+        }
+        rest = &behind[length..];
+    }
+    marked + rest
+}

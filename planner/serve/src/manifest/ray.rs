@@ -1,0 +1,103 @@
+//! Configs of Ray Serve, whose builders take LLM configs: a model and keyword arguments of vLLM.
+
+use super::config;
+use super::error::ManifestError;
+use super::origin::{Origin, launch};
+use super::reading::{Reading, Spot};
+use super::variables::Variables;
+use super::yaml;
+use crate::Launch;
+
+/// Tells whether a document is one.
+pub(super) fn is(root: &Spot<'_>) -> bool {
+    ["applications", "llm_configs", "model_loading_config"].iter().any(|key| root.has(key))
+}
+
+/// The engines of a config.
+pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
+    let mut found = Vec::new();
+    if root.has("model_loading_config") {
+        found.push(engine(root, "")?);
+    }
+    for config in root.list("llm_configs")? {
+        found.push(engine(&config, "")?);
+    }
+    for application in root.list("applications")? {
+        let name = application.get("name").and_then(|name| name.raw()).unwrap_or("");
+        let title = format!("application {name:.200}");
+        let Some(arguments) = application.get("args") else { continue };
+        for config in arguments.list("llm_configs")? {
+            found.push(engine(&config, &title)?);
+        }
+        for key in ["prefill_config", "decode_config"] {
+            if let Some(config) = arguments.get(key) {
+                found.push(engine(&config, &title)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A `RayService`, which has such a config as a text.
+pub(super) fn service(object: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
+    let Some(config) = object.dig(&["spec", "serveConfigV2"]) else { return Ok(Vec::new()) };
+    let Some(text) = config.raw() else { return Err(config.shape("a text")) };
+    let name = format!("{}: {}", object.reading.file, super::kubernetes::title(object));
+    config.reading.charge(text.len(), &config.place())?;
+    let documents = yaml::documents(&name, text)?;
+    let reading = Reading::new(&name);
+    let mut found = Vec::new();
+    for root in &documents {
+        found.extend(launches(&reading.root(root))?);
+    }
+    Ok(found)
+}
+
+fn engine(config: &Spot<'_>, title: &str) -> Result<Launch, ManifestError> {
+    if config.raw().is_some() {
+        return Err(
+            config.refuse("a file that is named in place of a config", "write out the config, or read that file")
+        );
+    }
+    if let Some(engine) =
+        config.get("llm_engine").filter(|engine| engine.raw().is_some_and(|name| name.to_lowercase() != "vllm"))
+    {
+        return Err(engine.refuse("an engine but vLLM", "leave `llm_engine` out"));
+    }
+    let loading = config.get("model_loading_config").ok_or_else(|| {
+        config.refuse("an LLM config without a model", "state `model_loading_config` with `model_id`")
+    })?;
+    let id = loading.get("model_id").map(|id| id.text()).transpose()?;
+    let source = match loading.get("model_source") {
+        Some(source) if source.raw().is_none() => source.get("bucket_uri").map(|uri| uri.text()).transpose()?,
+        source => source.map(|source| source.text()).transpose()?,
+    };
+    let Some(model) = source.or_else(|| id.clone()) else {
+        return Err(loading.refuse("a model that is named nowhere", "state `model_id` or `model_source`"));
+    };
+    let mut words = vec!["vllm".to_owned(), "serve".to_owned(), model];
+    if let Some(id) = id {
+        words.extend(["--served-model-name".to_owned(), id]);
+    }
+    for (key, value) in config.map("engine_kwargs")? {
+        config::flag(&key.replace('_', "-"), &value, &mut words)?;
+    }
+    let mut variables = Variables::default();
+    if let Some(environment) = config.get("runtime_env") {
+        for (name, value) in environment.map("env_vars")? {
+            variables.set(name, vec![value.text()?], true);
+        }
+    }
+    let at = config.place();
+    let object = if title.is_empty() { at.path.clone() } else { format!("{title}, {}", at.path) };
+    let mut origin = Origin::new(config.reading, at, object);
+    origin.device = config.known_text("accelerator_type")?;
+    if let Some(group) = config.get("placement_group_config") {
+        for bundle in group.list("bundles")? {
+            if let Some(count) = bundle.get("GPU") {
+                origin.gpus = Some(origin.gpus.unwrap_or(0).saturating_add(count.count()?));
+            }
+        }
+    }
+    launch(&words, &variables, &origin)
+}

@@ -1,0 +1,123 @@
+//! What the shell puts into words. What it could not know is marked.
+
+use super::super::error::{ManifestError, Place};
+use super::super::reading::Reading;
+use super::super::unknown::{MARKS, Why};
+use super::super::variables::{Variables, bounded};
+use super::lex::Cursor;
+use super::word::{Piece, Word};
+
+/// Defaults within defaults.
+const DEPTH: usize = 8;
+
+/// The values that words are expanded with.
+pub(super) struct Expansion<'a> {
+    pub(super) variables: &'a Variables,
+    pub(super) reading: &'a Reading<'a>,
+    pub(super) at: &'a Place,
+}
+
+impl Expansion<'_> {
+    /// The words that a word becomes.
+    pub(super) fn words(&self, word: &Word) -> Result<Vec<String>, ManifestError> {
+        let mut fields = Fields { done: Vec::new(), now: String::new(), begun: word.quoted };
+        self.pieces(&word.pieces, true, DEPTH, &mut fields)?;
+        fields.end();
+        Ok(fields.done)
+    }
+
+    /// The value that a word is where it is assigned: nothing is split, and no files are looked for.
+    pub(super) fn value(&self, word: &Word) -> Result<String, ManifestError> {
+        let mut fields = Fields { done: Vec::new(), now: String::new(), begun: true };
+        self.pieces(&word.pieces, false, DEPTH, &mut fields)?;
+        Ok(fields.now)
+    }
+
+    fn pieces(&self, pieces: &[Piece], splits: bool, depth: usize, fields: &mut Fields) -> Result<(), ManifestError> {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.put(text, fields)?,
+                Piece::Unknown(why, written) => self.put(&why.mark(written), fields)?,
+                Piece::Pattern(sign) if splits => self.put(&Why::Pattern.mark(&sign.to_string()), fields)?,
+                Piece::Pattern(sign) => self.put(&sign.to_string(), fields)?,
+                Piece::Variable { name, default, quoted } => {
+                    let value = self.variable(name, default.as_deref(), depth)?;
+                    if splits && !quoted { self.split(&value, fields)? } else { self.put(&value, fields)? }
+                }
+                Piece::All(name) => match self.variables.get(name) {
+                    None if name == "@" => self.put(&Why::Positional.mark("$@"), fields)?,
+                    None => self.put(&Why::NotSet.mark(&format!("${{{name}[@]}}")), fields)?,
+                    Some(words) if splits => {
+                        for (index, word) in words.iter().enumerate() {
+                            if index > 0 {
+                                fields.end();
+                            }
+                            self.put(word, fields)?;
+                        }
+                    }
+                    Some(words) => self.put(&words.join(" "), fields)?,
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn variable(&self, name: &str, default: Option<&str>, depth: usize) -> Result<String, ManifestError> {
+        // The first word of an array stands for it.
+        let value = self.variables.get(name).map(|words| words.first().cloned().unwrap_or_default());
+        match (value, default) {
+            (Some(value), None) => Ok(value),
+            (Some(value), Some(_)) if !value.is_empty() => Ok(value),
+            (_, Some(default)) if depth > 0 => {
+                let mut word = Word::default();
+                let mut cursor = Cursor::new(default, 0);
+                if cursor.default_value(&mut word).is_err() {
+                    return Ok(Why::Operator.mark(&format!("${{{name}…}}")));
+                }
+                let mut fields = Fields { done: Vec::new(), now: String::new(), begun: true };
+                self.pieces(&word.pieces, false, depth - 1, &mut fields)?;
+                Ok(fields.now)
+            }
+            (_, Some(_)) => Ok(Why::Operator.mark(&format!("${{{name}…}}"))),
+            (None, None) if name.starts_with(|c: char| c.is_ascii_digit()) => {
+                Ok(Why::Positional.mark(&format!("${name}")))
+            }
+            (None, None) => Ok(Why::NotSet.mark(&format!("${name}"))),
+        }
+    }
+
+    fn put(&self, text: &str, fields: &mut Fields) -> Result<(), ManifestError> {
+        // A word takes room even if it is empty.
+        self.reading.charge(text.len() + 8, self.at)?;
+        bounded(fields.now.len() + text.len(), self.at)?;
+        fields.now += text;
+        fields.begun |= !text.is_empty();
+        Ok(())
+    }
+
+    /// A value without quotes: its blanks end words, and its patterns are names of files.
+    fn split(&self, value: &str, fields: &mut Fields) -> Result<(), ManifestError> {
+        for (index, part) in value.split([' ', '\t', '\n']).enumerate() {
+            if index > 0 && fields.begun {
+                fields.end();
+            }
+            let is_pattern = part.contains(['*', '?']) && !part.contains(MARKS);
+            if is_pattern { self.put(&Why::Pattern.mark(part), fields)? } else { self.put(part, fields)? }
+        }
+        Ok(())
+    }
+}
+
+struct Fields {
+    done: Vec<String>,
+    now: String,
+    begun: bool,
+}
+
+impl Fields {
+    fn end(&mut self) {
+        if std::mem::take(&mut self.begun) {
+            self.done.push(std::mem::take(&mut self.now));
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Scripts: what is assigned is followed, what starts an engine is found. Nothing is run.
+
+mod expand;
+mod lex;
+mod statements;
+mod word;
+
+use super::engine;
+use super::error::{ManifestError, Place};
+use super::origin::Origin;
+use super::reading::Reading;
+use super::unknown::Why;
+use super::variables::Variables;
+use crate::Launch;
+
+use expand::Expansion;
+use statements::{Join, Statement, statements};
+use word::{Piece, Word, assigned};
+
+/// What finds the engines of a command.
+type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
+
+/// The engines that a script starts; `run` finds those of a command in it.
+pub(super) fn launches(
+    script: &str,
+    variables: Variables,
+    origin: &Origin<'_>,
+    run: Run<'_>,
+) -> Result<Vec<Launch>, ManifestError> {
+    let is_file = origin.is_file;
+    let first = if is_file { 1 } else { origin.at.line.unwrap_or(1) };
+    let statements = statements(script, first).map_err(|(line, reason)| {
+        let line = if is_file { Some(line) } else { origin.at.line };
+        ManifestError::Syntax { at: Place { line, ..origin.at.clone() }, reason: reason.to_owned() }
+    })?;
+    origin.reading.charge(16 * origin.files.len(), &origin.at)?;
+    let mut shell = Shell {
+        variables,
+        origin: Origin { through_shell: true, ..origin.clone() },
+        run,
+        blocks: Vec::new(),
+        is_certain: true,
+        is_alternative: false,
+        launches: Vec::new(),
+    };
+    for statement in &statements {
+        shell.take(statement)?;
+    }
+    Ok(shell.launches)
+}
+
+struct Shell<'a> {
+    variables: Variables,
+    origin: Origin<'a>,
+    run: Run<'a>,
+    /// The compound commands around: their words, and whether what is in them runs for certain.
+    blocks: Vec<(&'static str, bool)>,
+    /// Whether what follows `&&` runs for certain.
+    is_certain: bool,
+    /// Whether it runs only where something else failed.
+    is_alternative: bool,
+    launches: Vec<Launch>,
+}
+
+impl Shell<'_> {
+    fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
+        if self.origin.is_file {
+            self.origin.at.line = Some(statement.line);
+        }
+        match statement.join {
+            Join::Next | Join::Pipe => (self.is_certain, self.is_alternative) = (true, false),
+            Join::And => {}
+            Join::Or => (self.is_certain, self.is_alternative) = (false, true),
+        }
+        let mut words = &*statement.words;
+        while let Some(word) = words.first().and_then(Word::bare) {
+            match word {
+                // The last is the prompt of a command in a text.
+                "then" | "else" | "elif" | "do" | "!" | "$" => {}
+                "if" => self.blocks.push(("if", false)),
+                "for" => self.blocks.push(("for", false)),
+                "case" => self.blocks.push(("case", false)),
+                "{" => self.blocks.push(("{", false)),
+                // The name stands behind it.
+                "function" => words = &words[words.len().min(1)..],
+                "while" | "until" => {
+                    let condition = words.get(1).and_then(Word::bare);
+                    let forever = matches!((word, condition), ("while", Some("true" | ":")));
+                    self.blocks.push(("while", forever));
+                }
+                "fi" | "done" | "esac" | "}" => {
+                    self.blocks.pop();
+                }
+                _ => break,
+            }
+            words = words.get(1..).unwrap_or(&[]);
+        }
+        if let Some(into) = &statement.into {
+            let document = statement.document.as_ref().filter(|_| words.first().and_then(Word::bare) == Some("cat"));
+            self.write(into, document, statement.appends)?;
+        }
+        self.simple(words)
+    }
+
+    /// A file that is written: known if it is a document for certain.
+    fn write(&mut self, into: &Word, document: Option<&Word>, appends: bool) -> Result<(), ManifestError> {
+        let path = self.expansion().value(into)?;
+        let before = self.origin.files.iter().find(|(known, _)| **known == *path).map(|(_, text)| text.to_string());
+        self.forget(|known| known == path)?;
+        let is_certain = self.condition().is_none() && self.is_certain;
+        if let (Some(document), true) = (document, is_certain) {
+            let before = before.filter(|_| appends).unwrap_or_default();
+            let text = before + &self.expansion().value(document)?;
+            super::variables::bounded(text.len(), &self.origin.at)?;
+            self.origin.reading.charge(text.len(), &self.origin.at)?;
+            self.origin.files.push((path.into(), text.into()));
+        }
+        Ok(())
+    }
+
+    /// Forgets files that something may have changed.
+    fn forget(&mut self, is_changed: impl Fn(&str) -> bool) -> Result<(), ManifestError> {
+        self.origin.reading.charge(self.origin.files.len(), &self.origin.at)?;
+        self.origin.files.retain(|(known, _)| !is_changed(known));
+        Ok(())
+    }
+
+    /// The block around, if it is not certain that it runs.
+    fn condition(&self) -> Option<&'static str> {
+        let block = self.blocks.iter().find(|(_, certain)| !certain).map(|(block, _)| *block);
+        block.or(self.is_alternative.then_some("||"))
+    }
+
+    /// Assignments, and a command behind them.
+    fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        let assignments = words.iter().take_while(|word| assignment(word).is_some()).count();
+        let (assigning, words) = words.split_at(assignments);
+        if words.is_empty() {
+            return assigning.iter().try_for_each(|word| self.assign(word, false));
+        }
+        match words[0].bare() {
+            Some("export" | "declare" | "local" | "readonly" | "typeset") => {
+                let exports = words[0].bare() == Some("export");
+                for word in &words[1..] {
+                    match word.bare() {
+                        _ if assignment(word).is_some() => self.assign(word, exports)?,
+                        Some(name) if exports => self.variables.export(name),
+                        _ => {}
+                    }
+                }
+                return Ok(());
+            }
+            Some("read") | Some("source") | Some(".") | Some("unset") => {
+                // What it sets is not known.
+                words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
+                return Ok(());
+            }
+            Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            _ => {}
+        }
+        self.start(assigning, words)?;
+        // Whether it succeeds is not known.
+        self.is_certain = false;
+        Ok(())
+    }
+
+    /// A command that may start an engine.
+    fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
+        let mut expanded = Vec::new();
+        let expansion = self.expansion();
+        for word in words {
+            expanded.extend(expansion.words(word)?);
+        }
+        if engine::start(&expanded).is_none() {
+            // `sed -i` and others change what they name.
+            let changes = expanded.first().is_some_and(|program| program != "cat");
+            return if changes { self.forget(|known| expanded.iter().any(|word| word == known)) } else { Ok(()) };
+        }
+        self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+        let mut variables = self.variables.clone();
+        for word in assigning {
+            let (name, _, _) = assignment(word).unwrap_or_default();
+            variables.set(name, vec![expansion.value(&behind(word))?], true);
+        }
+        let launches = (self.run)(&expanded, variables, &self.origin)?;
+        if let (false, Some(block)) = (launches.is_empty(), self.condition()) {
+            let what = format!("a command that starts an engine under a condition (`{block}`)");
+            let instead = "state the command alone";
+            return Err(ManifestError::NotRead { at: self.origin.at.clone(), what, instead });
+        }
+        self.launches.extend(launches);
+        Ok(())
+    }
+
+    fn assign(&mut self, word: &Word, exports: bool) -> Result<(), ManifestError> {
+        let Some((name, adds, _)) = assignment(word) else { return Ok(()) };
+        let expansion = self.expansion();
+        let mut value = match &word.array {
+            None => vec![expansion.value(&behind(word))?],
+            Some(words) => {
+                let words: Result<Vec<_>, _> = words.iter().map(|word| expansion.words(word)).collect();
+                words?.concat()
+            }
+        };
+        if self.condition().is_some() || !self.is_certain {
+            value = vec![Why::Conditional.mark(&format!("${name}"))];
+        } else if adds {
+            let mut before = self.variables.get(name).unwrap_or_default().to_vec();
+            let length = before.iter().map(|word| word.len() + 24).sum();
+            self.origin.reading.charge(length, &self.origin.at)?;
+            match (&word.array, before.last_mut()) {
+                (None, Some(last)) => {
+                    last.push_str(&value.concat());
+                    super::variables::bounded(last.len(), &self.origin.at)?;
+                }
+                _ => before.extend(value),
+            }
+            value = before;
+        }
+        self.variables.set(name, value, exports);
+        Ok(())
+    }
+
+    fn expansion(&self) -> Expansion<'_> {
+        let reading: &Reading<'_> = self.origin.reading;
+        Expansion { variables: &self.variables, reading, at: &self.origin.at }
+    }
+}
+
+/// The name that a word assigns to, whether it adds to it, and the beginning of the value.
+fn assignment(word: &Word) -> Option<(&str, bool, &str)> {
+    match word.pieces.first()? {
+        Piece::Text(text) => assigned(text),
+        _ => None,
+    }
+}
+
+/// The value of an assignment, as a word.
+fn behind(word: &Word) -> Word {
+    let mut value = word.clone();
+    if let (Some((_, _, rest)), Some(first)) = (assignment(word), value.pieces.first_mut()) {
+        *first = Piece::Text(rest.to_owned());
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Where nothing is expanded, words are those that `shlex` cuts.
+        #[test]
+        fn plain_words_are_those_of_shlex(text in "[ab=./:,%^~_\\-'\" \\\\]{0,40}") {
+            let script = format!("vllm serve {text}");
+            let found = crate::manifest::read("m", script.as_bytes());
+            match shlex::split(&script) {
+                Some(words) => prop_assert_eq!(&found.unwrap()[0].words, &words),
+                None => prop_assert!(found.is_err() || text.ends_with('\\')),
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a manifest leaves open: it is marked in the text where it would stand, and judged only where an engine needs it.
+
+use super::error::{ManifestError, Place};
+use crate::secret::{self, HIDDEN};
+
+/// The characters of a mark: they stand in no text that is read.
+pub(super) const MARKS: [char; 3] = [BEGIN, MIDDLE, END];
+const BEGIN: char = '\u{1}';
+const MIDDLE: char = '\u{2}';
+const END: char = '\u{3}';
+
+pub(super) const RENDER: &str = "render it first (`helm template`, `envsubst`), or write the value";
+const STATE: &str = "state its value in the manifest";
+const WRITE: &str = "write the value";
+
+/// Why something is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    NotSet,
+    Secret,
+    Cluster,
+    Conditional,
+    Positional,
+    Command,
+    Arithmetic,
+    Pattern,
+    Braces,
+    Operator,
+    Template,
+    NoShell,
+    Interpolated,
+}
+
+impl Why {
+    const ALL: [Self; 13] = [
+        Self::NotSet,
+        Self::Secret,
+        Self::Cluster,
+        Self::Conditional,
+        Self::Positional,
+        Self::Command,
+        Self::Arithmetic,
+        Self::Pattern,
+        Self::Braces,
+        Self::Operator,
+        Self::Template,
+        Self::NoShell,
+        Self::Interpolated,
+    ];
+
+    /// What a message says of it: why, and what would do.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::NotSet => {
+                ("is not set", "state it with `export NAME=value`, `env:` or `environment:` in the same file")
+            }
+            Self::Secret => ("comes from a secret of the cluster", STATE),
+            Self::Cluster => ("is known only in the cluster", STATE),
+            Self::Conditional => ("is set under a condition", "set it without one"),
+            Self::Positional => ("is an argument of the script", WRITE),
+            Self::Command => ("is what another command prints", WRITE),
+            Self::Arithmetic => ("is computed by the shell", WRITE),
+            Self::Pattern => ("is a pattern of names of files", "write the name, or put it in quotes"),
+            Self::Braces => ("is expanded by the shell", "write out the words, or put them in quotes"),
+            Self::Operator => ("is more than a variable or its default", WRITE),
+            Self::Template => ("is a template", RENDER),
+            Self::NoShell => ("is no variable, since no shell reads it", "write `$(NAME)` in Kubernetes, or the value"),
+            Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
+        }
+    }
+
+    /// A text that stands for what is not known; `name` is what is written there. It is spelt in letters that mean nothing
+    /// to a shell, which may read it again.
+    pub(super) fn mark(self, name: &str) -> String {
+        let index = Self::ALL.iter().position(|why| *why == self).unwrap_or(0);
+        let index = char::from(b'a' + index as u8);
+        let name: String = name.chars().take(80).map(|character| format!("{:x}.", u32::from(character))).collect();
+        format!("{BEGIN}{index}{MIDDLE}{name}{END}")
+    }
+}
+
+/// What is written where a mark stands.
+fn spelt(name: &str) -> String {
+    let character = |code: &str| u32::from_str_radix(code, 16).ok().and_then(char::from_u32);
+    name.split('.').filter_map(character).collect()
+}
+
+/// Marks the templates of Helm and of others in a text.
+pub(super) fn mark_templates(text: &str) -> String {
+    let mut marked = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once("{{") {
+        let (template, after) = behind.split_once("}}").unwrap_or((behind, ""));
+        marked += before;
+        marked += &Why::Template.mark(&format!("{{{{{template}}}}}"));
+        rest = after;
+    }
+    marked + rest
+}
+
+/// The first thing in a text that is not known, as it is written, and why.
+fn first(text: &str) -> Option<(String, Why)> {
+    let behind = &text[text.find(BEGIN)? + BEGIN.len_utf8()..];
+    let (index, behind) = behind.split_once(MIDDLE)?;
+    let index = index.bytes().next()?.checked_sub(b'a')?;
+    Some((spelt(behind.split_once(END)?.0), *Why::ALL.get(usize::from(index))?))
+}
+
+/// A text whose every part has to be known.
+pub(super) fn known(text: &str, at: &Place) -> Result<String, ManifestError> {
+    match first(text) {
+        None => Ok(text.to_owned()),
+        Some((name, why)) => {
+            let (why, instead) = why.words();
+            let name = if secret::has_key(&name) { HIDDEN.to_owned() } else { name };
+            Err(ManifestError::NotKnown { at: at.clone(), name: format!("`{name}`"), why, instead })
+        }
+    }
+}
+
+/// A text as it is written, with what is not known in it.
+pub(super) fn written(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((name, _)) = first(rest) {
+        let (before, behind) = rest.split_once(BEGIN).unwrap_or((rest, ""));
+        out += before;
+        out += &name;
+        rest = behind.split_once(END).map_or("", |(_, after)| after);
+    }
+    out + rest
+}
+
+/// The words of an engine's command: known, but for addresses and the like, on which no byte depends; without secrets.
+/// `at` says where the word of an index stands.
+pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Vec<String>, ManifestError> {
+    let mut settled = Vec::with_capacity(words.len());
+    // Of how many words behind a flag nothing depends, and whether they are secrets.
+    let (mut harmless, mut hides) = (0usize, false);
+    for (index, word) in words.iter().enumerate() {
+        let (flag, value) = match word.split_once('=') {
+            Some((flag, value)) if secret::is_flag(word) => (Some(flag), Some(value)),
+            _ if secret::is_flag(word) => (Some(word.as_str()), None),
+            _ => (None, Some(word.as_str())),
+        };
+        if let Some(flag) = flag {
+            (harmless, hides) = (harmless_words(flag), secret::is_secret(flag));
+        }
+        settled.push(match (flag, value) {
+            (Some(flag), Some(_)) if hides => format!("{flag}={HIDDEN}"),
+            (None, Some(_)) if hides => HIDDEN.to_owned(),
+            (_, Some(_)) if harmless > 0 => {
+                harmless -= 1;
+                written(word)
+            }
+            _ if !word.contains(MARKS) => word.clone(),
+            _ => known(word, &at(index))?,
+        });
+    }
+    Ok(secret::hidden_keys(settled))
+}
+
+/// The words behind a flag that say where an engine is reached, what it is called, how it words a conversation.
+fn harmless_words(flag: &str) -> usize {
+    const EXACT: [&str; 6] = ["host", "alias", "seed", "node-rank", "data-parallel-start-rank", "chat-template"];
+    const PARTS: [&str; 9] = ["addr", "address", "ip", "port", "log", "logs", "ssl", "namespace", "endpoint"];
+    let name = flag.trim_start_matches('-').replace('_', "-");
+    match name == "served-model-name" {
+        true => usize::MAX,
+        false => usize::from(EXACT.contains(&name.as_str()) || name.split('-').any(|part| PARTS.contains(&part))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(words: &[String]) -> Result<Vec<String>, String> {
+        settle(words, |_| Place { file: "f".to_owned(), ..Place::default() }).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_only_where_it_matters() {
+        let unset = Why::NotSet.mark("$X");
+        let words = |flag: &str| vec!["vllm".to_owned(), flag.to_owned(), format!("a{unset}")];
+        assert_eq!(settled(&words("--host")).unwrap(), ["vllm", "--host", "a$X"]);
+        assert_eq!(settled(&words("--data-parallel-address")).unwrap()[2], "a$X");
+        assert_eq!(settled(&words("--api-key")).unwrap()[2], HIDDEN);
+        let error = settled(&words("--max-model-len")).unwrap_err();
+        assert!(error.starts_with("f: `$X` is not set; state it with"), "{error}");
+        assert!(settled(&[format!("--tensor-parallel-size={unset}")]).is_err());
+        assert!(settled(&["--port".to_owned(), "1".to_owned(), unset]).is_err());
+    }
+
+    #[test]
+    fn a_mark_means_nothing_to_a_shell() {
+        let mark = Why::Command.mark("$(a | b 'c' *)");
+        assert!(!mark.contains(|c: char| " $()|'*{}=".contains(c)), "{mark:?}");
+        assert_eq!(written(&mark), "$(a | b 'c' *)");
+    }
+
+    #[test]
+    fn templates_are_marked_and_written_back() {
+        let marked = mark_templates("a {{ .Values.x }} b {{ c");
+        assert_eq!(written(&marked), "a {{ .Values.x }} b {{ c}}");
+    }
+}

@@ -1,0 +1,154 @@
+//! Variables of a script, of a container.
+
+use std::collections::BTreeMap;
+
+use super::error::{ManifestError, Place};
+use super::reading::Reading;
+use super::unknown::{self, Why};
+
+/// The most that one value may expand to.
+const LONGEST: usize = 256 << 10;
+
+/// Variables and their values, in which what is not known is marked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Variables {
+    values: BTreeMap<String, Variable>,
+}
+
+#[derive(Clone, Debug)]
+struct Variable {
+    /// One word, unless it is an array.
+    words: Vec<String>,
+    is_exported: bool,
+}
+
+impl Variables {
+    pub(super) fn set(&mut self, name: &str, words: Vec<String>, exported: bool) {
+        let was = self.values.get(name).is_some_and(|variable| variable.is_exported);
+        self.values.insert(name.to_owned(), Variable { words, is_exported: exported || was });
+    }
+
+    pub(super) fn export(&mut self, name: &str) {
+        if let Some(variable) = self.values.get_mut(name) {
+            variable.is_exported = true;
+        }
+    }
+
+    pub(super) fn unset(&mut self, name: &str) {
+        self.values.remove(name);
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&[String]> {
+        self.values.get(name).map(|variable| &*variable.words)
+    }
+
+    /// What it costs to copy them.
+    pub(super) fn weight(&self) -> usize {
+        self.values.values().flat_map(|variable| &variable.words).map(|word| 32 + word.len()).sum()
+    }
+
+    /// What a program that is started has of them.
+    pub(super) fn inherited(mut self) -> Self {
+        self.values.retain(|_, variable| variable.is_exported);
+        self
+    }
+
+    /// The values that a program sees; those that are not known are left out.
+    pub(super) fn exported(&self) -> BTreeMap<String, String> {
+        let exported = self.values.iter().filter(|(_, variable)| variable.is_exported);
+        let single = exported.filter_map(|(name, variable)| Some((name.clone(), variable.words.first()?.clone())));
+        single.filter(|(_, value)| !value.contains(unknown::MARKS)).collect()
+    }
+
+    /// A text in which Kubernetes puts values for `$(NAME)`. What names no variable stays as it is.
+    pub(super) fn kubernetes(&self, text: &str, reading: &Reading<'_>, at: &Place) -> Result<String, ManifestError> {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, behind)) = rest.split_once('$') {
+            out += before;
+            let name = behind.strip_prefix('(').and_then(|text| text.split_once(')')).map(|(name, _)| name);
+            rest = match (name, name.and_then(|name| self.get(name))) {
+                _ if behind.starts_with('$') => {
+                    out.push('$');
+                    &behind[1..]
+                }
+                (Some(name), Some(words)) => {
+                    let length: usize = words.iter().map(String::len).sum();
+                    reading.charge(length, at)?;
+                    out += &words.join(" ");
+                    &behind[name.len() + 2..]
+                }
+                _ => {
+                    out.push('$');
+                    behind
+                }
+            };
+            bounded(out.len(), at)?;
+        }
+        Ok(out + rest)
+    }
+
+    /// A text in which Compose puts values for `$NAME` and `${NAME:-default}`; it knows only what the file states.
+    pub(super) fn compose(text: &str, at: &Place) -> Result<String, ManifestError> {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, behind)) = rest.split_once('$') {
+            out += before;
+            if let Some(escaped) = behind.strip_prefix('$') {
+                out.push('$');
+                rest = escaped;
+                continue;
+            }
+            let (inside, after) = match behind.strip_prefix('{').and_then(|text| text.split_once('}')) {
+                Some(split) => split,
+                None => behind.split_at(name_length(behind)),
+            };
+            let (name, operator) = inside.split_at(name_length(inside));
+            let default = [":-", "-"].iter().find_map(|sign| operator.strip_prefix(sign));
+            match default {
+                _ if name.is_empty() => out.push('$'),
+                Some(default) if !default.contains('$') => out += default,
+                _ => out += &Why::Interpolated.mark(&format!("${{{name}}}")),
+            }
+            rest = if name.is_empty() { behind } else { after };
+            bounded(out.len(), at)?;
+        }
+        Ok(out + rest)
+    }
+}
+
+/// The bytes of a name of a variable at the beginning of a text.
+pub(super) fn name_length(text: &str) -> usize {
+    if text.starts_with(|character: char| character.is_ascii_digit()) {
+        return 0;
+    }
+    text.bytes().take_while(|byte| *byte == b'_' || byte.is_ascii_alphanumeric()).count()
+}
+
+/// That a value is no longer than any real one.
+pub(super) fn bounded(length: usize, at: &Place) -> Result<(), ManifestError> {
+    if length <= LONGEST {
+        return Ok(());
+    }
+    Err(ManifestError::TooMuch { at: at.clone(), what: "a value of bytes", most: LONGEST })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubernetes_replaces_what_it_knows_alone() {
+        let (reading, at) = (Reading::new("f"), Place::default());
+        let mut variables = Variables::default();
+        variables.set("A", vec!["x y".to_owned()], true);
+        let expanded = |text| variables.kubernetes(text, &reading, &at).unwrap();
+        assert_eq!(expanded("$(A)-$$(A)-$(B)-$A-$(A"), "x y-$(A)-$(B)-$A-$(A");
+    }
+
+    #[test]
+    fn compose_takes_defaults_and_marks_the_rest() {
+        let expanded = |text| unknown::written(&Variables::compose(text, &Place::default()).unwrap());
+        assert_eq!(expanded("${A:-x}/${B-}/$$C/${D:?why}/$E."), "x//$C/${D}/${E}.");
+    }
+}

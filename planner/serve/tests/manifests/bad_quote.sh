@@ -1,0 +1,2 @@
+# The quote is never closed.
+vllm serve 'Qwen/Qwen3-8B

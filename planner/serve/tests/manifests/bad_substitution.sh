@@ -1,0 +1,2 @@
+vllm serve Qwen/Qwen3-8B \
+  --tensor-parallel-size $(nvidia-smi -L | wc -l)

@@ -1,0 +1,2 @@
+export PORT=8000
+vllm serve $MODEL --port $PORT
