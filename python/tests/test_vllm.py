@@ -170,8 +170,9 @@ KINDS = {
     "nemotron-h 56b": ([(10, 1), (54, 3)], 10, 16, 5),
     "more groups": ([(10, 1), (54, 3)], 10, 32, 2),
     "nothing is padded": ([(18, 256), (18, 257)], 18, 64, None),
-    "padded by less is no gain where another is padded more": ([(9, 100), (10, 1)], 10, 4, None),
-    "one page less each": ([(20, 8), (30, 8)], 20, 8, 10),
+    "groups of 9 would pad the first kind more": ([(10, 1), (54, 3)], 10, 8, None),
+    "two pages of 1,548 are not worth it": ([(6, 256), (10, 1)], 6, 16, None),
+    "every sixth page": ([(20, 8), (30, 8)], 20, 8, 10),
 }
 
 

@@ -17,6 +17,10 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from cacheplan._vllm_platform import log, most_groups
 
 
+# Pages saved by which more groups, each with a table of its own to fill for every step, are worth it.
+LEAST = 0.01
+
+
 @dataclass(frozen=True)
 class Kind:
     """Layers that may share blocks, in the model's order, and how many blocks of a group of them a sequence holds."""
@@ -45,7 +49,7 @@ def best(kinds: list[Kind], now: int, most: int) -> int | None:
         return groups(size) <= most and all(kind.groups(size) * size <= kind.groups(now) * now for kind in kinds)
 
     size = min(filter(is_held, range(1, now + 1)), key=lambda size: (pages(size), groups(size)), default=now)
-    return size if pages(size) < pages(now) else None
+    return size if pages(now) - pages(size) >= LEAST * pages(now) else None
 
 
 class Builder(DefaultKVCacheConfigBuilder):

@@ -99,6 +99,7 @@ def filled(config, scheduler, sizes):
             # A step ends at a block's end where states are kept there.
             stops = [len(prompt), (len(prompt) - 1) // wide * wide, (start + STEP) // wide * wide, start + STEP]
             chunk = min([stop for stop in stops if stop > start], default=length) - start
+            manager.new_step_starts()
             if manager.allocate_slots(request, chunk, fresh, found) is None:
                 return request, False, reused
             request.num_computed_tokens, fresh, found = start + chunk, 0, None
@@ -111,6 +112,7 @@ def filled(config, scheduler, sizes):
     assert has_room, "what was held finds no room again"
     taken = []
     for _ in range(DECODED):
+        manager.new_step_starts()
         began = time.perf_counter()
         assert manager.allocate_slots(again, 1) is not None
         taken.append(time.perf_counter() - began)
