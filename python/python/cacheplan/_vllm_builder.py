@@ -1,8 +1,8 @@
 """Groups of the layers of a hybrid that waste the fewest bytes by vLLM's rules (0.33, whose interface is experimental).
 
 A block is as wide as the widest group, all pages are of one size, and a group holds blocks of its own of a sequence.
-So where the widest has ``size`` layers, ``n`` layers of a kind need no fewer groups than ``ceil(n / size)``: with these,
-a group of the best size is a best grouping.
+So where the widest has ``size`` layers, ``n`` layers of a kind need no fewer groups than ``ceil(n / size)``, and the
+best size makes a best grouping.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from vllm.v1.core.kv_cache_planning import DefaultKVCacheConfigBuilder
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 from cacheplan._vllm_platform import log, most_groups
-
 
 # Pages saved by which more groups, each with a table of its own to fill for every step, are worth it.
 LEAST = 0.01

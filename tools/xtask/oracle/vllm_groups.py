@@ -188,12 +188,19 @@ def asked_about(questions, is_zoo):
                 yield *asked, told
 
 
+def head():
+    most = " / ".join(["vLLM", *(f"at most {most}" for most in MOST)])
+    names = ["model", "tokens", "caching", f"groups: {most}", "sequences by vLLM's count", "held", "more", "µs per token"]
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
 def row(model, length, caching, told):
     def each(column, form):
         return " / ".join(format(answer[column], form) for answer in told)
 
     more = " / ".join(f"{answer[2] / told[0][2] - 1:.1%}" for answer in told[1:])
-    cells = [model.replace("__", "/"), f"{length:,}", "on" if caching else "off", each(0, ""), each(1, ".1f"), each(2, ","), more, each(4, ".0f")]
+    asked = [model.replace("__", "/"), f"{length:,}", "on" if caching else "off"]
+    cells = [*asked, each(0, ""), each(1, ".1f"), each(2, ","), more, each(4, ".0f")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -203,18 +210,15 @@ def main():
     is_zoo = sys.argv[2] == "zoo"
     all_of_them = list(asked_about(map(json.loads, sys.stdin), is_zoo))
     differ = [answer for answer in all_of_them if answer[3] is not None]
-    if is_zoo:
-        most = " / ".join(["vLLM", *(f"at most {most}" for most in MOST)])
-        print(f"| model | tokens | caching | groups: {most} | sequences by vLLM's count | held | more | µs per decoded token |")
-        print("|---" * 8 + "|", *(row(*answer) for answer in differ), sep="\n")
-    print(f"\n{len(differ)} of {len(all_of_them)} differ", end="")
+    lines = [f"{len(differ)} of {len(all_of_them)} {sys.argv[2]} answers differ from vLLM's own"]
     for at, most in enumerate(MOST, 1):
         gains = [told[at][1] / told[0][1] - 1 for *_, told in differ if told[at][0] != told[0][0]]
         if gains:
-            print(f"; with at most {most} groups {len(gains)} by vLLM's count hold {mean(gains):.1%} more on average, {max(gains):.1%} at most", end="")
-    print(".", flush=True)
+            said = f"at most {most} groups hold {mean(gains):.1%} more in {len(gains)}, {max(gains):.1%} at most"
+            lines.append(f"by vLLM's count {said}")
+    table = [*head(), *(row(*answer) for answer in differ)] if is_zoo else []
+    print("\n".join([*table, "", "; ".join(lines) + "."]), file=oracle.ANSWERS, flush=True)
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(oracle.ANSWERS):
-        main()
+    main()
