@@ -321,7 +321,10 @@ def test_our_logger_is_made_beside_those_of_plugins_wherever_that_is_bound(stats
         assert sys.modules[name].load_stat_logger_plugin_factories() == ["another's", stats.PlannedBlocks]
 
 
-def test_blocks_in_use_stand_beside_those_planned(stats: Any, planned: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_in_use_stand_beside_those_planned(
+    stats: Any, planned: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(_vllm_platform.GROUPS)
     # Two replicas, whose blocks the config has together.
     logger = stats.PlannedBlocks(served(2 * 9102), [0, 3])
     logger.log_engine_initialized()
@@ -352,6 +355,14 @@ def test_it_counts_nothing_without_a_plan(stats: Any, monkeypatch: pytest.Monkey
     logger.log_engine_initialized()
     logger.log()
     assert not Gauge.registered
+
+
+def test_blocks_of_our_own_groups_are_not_told_beside_the_plans(
+    stats: Any, planned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = stats.PlannedBlocks(served(9102))
+    logger.record(SimpleNamespace(kv_cache_usage=0.5), None)
+    assert not Gauge.registered and "blocks of vLLM's own groups" in caplog.text
 
 
 def test_the_guard_leaves_blocks_of_our_own_groups_out(platforms: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import Gauge
 from vllm.v1.metrics import loggers
 
 from cacheplan._guard import Guard
+from cacheplan._vllm_platform import most_groups
 
 # Where vLLM looks for the loggers of plugins, and who may have bound it.
 FIND, BOUND = "load_stat_logger_plugin_factories", ("vllm.v1.metrics.loggers", "vllm.v1.engine.async_llm")
@@ -100,6 +101,9 @@ class PlannedBlocks(loggers.AggregateStatLoggerBase):
 
 def _planned(guard: Guard) -> int | None:
     """The blocks for requests of the stage that has the fewest: all stages get as many."""
+    if most_groups() is not None:
+        LOG.info("cacheplan: the plan has the blocks of vLLM's own groups, so that no planned ones are told")
+        return None
     blocks = [plan.data.get("engine", {}).get("num_blocks") for _, plan in guard.plans]
     known = [count for count in blocks if count is not None]
     if not known:
