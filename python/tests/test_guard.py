@@ -127,6 +127,8 @@ def core(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     for name in ("vllm.v1", "vllm.v1.engine"):
         put(monkeypatch, name)
     put(monkeypatch, "vllm", __version__="0.33.0")
+    put(monkeypatch, "cacheplan._vllm_stats", install=lambda: None)
+    monkeypatch.delenv("CACHEPLAN_GROUPS", raising=False)
     caplog.set_level(logging.INFO, "vllm.cacheplan")
     return put(monkeypatch, CORE, get_kv_cache_configs=planner_of_33)
 
@@ -168,6 +170,16 @@ def test_a_start_as_planned_goes_on_and_its_log_names_the_owners(
         "head_dim 128, bf16"
     )
     assert table.startswith(f"cacheplan: vLLM 0.33.0, replica 0, rank 0 is as {path} plans it\nvllm 0.33.0\n")
+
+
+def test_a_start_is_held_to_the_plan_where_nobody_can_count_blocks_in_use(
+    core: ModuleType, plan: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan()
+    put(monkeypatch, "cacheplan._vllm_stats")
+    _vllm_guard.install()
+    assert hasattr(core.get_kv_cache_configs, "guard")
+    assert "blocks in use are not told: AttributeError" in caplog.text
 
 
 DRIFTS = {

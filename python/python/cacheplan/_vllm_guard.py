@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from cacheplan._guard import Cache, Group, Guard, Start
+from cacheplan._vllm_platform import most_groups
 
 # Where the engine core has bound it; the groups came with 0.33.
 CORE, PLANNER = "vllm.v1.engine.core", "get_kv_cache_configs"
@@ -32,6 +33,11 @@ def install() -> None:
         guard.differs(f"vLLM {_version()} cannot be guarded: {what}", found=_version())
         return
     core.get_kv_cache_configs = _guarded(original, guard)  # type: ignore[attr-defined]
+    try:
+        import_module("cacheplan._vllm_stats").install()
+    except (ImportError, AttributeError) as error:
+        # Numbers as it serves are no part of what the start is held to.
+        guard.log.warning("cacheplan: blocks in use are not told: %r", error)
 
 
 def _guarded(original: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
@@ -78,12 +84,9 @@ def _facts(vllm_config: Any, available: int, config: Any) -> dict[str, int]:
     if not blocks:
         return facts
     block = min(reported or [spec.block_size for spec in blocks])
-    return facts | {
-        "cache_bytes": available,
-        "tokens_per_block": block,
-        "groups": len(blocks),
-        "num_blocks": config.num_blocks,
-    }
+    facts |= {"cache_bytes": available, "tokens_per_block": block}
+    # The plan has those of vLLM's own grouping.
+    return facts if most_groups() is not None else facts | {"groups": len(blocks), "num_blocks": config.num_blocks}
 
 
 def _groups(vllm_config: Any, config: Any) -> tuple[Group, ...]:

@@ -129,6 +129,8 @@ def answers(name, changes, enforce, verdict):
         until_it_serves(server, log)
         usage = ask(folder)["usage"]
         assert usage["completion_tokens"] == 4, usage
+        told = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60).read().decode()
+        assert "\nvllm:kv_cache_planned_blocks{" in told and "\nvllm:kv_cache_most_used_blocks{" in told, told[-4000:]
     finally:
         server.terminate()
         server.wait(60)

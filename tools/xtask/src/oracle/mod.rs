@@ -4,6 +4,7 @@
 mod llama_cpp;
 mod sglang;
 mod vllm;
+mod vllm_groups;
 
 use std::fs;
 use std::io::Write;
@@ -19,9 +20,10 @@ pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
     match engine {
         "vllm" => vllm::run(random),
         "vllm-events" => vllm::events(),
+        "vllm-groups" => vllm_groups::run(random),
         "sglang" => sglang::run(),
         "llama.cpp" => llama_cpp::run(),
-        other => Err(format!("`{other}` cannot be asked; vllm, vllm-events, sglang and llama.cpp can")),
+        other => Err(format!("`{other}` cannot be asked; vllm, vllm-events, vllm-groups, sglang and llama.cpp can")),
     }
 }
 

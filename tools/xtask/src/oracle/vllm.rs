@@ -3,7 +3,7 @@
 //! They need Python with pip, a C compiler, the network once, and about 9 GB in `target/oracles`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{CONFIGS, ROWS, answers, at, script, write};
@@ -22,24 +22,30 @@ pub(super) fn run(random: u64) -> Result<(), String> {
 
 /// Records what vLLM's block pool publishes and its coordinator counts, for the tests of the index.
 pub(super) fn events() -> Result<(), String> {
-    let home = target(&format!("oracles/vllm-{EXPORTED}"))?;
-    let python = home.join("bin/python");
-    if !home.join("installed").exists() {
-        install(EXPORTED, &home, &python)?;
-    }
+    let python = newest()?.join("bin/python");
     let asked = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
     let packages = answers(Command::new(&python).args(asked), "")?;
     let out = format!("tests/fixtures/events/vllm-{EXPORTED}.jsonl.gz");
     sh(Command::new(&python).arg(script("vllm_events.py")).arg(packages.trim()).arg(out))
 }
 
+/// The environment of the version that exports are for.
+pub(super) fn newest() -> Result<PathBuf, String> {
+    installed(EXPORTED)
+}
+
+fn installed(version: &str) -> Result<PathBuf, String> {
+    let home = target(&format!("oracles/vllm-{version}"))?;
+    if !home.join("installed").exists() {
+        install(version, &home, &home.join("bin/python"))?;
+    }
+    Ok(home)
+}
+
 /// Questions are the same for all versions; answers have a file for each.
 fn vllm(version: &str, random: u64) -> Result<(), String> {
-    let home = target(&format!("oracles/vllm-{version}"))?;
+    let home = installed(version)?;
     let python = home.join("bin/python");
-    if !home.join("installed").exists() {
-        install(version, &home, &python)?;
-    }
     let random = random.to_string();
     for (set, arguments) in [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random])] {
         let questions = answers(Command::new(&python).arg(script("questions.py")).arg(set).args(arguments), "")?;
