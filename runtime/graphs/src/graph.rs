@@ -15,7 +15,7 @@ use crate::builder::Builder;
 use crate::error::GraphError;
 use crate::layout::{MAX_RANK, count};
 use crate::node::{Node, sizes, value_of};
-use crate::nodes::{is_known, lower};
+use crate::nodes::{is_known, lower, state_of};
 use crate::tensor::{Element, Value};
 
 /// Numbers that are computed when a graph is loaded, besides as many as its weights have.
@@ -69,6 +69,24 @@ impl Graph {
         let Some(graph) = model.graph else { return Err(malformed("it has no graph".to_owned())) };
         let opsets = model.opset_import;
         Loader { file, folder, opsets, numbers: HashMap::new(), constants: Vec::new() }.load(graph)
+    }
+
+    /// Inputs that are the states of one op, and the outputs that take their place: what nobody else reads can be renewed
+    /// where it lies.
+    pub(crate) fn renewable(&self) -> Vec<(usize, usize)> {
+        let readers = |value: usize| self.nodes.iter().filter(move |node| node.inputs.contains(&Some(value)));
+        let once = |value: usize| readers(value).count() + self.made.iter().filter(|&&made| made == value).count() == 1;
+        let pair = |node: &Node| {
+            let before = node.inputs.get(state_of(node)?).copied().flatten().filter(|&value| once(value))?;
+            let mut after = node.outputs.get(1).copied().flatten().filter(|&value| once(value))?;
+            // An output is often called otherwise than what it is.
+            while let Some(named) = readers(after).next().filter(|reader| reader.op == "Identity") {
+                after = named.outputs.first().copied().flatten().filter(|&value| once(value))?;
+            }
+            let output = self.made.iter().position(|&made| made == after)?;
+            Some((self.given.iter().position(|&given| given == before)?, output))
+        };
+        self.nodes.iter().filter_map(pair).collect()
     }
 
     /// The error of a node.
