@@ -92,7 +92,8 @@ fn a_static_cache_is_unpaged_data_of_each_layer_under_the_graphs_names(#[case] h
 #[case("23")]
 fn every_state_of_a_hybrid_is_bound_to_its_cache(#[case] opset: &str) {
     let model = support::read(&format!("onnx/hybrid_opset{opset}.onnx"));
-    let mut bound: Vec<_> = model.states.iter().map(|state| (state.layers[0], state.part, state.output.as_str())).collect();
+    let mut bound: Vec<_> =
+        model.states.iter().map(|state| (state.layers[0], state.part, state.output.as_str())).collect();
     bound.sort_by_key(|(layer, _, output)| (*layer, *output));
     let expected = [
         (0, StatePart::Convolution, "conv_state_0_out"),

@@ -103,3 +103,13 @@ fn a_compressed_program_is_refused() {
     std::fs::write(&file, bytes).unwrap();
     assert!(read(&file).unwrap_err().to_string().contains("it is compressed"));
 }
+
+/// Whatever is in it: what would do is named instead of what is wrong with its bytes.
+#[test]
+fn a_program_of_executorch_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("llama.pte");
+    std::fs::write(&file, b"\x1c\0\0\0ET12").unwrap();
+    let error = read(&file).unwrap_err().to_string();
+    assert!(error.contains("llama.pte: the program: programs of ExecuTorch") && error.contains(".pt2"), "{error}");
+}

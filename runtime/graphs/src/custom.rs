@@ -6,8 +6,7 @@ use cacheplan_kernels::{
 use cacheplan_transforms::onnx::EdgeScan;
 use candle_core::{Device, Tensor};
 
-use crate::program::Pooled;
-use crate::tensor::Operand;
+use crate::tensor::{Operand, Pooled};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -51,7 +50,12 @@ pub(crate) enum States<'a> {
 
 impl States<'_> {
     /// The pool that a kernel renews: matrices of this shape, one for each sequence.
-    fn matrices(&self, state: &Operand<'_>, batch: usize, shape: [usize; 3]) -> Result<(Tensor, StateLayerView, Vec<i32>)> {
+    fn matrices(
+        &self,
+        state: &Operand<'_>,
+        batch: usize,
+        shape: [usize; 3],
+    ) -> Result<(Tensor, StateLayerView, Vec<i32>)> {
         match self {
             Self::Made(_) => {
                 let elems = shape.iter().product();

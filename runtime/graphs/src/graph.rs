@@ -74,17 +74,23 @@ impl Graph {
     /// Inputs that are the states of one op, and the outputs that take their place: what nobody else reads can be renewed
     /// where it lies.
     pub(crate) fn renewable(&self) -> Vec<(usize, usize)> {
-        let readers = |value: usize| self.nodes.iter().filter(move |node| node.inputs.contains(&Some(value)));
-        let once = |value: usize| readers(value).count() + self.made.iter().filter(|&&made| made == value).count() == 1;
+        // How often each value is read, and the last node that does.
+        let mut reads = vec![(0, None); self.constants.len()];
+        for node in &self.nodes {
+            node.inputs.iter().flatten().for_each(|&value| reads[value] = (reads[value].0 + 1, Some(node)));
+        }
+        self.made.iter().for_each(|&value| reads[value].0 += 1);
+        let once = |value: Option<&Option<usize>>| value.copied().flatten().filter(|&value| reads[value].0 == 1);
+        let places = |values: &[usize]| values.iter().enumerate().map(|(at, &value)| (value, at)).collect();
+        let [given, made]: [HashMap<usize, usize>; 2] = [places(&self.given), places(&self.made)];
         let pair = |node: &Node| {
-            let before = node.inputs.get(state_of(node)?).copied().flatten().filter(|&value| once(value))?;
-            let mut after = node.outputs.get(1).copied().flatten().filter(|&value| once(value))?;
+            let before = once(node.inputs.get(state_of(node)?))?;
+            let mut after = once(node.outputs.get(1))?;
             // An output is often called otherwise than what it is.
-            while let Some(named) = readers(after).next().filter(|reader| reader.op == "Identity") {
-                after = named.outputs.first().copied().flatten().filter(|&value| once(value))?;
+            while let Some(named) = reads[after].1.filter(|reader: &&Node| reader.op == "Identity") {
+                after = once(named.outputs.first())?;
             }
-            let output = self.made.iter().position(|&made| made == after)?;
-            Some((self.given.iter().position(|&given| given == before)?, output))
+            Some((*given.get(&before)?, *made.get(&after)?))
         };
         self.nodes.iter().filter_map(pair).collect()
     }

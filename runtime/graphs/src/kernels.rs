@@ -9,8 +9,7 @@ use crate::layout::Layout;
 use crate::masked_attention::MaskedAttention;
 use crate::nest::{Nest, Row};
 use crate::products::{matmul, softmax_rows};
-use crate::program::Pooled;
-use crate::tensor::{Data, Operand, Slice, SliceMut, Stored};
+use crate::tensor::{Data, Operand, Pooled, Slice, SliceMut, Stored};
 
 /// The work of one step.
 #[derive(Clone, Debug)]

@@ -44,6 +44,6 @@ mod tensor;
 
 pub use error::GraphError;
 pub use graph::Port;
-pub use program::{Input, Lent, Pooled};
+pub use program::{Input, Lent};
 pub use runner::{GraphEngine, Outputs, Runner};
-pub use tensor::{Element, Slice, SliceMut, View};
+pub use tensor::{Element, Pooled, Slice, SliceMut, View};

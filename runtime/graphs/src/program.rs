@@ -2,16 +2,13 @@
 
 use std::collections::HashSet;
 
-use cacheplan_kernels::StateLayerView;
-use candle_core::Tensor;
-
 use crate::builder::{Buffer, Builder, KernelCall};
 use crate::error::GraphError;
 use crate::graph::{Graph, Port};
 use crate::kernels::{Kernel, Target, Wrote, is_fill, renew, run, run_at};
 use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Element, Operand, Slice, SliceMut, Source, Stored, Value, View};
+use crate::tensor::{Data, Element, Operand, Pooled, Slice, SliceMut, Source, Stored, Value, View};
 
 /// What a run is given for one input.
 #[derive(Debug)]
@@ -31,17 +28,6 @@ pub enum Lent<'a> {
     Write(SliceMut<'a>),
     /// States in a pool, to be renewed there. The output that takes their place is not made.
     Renew(Pooled<'a>),
-}
-
-/// States of the sequences of a call where they lie in a pool.
-#[derive(Clone, Debug)]
-pub struct Pooled<'a> {
-    /// The pool, `[slots, elements of a slot]`.
-    pub pool: &'a Tensor,
-    /// Where a state lies in a slot.
-    pub view: StateLayerView,
-    /// The slot of each sequence; -1 for one whose tokens do not count.
-    pub slots: Vec<i32>,
 }
 
 impl<'a> Input<'a> {

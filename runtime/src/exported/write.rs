@@ -8,12 +8,14 @@ use cacheplan_transforms::onnx::{
     TensorShape, TensorType, TypeProto, ValueInfo,
 };
 use candle_core::{DType, Device, Tensor};
-use half::f16;
+use half::{bf16, f16};
 
 use crate::error::RuntimeError;
 
 /// The version of the standard operators, where none is newer.
 const OPSET: i64 = 18;
+/// The first in which `ConstantOfShape` gives bf16.
+const OPSET_OF_BF16: i64 = 20;
 const IR_VERSION: i64 = 10;
 
 /// What the weights, activations and caches of a graph are.
@@ -24,6 +26,8 @@ pub enum GraphDType {
     F32,
     /// 16-bit floats; norms, softmax, routers and the decay rates of Mamba-2 are 32-bit.
     F16,
+    /// 16-bit floats with the range of f32; the same are 32-bit.
+    Bf16,
 }
 
 /// The shapes of a graph's inputs, and its numbers.
@@ -119,8 +123,18 @@ impl Writer {
     pub(crate) fn new(form: GraphForm) -> Self {
         let graph = GraphProto { name: "text_model".to_owned(), ..GraphProto::default() };
         let (embedded, attentions, heads, latents, latent_width, functions) = Default::default();
-        let mut writer =
-            Self { graph, form, opset: OPSET, layer: None, embedded, attentions, heads, latents, latent_width, functions };
+        let mut writer = Self {
+            graph,
+            form,
+            opset: OPSET,
+            layer: None,
+            embedded,
+            attentions,
+            heads,
+            latents,
+            latent_width,
+            functions,
+        };
         writer.input("input_ids", TensorProto::INT64, &[Some(form.batch), form.tokens]);
         writer
     }
@@ -164,13 +178,14 @@ impl Writer {
         match self.form.dtype {
             GraphDType::F32 => TensorProto::FLOAT,
             GraphDType::F16 => TensorProto::FLOAT16,
+            GraphDType::Bf16 => TensorProto::BFLOAT16,
         }
     }
 
     fn cast(&mut self, x: &str, to: i32) -> String {
         match self.form.dtype {
             GraphDType::F32 => x.to_owned(),
-            GraphDType::F16 => self.node_with("Cast", &[x], vec![int("to", to.into())]),
+            GraphDType::F16 | GraphDType::Bf16 => self.node_with("Cast", &[x], vec![int("to", to.into())]),
         }
     }
 
@@ -285,6 +300,10 @@ impl Writer {
             GraphDType::F16 => {
                 let raw = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
                 self.constant(TensorProto::FLOAT16, dims, raw)
+            }
+            GraphDType::Bf16 => {
+                let raw = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+                self.constant(TensorProto::BFLOAT16, dims, raw)
             }
         }
     }
@@ -493,15 +512,18 @@ impl Writer {
         [heads, size]: [usize; 2],
     ) -> [String; 2] {
         let (batch, len) = (self.form.batch, self.form.max_cache_len);
+        if self.form.dtype == GraphDType::Bf16 {
+            self.need_opset(OPSET_OF_BF16);
+        }
         let columns = self.columns();
         let shape = self.ints(&[batch, len, heads, size].map(|size| size as i64));
         let zero = match self.form.dtype {
             GraphDType::F32 => Vec::new(),
-            GraphDType::F16 => vec![AttributeProto {
+            GraphDType::F16 | GraphDType::Bf16 => vec![AttributeProto {
                 name: "value".to_owned(),
                 t: Some(Box::new(TensorProto {
                     dims: vec![1],
-                    data_type: TensorProto::FLOAT16,
+                    data_type: self.data_type(),
                     raw_data: vec![0; 2].into(),
                     ..TensorProto::default()
                 })),

@@ -111,7 +111,10 @@ fn a_static_cache_is_unpaged_data_that_nobody_manages() {
     let names = ["past_k", "past_v"].map(|name| [0, 1, 2, 3].map(|layer| format!("{name}_{layer}"))).concat();
     assert_eq!(session.parts().1.unmanaged().collect::<Vec<_>>(), names);
     let plan = session.plan();
-    assert_eq!(plan.pools.iter().map(|pool| (pool.id.as_str(), &*pool.layers)).collect::<Vec<_>>(), [("unpaged.0", &[0, 1, 2, 3][..])]);
+    assert_eq!(
+        plan.pools.iter().map(|pool| (pool.id.as_str(), &*pool.layers)).collect::<Vec<_>>(),
+        [("unpaged.0", &[0, 1, 2, 3][..])]
+    );
     let unpaged = |resource: &PlannedResource| (resource.owner, resource.kind.as_str()) == (Owner::Local, "unpaged");
     assert!(plan.resources.iter().all(unpaged), "{:?}", plan.resources);
     assert_eq!((plan.manager, plan.totals.managed_bytes), (ManagerKind::KvCacheManager, 0));
@@ -123,7 +126,8 @@ fn a_static_cache_is_unpaged_data_that_nobody_manages() {
 #[case::of_fewer_tokens_at_once("max_seq_len = 100\nmax_batch_size = 3\n")]
 #[case::apart("grouping = 'first-reference'\nmax_batch_size = 2\n")]
 fn caches_that_lie_otherwise_than_in_the_graph_are_put_together(#[case] budget: &str) {
-    let requests: Vec<Request> = prompts().iter().map(|request| self::request(&request.prompt[..1.max(request.prompt.len() / 3)], 20)).collect();
+    let requests: Vec<Request> =
+        prompts().iter().map(|request| self::request(&request.prompt[..1.max(request.prompt.len() / 3)], 20)).collect();
     assert_eq!(generated(&mut exported(budget), &requests), generated(&mut native("max_seq_len = 128\n"), &requests));
 }
 
@@ -131,7 +135,13 @@ fn caches_that_lie_otherwise_than_in_the_graph_are_put_together(#[case] budget: 
 #[test]
 fn the_static_cache_of_a_hybrid_is_of_its_attentions_layer() {
     let layers = |session: Session, kind: &str| -> Vec<Option<u32>> {
-        session.plan().resources.iter().filter(|resource| resource.kind == kind).map(|resource| resource.layer).collect()
+        session
+            .plan()
+            .resources
+            .iter()
+            .filter(|resource| resource.kind == kind)
+            .map(|resource| resource.layer)
+            .collect()
     };
     let model = fixture("static_cache/nemotron_h");
     let attentions = layers(Session::open(&model, options("max_seq_len = 64\n")).unwrap(), "kv_paged");

@@ -3,8 +3,7 @@
 use cacheplan_handlers::DType;
 
 use super::lookup::Lookup;
-use super::lower::{MAX_LAYER, layer_in};
-use super::states::{State, States, key_to_value};
+use super::states::{MAX_LAYER, State, States, key_to_value, layer_in};
 use crate::frontend::FrontendError;
 use crate::graph::Extent;
 use crate::model::{StateBinding, StatePart};

@@ -10,7 +10,7 @@ use super::attention::{self, Operands, Root};
 use super::fixed::FixedCache;
 use super::lookup::Lookup;
 use super::mask::{Sight, sight};
-use super::states::{State, States, key_to_value};
+use super::states::{MAX_LAYER, State, States, key_to_value, layer_in};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
@@ -18,9 +18,6 @@ use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
 use crate::onnx::{EDGE_LLM_OPS, EdgeAttention, EdgeOp, NodeProto, OperatorSetId};
 use crate::registry::Registry;
-
-/// No model has as many layers as this.
-pub(super) const MAX_LAYER: u32 = 10_000;
 
 /// How an op that keeps state is read.
 #[derive(Clone, Copy)]
@@ -532,11 +529,4 @@ fn known_size(extent: &Extent) -> Option<u64> {
         Extent::Known(size) => Some(*size),
         Extent::Symbol(_) => None,
     }
-}
-
-/// The number after `layers`, `layer`, `blocks` or `h` in a name such as `/model/layers.5/attn/MatMul`.
-pub(super) fn layer_in(name: &str) -> Option<u32> {
-    let mut words = name.split(['.', '_', '/']);
-    words.find(|word| matches!(*word, "layers" | "layer" | "blocks" | "h" | "l"))?;
-    words.next()?.parse().ok()
 }
