@@ -182,6 +182,8 @@ impl Mixer for Moe {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
     #[rstest::rstest]
