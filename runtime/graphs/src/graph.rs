@@ -74,9 +74,9 @@ impl Graph {
     /// Inputs that are the states of one op, and the outputs that take their place: what nobody else reads can be renewed
     /// where it lies.
     pub(crate) fn renewable(&self) -> Vec<(usize, usize)> {
-        // How often each value is read, and the last node that does.
+        // How often the numbers of each value are read, and the last node that does.
         let mut reads = vec![(0, None); self.constants.len()];
-        for node in &self.nodes {
+        for node in self.nodes.iter().filter(|node| node.op != "Shape") {
             node.inputs.iter().flatten().for_each(|&value| reads[value] = (reads[value].0 + 1, Some(node)));
         }
         self.made.iter().for_each(|&value| reads[value].0 += 1);

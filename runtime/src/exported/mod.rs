@@ -521,3 +521,22 @@ impl TextModel for Exported {
         Ok(Tensor::from_vec(chosen.concat(), (rows.len(), width), &Device::Cpu)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// No recurrent state is copied on its way into a graph or out of it: one buffer, the slot, is lent as both.
+    #[rstest]
+    #[case("onnx/hybrid_opset18.onnx")]
+    #[case("onnx/hybrid_opset23.onnx")]
+    #[case::sixteen_bits("onnx/hybrid_f16.onnx")]
+    fn recurrent_states_are_renewed_in_their_slots(#[case] file: &str) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(file);
+        let model = Model::read(&file, &ReadOptions::default()).unwrap();
+        let exported = Exported::open(&[file], &GraphEngine::Interpreter, &model, &Backend::Cpu).unwrap();
+        assert!(exported.states.iter().any(|state| is_replaced(state.part)));
+        assert!(exported.graphs.into_inner().unwrap().iter().all(|graph| graph.renews));
+    }
+}
