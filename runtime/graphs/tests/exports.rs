@@ -159,7 +159,7 @@ fn states_are_renewed_where_they_lie_in_a_pool(#[case] name: &str) {
                 _ => panic!("{name}"),
             };
             let elems = shape.iter().product();
-            let slots = [7.0, 0.0, 7.0].map(|value| vec![value; elems]).concat();
+            let slots = [7f32, 0.0, 7.0].map(|value| vec![value; elems]).concat();
             let pool = Tensor::from_vec(slots, (3, elems), &Device::Cpu).unwrap();
             (name, (pool, StateLayerView::matrix(elems, 0, shape)))
         })
